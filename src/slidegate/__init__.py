@@ -1,0 +1,43 @@
+"""A sliding-window gate for ASGI applications.
+
+Counts requests per client, lets at most N through in *any* window of length W, answers the rest with 429 and an exact
+`Retry-After`. Start with `RateLimitMiddleware`; without HTTP, with `Limiter`; for the arithmetic alone, with
+`slidegate.core`.
+"""
+
+from __future__ import annotations
+
+from .core.decision import Decision, LimitState, Reason
+from .core.errors import ConfigurationError, SlidegateError
+from .core.limits import Limit, parse_limits
+from .core.networks import Networks
+from .core.protocols import Event, Observer, Store
+from .limiter import Limiter
+from .stores.memory import MemoryStats, MemoryStore
+from .web.keys import client_ip, everyone, header
+from .web.middleware import RateLimitMiddleware
+from .web.rules import Rule
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ConfigurationError",
+    "Decision",
+    "Event",
+    "Limit",
+    "LimitState",
+    "Limiter",
+    "MemoryStats",
+    "MemoryStore",
+    "Networks",
+    "Observer",
+    "RateLimitMiddleware",
+    "Reason",
+    "Rule",
+    "SlidegateError",
+    "Store",
+    "client_ip",
+    "everyone",
+    "header",
+    "parse_limits",
+]

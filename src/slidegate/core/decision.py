@@ -1,0 +1,227 @@
+"""The answer to one request, whole: nothing about it needs a second question.
+
+A store makes a `Decision` on every request, so it stores what was seen, untouched, and everything that people
+read from it is worked out when they ask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Any, NamedTuple, TypeAlias
+
+from .limits import Limit
+from .window import NEVER, Reading
+
+
+class Reason(StrEnum):
+    """Why a request was let through or refused."""
+
+    OK = "ok"
+    """Every limit had room."""
+    LIMITED = "limited"
+    """A limit had no room; `Decision.retry_after` says when it will."""
+    TOO_LARGE = "too_large"
+    """The cost is larger than a limit: it can never pass."""
+    BLOCKED = "blocked"
+    """The client's address is on the blocklist."""
+    ALLOWLISTED = "allowlisted"
+    """The client's address is on the allowlist; nothing was counted."""
+    EXEMPT = "exempt"
+    """No limit applies to this request; nothing was counted."""
+
+
+class Bucket:
+    """A rule as a store sees it: whose windows, and how long they are. Compared by identity; made once, kept.
+
+    Args:
+        rule: What the windows belong to, 1 to 64 characters; two buckets of one rule share their windows.
+        limits: The limits that apply together, no two with one window and resolution.
+        names: What each limit is called on the wire; by default the rule, or ``rule-<seconds>`` where it has several.
+    """
+
+    __slots__ = ("limits", "names", "rule")
+
+    def __init__(self, rule: str, limits: Sequence[Limit], names: Sequence[str] | None = None) -> None:
+        self.rule = rule
+        self.limits = tuple(limits)
+        self.names = tuple(names) if names is not None else wire_names(rule, self.limits)
+
+    def __repr__(self) -> str:
+        return f"<Bucket {self.rule!r} {'; '.join(map(str, self.limits))}>"
+
+
+def wire_names(rule: str, limits: Sequence[Limit]) -> tuple[str, ...]:
+    """Name each limit for the response headers: its own name, else its rule's, told apart by the window's seconds."""
+    if len(limits) == 1:
+        return (limits[0].name or rule,)
+    names: list[str] = []
+    for limit in limits:
+        seconds = f"{limit.window_us / 1_000_000:.6f}".rstrip("0").rstrip(".")
+        name = limit.name or f"{rule}-{seconds}"
+        names.append(f"{name}@{limit.resolution}" if name in names else name)
+    return tuple(names)
+
+
+Check: TypeAlias = tuple[Bucket, str, int]
+"""One thing to charge: the bucket, the key (at most 64 bytes) and the cost in units (0 or more)."""
+
+
+class LimitState(NamedTuple):
+    """One limit's part in a decision. All spans are microseconds from `Decision.now_us`."""
+
+    name: str
+    rule: str
+    key: str
+    limit: Limit
+    remaining: int
+    """Units left now, never below 0."""
+    retry_after_us: int | None
+    """How long this limit refuses the request's cost: 0 if it does not, None if for ever."""
+    more_after_us: int
+    """How long until the oldest spent unit leaves: 0 if nothing is spent."""
+    reset_after_us: int
+    """How long until everything spent has left: 0 if nothing is spent."""
+
+
+class Decision:
+    """One complete answer. True in a condition if the request may pass.
+
+    Attributes:
+        allowed: Whether the request may pass.
+        reason: Why.
+        now_us: The store's time at the decision, in microseconds.
+        checks: What was asked for: (bucket, key, cost) each.
+        readings: What the store saw, one for each limit of each check in turn; `states` says it in words.
+        charge: The store's own note of what was charged, for `refund`; empty if nothing was.
+    """
+
+    __slots__ = ("allowed", "charge", "checks", "now_us", "readings", "reason")
+
+    def __init__(
+        self,
+        allowed: bool,
+        reason: Reason,
+        now_us: int = 0,
+        checks: Sequence[Check] = (),
+        readings: Sequence[Reading] = (),
+        charge: Any = (),
+    ) -> None:
+        self.allowed = allowed
+        self.reason = reason
+        self.now_us = now_us
+        self.checks = checks
+        self.readings = readings
+        self.charge = charge
+
+    def __bool__(self) -> bool:
+        return self.allowed
+
+    def __repr__(self) -> str:
+        return (
+            f"<Decision {self.reason} limit={self.limit} remaining={self.remaining} "
+            f"retry_after_us={self.retry_after_us} reset_after_us={self.reset_after_us}>"
+        )
+
+    @property
+    def states(self) -> tuple[LimitState, ...]:
+        """Every limit's part in the decision, in the order in which they were asked."""
+        return tuple(self._state(*asked, reading) for asked, reading in zip(self._asked(), self.readings, strict=True))
+
+    @property
+    def binding(self) -> LimitState | None:
+        """The limit that decides: refused, the one with the longest wait; let through, the one with the least left.
+
+        None where no limit was asked.
+        """
+        readings = self.readings
+        if not readings:
+            return None
+        asked = self._asked()
+        if len(readings) == 1:
+            place = 0
+        elif self.allowed:
+            left = [
+                (bucket.limits[at].amount - reading[0], -reading[1], place)
+                for place, ((bucket, _, at), reading) in enumerate(zip(asked, readings, strict=True))
+            ]
+            place = min(left)[2]
+        else:
+            place = max((reading[3] == NEVER, reading[3], -place) for place, reading in enumerate(readings))[2] * -1
+        return self._state(*asked[place], readings[place])
+
+    def _asked(self) -> list[tuple[Bucket, str, int]]:
+        """Return whose reading is whose: bucket, key and the place of the limit in the bucket."""
+        return [(bucket, key, at) for bucket, key, _ in self.checks for at in range(len(bucket.limits))]
+
+    def _state(self, bucket: Bucket, key: str, at: int, reading: Reading) -> LimitState:
+        spent, leaves_us, newest_us, wait_us = reading
+        limit = bucket.limits[at]
+        return LimitState(
+            bucket.names[at],
+            bucket.rule,
+            key,
+            limit,
+            remaining=max(limit.amount - spent, 0),
+            retry_after_us=None if wait_us == NEVER else wait_us,
+            more_after_us=leaves_us - self.now_us if spent else 0,
+            reset_after_us=newest_us + limit.span_us - self.now_us if spent else 0,
+        )
+
+    @property
+    def limit(self) -> Limit | None:
+        """The binding limit."""
+        state = self.binding
+        return state.limit if state else None
+
+    @property
+    def remaining(self) -> int | None:
+        """Units left under the binding limit; None where no limit was asked."""
+        state = self.binding
+        return state.remaining if state else None
+
+    @property
+    def retry_after_us(self) -> int | None:
+        """Microseconds until the same cost is admitted if nobody else spends: 0 if allowed, None if never."""
+        if self.allowed:
+            return 0
+        state = self.binding
+        return state.retry_after_us if state else None
+
+    @property
+    def retry_after(self) -> int | None:
+        """`retry_after_us` in whole seconds, rounded up, at least 1 for a refusal; None if never (RFC 9110, 10.2.3)."""
+        wait_us = self.retry_after_us
+        return None if wait_us is None else ceil_s(wait_us)
+
+    @property
+    def more_after_us(self) -> int:
+        """Microseconds until the oldest spent unit of the binding limit leaves."""
+        state = self.binding
+        return state.more_after_us if state else 0
+
+    @property
+    def more_after(self) -> int:
+        """`more_after_us` in whole seconds, rounded up: `t` of the RateLimit field."""
+        return ceil_s(self.more_after_us)
+
+    @property
+    def reset_after_us(self) -> int:
+        """Microseconds until everything spent under the binding limit has left."""
+        state = self.binding
+        return state.reset_after_us if state else 0
+
+    @property
+    def reset_after(self) -> int:
+        """`reset_after_us` in whole seconds, rounded up."""
+        return ceil_s(self.reset_after_us)
+
+    @property
+    def violated(self) -> tuple[LimitState, ...]:
+        """The limits that had no room."""
+        return tuple(state for state in self.states if state.retry_after_us != 0)
+
+
+def ceil_s(span_us: int) -> int:
+    """Round microseconds up to whole seconds."""
+    return -(-span_us // 1_000_000)

@@ -1,0 +1,26 @@
+"""What slidegate raises.
+
+SlidegateError
+└── ConfigurationError (also a ValueError)   wrong value at construction; says what to write instead
+
+A refusal is never an exception: it is a `Decision` with `allowed` false.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class SlidegateError(Exception):
+    """The root of everything slidegate raises."""
+
+
+class ConfigurationError(SlidegateError, ValueError):
+    """A value that slidegate was given at construction cannot work; the message says what would."""
+
+
+def closest(word: str, choices: Iterable[str]) -> str:
+    """Return ``"; did you mean 'x'?"`` for the choice most like `word`, or an empty string."""
+    found = difflib.get_close_matches(word, list(choices), n=1)
+    return f"; did you mean {found[0]!r}?" if found else ""

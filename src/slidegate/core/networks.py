@@ -1,0 +1,179 @@
+"""IPv4 and IPv6 addresses and networks.
+
+An address is handled as (version, integer): never as an `ipaddress` object, whose hash collides on crafted
+addresses, and never as text, of which one address has many. IPv4 mapped into IPv6 (``::ffff:0:0/96``) *is* IPv4,
+however it is spelled, decided from its bits.
+
+A set of networks is a sorted list of ranges that neither overlap nor touch, one list for each version, and a
+lookup is one binary search. It never changes: to change a list, make another one and swap it.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from os import PathLike
+from pathlib import Path
+from typing import TypeAlias
+
+from .errors import ConfigurationError
+
+Address: TypeAlias = tuple[int, int]
+"""(4 or 6, the address as an integer)."""
+
+_MAPPED = 0xFFFF << 32
+_BITS = {4: 32, 6: 128}
+
+
+def parse_address(text: str) -> Address | None:
+    """Read an address as a peer or a header gives it; None if it is not one.
+
+    Strict: no leading zeros, no shortened or numeric IPv4, ASCII digits only. An IPv6 zone is dropped.
+    """
+    try:
+        return 4, int.from_bytes(socket.inet_pton(socket.AF_INET, text), "big")
+    except (OSError, ValueError):
+        pass
+    try:
+        value = int.from_bytes(socket.inet_pton(socket.AF_INET6, text.partition("%")[0]), "big")
+    except (OSError, ValueError):
+        return None
+    return (4, value & 0xFFFF_FFFF) if value >> 32 == 0xFFFF else (6, value)
+
+
+def format_network(version: int, value: int, prefix: int) -> str:
+    """Write the network of `prefix` bits around an address; a whole address without its prefix length.
+
+    RFC 5952 text: lower case, zeros compressed.
+    """
+    bits = _BITS[version]
+    base = value >> (bits - prefix) << (bits - prefix)
+    text = str(ipaddress.IPv4Address(base) if version == 4 else ipaddress.IPv6Address(base))
+    return text if prefix == bits else f"{text}/{prefix}"
+
+
+def parse_network(text: str, *, strict: bool = True) -> tuple[int, int, int]:
+    """Read an address or a network in CIDR notation as (version, first address, last address).
+
+    Args:
+        text: ``"192.0.2.7"``, ``"192.0.2.0/24"``, ``"2001:db8::/32"``.
+        strict: Whether bits behind the prefix are an error; otherwise they are cleared.
+
+    Raises:
+        ConfigurationError: The text is neither, or has host bits set while `strict`.
+    """
+    host, slash, length = text.partition("/")
+    address = None if "%" in host else parse_address(host)
+    if address is None:
+        raise ConfigurationError(f"network: {text!r} is not an address or network, for example 192.0.2.0/24")
+    version, value = address
+    bits = 128 if ":" in host else 32
+    prefix = bits
+    if slash:
+        if not (length.isascii() and length.isdigit()) or (length[0] == "0" and length != "0") or int(length) > bits:
+            raise ConfigurationError(
+                f"network: {text!r} needs a prefix length from 0 to {bits}, for example {host}/{bits}"
+            )
+        prefix = int(length)
+    if bits == 128 and version == 4:
+        if prefix < 96:
+            raise ConfigurationError(
+                f"network: {text!r} is wider than the IPv4-mapped range; write it as IPv4, or ::/0"
+            )
+        bits, prefix = 32, prefix - 96
+    size = 1 << (bits - prefix)
+    first = value & -size
+    if strict and first != value:
+        raise ConfigurationError(
+            f"network: {text!r} has host bits set; did you mean {format_network(version, value, prefix)}? "
+            "(strict=False clears them)"
+        )
+    return version, first, first + size - 1
+
+
+class Networks:
+    """An immutable set of IPv4 and IPv6 networks.
+
+    ``"192.0.2.7" in networks`` takes text or an `ipaddress` object; what is not an address is in no network.
+
+    Args:
+        networks: Addresses and networks as text or `ipaddress` objects.
+        strict: Whether host bits behind a prefix are an error; otherwise they are cleared.
+
+    Raises:
+        ConfigurationError: An entry cannot be read.
+    """
+
+    __slots__ = ("_ends", "_starts")
+
+    _starts: dict[int, list[int]]
+    _ends: dict[int, list[int]]
+
+    def __init__(self, networks: Iterable[object] = (), *, strict: bool = True) -> None:
+        if isinstance(networks, (str, bytes)):
+            raise ConfigurationError(f'networks: expected a list, for example ["192.0.2.0/24"], not {networks!r}')
+        self._merge(parse_network(str(network), strict=strict) for network in networks)
+
+    @classmethod
+    def from_file(cls, path: str | PathLike[str], *, strict: bool = True) -> Networks:
+        """Read one address or network a line; blank lines and what follows ``#`` or ``;`` are skipped.
+
+        Raises:
+            ConfigurationError: The file cannot be read, or a line of it; the message names the line.
+        """
+        made = cls()
+        made._merge(_parse_lines(Path(path), strict))
+        return made
+
+    def __contains__(self, address: object) -> bool:
+        parsed = parse_address(address if isinstance(address, str) else str(address))
+        return parsed is not None and self.covers(*parsed)
+
+    def covers(self, version: int, value: int) -> bool:
+        """Tell whether an address that was read before lies in one of the networks."""
+        place = bisect_right(self._starts[version], value) - 1
+        return place >= 0 and value <= self._ends[version][place]
+
+    def __len__(self) -> int:
+        """Return the number of ranges after merging."""
+        return len(self._starts[4]) + len(self._starts[6])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Networks) and (self._starts, self._ends) == (other._starts, other._ends)
+
+    def __hash__(self) -> int:
+        return hash((*self._starts[4], *self._ends[4], *self._starts[6], *self._ends[6]))
+
+    def __repr__(self) -> str:
+        return f"<Networks: {len(self._starts[4])} IPv4 and {len(self._starts[6])} IPv6 ranges>"
+
+    def __setattr__(self, field: str, value: object) -> None:
+        raise AttributeError("Networks are immutable; make another set instead")
+
+    def _merge(self, ranges: Iterable[tuple[int, int, int]]) -> None:
+        starts: dict[int, list[int]] = {4: [], 6: []}
+        ends: dict[int, list[int]] = {4: [], 6: []}
+        for version, first, last in sorted(ranges):
+            if ends[version] and first <= ends[version][-1] + 1:
+                ends[version][-1] = max(last, ends[version][-1])
+            else:
+                starts[version].append(first)
+                ends[version].append(last)
+        object.__setattr__(self, "_starts", starts)
+        object.__setattr__(self, "_ends", ends)
+
+
+def _parse_lines(path: Path, strict: bool) -> Iterator[tuple[int, int, int]]:
+    try:
+        text = path.read_text(encoding="utf-8-sig", errors="replace")
+    except OSError as error:
+        raise ConfigurationError(f"networks: cannot read {path}: {error.strerror or error}") from error
+    for number, line in enumerate(text.splitlines(), start=1):
+        entry = line.partition("#")[0].partition(";")[0].strip()
+        if entry:
+            try:
+                yield parse_network(entry, strict=strict)
+            except ConfigurationError as error:
+                raise ConfigurationError(f"{path}, line {number}: {error}") from None

@@ -1,0 +1,248 @@
+"""The object users hold: a store and the words to talk to it.
+
+Keys are text. One that reads as an address is that address: ``::ffff:192.0.2.7`` is ``192.0.2.7``, a bare IPv6 address
+means its /64, and ``2001:db8::1/128`` exactly itself. Everything else is taken as it is, up to 64 bytes; longer keys
+are digested with the store's secret.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from hashlib import blake2b
+from types import TracebackType
+from typing import Final, Self
+from urllib.parse import parse_qsl, urlsplit
+
+from .core.decision import Bucket, Check, Decision
+from .core.errors import ConfigurationError, closest
+from .core.limits import Limit, check_name, parse_limits
+from .core.networks import format_network, parse_address, parse_network
+from .core.protocols import Event, Observer, Store
+from .stores.memory import DEFAULT_MAX_KEYS, MemoryStore
+
+MAX_KEY_BYTES: Final = 64
+IPV6_PREFIX: Final = 64
+"""One customer's line is usually a /64 (RFC 6177, RIPE-690), so that is one client."""
+DEFAULT_RULE: Final = "hit"
+_MEMO: Final = 4_096
+
+logger = logging.getLogger("slidegate")
+
+
+class Limiter:
+    """Counts keys against limits.
+
+    Safe to share between threads and event loops; use one for the whole application.
+
+    Args:
+        store: Where the counts live; by default a new `MemoryStore`.
+        observers: Called with each `Event` of the store, for example when it is full.
+
+    Raises:
+        ConfigurationError: `store` is not a store, or an observer cannot be called.
+    """
+
+    def __init__(self, store: Store | None = None, *, observers: Iterable[Observer] = ()) -> None:
+        if isinstance(store, str):
+            raise ConfigurationError(f"store: expected a store object; write Limiter.from_url({store!r})")
+        if store is not None and not callable(getattr(store, "hit", None)):
+            raise ConfigurationError(f"store: expected a store such as MemoryStore(), not {store!r}")
+        self.store: Store = store if store is not None else MemoryStore()
+        self._observers = tuple(observers)
+        for observer in self._observers:
+            if not callable(observer):
+                raise ConfigurationError(f"observers: expected functions that take an Event, not {observer!r}")
+        self.store.observe(self._tell)
+        self.decide: Callable[[Sequence[Check]], Decision | Awaitable[Decision]] = self.store.hit
+        """`hit_all` without a coroutine of its own where the store answers at once; for code on a hot path."""
+        self._buckets: dict[str, dict[object, Bucket]] = {}
+        self._keys: dict[str, str] = {}
+        self._claimed: dict[str, int] = {}
+        self._closed = False
+
+    @classmethod
+    def from_url(cls, url: str, *, observers: Iterable[Observer] = ()) -> Limiter:
+        """Make a limiter from an address.
+
+        Args:
+            url: ``"memory://"``, or with options ``"memory://?max_keys=50000"``.
+            observers: As for the constructor.
+
+        Raises:
+            ConfigurationError: The scheme or an option is unknown, or a value cannot be read.
+        """
+        parts = urlsplit(url)
+        if parts.scheme != "memory":
+            raise ConfigurationError(
+                f'store address: expected "memory://", not {url!r}{closest(parts.scheme, ["memory"])}'
+            )
+        if parts.netloc or parts.path:
+            raise ConfigurationError(f'store address: memory has no place; write "memory://", not {url!r}')
+        max_keys = DEFAULT_MAX_KEYS
+        for name, value in parse_qsl(parts.query, keep_blank_values=True):
+            if name != "max_keys":
+                raise ConfigurationError(
+                    f"store address: unknown option {name!r} in {url!r}{closest(name, ['max_keys'])}"
+                )
+            if not (value.isascii() and value.isdigit()):
+                raise ConfigurationError(f"store address: max_keys needs a whole number, not {value!r} in {url!r}")
+            max_keys = int(value)
+        return cls(MemoryStore(max_keys=max_keys), observers=observers)
+
+    async def hit(
+        self, key: str, limits: str | Limit | Sequence[Limit], cost: int = 1, *, rule: str = DEFAULT_RULE
+    ) -> Decision:
+        """Charge `cost` units to `key` if every limit has room for them.
+
+        Args:
+            key: Who is counted, for example ``"user:42"`` or an address.
+            limits: ``"5/minute; 50/hour"``, a `Limit` or several.
+            cost: Units, 0 or more. 0 charges nothing and passes while anything is left.
+            rule: Windows of different rules are counted apart, also under one key.
+
+        Returns:
+            The whole answer; true in a condition if the request may pass.
+
+        Raises:
+            ConfigurationError: The limits cannot be read, or the key or the cost cannot be used.
+        """
+        try:
+            bucket = self._buckets[rule][limits]
+        except (KeyError, TypeError):
+            bucket = self._bucket(rule, limits)
+        if cost != 1:
+            check_cost(cost)
+        answer = self.decide(((bucket, self._keys.get(key) or self.key_for(key), cost),))
+        return answer if isinstance(answer, Decision) else await answer
+
+    async def hit_all(self, checks: Sequence[Check]) -> Decision:
+        """Charge several buckets and keys together: all of them or none.
+
+        Args:
+            checks: (bucket, key, cost) each; the keys are at most 64 bytes long.
+        """
+        answer = self.decide(checks)
+        return answer if isinstance(answer, Decision) else await answer
+
+    async def peek(
+        self, key: str, limits: str | Limit | Sequence[Limit], cost: int = 1, *, rule: str = DEFAULT_RULE
+    ) -> Decision:
+        """Say what `hit` would answer now. Changes nothing."""
+        check_cost(cost)
+        return await self.peek_all(((self._bucket(rule, limits), self.key_for(key), cost),))
+
+    async def peek_all(self, checks: Sequence[Check]) -> Decision:
+        """Say what `hit_all` would answer now. Changes nothing."""
+        answer = self.store.peek(checks)
+        return answer if isinstance(answer, Decision) else await answer
+
+    async def refund(self, decision: Decision) -> bool:
+        """Hand back what `decision` charged.
+
+        Returns:
+            False, with nothing changed, for a refused decision, a second call, or a charge that has aged out.
+        """
+        answer = self.store.refund(decision)
+        return answer if isinstance(answer, bool) else await answer
+
+    async def reset(self, key: str) -> bool:
+        """Forget the windows of `key` under every rule. Returns False where there were none."""
+        answer = self.store.reset(self.key_for(key))
+        return answer if isinstance(answer, bool) else await answer
+
+    async def close(self) -> None:
+        """Let go of what the store holds open. A second call does nothing."""
+        if not self._closed:
+            self._closed = True
+            waiting = self.store.close()
+            if waiting is not None:
+                await waiting
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def digest(self, kind: str, value: bytes) -> str:
+        """Return a key of at most 64 bytes for a value that must not be readable, shown as ``kind#1f3a…``.
+
+        The digest is keyed with the store's secret: equal for everybody who shares the store, and no use elsewhere.
+        """
+        digest = blake2b(kind.encode() + b"\0" + value, key=self.store.secret, digest_size=16).hexdigest()
+        return f"{kind[: MAX_KEY_BYTES - 33]}#{digest}"
+
+    def claim(self, rule: str) -> str:
+        """Return a rule identity that nobody else has claimed: `rule` for the first caller, ``rule#2`` for the next."""
+        count = self._claimed[rule] = self._claimed.get(rule, 0) + 1
+        return rule if count == 1 else f"{rule}#{count}"
+
+    def _tell(self, event: Event) -> None:
+        logger.warning("%s: %s", event.kind, event.message)
+        for observer in self._observers:
+            try:
+                observer(event)
+            except Exception:
+                logger.exception("observer %r failed", observer)
+
+    def _bucket(self, rule: str, limits: str | Limit | Sequence[Limit]) -> Bucket:
+        parsed = parse_limits(limits)
+        if sum(map(len, self._buckets.values())) >= _MEMO:
+            self._buckets.clear()
+        buckets = self._buckets.setdefault(check_name(rule, "rule"), {})
+        bucket = buckets.setdefault(parsed, Bucket(rule, parsed))
+        if isinstance(limits, (str, Limit)):
+            buckets[limits] = bucket
+        return bucket
+
+    def key_for(self, key: str) -> str:
+        """Return the spelling of `key` that stores hold: one for each address, at most 64 bytes.
+
+        Raises:
+            ConfigurationError: `key` is not text, or empty.
+        """
+        if not isinstance(key, str) or not key:
+            raise ConfigurationError(f'key: expected text that is not empty, for example "user:42", not {key!r}')
+        known = canonical_key(key)
+        encoded = known.encode(errors="surrogatepass")
+        if len(encoded) > MAX_KEY_BYTES:
+            known = self.digest("long", encoded)
+        if len(self._keys) >= _MEMO:
+            self._keys.clear()
+        self._keys[key] = known
+        return known
+
+
+def canonical_key(key: str) -> str:
+    """Return the one spelling of a key that is an address or network, any other key as it is."""
+    if not key[0].isalnum() and key[0] != ":":
+        return key
+    address = parse_address(key)
+    if address is not None:
+        return address_key(*address)
+    if "/" in key:
+        try:
+            version, first, last = parse_network(key)
+        except ConfigurationError:
+            return key
+        return format_network(version, first, (32 if version == 4 else 128) - (last - first).bit_length())
+    return key
+
+
+def address_key(version: int, value: int, ipv4_prefix: int = 32, ipv6_prefix: int = IPV6_PREFIX) -> str:
+    """Return the key of a client's address: the network of its prefix length, as text."""
+    return format_network(version, value, ipv4_prefix if version == 4 else ipv6_prefix)
+
+
+def check_cost(cost: object) -> int:
+    """Return `cost` if it is a whole number of units, 0 or more.
+
+    Raises:
+        ConfigurationError: It is not.
+    """
+    if not isinstance(cost, int) or isinstance(cost, bool) or cost < 0:
+        raise ConfigurationError(f"cost: expected a whole number, 0 or more, for example 1, not {cost!r}")
+    return cost

@@ -1,0 +1,1 @@
+"""What looks at traffic from outside: access logs."""

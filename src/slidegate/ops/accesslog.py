@@ -1,0 +1,297 @@
+"""Reads access logs: what came in, from whom, when, one line at a time.
+
+The format is found anew for every line, because rotated files are concatenated and formats change on the way:
+
+* Combined, Common and Traefik's CLF, with or without a virtual host in front: text, fields found by one pattern;
+* nginx (``escape=json``, keys named after nginx's variables), Caddy and Traefik: one JSON object.
+
+A log is written by strangers. Whatever a line holds, it becomes a record or one more in `AccessLog.skipped`, so that
+`read` and the sum of `skipped` are the number of lines; nothing in a file raises. Lines are read up to
+`MAX_LINE_BYTES`, so neither a line without an end nor a gzip bomb fills the memory.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import re
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from functools import lru_cache
+from os import PathLike
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from ..core.networks import parse_address
+
+# nginx reads at most four header buffers of 8 KiB, so a line with every header in it stays below this.
+MAX_LINE_BYTES: Final = 65_536
+
+_MAX_TIME_CHARACTERS: Final = 64
+_MAX_TIME_US: Final = 253_402_300_800_000_000  # the year 10000
+_BOM: Final = b"\xef\xbb\xbf"
+_GZIP_MAGIC: Final = b"\x1f\x8b"
+_MONTHS: Final = "JanFebMarAprMayJunJulAugSepOctNovDec"
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+# Possessive (`*+`), so that a hostile line cannot make the pattern walk back and forth.
+_QUOTED: Final = r'"((?:[^"\\]++|\\.)*+)"'
+_LINE: Final = re.compile(
+    rf'([^"\[]++)\[([^\]"]{{1,64}}+)\] {_QUOTED} (\S++) (?:[0-9]++|-)(?:$| (?:{_QUOTED} {_QUOTED})?)', re.ASCII
+)
+_REQUEST: Final = re.compile(r"([A-Za-z][\w-]*+) (\S++) HTTP/[0-9](?:\.[0-9])?", re.ASCII)
+_METHOD: Final = re.compile(r"[A-Za-z][\w-]*+", re.ASCII)
+_CLF_TIME: Final = re.compile(
+    r"([0-9]{2})/([A-Z][a-z]{2})/([0-9]{4}):([0-9]{2}:[0-9]{2}:[0-9]{2}) ([+-][0-9]{2}[0-5][0-9])"
+)
+_NUMBER: Final = re.compile(r"[0-9]{1,20}(?:\.[0-9]{1,12})?")
+
+
+class Skip(StrEnum):
+    """Why a line is no record."""
+
+    EMPTY = "empty line"
+    BINARY = "binary data"
+    TOO_LONG = "line too long"
+    FORMAT = "not an access record"
+    JSON = "broken JSON"
+    CLIENT = "no client"
+    TIME = "unreadable time"
+    STATUS = "no status"
+    GZIP = "damaged gzip data"
+
+
+class AccessRecord(NamedTuple):
+    """One request as a log tells it."""
+
+    time_us: int
+    """When, in microseconds since 1970 UTC."""
+    client: str
+    """From whom: an address, or a host name where the server looks names up."""
+    method: str
+    """The HTTP method; empty where the client sent something that is no HTTP request."""
+    path: str
+    """The request's target with its query, as it was logged; without a method, whatever was logged in its place."""
+    status: int
+    """The status of the answer; 0 where the server logged that there was none."""
+    user_agent: str | None
+
+
+class AccessLog:
+    """The records of one file, plain or gzip, read as they are asked for.
+
+    Iterating again reads the file, and counts, from its start.
+
+    Args:
+        path: The file. It is opened when iteration starts, and may then raise an `OSError`.
+
+    Attributes:
+        read: Lines that became records, so far.
+        skipped: Lines that did not, by reason, so far.
+    """
+
+    def __init__(self, path: str | PathLike[str]) -> None:
+        self.path = Path(path)
+        self.read = 0
+        self.skipped: Counter[Skip] = Counter()
+
+    @property
+    def total(self) -> int:
+        """Lines seen so far."""
+        return self.read + self.skipped.total()
+
+    def __iter__(self) -> Iterator[AccessRecord]:
+        self.read = 0
+        self.skipped.clear()
+        with self.path.open("rb") as file:
+            for line in _lines(file):
+                found = line if isinstance(line, Skip) else parse_line(line)
+                if isinstance(found, Skip):
+                    self.skipped[found] += 1
+                else:
+                    self.read += 1
+                    yield found
+
+
+def parse_line(line: bytes) -> AccessRecord | Skip:
+    """Read one line of any known format."""
+    line = line.removeprefix(_BOM).strip()
+    if not line:
+        return Skip.EMPTY
+    if b"\0" in line:
+        return Skip.BINARY
+    if len(line) > MAX_LINE_BYTES:
+        return Skip.TOO_LONG
+    text = line.decode(errors="replace")
+    return _parse_json(text) if text[0] == "{" else _parse_text(text)
+
+
+def _lines(file: io.BufferedReader) -> Iterator[bytes | Skip]:
+    magic = file.peek(len(_GZIP_MAGIC))[: len(_GZIP_MAGIC)]
+    source = gzip.GzipFile(fileobj=file) if magic == _GZIP_MAGIC else file
+    try:
+        while line := source.readline(MAX_LINE_BYTES + 1):
+            if len(line) <= MAX_LINE_BYTES or line.endswith(b"\n"):
+                yield line
+                continue
+            yield Skip.TOO_LONG
+            while line and not line.endswith(b"\n"):
+                line = source.readline(MAX_LINE_BYTES)
+    except (EOFError, gzip.BadGzipFile, zlib.error):
+        yield Skip.GZIP
+
+
+def _parse_text(text: str) -> AccessRecord | Skip:
+    match = _LINE.match(text)
+    if match is None:
+        return Skip.FORMAT
+    head, time, request, status, _, agent = match.groups()
+    words = head.split()
+    if len(words) < 3:
+        return Skip.FORMAT
+    client = words[1] if len(words) > 3 and _is_virtual_host(words[0], words[1]) else words[0]
+    method, path = _request(request)
+    return _record(_text_time_us(time), client, method, path, _status(status), agent)
+
+
+def _is_virtual_host(first: str, second: str) -> bool:
+    """Tell a virtual host from a client: a fourth word may also come from a user name with a space in it."""
+    _, colon, port = first.rpartition(":")
+    return parse_address(second) is not None or (colon != "" and port.isdigit() and parse_address(first) is None)
+
+
+def _record(
+    time_us: int | None, client: str, method: str, path: str, status: int | None, agent: str | None
+) -> AccessRecord | Skip:
+    if client in ("", "-"):
+        return Skip.CLIENT
+    if time_us is None:
+        return Skip.TIME
+    if status is None:
+        return Skip.STATUS
+    return AccessRecord(time_us, client, method, path, status, None if agent in ("", "-") else agent)
+
+
+def _parse_json(text: str) -> AccessRecord | Skip:
+    try:
+        line = _DECODER.decode(text)
+    except (ValueError, RecursionError):
+        return Skip.JSON
+    request = line.get("request")
+    if isinstance(request, dict):
+        return _parse_caddy(line, request)
+    if "ClientHost" in line:
+        return _parse_traefik(line)
+    if "remote_addr" in line:
+        return _parse_nginx(line)
+    return Skip.FORMAT
+
+
+def _parse_caddy(line: dict[str, Any], request: dict[str, Any]) -> AccessRecord | Skip:
+    # Caddy logs an error while handling a request a second time, under http.log.error.
+    if not str(line.get("logger", "http.log.access")).startswith("http.log.access"):
+        return Skip.FORMAT
+    peer = str(request.get("remote_addr", "")).rpartition(":")[0].strip("[]")  # before Caddy 2.5
+    client = request.get("client_ip") or request.get("remote_ip") or peer
+    headers = request.get("headers")
+    agents = headers.get("User-Agent") if isinstance(headers, dict) else None
+    agent = agents[0] if isinstance(agents, list) and agents else None
+    return _json_record(line.get("ts"), client, request.get("method"), request.get("uri"), line.get("status"), agent)
+
+
+def _parse_traefik(line: dict[str, Any]) -> AccessRecord | Skip:
+    client = line["ClientHost"]
+    if isinstance(client, str):
+        # Traefik repeats X-Forwarded-For here; only its last entry was not written by the client itself.
+        client = client.rpartition(",")[2].strip()
+    return _json_record(
+        line.get("StartUTC", line.get("time")),
+        client,
+        line.get("RequestMethod"),
+        line.get("RequestPath"),
+        line.get("DownstreamStatus", line.get("OriginStatus")),
+        line.get("request_User-Agent"),
+    )
+
+
+def _parse_nginx(line: dict[str, Any]) -> AccessRecord | Skip:
+    time = next((line[name] for name in ("msec", "time_iso8601", "time_local") if name in line), None)
+    method, path = line.get("request_method"), line.get("request_uri")
+    request = line.get("request")
+    if isinstance(request, str):
+        method, path = _request(request)
+    elif path is None:
+        path = line.get("uri")
+        if isinstance(path, str) and isinstance(line.get("args"), str) and line["args"]:
+            path = f"{path}?{line['args']}"
+    return _json_record(time, line["remote_addr"], method, path, line.get("status"), line.get("http_user_agent"))
+
+
+def _json_record(
+    time: object, client: object, method: object, path: object, status: object, agent: object
+) -> AccessRecord | Skip:
+    if not (isinstance(client, str) and isinstance(method, str) and isinstance(path, str)):
+        return Skip.FORMAT
+    if path in ("", "-") or _METHOD.fullmatch(method) is None:
+        method = ""
+    short = isinstance(time, str) and len(time) <= _MAX_TIME_CHARACTERS
+    time_us = _text_time_us(str(time)) if short else _number_time_us(time)
+    return _record(time_us, client, method, path, _status(status), agent if isinstance(agent, str) else None)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Refuse an object with a key twice: which of the values the server meant is anybody's guess."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key comes twice")
+    return found
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is not JSON")
+
+
+_DECODER: Final = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)
+
+
+def _request(field: str) -> tuple[str, str]:
+    match = _REQUEST.fullmatch(field)
+    return (match[1], match[2]) if match else ("", field)
+
+
+def _status(value: object) -> int | None:
+    if isinstance(value, str) and len(value) == 3 and value.isascii() and value.isdigit():
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 999 else None
+
+
+@lru_cache(maxsize=1_024)
+def _text_time_us(text: str) -> int | None:
+    """Read ``12/May/2024:00:00:17 +0000``, ISO 8601 with a zone, or a number; None for what is not a moment."""
+    match = _CLF_TIME.fullmatch(text)
+    if match is not None:
+        day, month, year, time, zone = match.groups()
+        text = f"{year}-{_MONTHS.find(month) // 3 + 1:02}-{day}T{time}{zone}"
+    elif _NUMBER.fullmatch(text):
+        return _number_time_us(float(text))
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    # Without a zone it is the writer's local time, and nobody knows where that was.
+    time_us = (moment - _EPOCH) // timedelta(microseconds=1) if moment.tzinfo is not None else -1
+    return time_us if time_us >= 0 else None
+
+
+def _number_time_us(value: object) -> int | None:
+    """Read a number of seconds, milliseconds, microseconds or nanoseconds since 1970, told apart by its size."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < _MAX_TIME_US * 1_000:
+        return None
+    for unit_us in (1_000_000, 1_000, 1):
+        if value * unit_us < _MAX_TIME_US:
+            return round(value * unit_us)
+    return round(value // 1_000)

@@ -1,0 +1,1 @@
+"""What remembers windows: memory for one process."""

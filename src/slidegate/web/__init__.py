@@ -1,0 +1,1 @@
+"""What sees the requests: rules, keys, the middleware and its answers."""

@@ -1,0 +1,79 @@
+"""Calling what the user wrote, without letting it open the gate or break the answer.
+
+A key function that fails counts the request under the client's address, a cost function that fails costs 1, and an
+`on_refused` that fails leaves the default answer. Each failure is logged with the rule's name, once a minute.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from inspect import isawaitable
+from typing import Final, NoReturn
+
+from starlette.requests import HTTPConnection, Request
+from starlette.types import Scope
+
+from ..core.decision import Check
+from ..core.errors import ConfigurationError
+from ..limiter import Limiter, check_cost
+from .rules import Gate
+
+LOG_PAUSE_S: Final = 60.0
+
+logger = logging.getLogger("slidegate")
+
+
+async def _no_body() -> NoReturn:
+    raise RuntimeError(
+        "the request has no body here: it is judged before it is read; decide on headers, path or query, "
+        "or limit in the endpoint with `await limiter.hit(...)`"
+    )
+
+
+def request_of(scope: Scope) -> HTTPConnection:
+    """Return what functions of the user's get to see: a request whose body cannot be read."""
+    return Request(scope, _no_body) if scope["type"] == "http" else HTTPConnection(scope)
+
+
+class Calls:
+    """Calls key and cost functions, and remembers which failures were logged when."""
+
+    def __init__(self) -> None:
+        self._quiet: dict[tuple[str, str], tuple[float, int]] = {}
+
+    async def check(self, gate: Gate, scope: Scope, limiter: Limiter, client_key: str) -> Check | None:
+        """Ask for the key and the cost of a request; None if the rule does not count it."""
+        request = request_of(scope)
+        bucket, key, cost = gate.check(scope, limiter, client_key)
+        if gate.key_function is not None:
+            try:
+                answer = gate.key_function(request)
+                found = await answer if isawaitable(answer) else answer
+                if found is None:
+                    return None
+                if found != "":
+                    key = limiter.key_for(found)
+            except Exception as error:
+                self.report("key", gate.rule.label, error, "the request is counted under the client's address")
+        if gate.cost_function is not None:
+            try:
+                units = gate.cost_function(request)
+                cost = check_cost(await units if isawaitable(units) else units)
+            except Exception as error:
+                self.report("cost", gate.rule.label, error, "the request costs 1")
+        return bucket, key, cost
+
+    def report(self, what: str, where: str, error: Exception, consequence: str) -> None:
+        """Log a failure of the user's function, at most once a minute for each function and rule."""
+        now_s = time.monotonic()
+        next_s, suppressed = self._quiet.get((what, where), (0.0, 0))
+        if now_s < next_s:
+            self._quiet[what, where] = next_s, suppressed + 1
+            return
+        self._quiet[what, where] = now_s + LOG_PAUSE_S, 0
+        logger.error(
+            "%s function of rule %r failed, so %s (suppressed=%d): %r",
+            what, where, consequence, suppressed, error,
+            exc_info=None if isinstance(error, ConfigurationError) else error,
+        )  # fmt: skip

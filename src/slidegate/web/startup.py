@@ -1,0 +1,44 @@
+"""What is checked, and said, when an application starts."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Final, TypeVar
+
+from ..core.errors import ConfigurationError
+from ..limiter import Limiter
+from ..stores.memory import MemoryStore
+
+_T = TypeVar("_T")
+
+_TRUE: Final = ("1", "true", "yes", "on")
+_FALSE: Final = ("0", "false", "no", "off")
+
+logger = logging.getLogger("slidegate")
+
+
+def expect(what: str, value: _T | None, kind: type[_T], example: str) -> _T | None:
+    if value is not None and not isinstance(value, kind):
+        raise ConfigurationError(f"{what}: expected {kind.__name__}, for example {example}, not {value!r}")
+    return value
+
+
+def is_enabled(enabled: object) -> bool:
+    text = os.environ.get("SLIDEGATE_ENABLED", "").strip().lower()
+    if text and text not in _TRUE + _FALSE:
+        raise ConfigurationError(f"SLIDEGATE_ENABLED: expected one of {', '.join(_TRUE + _FALSE)}, not {text!r}")
+    if not isinstance(enabled, bool):
+        raise ConfigurationError(f"enabled: expected True or False, not {enabled!r}")
+    if not enabled or text in _FALSE:
+        logger.warning("slidegate is switched off (%s): every request passes", "enabled=False" if not enabled else text)
+        return False
+    return True
+
+
+def warn_about_workers(limiter: Limiter) -> None:
+    workers = os.environ.get("WEB_CONCURRENCY", "")
+    if isinstance(limiter.store, MemoryStore) and workers.isascii() and workers.isdigit() and int(workers) > 1:
+        logger.warning(
+            "limits are per process: with WEB_CONCURRENCY=%s a client gets up to %s times each", workers, workers
+        )
