@@ -11,7 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from hashlib import blake2b
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
 from .core.decision import Bucket, Check, Decision
@@ -26,6 +26,8 @@ IPV6_PREFIX: Final = 64
 """One customer's line is usually a /64 (RFC 6177, RIPE-690), so that is one client."""
 DEFAULT_RULE: Final = "hit"
 _MEMO: Final = 4_096
+_MEMO_BYTES: Final = 256
+_K = TypeVar("_K")
 
 logger = logging.getLogger("slidegate")
 
@@ -58,6 +60,7 @@ class Limiter:
         """`hit_all` without a coroutine of its own where the store answers at once; for code on a hot path."""
         self._buckets: dict[str, dict[object, Bucket]] = {}
         self._keys: dict[str, str] = {}
+        self._digests: dict[tuple[str, bytes], str] = {}
         self._claimed: dict[str, int] = {}
         self._closed = False
 
@@ -172,8 +175,13 @@ class Limiter:
 
         The digest is keyed with the store's secret: equal for everybody who shares the store, and no use elsewhere.
         """
-        digest = blake2b(kind.encode() + b"\0" + value, key=self.store.secret, digest_size=16).hexdigest()
-        return f"{kind[: MAX_KEY_BYTES - 33]}#{digest}"
+        known = self._digests.get((kind, value))
+        if known is None:
+            digest = blake2b(kind.encode() + b"\0" + value, key=self.store.secret, digest_size=16).hexdigest()
+            known = f"{kind[: MAX_KEY_BYTES - 33]}#{digest}"
+            if len(value) <= _MEMO_BYTES:
+                _remember(self._digests, (kind, value), known)
+        return known
 
     def claim(self, rule: str) -> str:
         """Return a rule identity that nobody else has claimed: `rule` for the first caller, ``rule#2`` for the next."""
@@ -210,10 +218,14 @@ class Limiter:
         encoded = known.encode(errors="surrogatepass")
         if len(encoded) > MAX_KEY_BYTES:
             known = self.digest("long", encoded)
-        if len(self._keys) >= _MEMO:
-            self._keys.clear()
-        self._keys[key] = known
+        _remember(self._keys, key, known)
         return known
+
+
+def _remember(memo: dict[_K, str], asked: _K, answer: str) -> None:
+    if len(memo) >= _MEMO:
+        memo.clear()
+    memo[asked] = answer
 
 
 def canonical_key(key: str) -> str:

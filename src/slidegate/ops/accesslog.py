@@ -195,7 +195,7 @@ def _parse_caddy(line: dict[str, Any], request: dict[str, Any]) -> AccessRecord 
     # Caddy logs an error while handling a request a second time, under http.log.error.
     if not str(line.get("logger", "http.log.access")).startswith("http.log.access"):
         return Skip.FORMAT
-    peer = str(request.get("remote_addr", "")).rpartition(":")[0].strip("[]")  # before Caddy 2.5
+    peer = str(request.get("remote_addr", "")).rpartition(":")[0].strip("[]")  # as older versions write it
     client = request.get("client_ip") or request.get("remote_ip") or peer
     headers = request.get("headers")
     agents = headers.get("User-Agent") if isinstance(headers, dict) else None

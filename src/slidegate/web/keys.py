@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from hashlib import blake2b
 from typing import Final, Protocol, TypeAlias, runtime_checkable
 
 from starlette.requests import HTTPConnection
@@ -15,13 +16,12 @@ from starlette.types import Scope
 
 from ..core.errors import ConfigurationError
 from ..core.networks import Address, parse_address
-from ..limiter import IPV6_PREFIX, Limiter, address_key
+from ..limiter import IPV6_PREFIX, MAX_KEY_BYTES, Limiter, address_key
 
 UNKNOWN_PEER: Final = "unknown-peer"
 """The key of all requests whose server names no peer, for example behind a Unix socket."""
 
 _MEMO: Final = 4_096
-_MEMO_BYTES: Final = 256
 
 logger = logging.getLogger("slidegate")
 
@@ -73,7 +73,9 @@ class ClientAddress:
         if address is not None:
             key = address_key(*address, self.ipv4_prefix, self.ipv6_prefix)
         elif host:
-            key = f"peer:{host}"[:64]
+            key = f"peer:{host}"
+            if len(key.encode(errors="surrogatepass")) > MAX_KEY_BYTES:
+                key = f"peer#{blake2b(key.encode(errors='surrogatepass'), digest_size=16).hexdigest()}"
         else:
             key = UNKNOWN_PEER
             logger.warning("the server names no peer: all such requests are one client, %r", UNKNOWN_PEER)
@@ -130,24 +132,16 @@ class HeaderValue:
         self.fallback = fallback
         self.identity = f"header:{name.lower()}" + (f"|{fallback.identity}" if fallback is not None else "")
         self._raw = name.lower().encode()
-        self._known: dict[bytes, str] = {}
+        self._kind = f"header:{name}"
 
     def find(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
         """See `Key.find`."""
         for name, value in scope["headers"]:
             if name == self._raw:
                 if value:
-                    return self._known.get(value) or self._learn(value, limiter)
+                    return limiter.digest(self._kind, value)
                 break
         return client_key if self.fallback is None else self.fallback.find(scope, limiter, client_key)
-
-    def _learn(self, value: bytes, limiter: Limiter) -> str:
-        key = limiter.digest(f"header:{self.name}", value)
-        if len(value) <= _MEMO_BYTES:
-            if len(self._known) >= _MEMO:
-                self._known.clear()
-            self._known[value] = key
-        return key
 
 
 def header(name: str, *, fallback: Key | None = None) -> HeaderValue:

@@ -11,14 +11,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from inspect import isawaitable
-from typing import Final, Never, TypeAlias
+from typing import Final, TypeAlias
 
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..core.decision import Bucket, Decision, Reason
-from ..core.errors import ConfigurationError, closest
+from ..core.errors import ConfigurationError
 from ..core.limits import Limit, parse_limits
 from ..core.networks import Networks
 from ..limiter import Limiter
@@ -26,7 +26,7 @@ from .calls import Calls, request_of
 from .keys import ClientAddress, client_ip
 from .responses import Fields, HeaderStyle, HeaderWriter, Refusals, complete, refuse_websocket, tightest, with_fields
 from .rules import Rule, RuleSet, Selection
-from .startup import expect, is_enabled, warn_about_workers
+from .startup import expect, is_enabled, names_checked, warn_about_workers
 
 RECORD: Final = "slidegate"
 """The key of a request's `Record` in its ASGI scope."""
@@ -34,10 +34,6 @@ RECORD: Final = "slidegate"
 Refused: TypeAlias = Callable[[HTTPConnection, Decision], Response | Awaitable[Response]]
 
 _JUDGED: Final = frozenset({"http", "websocket"})
-_OPTIONS: Final = (
-    *("limits", "rules", "limiter", "client", "blocklist", "allowlist"),
-    *("on_refused", "headers", "preflight_limits", "enabled"),
-)
 _BLOCKED: Final = Decision(False, Reason.BLOCKED)
 _ALLOWLISTED: Final = Decision(True, Reason.ALLOWLISTED)
 _EXEMPT: Final = Decision(True, Reason.EXEMPT)
@@ -84,6 +80,7 @@ class RateLimitMiddleware:
         ConfigurationError: A value cannot work; the message says what would.
     """
 
+    @names_checked
     def __init__(
         self,
         app: ASGIApp,
@@ -98,10 +95,7 @@ class RateLimitMiddleware:
         headers: HeaderStyle | None = "draft",
         preflight_limits: str | Limit | Iterable[str | Limit] | None = "600/minute",
         enabled: bool = True,
-        **unknown: Never,
     ) -> None:
-        for option in unknown:
-            raise ConfigurationError(f"RateLimitMiddleware: unknown option {option!r}{closest(option, _OPTIONS)}")
         self.app = app
         self.limiter = expect("limiter", limiter, Limiter, "Limiter(MemoryStore())") or Limiter()
         self._client = expect("client", client, ClientAddress, "client_ip()") or client_ip()

@@ -7,24 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from hashlib import blake2b
-from typing import Any, Final, Literal, NamedTuple, Never, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from starlette.requests import HTTPConnection
 from starlette.routing import compile_path
 from starlette.types import Scope
 
 from ..core.decision import Bucket, Check, wire_names
-from ..core.errors import ConfigurationError, closest
+from ..core.errors import ConfigurationError
 from ..core.limits import Limit, check_name, parse_limits
 from ..limiter import Limiter, check_cost
 from .keys import Key, KeyFunction
+from .startup import names_checked
 
 CostFunction: TypeAlias = Callable[[HTTPConnection], int | Awaitable[int]]
 Connection: TypeAlias = Literal["http", "websocket"]
 
 _MEMO: Final = 2_048
 _MEMO_PATH: Final = 256
-_OPTIONS: Final = ("limits", "methods", "connection", "key", "cost", "name", "exempt", "final")
 
 
 class Rule:
@@ -47,6 +47,7 @@ class Rule:
         ConfigurationError: A value cannot work.
     """
 
+    @names_checked
     def __init__(
         self,
         path: str,
@@ -59,10 +60,7 @@ class Rule:
         name: str | None = None,
         exempt: bool = False,
         final: bool = False,
-        **unknown: Never,
     ) -> None:
-        for option in unknown:
-            raise ConfigurationError(f"Rule: unknown option {option!r}{closest(option, _OPTIONS)}")
         self.path = path
         self._pattern = _compile(path)
         self.methods = _methods(methods)

@@ -4,18 +4,37 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import Final, TypeVar
+from collections.abc import Callable
+from functools import wraps
+from inspect import signature
+from typing import Final, ParamSpec, TypeVar
 
-from ..core.errors import ConfigurationError
+from ..core.errors import ConfigurationError, closest
 from ..limiter import Limiter
 from ..stores.memory import MemoryStore
 
 _T = TypeVar("_T")
+_P = ParamSpec("_P")
 
 _TRUE: Final = ("1", "true", "yes", "on")
 _FALSE: Final = ("0", "false", "no", "off")
 
 logger = logging.getLogger("slidegate")
+
+
+def names_checked(init: Callable[_P, None]) -> Callable[_P, None]:
+    """Make an `__init__` answer a misspelt option with the nearest one that it has."""
+    known = list(signature(init).parameters)[1:]
+
+    @wraps(init)
+    def checked(*args: _P.args, **options: _P.kwargs) -> None:
+        for option in options:
+            if option not in known:
+                name = type(args[0]).__name__
+                raise ConfigurationError(f"{name}: unknown option {option!r}{closest(option, known)}")
+        init(*args, **options)
+
+    return checked
 
 
 def expect(what: str, value: _T | None, kind: type[_T], example: str) -> _T | None:

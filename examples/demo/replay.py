@@ -1,0 +1,155 @@
+"""Sends the requests of an access log through an ASGI application, in the log's own time.
+
+The limiter's clock stands wherever the log says, so a year passes in seconds and every run gives the same answers. At
+each refusal the clock is moved to the microsecond before `Retry-After` has passed, and to that moment, and the limiter
+is asked whether it would admit the request then.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+from starlette.types import ASGIApp, Message, Scope
+
+from slidegate import Decision, Limiter, Reason
+from slidegate.ops.accesslog import AccessRecord
+from slidegate.testing import FakeClock
+
+SWITCHED_OFF = Decision(True, Reason.EXEMPT)  # SLIDEGATE_ENABLED=0: the gate leaves no record
+
+
+class Answer(NamedTuple):
+    """What became of one request of the log."""
+
+    record: AccessRecord
+    status: int
+    decision: Decision
+    violation: str
+    """What was wrong with the refusal; empty where nothing was."""
+
+
+@dataclass
+class Report:
+    """Sums over answers.
+
+    Attributes:
+        refused: How often each limit refused, by rule and limit.
+        clients: For each client, what became of its requests: "admitted", "refused" or "blocked".
+        retries_checked: How many times a `Retry-After` was put to the test.
+    """
+
+    refused: Counter[tuple[str, str]] = field(default_factory=Counter)
+    clients: dict[str, Counter[str]] = field(default_factory=dict)
+    retries_checked: int = 0
+    violations: list[Answer] = field(default_factory=list)
+
+    def add(self, answer: Answer) -> None:
+        """Count one more."""
+        decision = answer.decision
+        outcome = "admitted" if decision.allowed else "blocked" if decision.reason is Reason.BLOCKED else "refused"
+        self.clients.setdefault(answer.record.client, Counter())[outcome] += 1
+        if decision.binding is not None and not decision.allowed:
+            self.refused[decision.binding.rule, str(decision.binding.limit)] += 1
+            self.retries_checked += decision.retry_after_us is not None
+        if answer.violation:
+            self.violations.append(answer)
+
+    def count(self, outcome: str) -> int:
+        """Return how many requests were admitted, refused or blocked."""
+        return sum(outcomes[outcome] for outcomes in self.clients.values())
+
+    def most_refused(self, number: int) -> list[tuple[str, Counter[str]]]:
+        """Return the clients whose requests were refused or blocked most often, the worst first."""
+        turned_away = {client: outcomes.total() - outcomes["admitted"] for client, outcomes in self.clients.items()}
+        worst = sorted(
+            (client for client in turned_away if turned_away[client]), key=turned_away.__getitem__, reverse=True
+        )
+        return [(client, self.clients[client]) for client in worst[:number]]
+
+
+async def replay(
+    app: ASGIApp, limiter: Limiter, clock: FakeClock, records: Iterable[AccessRecord]
+) -> AsyncIterator[Answer]:
+    """Send each record through `app`, whose limits `limiter` keeps by `clock`, and check every refusal.
+
+    Args:
+        app: The application.
+        limiter: The limiter of its `RateLimitMiddleware`.
+        clock: The clock of the limiter's store.
+        records: What to send, in the order of their times.
+    """
+    for record in records:
+        clock.set(record.time_us)
+        scope = http_scope(record)
+        status, fields = await call(app, scope)
+        decision: Decision = scope["slidegate"].decision if "slidegate" in scope else SWITCHED_OFF
+        violation = "" if decision.allowed else await fault(limiter, clock, decision, status, fields)
+        yield Answer(record, status, decision, violation)
+
+
+def http_scope(record: AccessRecord) -> Scope:
+    """Return what a server would hand to the application for a logged request."""
+    target = record.path
+    if target.startswith(("http://", "https://")):
+        # As sent to a proxy; the application sees the path alone.
+        target = "/" + target.partition("://")[2].partition("/")[2]
+    raw_path, _, query = target.partition("?")
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.4"},
+        "http_version": "1.1",
+        "method": record.method,
+        "scheme": "http",
+        "path": unquote(raw_path),
+        "raw_path": raw_path.encode(errors="replace"),
+        "query_string": query.encode(errors="replace"),
+        "root_path": "",
+        "headers": [(b"host", b"demo.example"), (b"user-agent", (record.user_agent or "").encode(errors="replace"))],
+        "client": (record.client, 50_000),
+        "server": ("127.0.0.1", 8000),
+        "state": {},
+    }
+
+
+async def call(app: ASGIApp, scope: Scope) -> tuple[int, dict[bytes, bytes]]:
+    """Send one request without a body; return status and header fields of the answer."""
+    incoming: list[Message] = [{"type": "http.disconnect"}, {"type": "http.request", "body": b"", "more_body": False}]
+    started: dict[str, Any] = {}
+
+    async def receive() -> Message:
+        return incoming.pop() if len(incoming) > 1 else incoming[0]
+
+    async def send(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            started.update(message)
+
+    await app(scope, receive, send)
+    return started["status"], dict(started["headers"])
+
+
+async def fault(limiter: Limiter, clock: FakeClock, decision: Decision, status: int, fields: dict[bytes, bytes]) -> str:
+    """Put a refusal to the test; return what is wrong with it, or nothing."""
+    expected = 403 if decision.reason is Reason.BLOCKED else 429
+    if status != expected:
+        return f"answered {status} instead of {expected}"
+    wait_us = decision.retry_after_us
+    promised = fields.get(b"retry-after")
+    if wait_us is None:
+        return "" if promised is None else f"Retry-After {promised!r} where no wait helps"
+    if promised != b"%d" % max(1, -(-wait_us // 1_000_000)):
+        return f"Retry-After is {promised!r}, the wait {wait_us} us"
+    now_us = clock.now_us
+    try:
+        clock.set(now_us + wait_us - 1)
+        early = await limiter.peek_all(decision.checks)
+        clock.set(now_us + wait_us)
+        then = await limiter.peek_all(decision.checks)
+    finally:
+        clock.set(now_us)
+    if early.allowed:
+        return f"admitted a microsecond before the wait of {wait_us} us was over"
+    return "" if then.allowed else f"still refused after the wait of {wait_us} us: {then!r}"

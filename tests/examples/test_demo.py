@@ -1,0 +1,480 @@
+"""The demo: its sample log, the replay and what it checks, the command line, and the site on a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import runpy
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from starlette.types import Message, Receive, Scope, Send
+
+from examples.demo import __main__ as demo
+from examples.demo.app import make_app
+from examples.demo.replay import Answer, Report, http_scope, replay
+from slidegate import Decision, Limiter, MemoryStore, Networks, Reason
+from slidegate.ops.accesslog import AccessLog, AccessRecord
+from slidegate.testing import FakeClock
+
+ROOT = Path(__file__).resolve().parents[2]
+SAMPLE = ROOT / "examples" / "demo" / "sample.log"
+MAKER = runpy.run_path(str(ROOT / "scripts" / "make_sample_log.py"))
+DOCUMENTATION = Networks(["192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24", "2001:db8::/32"])
+HEAVY, EXPORTER = MAKER["HEAVY"], MAKER["EXPORTER"]
+SCANNERS, ATTACKERS, BLOCKED = MAKER["SCANNERS"], MAKER["LOGIN_ATTACKERS"], MAKER["BLOCKED"]
+
+S_US = 1_000_000
+RECORD = AccessRecord(1_772_532_000 * S_US, "192.0.2.7", "GET", "/", 200, None)
+
+
+def replay_in_memory(
+    records: Iterable[AccessRecord],
+    *,
+    store: Callable[..., MemoryStore] = MemoryStore,
+    wrap: Callable[[Any], Any] = lambda app: app,
+) -> list[Answer]:
+    async def run() -> list[Answer]:
+        clock = FakeClock()
+        limiter = Limiter(store(clock=clock))
+        return [answer async for answer in replay(wrap(make_app(limiter)), limiter, clock, records)]
+
+    return asyncio.run(run())
+
+
+@pytest.fixture(scope="module")
+def sample() -> list[AccessRecord]:
+    return [record for record in AccessLog(SAMPLE) if record.method]
+
+
+@pytest.fixture(scope="module")
+def answers(sample: list[AccessRecord]) -> list[Answer]:
+    return replay_in_memory(sample)
+
+
+@pytest.fixture(scope="module")
+def report(answers: list[Answer]) -> Report:
+    return summed(answers)
+
+
+def summed(answers: Iterable[Answer]) -> Report:
+    report = Report()
+    for answer in answers:
+        report.add(answer)
+    return report
+
+
+def of(answers: Iterable[Answer], *clients: str) -> list[Answer]:
+    return [answer for answer in answers if answer.record.client in clients]
+
+
+def most_in_a_window(times_us: list[int], window_us: int) -> int:
+    return max(sum(1 for time_us in times_us if start_us <= time_us < start_us + window_us) for start_us in times_us)
+
+
+# The sample
+
+
+def test_the_sample_is_what_its_script_makes() -> None:
+    assert SAMPLE.read_bytes() == MAKER["sample"]().encode("ascii")
+
+
+def test_the_sample_is_small_and_holds_no_real_client() -> None:
+    log = AccessLog(SAMPLE)
+    strangers = {record.client for record in log if record.client not in DOCUMENTATION}
+    assert not strangers
+    assert 5_000 <= log.total <= 8_000
+    assert log.skipped.total() > 0, "the sample should show that bad lines are counted"
+    assert SAMPLE.stat().st_size < 1_000_000
+
+
+# The replay of the sample
+
+
+def test_every_retry_after_of_the_sample_is_exact(answers: list[Answer], report: Report) -> None:
+    assert not report.violations
+    refused = [answer for answer in answers if answer.decision.reason is Reason.LIMITED]
+    assert report.retries_checked == len(refused) > 500
+
+
+def test_people_and_crawlers_are_never_refused(answers: list[Answer]) -> None:
+    odd = {HEAVY, EXPORTER, *SCANNERS, *ATTACKERS, *BLOCKED}
+    ordinary = [answer for answer in answers if answer.record.client not in odd]
+    assert len({answer.record.client for answer in ordinary}) > 60
+    assert [answer for answer in ordinary if not answer.decision.allowed] == []
+
+
+@pytest.mark.parametrize("scanner", SCANNERS)
+def test_a_scanner_gets_a_minutes_worth_and_no_more(answers: list[Answer], scanner: str) -> None:
+    own = of(answers, scanner)
+    admitted = [answer for answer in own if answer.decision.allowed]
+    assert len(admitted) <= 240
+    assert len(own) - len(admitted) > 100
+    assert {answer.status for answer in admitted} == {404}
+    assert {answer.decision.binding.rule for answer in own if not answer.decision.allowed} == {"visitor"}
+
+
+def test_the_heavy_client_is_held_to_the_limit_of_the_api_and_to_nothing_else(answers: list[Answer]) -> None:
+    own = of(answers, HEAVY)
+    admitted_us = [answer.record.time_us for answer in own if answer.decision.allowed]
+    refused = [answer for answer in own if not answer.decision.allowed]
+    assert most_in_a_window(admitted_us, 10 * S_US) == 100
+    assert len(admitted_us) > 0.75 * len(own)
+    assert {answer.status for answer in own} == {200, 429}
+    slice_us = -(-10 * S_US // 64)
+    for answer in refused:
+        now_us = answer.record.time_us
+        assert sum(now_us - 10 * S_US - 2 * slice_us < time_us <= now_us for time_us in admitted_us) >= 100, answer
+
+
+def test_the_slow_login_attack_meets_the_limit_of_its_network(answers: list[Answer]) -> None:
+    own = of(answers, *ATTACKERS)
+    assert most_in_a_window([answer.record.time_us for answer in own if answer.decision.allowed], 3_600 * S_US) == 60
+    bindings = Counter(answer.decision.binding.rule for answer in own if not answer.decision.allowed)
+    assert bindings.keys() == {"login-network"}
+    assert bindings.total() > 200
+
+
+def test_a_costly_export_runs_twice_an_hour(answers: list[Answer]) -> None:
+    own = of(answers, EXPORTER)
+    admitted_us = [answer.record.time_us for answer in own if answer.decision.allowed]
+    assert most_in_a_window(admitted_us, 3_600 * S_US) == 2
+    assert {answer.status for answer in own} == {200, 429}
+
+
+def test_blocked_networks_get_403_and_cost_nobody_anything(answers: list[Answer], report: Report) -> None:
+    own = of(answers, *BLOCKED)
+    assert {(answer.status, answer.decision.reason) for answer in own} == {(403, Reason.BLOCKED)}
+    assert report.count("blocked") == len(own) > 0
+
+
+def test_the_sums_add_up(sample: list[AccessRecord], report: Report) -> None:
+    assert report.count("admitted") + report.count("refused") + report.count("blocked") == len(sample)
+    assert report.refused.total() == report.count("refused")
+    worst = [outcomes.total() - outcomes["admitted"] for _, outcomes in report.most_refused(10)]
+    assert worst == sorted(worst, reverse=True)
+    assert len(worst) == 10
+    assert {client for client, _ in report.most_refused(1_000)} == {HEAVY, EXPORTER, *SCANNERS, *ATTACKERS, *BLOCKED}
+
+
+# What the replay would notice
+
+
+class Lying(MemoryStore):
+    """Says of each wait that it is `OFF_US` longer than it is."""
+
+    OFF_US = 0
+
+    def hit(self, checks: Any) -> Decision:
+        decision = super().hit(checks)
+        if decision.reason is not Reason.LIMITED:
+            return decision
+        readings = [(*seen, wait_us and wait_us + self.OFF_US) for *seen, wait_us in decision.readings]
+        return Decision(False, decision.reason, decision.now_us, decision.checks, readings)
+
+
+class Late(Lying):
+    OFF_US = 1
+
+
+class Early(Lying):
+    OFF_US = -1
+
+
+def with_retry_after(change: Callable[[bytes], list[bytes]]) -> Callable[[Any], Any]:
+    def wrap(app: Any) -> Any:
+        async def changed(scope: Scope, receive: Receive, send: Send) -> None:
+            async def forward(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    fields = [
+                        (name, new)
+                        for name, value in message["headers"]
+                        for new in (change(value) if name == b"retry-after" else [value])
+                    ]
+                    message = {**message, "headers": fields}
+                await send(message)
+
+            await app(scope, receive, forward)
+
+        return changed
+
+    return wrap
+
+
+@pytest.mark.parametrize(
+    ("twist", "words"),
+    [
+        ({"store": Late}, "admitted a microsecond before"),
+        ({"store": Early}, "still refused after"),
+        ({"wrap": with_retry_after(lambda value: [b"%d" % (int(value) + 1)])}, "Retry-After is"),
+        ({"wrap": with_retry_after(lambda value: [])}, "Retry-After is None"),
+    ],
+    ids=["a microsecond late", "a microsecond early", "a second more in the header", "no header"],
+)
+def test_a_wrong_retry_after_is_a_violation(twist: dict[str, Any], words: str) -> None:
+    report = summed(replay_in_memory([RECORD] * 70, **twist))
+    assert report.count("refused") == 10
+    assert [words in answer.violation for answer in report.violations] == [True] * 10
+
+
+def test_a_retry_after_where_no_wait_helps_is_a_violation() -> None:
+    def wrap(app: Any) -> Any:
+        async def changed(scope: Scope, receive: Receive, send: Send) -> None:
+            async def forward(message: Message) -> None:
+                await send({**message, "headers": [*message.get("headers", ()), (b"retry-after", b"1")]})
+
+            await app(scope, receive, forward)
+
+        return changed
+
+    report = summed(replay_in_memory([RECORD._replace(client=BLOCKED[0])], wrap=wrap))
+    assert [answer.violation for answer in report.violations] == ["Retry-After b'1' where no wait helps"]
+
+
+def test_a_refusal_with_another_status_is_a_violation() -> None:
+    def wrap(app: Any) -> Any:
+        async def changed(scope: Scope, receive: Receive, send: Send) -> None:
+            await app(scope, receive, lambda message: send({**message, "status": 200}))
+
+        return changed
+
+    report = summed(replay_in_memory([RECORD] * 61, wrap=wrap))
+    assert [answer.violation for answer in report.violations] == ["answered 200 instead of 429"]
+
+
+# Odd logs
+
+
+def test_a_request_reaches_the_application_as_a_server_would_hand_it_on() -> None:
+    scope = http_scope(RECORD._replace(path="/articles/a%20b?q=%31&x", user_agent="curl/8"))
+    assert (scope["path"], scope["raw_path"], scope["query_string"]) == (
+        "/articles/a b",
+        b"/articles/a%20b",
+        b"q=%31&x",
+    )
+    assert scope["client"][0] == "192.0.2.7"
+    assert (b"user-agent", b"curl/8") in scope["headers"]
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("http://example.org", 200),
+        ("http://example.org/health?x", 200),
+        ("*", 404),
+        ("example.org:443", 404),
+        ("//", 404),
+        ("/%", 404),
+        ("/%ff%00", 404),
+        ("/\ud800", 404),
+        ("/" + "a" * 60_000, 404),
+    ],
+)
+def test_no_target_breaks_the_application(path: str, status: int) -> None:
+    (answer,) = replay_in_memory([RECORD._replace(path=path)])
+    assert answer.status == status
+
+
+@pytest.mark.parametrize(
+    "client", ["crawler.example.net", "unix:", "999.999.999.999", "2001:db8::1", "x" * 300, "\ud800"]
+)
+def test_whatever_stands_for_a_client_is_a_client_of_its_own(client: str) -> None:
+    report = summed(replay_in_memory([RECORD._replace(client=client), RECORD] * 61))
+    assert not report.violations
+    assert report.clients == {name: {"admitted": 60, "refused": 1} for name in (client, RECORD.client)}
+
+
+def test_a_log_that_runs_backwards_is_replayed_in_its_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = SAMPLE.read_text("ascii").splitlines(keepends=True)
+    backwards = sorted(lines, key=lambda line: line.partition("[")[2][:20], reverse=True)
+    assert backwards != lines
+    (tmp_path / "backwards.log").write_text("".join(backwards), "ascii")
+    assert demo.main(["--no-serve", "--log", str(tmp_path / "backwards.log")]) == 0
+    assert demo.main(["--no-serve"]) == 0
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    starts = [place for place, line in enumerate(lines) if line.startswith("Lines ")]
+    ends = [place for place, line in enumerate(lines) if line.startswith("Retry-After: ")]
+    first, second = (lines[start : end + 1] for start, end in zip(starts, ends, strict=True))
+    assert first == second
+
+
+# The site
+
+EDITOR = ("editor", "correct horse battery staple")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "auth", "status", "words"),
+    [
+        ("GET", "/", None, 200, "Notes on waiting"),
+        ("GET", "/articles/ring-buffers", None, 200, "an index make a queue"),
+        ("GET", "/articles/nothing", None, 404, "no such article"),
+        ("GET", "/static/site.css", None, 200, "sans-serif"),
+        ("GET", "/static/nothing", None, 404, "no such file"),
+        ("GET", "/feed.xml", None, 200, "<title>clock-steps</title>"),
+        ("GET", "/robots.txt", None, 200, "Disallow: /admin"),
+        ("GET", "/api/search?q=Bucket", None, 200, '{"found":["token-buckets"]}'),
+        ("GET", "/export", None, 200, "sliding-windows\r\ntoken-buckets\r\n"),
+        ("GET", "/export?full=1", None, 200, "cold-starts,The first request"),
+        ("GET", "/login", None, 200, "HTTP Basic"),
+        ("POST", "/login", None, 401, "Not authenticated"),
+        ("POST", "/login", ("editor", "guess"), 401, "wrong name or password"),
+        ("POST", "/login", ("nobody", ""), 401, "wrong name or password"),
+        ("POST", "/login", EDITOR, 200, '{"user":"editor"}'),
+        ("GET", "/admin", None, 401, "Not authenticated"),
+        ("GET", "/admin", EDITOR, 200, "Hello editor"),
+        ("GET", "/health", None, 200, '{"ok":true}'),
+        ("GET", "/wp-login.php", None, 404, "Not Found"),
+    ],
+)
+async def test_the_site_answers_honestly(
+    method: str, path: str, auth: tuple[str, str] | None, status: int, words: str
+) -> None:
+    transport = httpx.ASGITransport(make_app(Limiter()))
+    async with httpx.AsyncClient(transport=transport, base_url="http://demo.example") as client:
+        answer = await client.request(method, path, auth=auth)
+    assert (answer.status_code, words in answer.text) == (status, True), answer.text
+    assert ("RateLimit" in answer.headers) == (path != "/health")
+
+
+# The command
+
+
+def test_what_a_terminal_would_obey_is_not_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = {
+        "time_iso8601": "2026-03-03T10:00:00Z",
+        "remote_addr": "\x1b[31m[red]\u202ex\x07",
+        "request_method": "GET",
+        "uri": "/",
+        "status": 200,
+    }
+    (tmp_path / "odd.log").write_text(f"{json.dumps(line)}\n" * 61)
+    assert demo.main(["--no-serve", "--log", str(tmp_path / "odd.log")]) == 0
+    out = capsys.readouterr().out
+    assert "\ufffd[31m[red]\ufffdx\ufffd" in out
+    assert "\x1b" not in out
+
+
+def test_a_violation_is_printed_and_makes_the_exit_code_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo, "MemoryStore", Late)
+    (tmp_path / "one.log").write_text('192.0.2.7 - - [03/Mar/2026:10:00:00 +0000] "GET /x HTTP/1.1" 200 1\n' * 61)
+    assert demo.main(["--log", str(tmp_path / "one.log")]) == 1
+    out = capsys.readouterr().out
+    assert "1 violations" in out
+    assert "192.0.2.7 GET /x: admitted a microsecond before the wait" in out
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "cannot read"),
+        (b"", "holds no line of an access log that can be read (0 skipped)"),
+        (b"\0\n#\n\n", "1 binary data, 1 not an access record, 1 empty line"),
+    ],
+    ids=["not there", "empty", "not a log"],
+)
+def test_a_log_that_cannot_be_used_gives_one_line_and_exit_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes | None, words: str
+) -> None:
+    path = tmp_path / "some.log"
+    if content is not None:
+        path.write_bytes(content)
+    assert demo.main(["--no-serve", "--log", str(path)]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.count("\n") == 1
+    assert str(path) in captured.err
+    assert words in captured.err
+    assert captured.out == ""
+
+
+def test_a_log_of_lines_that_are_no_http_request_is_a_log_all_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "tls.log").write_text('192.0.2.7 - - [03/Mar/2026:10:00:00 +0000] "\\x16\\x03" 400 0\n' * 3)
+    assert demo.main(["--no-serve", "--log", str(tmp_path / "tls.log")]) == 0
+    out = capsys.readouterr().out
+    assert "3 of the lines read" in out
+    assert "0 from 0 clients" in out
+    assert "none to check" in out
+
+
+@pytest.mark.parametrize("port", ["65536", "-1", "http", "٨٠"])
+def test_a_bad_port_is_refused(port: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        demo.main([f"--port={port}"])
+    assert "expected a whole number from 0 to 65535" in capsys.readouterr().err
+
+
+def test_a_port_in_use_gives_one_line_and_exit_2(capsys: pytest.CaptureFixture[str]) -> None:
+    with demo.socket.create_server((demo.HOST, 0)) as taken:
+        assert demo.serve(taken.getsockname()[1], demo.Console()) == 2
+    assert capsys.readouterr().err.startswith(f"demo: cannot listen on {demo.HOST}:")
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "examples.demo", *arguments]
+
+
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "NO_COLOR": "1", "COLUMNS": "200"}
+
+
+def test_the_command_replays_the_sample_and_ends() -> None:
+    done = subprocess.run(
+        command("--no-serve"), cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "microsecond earlier: refused; 0 violations" in done.stdout
+
+
+def test_the_command_serves_the_site_and_its_curl_line_ends_in_an_exact_429(tmp_path: Path) -> None:
+    (tmp_path / "short.log").write_text('192.0.2.7 - - [03/Mar/2026:10:00:00 +0000] "GET / HTTP/1.1" 200 1\n')
+    server = subprocess.Popen(
+        command("--port", "0", "--log", str(tmp_path / "short.log")),
+        cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    watchdog = threading.Timer(60, server.kill)
+    watchdog.start()
+    try:
+        assert server.stdout is not None
+        found = (
+            re.search(r'curl -i -X POST "(http://127\.0\.0\.1:\d+/login\?try=)\[1-(\d)\]"', line)
+            for line in server.stdout
+        )
+        curl = next(match for match in found if match)
+        with httpx.Client(trust_env=False) as client:
+            answers = [client.post(f"{curl[1]}{number}") for number in range(1, int(curl[2]) + 1)]
+        server.send_signal(signal.SIGINT)
+        assert server.wait() == 0
+        assert server.stdout.read().endswith("Stopped.\n")
+    finally:
+        watchdog.cancel()
+        server.kill()
+        server.wait()
+        server.stdout.close()
+    assert [answer.status_code for answer in answers] == [401] * 5 + [429]
+    check_refusal(answers[-1])
+
+
+def check_refusal(answer: httpx.Response) -> None:
+    wait_s = int(answer.headers["Retry-After"])
+    assert 1 <= wait_s <= 60
+    assert answer.headers["RateLimit"] == f'"login-60";r=0;t={wait_s}'
+    assert answer.headers["RateLimit-Policy"] == (
+        '"service";q=2000;w=1, "login-60";q=5;w=60, "login-3600";q=20;w=3600, '
+        '"login-network";q=60;w=3600, "visitor-5";q=60;w=5, "visitor-60";q=240;w=60'
+    )
+    assert answer.headers["Content-Type"] == "application/problem+json"
+    assert answer.headers["Cache-Control"] == "no-store"
+    assert answer.json()["violated-policies"] == ["login-60"]

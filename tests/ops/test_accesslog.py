@@ -1,0 +1,439 @@
+"""What the access log reader makes of good lines, bad lines and whole files."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import random
+import re
+import tracemalloc
+from collections import Counter
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slidegate.ops.accesslog import MAX_LINE_BYTES, AccessLog, AccessRecord, Skip, parse_line
+
+ROOT = Path(__file__).resolve().parents[2]
+DATA = Path(os.environ.get("SLIDEGATE_DATA") or ROOT.parent / "shared" / "data")
+SEED = 20_240_512
+
+NOON_US = 1_715_515_200_000_000  # 2024-05-12 12:00:00 UTC
+COMMON = '192.0.2.7 - - [12/May/2024:12:00:00 +0000] "GET /a?b=1 HTTP/1.1" 200 5120'
+COMBINED = f'{COMMON} "https://example.org/" "Mozilla/5.0 (X11; \\"odd\\")"'
+RECORD = AccessRecord(NOON_US, "192.0.2.7", "GET", "/a?b=1", 200, None)
+
+CADDY = {
+    "level": "info",
+    "ts": 1715515200.25,
+    "logger": "http.log.access.log0",
+    "request": {
+        "remote_ip": "198.51.100.1",
+        "client_ip": "192.0.2.7",
+        "method": "GET",
+        "uri": "/a?b=1",
+        "headers": {"User-Agent": ["curl/8"]},
+    },
+    "status": 200,
+}
+TRAEFIK = {
+    "ClientHost": "192.0.2.7",
+    "RequestMethod": "GET",
+    "RequestPath": "/a?b=1",
+    "DownstreamStatus": 200,
+    "StartUTC": "2024-05-12T12:00:00.250000999Z",
+    "request_User-Agent": "curl/8",
+}
+NGINX = {
+    "time_iso8601": "2024-05-12T14:00:00+02:00",
+    "remote_addr": "192.0.2.7",
+    "request_method": "GET",
+    "uri": "/a",
+    "args": "b=1",
+    "status": "200",
+    "http_user_agent": "curl/8",
+}
+JSON_RECORD = RECORD._replace(time_us=NOON_US + 250_000, user_agent="curl/8")
+
+
+def changed(line: dict[str, Any], **fields: Any) -> bytes:
+    """Return a JSON line with fields put in; None takes one out."""
+    return json.dumps({name: value for name, value in {**line, **fields}.items() if value is not None}).encode()
+
+
+GOOD: dict[str, tuple[str | bytes, AccessRecord]] = {
+    "common": (COMMON, RECORD),
+    "combined": (COMBINED, RECORD._replace(user_agent='Mozilla/5.0 (X11; \\"odd\\")')),
+    "no bytes sent": (COMMON.replace("5120", "-"), RECORD),
+    "vhost_combined": (f"www.example.org:443 {COMMON}", RECORD),
+    "virtual host without a port": (f"www.example.org {COMMON}", RECORD),
+    "a host name behind a virtual host": (
+        f"www.example.org:80 {COMMON}".replace("192.0.2.7", "crawler.example.net"),
+        RECORD._replace(client="crawler.example.net"),
+    ),
+    "a host name as client": (COMMON.replace("192.0.2.7", "a.example"), RECORD._replace(client="a.example")),
+    "a user name with a space": (COMMON.replace("- -", "- jane doe"), RECORD),
+    "an IPv6 client": (COMMON.replace("192.0.2.7", "2001:db8::1"), RECORD._replace(client="2001:db8::1")),
+    "an IPv6 client and a user name with a space": (
+        COMMON.replace("192.0.2.7", "2001:db8::80").replace("- -", "- jane doe"),
+        RECORD._replace(client="2001:db8::80"),
+    ),
+    "Traefik CLF": (
+        f'{COMMON} "-" "curl/8" 17 "web@docker" "http://192.0.2.80:80" 3ms',
+        RECORD._replace(user_agent="curl/8"),
+    ),
+    "further quoted fields": (f'{COMMON} "-" "curl/8" "-"', RECORD._replace(user_agent="curl/8")),
+    "an agent that was cut off": (f'{COMMON} "-" "Mozilla/5.0 (comp', RECORD),
+    "HTTP/2": (COMMON.replace("HTTP/1.1", "HTTP/2"), RECORD),
+    "CRLF": (f"{COMMON}\r\n", RECORD),
+    "a byte order mark": (b"\xef\xbb\xbf" + COMMON.encode(), RECORD),
+    "bytes that are not UTF-8": (COMMON.encode().replace(b"/a?b=1", b"/\xff"), RECORD._replace(path="/\ufffd")),
+    "an absolute target": (
+        COMMON.replace("/a?b=1", "http://example.org/a"),
+        RECORD._replace(path="http://example.org/a"),
+    ),
+    "TLS bytes for a request": (
+        COMMON.replace("GET /a?b=1 HTTP/1.1", "\\x16\\x03\\x01").replace("200", "400"),
+        RECORD._replace(method="", path="\\x16\\x03\\x01", status=400),
+    ),
+    "no request": (
+        COMMON.replace("GET /a?b=1 HTTP/1.1", "-").replace("200", "408"),
+        RECORD._replace(method="", path="-", status=408),
+    ),
+    "an ISO time": (COMMON.replace("12/May/2024:12:00:00 +0000", "2024-05-12T12:00:00Z"), RECORD),
+    "a time in seconds": (COMMON.replace("12/May/2024:12:00:00 +0000", "1715515200.000"), RECORD),
+    "Caddy": (changed(CADDY), JSON_RECORD),
+    "Caddy without client_ip": (
+        changed(CADDY, request={**CADDY["request"], "client_ip": ""}),
+        JSON_RECORD._replace(client="198.51.100.1"),
+    ),
+    "older Caddy": (
+        changed(CADDY, request={"remote_addr": "[2001:db8::1]:4711", "method": "GET", "uri": "/a?b=1"}),
+        JSON_RECORD._replace(client="2001:db8::1", user_agent=None),
+    ),
+    "Caddy, nothing answered": (changed(CADDY, status=0), JSON_RECORD._replace(status=0)),
+    "Traefik": (changed(TRAEFIK), JSON_RECORD),
+    "Traefik, forwarded by several": (changed(TRAEFIK, ClientHost="203.0.113.9, 192.0.2.7"), JSON_RECORD),
+    "Traefik without StartUTC": (
+        changed(TRAEFIK, StartUTC=None, time="2024-05-12T12:00:00Z"),
+        JSON_RECORD._replace(time_us=NOON_US),
+    ),
+    "nginx": (changed(NGINX), JSON_RECORD._replace(time_us=NOON_US)),
+    "nginx without a query": (changed(NGINX, args=""), JSON_RECORD._replace(time_us=NOON_US, path="/a")),
+    "nginx with request_uri": (
+        changed(NGINX, request_uri="/raw?b=%31"),
+        JSON_RECORD._replace(time_us=NOON_US, path="/raw?b=%31"),
+    ),
+    "nginx with request": (
+        changed(NGINX, request="POST /b HTTP/1.1", request_method=None, uri=None),
+        JSON_RECORD._replace(time_us=NOON_US, method="POST", path="/b"),
+    ),
+    "nginx with msec": (changed(NGINX, msec="1715515200.250"), JSON_RECORD),
+    "nginx with time_local": (
+        changed(NGINX, time_iso8601=None, time_local="12/May/2024:07:00:00 -0500"),
+        JSON_RECORD._replace(time_us=NOON_US),
+    ),
+    "nginx without a request": (
+        changed(NGINX, request_method="-", uri="-", args="", status=400),
+        JSON_RECORD._replace(time_us=NOON_US, method="", path="-", status=400),
+    ),
+}
+
+BAD: dict[str, tuple[bytes, Skip]] = {
+    "nothing": (b"", Skip.EMPTY),
+    "spaces": (b"  \t\r\n", Skip.EMPTY),
+    "only a byte order mark": (b"\xef\xbb\xbf\n", Skip.EMPTY),
+    "NUL": (COMMON.encode().replace(b"/a", b"/\0"), Skip.BINARY),
+    "random bytes": (bytes(range(1, 256)), Skip.FORMAT),
+    "UTF-16": (COMMON.encode("utf-16"), Skip.BINARY),
+    "words": (b"the quick brown fox", Skip.FORMAT),
+    "an agent on a line of its own": (b' "curl/7.54.0"', Skip.FORMAT),
+    "a comment": (b"#Fields: date time c-ip", Skip.FORMAT),
+    "the first half": (COMMON[:60].encode(), Skip.FORMAT),
+    "the second half": (COMMON[30:].encode(), Skip.FORMAT),
+    "too few words before the date": (COMMON.replace(" - -", "").encode(), Skip.FORMAT),
+    "one MiB": (COMMON.encode() + b"a" * 1_048_576, Skip.TOO_LONG),
+    "backslashes without an end": (b"[1] " + b'x [a] "' + b"\\" * 50_000, Skip.FORMAT),
+    "quotes without an end": (b'x - - [a] "' + b'" "' * 20_000, Skip.FORMAT),
+    "no client": (COMMON.replace("192.0.2.7", "-").encode(), Skip.CLIENT),
+    "no status": (COMMON.replace("200 5120", "- -").encode(), Skip.STATUS),
+    "status of four digits": (COMMON.replace("200", "2000").encode(), Skip.STATUS),
+    "status in other digits": (COMMON.replace("200", "٢٠٠").encode(), Skip.STATUS),
+    "JSON without its end": (changed(NGINX)[:-5], Skip.JSON),
+    "a JSON list": (b"[1, 2]", Skip.FORMAT),
+    "an empty object": (b"{}", Skip.FORMAT),
+    "JSON with a tail": (changed(NGINX) + b"}", Skip.JSON),
+    "nested 10,000 deep": (b'{"remote_addr":' + b"[" * 10_000 + b"]" * 10_000 + b"}", Skip.JSON),
+    "objects nested 10,000 deep": (b'{"a":' * 10_000 + b"1" + b"}" * 10_000, Skip.JSON),
+    "NaN": (changed(CADDY, ts=float("nan")), Skip.JSON),
+    "Infinity": (changed(CADDY, ts=float("inf")), Skip.JSON),
+    "a float beyond all floats": (changed(CADDY).replace(b"1715515200.25", b"1e999"), Skip.TIME),
+    "an integer of 400 digits": (changed(CADDY, ts=10**400), Skip.TIME),
+    "an integer of 5,000 digits": (changed(CADDY).replace(b"1715515200.25", b"9" * 5_000), Skip.JSON),
+    "a huge status": (changed(CADDY, status=10**400), Skip.STATUS),
+    "a negative status": (changed(CADDY, status=-1), Skip.STATUS),
+    "true as status": (changed(CADDY, status=True), Skip.STATUS),
+    "true as time": (changed(CADDY, ts=True), Skip.TIME),
+    "a key twice": (changed(NGINX)[:-1] + b', "remote_addr": "203.0.113.9"}', Skip.JSON),
+    "a list as client": (changed(NGINX, remote_addr=["192.0.2.7"]), Skip.FORMAT),
+    "an empty client": (changed(NGINX, remote_addr=""), Skip.CLIENT),
+    "a number as method": (changed(NGINX, request_method=7), Skip.FORMAT),
+    "an object as path": (changed(NGINX, uri={}), Skip.FORMAT),
+    "no path": (changed(NGINX, uri=None), Skip.FORMAT),
+    "no time": (changed(NGINX, time_iso8601=None), Skip.TIME),
+    "a list as time": (changed(NGINX, time_iso8601=[1]), Skip.TIME),
+    "a time of 60,000 characters": (changed(NGINX, time_iso8601="1" * 60_000), Skip.TIME),
+    "a time with 100 decimals": (changed(NGINX, time_iso8601=f"2024-05-12T12:00:00.{'0' * 100}Z"), Skip.TIME),
+    "a client list that ends in nothing": (changed(TRAEFIK, ClientHost="192.0.2.7,"), Skip.CLIENT),
+    "Caddy's second word on an error": (changed(CADDY, logger="http.log.error.log0"), Skip.FORMAT),
+    "another Caddy logger": (
+        b'{"level":"debug","ts":1715515200,"logger":"http.handlers","msg":"selected upstream"}',
+        Skip.FORMAT,
+    ),
+    "Caddy with text for request": (changed(CADDY, request="GET /"), Skip.FORMAT),
+    "Caddy with a list for headers, no client": (changed(CADDY, request={"headers": []}), Skip.FORMAT),
+}
+
+TIMES = [
+    ("12/May/2024:12:00:00 +0000", "2024-05-12T12:00:00"),
+    ("12/May/2024:23:59:59 +1400", "2024-05-12T09:59:59"),
+    ("12/May/2024:00:00:00 -1400", "2024-05-12T14:00:00"),
+    ("12/May/2024:00:00:00 +0545", "2024-05-11T18:15:00"),
+    ("27/Oct/2024:02:30:00 +0200", "2024-10-27T00:30:00"),  # the same hour of the clock,
+    ("27/Oct/2024:02:30:00 +0100", "2024-10-27T01:30:00"),  # an hour later
+    ("31/Dec/2023:23:30:00 -0100", "2024-01-01T00:30:00"),
+    ("29/Feb/2024:00:00:00 +0000", "2024-02-29T00:00:00"),
+    ("01/Jan/1970:00:00:00 +0000", "1970-01-01T00:00:00"),
+    ("2024-05-12T12:00:00.123456789Z", "2024-05-12T12:00:00.123456"),
+    ("2024-05-12T12:00:00+05:30", "2024-05-12T06:30:00"),
+    ("1715515200", "2024-05-12T12:00:00"),
+    ("1715515200123", "2024-05-12T12:00:00.123"),
+    ("1715515200.123", "2024-05-12T12:00:00.123"),
+    ("31/Feb/2024:12:00:00 +0000", None),
+    ("29/Feb/2023:12:00:00 +0000", None),
+    ("12/Mai/2024:12:00:00 +0000", None),
+    ("00/May/2024:12:00:00 +0000", None),
+    ("12/May/2024:24:00:00 +0000", None),
+    ("12/May/2024:12:60:00 +0000", None),
+    ("12/May/2024:12:00:00 +2400", None),
+    ("12/May/2024:12:00:00 +0060", None),
+    ("12/May/2024:12:00:00", None),
+    ("12/May/24:12:00:00 +0000", None),
+    ("31/Dec/1969:23:59:59 +0000", None),
+    ("01/Jan/0001:00:00:00 +1400", None),
+    ("2024-05-12T12:00:00", None),
+    ("yesterday", None),
+]
+
+NUMBERS = [
+    (1715515200, NOON_US),
+    (1715515200.25, NOON_US + 250_000),
+    (1715515200250, NOON_US + 250_000),
+    (1715515200250000, NOON_US + 250_000),
+    (1715515200250000999, NOON_US + 250_000),
+    (0, 0),
+    (-1, None),
+    (10**21, None),
+]
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_a_good_line_becomes_its_record(name: str) -> None:
+    line, record = GOOD[name]
+    assert parse_line(line if isinstance(line, bytes) else line.encode()) == record
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_line_says_why(name: str) -> None:
+    line, reason = BAD[name]
+    assert parse_line(line) is reason
+
+
+@pytest.mark.parametrize(("text", "moment"), TIMES)
+def test_a_time_is_right_or_refused(text: str, moment: str | None) -> None:
+    found = parse_line(COMMON.replace("12/May/2024:12:00:00 +0000", text).encode())
+    if moment is None:
+        assert found is Skip.TIME
+    else:
+        assert isinstance(found, AccessRecord)
+        assert found.time_us == round(datetime.fromisoformat(moment).replace(tzinfo=UTC).timestamp() * 1_000_000)
+
+
+@pytest.mark.parametrize(("number", "time_us"), NUMBERS)
+def test_a_number_is_a_time_in_the_unit_of_its_size(number: float, time_us: int | None) -> None:
+    found = parse_line(changed(CADDY, ts=number))
+    assert found is Skip.TIME if time_us is None else isinstance(found, AccessRecord) and found.time_us == time_us
+
+
+def test_a_line_cut_anywhere_is_skipped_or_says_nothing_wrong() -> None:
+    line = f"www.example.org:443 {COMBINED}".encode()
+    whole = parse_line(line)
+    assert isinstance(whole, AccessRecord)
+    found = [parse_line(line[:end]) for end in range(len(line))]
+    records = [record for record in found if isinstance(record, AccessRecord)]
+    assert len(records) < len(found)
+    assert {record._replace(user_agent=None) for record in records} == {whole._replace(user_agent=None)}
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=300))
+def test_no_bytes_raise(line: bytes) -> None:
+    assert isinstance(parse_line(line), (AccessRecord, Skip))
+
+
+JSON_VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text()
+    | st.sampled_from(["192.0.2.7", "GET", "/", "200"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*CADDY, *CADDY["request"]]), inner),
+    max_leaves=8,
+)
+
+
+@settings(deadline=None)
+@given(st.sampled_from([CADDY, TRAEFIK, NGINX]), st.data())
+def test_no_json_value_in_any_field_raises(line: dict[str, Any], data: st.DataObject) -> None:
+    fields = data.draw(
+        st.dictionaries(st.sampled_from([*line, "request", "request_uri", "msec"]), JSON_VALUES, min_size=1)
+    )
+    found = parse_line(json.dumps({**line, **fields}).encode())
+    if isinstance(found, AccessRecord):
+        assert 0 <= found.time_us < 253_402_300_800_000_000
+        assert found.client.strip()
+        assert 0 <= found.status <= 999
+
+
+def mixed_file(path: Path, lines: int) -> Counter[str]:
+    """Write `lines` lines of all kinds in random order, the last without its end; return how many of each kind."""
+    kinds = {
+        **{f"good: {name}": line if isinstance(line, bytes) else line.encode() for name, (line, _) in GOOD.items()},
+        **{f"bad: {name}": line for name, (line, _) in BAD.items()},
+    }
+    long = [name for name, line in kinds.items() if len(line) > 1_000]
+    draw = random.Random(SEED)
+    names = draw.choices([name for name in kinds if name not in long], k=lines - 10 * len(long)) + long * 10
+    draw.shuffle(names)
+    path.write_bytes(b"\n".join(kinds[name].rstrip(b"\r\n").replace(b"\n", b" ") for name in [*names[1:], names[0]]))
+    return Counter(names)
+
+
+def test_read_and_skipped_add_up_to_a_hundred_thousand_mixed_lines(tmp_path: Path) -> None:
+    kinds = mixed_file(tmp_path / "mixed.log", 100_000)
+    log = AccessLog(tmp_path / "mixed.log")
+    records = Counter(log)
+    expected: Counter[Skip] = Counter()
+    for name, (_, reason) in BAD.items():
+        expected[reason] += kinds[f"bad: {name}"]
+    assert log.total == 100_000, f"seed {SEED}"
+    assert log.skipped == expected, f"seed {SEED}"
+    assert log.read == records.total() == sum(kinds[f"good: {name}"] for name in GOOD), f"seed {SEED}"
+
+
+def test_a_gzip_file_reads_like_the_plain_one(tmp_path: Path) -> None:
+    mixed_file(tmp_path / "plain.log", 2_000)
+    # The name does not matter: rotation renames files.
+    (tmp_path / "packed.log").write_bytes(gzip.compress((tmp_path / "plain.log").read_bytes()))
+    plain, packed = AccessLog(tmp_path / "plain.log"), AccessLog(tmp_path / "packed.log")
+    assert list(packed) == list(plain)
+    assert (packed.read, packed.skipped) == (plain.read, plain.skipped)
+
+
+@pytest.mark.parametrize("damage", ["cut", "tail", "flipped"])
+def test_a_damaged_gzip_file_is_read_up_to_the_damage(tmp_path: Path, damage: str) -> None:
+    draw = random.Random(SEED)
+    text = "".join(f"{COMMON} {draw.random()}\n" for _ in range(20_000)).encode()
+    packed = gzip.compress(text)
+    half = len(packed) // 2
+    flipped = packed[:half] + bytes(byte ^ 0xFF for byte in packed[half : half + 64]) + packed[half + 64 :]
+    path = tmp_path / "access.log.gz"
+    path.write_bytes({"cut": packed[:half], "tail": packed + b"tail", "flipped": flipped}[damage])
+    log = AccessLog(path)
+    assert sum(1 for _ in log) == log.read > 0
+    assert log.skipped[Skip.GZIP] == 1
+    assert log.total == log.read + log.skipped.total()
+
+
+def test_a_gzip_bomb_of_one_line_stays_small(tmp_path: Path) -> None:
+    with gzip.open(tmp_path / "bomb.gz", "wb", compresslevel=1) as file:
+        for _ in range(64):
+            file.write(b"a" * 1_048_576)
+        file.write(f"\n{COMMON}".encode())
+    log = AccessLog(tmp_path / "bomb.gz")
+    tracemalloc.start()
+    try:
+        assert list(log) == [RECORD]
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert log.skipped == {Skip.TOO_LONG: 1}
+    assert peak_bytes < 4_000_000
+
+
+@pytest.mark.parametrize("extra", [-1, 0, 1])
+def test_a_line_is_too_long_beyond_the_limit_and_not_before(tmp_path: Path, extra: int) -> None:
+    line = f"{COMMON} ".encode()
+    line += b"a" * (MAX_LINE_BYTES + extra - len(line))
+    (tmp_path / "access.log").write_bytes(line + b"\n" + COMMON.encode())
+    log = AccessLog(tmp_path / "access.log")
+    assert list(log) == [RECORD] * (1 if extra > 0 else 2)
+    assert log.skipped == ({Skip.TOO_LONG: 1} if extra > 0 else {})
+
+
+def test_a_file_is_read_only_as_far_as_asked(tmp_path: Path) -> None:
+    (tmp_path / "access.log").write_text(f"\n{COMMON}\n" * 1_000)
+    log = AccessLog(tmp_path / "access.log")
+    records = iter(log)
+    assert next(records) == RECORD
+    assert (log.read, log.total) == (1, 2)
+    records.close()
+
+
+def test_reading_again_counts_from_the_start(tmp_path: Path) -> None:
+    (tmp_path / "access.log").write_text(f"{COMMON}\nodd\n{COMMON}")
+    log = AccessLog(tmp_path / "access.log")
+    assert list(log) == list(log)
+    assert (log.read, log.skipped, log.total) == (2, {Skip.FORMAT: 1}, 3)
+
+
+def test_an_empty_file_holds_nothing(tmp_path: Path) -> None:
+    (tmp_path / "access.log").touch()
+    log = AccessLog(tmp_path / "access.log")
+    assert (list(log), log.total) == ([], 0)
+
+
+def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        list(AccessLog(tmp_path / "nowhere.log"))
+
+
+def test_real_logs_read_as_their_manifest_says() -> None:
+    if not (DATA / "MANIFEST.md").is_file():
+        pytest.skip(f"no real logs: {DATA} holds no MANIFEST.md; set SLIDEGATE_DATA to a directory that does")
+    row = re.compile(
+        r"\| `(logs/\S+)` \| ([\d,]+) \| [^|]+ \| ([\d,]+) \| (\S+) to (\S+) \| (\S+)% / (\S+)% \|.*\| ([\d,]+) \|"
+    )
+    expected, found = {}, {}
+    for name, lines, clients, first, last, client_errors, server_errors, unparsed in row.findall(
+        (DATA / "MANIFEST.md").read_text(encoding="utf-8")
+    ):
+        numbers = [int(number.replace(",", "")) for number in (lines, unparsed, clients)]
+        expected[name] = (*numbers, first, last, float(client_errors), float(server_errors))
+        found[name] = summary(AccessLog(DATA / name))
+    assert expected
+    assert found == expected
+
+
+def summary(log: AccessLog) -> tuple[object, ...]:
+    records = list(log)
+    days = [datetime.fromtimestamp(record.time_us / 1_000_000, UTC).date().isoformat() for record in records]
+    shares = [round(100 * sum(record.status // 100 == kind for record in records) / len(records), 1) for kind in (4, 5)]
+    clients = {record.client for record in records}
+    return log.total, log.skipped.total(), len(clients), min(days), max(days), *shares

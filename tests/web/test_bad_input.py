@@ -1,0 +1,91 @@
+"""Everything that cannot work is said at construction: what was wrong, and what to write instead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from slidegate import ConfigurationError, Limit, Limiter, MemoryStore, RateLimitMiddleware, Rule, client_ip, header
+
+from .driver import hello
+
+RULE = Rule("*", "5/minute")
+
+
+def gate(**options: Any) -> RateLimitMiddleware:
+    return RateLimitMiddleware(hello, **options)
+
+
+def rule(*args: Any, **options: Any) -> Rule:
+    return Rule(*args, **options)
+
+
+BAD: list[tuple[Callable[[], object], str]] = [
+    (lambda: gate(), "give limits="),
+    (lambda: gate(limits="5/minute", rules=[RULE]), "not both"),
+    (lambda: gate(limits=""), "AMOUNT/WINDOW"),
+    (lambda: gate(limits="5/minut"), "did you mean 'minute'"),
+    (lambda: gate(limits="5 per minute and more"), "column 1"),
+    (lambda: gate(limits="5/minute; x"), "column 11"),
+    (lambda: gate(limits=5), "not 5"),
+    (lambda: gate(limits=[5]), "not 5"),
+    (lambda: gate(limits=[]), "at least one"),
+    (lambda: gate(rules=RULE), "expected a list"),
+    (lambda: gate(rules="5/minute"), "expected a list"),
+    (lambda: gate(rules=5), "expected a list"),
+    (lambda: gate(rules=["5/minute"]), "Rule"),
+    (lambda: gate(limits="5/minute", limiter=MemoryStore()), "expected Limiter"),
+    (lambda: gate(limits="5/minute", limiter="memory://"), "expected Limiter"),
+    (lambda: gate(limits="5/minute", client="ip"), "client_ip()"),
+    (lambda: gate(limits="5/minute", client=client_ip), "client_ip()"),
+    (lambda: gate(limits="5/minute", blocklist=["192.0.2.0/24"]), "expected Networks"),
+    (lambda: gate(limits="5/minute", allowlist="192.0.2.0/24"), "expected Networks"),
+    (lambda: gate(limits="5/minute", on_refused="no"), "on_refused"),
+    (lambda: gate(limits="5/minute", headers="drafts"), "'drafts'"),
+    (lambda: gate(limits="5/minute", headers=True), "headers"),
+    (lambda: gate(limits="5/minute", enabled="yes"), "enabled"),
+    (lambda: gate(limits="5/minute", preflight_limits="x"), "AMOUNT/WINDOW"),
+    (lambda: gate(limits="5/minute", blocklists=None), "did you mean 'blocklist'"),
+    (lambda: gate(limits="5/minute", on_refuse=None), "did you mean 'on_refused'"),
+    (lambda: rule("login", "5/minute"), "'login'"),
+    (lambda: rule("", "5/minute"), "path"),
+    (lambda: rule(None, "5/minute"), "path"),
+    (lambda: rule("/api/*", "5/minute"), '"/api/{rest:path}"'),
+    (lambda: rule("/a/{id:nosuch}", "5/minute"), "nosuch"),
+    (lambda: rule("/a/{id}/{id}", "5/minute"), "id"),
+    (lambda: rule("/a"), 'Rule("/a", "5/minute")'.replace('"/a"', "'/a'")),
+    (lambda: rule("/a", exempt=True, limits="5/minute"), "exempt"),
+    (lambda: rule("/a", "5/minute", methods="POST"), '["GET", "POST"]'),
+    (lambda: rule("/a", "5/minute", methods=[]), "all methods"),
+    (lambda: rule("/a", "5/minute", methods=["GET "]), "'GET '"),
+    (lambda: rule("/a", "5/minute", methods=[5]), "5"),
+    (lambda: rule("/a", "5/minute", methods=5), "not 5"),
+    (lambda: rule("/a", "5/minute", connection="ws"), "websocket"),
+    (lambda: rule("/a", "5/minute", key="ip"), "client_ip()"),
+    (lambda: rule("/a", "5/minute", key=5), "not 5"),
+    (lambda: rule("/a", "5/minute", cost=-1), "0 or more"),
+    (lambda: rule("/a", "5/minute", cost=1.5), "whole number"),
+    (lambda: rule("/a", "5/minute", cost=True), "whole number"),
+    (lambda: rule("/a", "5/minute", cost="2"), "whole number"),
+    (lambda: rule("/a", "9/minute; 5/hour", cost=6), "could never pass"),
+    (lambda: rule("/a", "5/minute", cots=2), "did you mean 'cost'"),
+    (lambda: rule("/a", "5/minute", limit="x"), "did you mean 'limits'"),
+    (lambda: rule("/a", [Limit(5, "1m"), "6/minute"]), "same window"),
+    (lambda: client_ip(ipv4_prefix=33), "ipv4_prefix"),
+    (lambda: client_ip(ipv4_prefix=0), "ipv4_prefix"),
+    (lambda: header("X Key"), "X Key"),
+    (lambda: Limiter("memory://"), "Limiter.from_url"),  # type: ignore[arg-type]
+    (lambda: Limiter(5), "MemoryStore()"),  # type: ignore[arg-type]
+    (lambda: Limiter(observers=[5]), "observers"),  # type: ignore[list-item]
+]
+
+
+@pytest.mark.parametrize("number", range(len(BAD)))
+def test_bad_input_is_a_clear_error_at_construction(number: int) -> None:
+    make, part = BAD[number]
+    with pytest.raises(ConfigurationError) as caught:
+        make()
+    assert part in str(caught.value)
+    assert isinstance(caught.value, ValueError)

@@ -1,0 +1,352 @@
+"""The gate as a piece of ASGI: what it judges, what it leaves alone, and how gates stack."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.background import BackgroundTask
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.types import Message, Receive, Scope, Send
+
+from slidegate import ConfigurationError, Limiter, MemoryStore, Networks, RateLimitMiddleware, Reason, Rule, everyone
+from slidegate.testing import FakeClock
+
+from .driver import PEER, Answer, call, hello, scope_of, send_scope, statuses
+
+
+def limiter() -> Limiter:
+    return Limiter(MemoryStore(clock=FakeClock()))
+
+
+async def page(request: Request) -> PlainTextResponse:
+    return PlainTextResponse("hi")
+
+
+async def test_the_one_liner_limits_each_client() -> None:
+    app = RateLimitMiddleware(hello, limits="3/hour")
+    assert await statuses(app, 5) == [200, 200, 200, 429, 429]
+    assert await statuses(app, 2, client=("203.0.113.10", 1)) == [200, 200]
+
+
+async def test_the_order_of_judgement_is_allowlist_blocklist_limits() -> None:
+    app = RateLimitMiddleware(
+        hello, limits="1/hour", limiter=limiter(), allowlist=Networks([PEER]), blocklist=Networks(["203.0.113.0/24"])
+    )
+    assert await statuses(app, 3) == [200, 200, 200]
+    assert await statuses(app, 2, client=("203.0.113.10", 1)) == [403, 403]
+    assert await statuses(app, 2, client=("192.0.2.1", 1)) == [200, 429]
+
+
+async def test_the_record_says_why_a_request_passed_or_not() -> None:
+    app = RateLimitMiddleware(
+        hello,
+        rules=[Rule("/health", exempt=True), Rule("*", "1/hour", name="all")],
+        allowlist=Networks(["192.0.2.1"]),
+        blocklist=Networks(["192.0.2.2"]),
+    )
+    reasons = []
+    for path, host in [("/", PEER), ("/", PEER), ("/health", PEER), ("/", "192.0.2.1"), ("/", "192.0.2.2")]:
+        scope = scope_of(path, client=(host, 1))
+        await send_scope(app, scope)
+        reasons.append(scope["slidegate"].decision.reason)
+    assert reasons == [Reason.OK, Reason.LIMITED, Reason.EXEMPT, Reason.ALLOWLISTED, Reason.BLOCKED]
+
+
+async def test_a_request_against_several_rules_is_charged_on_all_or_none() -> None:
+    gate = limiter()
+    app = RateLimitMiddleware(
+        hello, limiter=gate, rules=[Rule("/a", "1/hour", name="a"), Rule("*", "10/hour", key=everyone, name="all")]
+    )
+    assert await statuses(app, 6, "/a") == [200, 429, 429, 429, 429, 429]
+    assert (await gate.peek("everyone", "10/hour", rule="all")).remaining == 8
+
+
+async def test_cc_02_of_ten_thousand_requests_at_once_exactly_n_pass() -> None:
+    ran = 0
+
+    async def slow(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal ran
+        ran += 1
+        await anyio.lowlevel.checkpoint()
+        await hello(scope, receive, send)
+
+    app = RateLimitMiddleware(slow, limits="100/hour")
+    answers = await asyncio.gather(*(call(app) for _ in range(10_000)))
+    assert ran == 100
+    assert sorted(answer.status for answer in answers) == [200] * 100 + [429] * 9_900
+
+
+@pytest.mark.parametrize("limit", ["100/hour", "100/hour @128"])
+async def test_hp_20_a_thousand_streams_of_one_connection_are_one_client(limit: str) -> None:
+    app = RateLimitMiddleware(hello, limits=limit)
+    answers = await asyncio.gather(*(call(app, http_version="2", client=(PEER, 4000)) for _ in range(1_000)))
+    assert [answer.status for answer in answers].count(200) == 100
+
+
+async def test_cn_02_a_client_that_leaves_after_admission_stays_charged() -> None:
+    async def gone(scope: Scope, receive: Receive, send: Send) -> None:
+        raise asyncio.CancelledError
+
+    gate = limiter()
+    app = RateLimitMiddleware(gone, limiter=gate, rules=[Rule("*", "3/hour", name="r")])
+    with pytest.raises(asyncio.CancelledError):
+        await call(app)
+    assert (await gate.peek(PEER, "3/hour", rule="r")).remaining == 1  # after the peek's own unit
+
+
+async def test_hp_05_preflights_are_not_counted_and_have_a_limit_of_their_own() -> None:
+    preflight = {"Origin": "https://example.org", "Access-Control-Request-Method": "PUT"}
+    app = RateLimitMiddleware(hello, limits="10/hour", preflight_limits="200/hour")
+    assert await statuses(app, 100, method="OPTIONS", headers=preflight) == [200] * 100
+    assert await statuses(app, 11) == [200] * 10 + [429]
+    assert (await statuses(app, 101, method="OPTIONS", headers=preflight)).count(429) == 1
+    blocked = RateLimitMiddleware(hello, limits="10/hour", blocklist=Networks([PEER]))
+    assert await statuses(blocked, 1, method="OPTIONS", headers=preflight) == [403]
+    free = RateLimitMiddleware(hello, limits="10/hour", preflight_limits=None)
+    assert await statuses(free, 700, method="OPTIONS", headers=preflight) == [200] * 700
+
+
+async def test_an_options_request_that_is_no_preflight_is_counted() -> None:
+    app = RateLimitMiddleware(hello, limits="1/hour")
+    for headers in ({}, {"Origin": "https://example.org"}, {"Access-Control-Request-Method": "PUT"}):
+        await call(app, method="OPTIONS", headers=headers)
+    assert await statuses(app, 1, method="OPTIONS") == [429]
+
+
+async def test_hp_05_under_cors_middleware_the_refusal_carries_the_cors_headers() -> None:
+    app = CORSMiddleware(RateLimitMiddleware(hello, limits="1/hour"), allow_origins=["https://example.org"])
+    origin = {"Origin": "https://example.org"}
+    assert [(await call(app, headers=origin)).status, (answer := await call(app, headers=origin)).status] == [200, 429]
+    assert answer.headers["access-control-allow-origin"] == "https://example.org"
+
+
+@pytest.mark.parametrize("kind", ["lifespan", "foo"])
+async def test_hp_12_other_scope_types_pass_unchanged(kind: str) -> None:
+    seen: list[tuple[Any, ...]] = []
+
+    async def app(*args: Any) -> None:
+        seen.append(args)
+
+    async def receive() -> Message:
+        return {}
+
+    async def send(message: Message) -> None: ...
+
+    scope = {"type": kind, "state": {}}
+    await RateLimitMiddleware(app, limits="1/hour")(scope, receive, send)
+    assert seen == [(scope, receive, send)]
+    assert scope == {"type": kind, "state": {}}
+
+
+@pytest.mark.parametrize("client", [None, ("", 0), ["", None]])
+async def test_hp_13_requests_without_a_peer_are_one_client(client: Any, caplog: pytest.LogCaptureFixture) -> None:
+    gate = limiter()
+    app = RateLimitMiddleware(hello, limiter=gate, rules=[Rule("*", "2/hour", name="r")])
+    assert await statuses(app, 3, client=client) == [200, 200, 429]
+    assert await statuses(app, 1) == [200]
+    assert caplog.text.count("names no peer") == 1
+    assert not await gate.peek("unknown-peer", "2/hour", rule="r")
+
+
+async def test_a_scope_without_the_client_key_is_the_unknown_peer() -> None:
+    scope = scope_of()
+    del scope["client"]
+    assert (await send_scope(RateLimitMiddleware(hello, limits="1/hour"), scope)).status == 200
+
+
+@pytest.mark.parametrize("started", [False, True])
+async def test_hp_14_what_the_application_raises_comes_through_once_and_the_hit_stays(started: bool) -> None:
+    async def broken(scope: Scope, receive: Receive, send: Send) -> None:
+        if started:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+        raise KeyError("app")
+
+    answer = Answer()
+
+    async def send(message: Message) -> None:
+        answer.messages.append(message)
+
+    app = RateLimitMiddleware(broken, limits="1/hour")
+    with pytest.raises(KeyError, match="app"):
+        await app(scope_of(), None, send)  # type: ignore[arg-type]
+    assert len(answer.messages) == started
+    assert await statuses(app, 1) == [429]
+
+
+async def test_hp_16_every_other_message_passes_as_it_is_and_in_order() -> None:
+    messages: list[Message] = [
+        {"type": "http.response.debug", "info": {}},
+        {"type": "http.response.early_hint", "links": []},
+        {"type": "http.response.start", "status": 200, "headers": [], "trailers": True},
+        {"type": "http.response.body", "body": b"a", "more_body": True},
+        {"type": "http.response.zerocopysend", "file": 3},
+        {"type": "http.response.pathsend", "path": "/x"},
+        {"type": "http.response.trailers", "headers": []},
+    ]
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        for message in messages:
+            await send(message)
+
+    answer = await call(RateLimitMiddleware(app, limits="9/hour"))
+    assert [message["type"] for message in answer.messages] == [message["type"] for message in messages]
+    untouched = [n for n, message in enumerate(messages) if message["type"] != "http.response.start"]
+    assert all(answer.messages[n] is messages[n] for n in untouched)
+    assert answer.start["trailers"] is True
+
+
+async def test_receive_reaches_the_application_untouched() -> None:
+    seen: list[Any] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.append(receive)
+
+    async def receive() -> Message:
+        return {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None: ...
+
+    await RateLimitMiddleware(app, limits="1/hour")(scope_of(), receive, send)
+    assert seen == [receive]
+
+
+async def test_context_variables_streams_and_background_tasks_behave_as_without_the_gate() -> None:
+    user: contextvars.ContextVar[str] = contextvars.ContextVar("user")
+    done: list[str] = []
+
+    async def chunks() -> Any:
+        for word in ("a", "b", "c"):
+            yield word
+
+    async def stream(request: Request) -> StreamingResponse:
+        user.set("inner")
+        return StreamingResponse(chunks(), background=BackgroundTask(done.append, "task"))
+
+    app = Starlette(routes=[Route("/", stream)], middleware=[Middleware(RateLimitMiddleware, limits="9/hour")])
+    answer = await call(app)
+    assert answer.body == b"abc"
+    assert user.get() == "inner"  # the application ran in the caller's own task and context
+    assert done == ["task"]
+    assert sum(message["type"] == "http.response.start" for message in answer.messages) == 1
+
+
+async def test_it_works_on_the_app_on_a_route_and_on_a_mount_and_each_counts_once() -> None:
+    gate = limiter()
+    app = Starlette(
+        routes=[
+            Route("/one", page, middleware=[Middleware(RateLimitMiddleware, limits="2/hour", limiter=gate)]),
+            Route("/two", page, middleware=[Middleware(RateLimitMiddleware, limits="2/hour", limiter=gate)]),
+            Mount("/sub", routes=[Route("/a", page), Route("/b", page)],
+                  middleware=[Middleware(RateLimitMiddleware, limits="3/hour", limiter=gate)]),
+        ],
+        middleware=[Middleware(RateLimitMiddleware, limits="100/hour", limiter=gate)],
+    )  # fmt: skip
+    assert await statuses(app, 3, "/one") == [200, 200, 429]
+    assert await statuses(app, 3, "/two") == [200, 200, 429], "two unnamed gates are two buckets"
+    assert [*await statuses(app, 2, "/sub/a"), *await statuses(app, 2, "/sub/b")] == [200, 200, 200, 429]
+    answer = await call(app, "/one")
+    assert answer.headers["ratelimit"].startswith('"default";r=0'), "the tightest of both gates is shown"
+    assert answer.headers["ratelimit-policy"] == '"default";q=100;w=3600, "default";q=2;w=3600'
+
+
+async def test_an_outer_allowlist_lets_through_every_gate_further_in() -> None:
+    inner = RateLimitMiddleware(hello, limits="1/hour")
+    app = RateLimitMiddleware(inner, limits="1/hour", allowlist=Networks([PEER]))
+    assert await statuses(app, 3) == [200, 200, 200]
+
+
+async def test_cc_08_one_named_rule_met_twice_is_charged_once_and_warned_about(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    gate = limiter()
+    inner = RateLimitMiddleware(hello, limiter=gate, rules=[Rule("*", "4/hour", name="api"), Rule("*", "9/hour")])
+    app = RateLimitMiddleware(inner, limiter=gate, rules=[Rule("*", "4/hour", name="api")])
+    assert "'api'" in caplog.text
+    assert await statuses(app, 5) == [200, 200, 200, 200, 429]
+
+
+async def test_a_refusal_further_in_is_counted_further_out() -> None:
+    inner = RateLimitMiddleware(hello, limits="1/hour")
+    app = RateLimitMiddleware(inner, limits="3/hour")
+    assert await statuses(app, 4) == [200, 429, 429, 429]
+    assert "r=0" in (await call(app)).headers["ratelimit"]
+
+
+async def test_switched_off_everything_passes_and_that_is_said_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert await statuses(RateLimitMiddleware(hello, limits="1/hour", enabled=False), 3) == [200] * 3
+    monkeypatch.setenv("SLIDEGATE_ENABLED", "0")
+    app = RateLimitMiddleware(hello, limits="1/hour", blocklist=Networks([PEER]))
+    assert await statuses(app, 3) == [200] * 3
+    assert caplog.text.count("switched off") == 2
+    monkeypatch.setenv("SLIDEGATE_ENABLED", "1")
+    assert await statuses(RateLimitMiddleware(hello, limits="1/hour"), 2) == [200, 429]
+
+
+def test_cf_11_a_switch_that_cannot_be_read_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLIDEGATE_ENABLED", "perhaps")
+    with pytest.raises(ConfigurationError, match=r"SLIDEGATE_ENABLED.*perhaps"):
+        RateLimitMiddleware(hello, limits="1/hour")
+
+
+@pytest.mark.parametrize(("workers", "warned"), [("4", True), ("1", False), ("", False), ("many", False)])
+def test_cf_10_several_workers_with_a_memory_store_are_warned_about(
+    workers: str, warned: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("WEB_CONCURRENCY", workers)
+    with caplog.at_level(logging.WARNING):
+        RateLimitMiddleware(hello, limits="1/hour")
+    assert ("limits are per process" in caplog.text) is warned
+
+
+async def test_cf_04_changing_the_callers_lists_afterwards_changes_nothing() -> None:
+    rules = [Rule("*", "1/hour")]
+    methods = ["POST"]
+    rules.append(Rule("/post", "1/day", methods=methods))
+    app = RateLimitMiddleware(hello, rules=rules)
+    rules.clear()
+    methods.clear()
+    assert await statuses(app, 2) == [200, 429]
+    limit = Rule("*", "1/hour").limits[0]
+    with pytest.raises(AttributeError, match="immutable"):
+        limit.amount = 5
+
+
+async def test_two_event_loops_may_share_the_gate() -> None:
+    app = RateLimitMiddleware(hello, limits="50/hour")
+    loops = await asyncio.gather(*(asyncio.to_thread(asyncio.run, statuses(app, 40)) for _ in range(2)))
+    assert sum(loop.count(200) for loop in loops) == 50
+
+
+def test_the_gate_runs_on_trio_as_well() -> None:
+    async def main() -> list[int]:
+        async def key(request: Any) -> str:
+            await anyio.lowlevel.checkpoint()
+            return "someone"
+
+        return await statuses(RateLimitMiddleware(hello, rules=[Rule("*", "1/hour", key=key)]), 2)
+
+    assert anyio.run(main, backend="trio") == [200, 429]
+
+
+async def test_an_ordinary_http_client_sees_the_429() -> None:
+    app = Starlette(routes=[Route("/", page)])
+    app.add_middleware(RateLimitMiddleware, limits="1/minute")
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://app.test") as client:
+        assert (await client.get("/")).status_code == 200
+        refused = await client.get("/")
+    assert refused.status_code == 429
+    assert refused.json()["status"] == 429
+    assert refused.headers["retry-after"] == "60"
