@@ -6,7 +6,7 @@ read from it is worked out when they ask.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple, TypeAlias
 
@@ -58,9 +58,17 @@ def wire_names(rule: str, limits: Sequence[Limit]) -> tuple[str, ...]:
     names: list[str] = []
     for limit in limits:
         seconds = f"{limit.window_us / 1_000_000:.6f}".rstrip("0").rstrip(".")
-        name = limit.name or f"{rule}-{seconds}"
-        names.append(f"{name}@{limit.resolution}" if name in names else name)
+        names.append(unique_name(limit.name or f"{rule}-{seconds}", names))
     return tuple(names)
+
+
+def unique_name(name: str, taken: Collection[str]) -> str:
+    """Return `name`, or ``name-2``, ``name-3`` ... if it is taken."""
+    count, unique = 1, name
+    while unique in taken:
+        count += 1
+        unique = f"{name}-{count}"
+    return unique
 
 
 Check: TypeAlias = tuple[Bucket, str, int]

@@ -180,7 +180,8 @@ class Limit:
     def __setattr__(self, field: str, value: object) -> None:
         raise AttributeError(f"a Limit is immutable; make another one instead of setting {field}")
 
-    __delattr__ = __setattr__  # type: ignore[assignment]
+    def __delattr__(self, field: str) -> None:
+        raise AttributeError(f"a Limit is immutable; it always has its {field}")
 
     def __reduce__(self) -> tuple[object, ...]:
         return _restore, (self.amount, self.window_us, self.resolution, self.name)

@@ -11,6 +11,7 @@ lookup is one binary search. It never changes: to change a list, make another on
 from __future__ import annotations
 
 import ipaddress
+import re
 import socket
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
@@ -25,6 +26,7 @@ Address: TypeAlias = tuple[int, int]
 
 _MAPPED = 0xFFFF << 32
 _BITS = {4: 32, 6: 128}
+_PREFIX = re.compile("0|[1-9][0-9]{0,2}")
 
 
 def parse_address(text: str) -> Address | None:
@@ -72,7 +74,7 @@ def parse_network(text: str, *, strict: bool = True) -> tuple[int, int, int]:
     bits = 128 if ":" in host else 32
     prefix = bits
     if slash:
-        if not (length.isascii() and length.isdigit()) or (length[0] == "0" and length != "0") or int(length) > bits:
+        if not _PREFIX.fullmatch(length) or int(length) > bits:
             raise ConfigurationError(
                 f"network: {text!r} needs a prefix length from 0 to {bits}, for example {host}/{bits}"
             )
@@ -112,7 +114,7 @@ class Networks:
     _ends: dict[int, list[int]]
 
     def __init__(self, networks: Iterable[object] = (), *, strict: bool = True) -> None:
-        if isinstance(networks, (str, bytes)):
+        if isinstance(networks, (str, bytes)) or not isinstance(networks, Iterable):
             raise ConfigurationError(f'networks: expected a list, for example ["192.0.2.0/24"], not {networks!r}')
         self._merge(parse_network(str(network), strict=strict) for network in networks)
 

@@ -32,6 +32,7 @@ key is held no longer than a window and a slice, however far the clock stepped.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from copy import copy
 from itertools import accumulate
 from struct import Struct, pack, unpack
 from typing import Final, Protocol, TypeAlias
@@ -182,6 +183,9 @@ class TimestampWindow:
 
     def _step_back(self, now_us: int) -> None:
         self._load(tuple(min(time_us, now_us) for time_us in self._times()))
+        if self._surplus is not None:
+            units, newest_us = self._surplus
+            self._surplus = units, min(newest_us, now_us)
 
 
 class CounterWindow:
@@ -395,16 +399,20 @@ def convert(window: TimestampWindow | CounterWindow, limit: Limit, now_us: int) 
     timestamps at the last microsecond of their slice, timestamps become counts in their slice.
     Neither direction frees a unit early.
     """
+    window = copy(window)
+    window.wait_us(now_us, 0)  # what has left does not come along
     fresh = new_window(limit)
     if isinstance(fresh, TimestampWindow) and isinstance(window, CounterWindow):
         _to_timestamps(window, fresh, limit, now_us)
-    elif isinstance(fresh, CounterWindow) and isinstance(window, TimestampWindow):
+        return fresh
+    if isinstance(fresh, CounterWindow) and isinstance(window, TimestampWindow):
         if window._surplus is not None and window._surplus[1] > now_us - window.window_us:
             units, newest_us = window._surplus
             fresh.add(newest_us, min(units, MAX_SLICE_COUNT))
         for time_us in window._times():
             fresh.add(time_us)
-    return fresh
+        return fresh
+    return window
 
 
 def _to_timestamps(counters: CounterWindow, fresh: TimestampWindow, limit: Limit, now_us: int) -> None:

@@ -41,22 +41,15 @@ _EXEMPT: Final = Decision(True, Reason.EXEMPT)
 logger = logging.getLogger("slidegate")
 
 
-class Record:
-    """What the gates on the way of one request decided.
+class Record(list[Decision]):
+    """What the gates on the way of one request decided, the outermost first."""
 
-    Attributes:
-        decisions: One for each gate, the outermost first.
-    """
-
-    __slots__ = ("decisions",)
-
-    def __init__(self) -> None:
-        self.decisions: list[Decision] = []
+    __slots__ = ()
 
     @property
     def decision(self) -> Decision:
         """The decision that matters most: a refusal, else the one with the least left."""
-        return tightest(self.decisions)
+        return tightest(self)
 
 
 class RateLimitMiddleware:
@@ -126,11 +119,11 @@ class RateLimitMiddleware:
         outermost = record is None
         if record is None:
             record = scope[RECORD] = Record()
-        answer = self._judge(scope, record.decisions)
+        answer = self._judge(scope, record)
         decision = answer if isinstance(answer, Decision) else await answer
-        record.decisions.append(decision)
+        record.append(decision)
         if outermost and self._headers is not None:
-            send = with_fields(send, record.decisions, self._headers)
+            send = with_fields(send, record, self._headers)
         if decision.allowed:
             await self.app(scope, receive, send)
         else:

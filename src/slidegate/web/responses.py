@@ -50,7 +50,7 @@ class HeaderWriter:
         self._draft = style in ("draft", "both")
         self._legacy = style in ("legacy", "both")
         self._policies: dict[tuple[Bucket, ...], bytes] = {}
-        self._names: dict[Bucket, bytes] = {}
+        self._singles: dict[Bucket, tuple[tuple[bytes, bytes], bytes]] = {}
 
     def fields(self, decisions: Sequence[Decision]) -> Fields:
         """Return the fields for everything that was asked on one request; the tightest limit is the one shown."""
@@ -81,18 +81,19 @@ class HeaderWriter:
         spent, leaves_us, _, _ = decision.readings[0]
         remaining = bucket.limits[0].amount - spent
         more_after_s = -((decision.now_us - leaves_us) // 1_000_000) if spent else 0
-        buckets = (bucket,)
-        policy = self._policies.get(buckets) or self._policy(buckets)
-        value = b"%b;r=%d;t=%d" % (self._names[bucket], remaining if remaining > 0 else 0, more_after_s)
-        return [(b"ratelimit-policy", policy), (b"ratelimit", value)]
+        known = self._singles.get(bucket)
+        if known is None:
+            if len(self._singles) >= _MEMO:
+                self._singles.clear()
+            known = (b"ratelimit-policy", self._policy((bucket,))), quote(bucket.names[0]).encode()
+            self._singles[bucket] = known
+        policy, name = known
+        return [policy, (b"ratelimit", b"%b;r=%d;t=%d" % (name, remaining if remaining > 0 else 0, more_after_s))]
 
     def _policy(self, buckets: tuple[Bucket, ...]) -> bytes:
         items = [policy_item(*item) for bucket in buckets for item in zip(bucket.names, bucket.limits, strict=True)]
         if len(self._policies) >= _MEMO:
             self._policies.clear()
-            self._names.clear()
-        for bucket in buckets:
-            self._names[bucket] = quote(bucket.names[0]).encode()
         policy = self._policies[buckets] = ", ".join(dict.fromkeys(items)).encode()
         return policy
 

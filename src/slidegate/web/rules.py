@@ -13,7 +13,7 @@ from starlette.requests import HTTPConnection
 from starlette.routing import compile_path
 from starlette.types import Scope
 
-from ..core.decision import Bucket, Check, wire_names
+from ..core.decision import Bucket, Check, unique_name, wire_names
 from ..core.errors import ConfigurationError
 from ..core.limits import Limit, check_name, parse_limits
 from ..limiter import Limiter, check_cost
@@ -114,6 +114,11 @@ class Rule:
         )
         return f"{self.label[:40]}:{blake2b(repr(facts).encode(), digest_size=8).hexdigest()}"
 
+    @property
+    def always(self) -> bool:
+        """Whether the rule is about every request."""
+        return self._pattern is None and self.methods is None and self.connection is None
+
     def matches(self, connection: str, method: str, path: str) -> bool:
         """Tell whether the rule is about a request."""
         return (
@@ -180,9 +185,12 @@ class RuleSet:
                 raise ConfigurationError(f"rules: {twin!r} and {rule!r} are one bucket; name one of them, or drop it")
             self._gates.append((rule, None if rule.exempt else Gate(rule, _bucket(rule, limiter, taken))))
         self._known: dict[tuple[str, str, str], Selection] = {}
+        self._always = self._select(("", "", "")) if all(rule.always for rule, _ in self._gates) else None
 
     def select(self, scope: Scope) -> Selection:
         """Return the gates on the way of a request, in their order."""
+        if self._always is not None:
+            return self._always
         asked = scope["type"], scope.get("method", "GET"), route_path(scope)
         return self._known.get(asked) or self._select(asked)
 
@@ -211,12 +219,8 @@ def _bucket(rule: Rule, limiter: Limiter, taken: set[str]) -> Bucket:
     """Make the bucket of a rule, its limits called on the wire what no other rule's are."""
     names = []
     for name in wire_names(rule.label, rule.limits):
-        unique, count = name, 1
-        while unique in taken:
-            count += 1
-            unique = f"{name}-{count}"
-        taken.add(unique)
-        names.append(unique)
+        names.append(unique_name(name, taken))
+        taken.add(names[-1])
     # Unnamed rules of two middlewares are two buckets, even on one limiter; a name joins them.
     identity = rule.identity if rule.name is not None else limiter.claim(rule.identity)
     return Bucket(identity, rule.limits, names)
