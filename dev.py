@@ -1,0 +1,212 @@
+#!/usr/bin/env python3
+"""Set up what a command needs, then run it. Needs Python 3.11 and nothing else.
+
+An environment is made once by the standard venv module. Into it goes uv, pinned, and uv installs one of the sets in
+requirements/, every file of it checked against its hash. `.venv` holds `demo` or `dev`; `dev` contains `demo`, so that
+the demo runs in either. The libraries that benchmarks compare us with have an environment of their own, `.venv-bench`:
+they choose versions of things that ours must not follow.
+"""
+
+import argparse
+import hashlib
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+if sys.version_info < (3, 11):  # noqa: UP036 - this file is what says so; the packages cannot
+    sys.exit("dev.py: slidegate needs Python 3.11 or newer; this is " + sys.version.split()[0])
+
+ROOT = Path(__file__).resolve().parent
+REQUIREMENTS = ROOT / "requirements"
+SETS = ("uv", "demo", "dev", "bench")
+MAIN = ROOT / ".venv"
+BENCH = ROOT / ".venv-bench"
+PYTEST = ("-m", "coverage", "run", "-m", "pytest")
+
+
+def run(*command: object, **environment: str) -> int:
+    """Run a command in the checkout and return its exit code."""
+    arguments = [str(part) for part in command]
+    return subprocess.run(arguments, cwd=ROOT, env={**child_environment(), **environment}).returncode
+
+
+def child_environment() -> dict[str, str]:
+    """Return this process's environment without what would make a Python look elsewhere than in its own environment."""
+    misleading = {"PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV"}
+    kept = {name: value for name, value in os.environ.items() if name not in misleading}
+    # uv brings certificates of its own; a machine behind a company's proxy trusts another one, and says so system-wide.
+    return {"UV_SYSTEM_CERTS": "1", "UV_LINK_MODE": "copy", "PIP_DISABLE_PIP_VERSION_CHECK": "1", **kept}
+
+
+def place(home: Path, name: str) -> Path:
+    """Return a directory of the environment at `home`: "scripts" or "purelib"."""
+    return Path(sysconfig.get_path(name, "venv", {"base": str(home), "platbase": str(home)}))
+
+
+def with_uv(home: Path) -> Path:
+    """Make an environment that holds nothing but uv, unless there is one; return its Python."""
+    scripts = place(home, "scripts")
+    python = scripts / "python"
+    # A directory for this version of Python: a newer one does not find it, and starts afresh.
+    if python.exists() and place(home, "purelib").is_dir() and any(scripts.glob("uv*")):
+        return python
+    try:
+        import ensurepip  # noqa: F401 - Debian and Ubuntu leave it out of python3
+    except ImportError:
+        version = "{}.{}".format(*sys.version_info)
+        sys.exit(f"dev.py: this Python has no venv module: sudo apt install python{version}-venv")
+    install_uv = ("-m", "pip", "install", "--quiet", "--require-hashes", "-r", REQUIREMENTS / "uv.txt")
+    if run(sys.executable, "-m", "venv", "--clear", home) or run(python, *install_uv):
+        sys.exit(f"dev.py: {home.name} could not be set up; the lines above say why")
+    return python
+
+
+def environment(home: Path, *sets: str) -> Path:
+    """Return the Python of an environment that holds one of `sets`; if it holds none, install the first."""
+    digests = [digest(name) for name in sets]
+    stamp = home / "installed"
+    python = with_uv(home)
+    if stamp.exists() and stamp.read_text() in digests:
+        return python
+    print(f"installing requirements/{sets[0]}.txt into {home.name}/ ...", file=sys.stderr, flush=True)
+    # pip and uv stay: uv counts them as part of an environment that it did not make itself.
+    sync = ("-m", "uv", "pip", "sync", "--quiet", "--require-hashes", "--python", python)
+    if run(python, *sync, REQUIREMENTS / f"{sets[0]}.txt"):
+        sys.exit(f"dev.py: requirements/{sets[0]}.txt could not be installed; the lines above say why")
+    # The project itself needs no build: its source and its root (examples, benchmarks) are on the path.
+    paths = [os.path.relpath(path, place(home, "purelib")) for path in (ROOT / "src", ROOT)]
+    (place(home, "purelib") / "checkout.pth").write_text("\n".join(paths) + "\n")
+    stamp.write_text(digests[0])
+    return python
+
+
+def digest(name: str) -> str:
+    """Return what an environment is stamped with: the set, its files' digest and the Python it was made for."""
+    content = b"".join((REQUIREMENTS / f"{part}.txt").read_bytes() for part in ("uv", name))
+    return f"{name} {sys.version_info[:2]} {hashlib.sha256(content).hexdigest()}"
+
+
+def demo(args: list[str]) -> int:
+    """Replay an access log through an example app, then serve it; its own --help says more."""
+    python = environment(MAIN, "demo", "dev")
+    # Not a child: Ctrl-C and signals reach the demo itself, and its paths start where the command was given.
+    os.execve(python, [str(python), "-m", "examples.demo", *args], child_environment())
+
+
+def test(args: list[str]) -> int:
+    """Check everything: style, types, documentation, tests, coverage; with arguments only run pytest with them."""
+    python = environment(MAIN, "dev")
+    if args:
+        return run(python, "-m", "pytest", *args)
+    coverage = (python, "-m", "coverage")
+    failed = [*lint_steps(python), *docs_steps(python)]
+    failed += step("coverage erase", *coverage, "erase")
+    broken, closing = tests_with_coverage(python)
+    failed += broken
+    failed += step("coverage combine", *coverage, "combine", "--quiet")
+    failed += step("coverage of the core", *coverage, "report", "--include=*/core/*", "--fail-under=100")
+    failed += step("coverage", *coverage, "report", "--fail-under=95")
+    print("", f"failed: {', '.join(failed)}" if failed else "all checks passed", closing, sep="\n")
+    return 1 if failed else 0
+
+
+def tests_with_coverage(python: Path) -> tuple[list[str], str]:
+    """Run pytest, showing what it says as it says it; return its name if it failed, and its closing line."""
+    print("\n-- pytest", flush=True)
+    closing = ""
+    command = [str(python), *PYTEST]
+    with subprocess.Popen(command, cwd=ROOT, env=child_environment(), stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            sys.stdout.buffer.write(line)
+            sys.stdout.flush()
+            closing = line.decode(errors="replace").strip() or closing
+    return ["pytest"] if process.returncode else [], closing
+
+
+def step(name: str, *command: object) -> list[str]:
+    """Run one check under a heading; return its name if it failed."""
+    print(f"\n-- {name}", flush=True)
+    return [name] if run(*command) else []
+
+
+def lint_steps(python: Path) -> list[str]:
+    """Return the names of the checks of the source that failed."""
+    return [
+        *step("ruff check", python, "-m", "ruff", "check"),
+        *step("ruff format", python, "-m", "ruff", "format", "--check"),
+        *step("mypy", python, "-m", "mypy"),
+    ]
+
+
+def docs_steps(python: Path) -> list[str]:
+    """Build the documentation; return the name of the check if it failed."""
+    return step("docs", python, "-m", "zensical", "build", "--strict")
+
+
+def deep(args: list[str]) -> int:
+    """Run pytest with many more random examples, slow tests included; arguments go to pytest."""
+    everything = ("-m", "", "-o", "faulthandler_timeout=3600")
+    return run(environment(MAIN, "dev"), "-m", "pytest", *everything, *args, HYPOTHESIS_PROFILE="deep")
+
+
+def lint(args: list[str]) -> int:
+    """Check style and types."""
+    return 1 if lint_steps(environment(MAIN, "dev")) else 0
+
+
+def docs(args: list[str]) -> int:
+    """Build the documentation into site/."""
+    return 1 if docs_steps(environment(MAIN, "dev")) else 0
+
+
+def bench(args: list[str]) -> int:
+    """Run benchmarks/NAME.py beside the libraries it compares us with: bench NAME [args]."""
+    names = sorted(path.stem for path in (ROOT / "benchmarks").glob("[!_]*.py"))
+    if not args or args[0] not in names:
+        sys.exit(f"dev.py: bench needs one of: {', '.join(names)}")
+    return run(environment(BENCH, "bench"), "-m", f"benchmarks.{args[0]}", *args[1:])
+
+
+def lock(args: list[str]) -> int:
+    """Compile requirements/*.in to *.txt; --upgrade moves to the newest versions."""
+    python = with_uv(MAIN)
+    # For every platform, and without the address of the index they come from.
+    options = ("--quiet", "--universal", "--python-version", "3.11", "--generate-hashes", "--no-emit-index-url")
+    for name in SETS:
+        files = (f"requirements/{name}.in", "--output-file", f"requirements/{name}.txt")
+        header = ("--custom-compile-command", "python3 dev.py lock")
+        code = run(python, "-m", "uv", "pip", "compile", *options, *header, *files, *args)
+        if code:
+            return code
+    return 0
+
+
+COMMANDS = {command.__name__: command for command in (demo, test, deep, lint, docs, bench, lock)}
+
+
+def main() -> int:
+    """Run the command that was asked for."""
+    listing = "\n".join(f"  {name:6}{command.__doc__}" for name, command in COMMANDS.items())
+    parser = argparse.ArgumentParser(
+        prog="dev.py",
+        usage="python3 dev.py COMMAND [args]",
+        epilog=f"commands:\n{listing}",
+        formatter_class=argparse.RawTextHelpFormatter,
+    )
+    parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help="one of those below")
+    # What follows belongs to the command, also where it looks like an option of this script.
+    chosen = parser.parse_args(sys.argv[1:2]).command
+    rest = sys.argv[2:]
+    if rest and chosen in {"lint", "docs"}:
+        parser.error(f"{chosen} takes no arguments, not {rest[0]!r}")
+    return COMMANDS[chosen](rest)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,287 @@
+"""What the README, the pages and the examples show is run, so that it cannot go stale.
+
+* A python block runs, in order, with the blocks before it on its page; a block may `await`.
+* ``<!-- file: NAME -->`` before a text block puts the block into that file for the page's code to find.
+* The commands of a bash or console block must exist; ``<!-- not run: REASON -->`` before one excuses it.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import re
+import shlex
+import sys
+import tomllib
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import dev
+import slidegate
+import slidegate.core
+import slidegate.testing
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FENCE = re.compile(
+    r"^(?:<!--\s*(?P<mark>file|not run):\s*(?P<value>[^>]*?)\s*-->\n+)?"
+    r"^(?P<indent> *)```(?P<language>[^\n]*)\n(?P<code>.*?)^(?P=indent)```$",
+    re.MULTILINE | re.DOTALL,
+)
+SHELL = {"bash", "console"}
+# Anything else would be shown without being run: "py" and "sh" among others.
+LANGUAGES = {"python", "text", "json", "http", "toml", *SHELL}
+LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)")
+LOCAL = re.compile(r"https?://(127\.0\.0\.1|localhost)(:\d+)?(/|$)")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a page."""
+
+    line: int
+    language: str
+    code: str
+    mark: str | None
+    value: str
+
+
+def blocks(text: str) -> Iterator[Block]:
+    """Yield the fenced blocks of a page."""
+    for found in FENCE.finditer(text):
+        indent = found["indent"]
+        lines = (line.removeprefix(indent) for line in found["code"].splitlines(keepends=True))
+        line = text.count("\n", 0, found.start("code"))
+        yield Block(line, found["language"].strip(), "".join(lines), found["mark"], found["value"] or "")
+
+
+def misused(block: Block) -> str | None:
+    """Return what is wrong with a block's language or marker."""
+    if block.language not in LANGUAGES:
+        return f"line {block.line}: unknown language {block.language!r}; use one of {sorted(LANGUAGES)}"
+    if block.mark == "file" and (block.language in {"python", *SHELL} or not re.fullmatch(r"[\w.-]+", block.value)):
+        return f"line {block.line}: a file block is text with a plain file name"
+    if block.mark == "not run" and (block.language not in SHELL or not block.value):
+        return f"line {block.line}: only shell blocks may be left out, and with a reason"
+    return None
+
+
+def run_page(text: str, name: str, directory: Path, module: types.ModuleType) -> None:
+    """Run the python blocks of a page in one module and one event loop."""
+    found = list(blocks(text))
+    for block in found:
+        if block.mark == "file":
+            (directory / block.value).write_text(block.code, encoding="utf-8")
+    with asyncio.Runner() as runner:
+        for block in found:
+            if block.language == "python":
+                # As many empty lines as the page has above the block: a traceback then names the page's own line.
+                source = "\n" * block.line + block.code
+                code = compile(source, name, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+                running = eval(code, vars(module))
+                if running is not None:
+                    runner.run(running)
+
+
+def commands(block: Block) -> Iterator[list[str]]:
+    """Yield the commands of a shell block, in words."""
+    for line in block.code.replace("\\\n", " ").splitlines():
+        prompted = line.startswith("$ ")
+        if block.language == "bash" or prompted:
+            yield from filter(None, [shlex.split(line.removeprefix("$ "), comments=True)])
+
+
+def extras() -> set[str]:
+    """Return the extras that the package has."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return set(project.get("optional-dependencies", ()))
+
+
+def exists(command: list[str]) -> bool:
+    """Tell whether a command shown to readers is one that they can run."""
+    match command:
+        case ["python3", "dev.py", name, *_]:
+            return name in dev.COMMANDS
+        case ["pip", "install", "."]:
+            return True
+        case ["pip", "install", package]:
+            wanted = re.fullmatch(r"slidegate(?:\[([\w,]+)\])?", package)
+            return wanted is not None and set(filter(None, (wanted[1] or "").split(","))) <= extras()
+        case ["curl", *rest]:
+            return sum(LOCAL.match(word) is not None for word in rest) == 1
+        case _:
+            return False
+
+
+def shown_python() -> list[Path]:
+    """Return the pages that show Python."""
+    return [page for page in PAGES if any(block.language == "python" for block in blocks(page.read_text("utf-8")))]
+
+
+def page_name(page: Path) -> str:
+    """Return a page's place in the checkout."""
+    return page.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_every_block_is_marked_as_what_it_is(page: Path) -> None:
+    text = page.read_text("utf-8")
+    found = list(blocks(text))
+    assert [problem for problem in map(misused, found) if problem] == []
+    assert text.count("```") == 2 * len(found), "a fence is not closed, or not at the start of its line"
+    assert len(re.findall(r"<!--\s*(?:file|not run)\b", text)) == sum(block.mark is not None for block in found)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("page", shown_python(), ids=page_name)
+def test_code_on_the_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("page")
+    monkeypatch.setitem(sys.modules, "page", module)  # where a dataclass or a forward reference looks itself up
+    monkeypatch.chdir(tmp_path)
+    run_page(page.read_text("utf-8"), str(page), tmp_path, module)
+
+
+def test_the_readme_shows_code() -> None:
+    assert ROOT / "README.md" in shown_python()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_commands_on_the_page_exist(page: Path) -> None:
+    unknown = [
+        shlex.join(command)
+        for block in blocks(page.read_text("utf-8"))
+        if block.language in SHELL and block.mark != "not run"
+        for command in commands(block)
+        if not exists(command)
+    ]
+    assert unknown == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_links_on_the_page_lead_somewhere(page: Path) -> None:
+    targets = [found["target"].partition("#")[0] for found in LINK.finditer(page.read_text("utf-8"))]
+    here = [target for target in targets if target and not re.match(r"\w+:", target)]
+    assert [target for target in here if not (page.parent / target).exists()] == []
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    listed = re.findall(r"^  - (\S+\.md)$", (ROOT / "mkdocs.yml").read_text("utf-8"), re.MULTILINE)
+    assert sorted(listed) == [page.relative_to(ROOT / "docs").as_posix() for page in PAGES[1:]]
+
+
+def test_the_reference_lists_every_public_name() -> None:
+    listed = re.findall(r"^::: (\S+)$", (ROOT / "docs" / "reference.md").read_text("utf-8"), re.MULTILINE)
+    wanted = [f"slidegate.{name}" for name in slidegate.__all__]
+    wanted += [f"slidegate.core.{name}" for name in slidegate.core.__all__ if name not in slidegate.__all__]
+    wanted += [f"slidegate.testing.{name}" for name in slidegate.testing.__all__]
+    wanted.append("slidegate.testing.contract.StoreContract")
+    assert sorted(listed) == sorted(wanted)
+
+
+def example_modules() -> list[str]:
+    """Return the dotted names of all examples."""
+    paths = (path.relative_to(ROOT).with_suffix("") for path in (ROOT / "examples").rglob("*.py"))
+    return sorted(".".join(path.parts).removesuffix(".__init__") for path in paths)
+
+
+def named_in(source: str) -> set[str]:
+    """Return the modules that a test imports, or names in a text of their own to run them."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.update((node.module, *(f"{node.module}.{alias.name}" for alias in node.names)))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.add(node.value)
+    # Running a package runs its __main__, and importing a module imports what it lies in.
+    return found | {f"{name}.__main__" for name in found} | {name.rpartition(".")[0] for name in found}
+
+
+@pytest.mark.parametrize("example", example_modules())
+def test_example_is_run_by_a_test_of_its_own(example: str) -> None:
+    tests = (ROOT / "tests" / "examples").rglob("test_*.py")
+    assert example in set().union(*(named_in(test.read_text("utf-8")) for test in tests))
+
+
+def test_there_are_examples() -> None:
+    assert example_modules()
+
+
+# -- the checks themselves -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        "```py\n1\n```",
+        "```\nplain\n```",
+        "```sh\nls\n```",
+        "<!-- not run: slow -->\n```python\n1\n```",
+        "<!-- not run:  -->\n```bash\nls\n```",
+        "<!-- file: a.py -->\n```python\n1\n```",
+        "<!-- file: ../a -->\n```text\n1\n```",
+    ],
+)
+def test_a_block_that_would_escape_is_found(block: str) -> None:
+    (found,) = blocks(block)
+    assert misused(found)
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["python3 dev.py nope", "python dev.py test", "pip install slidegate[nope]", "curl http://example.com/", "make"],
+)
+def test_a_command_that_does_not_exist_is_found(command: str) -> None:
+    (found,) = blocks(f"```console\n$ {command}\noutput\n```")
+    assert [exists(words) for words in commands(found)] == [False]
+
+
+def test_blocks_of_a_page_share_names_files_and_an_event_loop(tmp_path: Path) -> None:
+    page = """
+<!-- file: greeting.txt -->
+
+```text
+hello
+```
+
+```python
+import asyncio
+from pathlib import Path
+text = Path("greeting.txt").read_text()
+```
+
+1. In a list:
+
+    ```python
+    lock = asyncio.Lock()
+    await lock.acquire()
+    ```
+
+```python
+assert text == "hello\\n"
+lock.release()
+finished = await asyncio.sleep(0, result=True)
+```
+"""
+    module = types.ModuleType("page")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        run_page(page, "page.md", tmp_path, module)
+    assert module.finished
+
+
+def test_a_failing_block_names_the_line_of_its_page(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError) as caught:
+        run_page("# Title\n\n```python\n1 / 0\n```\n", "page.md", tmp_path, types.ModuleType("page"))
+    assert caught.traceback[-1].lineno == 3  # counted from 0
+
+
+def test_an_example_that_no_test_names_is_found() -> None:
+    source = 'import examples.a\nfrom examples import b\nrun("-m", "examples.c")'
+    assert {"examples.a", "examples.b", "examples.c.__main__", "examples"} <= named_in(source)
+    assert "examples.d" not in named_in(source)

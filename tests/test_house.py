@@ -1,0 +1,244 @@
+"""What holds for the checkout as a whole: requirements, versions, the built package, the script that runs it."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import hatchling.build
+import pytest
+
+import dev
+import slidegate
+
+ROOT = Path(__file__).resolve().parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+LOCKS = sorted((ROOT / "requirements").glob("*.txt"))
+PIN = re.compile(
+    r"(?P<name>[a-z0-9][a-z0-9-]*)==(?P<version>[\w.]+)(?: ; (?P<marker>.+?))?(?: --hash=sha256:[0-9a-f]{64})+"
+)
+# Spelt so that this file does not find itself.
+FORBIDDEN = {
+    "package index": re.compile(r"pypi[.]org|pythonhosted[.]org|npmjs[.]|--(?:extra-)?index[-]url|--find[-]links"),
+    "path of one machine": re.compile(r"(?<![\w.>])/(?:home|root|work|Users)/\w"),
+}
+
+
+def text_files() -> Iterator[Path]:
+    """Yield every text file of the checkout that is not ignored by git."""
+    lines = (ROOT / ".gitignore").read_text("utf-8").splitlines()
+    ignored = {".git", *(line.strip("/") for line in lines if line.endswith("/"))}
+    for directory, below, files in os.walk(ROOT):
+        below[:] = [name for name in below if name not in ignored]
+        for path in (Path(directory, file) for file in files):
+            if b"\0" not in path.read_bytes()[:8192]:
+                yield path
+
+
+def finds(text: str) -> list[str]:
+    """Return what of the forbidden a text holds."""
+    return [f"{what}: {found[0]}" for what, pattern in FORBIDDEN.items() for found in [pattern.search(text)] if found]
+
+
+def requirements(path: Path) -> list[str]:
+    """Return the requirements of a compiled file, each on one line."""
+    lines = [line for line in path.read_text("utf-8").splitlines() if not line.lstrip().startswith("#")]
+    return re.sub(r"\s*\\\s*", " ", "\n".join(lines)).splitlines()
+
+
+def pins(path: Path) -> set[tuple[str, str, str | None]]:
+    """Return (name, version, marker) of a compiled file."""
+    matches = map(PIN.fullmatch, requirements(path))
+    return {(found["name"], found["version"], found["marker"]) for found in matches if found}
+
+
+def names(lines: list[str]) -> set[str]:
+    """Return the distributions that requirement lines ask for."""
+    found = (re.match(r"[A-Za-z0-9][\w.-]*", line) for line in lines)
+    return {match[0].lower() for match in found if match}
+
+
+def test_no_file_names_a_package_index_or_a_path_of_one_machine() -> None:
+    found = {path.relative_to(ROOT).as_posix(): finds(path.read_text("utf-8", "replace")) for path in text_files()}
+    assert {path: what for path, what in found.items() if what} == {}
+    assert {"dev.py", "README.md", ".ci/run", "requirements/dev.txt"} <= set(found)
+
+
+@pytest.mark.parametrize("parts", [("--index", "url x"), ("--extra", "index", "url=x")])
+def test_the_address_of_an_index_is_found(parts: tuple[str, ...]) -> None:
+    assert finds("-".join(parts))
+
+
+@pytest.mark.parametrize("parts", [("see ", "home", "me"), ("file://", "root", "wheels"), ("(", "work", "x)")])
+def test_a_path_of_one_machine_is_found(parts: tuple[str, ...]) -> None:
+    assert finds("/".join(parts))
+
+
+def test_every_set_is_compiled() -> None:
+    assert [path.stem for path in LOCKS] == sorted(dev.SETS)
+    assert sorted(path.stem for path in (ROOT / "requirements").glob("*.in")) == sorted(dev.SETS)
+
+
+@pytest.mark.parametrize("path", LOCKS, ids=lambda path: path.name)
+def test_every_requirement_is_pinned_with_hashes(path: Path) -> None:
+    assert [line for line in requirements(path) if not PIN.fullmatch(line)] == []
+    assert len(pins(path)) == len(requirements(path)) > 0
+
+
+@pytest.mark.parametrize("path", LOCKS, ids=lambda path: path.name)
+def test_what_a_set_asks_for_is_in_its_compiled_file(path: Path) -> None:
+    asked = path.with_suffix(".in").read_text("utf-8").splitlines()
+    assert names(asked) <= {name for name, _, _ in pins(path)}
+
+
+def test_one_environment_serves_the_demo_and_the_tests() -> None:
+    assert pins(ROOT / "requirements" / "demo.txt") <= pins(ROOT / "requirements" / "dev.txt")
+
+
+def test_what_the_package_depends_on_is_in_every_set() -> None:
+    for name in ("demo", "dev", "bench"):
+        assert names(PROJECT["dependencies"]) <= {pin for pin, _, _ in pins(ROOT / "requirements" / f"{name}.txt")}
+
+
+def test_what_the_extras_bring_is_there_for_the_tests() -> None:
+    extras = [line for lines in PROJECT["optional-dependencies"].values() for line in lines]
+    assert names(extras) <= {pin for pin, _, _ in pins(ROOT / "requirements" / "dev.txt")}
+
+
+def test_one_version_everywhere() -> None:
+    changelog = (ROOT / "CHANGELOG.md").read_text("utf-8")
+    newest = re.search(r"^## \[?(\d+\.\d+\.\d+)", changelog, re.MULTILINE)
+    assert newest, "CHANGELOG.md has no heading such as `## 0.1.0`"
+    assert PROJECT["version"] == slidegate.__version__ == newest[1]
+
+
+# -- the built package ---------------------------------------------------------------------------------------------
+
+
+def test_wheel_holds_the_package_typed_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    wheel = tmp_path / hatchling.build.build_wheel(str(tmp_path))
+    held = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    source = {path.relative_to(ROOT / "src").as_posix() for path in (ROOT / "src").rglob("*.py")}
+    assert held == {*source, "slidegate/py.typed"}
+
+
+def test_wheel_runs_from_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    wheel = tmp_path / hatchling.build.build_wheel(str(tmp_path))
+    script = f"import sys; sys.path.insert(0, {str(wheel)!r}); import slidegate; print(slidegate.__file__)"
+    run = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert run.stdout.startswith(str(wheel))
+
+
+def test_source_distribution_can_be_tested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    with tarfile.open(tmp_path / hatchling.build.build_sdist(str(tmp_path))) as archive:
+        held = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"dev.py", "LICENSE", "pyproject.toml", "requirements/dev.txt", "tests/test_house.py"} <= held
+    assert {name for name in held if name.startswith(".")} <= {".gitignore"}
+
+
+# -- dev.py --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """An environment that looks as if it held uv and nothing else."""
+    home = tmp_path / ".venv"
+    for directory in (dev.place(home, "scripts"), dev.place(home, "purelib")):
+        directory.mkdir(parents=True)
+    for name in ("python", "uv"):
+        (dev.place(home, "scripts") / name).touch()
+    return home
+
+
+class Runs:
+    """Stands in for `dev.run`: notes the commands, and fails those that hold a word."""
+
+    def __init__(self, failing: str = "") -> None:
+        self.failing = failing
+        self.commands: list[list[str]] = []
+
+    def __call__(self, *command: object, **environment: str) -> int:
+        self.commands.append([str(part) for part in command])
+        return int(self.failing in self.commands[-1])
+
+
+def test_an_old_python_can_read_the_script_that_refuses_it() -> None:
+    assert ast.parse((ROOT / "dev.py").read_text("utf-8"), feature_version=(3, 6))
+
+
+def test_a_python_without_venv_is_told_which_package_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ensurepip", None)
+    with pytest.raises(SystemExit, match=r"apt install python3\.\d+-venv$"):
+        dev.with_uv(tmp_path / ".venv")
+
+
+def test_an_environment_is_filled_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = Runs()
+    monkeypatch.setattr(dev, "run", runs)
+    for _ in range(2):
+        dev.environment(home, "demo", "dev")
+    (command,) = runs.commands
+    assert command[-1] == str(ROOT / "requirements" / "demo.txt")
+    assert "--require-hashes" in command
+
+
+def test_the_demo_runs_in_the_environment_of_the_tests(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = Runs()
+    monkeypatch.setattr(dev, "run", runs)
+    dev.environment(home, "dev")
+    dev.environment(home, "demo", "dev")
+    assert len(runs.commands) == 1
+
+
+def test_a_changed_requirement_is_installed(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = Runs()
+    monkeypatch.setattr(dev, "run", runs)
+    dev.environment(home, "dev")
+    monkeypatch.setattr(dev, "digest", lambda name: f"{name} changed")
+    dev.environment(home, "dev")
+    assert len(runs.commands) == 2
+
+
+def test_a_failed_installation_is_tried_again(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dev, "run", Runs(failing="sync"))
+    for _ in range(2):
+        with pytest.raises(SystemExit, match=r"requirements/dev\.txt could not be installed"):
+            dev.environment(home, "dev")
+
+
+@pytest.mark.parametrize("failing", ["", "check", "--check", "mypy", "zensical", "--fail-under=100", "--fail-under=95"])
+def test_one_failed_check_fails_the_whole_run(
+    failing: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(dev, "run", Runs(failing))
+    monkeypatch.setattr(dev, "environment", lambda home, *sets: Path("python"))
+    monkeypatch.setattr(dev, "tests_with_coverage", lambda python: ([], "== 7 passed in 1.00s =="))
+    assert dev.test([]) == (1 if failing else 0)
+    assert ("failed: " in capsys.readouterr().out) == bool(failing)
+
+
+def test_pytest_closes_the_run_with_its_own_line(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(dev, "PYTEST", ("-c", "print('3 failed, 7 passed in 1.00s'); raise SystemExit(1)"))
+    assert dev.tests_with_coverage(Path(sys.executable)) == (["pytest"], "3 failed, 7 passed in 1.00s")
+    assert "7 passed" in capfd.readouterr().out
+
+
+def test_continuous_integration_runs_the_second_command() -> None:
+    script = ROOT / ".ci" / "run"
+    assert os.access(script, os.X_OK)
+    assert "exec python3 dev.py test" in script.read_text("utf-8").splitlines()

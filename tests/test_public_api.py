@@ -1,0 +1,187 @@
+"""What the package offers: the names, that each says what it is, and what importing it costs."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import json
+import pkgutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+import pytest
+
+import slidegate
+import slidegate.core
+import slidegate.testing
+
+PACKAGE = Path(slidegate.__file__).parent
+EXPORTING = [slidegate, slidegate.core]
+DOCUMENTED = [*EXPORTING, slidegate.testing]
+OPTIONAL = {
+    "fastapi",
+    "httpx",
+    "hypothesis",
+    "lmdb",
+    "opentelemetry",
+    "prometheus_client",
+    "pydantic",
+    "pytest",
+    "redis",
+    "rich",
+    "uvicorn",
+}
+
+
+def modules() -> list[ModuleType]:
+    """Return every module of the package."""
+    names = [info.name for info in pkgutil.walk_packages(slidegate.__path__, "slidegate.")]
+    return [slidegate, *map(importlib.import_module, names)]
+
+
+def public_objects() -> list[tuple[str, object]]:
+    """Return (dotted name, object) of everything exported, each object once."""
+    found: dict[int, tuple[str, object]] = {}
+    for module in DOCUMENTED:
+        for name in module.__all__:
+            found.setdefault(id(getattr(module, name)), (f"{module.__name__}.{name}", getattr(module, name)))
+    return list(found.values())
+
+
+def explained_assignments() -> set[str]:
+    """Return the names that a module binds at its top with a docstring below."""
+    found: set[str] = set()
+    for path in PACKAGE.rglob("*.py"):
+        body = ast.parse(path.read_text(encoding="utf-8")).body
+        for node, after in pairwise(body):
+            explained = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+            if explained and isinstance(node, ast.Assign | ast.AnnAssign):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                found.update(ast.unparse(target) for target in targets)
+    return found
+
+
+def says_what_it_is(found: object) -> bool:
+    """Tell whether a class or function has a docstring of its own, not one that Python made up from the signature."""
+    doc = getattr(found, "__doc__", None)
+    made_up = inspect.isclass(found) and doc is not None and doc.startswith(f"{found.__name__}(")
+    return bool(doc) and not made_up
+
+
+def public_methods(cls: type) -> Iterator[tuple[str, object]]:
+    """Yield (name, method) of what a class of ours offers, what it inherits from another class of ours included."""
+    for name, found in inspect.getmembers_static(cls):
+        owner = next(base for base in cls.__mro__ if name in vars(base) or base is object)
+        if name.startswith("_") or not owner.__module__.startswith("slidegate."):
+            continue
+        function = getattr(found, "__func__", found)
+        if inspect.isfunction(function) or isinstance(found, property):
+            yield name, function
+
+
+@pytest.mark.parametrize("module", EXPORTING, ids=lambda module: module.__name__)
+def test_all_names_exactly_what_exists(module: ModuleType) -> None:
+    bound = {
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_") and name != "annotations" and not inspect.ismodule(value)
+    }
+    listed = set(module.__all__)
+    assert listed == bound, f"missing from __all__: {sorted(bound - listed)}; extra in it: {sorted(listed - bound)}"
+
+
+@pytest.mark.parametrize("module", DOCUMENTED, ids=lambda module: module.__name__)
+def test_all_is_in_order_and_without_repetition(module: ModuleType) -> None:
+    def order(name: str) -> tuple[int, str]:
+        # As ruff (RUF022) sorts: constants, classes, then functions and the rest.
+        return (0 if name.isupper() else 1 if name[0].isupper() else 2), name
+
+    assert module.__all__ == sorted(set(module.__all__), key=order)
+
+
+@pytest.mark.parametrize(("name", "found"), public_objects(), ids=[name for name, _ in public_objects()])
+def test_public_name_says_what_it_is(name: str, found: object) -> None:
+    if inspect.isclass(found) or inspect.isfunction(found):
+        assert says_what_it_is(found), f"{name} has no docstring"
+    else:
+        assert name.rpartition(".")[2] in explained_assignments(), f"{name} has no docstring below its assignment"
+
+
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [
+        (f"{owner}.{name}", method)
+        for owner, cls in public_objects()
+        if inspect.isclass(cls)
+        for name, method in public_methods(cls)
+    ],
+)
+def test_public_method_says_what_it_does(name: str, method: object) -> None:
+    assert says_what_it_is(method), f"{name} has no docstring"
+
+
+def test_the_docstring_checks_bite() -> None:
+    class Silent:
+        def method(self) -> None: ...
+
+    class Entry(NamedTuple):
+        name: str
+
+    assert not says_what_it_is(Silent)
+    assert not says_what_it_is(Silent.method)
+    assert not says_what_it_is(Entry)
+
+
+def test_every_exception_has_one_root() -> None:
+    strangers = [
+        f"{module.__name__}.{name}"
+        for module in modules()
+        for name, found in vars(module).items()
+        if inspect.isclass(found) and issubclass(found, BaseException) and found.__module__ == module.__name__
+        if not issubclass(found, slidegate.SlidegateError)
+    ]
+    assert not strangers
+
+
+def loaded_by(code: str) -> set[str]:
+    """Run `code` in a new interpreter and return the names of the modules that it loaded."""
+    lines = [
+        "import json, sys",
+        f"sys.path.insert(0, {str(PACKAGE.parent)!r})",
+        "before = set(sys.modules)",
+        code,
+        "print(json.dumps(sorted(set(sys.modules) - before)))",
+    ]
+    run = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=True)
+    return set(json.loads(run.stdout))
+
+
+@pytest.mark.parametrize("module", ["slidegate", "slidegate.testing"])
+def test_importing_the_package_loads_nothing_optional(module: str) -> None:
+    assert {name.partition(".")[0] for name in loaded_by(f"import {module}")} & OPTIONAL == set()
+
+
+def test_what_is_loaded_is_seen() -> None:
+    assert "rich.text" in loaded_by("import rich.text")
+
+
+def test_the_core_runs_on_the_standard_library_alone() -> None:
+    # The root package hands on names of every room; an empty one in its place shows what the core itself asks for.
+    code = f"""
+import types
+root = types.ModuleType("slidegate")
+root.__path__ = [{str(PACKAGE)!r}]
+sys.modules["slidegate"] = root
+import slidegate.core
+"""
+    loaded = loaded_by(code)
+    ours = {name for name in loaded if name.startswith("slidegate.")}
+    assert {name for name in ours if name.split(".")[1] != "core"} == set()
+    assert {name.partition(".")[0] for name in loaded - ours} <= {"slidegate", *sys.stdlib_module_names}
+    assert "slidegate.core.window" in ours
