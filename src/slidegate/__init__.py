@@ -14,8 +14,9 @@ from .core.networks import Networks
 from .core.protocols import Event, Observer, Store
 from .limiter import Limiter
 from .stores.memory import MemoryStats, MemoryStore
-from .web.keys import client_ip, everyone, header
+from .web.keys import everyone, header
 from .web.middleware import RateLimitMiddleware
+from .web.proxies import client_ip
 from .web.rules import Rule
 
 __version__ = "0.1.0"

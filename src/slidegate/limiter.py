@@ -7,7 +7,7 @@ are digested with the store's secret.
 
 from __future__ import annotations
 
-import logging
+import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from hashlib import blake2b
 from types import TracebackType
@@ -18,7 +18,7 @@ from .core.decision import Bucket, Check, Decision
 from .core.errors import ConfigurationError, closest
 from .core.limits import Limit, check_name, parse_limits
 from .core.networks import format_network, parse_address, parse_network
-from .core.protocols import Event, Observer, Store
+from .core.protocols import Observer, Store
 from .stores.memory import DEFAULT_MAX_KEYS, MemoryStore
 
 MAX_KEY_BYTES: Final = 64
@@ -26,10 +26,9 @@ IPV6_PREFIX: Final = 64
 """One customer's line is usually a /64 (RFC 6177, RIPE-690), so that is one client."""
 DEFAULT_RULE: Final = "hit"
 _MEMO: Final = 4_096
-_MEMO_BYTES: Final = 256
+_MEMO_LENGTH: Final = 256
+_NUMBER: Final = re.compile("[0-9]{1,18}")
 _K = TypeVar("_K")
-
-logger = logging.getLogger("slidegate")
 
 
 class Limiter:
@@ -48,14 +47,15 @@ class Limiter:
     def __init__(self, store: Store | None = None, *, observers: Iterable[Observer] = ()) -> None:
         if isinstance(store, str):
             raise ConfigurationError(f"store: expected a store object; write Limiter.from_url({store!r})")
-        if store is not None and not callable(getattr(store, "hit", None)):
+        if store is not None and (isinstance(store, type) or not callable(getattr(store, "hit", None))):
             raise ConfigurationError(f"store: expected a store such as MemoryStore(), not {store!r}")
         self.store: Store = store if store is not None else MemoryStore()
-        self._observers = tuple(observers)
-        for observer in self._observers:
+        if not isinstance(observers, Iterable):
+            raise ConfigurationError(f"observers: expected a list of functions that take an Event, not {observers!r}")
+        for observer in observers:
             if not callable(observer):
                 raise ConfigurationError(f"observers: expected functions that take an Event, not {observer!r}")
-        self.store.observe(self._tell)
+            self.store.observe(observer)
         self.decide: Callable[[Sequence[Check]], Decision | Awaitable[Decision]] = self.store.hit
         """`hit_all` without a coroutine of its own where the store answers at once; for code on a hot path."""
         self._buckets: dict[str, dict[object, Bucket]] = {}
@@ -75,21 +75,21 @@ class Limiter:
         Raises:
             ConfigurationError: The scheme or an option is unknown, or a value cannot be read.
         """
-        parts = urlsplit(url)
+        expected = f'store address: expected "memory://", not {url!r}'
+        try:
+            parts = urlsplit(url)
+        except (AttributeError, TypeError, ValueError):
+            raise ConfigurationError(expected) from None
         if parts.scheme != "memory":
-            raise ConfigurationError(
-                f'store address: expected "memory://", not {url!r}{closest(parts.scheme, ["memory"])}'
-            )
+            raise ConfigurationError(f"{expected}{closest(str(parts.scheme), ['memory'])}")
         if parts.netloc or parts.path:
-            raise ConfigurationError(f'store address: memory has no place; write "memory://", not {url!r}')
+            raise ConfigurationError(f"{expected}: memory has no place")
         max_keys = DEFAULT_MAX_KEYS
         for name, value in parse_qsl(parts.query, keep_blank_values=True):
             if name != "max_keys":
-                raise ConfigurationError(
-                    f"store address: unknown option {name!r} in {url!r}{closest(name, ['max_keys'])}"
-                )
-            if not (value.isascii() and value.isdigit()):
-                raise ConfigurationError(f"store address: max_keys needs a whole number, not {value!r} in {url!r}")
+                raise ConfigurationError(f"{expected}: unknown option {name!r}{closest(name, ['max_keys'])}")
+            if not _NUMBER.fullmatch(value):
+                raise ConfigurationError(f"{expected}: max_keys needs a whole number, not {value!r}")
             max_keys = int(value)
         return cls(MemoryStore(max_keys=max_keys), observers=observers)
 
@@ -114,9 +114,13 @@ class Limiter:
             bucket = self._buckets[rule][limits]
         except (KeyError, TypeError):
             bucket = self._bucket(rule, limits)
-        if cost != 1:
+        try:
+            known = self._keys[key]
+        except (KeyError, TypeError):
+            known = self.key_for(key)
+        if cost.__class__ is not int or cost < 0:
             check_cost(cost)
-        answer = self.decide(((bucket, self._keys.get(key) or self.key_for(key), cost),))
+        answer = self.decide(((bucket, known, cost),))
         return answer if isinstance(answer, Decision) else await answer
 
     async def hit_all(self, checks: Sequence[Check]) -> Decision:
@@ -124,20 +128,26 @@ class Limiter:
 
         Args:
             checks: (bucket, key, cost) each; the keys are at most 64 bytes long.
+
+        Raises:
+            ConfigurationError: A cost is not a whole number, 0 or more.
         """
-        answer = self.decide(checks)
+        for _, _, cost in checks:
+            check_cost(cost)
+        answer = self.decide(tuple(checks))
         return answer if isinstance(answer, Decision) else await answer
 
     async def peek(
         self, key: str, limits: str | Limit | Sequence[Limit], cost: int = 1, *, rule: str = DEFAULT_RULE
     ) -> Decision:
         """Say what `hit` would answer now. Changes nothing."""
-        check_cost(cost)
         return await self.peek_all(((self._bucket(rule, limits), self.key_for(key), cost),))
 
     async def peek_all(self, checks: Sequence[Check]) -> Decision:
         """Say what `hit_all` would answer now. Changes nothing."""
-        answer = self.store.peek(checks)
+        for _, _, cost in checks:
+            check_cost(cost)
+        answer = self.store.peek(tuple(checks))
         return answer if isinstance(answer, Decision) else await answer
 
     async def refund(self, decision: Decision) -> bool:
@@ -179,7 +189,7 @@ class Limiter:
         if known is None:
             digest = blake2b(kind.encode() + b"\0" + value, key=self.store.secret, digest_size=16).hexdigest()
             known = f"{kind[: MAX_KEY_BYTES - 33]}#{digest}"
-            if len(value) <= _MEMO_BYTES:
+            if len(value) <= _MEMO_LENGTH:
                 _remember(self._digests, (kind, value), known)
         return known
 
@@ -187,14 +197,6 @@ class Limiter:
         """Return a rule identity that nobody else has claimed: `rule` for the first caller, ``rule#2`` for the next."""
         count = self._claimed[rule] = self._claimed.get(rule, 0) + 1
         return rule if count == 1 else f"{rule}#{count}"
-
-    def _tell(self, event: Event) -> None:
-        logger.warning("%s: %s", event.kind, event.message)
-        for observer in self._observers:
-            try:
-                observer(event)
-            except Exception:
-                logger.exception("observer %r failed", observer)
 
     def _bucket(self, rule: str, limits: str | Limit | Sequence[Limit]) -> Bucket:
         parsed = parse_limits(limits)
@@ -218,7 +220,8 @@ class Limiter:
         encoded = known.encode(errors="surrogatepass")
         if len(encoded) > MAX_KEY_BYTES:
             known = self.digest("long", encoded)
-        _remember(self._keys, key, known)
+        if len(key) <= _MEMO_LENGTH:
+            _remember(self._keys, key, known)
         return known
 
 

@@ -46,14 +46,14 @@ def parse_address(text: str) -> Address | None:
 
 
 def format_network(version: int, value: int, prefix: int) -> str:
-    """Write the network of `prefix` bits around an address; a whole address without its prefix length.
+    """Write the network of `prefix` bits around an address; a whole IPv4 address without its prefix length.
 
-    RFC 5952 text: lower case, zeros compressed.
+    RFC 5952 text: lower case, zeros compressed. A bare IPv6 address would mean its /64, so that keeps its length.
     """
     bits = _BITS[version]
     base = value >> (bits - prefix) << (bits - prefix)
     text = str(ipaddress.IPv4Address(base) if version == 4 else ipaddress.IPv6Address(base))
-    return text if prefix == bits else f"{text}/{prefix}"
+    return text if prefix == bits == 32 else f"{text}/{prefix}"
 
 
 def parse_network(text: str, *, strict: bool = True) -> tuple[int, int, int]:
@@ -137,6 +137,10 @@ class Networks:
         """Tell whether an address that was read before lies in one of the networks."""
         place = bisect_right(self._starts[version], value) - 1
         return place >= 0 and value <= self._ends[version][place]
+
+    def covers_everything(self) -> bool:
+        """Tell whether every IPv4 or every IPv6 address lies in one of the networks."""
+        return any(self._starts[v] == [0] and self._ends[v] == [(1 << bits) - 1] for v, bits in _BITS.items())
 
     def __len__(self) -> int:
         """Return the number of ranges after merging."""

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import deque
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -27,16 +26,16 @@ from ..core.decision import Bucket, Check, Decision, Reason
 from ..core.errors import ConfigurationError
 from ..core.limits import Limit
 from ..core.protocols import Clock, Event, Observer
-from ..core.window import NEVER, CounterWindow, TimestampWindow, convert, new_window
+from ..core.window import NEVER, new_window
+from .observers import Observers
+from .tables import Ring, Table, cell_of, waits_together
 
 # nginx counts 160,000 addresses in the 10 MB of its manual's example; at about 300 bytes each this is 30 MB.
 DEFAULT_MAX_KEYS: Final = 100_000
-SHARED_CELLS: Final = 4_096
 SWEEP_STEP: Final = 64
 SWEEP_PAUSE_US: Final = 1_000_000
 MAX_BOUND_BUCKETS: Final = 4_096
 
-Ring: TypeAlias = TimestampWindow | CounterWindow
 OK: Final = Reason.OK
 LIMITED: Final = Reason.LIMITED
 TOO_LARGE: Final = Reason.TOO_LARGE
@@ -55,42 +54,6 @@ class MemoryStats:
     keys: int
     evictions: int
     shared_hits: int
-
-
-class Table:
-    """The windows of one identity and kind of ring.
-
-    `windows` holds a window by key, and the shared cells by their number. None stands where a window moved to the
-    twin, so that `queue` names each entry exactly once.
-    """
-
-    __slots__ = ("due_us", "limit", "queue", "to_visit", "twin", "windows")
-
-    def __init__(self, limit: Limit) -> None:
-        self.limit = limit
-        self.windows: dict[str | int, Ring | None] = {}
-        self.queue: deque[str | int] = deque()  # the longest unvisited first
-        self.to_visit = 0
-        self.due_us = 0
-        self.twin: Table | None = None  # the other kind of ring, once an amount has crossed the resolution
-
-    def holds(self, window: Ring, now_us: int) -> bool:
-        """Tell whether anything spent in `window` is still in it."""
-        return window.spent > 0 and now_us < window.newest_us + self.limit.span_us
-
-    def put(self, key: str | int, window: Ring) -> Ring:
-        if key not in self.windows:
-            self.queue.append(key)
-        self.windows[key] = window
-        return window
-
-    def take_from_twin(self, key: str | int, now_us: int) -> Ring | None:
-        """Fetch a window that the other kind of ring holds."""
-        window = self.twin.windows.get(key) if self.twin is not None else None
-        if self.twin is None or window is None:
-            return None
-        self.twin.windows[key] = None
-        return self.put(key, convert(window, self.limit, now_us))
 
 
 _Flat: TypeAlias = list[tuple[Table, Limit, str, int]]
@@ -124,7 +87,7 @@ class MemoryStore:
         self._tables: dict[tuple[str, int, int, bool], Table] = {}
         self._bound: dict[Bucket, tuple[tuple[Table, Limit], ...]] = {}
         self._single: dict[Bucket, tuple[Table, dict[str | int, Ring | None], int]] = {}  # those with one limit
-        self._observers: list[Observer] = []
+        self._observers = Observers()
         self._keys = 0
         self._evictions = 0
         self._shared_hits = 0
@@ -141,7 +104,7 @@ class MemoryStore:
 
     def observe(self, observer: Observer) -> None:
         """Tell `observer` about this store's events from now on."""
-        self._observers.append(observer)
+        self._observers.add(observer)
 
     def close(self) -> None:
         """Do nothing: there is nothing to let go of."""
@@ -154,17 +117,19 @@ class MemoryStore:
             now_us = monotonic_ns() // 1000 if self._clock is None else self._clock()
             if now_us >= self._sweep_due_us:
                 self._sweep(now_us)
-            try:
-                ((bucket, key, cost),) = checks
-                table, windows, amount = self._single[bucket]
-            except (KeyError, ValueError):
-                return self._hit_all(checks, now_us)
-            window = windows.get(key) or self._window(table, key, now_us)
-            reading = window.spend(now_us, amount, cost)
-            wait_us = reading[3]
-            if wait_us:
-                return Decision(False, TOO_LARGE if wait_us == NEVER else LIMITED, now_us, checks, (reading,))
-            return Decision(True, OK, now_us, checks, (reading,), [window])
+            if len(checks) == 1:
+                bucket, key, cost = checks[0]
+                single = self._single.get(bucket)
+                if single is not None:
+                    table, windows, amount = single
+                    window = windows.get(key) or self._window(table, key, now_us)
+                    reading = window.spend(now_us, amount, cost)
+                    wait_us = reading[3]
+                    if wait_us:
+                        return Decision(False, TOO_LARGE if wait_us == NEVER else LIMITED, now_us, checks, (reading,))
+                    return Decision(True, OK, now_us, checks, (reading,), [window])
+            flat = self._flat(checks)
+            return _judge(checks, flat, [self._window(table, key, now_us) for table, _, key, _ in flat], now_us)
         finally:
             self._release()
             if self._pending:
@@ -174,16 +139,12 @@ class MemoryStore:
         """Say what `hit` would answer now. Changes nothing."""
         with self._lock:
             now_us = self._now_us()
-            copies: dict[object, Ring] = {}
-            windows: list[Ring] = []
             flat = self._flat(checks)
+            copies: dict[tuple[Table, str | int], Ring] = {}
             for table, limit, key, _ in flat:
-                window = self._find(table, key, now_us)
-                if window is None:
-                    windows.append(copies.setdefault((table, key), new_window(limit)))
-                else:
-                    windows.append(copies.setdefault(window, copy(window)))
-            decision = self._judge(checks, flat, windows, now_us)
+                self._imagine(table, limit, key, now_us, copies)
+            windows = [copies.get((table, key)) or copies[table, cell_of(key)] for table, _, key, _ in flat]
+            decision = _judge(checks, flat, windows, now_us)
             decision.charge = ()
             return decision
 
@@ -196,7 +157,7 @@ class MemoryStore:
             changed = False
             for window, (table, _, key, cost) in zip(decision.charge, self._flat(decision.checks), strict=True):
                 # A window that was reset, evicted or converted since is another object, and has nothing of ours.
-                if window in (table.windows.get(key), table.windows.get(_cell(key))):
+                if window in (table.windows.get(key), table.windows.get(cell_of(key))):
                     changed |= window.remove(now_us, decision.now_us, cost)
             decision.charge.clear()
             return changed
@@ -220,28 +181,7 @@ class MemoryStore:
     def _tell(self) -> None:
         events, self._pending = self._pending, []
         for event in events:
-            for observer in self._observers:
-                observer(event)
-
-    # -- several limits or keys at once ------------------------------------------------------------------------------
-
-    def _hit_all(self, checks: Sequence[Check], now_us: int) -> Decision:
-        flat = self._flat(checks)
-        windows = [table.windows.get(key) or self._window(table, key, now_us) for table, _, key, _ in flat]
-        return self._judge(checks, flat, windows, now_us)
-
-    def _judge(self, checks: Sequence[Check], flat: _Flat, windows: Sequence[Ring], now_us: int) -> Decision:
-        """Charge all windows or none."""
-        pairs = list(zip(windows, flat, strict=True))
-        if len(set(map(id, windows))) < len(windows):
-            waits = _waits_together(pairs, now_us)
-        else:
-            waits = [window.wait_us(now_us, limit.amount - (cost or 1)) for window, (_, limit, _, cost) in pairs]
-        if any(waits):
-            readings = [(w.spent, w.leaves_us, w.newest_us, wait) for w, wait in zip(windows, waits, strict=True)]
-            return Decision(False, TOO_LARGE if NEVER in waits else LIMITED, now_us, checks, readings)
-        readings = [window.spend(now_us, limit.amount, cost) for window, (_, limit, _, cost) in pairs]
-        return Decision(True, OK, now_us, checks, readings, windows)
+            self._observers.tell(event)
 
     def _flat(self, checks: Sequence[Check]) -> _Flat:
         return [
@@ -278,33 +218,36 @@ class MemoryStore:
             self._sweep_due_us = 0
         return table
 
-    def _find(self, table: Table, key: str, now_us: int) -> Ring | None:
-        """Return the window that counts `key` now, or a copy of the right kind, if there is one."""
-        for place in (key, _cell(key)):
-            if (window := table.windows.get(place)) is not None:
-                return window
-            if table.twin is not None and (window := table.twin.windows.get(place)) is not None:
-                return convert(window, table.limit, now_us)
-        return None
-
     def _window(self, table: Table, key: str, now_us: int) -> Ring:
-        """Return the window for a key that has none of its own: its cell while that is in use, else a new one."""
-        moved = table.take_from_twin(key, now_us)
-        if moved is not None:
-            return moved
-        number = _cell(key)
-        cell = table.windows.get(number) or table.take_from_twin(number, now_us)
+        """Return the window that counts `key`: its own, its cell while that is in use, else a new one."""
+        window = table.fetch(key, now_us)
+        if window is not None:
+            return window
+        cell = table.fetch(cell_of(key), now_us)
         if (cell is None or not table.holds(cell, now_us)) and self._keys < self.max_keys:
             self._keys += 1
             return table.put(key, new_window(table.limit))
         self._shared_hits += 1
         if now_us >= self._next_shared_event_us:
             self._next_shared_event_us = now_us + table.limit.window_us
-            message = (
-                f"all {self.max_keys} keys are in use: further clients are counted in shared cells; raise max_keys"
-            )
+            message = f"all {self.max_keys} keys are in use, so others are counted in shared cells; raise max_keys"
             self._pending.append(Event("keys_shared", message, {"max_keys": self.max_keys}))
-        return cell or table.put(number, new_window(table.limit))
+        return cell or table.put(cell_of(key), new_window(table.limit))
+
+    def _imagine(
+        self, table: Table, limit: Limit, key: str, now_us: int, copies: dict[tuple[Table, str | int], Ring]
+    ) -> None:
+        """Put a copy of the window that `_window` would return into `copies`, where it is not there yet."""
+        if (table, key) in copies:
+            return
+        place: str | int = key
+        window = table.find(key, now_us)
+        if window is None:
+            cell = table.find(cell_of(key), now_us)
+            made = sum(isinstance(other, str) and there.find(other, now_us) is None for there, other in copies)
+            if self._keys + made >= self.max_keys or (cell is not None and table.holds(cell, now_us)):
+                window, place = cell, cell_of(key)
+        copies.setdefault((table, place), copy(window) if window is not None else new_window(limit))
 
     # -- letting go --------------------------------------------------------------------------------------------------
 
@@ -314,20 +257,9 @@ class MemoryStore:
         if table is None or table.due_us > now_us:
             self._sweep_due_us = table.due_us if table is not None else now_us + SWEEP_PAUSE_US
             return
-        if not table.to_visit:
-            table.to_visit = len(table.queue)
-        visits = min(SWEEP_STEP, table.to_visit)
-        table.to_visit -= visits
-        for _ in range(visits):
-            key = table.queue.popleft()
-            window = table.windows[key]
-            if window is not None and table.holds(window, now_us):
-                table.queue.append(key)
-                continue
-            del table.windows[key]
-            if window is not None and isinstance(key, str):
-                self._keys -= 1
-                self._evictions += 1
+        gone = table.visit(now_us, SWEEP_STEP)
+        self._keys -= gone
+        self._evictions += gone
         if not table.to_visit:
             table.due_us = now_us + max(table.limit.span_us, SWEEP_PAUSE_US)
             if not table.queue:
@@ -340,19 +272,15 @@ class MemoryStore:
             table.twin.twin = None
 
 
-def _waits_together(pairs: Sequence[tuple[Ring, tuple[Table, Limit, str, int]]], now_us: int) -> list[int]:
-    """Return the waits where one window is asked more than once, as when two keys share a cell."""
-    asked: dict[Ring, int] = {}
-    waits: list[int] = []
-    for window, (table, limit, key, cost) in pairs:
-        before = asked.get(window, 0)
-        asked[window] = before + cost
-        wait_us = window.wait_us(now_us, limit.amount - before - (cost or 1))
-        if wait_us == NEVER and cost <= limit.amount and table.windows.get(key) is None:
-            wait_us = max(window.newest_us + limit.span_us - now_us, 1)  # another cell or none may serve it then
-        waits.append(wait_us)
-    return waits
-
-
-def _cell(key: str) -> int:
-    return hash(key) % SHARED_CELLS
+def _judge(checks: Sequence[Check], flat: _Flat, windows: Sequence[Ring], now_us: int) -> Decision:
+    """Charge all windows or none."""
+    asked = [(window, limit, key, cost) for window, (_, limit, key, cost) in zip(windows, flat, strict=True)]
+    if len(set(windows)) < len(windows):
+        waits = waits_together(asked, now_us)
+    else:
+        waits = [window.wait_us(now_us, limit.amount - (cost or 1)) for window, limit, _, cost in asked]
+    if any(waits):
+        readings = [(w.spent, w.leaves_us, w.newest_us, wait_us) for w, wait_us in zip(windows, waits, strict=True)]
+        return Decision(False, TOO_LARGE if NEVER in waits else LIMITED, now_us, checks, readings)
+    readings = [window.spend(now_us, limit.amount, cost) for window, limit, _, cost in asked]
+    return Decision(True, OK, now_us, checks, readings, windows)

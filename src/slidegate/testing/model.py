@@ -95,7 +95,7 @@ class ModelWindow:
                 self._become_counts(now_us)
             self._strike_off(now_us)
         self.exact = exact
-        for charge in (*self.charges, self.carried):
+        for charge in self.charges:
             charge.time_us = min(charge.time_us, now_us)
 
     def spent(self, at_us: int) -> int:
@@ -190,6 +190,10 @@ class Model:
         """Forget every window of a key."""
         for identity in [identity for identity in self._windows if identity[1] == key]:
             del self._windows[identity]
+
+    def carries(self) -> bool:
+        """Tell whether a lowered amount has made any window carry what it cannot keep."""
+        return any(window.carried.cost for window in self._windows.values())
 
     def _window(self, bucket: Bucket, key: str, limit: Limit) -> ModelWindow:
         identity = (bucket.rule, key, limit.window_us, limit.resolution)

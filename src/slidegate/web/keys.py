@@ -6,24 +6,17 @@ missing, they fall back to the client's address, so leaving a header out is no w
 
 from __future__ import annotations
 
-import logging
+import re
 from collections.abc import Awaitable, Callable
-from hashlib import blake2b
 from typing import Final, Protocol, TypeAlias, runtime_checkable
 
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
 from ..core.errors import ConfigurationError
-from ..core.networks import Address, parse_address
-from ..limiter import IPV6_PREFIX, MAX_KEY_BYTES, Limiter, address_key
+from ..limiter import Limiter
 
-UNKNOWN_PEER: Final = "unknown-peer"
-"""The key of all requests whose server names no peer, for example behind a Unix socket."""
-
-_MEMO: Final = 4_096
-
-logger = logging.getLogger("slidegate")
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
 @runtime_checkable
@@ -40,64 +33,6 @@ class Key(Protocol):
 
 KeyFunction: TypeAlias = Callable[[HTTPConnection], str | Awaitable[str | None] | None]
 """A function of the user's own. None means: this rule does not count this request."""
-
-
-class ClientAddress:
-    """The address of the socket's peer, cut to a prefix; made by `client_ip`."""
-
-    def __init__(self, ipv4_prefix: int, ipv6_prefix: int) -> None:
-        _check_prefix("ipv4_prefix", ipv4_prefix, 8, 32)
-        _check_prefix("ipv6_prefix", ipv6_prefix, 32, 128)
-        if ipv6_prefix > 64:
-            logger.warning(
-                "ipv6_prefix=%d: one customer usually has a whole /64 and can use any number of its addresses",
-                ipv6_prefix,
-            )
-        self.ipv4_prefix = ipv4_prefix
-        self.ipv6_prefix = ipv6_prefix
-        self.identity = f"client/{ipv4_prefix}/{ipv6_prefix}"
-        self._known: dict[str, tuple[str, Address | None]] = {}
-
-    def find(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
-        """See `Key.find`."""
-        return self.locate(scope)[0]
-
-    def locate(self, scope: Scope) -> tuple[str, Address | None]:
-        """Return the client's key and its address, None where the peer has none."""
-        client = scope.get("client")
-        host = client[0] if client else ""
-        return self._known.get(host) or self._learn(host)
-
-    def _learn(self, host: str) -> tuple[str, Address | None]:
-        address = parse_address(host)
-        if address is not None:
-            key = address_key(*address, self.ipv4_prefix, self.ipv6_prefix)
-        elif host:
-            key = f"peer:{host}"
-            if len(key.encode(errors="surrogatepass")) > MAX_KEY_BYTES:
-                key = f"peer#{blake2b(key.encode(errors='surrogatepass'), digest_size=16).hexdigest()}"
-        else:
-            key = UNKNOWN_PEER
-            logger.warning("the server names no peer: all such requests are one client, %r", UNKNOWN_PEER)
-        if len(self._known) >= _MEMO:
-            self._known.clear()
-        self._known[host] = key, address
-        return key, address
-
-
-def client_ip(*, ipv4_prefix: int = 32, ipv6_prefix: int = IPV6_PREFIX) -> ClientAddress:
-    """Count each client address: the socket's peer.
-
-    IPv4 mapped into IPv6 is IPv4. A peer that is no address (a test client, a Unix socket) is a client by its name.
-
-    Args:
-        ipv4_prefix: Bits of an IPv4 address that make one client, 8 to 32.
-        ipv6_prefix: Bits of an IPv6 address that make one client, 32 to 128; above 64 is a warning.
-
-    Raises:
-        ConfigurationError: A prefix length is outside its range.
-    """
-    return ClientAddress(ipv4_prefix, ipv6_prefix)
 
 
 class _Everyone:
@@ -120,12 +55,7 @@ class HeaderValue:
     """The value of a request header, digested; made by `header`."""
 
     def __init__(self, name: str, fallback: Key | None) -> None:
-        if (
-            not isinstance(name, str)
-            or not name
-            or not all("!" <= c <= "~" and c not in '"(),/:;<=>?@[\\]{}' for c in name)
-        ):
-            raise ConfigurationError(f'header: expected a header name such as "X-API-Key", not {name!r}')
+        check_header_name(name)
         if fallback is not None and not isinstance(fallback, Key):
             raise ConfigurationError(f"header: fallback must be a key such as client_ip(), not {fallback!r}")
         self.name = name
@@ -144,6 +74,17 @@ class HeaderValue:
         return client_key if self.fallback is None else self.fallback.find(scope, limiter, client_key)
 
 
+def check_header_name(name: object) -> str:
+    """Return `name` if it can be the name of a header: a token of RFC 9110, section 5.6.2.
+
+    Raises:
+        ConfigurationError: It cannot.
+    """
+    if not isinstance(name, str) or not _TOKEN.fullmatch(name):
+        raise ConfigurationError(f'header: expected a header name such as "X-API-Key", not {name!r}')
+    return name
+
+
 def header(name: str, *, fallback: Key | None = None) -> HeaderValue:
     """Count each value of a request header, for example an API key.
 
@@ -158,10 +99,3 @@ def header(name: str, *, fallback: Key | None = None) -> HeaderValue:
         ConfigurationError: The name has a character that header names cannot have, or the fallback is no key.
     """
     return HeaderValue(name, fallback)
-
-
-def _check_prefix(what: str, value: object, low: int, high: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise ConfigurationError(
-            f"{what}: expected a whole number from {low} to {high}, for example {high}, not {value!r}"
-        )

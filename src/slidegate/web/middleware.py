@@ -23,7 +23,7 @@ from ..core.limits import Limit, parse_limits
 from ..core.networks import Networks
 from ..limiter import Limiter
 from .calls import Calls, request_of
-from .keys import ClientAddress, client_ip
+from .proxies import ClientAddress, client_ip
 from .responses import Fields, HeaderStyle, HeaderWriter, Refusals, complete, refuse_websocket, tightest, with_fields
 from .rules import Rule, RuleSet, Selection
 from .startup import expect, is_enabled, names_checked, warn_about_workers

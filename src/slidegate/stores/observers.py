@@ -1,0 +1,29 @@
+"""Telling observers what happened, whatever they do with it."""
+
+from __future__ import annotations
+
+import logging
+
+from ..core.protocols import Event, Observer
+
+logger = logging.getLogger("slidegate")
+
+
+class Observers:
+    """Those who hear a store's events. One that raises is logged, and changes nothing for the others."""
+
+    def __init__(self) -> None:
+        self._observers: list[Observer] = []
+
+    def add(self, observer: Observer) -> None:
+        """Tell `observer` about further events."""
+        self._observers.append(observer)
+
+    def tell(self, event: Event) -> None:
+        """Pass an event on, and write it to the log."""
+        logger.warning("%s: %s", event.kind, event.message)
+        for observer in self._observers:
+            try:
+                observer(event)
+            except Exception:
+                logger.exception("observer %r failed", observer)
