@@ -17,39 +17,23 @@ from starlette.requests import HTTPConnection
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..core.decision import Bucket, Decision, Reason
+from ..core.decision import Bucket, Decision
 from ..core.errors import ConfigurationError
 from ..core.limits import Limit, parse_limits
 from ..core.networks import Networks
 from ..limiter import Limiter
 from .calls import Calls, request_of
+from .judge import RECORD, Judge, Record
 from .proxies import ClientAddress, client_ip
-from .responses import Fields, HeaderStyle, HeaderWriter, Refusals, complete, refuse_websocket, tightest, with_fields
-from .rules import Rule, RuleSet, Selection
+from .responses import Fields, HeaderStyle, HeaderWriter, Refusals, complete, refuse_websocket, with_fields
+from .rules import Rule, RuleSet
 from .startup import expect, is_enabled, names_checked, warn_about_workers
-
-RECORD: Final = "slidegate"
-"""The key of a request's `Record` in its ASGI scope."""
 
 Refused: TypeAlias = Callable[[HTTPConnection, Decision], Response | Awaitable[Response]]
 
 _JUDGED: Final = frozenset({"http", "websocket"})
-_BLOCKED: Final = Decision(False, Reason.BLOCKED)
-_ALLOWLISTED: Final = Decision(True, Reason.ALLOWLISTED)
-_EXEMPT: Final = Decision(True, Reason.EXEMPT)
 
 logger = logging.getLogger("slidegate")
-
-
-class Record(list[Decision]):
-    """What the gates on the way of one request decided, the outermost first."""
-
-    __slots__ = ()
-
-    @property
-    def decision(self) -> Decision:
-        """The decision that matters most: a refusal, else the one with the least left."""
-        return tightest(self)
 
 
 class RateLimitMiddleware:
@@ -91,9 +75,9 @@ class RateLimitMiddleware:
     ) -> None:
         self.app = app
         self.limiter = expect("limiter", limiter, Limiter, "Limiter(MemoryStore())") or Limiter()
-        self._client = expect("client", client, ClientAddress, "client_ip()") or client_ip()
-        self._blocklist = expect("blocklist", blocklist, Networks, 'Networks(["192.0.2.0/24"])')
-        self._allowlist = expect("allowlist", allowlist, Networks, 'Networks(["192.0.2.0/24"])')
+        client = expect("client", client, ClientAddress, "client_ip()") or client_ip()
+        expect("blocklist", blocklist, Networks, 'Networks(["192.0.2.0/24"])')
+        expect("allowlist", allowlist, Networks, 'Networks(["192.0.2.0/24"])')
         if on_refused is not None and not callable(on_refused):
             raise ConfigurationError(f"on_refused: expected a function of request and decision, not {on_refused!r}")
         if headers not in ("draft", "legacy", "both", None):
@@ -102,10 +86,18 @@ class RateLimitMiddleware:
         self._headers = HeaderWriter(headers) if headers is not None else None
         self._refusals = Refusals()
         self._calls = Calls()
-        self._rules = RuleSet(_all_rules(limits, rules), self.limiter)
-        self._preflight: Bucket | None = None
+        preflight: Bucket | None = None
         if preflight_limits is not None:
-            self._preflight = Bucket(self.limiter.claim("cors-preflight:"), parse_limits(preflight_limits), None)
+            preflight = Bucket(self.limiter.claim("cors-preflight:"), parse_limits(preflight_limits))
+        self._judge = Judge(
+            self.limiter,
+            client,
+            RuleSet(_all_rules(limits, rules), self.limiter),
+            blocklist=blocklist,
+            allowlist=allowlist,
+            preflight=preflight,
+            calls=self._calls,
+        )
         self._enabled = is_enabled(enabled)
         warn_about_workers(self.limiter)
         self._warn_about_twins()
@@ -119,7 +111,7 @@ class RateLimitMiddleware:
         outermost = record is None
         if record is None:
             record = scope[RECORD] = Record()
-        answer = self._judge(scope, record)
+        answer = self._judge.decide(scope, record)
         decision = answer if isinstance(answer, Decision) else await answer
         record.append(decision)
         if outermost and self._headers is not None:
@@ -128,33 +120,6 @@ class RateLimitMiddleware:
             await self.app(scope, receive, send)
         else:
             await self._refuse(scope, receive, send, decision)
-
-    def _judge(self, scope: Scope, before: Sequence[Decision]) -> Decision | Awaitable[Decision]:
-        """Decide about a request, given what gates further out decided."""
-        client_key, address = self._client.locate(scope)
-        if before and before[0].reason is Reason.ALLOWLISTED:
-            return before[0]
-        if address is not None:
-            if self._allowlist is not None and self._allowlist.covers(*address):
-                return _ALLOWLISTED
-            if self._blocklist is not None and self._blocklist.covers(*address):
-                return _BLOCKED
-        if scope.get("method") == "OPTIONS" and is_preflight(scope):
-            return _EXEMPT if self._preflight is None else self.limiter.decide(((self._preflight, client_key, 1),))
-        selection = self._rules.select(scope)
-        if before:
-            selection = _without(selection, before)
-        if not selection.gates:
-            return _EXEMPT
-        if not selection.plain:
-            return self._ask(selection, scope, client_key)
-        return self.limiter.decide([gate.check(scope, self.limiter, client_key) for gate in selection.gates])
-
-    async def _ask(self, selection: Selection, scope: Scope, client_key: str) -> Decision:
-        """Decide with the help of functions of the user's."""
-        checks = [await self._calls.check(gate, scope, self.limiter, client_key) for gate in selection.gates]
-        counted = [check for check in checks if check is not None]
-        return await self.limiter.hit_all(counted) if counted else _EXEMPT
 
     async def _refuse(self, scope: Scope, receive: Receive, send: Send, decision: Decision) -> None:
         status, body, fields = self._refusals.answer(decision)
@@ -195,22 +160,9 @@ class RateLimitMiddleware:
         inner: object = self.app
         while inner is not None:
             if isinstance(inner, RateLimitMiddleware):
-                for name in self._rules.names() & inner._rules.names():
+                for name in self._judge.rules.names() & inner._judge.rules.names():
                     logger.warning("rule %r stands in two middlewares, one inside the other; it is charged once", name)
             inner = getattr(inner, "app", None)
-
-
-def is_preflight(scope: Scope) -> bool:
-    """Tell whether an OPTIONS request is a CORS preflight (Fetch standard, section 3.2.2)."""
-    names = {name for name, _ in scope["headers"]}
-    return b"origin" in names and b"access-control-request-method" in names
-
-
-def _without(selection: Selection, before: Sequence[Decision]) -> Selection:
-    """Leave out the named rules that a gate further out has charged."""
-    charged = {bucket.rule for decision in before for bucket, _, _ in decision.checks}
-    gates = tuple(gate for gate in selection.gates if gate.rule.name is None or gate.rule.name not in charged)
-    return selection if len(gates) == len(selection.gates) else Selection(gates, all(gate.plain for gate in gates))
 
 
 def _all_rules(limits: str | Limit | Iterable[str | Limit] | None, rules: Sequence[Rule] | None) -> Sequence[Rule]:
