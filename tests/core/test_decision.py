@@ -1,0 +1,160 @@
+"""Decisions: one answer, from which everything else is read."""
+
+from __future__ import annotations
+
+import pytest
+
+from slidegate.core import NEVER, Bucket, Decision, Limit, Reason, parse_limits
+from slidegate.core.decision import Check, ceil_s
+from slidegate.core.window import Reading
+
+SECOND_US = 1_000_000
+NOW_US = 1_000 * SECOND_US
+
+
+def decide(limits: str, *readings: Reading, cost: int = 1, rule: str = "api") -> Decision:
+    """Make the decision of a store that saw `readings`, moments given in seconds from now."""
+    seen = [
+        (
+            spent,
+            NOW_US + leaves_s * SECOND_US,
+            NOW_US + newest_s * SECOND_US,
+            wait if wait == NEVER else wait * SECOND_US,
+        )
+        for spent, leaves_s, newest_s, wait in readings
+    ]
+    waits = [wait for *_, wait in readings]
+    reason = Reason.TOO_LARGE if NEVER in waits else Reason.LIMITED if any(waits) else Reason.OK
+    checks: list[Check] = [(Bucket(rule, parse_limits(limits)), "ann", cost)]
+    return Decision(reason is Reason.OK, reason, NOW_US, checks, seen)
+
+
+def test_an_admission_tells_what_is_left_and_when_more_comes() -> None:
+    decision = decide("5/minute", (2, 20, -10, 0))
+    assert decision.allowed
+    assert bool(decision) is True
+    assert decision.reason == "ok"
+    assert decision.limit == Limit(5, "1m")
+    assert (decision.remaining, decision.retry_after, decision.retry_after_us) == (3, 0, 0)
+    assert (decision.more_after, decision.more_after_us) == (20, 20 * SECOND_US)
+    assert (decision.reset_after, decision.reset_after_us) == (50, 50 * SECOND_US)
+    assert decision.violated == ()
+
+
+def test_a_refusal_tells_how_long_to_wait() -> None:
+    decision = decide("5/minute", (5, 20, -1, 20))
+    assert bool(decision) is False
+    assert (decision.reason, decision.remaining, decision.retry_after) == (Reason.LIMITED, 0, 20)
+    assert decision.violated == decision.states
+
+
+def test_an_unused_limit_has_nothing_to_wait_for() -> None:
+    decision = decide("5/minute", (0, 0, 0, 0), cost=0)
+    assert (decision.remaining, decision.more_after_us, decision.reset_after_us) == (5, 0, 0)
+
+
+def test_a_counted_window_is_empty_k_slices_after_its_newest_one_ended() -> None:
+    decision = decide("100/minute @7", (5, 20, 3, 0))
+    limit = decision.limit
+    assert limit is not None
+    assert decision.reset_after_us == 3 * SECOND_US + limit.slices * limit.slice_us
+
+
+def test_a_cost_that_can_never_pass_has_no_time_to_retry() -> None:
+    decision = decide("5/minute; 100/hour", (0, 0, 0, NEVER), (0, 0, 0, 0), cost=6)
+    assert (decision.reason, decision.retry_after, decision.retry_after_us) == (Reason.TOO_LARGE, None, None)
+    assert decision.binding == decision.states[0]
+    assert [state.retry_after_us for state in decision.states] == [None, 0]
+
+
+def test_the_longest_wait_of_several_limits_decides_a_refusal() -> None:
+    decision = decide("1/3s; 1/40s; 9/50s", (1, 3, 0, 3), (1, 40, 0, 40), (1, 50, 0, 0))
+    assert decision.retry_after == 40
+    assert decision.limit == Limit(1, "40s")
+    assert [state.limit.amount for state in decision.violated] == [1, 1]
+
+
+def test_for_ever_is_longer_than_any_wait() -> None:
+    decision = decide("1/40s; 1/3s", (1, 40, 0, 40), (1, 3, 0, NEVER))
+    assert decision.limit == Limit(1, "3s")
+    assert decision.retry_after is None
+
+
+def test_the_least_that_is_left_decides_an_admission_and_then_the_longer_wait_for_more() -> None:
+    assert decide("10/3s; 10/40s", (1, 3, 0, 0), (5, 40, 0, 0)).limit == Limit(10, "40s")
+    assert decide("10/3s; 10/40s", (5, 3, 0, 0), (5, 40, 0, 0)).limit == Limit(10, "40s")
+
+
+def test_more_spent_than_a_lowered_amount_leaves_nothing_and_never_less() -> None:
+    assert decide("10/minute", (80, 40, 0, 40)).remaining == 0
+
+
+@pytest.mark.parametrize(("span_us", "seconds"), [(0, 0), (1, 1), (999_999, 1), (1_000_000, 1), (1_000_001, 2)])
+def test_spans_are_rounded_up_to_whole_seconds(span_us: int, seconds: int) -> None:
+    assert ceil_s(span_us) == seconds
+
+
+def test_the_shortest_wait_is_a_second_in_the_header() -> None:
+    bucket = Bucket("api", parse_limits("1/second"))
+    decision = Decision(False, Reason.LIMITED, 0, [(bucket, "ann", 1)], [(1, 1, 0, 1)])
+    assert (decision.retry_after_us, decision.retry_after, decision.more_after) == (1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("reason", "allowed", "retry_after"),
+    [(Reason.BLOCKED, False, None), (Reason.ALLOWLISTED, True, 0), (Reason.EXEMPT, True, 0)],
+)
+def test_a_decision_without_limits_has_no_numbers(reason: Reason, allowed: bool, retry_after: int | None) -> None:
+    decision = Decision(allowed, reason)
+    assert decision.retry_after == retry_after
+    assert (decision.limit, decision.binding, decision.remaining, decision.states) == (None, None, None, ())
+    assert (decision.more_after, decision.reset_after) == (0, 0)
+
+
+def test_states_name_their_rule_key_and_limit_in_the_order_asked() -> None:
+    first, second = Bucket("login", parse_limits("5/m; 50/h")), Bucket("api", parse_limits("9/s"))
+    checks: list[Check] = [(first, "ann", 1), (second, "everyone", 2)]
+    decision = Decision(True, Reason.OK, 0, checks, [(1, 1, 0, 0), (2, 1, 0, 0), (3, 1, 0, 0)])
+    assert [(state.name, state.rule, state.key, state.remaining) for state in decision.states] == [
+        ("login-60", "login", "ann", 4),
+        ("login-3600", "login", "ann", 48),
+        ("api", "api", "everyone", 6),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("limits", "names"),
+    [
+        ("5/m", ["api"]),
+        ("x: 5/m", ["x"]),
+        ("5/m; 50/h", ["api-60", "api-3600"]),
+        ("burst: 5/1500ms; 50/h", ["burst", "api-3600"]),
+        ("5/1500ms; 50/7ms @10", ["api-1.5", "api-0.007"]),
+        ("5/m; 50/m @10; 6/m @20", ["api-60", "api-60-2", "api-60-3"]),
+    ],
+)
+def test_limits_are_named_after_their_rule_or_by_themselves(limits: str, names: list[str]) -> None:
+    assert list(Bucket("api", parse_limits(limits)).names) == names
+
+
+@pytest.mark.parametrize("limits", ["a: 5/s; a: 6/m; a: 7/h", "a: 5/s; a: 6/m; a@64: 7/h", "api-60: 5/s; 6/m; 7/h"])
+def test_no_two_limits_of_a_rule_have_one_name(limits: str) -> None:
+    names = Bucket("api", parse_limits(limits)).names
+    assert len(set(names)) == len(names) == 3
+
+
+def test_names_may_be_given() -> None:
+    assert Bucket("api", parse_limits("5/m; 6/h"), names=["one", "two"]).names == ("one", "two")
+
+
+def test_decisions_and_buckets_show_what_they_hold() -> None:
+    decision = decide("5/minute; 50/hour", (5, 20, -1, 20), (1, 20, 0, 0))
+    assert repr(decision) == (
+        "<Decision limited limit=5/1m remaining=0 retry_after_us=20000000 reset_after_us=59000000>"
+    )
+    assert repr(decision.checks[0][0]) == "<Bucket 'api' 5/1m; 50/1h>"
+
+
+def test_buckets_are_told_apart_by_identity() -> None:
+    limits = parse_limits("5/m")
+    assert Bucket("api", limits) != Bucket("api", limits)

@@ -1,0 +1,344 @@
+"""Limits: how they are written, what they mean, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import re
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slidegate.core import ConfigurationError, Limit, parse_duration_us, parse_limits
+from slidegate.core.limits import MAX_AMOUNT, MAX_WINDOW_US, format_duration
+
+MINUTE_US = 60_000_000
+DAY_US = 86_400_000_000
+NAMES = st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E, exclude_characters=":;"), min_size=1, max_size=64)
+
+
+@st.composite
+def any_limits(draw: st.DrawFn) -> Limit:
+    """Draw any limit that can be made."""
+    window_us = draw(st.one_of(st.sampled_from([1_000, MINUTE_US, DAY_US]), st.integers(1_000, MAX_WINDOW_US)))
+    return Limit(
+        draw(st.integers(1, MAX_AMOUNT)),
+        timedelta(microseconds=window_us),
+        resolution=draw(st.integers(1, min(3_600, window_us // 10))),
+        name=draw(st.none() | NAMES.filter(lambda name: name == name.strip())),
+    )
+
+
+# -- reading ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "amount", "window_us"),
+    [
+        ("10/minute", 10, MINUTE_US),
+        ("10 per 1 minute", 10, MINUTE_US),
+        ("5/2s", 5, 2_000_000),
+        ("5 per second", 5, 1_000_000),
+        ("100 per 2 hours", 100, 7_200_000_000),
+        ("10/30s", 10, 30_000_000),
+        ("  7  /  5 m  ", 7, 5 * MINUTE_US),
+        ("1/MS", 1, 1_000),
+        ("1/1500us", 1, 1_500),
+        ("3/1d", 3, DAY_US),
+        ("3/week", 3, 7 * DAY_US),
+        ("2147483647/400 days", MAX_AMOUNT, 400 * DAY_US),
+        ("007/1hr", 7, 3_600_000_000),
+    ],
+)
+def test_cf_01_a_limit_is_read_as_it_is_written(text: str, amount: int, window_us: int) -> None:
+    resolution = "" if window_us >= 1_000 * 64 else " @10"
+    (limit,) = parse_limits(text + resolution)
+    assert (limit.amount, limit.window_us) == (amount, window_us)
+
+
+def test_a_set_of_limits_is_read_in_its_order_with_names_and_resolutions() -> None:
+    limits = parse_limits("burst: 10/s; 600 per minute @10; the day : 5000/1d;")
+    assert [(limit.name, limit.amount, limit.resolution) for limit in limits] == [
+        ("burst", 10, 64),
+        (None, 600, 10),
+        ("the day", 5000, 64),
+    ]
+
+
+def test_limits_and_texts_may_be_mixed() -> None:
+    limit = Limit(5, "1m")
+    assert parse_limits(limit) == (limit,)
+    assert parse_limits([limit, "10/h; 20/d"]) == (limit, Limit(10, "1h"), Limit(20, "1d"))
+    assert parse_limits(parse_limits("5/m; 10/h")) == parse_limits(["5/m", "10/h"])
+
+
+@pytest.mark.parametrize(
+    ("value", "span_us"),
+    [
+        ("30s", 30_000_000),
+        ("minute", MINUTE_US),
+        ("2 Hours", 7_200_000_000),
+        ("1500 ms", 1_500_000),
+        (90, 90_000_000),
+        (0.25, 250_000),
+        (timedelta(minutes=5), 300_000_000),
+        (timedelta(microseconds=1), 1),
+    ],
+)
+def test_a_span_is_text_seconds_or_a_timedelta(value: object, span_us: int) -> None:
+    assert parse_duration_us(value) == span_us  # type: ignore[arg-type]
+
+
+# -- what a limit is -------------------------------------------------------------------------------------------------
+
+
+@given(any_limits())
+def test_a_written_limit_reads_back_as_the_same(limit: Limit) -> None:
+    assert parse_limits(str(limit)) == (limit,)
+
+
+@given(st.lists(any_limits(), min_size=1, max_size=4, unique_by=lambda limit: limit.same_window))
+def test_a_written_set_reads_back_as_the_same(limits: list[Limit]) -> None:
+    assert list(parse_limits("; ".join(map(str, limits)))) == limits
+
+
+@given(any_limits(), any_limits())
+def test_equal_limits_hash_equal(one: Limit, other: Limit) -> None:
+    again = Limit(one.amount, timedelta(microseconds=one.window_us), resolution=one.resolution, name=one.name)
+    assert one == again
+    assert hash(one) == hash(again)
+    same = (one.amount, one.same_window, one.name) == (other.amount, other.same_window, other.name)
+    assert (one == other) is same
+
+
+@given(any_limits())
+def test_slices_cover_the_window_and_are_no_more_than_asked_for(limit: Limit) -> None:
+    assert limit.slice_us >= 10
+    assert limit.slices <= limit.resolution
+    assert limit.window_us <= limit.slices * limit.slice_us < limit.window_us + limit.slice_us
+    assert (limit.slices + 1) * limit.slice_us < limit.window_us + 2 * limit.slice_us
+
+
+def test_a_slice_is_rounded_up() -> None:
+    limit = Limit(5_000, "1s", resolution=60)  # rounded down, 60 slices of 16,666 us would be 40 us short of a second
+    assert (limit.slice_us, limit.slices) == (16_667, 60)
+    assert (Limit(200, "1ms", resolution=99).slice_us, Limit(200, "1ms", resolution=99).slices) == (11, 91)
+
+
+def test_the_default_resolution_is_64_and_decides_what_is_exact() -> None:
+    assert Limit(1, "1m").resolution == 64
+    assert Limit(64, "1m").exact
+    assert not Limit(65, "1m").exact
+    assert Limit(65, "1m", resolution=65).exact
+
+
+@pytest.mark.parametrize("resolution", [1, 2, 64, 3_600])
+def test_cf_02_resolutions_from_1_to_3600_are_accepted(resolution: int) -> None:
+    assert Limit(5, "1m", resolution=resolution).resolution == resolution
+
+
+def test_a_resolution_of_a_tenth_of_the_window_in_microseconds_is_the_finest() -> None:
+    assert Limit(1_000, 0.001, resolution=100).slice_us == 10
+
+
+def test_a_limit_differs_by_amount_window_resolution_and_name() -> None:
+    limits = [
+        Limit(5, "1m"),
+        Limit(6, "1m"),
+        Limit(5, "2m"),
+        Limit(5, "1m", resolution=10),
+        Limit(5, "1m", name="api"),
+    ]
+    assert len(set(limits)) == len(limits)
+    assert limits[0] != "5/1m"
+
+
+def test_a_limit_cannot_be_changed() -> None:
+    limit = Limit(5, "1m")
+    with pytest.raises(AttributeError, match="make another one instead of setting amount"):
+        limit.amount = 6
+    with pytest.raises(AttributeError):
+        del limit.amount
+    assert limit.amount == 5
+
+
+def test_a_limit_can_be_copied_and_sent_to_another_process() -> None:
+    limit = Limit(100, "90s", resolution=10, name="api")
+    for other in (copy.copy(limit), copy.deepcopy(limit), pickle.loads(pickle.dumps(limit))):
+        assert other == limit
+        assert (other.slice_us, other.exact) == (limit.slice_us, limit.exact)
+
+
+@pytest.mark.parametrize(
+    ("limit", "text"),
+    [
+        (Limit(5, 60), "5/1m"),
+        (Limit(5, 90), "5/90s"),
+        (Limit(5, "2 weeks"), "5/14d"),
+        (Limit(5, 0.0015, resolution=10), "5/1500us @10"),
+        (Limit(5, "1h", name="the api"), "the api: 5/1h"),
+    ],
+)
+def test_a_limit_is_written_in_the_largest_unit_that_divides_it(limit: Limit, text: str) -> None:
+    assert str(limit) == text
+    assert repr(limit) == f"<Limit {text}>"
+
+
+@given(st.integers(1, MAX_WINDOW_US))
+def test_a_written_span_reads_back_as_the_same(span_us: int) -> None:
+    assert parse_duration_us(format_duration(span_us)) == span_us
+
+
+# -- what is refused -------------------------------------------------------------------------------------------------
+
+BAD_TEXTS = [
+    # (text, what the message names)
+    ("", "'' at column 1"),
+    ("   ", "'' at column 4"),
+    (";", "'' at column 1"),
+    ("10", "'10' at column 1"),
+    ("10/", "'10/' at column 1"),
+    ("/m", "'/m' at column 1"),
+    ("-1/m", "'-1/m' at column 1"),
+    ("+1/m", "'+1/m' at column 1"),
+    ("1.5/m", "'1.5/m' at column 1"),
+    ("0x10/m", "'0x10/m' at column 1"),
+    ("1e3/m", "'1e3/m' at column 1"),
+    ("0/m", "amount: expected a whole number from 1 to 2147483647"),
+    ("2147483648/m", "amount: expected a whole number from 1 to 2147483647"),
+    ("9999999999999999999999/m", "'9999999999999999999999/m' at column 1"),
+    ("10/0s", "window: expected more than nothing"),
+    ("10/10", "'10/10' at column 1"),
+    ("10/minutez", "did you mean 'minute'?"),
+    ("10/fortnight", "not 'fortnight'"),
+    ("10/-5s", "'10/-5s' at column 1"),
+    ("10/1.5h", "'10/1.5h' at column 1"),
+    ("10/1m30s", "'10/1m30s' at column 1"),
+    ("10/999us", "window: expected 1 ms to 400 days"),
+    ("10/401d", "window: expected 1 ms to 400 days"),
+    ("10/9999999999999999999d", "window: expected"),
+    ("\uff11\uff10/m", "'\uff11\uff10/m' at column 1"),
+    ("10/\uff15m", "'10/\uff15m' at column 1"),
+    ("1_000/m", "'1_000/m' at column 1"),
+    ("inf/m", "'inf/m' at column 1"),
+    ("nan/m", "'nan/m' at column 1"),
+    ("10/m; 5/s junk", "'5/s junk' at column 7"),
+    ("10/m;  oops", "'oops' at column 8"),
+    ("10/m; 5 pers", "'5 pers' at column 7"),
+    ("10/m, 5/s", "'10/m, 5/s' at column 1"),
+    ("10 each minute", "'10 each minute' at column 1"),
+    ("api: ", "'api:' at column 1"),
+    (": 5/m", "': 5/m' at column 1"),
+    ("a:b: 5/m", "'a:b: 5/m' at column 1"),
+    ("caf\u00e9: 5/m", "'\u00e9' in 'caf\u00e9' is not allowed"),
+    ("a\r\nb: 5/m", "is not allowed"),
+    (f"{'x' * 65}: 5/m", "limit name: expected 1 to 64 characters"),
+    ("5/m @0", "resolution: expected a whole number from 1 to 3600"),
+    ("5/m @3601", "resolution: expected a whole number from 1 to 3600"),
+    ("5/m @-1", "'5/m @-1' at column 1"),
+    ("5/m @1.5", "'5/m @1.5' at column 1"),
+    ("5/10ms @1001", "use at most 1000"),
+    ("5/1ms @101", "use at most 100"),
+]
+
+
+@pytest.mark.parametrize(("text", "named"), BAD_TEXTS)
+def test_cf_01_a_bad_limit_names_the_part_its_column_and_an_example(text: str, named: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        parse_limits(text)
+    message = str(caught.value)
+    assert named in message
+    assert '"5/minute; 100 per 2 hours; 10/30s"' in message
+    assert re.search(r"at column \d+ of ", message)
+    assert repr(text) in message
+
+
+@pytest.mark.parametrize(
+    ("limits", "named"),
+    [
+        ([], "at least one"),
+        ((), "at least one"),
+        (5, "not 5"),
+        (None, "not None"),
+        (b"5/m", "not 53"),
+        ([5], "not 5"),
+        ([None], "not None"),
+        ("5/m; 10/60s", "'5/1m' and '10/1m' have the same window"),
+        ([Limit(5, "1m"), Limit(5, "1m")], "'5/1m' and '5/1m' have the same window"),
+        ([Limit(5, "1m", name="a"), "b: 6/m"], "'a: 5/1m' and 'b: 6/1m' have the same window"),
+    ],
+)
+def test_a_bad_set_of_limits_says_what_is_wrong_with_it(limits: object, named: str) -> None:
+    with pytest.raises(ConfigurationError, match="limits: ") as caught:
+        parse_limits(limits)  # type: ignore[arg-type]
+    assert named in str(caught.value)
+
+
+def test_one_window_in_two_resolutions_is_two_windows() -> None:
+    assert len(parse_limits("5/m; 10/m @10")) == 2
+
+
+BAD_ARGUMENTS = [
+    ({"amount": 0}, "amount: expected a whole number from 1 to 2147483647"),
+    ({"amount": -1}, "not -1"),
+    ({"amount": 2**31}, "not 2147483648"),
+    ({"amount": 1.0}, "not 1.0"),
+    ({"amount": True}, "not True"),
+    ({"amount": "5"}, "not '5'"),
+    ({"amount": None}, "not None"),
+    ({"window": ""}, "window: expected a number and a unit"),
+    ({"window": "5"}, "window: expected a number and a unit"),
+    ({"window": "hoor"}, "did you mean 'hour'?"),
+    ({"window": "5 parsecs"}, "not '5 parsecs'"),
+    ({"window": 0}, "window: expected more than nothing"),
+    ({"window": -5}, "window: expected more than nothing"),
+    ({"window": timedelta(0)}, "window: expected more than nothing"),
+    ({"window": timedelta(-1)}, "window: expected more than nothing"),
+    ({"window": 1e-9}, "window: expected more than nothing"),
+    ({"window": float("inf")}, "window: expected a span of time"),
+    ({"window": float("nan")}, "window: expected a span of time"),
+    ({"window": True}, "window: expected a span of time"),
+    ({"window": None}, "window: expected a span of time"),
+    ({"window": b"1m"}, "window: expected a span of time"),
+    ({"window": 0.0009}, "window: expected 1 ms to 400 days"),
+    ({"window": 400 * 86_400 + 1}, "window: expected 1 ms to 400 days"),
+    ({"window": 1e300}, "window: expected 1 ms to 400 days"),
+    ({"resolution": 0}, "resolution: expected a whole number from 1 to 3600"),
+    ({"resolution": -1}, "not -1"),
+    ({"resolution": 1.5}, "not 1.5"),
+    ({"resolution": True}, "not True"),
+    ({"resolution": 10**9}, "not 1000000000"),
+    ({"resolution": "64"}, "not '64'"),
+    ({"window": 0.001, "resolution": 101}, "use at most 100"),
+    ({"name": ""}, "limit name: expected 1 to 64 characters"),
+    ({"name": "x" * 65}, "limit name: expected 1 to 64 characters"),
+    ({"name": 5}, "not 5"),
+    ({"name": "a:b"}, "':' in 'a:b' is not allowed"),
+    ({"name": "a;b"}, "';' in 'a;b' is not allowed"),
+    ({"name": "a\nb"}, r"'\n' in 'a\nb' is not allowed"),
+    ({"name": "a\0"}, r"'\x00' in"),
+    ({"name": "\u00fc"}, "'\u00fc' in '\u00fc' is not allowed"),
+    ({"name": " a"}, "starts or ends with a space; write 'a'"),
+    ({"name": "a "}, "starts or ends with a space; write 'a'"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "named"), BAD_ARGUMENTS)
+def test_cf_02_a_bad_argument_says_which_and_what_to_write(arguments: dict[str, object], named: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        Limit(**{"amount": 100, "window": "1m", **arguments})  # type: ignore[arg-type]
+    message = str(caught.value)
+    assert named in message
+    assert re.search("for example|write '|use at most|use printable", message)
+
+
+def test_the_message_names_what_the_span_is_for() -> None:
+    with pytest.raises(ConfigurationError, match="ban duration: expected"):
+        parse_duration_us("soon", "ban duration")
+
+
+def test_a_configuration_error_is_a_value_error() -> None:
+    with pytest.raises(ValueError, match="amount"):
+        Limit(0, "1m")

@@ -1,0 +1,290 @@
+"""Addresses and networks: one spelling each, and what is in what."""
+
+from __future__ import annotations
+
+import ipaddress
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slidegate.core import ConfigurationError, Networks, parse_address
+from slidegate.core.networks import format_network, parse_network
+
+ADDRESSES = st.ip_addresses()
+MAPPED = ipaddress.IPv6Network("::ffff:0:0/96")
+
+
+def plain(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """Return the IPv4 address inside a mapped one, anything else as it is."""
+    return (address.ipv4_mapped or address) if isinstance(address, ipaddress.IPv6Address) else address
+
+
+# -- addresses -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text", ["::ffff:192.0.2.4", "::ffff:c000:204", "0:0:0:0:0:ffff:192.0.2.4", "::FFFF:192.0.2.4", "192.0.2.4"]
+)
+def test_v6_01_an_ipv4_address_is_one_however_it_is_mapped(text: str) -> None:
+    assert parse_address(text) == (4, 0xC000_0204)
+    assert parse_address("::ffff:198.51.100.8") != parse_address(text)
+
+
+@pytest.mark.parametrize("text", ["2001:DB8:0:0:0:0:0:1", "2001:db8::1", "2001:0db8::0001", "2001:db8::1%eth0"])
+def test_v6_02_an_ipv6_address_is_one_however_it_is_spelled(text: str) -> None:
+    assert parse_address(text) == (6, 0x2001_0DB8 << 96 | 1)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "010.8.8.8",
+        "1.2.3",
+        "0x7f.0.0.1",
+        "2130706433",
+        "192.0.2.4/32",
+        "\u0661.\u0662.\u0663.\u0664",
+        "192.0.2.256",
+        " 192.0.2.4",
+        "192.0.2.4 ",
+        "192.0.2.4:80",
+        "[2001:db8::1]",
+        "2001:db8:::1",
+        "1:2:3:4:5:6:7:8:9",
+        "%eth0",
+        "192.0.2.4%eth0",
+        "ann",
+        "192.0.2.4\0",
+        "2001:db8::1\0",
+        "\ud800",
+    ],
+)
+def test_v6_10_what_is_not_plainly_an_address_is_none(text: str) -> None:
+    assert parse_address(text) is None
+
+
+@given(ADDRESSES)
+def test_an_address_reads_as_the_standard_library_reads_it(address: ipaddress.IPv4Address) -> None:
+    assert parse_address(str(address)) == (plain(address).version, int(plain(address)))
+
+
+@given(ADDRESSES, st.data())
+def test_a_written_network_reads_back_as_the_same(address: ipaddress.IPv4Address, data: st.DataObject) -> None:
+    whole = plain(address)
+    prefix = data.draw(st.integers(0, whole.max_prefixlen))
+    text = format_network(whole.version, int(whole), prefix)
+    network = ipaddress.ip_network((int(whole), prefix) if whole.version == 4 else (whole, prefix), strict=False)
+    assert text == (str(whole) if prefix == 32 == whole.max_prefixlen else str(network))
+    # A wide IPv6 network may start where the mapped addresses do, and would be read as one of those.
+    if whole.version == 4 or network.network_address not in MAPPED:
+        assert parse_network(text) == (whole.version, int(network[0]), int(network[-1]))
+
+
+# -- networks --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("networks", "inside", "outside"),
+    [
+        (
+            ["192.0.2.0/24"],
+            ["192.0.2.0", "192.0.2.255", "::ffff:192.0.2.7"],
+            ["192.0.1.255", "192.0.3.0", "2001:db8::"],
+        ),
+        (["2001:db8::/32"], ["2001:db8::", "2001:db8:ffff::1", "2001:DB8::1%eth0"], ["2001:db9::", "192.0.2.1"]),
+        (["192.0.2.7"], ["192.0.2.7"], ["192.0.2.6", "192.0.2.8"]),
+        (["2001:db8::1"], ["2001:db8::1"], ["2001:db8::", "2001:db8::2"]),
+        (["0.0.0.0/0"], ["0.0.0.0", "255.255.255.255", "::ffff:192.0.2.1"], ["::", "2001:db8::1"]),
+        (["::/0"], ["::", "2001:db8::1"], ["192.0.2.1", "::ffff:192.0.2.1"]),
+        ([], [], ["192.0.2.1", "::1", "", "ann", "192.0.2.0/24"]),
+    ],
+)
+def test_what_is_in_a_network_and_what_is_not(networks: list[str], inside: list[str], outside: list[str]) -> None:
+    found = Networks(networks)
+    assert [address for address in inside if address not in found] == []
+    assert [address for address in outside if address in found] == []
+
+
+def test_v6_06_a_mapped_address_is_in_the_ipv4_network() -> None:
+    assert "::ffff:192.0.2.3" in Networks(["192.0.2.0/24"])
+
+
+def test_v6_09_the_other_version_is_neither_in_it_nor_an_error() -> None:
+    assert "2001:db8::1" not in Networks(["10.0.0.0/8"])
+    assert "10.0.0.1" not in Networks(["2001:db8::/32"])
+
+
+def test_v6_11_a_network_is_one_however_it_is_mapped_and_repeated() -> None:
+    mapped, ipv4 = Networks(["::ffff:10.0.0.0/104"]), Networks(["10.0.0.0/8"])
+    assert mapped == ipv4
+    assert hash(mapped) == hash(ipv4)
+    assert len(Networks(["::ffff:10.0.0.0/104", "10.0.0.0/8", "10.0.0.0/9", "10.1.2.3"])) == 1
+    assert Networks(["::ffff:192.0.2.7"]) == Networks(["192.0.2.7/32"])
+
+
+def test_networks_that_overlap_or_touch_become_one() -> None:
+    assert len(Networks(["192.0.2.0/25", "192.0.2.128/25"])) == 1
+    assert len(Networks(["192.0.2.0/24", "192.0.2.64/26", "192.0.3.0/24"])) == 1
+    assert len(Networks(["192.0.2.0/26", "192.0.2.128/26"])) == 2
+    assert len(Networks(["192.0.2.0/24", "2001:db8::/32"])) == 2
+    assert "192.0.2.200" in Networks(["192.0.2.0/24", "192.0.2.1"])
+
+
+@given(
+    st.lists(st.tuples(ADDRESSES, st.integers(0, 32)), max_size=12),
+    st.lists(ADDRESSES, max_size=8),
+)
+def test_membership_is_that_of_the_standard_library(
+    drawn: list[tuple[ipaddress.IPv4Address, int]], probes: list[ipaddress.IPv4Address]
+) -> None:
+    # Prefixes are short at the end of the address, so that neighbours meet.
+    networks = [
+        ipaddress.ip_network(f"{address}/{address.max_prefixlen - bits}", strict=False)
+        for address, bits in ((plain(address), bits) for address, bits in drawn)
+    ]
+    networks = [network for network in networks if network.version == 4 or network.network_address not in MAPPED]
+    found = Networks(networks)
+    edges = [edge for network in networks for edge in (network[0], network[-1])]
+    beyond = [edge + step for edge in edges for step in (-1, 1) if 0 <= int(edge) + step < 2**edge.max_prefixlen]
+    for probe in (*probes, *edges, *beyond):
+        expected = any(plain(probe) in network for network in networks)
+        assert (str(probe) in found) is expected
+        assert (probe in found) is expected
+
+
+def test_objects_of_the_standard_library_are_taken_too() -> None:
+    objects = [ipaddress.ip_network("192.0.2.0/24"), ipaddress.ip_address("2001:db8::1")]
+    found = Networks(objects)
+    assert found == Networks(["192.0.2.0/24", "2001:db8::1"])
+    assert ipaddress.ip_address("192.0.2.1") in found
+    assert objects[0] not in found
+
+
+def test_sets_are_equal_by_what_they_hold_and_cannot_be_changed() -> None:
+    found = Networks(["192.0.2.0/24"])
+    assert found != Networks(["192.0.2.0/25"])
+    assert found != ["192.0.2.0/24"]
+    assert repr(Networks(["192.0.2.0/24", "2001:db8::/32"])) == "<Networks: 1 IPv4 and 1 IPv6 ranges>"
+    with pytest.raises(AttributeError, match="make another set"):
+        found._starts = {}
+
+
+@pytest.mark.parametrize(
+    ("networks", "everything"),
+    [
+        (["0.0.0.0/0"], True),
+        (["0.0.0.0/1", "128.0.0.0/1"], True),
+        (["::/0", "10.0.0.0/8"], True),
+        (["::/1"], False),
+        (["0.0.0.0/1", "128.0.0.0/2"], False),
+        ([], False),
+    ],
+)
+def test_a_set_that_covers_everything_is_noticed(networks: list[str], everything: bool) -> None:
+    assert Networks(networks).covers_everything() is everything
+
+
+def test_cf_04_a_list_that_is_changed_afterwards_changes_nothing() -> None:
+    given_networks = ["192.0.2.0/24"]
+    found = Networks(given_networks)
+    given_networks.append("198.51.100.0/24")
+    assert "198.51.100.1" not in found
+    assert given_networks == ["192.0.2.0/24", "198.51.100.0/24"]
+
+
+# -- what is refused -------------------------------------------------------------------------------------------------
+
+BAD_NETWORKS = [
+    ("10.0.0.1/8", "did you mean 10.0.0.0/8? (strict=False clears them)"),
+    ("2001:db8::1/64", "did you mean 2001:db8::/64?"),
+    ("::ffff:10.0.0.1/104", "did you mean 10.0.0.0/8?"),
+    ("10.0.0.0/08", "prefix length from 0 to 32, for example 10.0.0.0/32"),
+    ("10.0.0.0/0.255.255.255", "prefix length from 0 to 32"),
+    ("10.0.0.0/255.0.0.0", "prefix length from 0 to 32"),
+    ("10.0.0.0/33", "prefix length from 0 to 32"),
+    ("10.0.0.0/", "prefix length from 0 to 32"),
+    ("10.0.0.0/-8", "prefix length from 0 to 32"),
+    ("10.0.0.0/+8", "prefix length from 0 to 32"),
+    ("10.0.0.0/8/8", "prefix length from 0 to 32"),
+    ("10.0.0.0/\u0668", "prefix length from 0 to 32"),
+    ("10.0.0.0/" + "9" * 5_000, "prefix length from 0 to 32"),
+    ("2001:db8::/129", "prefix length from 0 to 128, for example 2001:db8::/128"),
+    ("::ffff:0:0/95", "wider than the IPv4-mapped range"),
+    (" 10.0.0.0/8", "is not an address or network, for example 192.0.2.0/24"),
+    ("10/8", "is not an address or network"),
+    ("010.0.0.0/8", "is not an address or network"),
+    ("fe80::1%eth0", "is not an address or network"),
+    ("fe80::%eth0/64", "is not an address or network"),
+    ("", "is not an address or network"),
+    ("/8", "is not an address or network"),
+    ("example.org", "is not an address or network"),
+]
+
+
+@pytest.mark.parametrize(("text", "hint"), BAD_NETWORKS)
+def test_cf_09_a_network_that_cannot_be_read_is_named_with_a_hint(text: str, hint: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        Networks(["192.0.2.0/24", text])
+    assert f"network: {text!r}" in str(caught.value)
+    assert hint in str(caught.value)
+
+
+@pytest.mark.parametrize("entry", [None, 5, b"192.0.2.1", ["192.0.2.1"]])
+def test_an_entry_that_is_no_address_at_all_is_named(entry: object) -> None:
+    with pytest.raises(ConfigurationError, match=r"network: .* is not an address or network"):
+        Networks([entry])
+
+
+@pytest.mark.parametrize("networks", ["192.0.2.0/24", b"192.0.2.0/24", 5, None])
+def test_something_that_is_not_a_list_is_named(networks: object) -> None:
+    with pytest.raises(ConfigurationError, match=r'networks: expected a list, for example \["192.0.2.0/24"\], not'):
+        Networks(networks)  # type: ignore[arg-type]
+
+
+def test_host_bits_are_cleared_where_that_is_asked_for() -> None:
+    assert Networks(["10.1.2.3/8", "2001:db8::1/64"], strict=False) == Networks(["10.0.0.0/8", "2001:db8::/64"])
+
+
+# -- files -----------------------------------------------------------------------------------------------------------
+
+
+def written(directory: Path, content: str | bytes) -> Path:
+    path = directory / "blocked.netset"
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def test_a_file_holds_one_entry_a_line_and_comments(tmp_path: Path) -> None:
+    path = written(
+        tmp_path, "\ufeff# head\r\n\r\n192.0.2.0/24 # office\r\n ; nothing\r\n\t2001:db8::/32;SBL1\r\n198.51.100.7"
+    )
+    assert Networks.from_file(path) == Networks(["192.0.2.0/24", "2001:db8::/32", "198.51.100.7"])
+    assert Networks.from_file(str(path)) == Networks.from_file(path)
+
+
+def test_an_empty_file_holds_nothing(tmp_path: Path) -> None:
+    assert len(Networks.from_file(written(tmp_path, "# nothing yet\n"))) == 0
+
+
+def test_a_line_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    path = written(tmp_path, "192.0.2.0/24\n\n10.0.0.1/8\n")
+    with pytest.raises(
+        ConfigurationError, match=r"blocked\.netset, line 3: network: '10\.0\.0\.1/8' has host bits set"
+    ):
+        Networks.from_file(path)
+    assert "10.9.9.9" in Networks.from_file(path, strict=False)
+
+
+def test_a_line_of_other_bytes_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="line 2: network: "):
+        Networks.from_file(written(tmp_path, b"192.0.2.1\n\xff\xfe\x00\n"))
+
+
+def test_a_file_that_cannot_be_opened_is_named_with_the_reason(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"cannot read .*missing\.netset: No such file or directory"):
+        Networks.from_file(tmp_path / "missing.netset")
+    with pytest.raises(ConfigurationError, match=r"cannot read .*: Is a directory"):
+        Networks.from_file(tmp_path)

@@ -1,0 +1,511 @@
+"""The limiter: keys, addresses of stores, and the words around a store."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import random
+import tracemalloc
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+
+from slidegate.core import Bucket, Check, ConfigurationError, Decision, Event, Limit, Observer, Reason, parse_limits
+from slidegate.limiter import MAX_KEY_BYTES, Limiter, address_key, canonical_key
+from slidegate.stores.memory import MemoryStore
+from slidegate.testing import FakeClock, RecordingObserver
+from slidegate.testing.contract import StoreContract
+
+SECOND_US = 1_000_000
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock(1_000 * SECOND_US)
+
+
+@pytest.fixture
+async def limiter(clock: FakeClock) -> AsyncIterator[Limiter]:
+    async with Limiter(MemoryStore(clock=clock)) as made:
+        yield made
+
+
+class SlowStore:
+    """A memory store whose every answer has to be awaited."""
+
+    def __init__(self, clock: FakeClock | None = None) -> None:
+        self.inner = MemoryStore(clock=clock)
+        self.closed = 0
+
+    @property
+    def secret(self) -> bytes:
+        return self.inner.secret
+
+    async def hit(self, checks: Sequence[Check]) -> Decision:
+        await asyncio.sleep(0)
+        return self.inner.hit(checks)
+
+    async def peek(self, checks: Sequence[Check]) -> Decision:
+        await asyncio.sleep(0)
+        return self.inner.peek(checks)
+
+    async def refund(self, decision: Decision) -> bool:
+        await asyncio.sleep(0)
+        return self.inner.refund(decision)
+
+    async def reset(self, key: str) -> bool:
+        await asyncio.sleep(0)
+        return self.inner.reset(key)
+
+    def observe(self, observer: Observer) -> None:
+        self.inner.observe(observer)
+
+    async def close(self) -> None:
+        await asyncio.sleep(0)
+        self.closed += 1
+
+
+class TestContractOfAnAwaitedStore(StoreContract):
+    def make_store(self, clock: FakeClock) -> SlowStore:
+        return SlowStore(clock)
+
+
+# -- the everyday words ----------------------------------------------------------------------------------------------
+
+
+async def test_a_hit_answers_everything_at_once(limiter: Limiter) -> None:
+    decision = await limiter.hit("user:42", "5/minute; 50/hour", cost=1)
+    assert decision
+    assert (decision.allowed, decision.reason, decision.remaining) == (True, Reason.OK, 4)
+    assert (decision.retry_after, decision.reset_after) == (0, 60)
+    assert [state.name for state in decision.states] == ["hit-60", "hit-3600"]
+
+
+async def test_wm_10_a_refusal_by_one_limit_charges_no_other(limiter: Limiter, clock: FakeClock) -> None:
+    limits = "5/10s; 100/hour"
+    admitted = [sum([bool(await limiter.hit("ann", limits)) for _ in range(50)])]
+    clock.advance("20s")
+    admitted.append(sum([bool(await limiter.hit("ann", limits)) for _ in range(50)]))
+    assert admitted == [5, 5]
+    assert [state.remaining for state in (await limiter.peek("ann", limits, 0)).states] == [0, 90]
+
+
+async def test_wm_11_the_longest_wait_is_the_one_to_tell(limiter: Limiter, clock: FakeClock) -> None:
+    limits = "1/10s; 1/47s"
+    await limiter.hit("ann", limits)
+    clock.advance("7s")
+    refused = await limiter.hit("ann", limits)
+    assert [state.retry_after_us for state in refused.states] == [3 * SECOND_US, 40 * SECOND_US]
+    assert (refused.retry_after, refused.limit) == (40, Limit(1, "47s"))
+
+
+async def test_wm_12_a_lowered_amount_keeps_what_is_spent(limiter: Limiter, clock: FakeClock) -> None:
+    clock.set(0)
+    await limiter.hit("ann", "100/minute @6", cost=80)
+    clock.advance("30s")
+    refused = await limiter.hit("ann", "10/minute @6")
+    assert (refused.allowed, refused.remaining, refused.retry_after_us) == (False, 0, 40 * SECOND_US)
+
+
+async def test_a_peek_charges_nothing(limiter: Limiter) -> None:
+    for _ in range(10):
+        assert (await limiter.peek("ann", "5/minute")).remaining == 4
+    assert (await limiter.peek("ann", "5/minute", 6)).reason == "too_large"
+    assert (await limiter.hit("ann", "5/minute", 5)).remaining == 0
+
+
+async def test_a_refund_hands_back_once(limiter: Limiter) -> None:
+    decision = await limiter.hit("ann", "5/minute", 5)
+    assert await limiter.refund(decision) is True
+    assert await limiter.refund(decision) is False
+    assert (await limiter.hit("ann", "5/minute")).remaining == 4
+
+
+async def test_a_reset_forgets_a_key_however_it_is_spelled(limiter: Limiter) -> None:
+    await limiter.hit("2001:db8::1", "5/minute", 5, rule="login")
+    await limiter.hit("2001:db8::1", "5/minute", 5)
+    assert await limiter.reset("2001:DB8:0:0::2") is True
+    assert await limiter.hit("2001:db8::1", "5/minute", 5, rule="login")
+    assert await limiter.reset("nobody") is False
+
+
+async def test_limits_may_be_text_objects_or_several(limiter: Limiter) -> None:
+    limit = Limit(5, timedelta(minutes=1))
+    for limits in ("5/minute", limit, [limit], (limit,), "5 per 60 s", parse_limits("5/m")):
+        decision = await limiter.hit("ann", limits)
+    assert (decision.allowed, decision.remaining) == (False, 0)
+
+
+async def test_rules_are_counted_apart(limiter: Limiter) -> None:
+    await limiter.hit("ann", "5/minute", 5)
+    assert (await limiter.hit("ann", "5/minute", rule="other")).remaining == 4
+
+
+async def test_several_buckets_are_charged_together_or_not_at_all(limiter: Limiter) -> None:
+    tight, wide = Bucket("tight", parse_limits("5/minute")), Bucket("wide", parse_limits("100/minute"))
+    assert await limiter.hit_all([(tight, "ann", 5), (wide, "everyone", 10)])
+    refused = await limiter.hit_all([(tight, "ann", 1), (wide, "everyone", 10)])
+    assert [state.remaining for state in refused.states] == [0, 90]
+    assert not await limiter.peek_all([(tight, "ann", 1)])
+    assert (await limiter.peek_all([(wide, "everyone", 90)])).remaining == 0
+
+
+async def test_cf_04_a_list_that_is_changed_afterwards_changes_no_decision(limiter: Limiter) -> None:
+    bucket = Bucket("rule", parse_limits("5/minute"))
+    checks: list[Check] = [(bucket, "ann", 3)]
+    decision, peeked = await limiter.hit_all(checks), await limiter.peek_all(checks)
+    checks[0] = (bucket, "bob", 3)
+    await limiter.hit_all(checks)
+    checks.clear()
+    assert [state.key for state in (*decision.states, *peeked.states)] == ["ann", "ann"]
+    assert await limiter.refund(decision) is True
+    assert [(await limiter.peek_all([(bucket, key, 0)])).remaining for key in ("ann", "bob")] == [5, 2]
+
+
+def test_threads_that_bring_new_limits_and_keys_disturb_nobody() -> None:
+    limiter = Limiter(MemoryStore(clock=FakeClock()))
+
+    async def work(thread: int) -> int:
+        admitted = 0
+        for number in range(300):
+            admitted += (
+                await limiter.hit("everyone", f"{number + 1}/{thread + number + 1}m", rule=f"rule-{number % 7}")
+            ).allowed
+            admitted += (await limiter.hit(f"{thread}-{number}", "1/hour")).allowed
+        return admitted
+
+    with ThreadPoolExecutor(6) as pool:
+        admitted = list(pool.map(lambda thread: asyncio.run(work(thread)), range(6)))
+    assert admitted == [600] * 6
+
+
+async def test_more_spellings_than_are_remembered_change_no_answer(limiter: Limiter) -> None:
+    for number in range(10_000):
+        assert (await limiter.hit(f"user:{number}", f"{number + 100}/minute")).remaining == number + 99
+    assert (await limiter.hit("user:0", "100/minute")).remaining == 98
+
+
+async def test_a_store_that_has_to_be_awaited_gives_the_same_answers(clock: FakeClock) -> None:
+    store = SlowStore(clock)
+    limiter = Limiter(store)
+    decision = await limiter.hit("ann", "5/minute")
+    assert (decision.remaining, (await limiter.peek("ann", "5/minute")).remaining) == (4, 3)
+    assert await limiter.refund(decision) is True
+    assert await limiter.reset("ann") is True
+    bucket = Bucket("rule", parse_limits("5/minute"))
+    assert (await limiter.hit_all([(bucket, "ann", 1)])).remaining == 4
+    assert (await limiter.peek_all([(bucket, "ann", 1)])).remaining == 3
+
+
+async def test_a_limiter_closes_once_however_often_it_is_asked() -> None:
+    store = SlowStore()
+    async with Limiter(store) as limiter:
+        await limiter.close()
+    await limiter.close()
+    assert store.closed == 1
+    async with Limiter() as limiter:
+        assert await limiter.hit("ann", "5/minute")
+    await limiter.close()
+
+
+async def test_a_closing_with_an_error_hands_the_error_on() -> None:
+    store = SlowStore()
+    with pytest.raises(KeyError):
+        async with Limiter(store):
+            raise KeyError("ann")
+    assert store.closed == 1
+
+
+async def test_limiters_without_a_store_count_apart() -> None:
+    await Limiter().hit("ann", "1/minute")
+    assert await Limiter().hit("ann", "1/minute")
+
+
+# -- keys ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "known"),
+    [
+        ("192.0.2.7", "192.0.2.7"),
+        ("192.0.2.7/32", "192.0.2.7"),
+        ("192.0.2.0/24", "192.0.2.0/24"),
+        ("::ffff:192.0.2.7", "192.0.2.7"),
+        ("::FFFF:c000:207", "192.0.2.7"),
+        ("::ffff:192.0.2.0/120", "192.0.2.0/24"),
+        ("2001:DB8::1", "2001:db8::/64"),
+        ("2001:db8:0:0:ffff::1%eth0", "2001:db8::/64"),
+        ("2001:db8::/64", "2001:db8::/64"),
+        ("2001:db8::/32", "2001:db8::/32"),
+        ("::1", "::/64"),
+        ("user:42", "user:42"),
+        ("ann", "ann"),
+        ("a/b", "a/b"),
+        ("192.0.2.7/24", "192.0.2.7/24"),
+        ("192.0.2.256", "192.0.2.256"),
+        ("010.0.0.1", "010.0.0.1"),
+        (" 192.0.2.7", " 192.0.2.7"),
+        ("-192.0.2.7", "-192.0.2.7"),
+        ("10", "10"),
+        ("\u0661", "\u0661"),
+    ],
+)
+def test_a_key_that_is_an_address_has_one_spelling(key: str, known: str) -> None:
+    assert canonical_key(key) == known
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "192.0.2.7",
+        "::ffff:192.0.2.7",
+        "192.0.2.0/24",
+        "2001:db8::1",
+        "2001:db8::1/128",
+        "2001:db8::/32",
+        "user:42",
+        "::1",
+    ],
+)
+def test_the_spelling_shown_means_the_same_key(key: str) -> None:
+    assert canonical_key(canonical_key(key)) == canonical_key(key)
+
+
+def test_a_single_ipv6_address_is_not_its_network() -> None:
+    assert canonical_key("2001:db8::1/128") not in {canonical_key("2001:db8::1"), canonical_key("2001:db8::2/128")}
+
+
+async def test_mk_04_all_addresses_of_one_ipv6_network_are_one_client(limiter: Limiter) -> None:
+    await many_of_one_network(limiter, 2**13)
+
+
+@pytest.mark.deep
+async def test_mk_04_a_million_addresses_of_one_ipv6_network_are_one_client(limiter: Limiter) -> None:
+    await many_of_one_network(limiter, 2**20)
+
+
+async def many_of_one_network(limiter: Limiter, addresses: int) -> None:
+    first = int(ipaddress.IPv6Address("2001:db8:1:2::"))
+    step = 2**64 // addresses
+    admitted = 0
+    for number in range(addresses):
+        admitted += (await limiter.hit(str(ipaddress.IPv6Address(first + number * step)), "10/minute")).allowed
+    assert admitted == 10
+    assert limiter.store.stats().keys == 1  # type: ignore[attr-defined]
+
+
+async def test_mk_05_all_networks_of_one_larger_network_share_its_limit(limiter: Limiter) -> None:
+    wide, narrow = Bucket("per /48", parse_limits("100/minute")), Bucket("per /64", parse_limits("5/minute"))
+    first = int(ipaddress.IPv6Address("2001:db8:7::"))
+    admitted = 0
+    for number in range(65_536):
+        address = first + (number << 64) + 1
+        checks = [(wide, address_key(6, address, ipv6_prefix=48), 1), (narrow, address_key(6, address), 1)]
+        admitted += (await limiter.hit_all(checks)).allowed
+    assert admitted == 100
+    assert limiter.store.stats().keys <= 65_537  # type: ignore[attr-defined]
+
+
+def test_an_address_key_takes_the_prefix_of_its_version() -> None:
+    address = int(ipaddress.IPv4Address("192.0.2.77"))
+    assert (address_key(4, address), address_key(4, address, ipv4_prefix=24)) == ("192.0.2.77", "192.0.2.0/24")
+    assert address_key(6, 2**96, ipv6_prefix=128) == "0:1::/128"
+
+
+async def test_mk_06_a_long_key_is_digested_to_a_short_one(limiter: Limiter) -> None:
+    long = "x" * 65_536
+    decision = await limiter.hit(long, "5/minute")
+    (state,) = decision.states
+    assert len(state.key.encode()) <= MAX_KEY_BYTES
+    assert state.key.startswith("long#")
+    assert (await limiter.hit(long, "5/minute")).remaining == 3
+    assert (await limiter.hit(long + "y", "5/minute")).remaining == 4
+    assert await limiter.reset(long) is True
+
+
+@pytest.mark.parametrize("key", ["x" * 64, "\u00e9" * 32])
+async def test_a_key_of_64_bytes_is_kept_as_it_is(limiter: Limiter, key: str) -> None:
+    assert (await limiter.hit(key, "5/minute")).states[0].key == key
+
+
+@pytest.mark.parametrize("key", ["x" * 65, "\u00e9" * 33, "\U0001f600" * 17, "\ud800" * 22])
+async def test_a_key_beyond_64_bytes_is_not(limiter: Limiter, key: str) -> None:
+    decision = await limiter.hit(key, "5/minute")
+    assert decision.states[0].key.startswith("long#")
+
+
+async def test_mk_06_long_keys_are_not_held(limiter: Limiter) -> None:
+    await limiter.hit("warm up", "5/minute")
+    tracemalloc.start()
+    try:
+        for number in range(2_000):
+            await limiter.hit(f"{number:065536}", "5/minute")
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 5 * 2**20
+
+
+def test_digests_depend_on_kind_value_and_store() -> None:
+    one, other = Limiter(), Limiter()
+    digests = {
+        one.digest("header", b"k"),
+        one.digest("cookie", b"k"),
+        one.digest("header", b"l"),
+        other.digest("header", b"k"),
+    }
+    assert len(digests) == 4
+    assert one.digest("header", b"k") == one.digest("header", b"k") == Limiter(one.store).digest("header", b"k")
+    assert (
+        len(one.digest("a kind that is much longer than it should be, but then one never knows", b"")) == MAX_KEY_BYTES
+    )
+
+
+def test_a_rule_is_claimed_once_under_its_own_name() -> None:
+    limiter = Limiter()
+    assert [limiter.claim(rule) for rule in ("api", "login", "api", "api")] == ["api", "login", "api#2", "api#3"]
+
+
+# -- events ----------------------------------------------------------------------------------------------------------
+
+
+async def test_observers_hear_the_events_of_the_store(caplog: pytest.LogCaptureFixture) -> None:
+    first, second = RecordingObserver(), RecordingObserver()
+    limiter = Limiter(MemoryStore(max_keys=1), observers=[first, second])
+    with caplog.at_level(logging.WARNING, logger="slidegate"):
+        for key in ("ann", "bob", "eve"):
+            await limiter.hit(key, "5/minute")
+    assert first.kinds == second.kinds == ["keys_shared"]
+    assert [record.getMessage() for record in caplog.records] == [f"keys_shared: {first.events[0].message}"]
+
+
+async def test_an_observer_that_fails_is_logged_and_silences_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    def fails(event: Event) -> None:
+        raise RuntimeError(f"no pager for {event.kind}")
+
+    heard = RecordingObserver()
+    limiter = Limiter(MemoryStore(max_keys=1), observers=[fails, heard])
+    for key in ("ann", "bob"):
+        assert await limiter.hit(key, "5/minute")
+    assert heard.kinds == ["keys_shared"]
+    assert "no pager for keys_shared" in caplog.text
+
+
+# -- addresses of stores ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("url", "max_keys"), [("memory://", 100_000), ("memory://?max_keys=50", 50), ("MEMORY://?max_keys=00050", 50)]
+)
+async def test_a_limiter_is_made_from_an_address(url: str, max_keys: int) -> None:
+    heard = RecordingObserver()
+    async with Limiter.from_url(url, observers=[heard]) as limiter:
+        assert isinstance(limiter.store, MemoryStore)
+        assert limiter.store.max_keys == max_keys
+        for key in range(60):
+            await limiter.hit(f"user:{key}", "5/minute")
+    assert heard.kinds == (["keys_shared"] if max_keys == 50 else [])
+
+
+BAD_URLS = [
+    ("", 'store address: expected "memory://", not '),
+    ("memory", 'expected "memory://", not'),
+    ("memori://", "did you mean 'memory'?"),
+    ("redis://localhost:6379/0", 'expected "memory://", not'),
+    ("lmdb:///var/lib/app", 'expected "memory://", not'),
+    ("memory://[", "not"),
+    ("memory://localhost", "memory has no place"),
+    ("memory:///tmp", "memory has no place"),
+    ("memory://?max_key=5", "unknown option 'max_key'"),
+    ("memory://?max_key=5", "did you mean 'max_keys'?"),
+    ("memory://?fail=opne", "unknown option 'fail'"),
+    ("memory://?max_keys=0", "max_keys: expected a whole number above 0"),
+    ("memory://?max_keys=-1", "max_keys needs a whole number, not '-1'"),
+    ("memory://?max_keys=", "max_keys needs a whole number, not ''"),
+    ("memory://?max_keys=1e3", "max_keys needs a whole number, not '1e3'"),
+    ("memory://?max_keys=\u0665", "max_keys needs a whole number"),
+    ("memory://?max_keys=" + "9" * 5_000, "max_keys"),
+    (None, "not None"),
+    (5, "not 5"),
+    (b"memory://", "not b'memory://'"),
+]
+
+
+@pytest.mark.parametrize(("url", "named"), BAD_URLS)
+def test_cf_03_an_address_that_cannot_be_read_is_named(url: object, named: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        Limiter.from_url(url)  # type: ignore[arg-type]
+    assert named in str(caught.value)
+
+
+# -- what is refused -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", ["", None, 5, b"ann", ["ann"], ("ann",), {"ann"}, 1.5, True])
+@pytest.mark.parametrize("method", ["hit", "peek", "reset"])
+async def test_a_key_that_is_no_text_is_named(limiter: Limiter, key: object, method: str) -> None:
+    arguments = () if method == "reset" else ("5/minute",)
+    with pytest.raises(ConfigurationError, match='key: expected text that is not empty, for example "user:42", not'):
+        await getattr(limiter, method)(key, *arguments)
+
+
+@pytest.mark.parametrize("cost", [-1, 1.0, 1.5, "1", None, float("nan")])
+@pytest.mark.parametrize("method", ["hit", "peek"])
+async def test_a_cost_that_is_no_whole_number_is_named(limiter: Limiter, cost: object, method: str) -> None:
+    with pytest.raises(ConfigurationError, match="cost: expected a whole number, 0 or more, for example 1, not"):
+        await getattr(limiter, method)("ann", "100/minute", cost)
+
+
+async def test_a_bad_cost_leaves_no_trace(limiter: Limiter, clock: FakeClock, rng: random.Random) -> None:
+    for cost in (1.0, -5, "1"):
+        with pytest.raises(ConfigurationError):
+            await limiter.hit("ann", "100/minute", cost)  # type: ignore[arg-type]
+    for _ in range(200):
+        clock.advance(rng.randrange(3 * SECOND_US))
+        await limiter.hit("ann", "100/minute")
+    assert (await limiter.hit("bob", "100/minute")).remaining == 99
+
+
+@pytest.mark.parametrize("cost", [-1, 1.5])
+async def test_a_bad_cost_of_several_checks_is_named_too(limiter: Limiter, cost: object) -> None:
+    bucket = Bucket("rule", parse_limits("100/minute"))
+    for method in (limiter.hit_all, limiter.peek_all):
+        with pytest.raises(ConfigurationError, match="cost: expected a whole number"):
+            await method([(bucket, "ann", cost)])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize(
+    ("limits", "named"),
+    [("", "AMOUNT/WINDOW"), ("ten per day", "AMOUNT/WINDOW"), (5, "not 5"), (None, "not None"), ([], "at least one")],
+)
+async def test_limits_that_cannot_be_read_are_named(limiter: Limiter, limits: object, named: str) -> None:
+    for _ in range(2):
+        with pytest.raises(ConfigurationError) as caught:
+            await limiter.hit("ann", limits)  # type: ignore[arg-type]
+        assert named in str(caught.value)
+
+
+@pytest.mark.parametrize("rule", ["", "a:b", "x" * 65, "caf\u00e9", 5, None, ["a"], "a\n"])
+async def test_a_rule_that_cannot_be_named_in_a_header_is_refused(limiter: Limiter, rule: object) -> None:
+    with pytest.raises(ConfigurationError, match="rule: "):
+        await limiter.hit("ann", "5/minute", rule=rule)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"store": "memory://"}, "write Limiter.from_url('memory://')"),
+        ({"store": 5}, "expected a store such as MemoryStore(), not 5"),
+        ({"store": MemoryStore}, "expected a store"),
+        ({"observers": [5]}, "expected functions that take an Event, not 5"),
+        ({"observers": 5}, "observers"),
+        ({"observers": print}, "observers"),
+    ],
+)
+def test_what_is_no_store_and_no_observer_is_named(arguments: dict[str, object], named: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        Limiter(**arguments)  # type: ignore[arg-type]
+    assert named in str(caught.value)

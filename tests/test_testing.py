@@ -1,0 +1,113 @@
+"""The help for tests that users get: it has to be right before it can judge."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from datetime import timedelta
+
+import pytest
+
+from slidegate.core import Bucket, ConfigurationError, Event, Reason, parse_limits
+from slidegate.limiter import Limiter
+from slidegate.stores.memory import MemoryStore
+from slidegate.testing import FakeClock, RecordingObserver
+from slidegate.testing.contract import StoreContract
+from slidegate.testing.model import Answer, Model, Verdict
+from slidegate.testing.programs import Dice, program
+
+MINUTE_US = 60_000_000
+
+
+def test_a_fake_clock_stands_still_until_it_is_told_to_move() -> None:
+    clock = FakeClock()
+    assert (clock(), clock(), FakeClock(5)()) == (0, 0, 5)
+    for span in (7, "30s", timedelta(milliseconds=1), -2, timedelta(microseconds=-1)):
+        clock.advance(span)
+    assert clock() == 30_001_004
+    clock.set(12)
+    assert (clock(), repr(clock)) == (12, "<FakeClock 12>")
+
+
+def test_a_fake_clock_names_a_span_that_it_cannot_read() -> None:
+    with pytest.raises(ConfigurationError, match="span: expected a number and a unit"):
+        FakeClock().advance("a while")
+
+
+def test_a_fake_clock_is_the_time_of_a_limiter() -> None:
+    async def scene() -> list[bool]:
+        clock = FakeClock()
+        limiter = Limiter(MemoryStore(clock=clock))
+        answers = [(await limiter.hit("ann", "1/minute")).allowed for _ in range(2)]
+        clock.advance("1 minute")
+        return [*answers, (await limiter.hit("ann", "1/minute")).allowed]
+
+    assert asyncio.run(scene()) == [True, False, True]
+
+
+def test_a_recording_observer_keeps_events_in_their_order() -> None:
+    observer = RecordingObserver()
+    events = [Event("one", "first"), Event("two", "second", {"n": 2}), Event("one", "third")]
+    for event in events:
+        observer(event)
+    assert observer.events == events
+    assert observer.kinds == ["one", "two", "one"]
+
+
+def test_clock_and_observer_need_nothing_and_the_contract_says_what_it_needs() -> None:
+    code = """
+import sys
+sys.modules["hypothesis"] = sys.modules["pytest"] = None
+import slidegate.testing, slidegate.testing.model
+try:
+    import slidegate.testing.contract
+except ImportError as error:
+    print(error)
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "the store contract needs Hypothesis and pytest: pip install hypothesis pytest"
+
+
+def test_a_contract_without_a_store_says_what_is_missing() -> None:
+    with pytest.raises(NotImplementedError, match="has to return an empty store"):
+        StoreContract().make_store(FakeClock())
+
+
+def test_the_reference_on_traffic_worked_out_by_hand() -> None:
+    model = Model()
+    checks = [(Bucket("rule", parse_limits("3/minute; 100/minute @6")), "ann", 2)]
+    verdict, charged = model.hit(checks, 5)
+    full = Answer(remaining=98, retry_after_us=0, more_after_us=70_000_000 - 5, reset_after_us=70_000_000 - 5)
+    assert verdict == Verdict(True, Reason.OK, 0, (Answer(1, 0, MINUTE_US, MINUTE_US), full))
+    verdict, nothing = model.hit(checks, 15)
+    assert (verdict.allowed, verdict.retry_after_us, nothing) == (False, MINUTE_US - 10, [])
+    assert model.peek(checks, MINUTE_US + 5).allowed
+    assert not model.peek(checks, MINUTE_US + 4).allowed
+    assert model.refund(charged, 20) is True
+    assert model.refund(charged, 20) is False
+    assert model.peek(checks, 20).allowed
+
+
+def test_the_reference_never_lets_a_cost_above_the_amount_pass() -> None:
+    model = Model()
+    verdict, _ = model.hit([(Bucket("rule", parse_limits("3/minute")), "ann", 4)], 0)
+    assert verdict == Verdict(False, Reason.TOO_LARGE, None, (Answer(3, None, 0, 0),))
+
+
+def test_the_reference_forgets_one_key() -> None:
+    model, bucket = Model(), Bucket("rule", parse_limits("3/minute"))
+    for key in ("ann", "bob"):
+        model.hit([(bucket, key, 3)], 0)
+    model.reset("ann")
+    assert model.peek([(bucket, "ann", 3)], 0).allowed
+    assert not model.peek([(bucket, "bob", 1)], 0).allowed
+
+
+def test_drawn_bytes_make_the_same_program_every_time_and_none_make_an_empty_one() -> None:
+    rolled = bytes(range(256)) * 2
+    assert program(rolled) == program(rolled)
+    assert len(program(rolled).moves) > 20
+    assert program(b"").moves == program(bytes(500)).moves == []
+    dice = Dice(b"\x05\x01\x02")
+    assert [dice.below(4), dice.below(65_535), dice.pick("ab"), bool(dice)] == [1, 258, "a", False]
