@@ -240,7 +240,7 @@ def canonical_key(key: str) -> str:
         return address_key(*address)
     if "/" in key:
         try:
-            version, first, last = parse_network(key)
+            version, first, last = parse_network(key, strict=False)
         except ConfigurationError:
             return key
         return format_network(version, first, (32 if version == 4 else 128) - (last - first).bit_length())

@@ -38,12 +38,27 @@ class Bucket:
         rule: What the windows belong to, 1 to 64 characters; two buckets of one rule share their windows.
         limits: The limits that apply together, no two with one window and resolution.
         names: What each limit is called on the wire; by default the rule, or ``rule-<seconds>`` where it has several.
+        count_denied: Whether refused requests are charged as well.
+        wait_us: How long a request may wait for a place instead of being refused, in microseconds.
+        wait_max: How many places one key may hold.
     """
 
-    __slots__ = ("limits", "names", "rule")
+    __slots__ = ("count_denied", "limits", "names", "rule", "wait_max", "wait_us")
 
-    def __init__(self, rule: str, limits: Sequence[Limit], names: Sequence[str] | None = None) -> None:
+    def __init__(
+        self,
+        rule: str,
+        limits: Sequence[Limit],
+        names: Sequence[str] | None = None,
+        *,
+        count_denied: bool = False,
+        wait_us: int = 0,
+        wait_max: int = 0,
+    ) -> None:
         self.rule = rule
+        self.count_denied = count_denied
+        self.wait_us = wait_us
+        self.wait_max = wait_max
         self.limits = tuple(limits)
         self.names = tuple(names) if names is not None else wire_names(rule, self.limits)
 

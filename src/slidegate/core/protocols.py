@@ -9,7 +9,7 @@ from typing import Protocol, TypeAlias
 from .decision import Check, Decision
 
 Clock: TypeAlias = Callable[[], int]
-"""Returns the time in whole microseconds. Its start does not matter, its rate does."""
+"""Returns the time in whole microseconds, not below 0. Its start does not matter, its rate does."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,9 +131,12 @@ class MemoryStore:
             flat = self._flat(checks)
             return _judge(checks, flat, [self._window(table, key, now_us) for table, _, key, _ in flat], now_us)
         finally:
+            events = self._pending
+            if events:
+                self._pending = []
             self._release()
-            if self._pending:
-                self._tell()
+            for event in events:
+                self._observers.tell(event)
 
     def peek(self, checks: Sequence[Check]) -> Decision:
         """Say what `hit` would answer now. Changes nothing."""
@@ -177,11 +180,6 @@ class MemoryStore:
 
     def _now_us(self) -> int:
         return monotonic_ns() // 1000 if self._clock is None else self._clock()
-
-    def _tell(self) -> None:
-        events, self._pending = self._pending, []
-        for event in events:
-            self._observers.tell(event)
 
     def _flat(self, checks: Sequence[Check]) -> _Flat:
         return [

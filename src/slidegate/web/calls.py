@@ -17,7 +17,7 @@ from starlette.types import Scope
 from ..core.decision import Check
 from ..core.errors import ConfigurationError
 from ..limiter import Limiter, check_cost
-from .rules import Gate
+from .gates import Gate
 
 LOG_PAUSE_S: Final = 60.0
 

@@ -14,9 +14,9 @@ from ..core.decision import Bucket, Decision, Reason
 from ..core.networks import Networks
 from ..limiter import Limiter
 from .calls import Calls
+from .gates import RuleSet, Selection
 from .proxies import ClientAddress
 from .responses import tightest
-from .rules import RuleSet, Selection
 
 RECORD: Final = "slidegate"
 """The key of a request's `Record` in its ASGI scope."""

@@ -13,7 +13,7 @@ from typing import Final, Protocol, TypeAlias, runtime_checkable
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
-from ..core.errors import ConfigurationError
+from ..core.errors import ConfigurationError, closest
 from ..limiter import Limiter
 
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -51,27 +51,213 @@ everyone: Final = _Everyone()
 """Count all requests together, for a limit on the whole service."""
 
 
-class HeaderValue:
-    """The value of a request header, digested; made by `header`."""
+class _Value:
+    """A value that the client supplies, digested; where it is missing or empty, the fallback."""
 
-    def __init__(self, name: str, fallback: Key | None) -> None:
-        check_header_name(name)
+    def __init__(self, kind: str, identity: str, fallback: Key | None) -> None:
         if fallback is not None and not isinstance(fallback, Key):
-            raise ConfigurationError(f"header: fallback must be a key such as client_ip(), not {fallback!r}")
-        self.name = name
-        self.fallback = fallback
-        self.identity = f"header:{name.lower()}" + (f"|{fallback.identity}" if fallback is not None else "")
-        self._raw = name.lower().encode()
-        self._kind = f"header:{name}"
+            raise ConfigurationError(f"{kind}: fallback must be a key such as client_ip(), not {fallback!r}")
+        self._kind = kind
+        self._fallback = fallback
+        self.identity = identity + (f"|{fallback.identity}" if fallback is not None else "")
+
+    def __repr__(self) -> str:
+        return f"<key {self.identity}>"
 
     def find(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
         """See `Key.find`."""
-        for name, value in scope["headers"]:
-            if name == self._raw:
-                if value:
-                    return limiter.digest(self._kind, value)
-                break
-        return client_key if self.fallback is None else self.fallback.find(scope, limiter, client_key)
+        value = self.value(scope)
+        if value:
+            return limiter.digest(self._kind, value)
+        return client_key if self._fallback is None else self._fallback.find(scope, limiter, client_key)
+
+    def value(self, scope: Scope) -> bytes:
+        """Return the value, empty where there is none."""
+        raise NotImplementedError
+
+
+class _Header(_Value):
+    def __init__(self, name: str, fallback: Key | None) -> None:
+        check_header_name(name)
+        super().__init__(f"header:{name}", f"header:{name.lower()}", fallback)
+        self._name = name.lower().encode()
+
+    def value(self, scope: Scope) -> bytes:
+        return next((value for name, value in scope["headers"] if name == self._name), b"")
+
+
+class _Cookie(_Value):
+    def __init__(self, name: str, fallback: Key | None) -> None:
+        if not isinstance(name, str) or not _TOKEN.fullmatch(name):
+            raise ConfigurationError(f'cookie: expected a cookie name such as "session", not {name!r}')
+        super().__init__(f"cookie:{name}", f"cookie:{name}", fallback)
+        self._name = name
+
+    def value(self, scope: Scope) -> bytes:
+        return HTTPConnection(scope).cookies.get(self._name, "").encode(errors="surrogatepass")
+
+
+class _Query(_Value):
+    def __init__(self, name: str, fallback: Key | None) -> None:
+        _check_parameter("query", name)
+        super().__init__(f"query:{name}", f"query:{name}", fallback)
+        self._name = name
+
+    def value(self, scope: Scope) -> bytes:
+        return HTTPConnection(scope).query_params.get(self._name, "").encode(errors="surrogatepass")
+
+
+class PathParam(_Value):
+    """A parameter of the path; made by `path_param`.
+
+    Attributes:
+        name: The parameter.
+    """
+
+    def __init__(self, name: str, fallback: Key | None, pattern: re.Pattern[str] | None = None) -> None:
+        _check_parameter("path_param", name)
+        super().__init__(f"path:{name}", f"path:{name}", fallback)
+        self.name = name
+        self._pattern = pattern
+
+    def of(self, pattern: re.Pattern[str]) -> PathParam:
+        """Return the same key for a rule: its own pattern finds the parameter before any router does."""
+        return PathParam(self.name, self._fallback, pattern)
+
+    def value(self, scope: Scope) -> bytes:
+        found = self._pattern.match(route_path(scope)) if self._pattern is not None else None
+        value = found[self.name] if found is not None else scope.get("path_params", {}).get(self.name, "")
+        return str(value).encode(errors="surrogatepass")
+
+
+class _User:
+    """The authenticated user; see `user`."""
+
+    identity = "user"
+
+    def find(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
+        person = scope.get("user")
+        if person is None:
+            person = scope.get("state", {}).get("user")
+        name = _name_of(person)
+        return limiter.key_for(f"user:{name}") if name else client_key
+
+    def __repr__(self) -> str:
+        return "user"
+
+
+class _Combined:
+    """Several keys at once; made by `combine`."""
+
+    def __init__(self, keys: tuple[Key, ...]) -> None:
+        self.keys = keys
+        self.identity = "+".join(key.identity for key in keys)
+
+    def __repr__(self) -> str:
+        return f"<key {self.identity}>"
+
+    def find(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
+        found = (key.find(scope, limiter, client_key).encode(errors="surrogatepass") for key in self.keys)
+        # Each with its length, or "a" and "bc" would meet "ab" and "c".
+        return limiter.digest("combined", b"".join(b"%d:%b" % (len(part), part) for part in found))
+
+
+user: Final = _User()
+"""Count each authenticated user: `request.user` as Starlette's `AuthenticationMiddleware` sets it (further out than the
+gate), else ``request.state.user``. Nobody logged in: the client's address."""
+
+
+def header(name: str, *, fallback: Key | None = None) -> Key:
+    """Count each value of a request header, for example an API key.
+
+    The value is digested and never stored. Where a header comes several times, the first one counts: the one that
+    `request.headers[name]` gives the application. A missing or empty header falls back to the client's address.
+
+    Args:
+        name: The header's name, in any case.
+        fallback: The key to use where the header is missing or empty; by default the middleware's `client`.
+
+    Raises:
+        ConfigurationError: The name has a character that header names cannot have, or the fallback is no key.
+    """
+    return _Header(name, fallback)
+
+
+def cookie(name: str, *, fallback: Key | None = None) -> Key:
+    """Count each value of a cookie, digested: the one that `request.cookies[name]` gives the application.
+
+    Anybody can send any cookie, so verify a session before you count by it, or keep a limit by address beside it.
+
+    Args:
+        name: The cookie's name.
+        fallback: The key to use where the cookie is missing or empty; by default the middleware's `client`.
+
+    Raises:
+        ConfigurationError: The name has a character that cookie names cannot have, or the fallback is no key.
+    """
+    return _Cookie(name, fallback)
+
+
+def query(name: str, *, fallback: Key | None = None) -> Key:
+    """Count each value of a query parameter, digested: the one that `request.query_params[name]` gives the application.
+
+    Args:
+        name: The parameter's name.
+        fallback: The key to use where the parameter is missing or empty; by default the middleware's `client`.
+
+    Raises:
+        ConfigurationError: The name is empty, or the fallback is no key.
+    """
+    return _Query(name, fallback)
+
+
+def path_param(name: str, *, fallback: Key | None = None) -> Key:
+    """Count each value of a path parameter, digested: ``Rule("/tenants/{tenant}/jobs", key=path_param("tenant"))``.
+
+    Args:
+        name: The parameter's name, as in the rule's path.
+        fallback: The key to use where the parameter is missing or empty; by default the middleware's `client`.
+
+    Raises:
+        ConfigurationError: The name is empty, or the fallback is no key.
+    """
+    return PathParam(name, fallback)
+
+
+def combine(*keys: Key) -> Key:
+    """Count each combination of keys: ``combine(client_ip(), header("X-Tenant"))``.
+
+    Raises:
+        ConfigurationError: Fewer than two keys, or one that is not built in.
+    """
+    if len(keys) < 2 or not all(isinstance(key, Key) for key in keys):
+        raise ConfigurationError(f'combine: expected keys such as client_ip() and header("X-Tenant"), not {keys!r}')
+    return _Combined(keys)
+
+
+def bind(key: Key, pattern: re.Pattern[str] | None, names: frozenset[str], where: str) -> Key:
+    """Tie a rule's key to the rule's path.
+
+    Raises:
+        ConfigurationError: A path parameter that the path does not have.
+    """
+    if isinstance(key, _Combined):
+        return _Combined(tuple(bind(part, pattern, names, where) for part in key.keys))
+    if not isinstance(key, PathParam):
+        return key
+    if pattern is None or key.name not in names:
+        raise ConfigurationError(f"path_param: {where!r} has no parameter {key.name!r}{closest(key.name, names)}")
+    return key.of(pattern)
+
+
+def route_path(scope: Scope) -> str:
+    """Return the path below `root_path`, as the router at this place sees it."""
+    path: str = scope["path"]
+    root: str = scope.get("root_path", "")
+    if not root or not path.startswith(root):
+        return path
+    rest = path[len(root) :]
+    return rest if not rest or rest[0] == "/" else path
 
 
 def check_header_name(name: object) -> str:
@@ -85,17 +271,22 @@ def check_header_name(name: object) -> str:
     return name
 
 
-def header(name: str, *, fallback: Key | None = None) -> HeaderValue:
-    """Count each value of a request header, for example an API key.
+def _check_parameter(what: str, name: object) -> None:
+    if not isinstance(name, str) or not name:
+        raise ConfigurationError(
+            f'{what}: expected the name of a parameter, for example {what}("tenant"), not {name!r}'
+        )
 
-    The value is digested and never stored. Where a header comes several times, the first one counts: the one that
-    `request.headers[name]` gives the application. A missing or empty header falls back to the client's address.
 
-    Args:
-        name: The header's name, in any case.
-        fallback: The key to use where the header is missing or empty; by default the middleware's `client`.
-
-    Raises:
-        ConfigurationError: The name has a character that header names cannot have, or the fallback is no key.
-    """
-    return HeaderValue(name, fallback)
+def _name_of(person: object) -> str:
+    """Return what tells one user from another; empty for nobody."""
+    if person is None or getattr(person, "is_authenticated", True) is False:
+        return ""
+    for attribute in ("identity", "id", "display_name", "username"):
+        try:
+            name = getattr(person, attribute, None)
+        except NotImplementedError:  # what Starlette's own BaseUser does for what a subclass leaves out
+            continue
+        if isinstance(name, (str, int)) and name != "":
+            return str(name)
+    return str(person) if isinstance(person, (str, int)) else ""

@@ -1,0 +1,152 @@
+"""Rules at work: which of them stand on the way of a request, and what they charge for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from starlette.types import Scope
+
+from ..core.decision import Bucket, Check, unique_name, wire_names
+from ..core.errors import ConfigurationError
+from ..core.limits import Limit, parse_limits
+from ..limiter import Limiter
+from .keys import Key, route_path
+from .rules import Limits, Rule
+
+_MEMO: Final = 2_048
+_MEMO_PATH: Final = 256
+_MEMO_PLANS: Final = 256
+
+
+class Gate:
+    """A rule at work: its bucket, and how to get from a request to a check.
+
+    Attributes:
+        rule: The rule.
+        bucket: What its counts belong to, with the fixed limits.
+        key: The built-in key, None for the client's address.
+        key_function: The user's key function, if the rule has one.
+        cost: The fixed cost, 1 where a function says it.
+        cost_function: The user's cost function, if the rule has one.
+        plain: Whether limits, key and cost come without calling a function of the user's.
+    """
+
+    __slots__ = ("_plans", "bucket", "cost", "cost_function", "key", "key_function", "plain", "rule")
+
+    def __init__(self, rule: Rule, bucket: Bucket) -> None:
+        self.rule = rule
+        self.bucket = bucket
+        self.key = rule.key if isinstance(rule.key, Key) else None
+        self.key_function = None if isinstance(rule.key, Key) else rule.key
+        self.cost = rule.cost if isinstance(rule.cost, int) else 1
+        self.cost_function = None if isinstance(rule.cost, int) else rule.cost
+        self.plain = self.key_function is None and self.cost_function is None and rule.limits_function is None
+        self._plans: dict[object, Bucket] = {}
+
+    def check(self, scope: Scope, limiter: Limiter, client_key: str) -> Check:
+        """Say what to charge for a request, as far as no function of the user's is needed."""
+        return self.bucket, client_key if self.key is None else self.key.find(scope, limiter, client_key), self.cost
+
+    def plan(self, limits: Limits) -> Bucket | None:
+        """Return the bucket for what a limits function returned; None for ``"unlimited"``.
+
+        Raises:
+            ConfigurationError: The limits cannot be read.
+        """
+        if limits == "unlimited":
+            return None
+        known = self._plans.get(limits) if isinstance(limits, (str, Limit)) else None
+        if known is None:
+            parsed = parse_limits(limits)
+            known = self._plans.get(parsed) or _make_bucket(self.rule, self.bucket.rule, parsed)
+            if len(self._plans) >= _MEMO_PLANS:
+                self._plans.clear()
+            self._plans[parsed] = known
+            if isinstance(limits, (str, Limit)):
+                self._plans[limits] = known
+        return known
+
+
+class Selection(NamedTuple):
+    """The gates on the way of a request, and whether all of them are plain; and the gates that only look on."""
+
+    gates: tuple[Gate, ...]
+    plain: bool
+    onlookers: tuple[Gate, ...] = ()
+
+
+class RuleSet:
+    """Rules in their order, with the buckets they count in.
+
+    Raises:
+        ConfigurationError: Two rules have one name, or are the same without a name.
+    """
+
+    def __init__(self, rules: Sequence[Rule], limiter: Limiter) -> None:
+        by_identity: dict[str, Rule] = {}
+        self._gates: list[tuple[Rule, Gate | None]] = []
+        taken: set[str] = set()
+        for rule in rules:
+            if not isinstance(rule, Rule):
+                raise ConfigurationError(
+                    f'rules: expected a list such as [Rule("*", "100/minute")], not {rule!r} in it'
+                )
+            twin = by_identity.setdefault(rule.identity, rule)
+            if twin is not rule and not rule.exempt:
+                raise ConfigurationError(f"rules: {twin!r} and {rule!r} are one bucket; name one of them, or drop it")
+            self._gates.append((rule, None if rule.exempt else Gate(rule, _bucket(rule, limiter, taken))))
+        self._known: dict[tuple[str, str, str], Selection] = {}
+        self._always = self._select(("", "", "")) if all(rule.always for rule, _ in self._gates) else None
+
+    def select(self, scope: Scope) -> Selection:
+        """Return the gates on the way of a request, in their order."""
+        if self._always is not None:
+            return self._always
+        asked = scope["type"], scope.get("method", "GET"), route_path(scope)
+        return self._known.get(asked) or self._select(asked)
+
+    def _select(self, asked: tuple[str, str, str]) -> Selection:
+        found: list[Gate] = []
+        for rule, gate in self._gates:
+            if rule.matches(*asked):
+                if gate is not None:
+                    found.append(gate)
+                if rule.final:
+                    break
+        limiting = tuple(gate for gate in found if gate.rule.action == "limit")
+        onlookers = tuple(gate for gate in found if gate.rule.action != "limit")
+        selection = Selection(limiting, all(gate.plain for gate in limiting), onlookers)
+        if len(self._known) >= _MEMO:
+            self._known.clear()
+        # A path may be as long as the server lets it be; only ordinary ones are worth remembering.
+        if len(asked[2]) <= _MEMO_PATH:
+            self._known[asked] = selection
+        return selection
+
+    def names(self) -> set[str]:
+        """Return the names that users gave to rules."""
+        return {rule.name for rule, _ in self._gates if rule.name is not None}
+
+
+def _bucket(rule: Rule, limiter: Limiter, taken: set[str]) -> Bucket:
+    """Make the bucket of a rule, its limits called on the wire what no other rule's are."""
+    names = []
+    for name in wire_names(rule.label, rule.limits):
+        names.append(unique_name(name, taken))
+        taken.add(names[-1])
+    # Unnamed rules of two middlewares are two buckets, even on one limiter; a name joins them.
+    identity = rule.identity if rule.name is not None else limiter.claim(rule.identity)
+    return _make_bucket(rule, identity, rule.limits, names)
+
+
+def _make_bucket(rule: Rule, identity: str, limits: Sequence[Limit], names: Sequence[str] | None = None) -> Bucket:
+    return Bucket(
+        identity,
+        limits,
+        names if names is not None else wire_names(rule.label, limits),
+        # Tracking counts everything, or a hot key would cool down while it is hot.
+        count_denied=rule.count_denied or rule.action == "track",
+        wait_us=rule.wait_us,
+        wait_max=rule.wait_max,
+    )
