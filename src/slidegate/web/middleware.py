@@ -23,10 +23,11 @@ from ..core.limits import Limit, parse_limits
 from ..core.networks import Networks
 from ..limiter import Limiter
 from .calls import Calls, request_of
+from .gates import RuleSet
 from .judge import RECORD, Judge, Record
 from .proxies import ClientAddress, client_ip
 from .responses import Fields, HeaderStyle, HeaderWriter, Refusals, complete, refuse_websocket, with_fields
-from .rules import Rule, RuleSet
+from .rules import Rule
 from .startup import expect, is_enabled, names_checked, warn_about_workers
 
 Refused: TypeAlias = Callable[[HTTPConnection, Decision], Response | Awaitable[Response]]
