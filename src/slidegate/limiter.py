@@ -18,8 +18,9 @@ from .core.decision import Bucket, Check, Decision
 from .core.errors import ConfigurationError, closest
 from .core.limits import Limit, check_name, parse_limits
 from .core.networks import format_network, parse_address, parse_network
-from .core.protocols import Observer, Store
+from .core.protocols import Event, Observer, Store
 from .stores.memory import DEFAULT_MAX_KEYS, MemoryStore
+from .stores.observers import Observers
 
 MAX_KEY_BYTES: Final = 64
 IPV6_PREFIX: Final = 64
@@ -50,12 +51,14 @@ class Limiter:
         if store is not None and (isinstance(store, type) or not callable(getattr(store, "hit", None))):
             raise ConfigurationError(f"store: expected a store such as MemoryStore(), not {store!r}")
         self.store: Store = store if store is not None else MemoryStore()
+        self._observers = Observers()
         if not isinstance(observers, Iterable):
             raise ConfigurationError(f"observers: expected a list of functions that take an Event, not {observers!r}")
         for observer in observers:
             if not callable(observer):
                 raise ConfigurationError(f"observers: expected functions that take an Event, not {observer!r}")
-            self.store.observe(observer)
+            self._observers.add(observer)
+        self.store.observe(self._observers.tell)
         self.decide: Callable[[Sequence[Check]], Decision | Awaitable[Decision]] = self.store.hit
         """`hit_all` without a coroutine of its own where the store answers at once; for code on a hot path."""
         self._buckets: dict[str, dict[object, Bucket]] = {}
@@ -179,6 +182,10 @@ class Limiter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+    def tell(self, event: Event) -> None:
+        """Tell the observers of something that happened above the store."""
+        self._observers.tell(event)
 
     def digest(self, kind: str, value: bytes) -> str:
         """Return a key of at most 64 bytes for a value that must not be readable, shown as ``kind#1f3a…``.

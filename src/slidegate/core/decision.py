@@ -116,7 +116,7 @@ class Decision:
         now_us: The store's time at the decision, in microseconds.
         checks: What was asked for: (bucket, key, cost) each.
         readings: What the store saw, one for each limit of each check in turn; `states` says it in words.
-        charge: The store's own note of what was charged, for `refund`; empty if nothing was.
+        charge: The store's own notes of what was charged, one for each reading, for `refund`; empty if nothing was.
     """
 
     __slots__ = ("allowed", "charge", "checks", "now_us", "readings", "reason")
@@ -190,6 +190,27 @@ class Decision:
             more_after_us=leaves_us - self.now_us if spent else 0,
             reset_after_us=newest_us + limit.span_us - self.now_us if spent else 0,
         )
+
+    def take_out(self, place: int) -> Decision:
+        """Split off the check at `place`, to refund it alone; what stays reads as if it had cost nothing."""
+        first = sum(len(bucket.limits) for bucket, _, _ in self.checks[:place])
+        bucket, _, cost = self.checks[place]
+        own = range(first, first + len(bucket.limits))
+        part = Decision(
+            self.allowed,
+            self.reason,
+            self.now_us,
+            self.checks[place : place + 1],
+            [self.readings[at] for at in own],
+            [self.charge[at] for at in own] if self.charge else (),
+        )
+        readings = list(self.readings)
+        for at, (spent, leaves_us, newest_us, wait_us) in zip(own, part.readings, strict=True):
+            readings[at] = spent - cost, leaves_us, newest_us, wait_us
+            if self.charge:
+                self.charge[at] = None
+        self.readings = readings
+        return part
 
     @property
     def limit(self) -> Limit | None:

@@ -16,7 +16,8 @@ Clock: TypeAlias = Callable[[], int]
 class Event:
     """Something an operator may want to know that is not an answer to one request.
 
-    Kinds: ``keys_shared`` (a store is full, further keys are counted in shared cells).
+    Kinds: ``keys_shared`` (a store is full, further keys are counted in shared cells), ``shadow_refused`` (a shadow
+    rule would have refused a request).
     """
 
     kind: str

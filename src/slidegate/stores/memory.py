@@ -14,6 +14,7 @@ Bounded memory works in three parts, none of which needs a thread or a timer:
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Sequence
@@ -34,6 +35,8 @@ from .tables import Ring, Table, cell_of, waits_together
 DEFAULT_MAX_KEYS: Final = 100_000
 SWEEP_STEP: Final = 64
 SWEEP_PAUSE_US: Final = 1_000_000
+
+logger = logging.getLogger("slidegate")
 MAX_BOUND_BUCKETS: Final = 4_096
 
 OK: Final = Reason.OK
@@ -136,6 +139,7 @@ class MemoryStore:
                 self._pending = []
             self._release()
             for event in events:
+                logger.warning("%s: %s", event.kind, event.message)
                 self._observers.tell(event)
 
     def peek(self, checks: Sequence[Check]) -> Decision:
@@ -160,7 +164,7 @@ class MemoryStore:
             changed = False
             for window, (table, _, key, cost) in zip(decision.charge, self._flat(decision.checks), strict=True):
                 # A window that was reset, evicted or converted since is another object, and has nothing of ours.
-                if window in (table.windows.get(key), table.windows.get(cell_of(key))):
+                if window is not None and window in (table.windows.get(key), table.windows.get(cell_of(key))):
                     changed |= window.remove(now_us, decision.now_us, cost)
             decision.charge.clear()
             return changed

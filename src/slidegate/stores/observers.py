@@ -20,8 +20,7 @@ class Observers:
         self._observers.append(observer)
 
     def tell(self, event: Event) -> None:
-        """Pass an event on, and write it to the log."""
-        logger.warning("%s: %s", event.kind, event.message)
+        """Pass an event on."""
         for observer in self._observers:
             try:
                 observer(event)

@@ -1,7 +1,8 @@
 """Calling what the user wrote, without letting it open the gate or break the answer.
 
-A key function that fails counts the request under the client's address, a cost function that fails costs 1, and an
-`on_refused` that fails leaves the default answer. Each failure is logged with the rule's name, once a minute.
+A key function that fails counts the request under the client's address, a limits function that fails leaves the default
+limits, a cost function that fails costs 1, a `count_if` that fails counts, and an `on_refused` that fails leaves the
+default answer. Each failure is logged with the rule's name, once a minute.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from typing import Final, NoReturn
 from starlette.requests import HTTPConnection, Request
 from starlette.types import Scope
 
-from ..core.decision import Check
+from ..core.decision import Check, Decision
 from ..core.errors import ConfigurationError
 from ..limiter import Limiter, check_cost
 from .gates import Gate
+from .rules import StatusFunction
 
 LOG_PAUSE_S: Final = 60.0
 
@@ -43,9 +45,18 @@ class Calls:
         self._quiet: dict[tuple[str, str], tuple[float, int]] = {}
 
     async def check(self, gate: Gate, scope: Scope, limiter: Limiter, client_key: str) -> Check | None:
-        """Ask for the key and the cost of a request; None if the rule does not count it."""
+        """Ask for the limits, the key and the cost of a request; None if the rule does not count it."""
         request = request_of(scope)
         bucket, key, cost = gate.check(scope, limiter, client_key)
+        if gate.rule.limits_function is not None:
+            try:
+                limits = gate.rule.limits_function(request)
+                plan = gate.plan(await limits if isawaitable(limits) else limits)
+                if plan is None:
+                    return None
+                bucket = plan
+            except Exception as error:
+                self.report("limits", gate.rule.label, error, "its default limits apply")
         if gate.key_function is not None:
             try:
                 answer = gate.key_function(request)
@@ -63,6 +74,25 @@ class Calls:
             except Exception as error:
                 self.report("cost", gate.rule.label, error, "the request costs 1")
         return bucket, key, cost
+
+    async def exceeded(self, gate: Gate, key: str, decision: Decision) -> None:
+        """Tell the user's function that a key has passed the limit of a tracking rule."""
+        if gate.rule.on_exceeded is None:
+            return
+        try:
+            waiting = gate.rule.on_exceeded(key, decision)
+            if isawaitable(waiting):
+                await waiting
+        except Exception as error:
+            self.report("on_exceeded", gate.rule.label, error, "nobody was told of this key")
+
+    def counts(self, count_if: StatusFunction, where: str, status: int) -> bool:
+        """Ask whether an answer of this status is counted; what cannot be answered is."""
+        try:
+            return bool(count_if(status))
+        except Exception as error:
+            self.report("count_if", where, error, "the request is counted")
+            return True
 
     def report(self, what: str, where: str, error: Exception, consequence: str) -> None:
         """Log a failure of the user's function, at most once a minute for each function and rule."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from starlette.types import Scope
@@ -79,11 +79,15 @@ class Selection(NamedTuple):
 class RuleSet:
     """Rules in their order, with the buckets they count in.
 
+    Args:
+        rules: The rules.
+        claim: Makes of a rule's identity one that nobody else has, as `Limiter.claim` does.
+
     Raises:
         ConfigurationError: Two rules have one name, or are the same without a name.
     """
 
-    def __init__(self, rules: Sequence[Rule], limiter: Limiter) -> None:
+    def __init__(self, rules: Sequence[Rule], claim: Callable[[str], str]) -> None:
         by_identity: dict[str, Rule] = {}
         self._gates: list[tuple[Rule, Gate | None]] = []
         taken: set[str] = set()
@@ -95,7 +99,9 @@ class RuleSet:
             twin = by_identity.setdefault(rule.identity, rule)
             if twin is not rule and not rule.exempt:
                 raise ConfigurationError(f"rules: {twin!r} and {rule!r} are one bucket; name one of them, or drop it")
-            self._gates.append((rule, None if rule.exempt else Gate(rule, _bucket(rule, limiter, taken))))
+            self._gates.append((rule, None if rule.exempt else Gate(rule, _bucket(rule, claim, taken))))
+        self.reserving = {gate.bucket.rule: rule for rule, gate in self._gates if gate and rule.count_if is not None}
+        """Rules that hand back what their `count_if` does not count, by the rule of their bucket."""
         self._known: dict[tuple[str, str, str], Selection] = {}
         self._always = self._select(("", "", "")) if all(rule.always for rule, _ in self._gates) else None
 
@@ -129,14 +135,14 @@ class RuleSet:
         return {rule.name for rule, _ in self._gates if rule.name is not None}
 
 
-def _bucket(rule: Rule, limiter: Limiter, taken: set[str]) -> Bucket:
+def _bucket(rule: Rule, claim: Callable[[str], str], taken: set[str]) -> Bucket:
     """Make the bucket of a rule, its limits called on the wire what no other rule's are."""
     names = []
     for name in wire_names(rule.label, rule.limits):
         names.append(unique_name(name, taken))
         taken.add(names[-1])
     # Unnamed rules of two middlewares are two buckets, even on one limiter; a name joins them.
-    identity = rule.identity if rule.name is not None else limiter.claim(rule.identity)
+    identity = rule.identity if rule.name is not None else claim(rule.identity)
     return _make_bucket(rule, identity, rule.limits, names)
 
 

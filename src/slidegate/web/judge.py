@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Awaitable, Sequence
 from typing import Final
 
-from starlette.types import Scope
+from starlette.types import Message, Scope, Send
 
 from ..core.decision import Bucket, Decision, Reason
 from ..core.networks import Networks
+from ..core.protocols import Event
 from ..limiter import Limiter
 from .calls import Calls
-from .gates import RuleSet, Selection
+from .gates import Gate, RuleSet, Selection
 from .proxies import ClientAddress
 from .responses import tightest
 
@@ -24,6 +25,7 @@ RECORD: Final = "slidegate"
 _BLOCKED: Final = Decision(False, Reason.BLOCKED)
 _ALLOWLISTED: Final = Decision(True, Reason.ALLOWLISTED)
 _EXEMPT: Final = Decision(True, Reason.EXEMPT)
+_MEMO: Final = 4_096
 
 
 class Record(list[Decision]):
@@ -68,6 +70,7 @@ class Judge:
         self._allowlist = allowlist
         self._preflight = preflight
         self._calls = calls
+        self._exceeded: dict[tuple[str, str], None] = {}
 
     def decide(self, scope: Scope, before: Sequence[Decision]) -> Decision | Awaitable[Decision]:
         """Decide about a request, given what gates further out decided."""
@@ -84,6 +87,12 @@ class Judge:
         selection = self.rules.select(scope)
         if before:
             selection = _without(selection, before)
+        if selection.onlookers:
+            return self._watched(selection, scope, client_key)
+        return self._apply(selection, scope, client_key)
+
+    def _apply(self, selection: Selection, scope: Scope, client_key: str) -> Decision | Awaitable[Decision]:
+        """Put one question to the limiter about all gates that may refuse."""
         if not selection.gates:
             return _EXEMPT
         if not selection.plain:
@@ -96,6 +105,59 @@ class Judge:
         counted = [check for check in checks if check is not None]
         return await self.limiter.hit_all(counted) if counted else _EXEMPT
 
+    async def _watched(self, selection: Selection, scope: Scope, client_key: str) -> Decision:
+        """Decide, and let the gates look on that never refuse: each on windows of its own."""
+        answer = self._apply(selection, scope, client_key)
+        decision = answer if isinstance(answer, Decision) else await answer
+        for gate in selection.onlookers:
+            shadow = gate.rule.action == "shadow"
+            if shadow and not decision.allowed:
+                continue  # it would not have been charged either
+            check = await self._calls.check(gate, scope, self.limiter, client_key)
+            if check is None:
+                continue
+            seen = await self.limiter.hit_all((check,))
+            if not shadow:
+                await self._track(gate, check[1], seen)
+            elif not seen.allowed:
+                message = f"rule {gate.rule.label!r} would have refused {check[1]}"
+                self.limiter.tell(Event("shadow_refused", message, {"rule": gate.rule.label, "key": check[1]}))
+        return decision
+
+    async def _track(self, gate: Gate, key: str, seen: Decision) -> None:
+        """Call the user's function when a key passes the limit, and not again before it has cooled."""
+        known = gate.bucket.rule, key
+        if seen.allowed:
+            self._exceeded.pop(known, None)
+        elif known not in self._exceeded:
+            if len(self._exceeded) >= _MEMO:
+                self._exceeded.pop(next(iter(self._exceeded)))
+            self._exceeded[known] = None
+            await self._calls.exceeded(gate, key, seen)
+
+    def settling(self, send: Send, decision: Decision) -> Send:
+        """Wrap `send` so that the status of the response settles what was reserved; without one, the charge stays."""
+        if not any(bucket.rule in self.rules.reserving for bucket, _, _ in decision.checks):
+            return send
+        settled = False
+
+        async def send_settled(message: Message) -> None:
+            nonlocal settled
+            if message["type"] == "http.response.start" and not settled:
+                settled = True
+                await self.settle(decision, message["status"])
+            await send(message)
+
+        return send_settled
+
+    async def settle(self, decision: Decision, status: int) -> None:
+        """Hand back what was reserved by rules that do not count an answer of this status."""
+        for place, (bucket, _, _) in enumerate(decision.checks):
+            rule = self.rules.reserving.get(bucket.rule)
+            if rule is None or rule.count_if is None or self._calls.counts(rule.count_if, rule.label, status):
+                continue
+            await self.limiter.refund(decision.take_out(place))
+
 
 def is_preflight(scope: Scope) -> bool:
     """Tell whether an OPTIONS request is a CORS preflight (Fetch standard, section 3.2.2)."""
@@ -107,4 +169,6 @@ def _without(selection: Selection, before: Sequence[Decision]) -> Selection:
     """Leave out the named rules that a gate further out has charged."""
     charged = {bucket.rule for decision in before for bucket, _, _ in decision.checks}
     gates = tuple(gate for gate in selection.gates if gate.rule.name is None or gate.rule.name not in charged)
-    return selection if len(gates) == len(selection.gates) else Selection(gates, all(gate.plain for gate in gates))
+    if len(gates) == len(selection.gates):
+        return selection
+    return Selection(gates, all(gate.plain for gate in gates), selection.onlookers)

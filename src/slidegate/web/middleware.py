@@ -89,11 +89,11 @@ class RateLimitMiddleware:
         self._calls = Calls()
         preflight: Bucket | None = None
         if preflight_limits is not None:
-            preflight = Bucket(self.limiter.claim("cors-preflight:"), parse_limits(preflight_limits))
+            preflight = Bucket(self._claim("cors-preflight:"), parse_limits(preflight_limits))
         self._judge = Judge(
             self.limiter,
             client,
-            RuleSet(_all_rules(limits, rules), self.limiter),
+            RuleSet(_all_rules(limits, rules), self._claim),
             blocklist=blocklist,
             allowlist=allowlist,
             preflight=preflight,
@@ -118,6 +118,8 @@ class RateLimitMiddleware:
         if outermost and self._headers is not None:
             send = with_fields(send, record, self._headers)
         if decision.allowed:
+            if self._judge.rules.reserving:
+                send = self._judge.settling(send, decision)
             await self.app(scope, receive, send)
         else:
             await self._refuse(scope, receive, send, decision)
@@ -155,6 +157,10 @@ class RateLimitMiddleware:
             if started:
                 raise
         return started
+
+    def _claim(self, identity: str) -> str:
+        """Make an identity for counts that no other middleware has; a file that is read again claims the same."""
+        return self.limiter.claim(identity)
 
     def _warn_about_twins(self) -> None:
         """Say so when a gate further in counts a rule of the same name: it is charged once a request."""
