@@ -29,9 +29,20 @@ _MEMO: Final = 4_096
 
 
 class Record(list[Decision]):
-    """What the gates on the way of one request decided, the outermost first."""
+    """What the gates on the way of one request decided, the outermost first.
 
-    __slots__ = ()
+    Attributes:
+        judges: Who decided: one for each decision.
+    """
+
+    __slots__ = ("judges",)
+
+    judges: list[Judge]
+
+    def note(self, judge: Judge, decision: Decision) -> None:
+        """Add a decision."""
+        self.judges.append(judge)
+        self.append(decision)
 
     @property
     def decision(self) -> Decision:

@@ -112,9 +112,10 @@ class RateLimitMiddleware:
         outermost = record is None
         if record is None:
             record = scope[RECORD] = Record()
+            record.judges = []
         answer = self._judge.decide(scope, record)
         decision = answer if isinstance(answer, Decision) else await answer
-        record.append(decision)
+        record.note(self._judge, decision)
         if outermost and self._headers is not None:
             send = with_fields(send, record, self._headers)
         if decision.allowed:
