@@ -192,7 +192,7 @@ class Decision:
         )
 
     def take_out(self, place: int) -> Decision:
-        """Split off the check at `place`, to refund it alone; what stays reads as if it had cost nothing."""
+        """Split a charged check off, to refund it alone; what stays reads as if it had cost nothing."""
         first = sum(len(bucket.limits) for bucket, _, _ in self.checks[:place])
         bucket, _, cost = self.checks[place]
         own = range(first, first + len(bucket.limits))
@@ -202,13 +202,12 @@ class Decision:
             self.now_us,
             self.checks[place : place + 1],
             [self.readings[at] for at in own],
-            [self.charge[at] for at in own] if self.charge else (),
+            [self.charge[at] for at in own],
         )
         readings = list(self.readings)
         for at, (spent, leaves_us, newest_us, wait_us) in zip(own, part.readings, strict=True):
             readings[at] = spent - cost, leaves_us, newest_us, wait_us
-            if self.charge:
-                self.charge[at] = None
+            self.charge[at] = None
         self.readings = readings
         return part
 
