@@ -52,6 +52,10 @@ class SlowStore:
         await asyncio.sleep(0)
         return self.inner.peek(checks)
 
+    async def charge(self, checks: Sequence[Check]) -> Decision:
+        await asyncio.sleep(0)
+        return self.inner.charge(checks)
+
     async def refund(self, decision: Decision) -> bool:
         await asyncio.sleep(0)
         return self.inner.refund(decision)

@@ -14,7 +14,8 @@ from slidegate.limiter import Limiter
 from slidegate.stores.memory import MemoryStore
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.testing.contract import StoreContract
-from slidegate.testing.model import Answer, Model, Verdict
+from slidegate.testing.model import Model, Verdict
+from slidegate.testing.model_window import Answer
 from slidegate.testing.programs import Dice, program
 
 MINUTE_US = 60_000_000

@@ -14,8 +14,12 @@ from .core.networks import Networks
 from .core.protocols import Event, Observer, Store
 from .limiter import Limiter
 from .stores.memory import MemoryStats, MemoryStore
-from .web.keys import everyone, header
+from .web.charges import charge
+from .web.endpoints import LimitExceeded, RateLimit
+from .web.findings import Finding
+from .web.keys import combine, cookie, everyone, header, path_param, query, user
 from .web.middleware import RateLimitMiddleware
+from .web.openapi import document_limits
 from .web.proxies import client_ip
 from .web.rules import Rule
 
@@ -25,20 +29,30 @@ __all__ = [
     "ConfigurationError",
     "Decision",
     "Event",
+    "Finding",
     "Limit",
+    "LimitExceeded",
     "LimitState",
     "Limiter",
     "MemoryStats",
     "MemoryStore",
     "Networks",
     "Observer",
+    "RateLimit",
     "RateLimitMiddleware",
     "Reason",
     "Rule",
     "SlidegateError",
     "Store",
+    "charge",
     "client_ip",
+    "combine",
+    "cookie",
+    "document_limits",
     "everyone",
     "header",
     "parse_limits",
+    "path_param",
+    "query",
+    "user",
 ]

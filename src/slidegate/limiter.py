@@ -129,6 +129,9 @@ class Limiter:
     async def hit_all(self, checks: Sequence[Check]) -> Decision:
         """Charge several buckets and keys together: all of them or none.
 
+        It never sleeps. A `Bucket` with `wait_us` may answer with `Decision.wait_us` above 0: a place is booked, the
+        caller sleeps that long and goes on, or hands the place back with `refund`.
+
         Args:
             checks: (bucket, key, cost) each; the keys are at most 64 bytes long.
 
@@ -153,8 +156,28 @@ class Limiter:
         answer = self.store.peek(tuple(checks))
         return answer if isinstance(answer, Decision) else await answer
 
+    async def charge(
+        self, key: str, limits: str | Limit | Sequence[Limit], units: int, *, rule: str = DEFAULT_RULE
+    ) -> Decision:
+        """Record units that are known only now, even beyond the limit: what is owed holds the next requests.
+
+        A debt lasts no longer than any unit, about one window. Of a large one as much is kept as holds every request
+        until then: `resolution` units where that is not below the amount, else 2**32 - 1 a slice.
+
+        Returns:
+            An allowed decision: where the key stands now. It can be refunded.
+        """
+        return await self.charge_all(((self._bucket(rule, limits), self.key_for(key), units),))
+
+    async def charge_all(self, checks: Sequence[Check]) -> Decision:
+        """Record units under several buckets and keys in one step; see `charge`."""
+        for _, _, units in checks:
+            check_cost(units, "units")
+        answer = self.store.charge(tuple(checks))
+        return answer if isinstance(answer, Decision) else await answer
+
     async def refund(self, decision: Decision) -> bool:
-        """Hand back what `decision` charged.
+        """Hand back what `decision` charged, or the place that it booked.
 
         Returns:
             False, with nothing changed, for a refused decision, a second call, or a charge that has aged out.
@@ -259,12 +282,12 @@ def address_key(version: int, value: int, ipv4_prefix: int = 32, ipv6_prefix: in
     return format_network(version, value, ipv4_prefix if version == 4 else ipv6_prefix)
 
 
-def check_cost(cost: object) -> int:
-    """Return `cost` if it is a whole number of units, 0 or more.
+def check_cost(cost: object, what: str = "cost") -> int:
+    """Return `cost` if it is a whole number of units, 0 or more; `what` is what to call it if it is not.
 
     Raises:
         ConfigurationError: It is not.
     """
     if not isinstance(cost, int) or isinstance(cost, bool) or cost < 0:
-        raise ConfigurationError(f"cost: expected a whole number, 0 or more, for example 1, not {cost!r}")
+        raise ConfigurationError(f"{what}: expected a whole number, 0 or more, for example 1, not {cost!r}")
     return cost

@@ -48,6 +48,20 @@ def test_a_refusal_tells_how_long_to_wait() -> None:
     assert decision.violated == decision.states
 
 
+def test_a_place_tells_how_long_to_wait_and_nothing_to_retry() -> None:
+    asked = (Bucket("api", parse_limits("5/minute; 50/hour"), wait_us=30 * SECOND_US, wait_max=1), "ann", 1)
+    decision = Decision(True, Reason.WAITED, 0, [asked], [(6, 1, 0, 20 * SECOND_US), (8, 1, 0, 0)])
+    assert (decision.allowed, decision.reason, decision.wait_us) == (True, "waited", 20 * SECOND_US)
+    assert (decision.retry_after_us, decision.retry_after, decision.remaining) == (0, 0, 0)
+    assert decision.violated == decision.states[:1]
+
+
+@pytest.mark.parametrize("reason", [Reason.OK, Reason.LIMITED, Reason.EXEMPT])
+def test_only_who_has_a_place_waits(reason: Reason) -> None:
+    readings = [(6, 1, 0, 20)] if reason is Reason.LIMITED else []
+    assert Decision(reason is not Reason.LIMITED, reason, 0, [], readings).wait_us == 0
+
+
 def test_an_unused_limit_has_nothing_to_wait_for() -> None:
     decision = decide("5/minute", (0, 0, 0, 0), cost=0)
     assert (decision.remaining, decision.more_after_us, decision.reset_after_us) == (5, 0, 0)

@@ -15,11 +15,16 @@ from typing import NamedTuple
 
 import pytest
 
+import slidegate.core.bookings
+import slidegate.core.counters
 import slidegate.core.limits
-import slidegate.core.window
+import slidegate.core.timestamps
+import slidegate.stores.judging
 import slidegate.stores.memory
+from slidegate.core import BookedWindow, CounterWindow, TimestampWindow
 from slidegate.testing import FakeClock
-from slidegate.testing.programs import Player, program
+from slidegate.testing.player import Player
+from slidegate.testing.programs import program
 
 from .test_window_properties import (
     Kit,
@@ -33,7 +38,8 @@ from .test_window_properties import (
     waits_exactly_as_long_as_it_says,
 )
 
-LIMITS, WINDOW, MEMORY = slidegate.core.limits, slidegate.core.window, slidegate.stores.memory
+LIMITS, TIMES, COUNTS = slidegate.core.limits, slidegate.core.timestamps, slidegate.core.counters
+BOOKINGS, MEMORY, JUDGING = slidegate.core.bookings, slidegate.stores.memory, slidegate.stores.judging
 ROUNDS = 3_000
 
 
@@ -46,33 +52,37 @@ class Mutation(NamedTuple):
 
 
 RINGS = [
-    Mutation("k slots instead of k + 1", WINDOW, (("self.slice_count = slices", "self.slice_count = slices - 1"),)),
-    Mutation("k + 2 slots", WINDOW, (("self.slice_count = slices", "self.slice_count = slices + 1"),)),
-    Mutation("< instead of <= where the rest fits", WINDOW, (("if excess <= 0:", "if excess < 0:"),)),
-    Mutation("one unit too many", WINDOW, (("if spent <= amount:", "if spent <= amount + 1:"),)),
-    Mutation("leaves one microsecond late", WINDOW, (("now_us >= self.leaves_us", "now_us > self.leaves_us"),)),
-    Mutation("times at the edge stay", WINDOW, (("gone = bisect_right(", "gone = bisect_left("),)),
-    Mutation("expiry one slice early", WINDOW, (("// self.slice_us + 1) * _COUNT", "// self.slice_us + 2) * _COUNT"),)),
-    Mutation("expiry one slice late", WINDOW, (("// self.slice_us + 1) * _COUNT", "// self.slice_us) * _COUNT"),)),
+    Mutation("k slots instead of k + 1", COUNTS, (("self.slice_count = slices", "self.slice_count = slices - 1"),)),
+    Mutation("k + 2 slots", COUNTS, (("self.slice_count = slices", "self.slice_count = slices + 1"),)),
+    Mutation("< instead of <= where the rest fits", COUNTS, (("if excess <= 0:", "if excess < 0:"),)),
+    Mutation("one unit too many", COUNTS, (("if spent <= amount:", "if spent <= amount + 1:"),)),
+    Mutation("leaves one microsecond late", COUNTS, (("now_us >= self.leaves_us", "now_us > self.leaves_us"),)),
+    Mutation(
+        "times at the edge stay",
+        TIMES,
+        (("import bisect_right", "import bisect_left, bisect_right"), ("_drop(bisect_right(", "_drop(bisect_left(")),
+    ),
+    Mutation("expiry one slice early", COUNTS, (("// self.slice_us + 1) * _COUNT", "// self.slice_us + 2) * _COUNT"),)),
+    Mutation("expiry one slice late", COUNTS, (("// self.slice_us + 1) * _COUNT", "// self.slice_us) * _COUNT"),)),
     Mutation(
         "a first unit leaves one slice early",
-        WINDOW,
+        COUNTS,
         (("end_us + self.slice_count * self.slice_us", "end_us + (self.slice_count - 1) * self.slice_us"),),
     ),
     Mutation(
         "a first unit leaves one slice late",
-        WINDOW,
+        COUNTS,
         (("end_us + self.slice_count * self.slice_us", "end_us + (self.slice_count + 1) * self.slice_us"),),
     ),
     Mutation(
-        "later units leave one slice early", WINDOW, (("self.newest_us + held *", "self.newest_us + (held - 1) *"),)
+        "later units leave one slice early", COUNTS, (("self.newest_us + held *", "self.newest_us + (held - 1) *"),)
     ),
     Mutation(
-        "later units leave one slice late", WINDOW, (("self.newest_us + held *", "self.newest_us + (held + 1) *"),)
+        "later units leave one slice late", COUNTS, (("self.newest_us + held *", "self.newest_us + (held + 1) *"),)
     ),
     Mutation(
         "the whole ring empties one slice early",
-        WINDOW,
+        COUNTS,
         (
             (
                 "if now_us >= self.newest_us + self.slice_count * self.slice_us",
@@ -81,17 +91,22 @@ RINGS = [
         ),
     ),
     Mutation(
-        "waits for one slot too many", WINDOW, (("bisect_left(tuple(accumulate", "bisect_right(tuple(accumulate"),)
+        "waits for one slot too many",
+        COUNTS,
+        (
+            ("import bisect_left", "import bisect_right"),
+            ("bisect_left(tuple(accumulate", "bisect_right(tuple(accumulate"),
+        ),
     ),
-    Mutation("waits for one unit too few", WINDOW, (("self._times()[excess - 1]", "self._times()[excess - 2]"),)),
+    Mutation("waits for one unit too few", TIMES, (("self._times()[excess - 1]", "self._times()[excess - 2]"),)),
     Mutation(
-        "a refusal is remembered for another cost", WINDOW, (("if room != self._blocked_room or now_us", "if now_us"),)
+        "a refusal is remembered for another cost", COUNTS, (("if room != self._blocked_room or now_us", "if now_us"),)
     ),
-    Mutation("a refusal is remembered for ever", WINDOW, (("self.blocked_until_us = 0", "pass"),)),
-    Mutation("a skipped slice is not kept", WINDOW, (("// self.slice_us - 1\n", "// self.slice_us - 2\n"),)),
+    Mutation("a refusal is remembered for ever", COUNTS, (("self.blocked_until_us = 0", "pass"),)),
+    Mutation("a skipped slice is not kept", COUNTS, (("// self.slice_us - 1\n", "// self.slice_us - 2\n"),)),
     Mutation(
         "a refusal is charged",
-        WINDOW,
+        COUNTS,
         (("        if wait_us == 0:\n            self.add", "        if True:\n            self.add"),),
     ),
     Mutation(
@@ -123,20 +138,70 @@ PROMISES: list[tuple[str, Callable[[Kit, Traffic], None]]] = [
     ("a refusal is charged", refuses_for_free),
 ]
 STEPS = [
-    Mutation("times ahead of now stay", WINDOW, (("min(time_us, now_us) for", "time_us for"),)),
+    Mutation("times ahead of now stay", TIMES, (("min(time_us, now_us) for", "time_us for"),)),
     Mutation(
-        "counts ahead of now are forgotten", WINDOW, (("self._load([*kept, (running_us, ahead)])", "self._load(kept)"),)
+        "counts ahead of now are forgotten", COUNTS, (("self._load([*kept, (running_us, ahead)])", "self._load(kept)"),)
     ),
-    Mutation("a refund takes from any slice", WINDOW, (("if slice_start_us == start_us and 0", "if 0"),)),
-    Mutation("a refund of times takes them all", WINDOW, (("times[first + units :]", "()"),)),
+    Mutation("a refund takes from any slice", COUNTS, (("if slice_start_us == start_us and 0", "if 0"),)),
+    Mutation("a refund of times takes them all", TIMES, (("times[first + units :]", "()"),)),
 ]
 STORES = [
     Mutation("peek charges", MEMORY, (("copy(window)", "window"),)),
-    Mutation("a second refund hands back again", MEMORY, (("decision.charge.clear()", "pass"),)),
-    Mutation("a refusal charges the limits that had room", MEMORY, (("if any(waits):", "if all(waits):"),)),
+    Mutation("a second refund hands back again", JUDGING, (("decision.charge.clear()", "pass"),)),
+    Mutation("a refusal charges the limits that had room", JUDGING, (("if any(waits):", "if all(waits):"),)),
     Mutation("reset does nothing", MEMORY, (("table.windows[key] = new_window(table.limit)", "pass"),)),
     Mutation("rules share windows", MEMORY, (("identity = (rule, limit", "identity = ('', limit"),)),
     Mutation("a new amount starts anew", MEMORY, (("= table.fetch(key, now_us)", "= table.windows.get(key)"),)),
+]
+
+DEBTS = [
+    Mutation("a debt of times pushes nothing out", TIMES, (("self._drop(pushed_out)", "pass"),)),
+    Mutation("a debt of times is handed back whole", TIMES, (("return kept - pushed_out", "return kept"),)),
+    Mutation("a refund of the newest counts leaves the slice open", COUNTS, (("self._reopen()", "pass"),)),
+    Mutation(
+        "a refusal is not charged", JUDGING, (("ask.window.charge(now_us, ask.cost", "ask.window.charge(now_us, 0"),)
+    ),
+    Mutation("all refusals are charged", JUDGING, (("if ask.bucket.count_denied]", "]"),)),
+    Mutation("the wait is the one before the charge", JUDGING, (("if denied else waits", "if not denied else waits"),)),
+    Mutation("any number may wait", JUDGING, ((" and waiting < ask.bucket.wait_max", ""),)),
+    Mutation(
+        "only the own limits have to agree on the moment",
+        JUDGING,
+        (("max(rooms, default=from_us) == from_us", "True"),),
+    ),
+    Mutation("a place is never handed back", JUDGING, (("changed |= window.leave(note.spent_us)", "pass"),)),
+]
+PLACES = [
+    Mutation(
+        "an arrival ignores what is booked for later", BOOKINGS, (("if found_us != NEVER and cost and", "if 0 and"),)
+    ),
+    Mutation(
+        "an arrival is held by what comes when it has left",
+        BOOKINGS,
+        (("< self.limit.leaves_us(found_us)", "< 2**62"),),
+    ),
+    Mutation(
+        "the next who waits ignores the one before",
+        BOOKINGS,
+        (("            self._move((moment_us, units), ring)\n", ""),),
+    ),
+    Mutation("what is due is forgotten", BOOKINGS, (("self._move(booked.pop(0), self.ring)", "booked.pop(0)"),)),
+    Mutation(
+        "what is due comes one microsecond late", BOOKINGS, (("booked[0][0] <= now_us", "booked[0][0] < now_us"),)
+    ),
+    Mutation("a cost of nothing has to fit later as well", BOOKINGS, (("and cost and moment_us", "and moment_us"),)),
+    Mutation(
+        "bookings stay where they are when the clock steps back", BOOKINGS, (("if now_us < self._seen_us:", "if 0:"),)
+    ),
+    Mutation("a copy shares the ring", BOOKINGS, (("BookedWindow(copy(self.ring),", "BookedWindow(self.ring,"),)),
+    Mutation(
+        "a refund of a place takes all of the moment",
+        BOOKINGS,
+        (("self._change(counts_us, -units)", "self._change(counts_us, -there)"),),
+    ),
+    Mutation(
+        "a changed ring loses its bookings", BOOKINGS, (("twin.book(now_us, moment_us, units, waits=False)", "pass"),)
+    ),
 ]
 
 
@@ -159,7 +224,26 @@ def mutated(mutation: Mutation) -> types.ModuleType:
 def kit(mutation: Mutation) -> Kit:
     """Return what the properties test, broken."""
     made = mutated(mutation)
-    return Kit(limit=made.Limit) if mutation.module is LIMITS else Kit(window=made.new_window)
+    if mutation.module is LIMITS:
+        return Kit(limit=made.Limit)
+    times = getattr(made, "TimestampWindow", TimestampWindow)
+    counts = getattr(made, "CounterWindow", CounterWindow)
+    return Kit(window=lambda limit: times(limit.window_us) if limit.exact else counts(limit.slices, limit.slice_us))
+
+
+def store(mutation: Mutation) -> Callable[..., slidegate.stores.memory.MemoryStore]:
+    """Return a memory store, broken."""
+    made = mutated(mutation)
+    if mutation.module is MEMORY:
+        return made.MemoryStore
+    memory = mutated(Mutation("nothing", MEMORY, ()))
+    if mutation.module in (TIMES, COUNTS):
+        memory.new_window = kit(mutation).window
+        return memory.MemoryStore
+    for name in vars(memory).keys() & vars(made).keys():
+        if getattr(made, name).__class__ is types.FunctionType and getattr(made, name).__module__ == made.__name__:
+            setattr(memory, name, getattr(made, name))
+    return memory.MemoryStore
 
 
 def bytes_of_any_length(rounds: int = ROUNDS) -> Iterable[bytes]:
@@ -184,7 +268,7 @@ def play(rolled: bytes, new_store: Callable[..., slidegate.stores.memory.MemoryS
     """Play a random program to a store and the reference."""
     made = program(rolled)
     clock = FakeClock(made.start_us)
-    asyncio.run(Player(new_store(clock=clock), clock, made.rules).play(made.moves))
+    asyncio.run(Player(new_store(clock=clock), clock, made.rules, made.modes).play(made.moves))
 
 
 @pytest.mark.parametrize("mutation", RINGS, ids=lambda mutation: mutation.what)
@@ -206,20 +290,33 @@ def test_the_promise_alone_catches(what: str, promise: Callable[[Kit, Traffic], 
     assert_caught(lambda rolled: promise(broken, traffic(rolled)))
 
 
-@pytest.mark.parametrize("mutation", STORES, ids=lambda mutation: mutation.what)
+@pytest.mark.parametrize("mutation", [*STORES, *DEBTS], ids=lambda mutation: mutation.what)
 def test_the_store_contract_catches(mutation: Mutation) -> None:
-    broken = mutated(mutation).MemoryStore
+    broken = store(mutation)
     assert_caught(lambda rolled: play(rolled, broken))
 
 
+@pytest.mark.parametrize("mutation", PLACES, ids=lambda mutation: mutation.what)
+def test_the_store_contract_catches_broken_places(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = mutated(mutation)
+    for name, method in vars(made.BookedWindow).items():
+        if isinstance(method, types.FunctionType):
+            monkeypatch.setattr(BookedWindow, name, method)
+    made.BookedWindow = BookedWindow
+    assert_caught(lambda rolled: play(rolled, slidegate.stores.memory.MemoryStore))
+
+
 def test_a_loaded_copy_without_mutation_passes() -> None:
-    window, memory = (mutated(Mutation("nothing", module, ())) for module in (WINDOW, MEMORY))
+    kits = [kit(Mutation("nothing", module, ())) for module in (TIMES, COUNTS)]
+    stores = [store(Mutation("nothing", module, ())) for module in (MEMORY, JUDGING)]
     for rolled in bytes_of_any_length(60):
-        agrees_with_the_reference(Kit(window=window.new_window), unsteady(rolled))
-        keeps_the_bound(Kit(window=window.new_window), traffic(rolled))
-        play(rolled, memory.MemoryStore)
+        for whole in kits:
+            agrees_with_the_reference(whole, unsteady(rolled))
+            keeps_the_bound(whole, traffic(rolled))
+        for new_store in stores:
+            play(rolled, new_store)
 
 
 def test_a_mutation_of_what_is_not_there_is_an_error() -> None:
     with pytest.raises(AssertionError, match="breaks nothing"):
-        mutated(Mutation("nothing", WINDOW, (("this is not in the source", ""),)))
+        mutated(Mutation("nothing", COUNTS, (("this is not in the source", ""),)))

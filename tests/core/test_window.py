@@ -7,9 +7,9 @@ from datetime import timedelta
 import pytest
 
 from slidegate.core import NEVER, CounterWindow, Limit, TimestampWindow, convert, new_window
+from slidegate.core.counters import MAX_SLICE_COUNT
 from slidegate.core.decision import ceil_s
 from slidegate.core.limits import MAX_RESOLUTION
-from slidegate.core.window import MAX_SLICE_COUNT
 
 SECOND_US = 1_000_000
 
@@ -319,6 +319,20 @@ class TestRemove:
         window.add(70)
         assert window.total(70) == 1
 
+    def test_the_newest_units_come_back_one_by_one_from_any_depth(self, make) -> None:
+        window = make()
+        spent = [(0, 1), (150, 300), (150, 2), (420, 1), (650, 256), (660, 1)]
+        for at_us, units in spent:
+            window.add(at_us, units)
+        for at_us, units in reversed(spent):
+            assert window.remove(670, at_us, units) is True
+            left = make()
+            for other_us, others in spent[: spent.index((at_us, units))]:
+                left.add(other_us, others)
+            assert window.spend(670, 3_000, 1) == left.spend(670, 3_000, 1)
+            assert window.remove(670, 670, 1) is True
+        assert (window.spent, window.total(670)) == (0, 0)
+
     def test_what_is_not_there_is_not_handed_back(self, make) -> None:
         window = make()
         assert window.remove(0, 0, 1) is False
@@ -327,12 +341,69 @@ class TestRemove:
             assert window.remove(160, spent_us, units) is False
         assert window.total(160) == 2
 
+    def test_units_of_two_moments_are_not_handed_back_as_one(self, make) -> None:
+        window = make()
+        window.add(0)
+        window.add(150)
+        assert window.remove(160, 150, 2) is False
+        assert window.total(160) == 2
+
     def test_what_has_left_is_not_handed_back(self, make) -> None:
         window = make()
         window.add(0)
         window.add(300)
         assert window.remove(1_100, 0, 1) is False
         assert window.total(1_100) == 1
+
+
+# -- debts -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_debt_of_counts_goes_no_further_than_a_slice_can_count() -> None:
+    window = CounterWindow(slices=2, slice_us=100)
+    window.add(50, 7)
+    assert window.charge(60, 10**30, 1) == MAX_SLICE_COUNT - 7
+    assert window.charge(70, 1, 1) == 0
+    assert window.charge(150, 5, 1) == 5
+    assert window.spent == MAX_SLICE_COUNT + 5
+    assert window.remove(160, 60, MAX_SLICE_COUNT - 7) is True
+    assert window.spent == 12
+    assert window.charge(300, 0, 1) == 0
+    assert window.spent == 5
+
+
+def test_a_debt_of_times_is_kept_as_far_as_it_can_hold_anybody() -> None:
+    window = TimestampWindow(100)
+    window.add(0, 3)
+    assert window.charge(10, 10**30, 10) == 7  # three of the ten were there before
+    assert (window.spent, window.newest_us, window.leaves_us) == (10, 10, 110)
+    assert window.remove(20, 10, 7) is True
+    assert (window.spent, window.leaves_us) == (3, 110)
+    assert window.charge(30, 2, 10) == 2
+    assert [window.wait_us(40, room) for room in (4, 2, 1, 0)] == [70, 70, 90, 90]
+
+
+def test_debts_one_after_the_other_need_no_more_room_than_one() -> None:
+    window = TimestampWindow(10**9)
+    for now_us in range(5_000):
+        window.charge(now_us, 1, 10)
+    assert (window.spent, len(window._older)) == (10, 72)
+    assert window.leaves_us == 4_990 + 10**9
+
+
+def test_a_debt_after_a_step_back_of_the_clock_counts_from_there() -> None:
+    for window in (TimestampWindow(1_000), CounterWindow(10, 100)):
+        window.add(5_000, 2)
+        assert window.charge(3_000, 4, 10) == 4
+        assert (window.spent, window.total(3_000)) == (6, 6)
+
+
+def test_debts_that_were_set_aside_fit_into_counts_again() -> None:
+    window = new_window(WIDE)
+    for at_s in (1, 2):
+        window.charge(us(at_s), 10**30, WIDE.resolution)
+    lowered = convert(window, NARROW, us(3))
+    assert convert(lowered, WIDE, us(4)).spent == MAX_SLICE_COUNT
 
 
 # -- a changed amount ------------------------------------------------------------------------------------------------

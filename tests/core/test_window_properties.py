@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slidegate.core import NEVER, Limit, new_window
-from slidegate.testing.model import Answer, Charge, ModelWindow
+from slidegate.testing.model_window import Answer, Charge, ModelWindow
 from slidegate.testing.programs import YEAR_2100_US, Dice
 
 

@@ -34,7 +34,8 @@ from slidegate.stores.tables import SHARED_CELLS
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.testing.contract import StoreContract
 from slidegate.testing.model import verdict_of
-from slidegate.testing.programs import Dice, Player
+from slidegate.testing.player import Player
+from slidegate.testing.programs import Dice
 
 MINUTE_US = 60_000_000
 HOUR_US = 3_600_000_000

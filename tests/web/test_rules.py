@@ -187,4 +187,4 @@ async def test_very_long_paths_and_many_different_ones_are_judged_and_not_rememb
     for number in range(3_000):
         await call(app, f"/a/{number}", client=(f"192.0.2.{number % 256}", 1))
     assert (await call(app, "/a/" + "x" * 65_536)).headers["ratelimit"].startswith('"all"')
-    assert len(app._judge.rules._known) <= 2_048
+    assert len(app.judge.rules._known) <= 2_048

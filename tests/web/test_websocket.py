@@ -80,3 +80,13 @@ def test_messages_of_an_accepted_socket_are_not_counted(app: Starlette) -> None:
         for number in range(50):
             socket.send_text(f"m{number}")
             assert socket.receive_text() == f"M{number}"
+
+
+async def test_a_close_of_the_applications_own_passes_as_it_is() -> None:
+    close = {"type": "websocket.close", "code": 1008}
+
+    async def closing(scope: Any, receive: Any, send: Any) -> None:
+        await send(close)
+
+    answer = await send_scope(RateLimitMiddleware(closing, limits="9/hour"), scope_of("/ws", type="websocket"))
+    assert [message is close for message in answer.messages] == [True]

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from .bookings import BookedWindow, Note
+from .counters import CounterWindow
 from .decision import Bucket, Check, Decision, LimitState, Reason
 from .errors import ConfigurationError, SlidegateError
 from .limits import Limit, parse_duration_us, parse_limits
 from .networks import Networks, parse_address
 from .protocols import Clock, Event, Observer, Store
-from .window import NEVER, CounterWindow, Reading, TimestampWindow, Window, convert, new_window
+from .rings import Ring, convert, new_window
+from .timestamps import TimestampWindow
+from .window import NEVER, Reading, Window
 
 __all__ = [
     "NEVER",
+    "BookedWindow",
     "Bucket",
     "Check",
     "Clock",
@@ -21,9 +26,11 @@ __all__ = [
     "Limit",
     "LimitState",
     "Networks",
+    "Note",
     "Observer",
     "Reading",
     "Reason",
+    "Ring",
     "SlidegateError",
     "Store",
     "TimestampWindow",

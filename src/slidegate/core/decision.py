@@ -19,6 +19,8 @@ class Reason(StrEnum):
 
     OK = "ok"
     """Every limit had room."""
+    WAITED = "waited"
+    """Let through after a wait: a place is booked for `Decision.wait_us` from now."""
     LIMITED = "limited"
     """A limit had no room; `Decision.retry_after` says when it will."""
     TOO_LARGE = "too_large"
@@ -38,9 +40,9 @@ class Bucket:
         rule: What the windows belong to, 1 to 64 characters; two buckets of one rule share their windows.
         limits: The limits that apply together, no two with one window and resolution.
         names: What each limit is called on the wire; by default the rule, or ``rule-<seconds>`` where it has several.
-        count_denied: Whether refused requests are charged as well.
-        wait_us: How long a request may wait for a place instead of being refused, in microseconds.
-        wait_max: How many places one key may hold.
+        count_denied: Whether requests that are refused for lack of room are charged as well.
+        wait_us: How long a request may wait for room here instead of being refused, in microseconds.
+        wait_max: How many requests of one key may wait for room here at a time.
     """
 
     __slots__ = ("count_denied", "limits", "names", "rule", "wait_max", "wait_us")
@@ -100,7 +102,7 @@ class LimitState(NamedTuple):
     remaining: int
     """Units left now, never below 0."""
     retry_after_us: int | None
-    """How long this limit refuses the request's cost: 0 if it does not, None if for ever."""
+    """How long this limit refuses the request's cost, or made it wait: 0 if it does not, None if for ever."""
     more_after_us: int
     """How long until the oldest spent unit leaves: 0 if nothing is spent."""
     reset_after_us: int
@@ -224,6 +226,14 @@ class Decision:
         return state.remaining if state else None
 
     @property
+    def wait_us(self) -> int:
+        """Microseconds that the caller has to wait before it goes on: 0 unless the reason is WAITED.
+
+        The units count from then on. Who gives up while waiting hands the place back with a refund.
+        """
+        return max(reading[3] for reading in self.readings) if self.reason is Reason.WAITED else 0
+
+    @property
     def retry_after_us(self) -> int | None:
         """Microseconds until the same cost is admitted if nobody else spends: 0 if allowed, None if never."""
         if self.allowed:
@@ -261,7 +271,7 @@ class Decision:
 
     @property
     def violated(self) -> tuple[LimitState, ...]:
-        """The limits that had no room."""
+        """The limits that had no room at once."""
         return tuple(state for state in self.states if state.retry_after_us != 0)
 
 

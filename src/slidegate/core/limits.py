@@ -191,6 +191,14 @@ class Limit:
         """What makes two limits of one rule share their counts: window and resolution, not the amount."""
         return self.window_us, self.resolution
 
+    def counts_from_us(self, at_us: int) -> int:
+        """Return when a unit spent at `at_us` starts to count: then, or with its slice."""
+        return at_us if self.exact else at_us - at_us % self.slice_us
+
+    def leaves_us(self, at_us: int) -> int:
+        """Return when a unit spent at `at_us` has left."""
+        return self.counts_from_us(at_us) + (self.window_us if self.exact else self.span_us + self.slice_us)
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Limit):
             return NotImplemented

@@ -17,7 +17,7 @@ class Event:
     """Something an operator may want to know that is not an answer to one request.
 
     Kinds: ``keys_shared`` (a store is full, further keys are counted in shared cells), ``shadow_refused`` (a shadow
-    rule would have refused a request).
+    rule would have refused a request), ``config_reloaded`` and ``config_rejected`` (a configuration file has changed).
     """
 
     kind: str
@@ -48,6 +48,13 @@ class Store(Protocol):
 
     def peek(self, checks: Sequence[Check]) -> Decision | Awaitable[Decision]:
         """Say what `hit` would answer now. Changes nothing."""
+
+    def charge(self, checks: Sequence[Check]) -> Decision | Awaitable[Decision]:
+        """Record every cost in one step, whatever the limits, and say what is left.
+
+        The decision is allowed, and can be refunded. A ring that cannot count so many units counts as many as it can,
+        see `Window.charge`: enough to refuse everything until they leave.
+        """
 
     def refund(self, decision: Decision) -> bool | Awaitable[bool]:
         """Hand back what `decision` charged; False where it charged nothing, did so before or it has aged out."""

@@ -21,15 +21,17 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
 from time import monotonic_ns
-from typing import Final, TypeAlias
+from typing import Final
 
-from ..core.decision import Bucket, Check, Decision, Reason
+from ..core.decision import Bucket, Check, Decision
 from ..core.errors import ConfigurationError
 from ..core.limits import Limit
 from ..core.protocols import Clock, Event, Observer
-from ..core.window import NEVER, new_window
+from ..core.rings import new_window
+from ..core.window import NEVER
+from .judging import LIMITED, OK, TOO_LARGE, Flat, charge_all, hand_back, judge, judge_all
 from .observers import Observers
-from .tables import Ring, Table, cell_of, waits_together
+from .tables import Entry, Table, cell_of
 
 # nginx counts 160,000 addresses in the 10 MB of its manual's example; at about 300 bytes each this is 30 MB.
 DEFAULT_MAX_KEYS: Final = 100_000
@@ -38,10 +40,6 @@ SWEEP_PAUSE_US: Final = 1_000_000
 
 logger = logging.getLogger("slidegate")
 MAX_BOUND_BUCKETS: Final = 4_096
-
-OK: Final = Reason.OK
-LIMITED: Final = Reason.LIMITED
-TOO_LARGE: Final = Reason.TOO_LARGE
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +55,6 @@ class MemoryStats:
     keys: int
     evictions: int
     shared_hits: int
-
-
-_Flat: TypeAlias = list[tuple[Table, Limit, str, int]]
 
 
 class MemoryStore:
@@ -89,7 +84,8 @@ class MemoryStore:
         self._acquire, self._release = self._lock.acquire, self._lock.release
         self._tables: dict[tuple[str, int, int, bool], Table] = {}
         self._bound: dict[Bucket, tuple[tuple[Table, Limit], ...]] = {}
-        self._single: dict[Bucket, tuple[Table, dict[str | int, Ring | None], int]] = {}  # those with one limit
+        self._single: dict[Bucket, tuple[Table, dict[str | int, Entry | None], int]] = {}  # those with one limit
+        self._judge = judge  # until a bucket comes whose refusals do more than refuse
         self._observers = Observers()
         self._keys = 0
         self._evictions = 0
@@ -112,6 +108,11 @@ class MemoryStore:
     def close(self) -> None:
         """Do nothing: there is nothing to let go of."""
 
+    @property
+    def clock(self) -> Clock | None:
+        """What tells this store the time; None for the monotonic clock."""
+        return self._clock
+
     def hit(self, checks: Sequence[Check]) -> Decision:
         """Charge every check or none, in one step, and say everything about it."""
         # Not `with`: on CPython 3.11 it takes twice as long, a seventh of the whole call.
@@ -132,42 +133,46 @@ class MemoryStore:
                         return Decision(False, TOO_LARGE if wait_us == NEVER else LIMITED, now_us, checks, (reading,))
                     return Decision(True, OK, now_us, checks, (reading,), [window])
             flat = self._flat(checks)
-            return _judge(checks, flat, [self._window(table, key, now_us) for table, _, key, _ in flat], now_us)
+            return self._judge(checks, flat, [self._window(table, key, now_us) for table, _, key, _ in flat], now_us)
         finally:
             events = self._pending
             if events:
                 self._pending = []
             self._release()
-            for event in events:
-                logger.warning("%s: %s", event.kind, event.message)
-                self._observers.tell(event)
+            if events:
+                self._tell(events)
 
     def peek(self, checks: Sequence[Check]) -> Decision:
         """Say what `hit` would answer now. Changes nothing."""
         with self._lock:
             now_us = self._now_us()
             flat = self._flat(checks)
-            copies: dict[tuple[Table, str | int], Ring] = {}
+            copies: dict[tuple[Table, str | int], Entry] = {}
             for table, limit, key, _ in flat:
                 self._imagine(table, limit, key, now_us, copies)
             windows = [copies.get((table, key)) or copies[table, cell_of(key)] for table, _, key, _ in flat]
-            decision = _judge(checks, flat, windows, now_us)
+            decision = judge_all(checks, flat, windows, now_us)
             decision.charge = ()
             return decision
+
+    def charge(self, checks: Sequence[Check]) -> Decision:
+        """Record every cost in one step, whatever the limits, and say what is left."""
+        with self._lock:
+            now_us = self._now_us()
+            if now_us >= self._sweep_due_us:
+                self._sweep(now_us)
+            flat = self._flat(checks)
+            decision = charge_all(checks, flat, [self._window(table, key, now_us) for table, _, key, _ in flat], now_us)
+            events, self._pending = self._pending, []
+        self._tell(events)
+        return decision
 
     def refund(self, decision: Decision) -> bool:
         """Hand back what `decision` charged; False where it charged nothing, did so before or it has aged out."""
         with self._lock:
             if not decision.charge:
                 return False
-            now_us = self._now_us()
-            changed = False
-            for window, (table, _, key, cost) in zip(decision.charge, self._flat(decision.checks), strict=True):
-                # A window that was reset, evicted or converted since is another object, and has nothing of ours.
-                if window is not None and window in (table.windows.get(key), table.windows.get(cell_of(key))):
-                    changed |= window.remove(now_us, decision.now_us, cost)
-            decision.charge.clear()
-            return changed
+            return hand_back(decision, self._flat(decision.checks), self._now_us())
 
     def reset(self, key: str) -> bool:
         """Forget the windows of `key` under every rule; False where there were none.
@@ -185,7 +190,20 @@ class MemoryStore:
     def _now_us(self) -> int:
         return monotonic_ns() // 1000 if self._clock is None else self._clock()
 
-    def _flat(self, checks: Sequence[Check]) -> _Flat:
+    def _tell(self, events: Sequence[Event]) -> None:
+        for event in events:
+            logger.warning("%s: %s", event.kind, event.message)
+            self._observers.tell(event)
+
+    def _judge_all(self, checks: Sequence[Check], flat: Flat, windows: list[Entry], now_us: int) -> Decision:
+        before = windows.copy()
+        decision = judge_all(checks, flat, windows, now_us)
+        for (table, _, key, _), window, after in zip(flat, before, windows, strict=True):
+            if after is not window:
+                table.replace(key, window, after)
+        return decision
+
+    def _flat(self, checks: Sequence[Check]) -> Flat:
         return [
             (table, limit, key, cost)
             for bucket, key, cost in checks
@@ -200,7 +218,9 @@ class MemoryStore:
             self._unbind()
         bound = tuple((self._table(bucket.rule, limit), limit) for limit in bucket.limits)
         self._bound[bucket] = bound
-        if len(bound) == 1:
+        if bucket.count_denied or bucket.wait_us:
+            self._judge = self._judge_all
+        elif len(bound) == 1:
             ((table, limit),) = bound
             self._single[bucket] = table, table.windows, limit.amount
         return bound
@@ -220,7 +240,7 @@ class MemoryStore:
             self._sweep_due_us = 0
         return table
 
-    def _window(self, table: Table, key: str, now_us: int) -> Ring:
+    def _window(self, table: Table, key: str, now_us: int) -> Entry:
         """Return the window that counts `key`: its own, its cell while that is in use, else a new one."""
         window = table.fetch(key, now_us)
         if window is not None:
@@ -237,7 +257,7 @@ class MemoryStore:
         return cell or table.put(cell_of(key), new_window(table.limit))
 
     def _imagine(
-        self, table: Table, limit: Limit, key: str, now_us: int, copies: dict[tuple[Table, str | int], Ring]
+        self, table: Table, limit: Limit, key: str, now_us: int, copies: dict[tuple[Table, str | int], Entry]
     ) -> None:
         """Put a copy of the window that `_window` would return into `copies`, where it is not there yet."""
         if (table, key) in copies:
@@ -272,17 +292,3 @@ class MemoryStore:
         self._unbind()
         if table.twin is not None:
             table.twin.twin = None
-
-
-def _judge(checks: Sequence[Check], flat: _Flat, windows: Sequence[Ring], now_us: int) -> Decision:
-    """Charge all windows or none."""
-    asked = [(window, limit, key, cost) for window, (_, limit, key, cost) in zip(windows, flat, strict=True)]
-    if len(set(windows)) < len(windows):
-        waits = waits_together(asked, now_us)
-    else:
-        waits = [window.wait_us(now_us, limit.amount - (cost or 1)) for window, limit, _, cost in asked]
-    if any(waits):
-        readings = [(w.spent, w.leaves_us, w.newest_us, wait_us) for w, wait_us in zip(windows, waits, strict=True)]
-        return Decision(False, TOO_LARGE if NEVER in waits else LIMITED, now_us, checks, readings)
-    readings = [window.spend(now_us, limit.amount, cost) for window, limit, _, cost in asked]
-    return Decision(True, OK, now_us, checks, readings, windows)

@@ -7,15 +7,16 @@ bytes their keys are made of, and everything in it expires after the same span.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from copy import copy
 from typing import Final, TypeAlias
 
+from ..core.bookings import BookedWindow
 from ..core.limits import Limit
-from ..core.window import NEVER, CounterWindow, TimestampWindow, convert
+from ..core.rings import Ring, convert
 
 SHARED_CELLS: Final = 4_096
 
-Ring: TypeAlias = TimestampWindow | CounterWindow
+Entry: TypeAlias = Ring | BookedWindow
 
 
 class Table:
@@ -28,31 +29,37 @@ class Table:
 
     def __init__(self, limit: Limit) -> None:
         self.limit = limit
-        self.windows: dict[str | int, Ring | None] = {}
+        self.windows: dict[str | int, Entry | None] = {}
         self.queue: deque[str | int] = deque()  # the longest unvisited first
         self.to_visit = 0
         self.due_us = 0
         self.twin: Table | None = None  # the other kind of ring, once an amount has crossed the resolution
 
-    def holds(self, window: Ring, now_us: int) -> bool:
+    def holds(self, window: Entry, now_us: int) -> bool:
         """Tell whether anything spent in `window` is still in it."""
         return window.spent > 0 and now_us < window.newest_us + self.limit.span_us
 
-    def put(self, key: str | int, window: Ring) -> Ring:
+    def replace(self, key: str, window: Entry, by: Entry) -> None:
+        """Put another window where `key` is counted, which is where `window` is."""
+        self.windows[key if self.windows.get(key) is window else cell_of(key)] = by
+
+    def put(self, key: str | int, window: Entry) -> Entry:
         """Keep a window, and see that it is visited."""
         if key not in self.windows:
             self.queue.append(key)
         self.windows[key] = window
         return window
 
-    def find(self, key: str | int, now_us: int) -> Ring | None:
+    def find(self, key: str | int, now_us: int) -> Entry | None:
         """Return the window of `key`, or a converted copy of what the twin holds, if there is one."""
         window = self.windows.get(key)
         if window is None and self.twin is not None and (moved := self.twin.windows.get(key)) is not None:
+            if isinstance(moved, BookedWindow):
+                return copy(moved).converted(self.limit, now_us)
             return convert(moved, self.limit, now_us)
         return window
 
-    def fetch(self, key: str | int, now_us: int) -> Ring | None:
+    def fetch(self, key: str | int, now_us: int) -> Entry | None:
         """Do what `find` does, and take over what the twin holds."""
         window = self.find(key, now_us)
         if window is not None and self.windows.get(key) is None and self.twin is not None:
@@ -70,6 +77,11 @@ class Table:
         for _ in range(visits):
             key = self.queue.popleft()
             window = self.windows[key]
+            if isinstance(window, BookedWindow):
+                if window.settle(now_us):
+                    self.queue.append(key)
+                    continue
+                self.windows[key] = window = window.ring
             if window is not None and self.holds(window, now_us):
                 self.queue.append(key)
                 continue
@@ -81,20 +93,3 @@ class Table:
 def cell_of(key: str) -> int:
     """Return the number of the shared cell of a key; nobody outside the process can predict it."""
     return hash(key) % SHARED_CELLS
-
-
-def waits_together(asked: Sequence[tuple[Ring, Limit, str, int]], now_us: int) -> list[int]:
-    """Return the waits of (window, limit, key, cost) where one window is asked more than once.
-
-    The second has to fit beside the first. Two keys meet in one shared cell; one key may also be asked twice.
-    """
-    before: dict[Ring, dict[str, int]] = {}
-    waits: list[int] = []
-    for window, limit, key, cost in asked:
-        units = before.setdefault(window, {})
-        wait_us = window.wait_us(now_us, limit.amount - sum(units.values()) - (cost or 1))
-        units[key] = units.get(key, 0) + cost
-        if wait_us == NEVER and units[key] <= limit.amount:
-            wait_us = max(window.newest_us + limit.span_us - now_us, 1)  # each may have a window of its own then
-        waits.append(wait_us)
-    return waits

@@ -11,9 +11,8 @@ closes it. A method may answer at once or return an awaitable.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 try:
     import pytest
@@ -21,63 +20,16 @@ try:
 except ImportError as error:
     raise ImportError("the store contract needs Hypothesis and pytest: pip install hypothesis pytest") from error
 
-from ..core.decision import Bucket, Decision, Reason
-from ..core.limits import parse_limits
+from ..core.decision import Reason
 from ..core.protocols import Store
 from . import FakeClock
-from .programs import YEAR_2100_US, Player, Program, programs, settle
-
-SECOND_US = 1_000_000
-
-
-class Desk:
-    """A store and its clock, with every method awaited."""
-
-    def __init__(self, store: Store, clock: FakeClock) -> None:
-        self.store = store
-        self.clock = clock
-
-    async def hit(self, *checks: tuple[Bucket, str, int]) -> Decision:
-        """Charge all checks or none."""
-        return await settle(self.store.hit(checks))
-
-    async def peek(self, *checks: tuple[Bucket, str, int]) -> Decision:
-        """Ask without charging."""
-        return await settle(self.store.peek(checks))
-
-    async def refund(self, decision: Decision) -> bool:
-        """Hand back."""
-        return await settle(self.store.refund(decision))
-
-    async def reset(self, key: str) -> bool:
-        """Forget a key."""
-        return await settle(self.store.reset(key))
+from .contract_modes import ModesContract
+from .desk import SECOND_US, Desk, at_a_desk, bucket
+from .player import Player, settle
+from .programs import Program, programs
 
 
-def bucket(limits: str, rule: str = "rule") -> Bucket:
-    """Return a bucket for limits as text."""
-    return Bucket(rule, parse_limits(limits))
-
-
-def at_a_desk(test: Callable[[Any, Desk], Awaitable[None]]) -> Callable[[Any], None]:
-    """Turn an asynchronous test of a desk into one that pytest can call."""
-
-    def run(self: StoreContract) -> None:
-        async def with_store() -> None:
-            clock = FakeClock(YEAR_2100_US)
-            store = await settle(self.make_store(clock))
-            try:
-                await test(self, Desk(store, clock))
-            finally:
-                await settle(store.close())
-
-        asyncio.run(with_store())
-
-    run.__name__, run.__doc__ = test.__name__, test.__doc__  # not `wraps`: pytest would take `desk` for a fixture
-    return run
-
-
-class StoreContract:
+class StoreContract(ModesContract):
     """The tests. A subclass whose name starts with `Test` provides `make_store`."""
 
     def make_store(self, clock: FakeClock) -> Store | Awaitable[Store]:
@@ -99,7 +51,7 @@ class StoreContract:
         clock = FakeClock(program.start_us)
         store = await settle(self.make_store(clock))
         try:
-            await Player(store, clock, program.rules).play(program.moves)
+            await Player(store, clock, program.rules, program.modes).play(program.moves)
         finally:
             await settle(store.close())
 

@@ -1,38 +1,50 @@
-"""Random demands, times and changes of rules, and how they are played to a store and the reference side by side."""
+"""Random demands, times and changes of rules. `player` plays them to a store."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import NamedTuple, TypeAlias, TypeVar
 
 from hypothesis import strategies as st
 
-from ..core.decision import Bucket, Check, Decision
 from ..core.limits import MAX_AMOUNT, Limit
-from ..core.protocols import Store
-from . import FakeClock
-from .model import Charge, Model, ModelWindow, verdict_of
 
 KEYS = ("ann", "bob", "192.0.2.7")
 MIN_WINDOW_US = 1_000
 MAX_DRAWN_WINDOW_US = 120_000_000
 YEAR_2100_US = 4_102_444_800_000_000
 
-Answered = TypeVar("Answered")
 Choice = TypeVar("Choice")
 
 
+class Mode(NamedTuple):
+    """What else a bucket does with a demand that it has no room for."""
+
+    count_denied: bool = False
+    wait_us: int = 0
+    wait_max: int = 0
+
+
 class Ask(NamedTuple):
-    """Ask for (rule, key, cost) together. `patient`: on a refusal, wait as long as it says and ask again."""
+    """Ask for (rule, key, cost) together.
+
+    `patient`: on a refusal, wait as long as it says and ask again. `plain`: as if no rule had a mode.
+    """
 
     demand: tuple[tuple[int, str, int], ...]
     patient: bool
+    plain: bool = False
 
 
 class Look(NamedTuple):
     """Peek at (rule, key, cost) together."""
+
+    demand: tuple[tuple[int, str, int], ...]
+
+
+class Debt(NamedTuple):
+    """Charge (rule, key, cost) together, whatever the limits."""
 
     demand: tuple[tuple[int, str, int], ...]
 
@@ -70,14 +82,15 @@ class Change(NamedTuple):
     amount: int
 
 
-Move: TypeAlias = Ask | Look | Refund | Reset | Step | Align | Change
+Move: TypeAlias = Ask | Look | Debt | Refund | Reset | Step | Align | Change
 
 
 class Program(NamedTuple):
-    """Rules, the time at first, and what happens."""
+    """Rules and their modes, the time at first, and what happens."""
 
     start_us: int
     rules: tuple[tuple[Limit, ...], ...]
+    modes: tuple[Mode, ...]
     moves: list[Move]
 
 
@@ -122,6 +135,17 @@ class Dice:
         drawn = [self.limit() for _ in range(self.pick((1, 1, 2, 3)))]
         return tuple({limit.same_window: limit for limit in drawn}.values())
 
+    def mode(self, limits: Sequence[Limit]) -> Mode:
+        """Choose a mode: mostly none, or a wait that reaches less or farther than a window."""
+        limit = self.pick(limits)
+        kind = self.below(8)
+        if kind < 3:
+            return Mode()
+        if kind == 3:
+            return Mode(count_denied=True)
+        wait_us = self.pick((limit.window_us, limit.slice_us, 1 + self.below(3 * limit.window_us)))
+        return Mode(kind == 4, wait_us, self.pick((2, 1, 5, 20)))
+
     def cost(self, limits: Sequence[Limit]) -> int:
         """Choose a cost: little, nothing, a part of a limit, all of it, or too much."""
         amount = self.pick([limit.amount for limit in limits])
@@ -150,13 +174,16 @@ class Dice:
         if kind == 0:
             return None  # so that shrinking, which turns bytes to 0, makes programs shorter
         if kind < 16:
-            return Ask(self.demand(rules), patient=kind % 4 == 3)
-        if kind < 21:
+            return Ask(self.demand(rules), patient=kind % 4 == 3, plain=kind % 4 == 2)
+        if kind < 20:
             return Step(self.span_us(known))
-        if kind < 24:
+        if kind < 23:
             return Align(self.pick(known).slice_us, self.pick((0, 1, -1)))
-        if kind < 26:
+        if kind < 25:
             return Look(self.demand(rules))
+        if kind == 25:
+            drawn = self.demand(rules)
+            return Debt(tuple((rule, key, cost << self.pick((0, 0, 1, 50))) for rule, key, cost in drawn))
         if kind < 28:
             return Refund(self.below(4))
         if kind == 28:
@@ -172,129 +199,16 @@ def program(rolled: bytes) -> Program:
     """Make a program out of drawn bytes: rules, a time to start at, and moves until the bytes are used up."""
     dice = Dice(rolled)
     rules = tuple(dice.rule() for _ in range(dice.pick((1, 1, 2, 3))))
+    modes = tuple(dice.mode(limits) for limits in rules)
     start_us = dice.pick((0, dice.below(10**9), YEAR_2100_US))
     moves = []
     while dice:
         move = dice.move(rules)
         if move is not None:
             moves.append(move)
-    return Program(start_us, rules, moves)
+    return Program(start_us, rules, modes, moves)
 
 
 def programs() -> st.SearchStrategy[Program]:
     """Draw programs, some short ones and many of 20 to 80 moves."""
     return st.one_of(st.binary(max_size=60), st.binary(min_size=200, max_size=800)).map(program)
-
-
-async def settle(answer: Answered | Awaitable[Answered]) -> Answered:
-    """Return what a store's method answered, having waited for it where the store needs that."""
-    if inspect.isawaitable(answer):
-        waited: Answered = await answer
-        return waited
-    return answer
-
-
-class Player:
-    """Plays a program to a store and to the reference, and compares every answer.
-
-    Args:
-        store: An empty store that tells the time by `clock`.
-        clock: The clock, at the program's start.
-        rules: The limits of each rule.
-    """
-
-    def __init__(self, store: Store, clock: FakeClock, rules: Sequence[Sequence[Limit]]) -> None:
-        self.store = store
-        self.clock = clock
-        self.model = Model()
-        self.buckets = [Bucket(f"rule-{number}", limits) for number, limits in enumerate(rules)]
-        self.named: set[tuple[int, str]] = set()
-        self.charged: list[tuple[Decision, list[tuple[ModelWindow, Charge]]]] = []
-
-    async def play(self, moves: Sequence[Move]) -> None:
-        """Play all moves, one after the other."""
-        for number, move in enumerate(moves):
-            try:
-                await self._play(move)
-            except AssertionError as error:
-                played = "".join(f"\n  {move}" for move in moves[: number + 1])
-                raise AssertionError(f"{error}\nat {self.clock} after{played}\nwith {self.buckets}") from error
-
-    async def _play(self, move: Move) -> None:
-        match move:
-            case Ask(demand, patient):
-                await self._ask(demand, patient)
-            case Look(demand):
-                checks = self._checks(demand)
-                expected = self.model.peek(checks, self.clock.now_us)
-                same(verdict_of(await settle(self.store.peek(checks))), expected)
-            case Refund(which):
-                await self._refund(which)
-            case Reset(key):
-                await self._reset(key)
-            case Step(span_us) if span_us < 0:
-                await self._step_back(span_us)
-            case Step(span_us):
-                self.clock.advance(span_us)
-            case Align(slice_us, offset_us):
-                self.clock.advance(slice_us - self.clock.now_us % slice_us + offset_us)
-            case Change(rule, limit, amount):
-                self._change(rule, limit, amount)
-
-    async def _ask(self, demand: tuple[tuple[int, str, int], ...], patient: bool) -> None:
-        wait_us = await self._hit(demand)
-        if patient and wait_us:
-            self.clock.advance(wait_us - 1)
-            same(await self._hit(demand), 1)
-            self.clock.advance(1)
-            same(await self._hit(demand), 0)
-
-    async def _hit(self, demand: tuple[tuple[int, str, int], ...]) -> int | None:
-        """Ask both, compare, and return how long to wait."""
-        self.named.update((rule, key) for rule, key, _ in demand)
-        checks = self._checks(demand)
-        expected, charged = self.model.hit(checks, self.clock.now_us)
-        decision = await settle(self.store.hit(checks))
-        same(verdict_of(decision), expected)
-        self.charged.append((decision, charged))
-        return expected.retry_after_us
-
-    async def _refund(self, which: int) -> None:
-        if self.charged:
-            decision, charged = self.charged[-1 - which % len(self.charged)]
-            same(await settle(self.store.refund(decision)), self.model.refund(charged, self.clock.now_us))
-            same(await settle(self.store.refund(decision)), False)
-
-    async def _reset(self, key: str) -> None:
-        known = await settle(self.store.reset(key))
-        if not any(named == key for _, named in self.named):
-            same(known, False)
-        self.model.reset(key)
-        self.charged.clear()  # whether a charge from before can be told from later ones is the store's affair
-
-    async def _step_back(self, span_us: int) -> None:
-        # When a store strikes off what has left is its own affair as long as time goes on. Before it steps back,
-        # every window is looked after, so that the store and the reference have let go of the same.
-        for rule, key in sorted(self.named):
-            await self._hit(((rule, key, 0),))
-        if self.model.carries():
-            return  # how long a store carries what it cannot keep is its own affair, too
-        self.clock.set(max(self.clock.now_us + span_us, 0))
-        self.charged.clear()  # a charge that is moved to another time cannot be found again
-
-    def _change(self, rule: int, number: int, amount: int) -> None:
-        bucket = self.buckets[rule]
-        changed = list(bucket.limits)
-        old = changed[number]
-        changed[number] = Limit(amount, timedelta(microseconds=old.window_us), resolution=old.resolution)
-        self.buckets[rule] = Bucket(bucket.rule, changed)
-        if changed[number].exact is not old.exact:
-            self.charged.clear()  # a charge that is kept in another way cannot be found again
-
-    def _checks(self, demand: tuple[tuple[int, str, int], ...]) -> list[Check]:
-        return [(self.buckets[rule], key, cost) for rule, key, cost in demand]
-
-
-def same(answered: object, expected: object) -> None:
-    """Assert that the store said what the reference says."""
-    assert answered == expected, f"the store says {answered}, the reference {expected}"

@@ -29,7 +29,7 @@ logger = logging.getLogger("slidegate")
 async def _no_body() -> NoReturn:
     raise RuntimeError(
         "the request has no body here: it is judged before it is read; decide on headers, path or query, "
-        "or limit in the endpoint with `await limiter.hit(...)`"
+        "or limit at the endpoint with RateLimit(key=...)"
     )
 
 
@@ -44,9 +44,11 @@ class Calls:
     def __init__(self) -> None:
         self._quiet: dict[tuple[str, str], tuple[float, int]] = {}
 
-    async def check(self, gate: Gate, scope: Scope, limiter: Limiter, client_key: str) -> Check | None:
+    async def check(
+        self, gate: Gate, scope: Scope, limiter: Limiter, client_key: str, request: HTTPConnection | None = None
+    ) -> Check | None:
         """Ask for the limits, the key and the cost of a request; None if the rule does not count it."""
-        request = request_of(scope)
+        request = request_of(scope) if request is None else request
         bucket, key, cost = gate.check(scope, limiter, client_key)
         if gate.rule.limits_function is not None:
             try:

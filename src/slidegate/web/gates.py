@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from starlette.types import Scope
@@ -133,6 +133,20 @@ class RuleSet:
     def names(self) -> set[str]:
         """Return the names that users gave to rules."""
         return {rule.name for rule, _ in self._gates if rule.name is not None}
+
+
+def all_rules(limits: str | Limit | Iterable[str | Limit] | None, rules: Sequence[Rule] | None) -> Sequence[Rule]:
+    """Return the rules that the options of a middleware mean."""
+    if (limits is None) == (rules is None):
+        raise ConfigurationError(
+            'RateLimitMiddleware: give limits="100/minute" or rules=[Rule(...), ...], '
+            + ("one of them" if limits is None else 'not both; limits is Rule("*", ...)')
+        )
+    if rules is None:
+        return [Rule("*", limits)]
+    if isinstance(rules, (str, Rule)) or not isinstance(rules, Iterable):
+        raise ConfigurationError(f'rules: expected a list such as [Rule("*", "100/minute")], not {rules!r}')
+    return tuple(rules)
 
 
 def _bucket(rule: Rule, claim: Callable[[str], str], taken: set[str]) -> Bucket:

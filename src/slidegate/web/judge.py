@@ -6,9 +6,11 @@ Allowlist, blocklist, then every rule that matches, in one question to the limit
 from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from starlette.types import Message, Scope, Send
+import anyio
+from starlette.requests import HTTPConnection
+from starlette.types import Message, Receive, Scope, Send
 
 from ..core.decision import Bucket, Decision, Reason
 from ..core.networks import Networks
@@ -18,9 +20,15 @@ from .calls import Calls
 from .gates import Gate, RuleSet, Selection
 from .proxies import ClientAddress
 from .responses import tightest
+from .waiting import wait_turn
+
+if TYPE_CHECKING:
+    from .middleware import RateLimitMiddleware
 
 RECORD: Final = "slidegate"
 """The key of a request's `Record` in its ASGI scope."""
+OFF: Final = "slidegate.off"
+"""The key in the ASGI scope by which a middleware that is switched off says that it is there."""
 
 _BLOCKED: Final = Decision(False, Reason.BLOCKED)
 _ALLOWLISTED: Final = Decision(True, Reason.ALLOWLISTED)
@@ -33,16 +41,38 @@ class Record(list[Decision]):
 
     Attributes:
         judges: Who decided: one for each decision.
+        gate: The middleware nearest above, whose limits at endpoints are.
+        refused: The refusal of a limit at an endpoint.
+        answered: Whether a response has begun.
     """
 
-    __slots__ = ("judges",)
+    __slots__ = ("answered", "gate", "judges", "refused")
 
     judges: list[Judge]
+    gate: RateLimitMiddleware
+    refused: Decision | None
+    answered: bool
 
     def note(self, judge: Judge, decision: Decision) -> None:
         """Add a decision."""
         self.judges.append(judge)
         self.append(decision)
+
+    def charged(self, rule: str) -> bool:
+        """Tell whether a bucket of this rule was asked on this request."""
+        return any(bucket.rule == rule for decision in self for bucket, _, _ in decision.checks)
+
+    def uncounted(self, scope: Scope) -> bool:
+        """Tell whether no limit counts this request: its client is on an allowlist, or it is a CORS preflight."""
+        if scope.get("method") == "OPTIONS" and is_preflight(scope):
+            return True
+        return any(decision.reason is Reason.ALLOWLISTED for decision in self)
+
+    async def hand_back(self) -> None:
+        """Hand back what was charged so far, except where refused requests count."""
+        for judge, decision in zip(self.judges, self, strict=True):
+            if not any(bucket.count_denied for bucket, _, _ in decision.checks):
+                await judge.limiter.refund(decision)
 
     @property
     def decision(self) -> Decision:
@@ -110,6 +140,14 @@ class Judge:
             return self._ask(selection, scope, client_key)
         return self.limiter.decide([gate.check(scope, self.limiter, client_key) for gate in selection.gates])
 
+    async def decide_at(self, gate: Gate, request: HTTPConnection) -> Decision | None:
+        """Decide about a limit at an endpoint, where the request has its body; None if it is not counted."""
+        client_key, _ = self._client.locate(request.scope)
+        if gate.plain:
+            return await self.limiter.hit_all((gate.check(request.scope, self.limiter, client_key),))
+        check = await self._calls.check(gate, request.scope, self.limiter, client_key, request)
+        return None if check is None else await self.limiter.hit_all((check,))
+
     async def _ask(self, selection: Selection, scope: Scope, client_key: str) -> Decision:
         """Decide with the help of functions of the user's."""
         checks = [await self._calls.check(gate, scope, self.limiter, client_key) for gate in selection.gates]
@@ -160,6 +198,20 @@ class Judge:
             await send(message)
 
         return send_settled
+
+    async def wait(self, receive: Receive, decision: Decision) -> Receive | None:
+        """Wait for the place that was booked, and return the channel to go on with.
+
+        None if the client left meanwhile: its place is handed back then, as when the request is cancelled.
+        """
+        turn: Receive | None = None
+        try:
+            turn = await wait_turn(receive, decision.wait_us)
+        finally:
+            if turn is None:
+                with anyio.CancelScope(shield=True):
+                    await self.limiter.refund(decision)
+        return turn
 
     async def settle(self, decision: Decision, status: int) -> None:
         """Hand back what was reserved by rules that do not count an answer of this status."""

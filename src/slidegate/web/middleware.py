@@ -11,24 +11,35 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from inspect import isawaitable
-from typing import Final, TypeAlias
+from os import PathLike
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..core.decision import Bucket, Decision
+from ..core.decision import Bucket, Decision, Reason
 from ..core.errors import ConfigurationError
 from ..core.limits import Limit, parse_limits
 from ..core.networks import Networks
+from ..core.protocols import Observer
 from ..limiter import Limiter
 from .calls import Calls, request_of
-from .gates import RuleSet
-from .judge import RECORD, Judge, Record
+from .decorated import check_places
+from .doctor import Watch, examine
+from .endpoints import Endpoints, LimitExceeded
+from .findings import Finding, check_silence
+from .gates import RuleSet, all_rules
+from .judge import OFF, RECORD, Judge, Record
+from .messages import MessageKey, MessageLimits, OnExceeded
+from .outgoing import outgoing
 from .proxies import ClientAddress, client_ip
-from .responses import Fields, HeaderStyle, HeaderWriter, Refusals, complete, refuse_websocket, with_fields
-from .rules import Rule
-from .startup import expect, is_enabled, names_checked, warn_about_workers
+from .responses import Fields, HeaderStyle, HeaderWriter, Refusals, complete, refuse_websocket
+from .rules import Exceeded, Rule
+from .startup import expect, names_checked, switched_off
+
+if TYPE_CHECKING:
+    from .reload import FileGate
 
 Refused: TypeAlias = Callable[[HTTPConnection, Decision], Response | Awaitable[Response]]
 
@@ -52,7 +63,16 @@ class RateLimitMiddleware:
             and the decision.
         headers: ``"draft"`` (RateLimit and RateLimit-Policy), ``"legacy"`` (X-RateLimit-*), ``"both"`` or None.
         preflight_limits: What CORS preflights of one client are held to; no rule counts them. None for no limit.
+        message_limits: What the messages of an accepted websocket are held to, for example ``"10/second"``.
+        message_key: ``"connection"`` counts the messages of each websocket by itself, ``"client"`` those of all
+            websockets of a client together; or a key such as `header`.
+        on_exceeded: What becomes of a message beyond the limit: ``"close"`` ends the websocket with code 1013,
+            ``"drop"`` leaves it out, ``"wait"`` holds it, and what follows, until there is room.
         enabled: False lets everything pass, and so does ``SLIDEGATE_ENABLED=0`` in the environment.
+        silence: Codes of start-up findings, such as ``"SG103"``, that need not be said.
+
+    Attributes:
+        findings: What looks wrong, at start-up or in the first requests; each was logged once.
 
     Raises:
         ConfigurationError: A value cannot work; the message says what would.
@@ -72,7 +92,11 @@ class RateLimitMiddleware:
         on_refused: Refused | None = None,
         headers: HeaderStyle | None = "draft",
         preflight_limits: str | Limit | Iterable[str | Limit] | None = "600/minute",
+        message_limits: str | Limit | Iterable[str | Limit] | None = None,
+        message_key: MessageKey = "connection",
+        on_exceeded: OnExceeded = "close",
         enabled: bool = True,
+        silence: Iterable[str] = (),
     ) -> None:
         self.app = app
         self.limiter = expect("limiter", limiter, Limiter, "Limiter(MemoryStore())") or Limiter()
@@ -84,48 +108,140 @@ class RateLimitMiddleware:
         if headers not in ("draft", "legacy", "both", None):
             raise ConfigurationError(f'headers: expected "draft", "legacy", "both" or None, not {headers!r}')
         self._on_refused = on_refused
+        self.headers = headers
+        self.own_answer = on_refused is not None
         self._headers = HeaderWriter(headers) if headers is not None else None
         self._refusals = Refusals()
         self._calls = Calls()
         preflight: Bucket | None = None
         if preflight_limits is not None:
             preflight = Bucket(self._claim("cors-preflight:"), parse_limits(preflight_limits))
-        self._judge = Judge(
+        self.rules = tuple(all_rules(limits, rules))
+        self.judge = Judge(
             self.limiter,
             client,
-            RuleSet(_all_rules(limits, rules), self._claim),
+            RuleSet(self.rules, self._claim),
             blocklist=blocklist,
             allowlist=allowlist,
             preflight=preflight,
             calls=self._calls,
         )
-        self._enabled = is_enabled(enabled)
-        warn_about_workers(self.limiter)
-        self._warn_about_twins()
+        self.endpoints = Endpoints(self._claim("endpoints:"))
+        self._messages: MessageLimits | None = None
+        if message_limits is not None:
+            claimed = self._claim("messages:")
+            self._messages = MessageLimits(message_limits, message_key, on_exceeded, self.limiter, client, claimed)
+        self._prepares = self._messages is not None or bool(self.judge.rules.reserving)
+        self._judged: frozenset[str] = frozenset()  # nothing before a look at the routes, and while switched off
+        off = switched_off(enabled)
+        self._enabled = not off
+        self._silence = check_silence(silence)
+        self.findings: list[Finding] = []
+        self._watch: Watch | None = Watch(client)
+        for finding in examine(self, client, off):
+            self._say(finding)
+
+    @classmethod
+    def from_file(
+        cls,
+        app: ASGIApp,
+        path: str | PathLike[str],
+        *,
+        observers: Iterable[Observer] = (),
+        on_tracked: Exceeded | None = None,
+        **options: Any,
+    ) -> FileGate:
+        """Make a middleware whose rules stand in a TOML file, and follow the file's changes.
+
+        Use it as ``app.add_middleware(RateLimitMiddleware.from_file, path="slidegate.toml")``.
+
+        Args:
+            app: The application to guard.
+            path: The file. It is looked at again at most once a second, when requests come.
+            observers: Called with events of the limiter that the file describes, ``config_reloaded`` and
+                ``config_rejected`` among them.
+            on_tracked: The `on_exceeded` of the file's rules with ``action = "track"``.
+            options: Options of `RateLimitMiddleware`; they go before those of the file.
+
+        Raises:
+            ConfigurationError: The file cannot be used; the message names the line and the key.
+        """
+        from .reload import FileGate
+
+        return FileGate(app, path, observers=observers, on_tracked=on_tracked, **options)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Judge one request, and pass it on or answer it."""
-        if scope["type"] not in _JUDGED or not self._enabled:
-            await self.app(scope, receive, send)
+        if scope["type"] not in self._judged and not await self._begin(scope, receive, send):
             return
+        if self._watch is not None:
+            self._look(self._watch, scope)
         record: Record | None = scope.get(RECORD)
         outermost = record is None
         if record is None:
             record = scope[RECORD] = Record()
             record.judges = []
-        answer = self._judge.decide(scope, record)
+            record.refused = None
+            record.answered = False
+            send = outgoing(scope, receive, send, record, self._headers)
+        record.gate = self
+        answer = self.judge.decide(scope, record)
         decision = answer if isinstance(answer, Decision) else await answer
-        record.note(self._judge, decision)
-        if outermost and self._headers is not None:
-            send = with_fields(send, record, self._headers)
+        record.note(self.judge, decision)
         if decision.allowed:
-            if self._judge.rules.reserving:
-                send = self._judge.settling(send, decision)
-            await self.app(scope, receive, send)
+            if self._prepares or decision.reason is Reason.WAITED:
+                prepared = await self._prepare(scope, receive, send, record, decision)
+                if prepared is None:
+                    return
+                receive, send = prepared
+            try:
+                await self.app(scope, receive, send)
+            except LimitExceeded:
+                if record.answered or not outermost:
+                    raise
+                # Nobody in between answered; the way out makes the refusal of whatever comes first.
+                first = "http.response.start" if scope["type"] == "http" else "websocket.close"
+                await send({"type": first, "status": 429})
         else:
-            await self._refuse(scope, receive, send, decision)
+            if not outermost:
+                await record.hand_back()
+            await self.refuse(scope, receive, send, decision)
 
-    async def _refuse(self, scope: Scope, receive: Receive, send: Send, decision: Decision) -> None:
+    async def _prepare(
+        self, scope: Scope, receive: Receive, send: Send, record: Record, decision: Decision
+    ) -> tuple[Receive, Send] | None:
+        """Do what only some middlewares or requests need; None if the client left while it waited."""
+        if decision.reason is Reason.WAITED:
+            turn = await self.judge.wait(receive, decision)
+            if turn is None:
+                return None
+            receive = turn
+        if self.judge.rules.reserving:
+            send = self.judge.settling(send, decision)
+        if self._messages is not None and scope["type"] == "websocket" and not record.uncounted(scope):
+            receive, send = self._messages.attach(scope, receive, send)
+        return receive, send
+
+    async def _begin(self, scope: Scope, receive: Receive, send: Send) -> bool:
+        """Take what is not judged; True for the first request, which is, after a look at the routes."""
+        if self._enabled and not self._judged:
+            try:
+                check_places(scope.get("app", self.app))
+            except ConfigurationError as error:
+                if scope["type"] == "lifespan":
+                    await receive()
+                    await send({"type": "lifespan.startup.failed", "message": str(error)})
+                raise
+            self._judged = _JUDGED
+            if scope["type"] in _JUDGED:
+                return True
+        if scope["type"] in _JUDGED:
+            scope[OFF] = True
+        await self.app(scope, receive, send)
+        return False
+
+    async def refuse(self, scope: Scope, receive: Receive, send: Send, decision: Decision) -> None:
+        """Answer a request that was refused."""
         status, body, fields = self._refusals.answer(decision)
         if scope["type"] == "websocket":
             await refuse_websocket(scope, send, status, body, fields)
@@ -163,24 +279,16 @@ class RateLimitMiddleware:
         """Make an identity for counts that no other middleware has; a file that is read again claims the same."""
         return self.limiter.claim(identity)
 
-    def _warn_about_twins(self) -> None:
-        """Say so when a gate further in counts a rule of the same name: it is charged once a request."""
-        inner: object = self.app
-        while inner is not None:
-            if isinstance(inner, RateLimitMiddleware):
-                for name in self._judge.rules.names() & inner._judge.rules.names():
-                    logger.warning("rule %r stands in two middlewares, one inside the other; it is charged once", name)
-            inner = getattr(inner, "app", None)
+    def _look(self, watch: Watch, scope: Scope) -> None:
+        for finding in watch.look(scope):
+            self._say(finding)
+        if watch.over:
+            self._watch = None
 
+    def _say(self, finding: Finding) -> None:
+        if finding.code not in self._silence:
+            self.findings.append(finding)
+            self._log(finding)
 
-def _all_rules(limits: str | Limit | Iterable[str | Limit] | None, rules: Sequence[Rule] | None) -> Sequence[Rule]:
-    if (limits is None) == (rules is None):
-        raise ConfigurationError(
-            'RateLimitMiddleware: give limits="100/minute" or rules=[Rule(...), ...], '
-            + ("one of them" if limits is None else 'not both; limits is Rule("*", ...)')
-        )
-    if rules is None:
-        return [Rule("*", limits)]
-    if isinstance(rules, (str, Rule)) or not isinstance(rules, Iterable):
-        raise ConfigurationError(f'rules: expected a list such as [Rule("*", "100/minute")], not {rules!r}')
-    return tuple(rules)
+    def _log(self, finding: Finding) -> None:
+        logger.warning("%s", finding)

@@ -1,7 +1,7 @@
 """Which line of a TOML document a key stands on; the standard library's parser does not say.
 
-The document has been parsed before, so it is well-formed, and the scanner needs to know only how far each value reaches:
-strings may hold anything, arrays and inline tables hold values again, and everything else ends at a delimiter.
+The document has been parsed before, so it is well-formed, and the scanner needs to know only how far each value
+reaches: strings may hold anything, arrays and inline tables hold values again, and everything else ends at a delimiter.
 """
 
 from __future__ import annotations

@@ -14,7 +14,6 @@ where all are trusted, the leftmost is the client.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator
 from hashlib import blake2b
 from itertools import islice
@@ -38,8 +37,6 @@ _MEMO: Final = 4_096
 _MEMO_LENGTH: Final = 256
 _EXAMPLE: Final = 'for example client_ip(trusted=["10.0.0.0/8"]), or the number of proxies, client_ip(trusted=1)'
 
-logger = logging.getLogger("slidegate")
-
 
 class ClientAddress:
     """Where a request comes from; made by `client_ip`.
@@ -47,6 +44,7 @@ class ClientAddress:
     Attributes:
         trusted: Whether any proxy is believed.
         permissive: Whether everybody is believed.
+        ipv6_prefix: Bits of an IPv6 address that make one client.
     """
 
     def __init__(
@@ -59,6 +57,7 @@ class ClientAddress:
         self._split = split_forwarded if self._header == b"forwarded" else split_list
         self._prefixes = prefixes
         self.permissive = permissive
+        self.ipv6_prefix = prefixes[1]
         self.trusted = bool(hops or unix or len(networks))
         self.identity = f"client/{prefixes[0]}/{prefixes[1]}"
         self._peers: dict[str, tuple[str, Address | None]] = {}
@@ -108,7 +107,6 @@ class ClientAddress:
                 key = f"peer#{blake2b(key.encode(errors='surrogatepass'), digest_size=16).hexdigest()}"
         else:
             key = UNKNOWN_PEER
-            logger.warning("the server names no peer: all such requests are one client, %r", UNKNOWN_PEER)
         if len(self._peers) >= _MEMO:
             self._peers.clear()
         self._peers[host] = key, address
@@ -135,7 +133,7 @@ def client_ip(
             stand in front, where their addresses are not known: the client is that many entries from the right.
         header: ``"x-forwarded-for"``, ``"forwarded"`` (RFC 7239), ``"x-real-ip"`` or whatever your proxy sets.
         ipv4_prefix: Bits of an IPv4 address that make one client, 8 to 32.
-        ipv6_prefix: Bits of an IPv6 address that make one client, 32 to 128; above 64 is a warning.
+        ipv6_prefix: Bits of an IPv6 address that make one client, 32 to 128; above 64 is the start-up finding SG108.
         trust_all: Allow networks that cover every address: then any client can name itself, so say it aloud.
 
     Raises:
@@ -150,10 +148,6 @@ def client_ip(
         )
     _check_prefix("ipv4_prefix", ipv4_prefix, 8, 32)
     _check_prefix("ipv6_prefix", ipv6_prefix, 32, 128)
-    if ipv6_prefix > IPV6_PREFIX:
-        logger.warning(
-            "ipv6_prefix=%d: one customer usually has a whole /64 and can use any number of its addresses", ipv6_prefix
-        )
     return ClientAddress(networks, unix, hops, permissive, check_header_name(header), (ipv4_prefix, ipv6_prefix))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from typing import Final, Literal, TypeAlias
 
 from starlette.types import Message, Scope, Send
@@ -23,7 +23,6 @@ _Asked: TypeAlias = tuple[Reason, tuple[tuple[str, Limit], ...]]
 
 _TYPES: Final = "https://iana.org/assignments/http-problem-types#"
 _MEMO: Final = 4_096
-_STARTS: Final = frozenset({"http.response.start", "websocket.accept", "websocket.http.response.start"})
 
 
 def quote(text: str) -> str:
@@ -160,18 +159,6 @@ def _problem(reason: Reason, violated: Sequence[tuple[str, Limit]]) -> tuple[int
         problem["detail"] = f"No more than {allowed}; Retry-After says when to try again."
     problem["violated-policies"] = [name for name, _ in violated]
     return 429, problem
-
-
-def with_fields(send: Send, decisions: Sequence[Decision], writer: HeaderWriter) -> Send:
-    """Wrap `send`: the start of the response carries the fields of everything decided until then."""
-
-    def send_with_fields(message: Message) -> Awaitable[None]:
-        if message["type"] in _STARTS:
-            # A copy: an application may send one prepared message again and again.
-            message = {**message, "headers": [*message.get("headers", ()), *writer.fields(decisions)]}
-        return send(message)
-
-    return send_with_fields
 
 
 def complete(message: Message, fields: Fields) -> Message:

@@ -9,7 +9,9 @@ from __future__ import annotations
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import PydanticCustomError
+from pydantic_core.core_schema import NullableSchema, WithDefaultSchema
 
 JsonSchema: TypeAlias = dict[str, Any]
 
@@ -76,17 +78,25 @@ class Client(_Table):
 
 
 KeyWord: TypeAlias = Literal["client", "everyone", "user"]
-Key: TypeAlias = Annotated[
-    Annotated[KeyWord, Tag("<text>")] | Annotated["KeyTable", Tag("<table>")], _text_or("<table>")
-]
+MessageKeyWord: TypeAlias = Literal["connection", "client", "everyone", "user"]
+_KeyTable: TypeAlias = Annotated["KeyTable", Tag("<table>")]
+Key: TypeAlias = Annotated[Annotated[KeyWord, Tag("<text>")] | _KeyTable, _text_or("<table>")]
+MessageKey: TypeAlias = Annotated[Annotated[MessageKeyWord, Tag("<text>")] | _KeyTable, _text_or("<table>")]
 
-_SOURCES: Final = ("header", "cookie", "query", "path_param", "client", "combine")
+_VALUES: Final = ("header", "cookie", "query", "path_param")
+_COMPLETE: Final = ("client", "combine")
+_ONE_SOURCE: Final[JsonSchema] = {
+    "oneOf": [
+        *({"required": [name]} for name in _VALUES),
+        *({"required": [name], "not": {"required": ["fallback"]}} for name in _COMPLETE),
+    ]
+}
 
 
 class KeyTable(_Table):
     """Whom a rule counts: one of header, cookie, query, path_param, client and combine."""
 
-    model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": [name]} for name in _SOURCES]})
+    model_config = ConfigDict(json_schema_extra=_ONE_SOURCE)
 
     header: str | None = Field(default=None, description="Each value of a request header.")
     cookie: str | None = Field(default=None, description="Each value of a cookie.")
@@ -98,10 +108,11 @@ class KeyTable(_Table):
 
     @model_validator(mode="after")
     def _name_one_source(self) -> KeyTable:
-        given = [name for name in _SOURCES if name in self.model_fields_set]
+        sources = *_VALUES, *_COMPLETE
+        given = [name for name in sources if name in self.model_fields_set]
         if len(given) != 1:
-            raise PydanticCustomError(WRONG_TABLE, f"expected one of {', '.join(_SOURCES)}")
-        if self.fallback is not None and given[0] in ("client", "combine"):
+            raise PydanticCustomError(WRONG_TABLE, f"expected one of {', '.join(sources)}")
+        if self.fallback is not None and given[0] in _COMPLETE:
             raise PydanticCustomError(WRONG_TABLE, f"{given[0]} always finds a key; leave out fallback")
         return self
 
@@ -130,15 +141,13 @@ class RuleTable(_Table):
 class Configuration(_Table):
     """A configuration file of slidegate."""
 
-    model_config = ConfigDict(
-        title="slidegate.toml", json_schema_extra={"not": {"required": ["limits", "rules"]}}
-    )
+    model_config = ConfigDict(title="slidegate.toml", json_schema_extra={"not": {"required": ["limits", "rules"]}})
 
     limits: Limits | None = Field(default=None, description="Limits for each client, instead of rules.")
-    rules: Annotated[list[RuleTable], Field(min_length=1)] | None = Field(
+    rules: list[RuleTable] | None = Field(
         default=None, description="Which requests are held to which limits; every rule that matches applies."
     )
-    client: Client = Field(default=Client(), description="How the client's address is found.")
+    client: Client = Field(default=Client(), description="Which proxies are believed, and what makes one client.")
     blocklist: Entries | None = Field(default=None, description="Networks refused, or a file of them.")
     allowlist: Entries | None = Field(default=None, description="Networks never refused nor counted, or a file.")
     store: Annotated[
@@ -150,10 +159,31 @@ class Configuration(_Table):
     preflight_limits: Limits = Field(
         default="600/minute", description='What CORS preflights are held to; "unlimited" for nothing.'
     )
+    message_limits: Limits | None = Field(default=None, description="What messages over a websocket are held to.")
+    message_key: MessageKey = Field(default="connection", description="Whose messages are counted together.")
+    on_exceeded: Literal["close", "drop", "wait"] = Field(
+        default="close", description="What becomes of a message beyond the limit."
+    )
     enabled: bool = Field(default=True, description="Whether anything is limited at all.")
     silence: list[str] = Field(default=[], description="Codes of start-up findings that need not be said.")
 
 
+class _Generator(GenerateJsonSchema):
+    """TOML has no null: what may be None may be left out. The names of keys are titles enough."""
+
+    def field_title_should_be_set(self, schema: object) -> bool:
+        return False
+
+    def nullable_schema(self, schema: NullableSchema) -> JsonSchema:
+        return self.generate_inner(schema["schema"])
+
+    def default_schema(self, schema: WithDefaultSchema) -> JsonSchema:
+        if schema.get("default") is None:
+            return self.generate_inner(schema["schema"])
+        return super().default_schema(schema)
+
+
 def json_schema() -> JsonSchema:
     """Return the JSON Schema (draft 2020-12) of a configuration file."""
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Configuration.model_json_schema()}
+    schema = Configuration.model_json_schema(schema_generator=_Generator)
+    return {"$schema": _Generator.schema_dialect, **schema}

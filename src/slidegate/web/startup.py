@@ -1,8 +1,7 @@
-"""What is checked, and said, when an application starts."""
+"""What is checked when a middleware is made."""
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable
 from functools import wraps
@@ -10,16 +9,12 @@ from inspect import signature
 from typing import Final, ParamSpec, TypeVar
 
 from ..core.errors import ConfigurationError, closest
-from ..limiter import Limiter
-from ..stores.memory import MemoryStore
 
 _T = TypeVar("_T")
 _P = ParamSpec("_P")
 
 _TRUE: Final = ("1", "true", "yes", "on")
 _FALSE: Final = ("0", "false", "no", "off")
-
-logger = logging.getLogger("slidegate")
 
 
 def names_checked(init: Callable[_P, None]) -> Callable[_P, None]:
@@ -43,21 +38,13 @@ def expect(what: str, value: _T | None, kind: type[_T], example: str) -> _T | No
     return value
 
 
-def is_enabled(enabled: object) -> bool:
+def switched_off(enabled: object) -> str:
+    """Return what switches everything off; empty where nothing does."""
     text = os.environ.get("SLIDEGATE_ENABLED", "").strip().lower()
     if text and text not in _TRUE + _FALSE:
         raise ConfigurationError(f"SLIDEGATE_ENABLED: expected one of {', '.join(_TRUE + _FALSE)}, not {text!r}")
     if not isinstance(enabled, bool):
         raise ConfigurationError(f"enabled: expected True or False, not {enabled!r}")
-    if not enabled or text in _FALSE:
-        logger.warning("slidegate is switched off (%s): every request passes", "enabled=False" if not enabled else text)
-        return False
-    return True
-
-
-def warn_about_workers(limiter: Limiter) -> None:
-    workers = os.environ.get("WEB_CONCURRENCY", "")
-    if isinstance(limiter.store, MemoryStore) and workers.isascii() and workers.isdigit() and int(workers) > 1:
-        logger.warning(
-            "limits are per process: with WEB_CONCURRENCY=%s a client gets up to %s times each", workers, workers
-        )
+    if not enabled:
+        return "enabled=False"
+    return f"SLIDEGATE_ENABLED={text}" if text in _FALSE else ""

@@ -1,0 +1,176 @@
+"""What a memory store does to all windows of a demand at once. Called under its lock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple, TypeAlias
+
+from ..core.bookings import BookedWindow, Note
+from ..core.decision import Bucket, Check, Decision, Reason
+from ..core.limits import Limit
+from ..core.rings import Ring
+from ..core.window import NEVER
+from .tables import Entry, Table, cell_of
+
+OK: Final = Reason.OK
+LIMITED: Final = Reason.LIMITED
+TOO_LARGE: Final = Reason.TOO_LARGE
+
+Flat: TypeAlias = list[tuple[Table, Limit, str, int]]
+"""A demand, limit by limit: where its windows are, the limit, the key and the cost."""
+
+
+def judge(checks: Sequence[Check], flat: Flat, windows: list[Entry], now_us: int) -> Decision:
+    """Charge all windows or none, where none can be booked."""
+    if len(set(windows)) < len(windows):
+        return judge_all(checks, flat, windows, now_us)
+    asked = [(window, limit, cost) for window, (_, limit, _, cost) in zip(windows, flat, strict=True)]
+    waits = [window.wait_us(now_us, limit.amount - (cost or 1)) for window, limit, cost in asked]  # type: ignore[union-attr]
+    if any(waits):
+        readings = [(w.spent, w.leaves_us, w.newest_us, wait_us) for w, wait_us in zip(windows, waits, strict=True)]
+        return Decision(False, TOO_LARGE if NEVER in waits else LIMITED, now_us, checks, readings)
+    readings = [window.spend(now_us, limit.amount, cost) for window, limit, cost in asked]
+    return Decision(True, OK, now_us, checks, readings, windows)
+
+
+class Ask(NamedTuple):
+    """What a demand asks of one window."""
+
+    window: Entry
+    limit: Limit
+    cost: int
+    bucket: Bucket
+    check: int
+    """Which check of the demand it belongs to."""
+    ahead: int
+    """Units that earlier checks of the demand ask of the same window: it has to fit beside them."""
+    own: int
+    """Units that the demand asks of the same window for the same key, up to and with this one."""
+
+    def room_us(self, now_us: int, from_us: int) -> int:
+        """Return the first moment with room, not before `from_us`; `NEVER` if there is none."""
+        window, limit = self.window, self.limit
+        if isinstance(window, BookedWindow):
+            room_us = window.room_us(from_us, limit.amount, self.cost, self.ahead)
+        else:
+            wait_us = window.wait_us(now_us, limit.amount - self.ahead - (self.cost or 1))
+            room_us = NEVER if wait_us == NEVER else max(now_us + wait_us, from_us)
+        if room_us == NEVER and self.own <= limit.amount:
+            # Two keys met in a shared cell. When it is empty, each may have a window of its own.
+            return max(window.newest_us + limit.span_us, now_us + 1, from_us)
+        return room_us
+
+
+def judge_all(checks: Sequence[Check], flat: Flat, windows: list[Entry], now_us: int) -> Decision:
+    """Charge all windows or none, or book them, or charge a refusal.
+
+    Puts a `BookedWindow` into `windows` where a ring gets its first booking.
+    """
+    for window in windows:
+        if isinstance(window, BookedWindow):
+            window.settle(now_us)
+    asked = _asked(checks, flat, windows)
+    waits = _waits(asked, now_us)
+    if not any(waits):
+        readings = [ask.window.spend(now_us, ask.limit.amount, ask.cost) for ask in asked]
+        return Decision(True, OK, now_us, checks, readings, windows)
+    reason = TOO_LARGE if NEVER in waits else LIMITED
+    if reason is LIMITED:
+        lacking = {ask.check for ask, wait_us in zip(asked, waits, strict=True) if wait_us}
+        if all(_may_wait(ask, max(waits)) for ask in asked if ask.check in lacking):
+            return _book(checks, asked, windows, waits, lacking, now_us)
+        denied = [ask for ask in asked if ask.bucket.count_denied]
+        for ask in denied:
+            ask.window.charge(now_us, ask.cost, ask.limit.resolution)
+        waits = _waits(asked, now_us) if denied else waits
+    readings = [(w.spent, w.leaves_us, w.newest_us, wait_us) for w, wait_us in zip(windows, waits, strict=True)]
+    return Decision(False, reason, now_us, checks, readings)
+
+
+def charge_all(checks: Sequence[Check], flat: Flat, windows: Sequence[Entry], now_us: int) -> Decision:
+    """Charge all windows, whatever their limits."""
+    notes: list[Note] = []
+    for window, (_, limit, _, cost) in zip(windows, flat, strict=True):
+        notes.append(Note(window, now_us, window.charge(now_us, cost, limit.resolution)))
+    readings = [(window.spent, window.leaves_us, window.newest_us, 0) for window in windows]
+    return Decision(True, OK, now_us, checks, readings, notes)
+
+
+def hand_back(decision: Decision, flat: Flat, now_us: int) -> bool:
+    """Take what `decision` charged out of the windows that still hold it; tell whether that was anything."""
+    changed = False
+    for noted, (table, _, key, cost) in zip(decision.charge, flat, strict=True):
+        if noted is None:
+            continue
+        note = noted if isinstance(noted, Note) else Note(noted, decision.now_us, cost)
+        # A window that was reset, evicted or converted since is another object, and has nothing of ours.
+        for window in (table.windows.get(key), table.windows.get(cell_of(key))):
+            if window is None or _ring_of(window) is not _ring_of(note.window):
+                continue
+            changed |= window.remove(now_us, note.spent_us, note.units)
+            if note.waits and isinstance(window, BookedWindow):
+                changed |= window.leave(note.spent_us)
+    decision.charge.clear()
+    return changed
+
+
+def _ring_of(window: Entry) -> Ring:
+    return window.ring if isinstance(window, BookedWindow) else window
+
+
+def _asked(checks: Sequence[Check], flat: Flat, windows: Sequence[Entry]) -> list[Ask]:
+    owners = [(place, bucket) for place, (bucket, _, _) in enumerate(checks) for _ in bucket.limits]
+    units: dict[Entry, dict[str, int]] = {}
+    asked: list[Ask] = []
+    for window, (_, limit, key, cost), (place, bucket) in zip(windows, flat, owners, strict=True):
+        before = units.setdefault(window, {})
+        ahead = sum(before.values())
+        before[key] = before.get(key, 0) + cost
+        asked.append(Ask(window, limit, cost, bucket, place, ahead, before[key]))
+    return asked
+
+
+def _waits(asked: Sequence[Ask], now_us: int) -> list[int]:
+    """Return how long each limit holds the demand up; the longest is when all of them have room at once.
+
+    A moment with room may be followed by one without, where something is booked. So whoever has no room any more when
+    the last one has is asked for the next moment, until they agree.
+    """
+    waits = [0] * len(asked)
+    from_us = now_us
+    while True:
+        rooms = [ask.room_us(now_us, from_us) for ask in asked]
+        waits = [
+            NEVER if room_us == NEVER else room_us - now_us if room_us > from_us else wait_us
+            for room_us, wait_us in zip(rooms, waits, strict=True)
+        ]
+        if NEVER in waits or max(rooms, default=from_us) == from_us:
+            return waits
+        from_us = max(rooms)
+
+
+def _may_wait(ask: Ask, wait_us: int) -> bool:
+    waiting = ask.window.waiting() if isinstance(ask.window, BookedWindow) else 0
+    return wait_us <= ask.bucket.wait_us and waiting < ask.bucket.wait_max
+
+
+def _book(
+    checks: Sequence[Check],
+    asked: Sequence[Ask],
+    windows: list[Entry],
+    waits: Sequence[int],
+    lacking: set[int],
+    now_us: int,
+) -> Decision:
+    """Take a place for the moment when all have room."""
+    moment_us = now_us + max(waits)
+    booked: dict[Entry, BookedWindow] = {}
+    notes: list[Note] = []
+    for place, (window, limit, cost, _, check, *_) in enumerate(asked):
+        again = window in booked
+        if not again:
+            booked[window] = window if isinstance(window, BookedWindow) else BookedWindow(window, limit, now_us)
+        windows[place] = booked[window]
+        notes.append(booked[window].book(now_us, moment_us, cost, waits=check in lacking and not again))
+    readings = [(w.spent, w.leaves_us, w.newest_us, wait_us) for w, wait_us in zip(windows, waits, strict=True)]
+    return Decision(True, Reason.WAITED, now_us, checks, readings, notes)

@@ -1,0 +1,205 @@
+"""Looks at a gate and what it stands among, for what works and is probably not meant."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final, Protocol, runtime_checkable
+
+from starlette.applications import Starlette
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import Scope
+
+from ..limiter import IPV6_PREFIX, Limiter
+from ..stores.memory import MemoryStore
+from .findings import Finding
+from .proxies import UNKNOWN_PEER, ClientAddress
+from .rules import Rule
+
+WATCHED: Final = 1_000
+"""How many requests are looked at for what only requests can show."""
+
+_SERVERS: Final = frozenset({"uvicorn", "gunicorn", "granian", "hypercorn", "fastapi"})
+_VARIABLES: Final = ("WEB_CONCURRENCY", "UVICORN_WORKERS", "GRANIAN_WORKERS")
+_WORKERS: Final = re.compile(r"(?<!\S)(?:--workers(?:=| +)|-w ?)([0-9]{1,6})(?!\S)")
+_PARAMETER: Final = re.compile(r"\{\w+(?::(\w+))?\}")
+_ALL_BELOW: Final = re.compile(r"([^{]*)\{\w+:path\}")
+_PROXY_HEADERS: Final = frozenset({b"x-forwarded-for", b"forwarded"})
+
+
+@runtime_checkable
+class Guard(Protocol):
+    """A gate, as another one sees it."""
+
+    @property
+    def app(self) -> object:
+        """The application that it guards."""
+
+    @property
+    def limiter(self) -> Limiter:
+        """Where its counts live."""
+
+    @property
+    def rules(self) -> Sequence[Rule]:
+        """What it holds requests to."""
+
+
+def examine(gate: Guard, client: ClientAddress, switched_off: str) -> Iterator[Finding]:
+    """Yield what is found about a gate before any request.
+
+    Args:
+        gate: The gate.
+        client: How it finds the client's address.
+        switched_off: What switches it off, if anything does.
+    """
+    if switched_off:
+        yield Finding("SG110", f"slidegate is switched off ({switched_off}): every request passes")
+    for address in (client, *(rule.key for rule in gate.rules)):
+        if isinstance(address, ClientAddress):
+            yield from _about_address(address)
+    where = many_workers(os.environ, sys.argv)
+    if where and isinstance(gate.limiter.store, MemoryStore):
+        yield Finding("SG103", f"limits are per process: with {where} a client gets up to that many times each")
+    for earlier, later in hidden_rules(gate.rules):
+        yield Finding("SG104", f"{later!r} can never apply: {earlier!r} comes first, covers it and ends the list")
+    yield from _about_layers(gate)
+
+
+def _about_address(client: ClientAddress) -> Iterator[Finding]:
+    if client.permissive:
+        yield Finding("SG101", "every address is a trusted proxy, so any client can name itself in a header")
+    if client.ipv6_prefix > IPV6_PREFIX:
+        yield Finding(
+            "SG108",
+            f"ipv6_prefix={client.ipv6_prefix}: one customer usually has a whole /64 and can use any number of its "
+            "addresses",
+        )
+
+
+def _about_layers(gate: Guard) -> Iterator[Finding]:
+    names = {rule.name for rule in gate.rules} - {None}
+    for layer in layers(gate.app):
+        if _is_cors(layer):
+            yield Finding(
+                "SG107",
+                "CORSMiddleware stands inside the gate, so scripts in browsers cannot read a 429; add it after "
+                "RateLimitMiddleware, and it stands outside",
+            )
+        if isinstance(layer, Guard):
+            for name in sorted(names & {rule.name for rule in layer.rules}, key=str):
+                yield Finding(
+                    "SG105", f"rule {name!r} stands in two middlewares, one inside the other; it is charged once"
+                )
+            stores = gate.limiter.store, layer.limiter.store
+            if len({id(store.clock) for store in stores if isinstance(store, MemoryStore)}) > 1:
+                yield Finding(
+                    "SG106", "two gates, one inside the other, tell the time by different clocks; give both one limiter"
+                )
+
+
+def layers(app: object) -> Iterator[object]:
+    """Yield an application and what it wraps, from the outside in."""
+    seen: set[int] = set()
+    while app is not None and id(app) not in seen:
+        seen.add(id(app))
+        yield app
+        app = getattr(app, "app", None)
+
+
+def _is_cors(layer: object) -> bool:
+    if isinstance(layer, Starlette):
+        # What an application wraps itself in is built at its first request; until then the classes are known.
+        classes: list[object] = [wrapping.cls for wrapping in layer.user_middleware]
+        return CORSMiddleware in classes
+    return isinstance(layer, CORSMiddleware)
+
+
+def many_workers(environment: Mapping[str, str], arguments: Sequence[str]) -> str:
+    """Return what says that several processes serve the application; empty if nothing does."""
+    for variable in _VARIABLES:
+        value = environment.get(variable, "")
+        if value.isascii() and value.isdigit() and int(value) > 1:
+            return f"{variable}={value}"
+    program = Path(arguments[0]) if arguments else Path()
+    shown = shlex.join(arguments[1:]) if {program.stem, program.parent.name} & _SERVERS else ""
+    for where, words in (("GUNICORN_CMD_ARGS", environment.get("GUNICORN_CMD_ARGS", "")), ("the command line", shown)):
+        counts = _WORKERS.findall(words)
+        if counts and int(counts[-1]) > 1:
+            return f"--workers {counts[-1]} in {where}"
+    return ""
+
+
+def hidden_rules(rules: Sequence[Rule]) -> Iterator[tuple[Rule, Rule]]:
+    """Yield (earlier, later) where the earlier rule ends the list for every request that the later one is about."""
+    for place, later in enumerate(rules):
+        earlier = next((rule for rule in rules[:place] if rule.final and _covers(rule, later)), None)
+        if earlier is not None:
+            yield earlier, later
+
+
+def _covers(earlier: Rule, later: Rule) -> bool:
+    methods = frozenset({"GET"}) if later.connection == "websocket" else later.methods
+    return (
+        (earlier.connection is None or earlier.connection == later.connection)
+        and (earlier.methods is None or (methods is not None and methods <= earlier.methods))
+        and _covers_path(earlier, later)
+    )
+
+
+def _covers_path(earlier: Rule, later: Rule) -> bool:
+    if earlier.pattern is None or later.pattern is None:
+        return earlier.pattern is None
+    if not later.parameters:
+        return earlier.pattern.match(later.path) is not None
+    below = _ALL_BELOW.fullmatch(earlier.path)
+    if below is not None and later.path.partition("{")[0].startswith(below[1]):
+        return True
+    # The names of parameters do not matter.
+    return _nameless(earlier.path) == _nameless(later.path)
+
+
+def _nameless(path: str) -> str:
+    return _PARAMETER.sub(lambda found: f"{{{found[1] or 'str'}}}", path)
+
+
+class Watch:
+    """Looks at the first requests, then no more: some things show only there.
+
+    Args:
+        client: How the gate finds the client's address.
+    """
+
+    def __init__(self, client: ClientAddress) -> None:
+        self._trusted = client.trusted
+        self._left = WATCHED
+        self._found: set[str] = set()
+
+    @property
+    def over(self) -> bool:
+        """Whether enough was seen."""
+        return self._left <= 0
+
+    def look(self, scope: Scope) -> Iterator[Finding]:
+        """Yield what one request shows, each kind once."""
+        self._left -= 1
+        client = scope.get("client")
+        host = (client[0] if client else None) or ""
+        if not host and "SG109" not in self._found:
+            self._found.add("SG109")
+            yield Finding("SG109", f"the server names no peer: all such requests are one client, {UNKNOWN_PEER!r}")
+        if self._trusted or "SG102" in self._found:
+            return
+        for name, value in scope["headers"]:
+            # A server that reads the header itself has put its address in the peer's place.
+            if name in _PROXY_HEADERS and (not host or host.encode() not in value):
+                self._found.add("SG102")
+                yield Finding(
+                    "SG102",
+                    f"{name.decode().title()} came with a request and no proxy is trusted: if one stands in front, all "
+                    "its clients are counted as one",
+                )
+                return

@@ -1,0 +1,191 @@
+"""Limits at the endpoint: a FastAPI dependency and a decorator in one object.
+
+`RateLimit` decides with the limiter and the client address of the middleware above it, and leaves the answer to that
+middleware: it raises, and whatever the application makes of that, the middleware puts the refusal in its place. So a
+refusal looks the same everywhere, and survives endpoints, exception handlers and mounted applications.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Coroutine
+from copy import copy
+from hashlib import blake2b
+from inspect import Parameter, Signature
+from typing import Any, TypeVar, overload
+
+from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection
+from starlette.types import Scope
+
+from ..core.decision import Bucket, Decision, unique_name, wire_names
+from ..core.errors import ConfigurationError, SlidegateError
+from .decorated import decorate
+from .gates import Gate
+from .judge import OFF, RECORD, Record
+from .keys import Key, KeyFunction
+from .routes import Place, Places
+from .rules import CostFunction, Limits, LimitsFunction, Rule
+from .startup import names_checked
+
+_T = TypeVar("_T", bound=Callable[..., Any])
+
+
+class LimitExceeded(SlidegateError, HTTPException):
+    """Carries a refusal from an endpoint to the middleware above, which answers it.
+
+    Attributes:
+        decision: The refusal.
+    """
+
+    def __init__(self, decision: Decision) -> None:
+        HTTPException.__init__(self, status_code=429, detail="Too Many Requests")
+        self.decision = decision
+
+
+class RateLimit:
+    """Holds an endpoint to limits: ``Depends(RateLimit("5/second"))``, or ``@RateLimit("5/second")`` at a function.
+
+    As a dependency it goes on a FastAPI route, router or application, for HTTP and websockets; as a decorator on a
+    Starlette or FastAPI endpoint, a function or a class, which needs no `request` parameter. `RateLimitMiddleware` must
+    stand above: its limiter, client address, answers and header fields are used.
+
+    Each route has a bucket of its own, by its template and methods; an object on a router or an application has one for
+    all routes below. Objects of one name share a bucket, also with a `Rule` of that name; a request is charged once.
+
+    Args:
+        limits: As for `Rule`: ``"5/minute; 50/hour"``, a `Limit`, several, or a function of the request.
+        default_limits: What applies when the `limits` function fails.
+        key: Whom to count, as for `Rule`; a function gets the request with its body.
+        cost: Units for one request, or a function of the request (with its body), sync or async.
+        count_denied: Count refused requests as well.
+        name: What the limit is called in headers and logs, and what keeps its counts together.
+
+    Raises:
+        ConfigurationError: A value cannot work; or, on a request, no middleware stands above.
+    """
+
+    @names_checked
+    def __init__(
+        self,
+        limits: Limits | LimitsFunction,
+        *,
+        default_limits: Limits = "60/minute",
+        key: Key | KeyFunction | None = None,
+        cost: int | CostFunction = 1,
+        count_denied: bool = False,
+        name: str | None = None,
+    ) -> None:
+        self.rule = Rule(
+            "*",
+            limits,
+            default_limits=default_limits,
+            key=None if isinstance(key, Key) else key,
+            cost=cost,
+            count_denied=count_denied,
+            name=name,
+        )
+        # A rule looks for path parameters in its own path; here the router has found them.
+        self.rule.key = key
+        # FastAPI asks the instance whether calling it is a coroutine and what it wants to be called with. If `__call__`
+        # looked like the plain function that it is, FastAPI would drop the coroutine and let everything pass.
+        vars(self)["__call__"] = self.check
+        vars(self)["__signature__"] = Signature(
+            [Parameter("connection", Parameter.POSITIONAL_OR_KEYWORD, annotation=HTTPConnection)]
+        )
+
+    def __repr__(self) -> str:
+        return f"<RateLimit {'; '.join(map(str, self.rule.limits))}>"
+
+    @overload
+    def __call__(self, connection: HTTPConnection) -> Coroutine[Any, Any, None]: ...
+
+    @overload
+    def __call__(self, connection: _T) -> _T: ...
+
+    def __call__(self, connection: Any) -> Any:
+        """Check a request, as FastAPI's dependencies do, or decorate an endpoint."""
+        if isinstance(connection, HTTPConnection):
+            return self.check(connection)
+        return decorate(self, connection, sys._getframe(1))
+
+    async def check(self, connection: HTTPConnection, endpoint: object = None) -> None:
+        """Charge a request, once; for use inside an endpoint, before anything is sent.
+
+        Args:
+            connection: The request or websocket.
+            endpoint: What to call the place where no router says.
+
+        Raises:
+            LimitExceeded: There is no room; the middleware answers.
+            ConfigurationError: No middleware stands above.
+        """
+        scope = connection.scope
+        record: Record | None = scope.get(RECORD)
+        if record is None:
+            if OFF in scope:
+                return
+            raise ConfigurationError(
+                "RateLimit: no RateLimitMiddleware stands above this endpoint; write "
+                "app.add_middleware(RateLimitMiddleware, rules=[]), with rules or without"
+            )
+        if record.uncounted(scope):
+            return
+        gate = record.gate.endpoints.gate(self, scope, endpoint)
+        if record.charged(gate.bucket.rule):
+            return
+        judge = record.gate.judge
+        decision = await judge.decide_at(gate, connection)
+        if decision is None or decision.allowed:
+            if decision is not None:
+                record.note(judge, decision)
+            return
+        # All or nothing: what was charged for this request before goes back.
+        await record.hand_back()
+        record.note(judge, decision)
+        record.refused = decision
+        raise LimitExceeded(decision)
+
+
+class Endpoints:
+    """The limits at the endpoints below one middleware, each with its buckets.
+
+    Args:
+        claimed: An identity that no other middleware on the limiter has.
+    """
+
+    def __init__(self, claimed: str) -> None:
+        self._claimed = claimed
+        self._places = Places()
+        self._gates: dict[tuple[RateLimit, Place | str], Gate] = {}
+        self._names: dict[Place | str, dict[str, str]] = {}
+
+    def gate(self, limit: RateLimit, scope: Scope, endpoint: object) -> Gate:
+        """Return what `limit` charges for a request that came by the place of `scope`."""
+        place: Place | str | None = self._places.find(scope)
+        if place is None:
+            function = endpoint or scope.get("endpoint") or limit
+            place = f"{function.__module__}.{getattr(function, '__qualname__', type(function).__qualname__)}"
+        return self._gates.get((limit, place)) or self._make(limit, place, scope)
+
+    def _make(self, limit: RateLimit, place: Place | str, scope: Scope) -> Gate:
+        labels = [place if isinstance(place, str) else place.label]
+        rule = copy(limit.rule)
+        rule.path = labels[0]
+        for required, where in place.above if isinstance(place, Place) else ():
+            if required is limit:
+                rule.path = f"{where}/*"
+                labels = sorted(below.label for below in self._places.below(scope, limit))
+                break
+        rule.path = rule.path.encode("ascii", "backslashreplace").decode()
+        facts = self._claimed, limit.rule.identity, labels
+        digest = blake2b(repr(facts).encode(), digest_size=8).hexdigest()
+        identity = rule.name or f"{rule.label[:40]}:{digest}"
+        # Names have to differ on one response only, where limits are asked in the same order in every process.
+        taken = self._names.setdefault(place, {})
+        others = [name for name, owner in taken.items() if owner != identity]
+        names = [unique_name(name, others) for name in wire_names(rule.label, rule.limits)]
+        taken.update(dict.fromkeys(names, identity))
+        bucket = Bucket(identity, rule.limits, names, count_denied=rule.count_denied)
+        gate = self._gates[limit, place] = Gate(rule, bucket)
+        return gate

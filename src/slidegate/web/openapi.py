@@ -1,0 +1,222 @@
+"""The 429 in an OpenAPI description: for every operation on which a limit stands, and for no other.
+
+Which rules can meet an operation is read off the paths of both. Where that is not sure (a rule for one value of a path
+parameter, a rule that its function may lift) the 429 is documented, because a client may see it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from copy import deepcopy
+from functools import wraps
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from starlette.convertors import PathConvertor, StringConvertor
+from starlette.routing import PARAM_REGEX, compile_path
+
+from ..core.errors import ConfigurationError
+from .decorated import limits_of
+from .endpoints import RateLimit
+from .findings import CODES
+from .gates import all_rules
+from .middleware import RateLimitMiddleware
+from .routes import Place, walk
+from .rules import Rule
+
+_DOCUMENTED: Final = "__slidegate_documented__"
+_PROBLEM: Final = "RateLimitProblem"
+_SCHEMA: Final[dict[str, Any]] = {
+    "type": "object",
+    "title": _PROBLEM,
+    "description": "Problem details (RFC 9457) of a request beyond a limit.",
+    "required": ["type", "title", "status", "detail", "violated-policies"],
+    "properties": {
+        "type": {"type": "string", "format": "uri-reference"},
+        "title": {"type": "string"},
+        "status": {"type": "integer"},
+        "detail": {"type": "string"},
+        "violated-policies": {"type": "array", "items": {"type": "string"}},
+        "unsatisfiable": {"type": "boolean", "description": "True where the request can never pass."},
+    },
+}
+_RETRY_AFTER: Final = {
+    "Retry-After": {
+        "description": "Seconds until the request is admitted.",
+        "schema": {"type": "integer", "minimum": 1},
+    }
+}
+_DRAFT: Final = {
+    "RateLimit": {"description": "The tightest limit, and what is left of it.", "schema": {"type": "string"}},
+    "RateLimit-Policy": {"description": "Every limit that applies.", "schema": {"type": "string"}},
+}
+_LEGACY: Final = {
+    "X-RateLimit-Limit": {"description": "Units in a window.", "schema": {"type": "integer"}},
+    "X-RateLimit-Remaining": {"description": "Units left.", "schema": {"type": "integer"}},
+    "X-RateLimit-Reset": {"description": "Unix seconds when all units are back.", "schema": {"type": "integer"}},
+}
+
+Segments: TypeAlias = tuple[str | re.Pattern[str], ...]
+_ANY: Final = re.compile("[^/]+")
+_REST: Final = re.compile(".*")
+
+
+class _Gate(NamedTuple):
+    """What of a middleware shows in a description."""
+
+    rules: tuple[Rule, ...]
+    headers: str | None
+    own_answer: bool
+
+
+def document_limits(app: Any) -> None:
+    """Put the 429 into a FastAPI application's OpenAPI, with its header fields, wherever a limit applies.
+
+    Call it anywhere: routes and middlewares are looked at when the description is asked for, by a client of the running
+    application or by `app.openapi()` in a script. An operation that documents a 429 of its own keeps it.
+
+    Args:
+        app: The application.
+
+    Raises:
+        ConfigurationError: `app` is no FastAPI application.
+    """
+    make = getattr(app, "openapi", None)
+    if not callable(make) or not hasattr(app, "user_middleware"):
+        raise ConfigurationError(f"document_limits: expected a FastAPI application, not {app!r}")
+    if hasattr(make, _DOCUMENTED):
+        return
+
+    @wraps(make)
+    def openapi() -> dict[str, Any]:
+        # FastAPI keeps its description; a copy shows limits as they are now.
+        schema: dict[str, Any] = deepcopy(make())
+        _document(schema, app)
+        return schema
+
+    setattr(openapi, _DOCUMENTED, True)
+    app.openapi = openapi
+
+
+def _document(schema: dict[str, Any], app: Any) -> None:
+    gates = list(_gates(app))
+    used = False
+    for place in walk(app):
+        path = schema.get("paths", {}).get(place.template, {})
+        for method in place.methods or ():
+            operation = path.get(method.lower())
+            if operation is None or not _is_limited(place, method, gates):
+                continue
+            used = True
+            operation.setdefault("responses", {}).setdefault("429", _response(gates))
+    if used:
+        schema.setdefault("components", {}).setdefault("schemas", {}).setdefault(_PROBLEM, deepcopy(_SCHEMA))
+
+
+def _response(gates: Iterable[_Gate]) -> dict[str, Any]:
+    headers: dict[str, Any] = dict(_RETRY_AFTER)
+    for gate in gates:
+        headers |= _DRAFT if gate.headers in ("draft", "both") else {}
+        headers |= _LEGACY if gate.headers in ("legacy", "both") else {}
+    response: dict[str, Any] = {"description": "Too Many Requests", "headers": deepcopy(headers)}
+    if not any(gate.own_answer for gate in gates):
+        response["content"] = {"application/problem+json": {"schema": {"$ref": f"#/components/schemas/{_PROBLEM}"}}}
+    return response
+
+
+def _gates(app: Any) -> Iterator[_Gate]:
+    """Yield the middlewares of an application: those at work, or, before that, those it is going to have."""
+    layer = getattr(app, "middleware_stack", None)
+    if layer is not None:
+        while layer is not None:
+            if isinstance(layer, RateLimitMiddleware):
+                yield _Gate(layer.rules, layer.headers, layer.own_answer)
+            layer = getattr(layer, "app", None)
+        return
+    for kind, args, options in app.user_middleware:
+        if isinstance(kind, type) and issubclass(kind, RateLimitMiddleware):
+            rules = tuple(all_rules(options.get("limits"), options.get("rules")))
+            yield _Gate(rules, options.get("headers", "draft"), options.get("on_refused") is not None)
+        elif getattr(kind, "__func__", None) is RateLimitMiddleware.from_file.__func__:  # type: ignore[attr-defined]
+            # Only to be looked at: what is wrong with it is said when the application makes its own.
+            gate = kind(_nowhere, *args, **{**options, "silence": [*CODES]}).app
+            yield _Gate(gate.rules, gate.headers, gate.own_answer)
+
+
+async def _nowhere(scope: object, receive: object, send: object) -> None:
+    """Stand below a middleware that is made to be looked at."""
+
+
+def _is_limited(place: Place, method: str, gates: Iterable[_Gate]) -> bool:
+    if any(limits_of(place.route.endpoint)) or _depends(getattr(place.route, "dependant", None)):
+        return True
+    asked = _segments(place.route.path)
+    return any(_meets(rule, method, asked) for gate in gates for rule in _until_final(gate.rules, method, asked))
+
+
+def _depends(dependant: Any) -> bool:
+    """Tell whether a limit is among the dependencies of a route, or of one of these."""
+    return any(
+        isinstance(needed.call, RateLimit) or _depends(needed) for needed in getattr(dependant, "dependencies", ())
+    )
+
+
+def _until_final(rules: Iterable[Rule], method: str, asked: Segments) -> Iterator[Rule]:
+    """Yield the rules up to one that surely ends the list for an operation."""
+    for rule in rules:
+        yield rule
+        if rule.final and _about(rule, method) and (rule.path == "*" or _covers(_segments(rule.path), asked)):
+            return
+
+
+def _meets(rule: Rule, method: str, asked: Segments) -> bool:
+    """Tell whether a rule can refuse a request of an operation."""
+    if rule.exempt or rule.action != "limit" or not _about(rule, method):
+        return False
+    return rule.path == "*" or _overlap(_segments(rule.path), asked)
+
+
+def _about(rule: Rule, method: str) -> bool:
+    return (rule.methods is None or method in rule.methods) and rule.connection != "websocket"
+
+
+def _segments(path: str) -> Segments:
+    """Split a path in Starlette's syntax: text, a pattern where there are parameters, `_REST` for all that follows."""
+    found: list[str | re.Pattern[str]] = []
+    for segment in path.split("/"):
+        whole = PARAM_REGEX.fullmatch(segment)
+        if PARAM_REGEX.search(segment) is None:
+            found.append(segment)
+            continue
+        pattern, _, convertors = compile_path(f"/{segment}")
+        if any(isinstance(convertor, PathConvertor) for convertor in convertors.values()):
+            return (*found, _REST)
+        plain = whole is not None and all(isinstance(convertor, StringConvertor) for convertor in convertors.values())
+        found.append(_ANY if plain else re.compile(pattern.pattern.replace("^/", "^", 1)))
+    return tuple(found)
+
+
+def _overlap(one: Segments, other: Segments) -> bool:
+    """Tell whether some path belongs to both."""
+    if one[:1] == (_REST,) or other[:1] == (_REST,):
+        return True
+    if not one or not other:
+        return not one and not other
+    first, second = one[0], other[0]
+    if isinstance(first, str) and isinstance(second, str):
+        same = first == second
+    elif isinstance(first, str):
+        same = isinstance(second, re.Pattern) and second.match(first) is not None
+    else:
+        same = not isinstance(second, str) or first.match(second) is not None
+    return same and _overlap(one[1:], other[1:])
+
+
+def _covers(rule: Segments, asked: Segments) -> bool:
+    """Tell whether every path of `asked` belongs to `rule` too."""
+    if rule[:1] == (_REST,):
+        return True
+    if not rule or not asked or asked[0] is _REST:
+        return not rule and not asked
+    same = rule[0] is _ANY or (isinstance(rule[0], str) and rule[0] == asked[0])
+    return same and _covers(rule[1:], asked[1:])

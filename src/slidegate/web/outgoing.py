@@ -1,0 +1,70 @@
+"""The way out: header fields on the start of the response, and refusals in the place of what an application sends.
+
+A limit at an endpoint refuses by raising, and any handler, middleware or mounted application may turn that into an
+answer of its own. Whatever it is, its start is replaced by the refusal and the rest of it is dropped; only fields that
+do not describe the dropped answer stay, so that what CORS and others added in between is not lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import Final
+
+from starlette.types import Message, Receive, Scope, Send
+
+from .judge import Record
+from .responses import Fields, HeaderWriter
+
+_FIRST: Final = frozenset(
+    {"http.response.start", "websocket.accept", "websocket.http.response.start", "websocket.close"}
+)
+_OF_THE_ANSWER: Final = frozenset(
+    b"accept-ranges age allow cache-control content-disposition content-encoding content-language content-length "
+    b"content-location content-range content-type etag expires last-modified location proxy-authenticate retry-after "
+    b"set-cookie trailer transfer-encoding upgrade www-authenticate".split()
+)
+
+
+def outgoing(scope: Scope, receive: Receive, send: Send, record: Record, writer: HeaderWriter | None) -> Send:
+    """Wrap the `send` of a request at its outermost gate."""
+    replaced = False
+
+    def send_outgoing(message: Message) -> Awaitable[None]:
+        nonlocal replaced
+        if not record.answered:
+            if message["type"] in _FIRST:
+                record.answered = True
+                if record.refused is not None:
+                    replaced = True
+                    return _replace(scope, receive, send, record, writer, message)
+                if writer is not None and message["type"] != "websocket.close":
+                    # A copy: an application may send one prepared message again and again.
+                    message = {**message, "headers": [*message.get("headers", ()), *writer.fields(record)]}
+        elif replaced:
+            return _drop()
+        return send(message)
+
+    return send_outgoing
+
+
+async def _drop() -> None:
+    """Take a message of an answer that was replaced."""
+
+
+async def _replace(
+    scope: Scope, receive: Receive, send: Send, record: Record, writer: HeaderWriter | None, message: Message
+) -> None:
+    """Send the refusal of the gate whose limit it was."""
+    kept: Fields = [field for field in message.get("headers", ()) if field[0].lower() not in _OF_THE_ANSWER]
+    if writer is not None:
+        kept += writer.fields(record)
+
+    def send_refusal(message: Message) -> Awaitable[None]:
+        if message["type"] in _FIRST and message["type"] != "websocket.close":
+            own = message["headers"]
+            present = {name.lower() for name, _ in own}
+            message = {**message, "headers": [*own, *(field for field in kept if field[0].lower() not in present)]}
+        return send(message)
+
+    assert record.refused is not None
+    await record.gate.refuse(scope, receive, send_refusal, record.refused)

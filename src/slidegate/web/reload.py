@@ -1,0 +1,188 @@
+"""A gate whose rules stand in a file, and that follows the file's changes.
+
+The gate at work is complete and never altered: a changed file becomes another gate, beside the one at work, and one
+assignment makes it the one that further requests go to. A file that cannot be used changes nothing.
+
+A file is looked at when a request comes and the last look is a second old. It is read when it stood still between two
+looks, so that a file that is just being written is not taken for a finished one.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from os import PathLike
+from pathlib import Path
+from threading import Lock
+from typing import Any, Final
+
+import anyio.to_thread
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from ..core.errors import ConfigurationError
+from ..core.protocols import Event, Observer
+from ..limiter import Limiter
+from .config import Reading, Stamp, stamp_of
+from .findings import Finding
+from .middleware import RateLimitMiddleware
+from .rules import Exceeded
+
+LOOK_EVERY_S: Final = 1.0
+
+# For these, None in code means what leaving them out means.
+_NONE_IS_NOTHING: Final = frozenset({"client", "limiter", "limits", "rules"})
+
+logger = logging.getLogger("slidegate")
+
+
+class _Shared:
+    """What all gates made of one file have in common."""
+
+    def __init__(self, observers: Iterable[Observer]) -> None:
+        self.said: set[Finding] = set()
+        self._observers = tuple(observers)
+        self._address: str | None = None
+        self._limiter: Limiter | None = None
+        self._claimed: dict[tuple[str, int], str] = {}
+
+    def limiter_at(self, address: str) -> Limiter:
+        """Return the limiter for a store's address: one as long as the application runs, with all its counts."""
+        if self._limiter is None:
+            self._limiter = Limiter.from_url(address, observers=self._observers)
+            self._address = address
+        elif address != self._address:
+            raise ConfigurationError("store: it cannot change while the application runs; restart the application")
+        return self._limiter
+
+    def claims(self, limiter: Limiter) -> Callable[[str], str]:
+        """Return what claims identities for one gate: the same ones as for the gate before it."""
+        asked: Counter[str] = Counter()
+
+        def claim(identity: str) -> str:
+            asked[identity] += 1
+            turn = identity, asked[identity]
+            if turn not in self._claimed:
+                self._claimed[turn] = limiter.claim(identity)
+            return self._claimed[turn]
+
+        return claim
+
+
+class _ReadGate(RateLimitMiddleware):
+    """A gate that was made of a file."""
+
+    def __init__(self, app: ASGIApp, shared: _Shared, options: dict[str, Any]) -> None:
+        self._shared = shared
+        self._claim_again = shared.claims(options["limiter"])
+        super().__init__(app, **options)
+
+    def _claim(self, identity: str) -> str:
+        return self._claim_again(identity)
+
+    def _log(self, finding: Finding) -> None:
+        if finding not in self._shared.said:
+            self._shared.said.add(finding)
+            super()._log(finding)
+
+
+class FileGate:
+    """A `RateLimitMiddleware` that follows a configuration file; made by `RateLimitMiddleware.from_file`.
+
+    Args:
+        app: The application to guard.
+        path: The file.
+        observers: Called with events of the limiter that the file describes.
+        on_tracked: The `on_exceeded` of the file's rules with ``action = "track"``.
+        clock: Returns seconds; how time passes between two looks at the file.
+        options: Options of `RateLimitMiddleware`; they go before those of the file.
+
+    Attributes:
+        app: The gate at work: a `RateLimitMiddleware`.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        path: str | PathLike[str],
+        *,
+        observers: Iterable[Observer] = (),
+        on_tracked: Exceeded | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        **options: Any,
+    ) -> None:
+        self._guarded = app
+        self._path = Path(path)
+        self._code = {
+            name: value for name, value in options.items() if value is not None or name not in _NONE_IS_NOTHING
+        }
+        self._on_tracked = on_tracked
+        self._shared = _Shared(observers)
+        self._clock = clock
+        self._reading = Lock()
+        self._stamps: dict[Path, Stamp] = {}
+        self.app: RateLimitMiddleware = self._read()
+        self._moving = self._stamps
+        self._next_look_s = clock() + LOOK_EVERY_S
+
+    @property
+    def limiter(self) -> Limiter:
+        """Where the counts live."""
+        return self.app.limiter
+
+    @property
+    def findings(self) -> list[Finding]:
+        """What looks wrong with the gate at work."""
+        return self.app.findings
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Have one request judged by the gate at work."""
+        if scope["type"] != "lifespan" and self._clock() >= self._next_look_s:
+            await self._look()
+        await self.app(scope, receive, send)
+
+    async def _look(self) -> None:
+        self._next_look_s = self._clock() + LOOK_EVERY_S
+        if self._has_changed():
+            # A list of networks may be long, and the loop has other requests to serve.
+            await anyio.to_thread.run_sync(self._follow)
+
+    def _has_changed(self) -> bool:
+        """Tell whether a file is another one than was read, and stood still since the last look."""
+        stamps = {path: stamp_of(path) for path in self._stamps}
+        still = stamps == self._moving
+        self._moving = stamps
+        return still and stamps != self._stamps
+
+    def _read(self) -> RateLimitMiddleware:
+        reading = Reading(self._path, self._code, self._shared.limiter_at, self._on_tracked)
+        try:
+            options = reading.options()
+        finally:
+            # Also after an error: the same bad file is not read twice.
+            self._stamps = reading.stamps
+        return _ReadGate(self._guarded, self._shared, options)
+
+    def _follow(self) -> None:
+        # A reading may take longer than the time between two looks, and the request that began it may be cancelled.
+        if self._reading.acquire(blocking=False):
+            try:
+                self._take_over()
+            finally:
+                self._reading.release()
+
+    def _take_over(self) -> None:
+        try:
+            self.app = self._read()
+        except ConfigurationError as error:
+            self._tell(logging.ERROR, "config_rejected", f"the rules at work stay: {error}")
+        except Exception as error:
+            logger.exception("reading %s failed", self._path)
+            self._tell(logging.ERROR, "config_rejected", f"the rules at work stay: {error!r}")
+        else:
+            self._tell(logging.INFO, "config_reloaded", f"{self._path}: rules at work: {len(self.app.rules)}")
+
+    def _tell(self, level: int, kind: str, message: str) -> None:
+        logger.log(level, "%s: %s", kind, message)
+        self.limiter.tell(Event(kind, message, {"path": str(self._path)}))

@@ -1,0 +1,137 @@
+"""The routes of an application, looked at from outside: which template a request came by, and what stands above it.
+
+Routers keep their routes as a tree of mounts, hosts and, in FastAPI since 0.137, included routers. Neither the path of
+a request nor ``scope["route"]`` tells the whole template (a mount hides what it matched), so the tree is walked once
+and a request is looked up in it by its endpoint. FastAPI is known here by what its objects have, and never imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+from starlette.routing import Host, Mount
+from starlette.types import Scope
+
+from .keys import route_path
+
+_DEPTH: Final = 16
+
+Required: TypeAlias = tuple[object, str]
+"""What a router or an application requires of all routes below it, and the path where they begin."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Place:
+    """A route, and the way to it.
+
+    Attributes:
+        mounts: The mounts and hosts on the way, the outermost first.
+        route: The route, or what FastAPI puts in the place of one that came with a router.
+        above: What routers and applications on the way require, the outermost first.
+        template: The path from the top, its parameters in braces.
+        methods: The methods of the route; None for all, and for a websocket.
+        label: What to call the place: ``GET /items/{id}``.
+    """
+
+    mounts: tuple[Mount | Host, ...]
+    route: Any
+    above: tuple[Required, ...]
+    template: str
+    methods: frozenset[str] | None
+    label: str
+
+    @property
+    def connection(self) -> str:
+        """``"http"`` or ``"websocket"``."""
+        return "http" if hasattr(self.route, "methods") else "websocket"
+
+    def leads(self, method: str, path: str) -> bool:
+        """Tell whether a request comes by this place; `path` is the one that the outermost router sees."""
+        for mount in self.mounts:
+            if isinstance(mount, Mount):
+                found = mount.path_regex.match(path)
+                if found is None:
+                    return False
+                path = "/" + found["path"]
+        return (self.methods is None or method in self.methods) and self.route.path_regex.match(path) is not None
+
+
+def walk(app: object) -> Iterator[Place]:
+    """Yield every place of an application, a router, or what wraps one."""
+    yield from _below(app, ())
+
+
+class Places:
+    """Finds the place of a request."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[object, dict[int, list[Place]]]] = {}
+
+    def find(self, scope: Scope) -> Place | None:
+        """Return the place that a request came by; None where no router says."""
+        router, endpoint = scope.get("router"), scope.get("endpoint")
+        if router is None or endpoint is None:
+            return None
+        _, by_endpoint = self._known.get(id(router)) or self._learn(router)
+        if id(endpoint) not in by_endpoint:
+            _, by_endpoint = self._learn(router)
+        found = by_endpoint.get(id(endpoint), [])
+        if len(found) == 1:
+            return found[0]
+        top = {"path": scope["path"], "root_path": scope.get("app_root_path", scope.get("root_path", ""))}
+        return next((place for place in found if place.leads(scope.get("method", "GET"), route_path(top))), None)
+
+    def below(self, scope: Scope, dependency: object) -> list[Place]:
+        """Return the places below the router or application that requires `dependency`."""
+        _, by_endpoint = self._known[id(scope["router"])]
+        places = (place for found in by_endpoint.values() for place in found)
+        return [place for place in places if any(required is dependency for required, _ in place.above)]
+
+    def _learn(self, router: object) -> tuple[object, dict[int, list[Place]]]:
+        by_endpoint: dict[int, list[Place]] = {}
+        for place in walk(router):
+            by_endpoint.setdefault(id(place.route.endpoint), []).append(place)
+        known = self._known[id(router)] = router, by_endpoint
+        return known
+
+
+def _below(app: Any, mounts: tuple[Mount | Host, ...]) -> Iterator[Place]:
+    """Walk an application, through whatever is wrapped around it."""
+    while app is not None and not hasattr(app, "routes"):
+        app = getattr(app, "app", None)
+    if app is not None and len(mounts) < _DEPTH:
+        required = _required(getattr(getattr(app, "router", app), "dependencies", None), _prefix(mounts))
+        yield from _level(app.routes, mounts, tuple(required))
+
+
+def _level(routes: Iterable[Any], mounts: tuple[Mount | Host, ...], above: tuple[Required, ...]) -> Iterator[Place]:
+    for listed in routes:
+        if hasattr(listed, "effective_candidates"):
+            included, router = listed.include_context, listed.original_router
+            where = f"{_prefix(mounts)}{included.prefix}{router.prefix}"
+            required = _required([*included.dependencies, *router.dependencies], where)
+            yield from _level(listed.effective_candidates(), mounts, (*above, *required))
+            continue
+        route = getattr(listed, "starlette_route", None) or listed
+        if isinstance(route, (Mount, Host)):
+            # What a router requires ends at a mount: the application there is called as it is.
+            yield from _below(route.app, (*mounts, route))
+        elif hasattr(route, "endpoint") and hasattr(route, "path_format"):
+            template = f"{_prefix(mounts)}{route.path_format}"
+            methods = getattr(route, "methods", None)
+            names = ",".join(sorted(set(methods) - ({"HEAD"} if "GET" in methods else set()))) if methods else "*"
+            label = f"{names if hasattr(route, 'methods') else 'WS'} {template}"
+            yield Place(mounts, route, above, template, frozenset(methods) if methods else None, label)
+
+
+def _required(dependencies: Iterable[Any] | None, where: str) -> Iterator[Required]:
+    for depends in dependencies or ():
+        yield getattr(depends, "dependency", None), where
+
+
+def _prefix(mounts: Iterable[Mount | Host]) -> str:
+    return "".join(
+        mount.path_format.removesuffix("/{path}") if isinstance(mount, Mount) else f"//{mount.host}" for mount in mounts
+    )

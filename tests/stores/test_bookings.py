@@ -1,0 +1,332 @@
+"""Debts, refusals that count and bookings in the memory store: bounds, memory and many at once."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import tracemalloc
+from collections import defaultdict
+
+import pytest
+from hypothesis import given
+
+from slidegate.core import BookedWindow, Bucket, Decision, Limit, Reason, parse_limits
+from slidegate.limiter import Limiter
+from slidegate.stores.memory import MemoryStore
+from slidegate.testing import FakeClock
+from slidegate.testing.programs import Ask, Debt, Mode, Program, Refund, Step, programs
+
+SECOND_US = 1_000_000
+
+
+def bucket(
+    limits: str, rule: str = "rule", *, count_denied: bool = False, wait_s: float = 0, places: int = 0
+) -> Bucket:
+    return Bucket(
+        rule, parse_limits(limits), count_denied=count_denied, wait_us=round(wait_s * SECOND_US), wait_max=places
+    )
+
+
+def held(store: MemoryStore) -> list[object]:
+    return [window for table in store._tables.values() for window in table.windows.values()]
+
+
+# -- the bound, from a plain list of what was let through and when --------------------------------------------------
+
+
+class Ledger:
+    """Plays a program to a store and notes what may go on at which moment; time only goes on."""
+
+    def __init__(self, program: Program) -> None:
+        self.clock = FakeClock(program.start_us)
+        self.store = MemoryStore(clock=self.clock)
+        self.buckets = [
+            Bucket(f"rule-{place}", limits, **mode._asdict())
+            for place, (limits, mode) in enumerate(zip(program.rules, program.modes, strict=True))
+        ]
+        self.plain = [Bucket(bucket.rule, bucket.limits) for bucket in self.buckets]
+        self.let_through: list[Decision] = []
+        for move in program.moves:
+            self.play(move)
+
+    def play(self, move: object) -> None:
+        match move:
+            case Ask(demand, _, plain):
+                buckets = self.plain if plain else self.buckets
+                decision = self.store.hit([(buckets[rule], key, cost) for rule, key, cost in demand])
+                if decision:
+                    self.let_through.append(decision)
+            case Debt(demand):
+                self.store.charge([(self.buckets[rule], key, cost) for rule, key, cost in demand])
+            case Refund(which) if self.let_through:
+                decision = self.let_through[-1 - which % len(self.let_through)]
+                if self.store.refund(decision):
+                    self.let_through.remove(decision)
+            case Step(span_us):
+                self.clock.advance(abs(span_us))
+
+    def breaches(self) -> list[str]:
+        charges = defaultdict(list)
+        for decision in self.let_through:
+            for asked, key, cost in decision.checks:
+                charges[asked.rule, key].append((decision.now_us + decision.wait_us, cost))
+        return [
+            f"{spent} in {limit} of {rule} for {key} from {first_us}"
+            for (rule, key), spending in charges.items()
+            for limit in self.plain[int(rule.removeprefix("rule-"))].limits
+            for first_us, _ in spending
+            if (spent := sum(c for at_us, c in spending if first_us <= at_us < first_us + limit.window_us))
+            > limit.amount
+        ]
+
+
+@given(programs())
+def test_no_window_holds_more_than_the_amount_with_those_who_wait(program: Program) -> None:
+    modes = tuple(
+        mode if mode.wait_us else Mode(wait_us=rule[0].window_us, wait_max=9)
+        for mode, rule in zip(program.modes, program.rules, strict=True)
+    )
+    assert Ledger(program._replace(modes=modes)).breaches() == []
+
+
+def test_the_ledger_finds_a_window_that_holds_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BookedWindow, "room_us", lambda window, from_us, amount, cost, ahead=0: from_us)
+    limits = (Limit(2, "10s"),)
+    moves = [Ask(((0, "ann", 2),), patient=False)] * 3
+    assert len(Ledger(Program(0, (limits,), (Mode(wait_us=20 * SECOND_US, wait_max=5),), moves)).breaches()) > 0
+
+
+# -- waiting ---------------------------------------------------------------------------------------------------------
+
+
+async def test_waiting_tasks_pass_at_the_rate_of_the_limit(rng: random.Random) -> None:
+    clock = FakeClock(10**12)
+    limiter = Limiter(MemoryStore(clock=clock))
+    asked = bucket("5/second", wait_s=10, places=40)
+    passed = []
+    for _ in range(200):
+        decision = await limiter.hit_all([(asked, "ann", 1)])
+        if decision.allowed:
+            if rng.random() < 0.2:
+                assert await limiter.refund(decision) is True
+            else:
+                passed.append(clock.now_us + decision.wait_us)
+        clock.advance(rng.randrange(100_000))
+    for first_us in passed:
+        assert sum(first_us <= at_us < first_us + SECOND_US for at_us in passed) <= 5
+    assert len(passed) > 50
+
+
+def test_places_are_counted_per_key_and_per_bucket_that_has_no_room() -> None:
+    clock = FakeClock()
+    store = MemoryStore(clock=clock)
+    shared, own = bucket("3/minute", "shared", wait_s=60, places=2), bucket("1/minute", "own", wait_s=60, places=1)
+    for key in ("ann", "bob", "eve"):
+        assert store.hit(((own, key, 1),)).wait_us == 0
+        assert store.hit(((own, key, 1), (shared, "all", 1))).wait_us == 60 * SECOND_US  # room in `shared`, so no place
+        assert store.hit(((own, key, 1),)).reason is Reason.LIMITED
+    clock.advance("1s")
+    assert [store.hit(((shared, "all", 1),)).reason for _ in range(3)] == [Reason.LIMITED] * 3  # behind those three
+    clock.advance("119s")
+    assert store.hit(((shared, "all", 3),)).reason is Reason.OK
+    assert [store.hit(((shared, "all", 1),)).reason for _ in range(3)] == [Reason.WAITED] * 2 + [Reason.LIMITED]
+
+
+def test_one_window_asked_twice_is_booked_once_for_both() -> None:
+    clock = FakeClock()
+    store, asked = MemoryStore(clock=clock), bucket("5/minute", wait_s=60, places=1)
+    store.hit(((asked, "ann", 3),))
+    waited = store.hit(((asked, "ann", 1), (asked, "ann", 2)))
+    assert (waited.reason, waited.wait_us) == (Reason.WAITED, 60 * SECOND_US)
+    assert store.hit(((asked, "ann", 1), (asked, "ann", 2))).reason is Reason.LIMITED
+    assert store.hit(((asked, "ann", 1), (asked, "ann", 5))).reason is Reason.TOO_LARGE
+    assert store.refund(waited) is True
+    assert store.hit(((asked, "ann", 2),)).wait_us == 0
+
+
+def test_a_look_at_a_place_takes_none() -> None:
+    store, asked = MemoryStore(clock=FakeClock()), bucket("2/minute", wait_s=60, places=1)
+    store.hit(((asked, "ann", 2),))
+    for _ in range(5):
+        peeked = store.peek(((asked, "ann", 1),))
+        assert (peeked.reason, peeked.wait_us, store.refund(peeked)) == (Reason.WAITED, 60 * SECOND_US, False)
+    assert not any(isinstance(window, BookedWindow) for window in held(store))
+
+
+def test_keys_that_wait_are_not_let_go_and_need_no_more_than_others_afterwards() -> None:
+    clock = FakeClock()
+    store = MemoryStore(clock=clock)
+    asked, other = bucket("2/second", wait_s=100, places=100), bucket("100/minute", "other")
+    waits = [store.hit(((asked, "ann", 1),)).wait_us for _ in range(60)]
+    assert waits == [turn // 2 * SECOND_US for turn in range(60)]
+    for _ in range(28):
+        clock.advance("1s")
+        store.hit(((other, "bob", 1),))
+    assert store.hit(((asked, "ann", 1),)).wait_us == 2 * SECOND_US
+    clock.advance("3s")
+    for _ in range(3):
+        store.hit(((other, "bob", 1),))
+    assert not any(isinstance(window, BookedWindow) for window in held(store))
+    clock.advance("2m")
+    for _ in range(10):
+        store.hit(((other, "bob", 1),))
+    assert store.stats().keys == 1
+
+
+def test_a_window_that_is_let_go_of_its_bookings_still_takes_refunds() -> None:
+    clock = FakeClock()
+    store, asked = MemoryStore(clock=clock), bucket("2/10s", wait_s=10, places=5)
+    store.hit(((asked, "ann", 2),))
+    waited = store.hit(((asked, "ann", 2),))
+    clock.advance("13s")
+    for _ in range(5):
+        store.hit(((bucket("9/s", "other"), "bob", 1),))
+    assert not any(isinstance(window, BookedWindow) for window in held(store))
+    assert store.refund(waited) is True
+    assert store.hit(((asked, "ann", 2),)).wait_us == 0
+
+
+def test_strangers_in_a_shared_cell_wait_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slidegate.stores.tables.SHARED_CELLS", 1)
+    clock = FakeClock()
+    store, asked = MemoryStore(max_keys=1, clock=clock), bucket("2/minute", wait_s=60, places=1)
+    store.hit(((asked, "first", 1),))
+    store.hit(((asked, "ann", 2),))
+    assert store.hit(((asked, "bob", 2),)).wait_us == 60 * SECOND_US
+    assert store.hit(((asked, "eve", 1),)).reason is Reason.LIMITED
+    clock.advance("1m")
+    assert store.hit(((asked, "ann", 1),)).reason is Reason.WAITED
+
+
+def test_a_reset_frees_the_places_too() -> None:
+    store, asked = MemoryStore(clock=FakeClock()), bucket("2/minute", wait_s=60, places=1)
+    store.hit(((asked, "ann", 2),))
+    waited = store.hit(((asked, "ann", 2),))
+    store.reset("ann")
+    assert store.refund(waited) is False
+    assert store.hit(((asked, "ann", 2),)).wait_us == 0
+
+
+def test_ordinary_buckets_of_the_same_rule_see_what_is_booked() -> None:
+    clock = FakeClock()
+    store, plain = MemoryStore(clock=clock), bucket("2/minute")
+    assert store.hit(((plain, "ann", 2),))
+    assert store.hit(((bucket("2/minute", wait_s=60, places=1), "ann", 2),)).wait_us == 60 * SECOND_US
+    refused = store.hit(((plain, "ann", 1),))
+    assert (refused.reason, refused.retry_after_us) == (Reason.LIMITED, 120 * SECOND_US)
+    clock.advance(120 * SECOND_US - 1)
+    assert not store.hit(((plain, "ann", 1),))
+    clock.advance(1)
+    assert store.hit(((plain, "ann", 1),))
+
+
+def test_the_wait_over_several_limits_ends_when_all_have_room_at_once() -> None:
+    clock = FakeClock()
+    store, waiting, brief = (
+        MemoryStore(clock=clock),
+        bucket("2/10s", "first", wait_s=60, places=9),
+        bucket("1/7s", "second"),
+    )
+    first = store.hit(((waiting, "ann", 2),))
+    assert store.hit(((waiting, "ann", 2),)).wait_us == 10 * SECOND_US
+    store.refund(first)
+    store.hit(((brief, "ann", 1),))
+    plain = bucket("2/10s", "first")
+    # Alone, `first` has room from 0:20 on, and `second` from 0:07 on.
+    refused = store.hit(((plain, "ann", 1), (brief, "ann", 1)))
+    assert [state.retry_after_us for state in refused.states] == [20 * SECOND_US, 7 * SECOND_US]
+    clock.advance("20s")
+    assert store.hit(((plain, "ann", 1), (brief, "ann", 1)))
+
+
+# -- debts and refusals that count -----------------------------------------------------------------------------------
+
+
+async def test_debts_are_charged_through_the_limiter() -> None:
+    clock = FakeClock()
+    limiter = Limiter(MemoryStore(clock=clock))
+    owed = await limiter.charge("ann", "10/minute", 25, rule="tokens")
+    assert (owed.allowed, owed.remaining, owed.reset_after) == (True, 0, 60)
+    assert not await limiter.hit("ann", "10/minute", rule="tokens")
+    assert await limiter.hit("ann", "10/minute")
+    assert await limiter.refund(owed) is True
+    assert await limiter.hit("ann", "10/minute", 10, rule="tokens")
+
+
+@pytest.mark.parametrize("limits", ["10/minute", "1000/minute"])
+def test_huge_debts_and_endless_hammering_need_no_memory(limits: str) -> None:
+    store = MemoryStore(clock=FakeClock())
+    counting = bucket(limits, count_denied=True)
+    store.charge(((counting, "ann", 10**30),))
+    tracemalloc.start()
+    try:
+        for _ in range(3_000):
+            store.charge(((counting, "ann", 10**30),))
+            assert store.hit(((counting, "ann", 1),)).reason is Reason.LIMITED
+        grown, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert grown < 10_000
+
+
+def test_hammering_is_counted_in_every_bucket_that_says_so_and_in_no_other() -> None:
+    store = MemoryStore(clock=FakeClock())
+    tight, counting, plain = (
+        bucket("1/minute", "t"),
+        bucket("9/minute", "c", count_denied=True),
+        bucket("9/minute", "p"),
+    )
+    demand = ((tight, "ann", 1), (counting, "ann", 1), (plain, "ann", 1))
+    assert [store.hit(demand).states[1].remaining for _ in range(4)] == [8, 7, 6, 5]
+    assert store.peek(((plain, "ann", 0),)).remaining == 8
+    assert store.peek(((tight, "ann", 0),)).retry_after_us == 60 * SECOND_US
+
+
+def test_a_debt_in_a_full_store_is_told_like_any_other_hit() -> None:
+    store, asked = MemoryStore(max_keys=1, clock=FakeClock()), bucket("5/minute")
+    events: list[str] = []
+    store.observe(lambda event: events.append(event.kind))
+    store.charge(((asked, "ann", 1), (asked, "bob", 1)))
+    assert events == ["keys_shared"]
+
+
+# -- reserving and handing back ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limits", ["5/hour", "5/hour @4", "5/hour; 100/day"])
+async def test_500_logins_let_no_more_than_5_wrong_passwords_through(limits: str, rng: random.Random) -> None:
+    clock = FakeClock()
+    limiter = Limiter(MemoryStore(clock=clock))
+    wrong, inside, most = 0, 0, 0
+
+    async def login(right: bool) -> None:
+        nonlocal wrong, inside, most
+        for _ in range(rng.randrange(20)):
+            await asyncio.sleep(0)
+        decision = await limiter.hit("ann", limits)
+        if not decision:
+            return
+        inside += 1
+        most = max(most, inside)
+        for _ in range(rng.randrange(3)):
+            await asyncio.sleep(0)
+        inside -= 1
+        if right:
+            assert await limiter.refund(decision) is True
+        else:
+            wrong += 1
+
+    await asyncio.gather(*(login(rng.random() < 0.95) for _ in range(500)))
+    assert most <= 5
+    assert wrong <= 5
+    assert (await limiter.peek("ann", limits, 0)).states[0].remaining == 5 - wrong
+
+
+@pytest.mark.parametrize("limits", ["5/minute", "5/minute @4"])
+def test_a_refund_forgets_the_refusal(limits: str) -> None:
+    clock = FakeClock()
+    store, asked = MemoryStore(clock=clock), bucket(limits)
+    decisions = [store.hit(((asked, "ann", 1),)) for _ in range(5)]
+    assert not store.hit(((asked, "ann", 1),))
+    assert store.refund(decisions[-1]) is True
+    assert store.hit(((asked, "ann", 1),)).remaining == 0

@@ -1,0 +1,299 @@
+"""The configuration file: what can be written, what each mistake is answered with, and what goes before what."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+from starlette.testclient import TestClient
+
+from slidegate import ConfigurationError, Limiter, MemoryStore, Networks, RateLimitMiddleware, Rule, client_ip
+from slidegate.testing import FakeClock
+from slidegate.web.reload import FileGate
+
+from .driver import PEER, call, hello, statuses
+
+EVERYTHING = Path(__file__).resolve().parents[2] / "examples" / "slidegate.toml"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "slidegate.toml"
+
+
+def write(file: Path, text: str | bytes) -> None:
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+
+
+def from_file(file: Path, text: str | bytes, **code: Any) -> FileGate:
+    write(file, text)
+    return RateLimitMiddleware.from_file(hello, file, **code)
+
+
+def gate(file: Path, text: str | bytes, **code: Any) -> RateLimitMiddleware:
+    """Return the gate that a file makes."""
+    return from_file(file, text, **code).app
+
+
+def test_everything_can_be_written_in_the_file() -> None:
+    made = RateLimitMiddleware.from_file(hello, EVERYTHING).app
+    assert made._messages is not None
+    assert (made._messages._on_exceeded, made._messages._key.identity) == ("drop", "header:x-api-key")  # type: ignore[union-attr]
+    health, login, api, export, service, shadow, v6, query = made.rules
+    assert (health.path, health.exempt, health.limits) == ("/health", True, ())
+    assert [str(limit) for limit in login.limits] == ["5/1m", "50/1h"]
+    assert (login.methods, login.connection, login.count_denied) == ({"POST"}, "http", True)
+    assert login.count_if is not None
+    assert [login.count_if(status) for status in (200, 401, 403)] == [False, True, True]
+    assert api.name == "api"
+    assert api.key.identity == "client/24/56+header:x-tenant+path:tenant"  # type: ignore[union-attr]
+    assert (export.cost, export.wait_us, export.wait_max) == (5, 200_000, 4)
+    assert export.key.identity == "header:x-api-key|cookie:session|everyone"  # type: ignore[union-attr]
+    assert (service.name, service.key.identity) == ("service", "everyone")  # type: ignore[union-attr]
+    assert (shadow.action, shadow.key.identity) == ("shadow", "user")  # type: ignore[union-attr]
+    assert (v6.final, v6.key.identity) == (True, "client/32/48")  # type: ignore[union-attr]
+    assert query.key.identity == "query:tenant"  # type: ignore[union-attr]
+
+
+async def test_a_file_may_leave_all_limits_to_the_endpoints(file: Path) -> None:
+    assert await statuses(from_file(file, "rules = []"), 3) == [200] * 3
+
+
+async def test_a_gate_from_a_file_does_what_the_same_gate_in_code_does(file: Path) -> None:
+    app = from_file(file, 'limits = "2/hour"\nheaders = "legacy"\nblocklist = ["198.51.100.0/24"]\n')
+    assert await statuses(app, 3) == [200, 200, 429]
+    assert (await call(app, client=("198.51.100.1", 1))).status == 403
+    assert (await call(app)).headers["x-ratelimit-limit"] == "2"
+
+
+def test_starlette_adds_it_like_any_middleware(file: Path) -> None:
+    file.write_text('[[rules]]\npath = "/a"\nlimits = "1/hour"\n')
+    app = Starlette(routes=[Route(path, lambda request: PlainTextResponse("ok")) for path in ("/a", "/b")])
+    app.add_middleware(RateLimitMiddleware.from_file, path=file)
+    with TestClient(app) as client:
+        assert [client.get(path).status_code for path in ("/a", "/a", "/b")] == [200, 429, 200]
+
+
+async def test_a_list_may_be_a_file_beside_the_configuration(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir("/")
+    write(file.parent / "proxies.txt", "192.0.2.0/24\n")
+    app = from_file(file, 'limits = "1/hour"\n[client]\ntrusted = "proxies.txt"\n')
+    for forwarded in ("198.51.100.1", "198.51.100.2"):
+        answer = await call(app, client=("192.0.2.1", 1), headers={"X-Forwarded-For": forwarded})
+        assert answer.status == 200
+
+
+async def test_rules_that_track_call_what_the_code_names(file: Path) -> None:
+    heard: list[str] = []
+    text = '[[rules]]\npath = "*"\nlimits = "2/hour"\naction = "track"\n'
+    app = from_file(file, text, on_tracked=lambda key, decision: heard.append(key))
+    assert await statuses(app, 4) == [200] * 4
+    assert heard == [PEER]
+
+
+def test_cf_08_text_of_another_system_is_read_as_well(file: Path) -> None:
+    assert gate(file, b'\xef\xbb\xbflimits = "2/hour"\r\nheaders = "none"\r\n').rules[0].limits[0].amount == 2
+
+
+RULE = '[[rules]]\npath = "/a"\nlimits = "5/minute"\n'
+BAD: list[tuple[str | bytes, str]] = [
+    ("", 'expected limits = "100/minute", or rules'),
+    ('limits = "5/minute"\n[[rules]]\npath = "*"\nlimits = "1/s"', "line 1: limits: give limits or rules, not both"),
+    ('limts = "5/minute"', "line 1: limts: unknown key; did you mean 'limits'?"),
+    ('\nlimits = "5/minut"', "line 2: limits: '5/minut' at column 1"),
+    ('limits = "5/minut"', "did you mean 'minute'"),
+    ("limits = 5", 'line 1: limits: expected text, for example limits = "5/minute; 50/hour", not 5'),
+    ("limits = 5 5", "line 1, column 12: not TOML: "),
+    ("limits = []", "line 1: limits: expected more entries, for example limits ="),
+    ('limits = ["5/minute", 7]', "line 1: limits[1]: expected text, for example limits ="),
+    ("limits = 2026-01-01", 'limits: expected text, for example limits = "5/minute; 50/hour", not "2026-01-01"'),
+    ('limits = "5/minute', "line 1: not TOML: unterminated string"),
+    ('limits = "5/minute"\n[client', "line 2: not TOML: "),
+    ('limits = "5/minute"\nlimits = "6/minute"', "line 2: not TOML: cannot overwrite a value"),
+    (b'limits = "\xff"', "is not UTF-8 text (byte 10)"),
+    ("rules = 5", "line 1: rules: expected a list, for example rules = [{"),
+    ("[rules]", "line 1: rules: expected a list"),
+    ("[[rules]]\n", "line 1: rules[0].path: missing; expected for example path ="),
+    ('[[rules]]\npath = "/a"', "line 1: rules[0]: Rule('/a'): expected limits"),
+    ('[[rules]]\npath = "a"\nlimits = "1/s"', 'line 2: rules[0].path: expected "*" or a path such as'),
+    (RULE + 'methods = "GET"', 'line 4: rules[0].methods: expected a list, for example methods = ["GET", "POST"]'),
+    (RULE + 'methods = ["GET "]', 'line 4: rules[0].methods: expected a list such as ["GET", "POST"], not \'GET \''),
+    (RULE + 'metods = ["GET"]', "line 4: rules[0].metods: unknown key; did you mean 'methods'?"),
+    (
+        RULE + 'connection = "htpp"',
+        "line 4: rules[0].connection: expected 'http' or 'websocket', not \"htpp\"; did you mean 'http'?",
+    ),
+    (RULE + "cost = true", "line 4: rules[0].cost: expected a whole number"),
+    (RULE + "cost = -1", "line 4: rules[0].cost: expected greater than or equal to 0"),
+    (RULE + "cost = 6", "line 4: rules[0].cost: 6 is more than '5/1m' allows"),
+    (
+        RULE + 'key = "evryone"',
+        "line 4: rules[0].key: expected 'client', 'everyone' or 'user', not \"evryone\"; did you",
+    ),
+    (RULE + "key = 5", "line 4: rules[0].key: expected 'client', 'everyone' or 'user', not 5"),
+    (RULE + "key = {}", "line 4: rules[0].key: expected one of header, cookie, query, path_param, client, combine"),
+    (RULE + 'key = { header = "a", cookie = "b" }', "rules[0].key: expected one of header"),
+    (RULE + 'key = { header = "a b" }', "line 4: rules[0].key.header: expected a header name"),
+    (RULE + 'key = { headers = "a" }', "line 4: rules[0].key.headers: unknown key; did you mean 'header'?"),
+    (RULE + 'key = { path_param = "id" }', "line 4: rules[0].key.path_param: '/a' has no parameter 'id'"),
+    (RULE + 'key = { combine = ["client"] }', "line 4: rules[0].key.combine: expected more entries"),
+    (RULE + 'key = { combine = ["client",\n{ haeder = "x" }] }', "line 5: rules[0].key.combine[1].haeder: unknown key"),
+    (RULE + 'key = { client = {}, fallback = "user" }', "client always finds a key; leave out fallback"),
+    (RULE + "key = { client = { ipv6_prefix = 8 } }", "line 4: rules[0].key.client.ipv6_prefix: expected greater"),
+    (RULE + "count_if = 401", "line 4: rules[0].count_if: expected a list, for example count_if = [401, 403], not 401"),
+    (RULE + "count_if = [99]", "line 4: rules[0].count_if[0]: expected greater than or equal to 100"),
+    (RULE + 'action = "track"', 'line 4: rules[0].action: "track" calls a function; give it in code'),
+    (RULE + 'action = "shade"', "did you mean 'shadow'?"),
+    (RULE + 'wait = "200 mx"', "line 4: rules[0].wait: expected a number and a unit"),
+    (RULE + 'name = "a:b"', "line 4: rules[0].name: "),
+    (RULE + "exempt = true", "line 1: rules[0]: Rule('/a'): exempt requests are not counted"),
+    (RULE + RULE, "line 5: rules[1].path: counts in the same bucket as rules[0] in line 1"),
+    (
+        RULE + 'name = "x"\n[[rules]]\npath = "/b"\nlimits = "1/s"\nname = "x"',
+        "line 8: rules[1].name: counts in the same bucket as rules[0] in line 1",
+    ),
+    ('limits = "1/s"\nclient = "ip"', "line 2: client: expected "),
+    ('limits = "1/s"\n[client]\ntrustd = []', "line 3: client.trustd: unknown key; did you mean 'trusted'?"),
+    ('limits = "1/s"\n[client]\ntrusted = [\n"10.0.0.1/8"]', "line 3: client.trusted: network: '10.0.0.1/8' has host"),
+    ('limits = "1/s"\n[client]\ntrusted = ["0.0.0.0/0"]', "line 3: client.trusted: these networks cover every address"),
+    ('limits = "1/s"\n[client]\ntrusted = 0', "line 3: client.trusted: expected greater than or equal to 1"),
+    ('limits = "1/s"\n[client]\ntrusted = true', "line 3: client.trusted: expected text"),
+    ('limits = "1/s"\nblocklist = ["10/8"]', "line 2: blocklist: network: '10/8'"),
+    ('limits = "1/s"\nblocklist = "no.netset"', "line 2: blocklist: networks: cannot read"),
+    ('limits = "1/s"\nallowlist = {}', "line 2: allowlist: expected text, for example allowlist ="),
+    ('limits = "1/s"\nstore = "memmory://"', "line 2: store: store address"),
+    ('limits = "1/s"\nstore = { evn = "X" }', "line 2: store.evn: unknown key; did you mean 'env'?"),
+    ('limits = "1/s"\nstore = { env = "NOT_SET" }', "line 2: store: the environment variable NOT_SET is not set"),
+    ('limits = "1/s"\nheaders = false', "line 2: headers: expected 'draft', 'legacy', 'both' or 'none', not false"),
+    ('limits = "1/s"\npreflight_limits = "x"', "line 2: preflight_limits: "),
+    ('limits = "1/s"\nmessage_limits = "x"', "line 2: message_limits: "),
+    (
+        'limits = "1/s"\nmessage_key = "conection"',
+        "line 2: message_key: expected 'connection', 'client', 'everyone' or",
+    ),
+    ('limits = "1/s"\nmessage_key = { header = "a b" }', "line 2: message_key.header: expected a header name"),
+    (
+        'limits = "1/s"\non_exceeded = "clse"',
+        "line 2: on_exceeded: expected 'close', 'drop' or 'wait', not \"clse\"; did",
+    ),
+    ('limits = "1/s"\nenabled = "yes"', "line 2: enabled: expected true or false"),
+    ('limits = "1/s"\nsilence = ["SG13"]', "line 2: silence: unknown code 'SG13'; did you mean 'SG1"),
+    ("a = " + "[" * 5_000 + "]" * 5_000, "is nested too deeply"),
+]
+
+
+@pytest.mark.parametrize("number", range(len(BAD)))
+def test_cf_01_each_mistake_is_answered_with_its_line_its_key_and_what_was_expected(number: int, file: Path) -> None:
+    text, part = BAD[number]
+    with pytest.raises(ConfigurationError) as caught:
+        gate(file, text)
+    message = str(caught.value)
+    assert message.startswith(str(file))
+    assert part in message
+    assert message.count(str(file)) == 1, "a place is said once"
+
+
+def test_all_mistakes_of_shape_are_said_at_once_in_the_order_of_the_lines(file: Path) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        gate(file, 'enabled = 1\n[[rules]]\npath = 5\nlimits = "x"\n[client]\nhaeder = "x"')
+    lines = str(caught.value).splitlines()
+    assert [line.removeprefix(f"{file}, line ").partition(":")[0] for line in lines] == ["1", "3", "6"]
+
+
+def test_a_long_value_is_shown_by_its_beginning(file: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"\.\.\.$"):
+        gate(file, f"limits = {{ x = '{'y' * 500}' }}")
+
+
+def test_a_file_that_is_not_there_is_named(file: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"slidegate\.toml: cannot be read: No such file"):
+        RateLimitMiddleware.from_file(hello, file)
+
+
+def test_without_the_validating_library_the_error_says_what_to_install(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pydantic", None)
+    monkeypatch.delitem(sys.modules, "slidegate.web.schema", raising=False)
+    with pytest.raises(ConfigurationError, match=r"pip install 'slidegate\[config\]'"):
+        gate(file, 'limits = "1/s"')
+
+
+# -- what goes before what ------------------------------------------------------------------------------------------
+
+
+def address_of(gate: RateLimitMiddleware) -> int:
+    """Return what tells the stores of these tests apart."""
+    store = gate.limiter.store
+    assert isinstance(store, MemoryStore)
+    return store.max_keys
+
+
+def test_cf_11_code_goes_before_the_file_and_the_file_before_the_environment(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = 'limits = "1/hour"\n'
+    monkeypatch.delenv("SLIDEGATE_STORE", raising=False)
+    default = address_of(gate(file, plain))
+    monkeypatch.setenv("SLIDEGATE_STORE", "memory://?max_keys=11")
+    assert default != 11
+    assert address_of(gate(file, plain)) == 11
+    written = f'store = "memory://?max_keys=22"\n{plain}'
+    assert address_of(gate(file, written)) == 22
+    mine = Limiter(MemoryStore(max_keys=33))
+    assert gate(file, written, limiter=mine).limiter is mine
+    assert address_of(gate(file, written, limiter=None)) == 22
+
+
+async def test_options_in_code_replace_those_of_the_file(file: Path) -> None:
+    text = """\
+        limits = "1/hour"
+        headers = "none"
+        blocklist = ["203.0.113.0/24"]
+        enabled = false
+        [client]
+        trusted = ["192.0.2.0/24"]
+    """
+    code: dict[str, Any] = {"headers": "draft", "blocklist": None, "enabled": True, "client": client_ip()}
+    app = gate(file, text, rules=[Rule("*", "2/hour")], **code)
+    assert await statuses(app, 3) == [200, 200, 429]
+    assert "ratelimit" in (await call(app)).headers
+    listed = gate(file, 'limits = "1/hour"', blocklist=Networks([PEER]))
+    assert (await call(listed)).status == 403
+
+
+def test_an_option_in_code_that_does_not_exist_is_an_error(file: Path) -> None:
+    with pytest.raises(ConfigurationError, match="'limitz'; did you mean 'limits'"):
+        gate(file, 'limits = "1/hour"', limitz="2/hour")
+
+
+async def test_the_emergency_switch_goes_before_everything(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLIDEGATE_ENABLED", "0")
+    assert await statuses(gate(file, 'limits = "1/hour"\nenabled = true', enabled=True), 2) == [200, 200]
+
+
+def test_an_address_may_stand_in_a_variable_of_any_name(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_STORE", "memory://?max_keys=44")
+    assert address_of(gate(file, 'limits = "1/hour"\nstore = { env = "MY_STORE" }')) == 44
+
+
+@pytest.mark.parametrize("variable", ["SLIDEGATE_STORE", "MY_STORE"])
+def test_cf_11_a_bad_address_in_a_variable_is_named_and_not_shown(
+    variable: str, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, "nosuch://user:secret@db")
+    store = f'store = {{ env = "{variable}" }}\n' if variable == "MY_STORE" else ""
+    with pytest.raises(ConfigurationError, match=variable) as caught:
+        gate(file, f'{store}limits = "1/hour"')
+    assert "secret" not in str(caught.value)
+
+
+def test_a_rule_is_the_same_from_a_file_and_in_code(file: Path) -> None:
+    clock = FakeClock()
+    made = gate(file, RULE, limiter=Limiter(MemoryStore(clock=clock)))
+    assert made.rules[0].identity == Rule("/a", "5/minute").identity

@@ -1,0 +1,191 @@
+"""Limits at endpoints and on messages behind real servers on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import hypercorn.asyncio
+import hypercorn.config
+import pytest
+import uvicorn
+from fastapi import BackgroundTasks, Depends, FastAPI, WebSocket
+from granian.constants import Interfaces
+from granian.server.embed import Server as Granian
+from starlette.middleware import Middleware
+from starlette.responses import StreamingResponse
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import connect
+
+from slidegate import RateLimit, RateLimitMiddleware
+
+BOUND_S = 20
+"""How long a hang may last; nothing here takes as long as a second."""
+
+Serve = Callable[[Any, int, asyncio.Event], Coroutine[Any, Any, None]]
+
+
+class Site:
+    """An application with a limit at each endpoint, and what its endpoints tell each other."""
+
+    def __init__(self) -> None:
+        self.app = FastAPI(middleware=[Middleware(RateLimitMiddleware, rules=[], message_limits="3/hour")])
+        self.asked = asyncio.Event()
+        self.done = threading.Event()
+        for endpoint in (self.plain, self.stream, self.task, self.ask):
+            self.app.get(f"/{endpoint.__name__}")(RateLimit("2/hour")(endpoint))
+        self.app.websocket("/echo", dependencies=[Depends(RateLimit("2/hour"))])(self.echo)
+
+    def plain(self) -> str:
+        return "hi"
+
+    async def stream(self) -> StreamingResponse:
+        async def chunks() -> AsyncIterator[str]:
+            yield "first"
+            async with asyncio.timeout(BOUND_S):
+                await self.asked.wait()
+            yield "second"
+
+        return StreamingResponse(chunks())
+
+    async def task(self, tasks: BackgroundTasks) -> str:
+        async def work() -> None:
+            async with asyncio.timeout(BOUND_S):
+                await self.asked.wait()
+            self.done.set()
+
+        tasks.add_task(work)
+        return "started"
+
+    async def ask(self) -> str:
+        self.asked.set()
+        return "asked"
+
+    async def echo(self, websocket: WebSocket) -> None:
+        await websocket.accept()
+        async for text in websocket.iter_text():
+            await websocket.send_text(text)
+
+
+async def with_uvicorn(app: Any, port: int, stop: asyncio.Event) -> None:
+    config = uvicorn.Config(app, port=port, log_level="warning", ws="wsproto", timeout_graceful_shutdown=BOUND_S)
+    server = uvicorn.Server(config)
+    serving = asyncio.create_task(server.serve())
+    await stop.wait()
+    server.should_exit = True
+    await serving
+
+
+async def with_hypercorn(app: Any, port: int, stop: asyncio.Event) -> None:
+    config = hypercorn.config.Config()
+    config.bind = [f"127.0.0.1:{port}"]
+    config.errorlog = None
+    await hypercorn.asyncio.serve(app, config, shutdown_trigger=stop.wait)
+
+
+async def with_granian(app: Any, port: int, stop: asyncio.Event) -> None:
+    server = Granian(app, address="127.0.0.1", port=port, interface=Interfaces.ASGI, log_enabled=False)
+    serving = asyncio.create_task(server.serve())
+    await stop.wait()
+    server.stop()
+    await serving
+
+
+@contextmanager
+def serving(serve: Serve, app: Any) -> Iterator[str]:
+    """Serve an application in a thread, and say where."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    ready: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
+
+    async def main() -> None:
+        stop = asyncio.Event()
+        ready.append((asyncio.get_running_loop(), stop))
+        await serve(app, port, stop)
+
+    thread = threading.Thread(target=lambda: asyncio.run(main()), daemon=True)
+    thread.start()
+    until = time.monotonic() + BOUND_S
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+            break
+        except OSError:
+            assert thread.is_alive(), "the server did not start"
+            assert time.monotonic() < until, "the server did not listen"
+            thread.join(0.02)
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        loop, stop = ready[0]
+        loop.call_soon_threadsafe(stop.set)
+        thread.join(BOUND_S)
+        assert not thread.is_alive()
+
+
+@pytest.fixture
+def site() -> Iterator[tuple[Site, str]]:
+    site = Site()
+    with serving(with_uvicorn, site.app) as host:
+        yield site, host
+
+
+@pytest.mark.parametrize("serve", [with_uvicorn, with_hypercorn, with_granian])
+def test_an_endpoint_refuses_behind_every_server(serve: Serve) -> None:
+    with serving(serve, Site().app) as host, httpx.Client(timeout=BOUND_S) as client:
+        answers = [client.get(f"http://{host}/plain") for _ in range(3)]
+    assert [answer.status_code for answer in answers] == [200, 200, 429]
+    assert answers[0].headers["ratelimit"] == '"GET /plain";r=1;t=3600'
+    assert int(answers[2].headers["retry-after"]) in (3599, 3600)
+    assert answers[2].json()["violated-policies"] == ["GET /plain"]
+
+
+def test_a_stream_of_a_limited_endpoint_is_not_buffered(site: tuple[Site, str]) -> None:
+    _, host = site
+    with httpx.Client(timeout=BOUND_S) as client, client.stream("GET", f"http://{host}/stream") as response:
+        chunks = response.iter_text()
+        assert next(chunks) == "first"
+        assert httpx.get(f"http://{host}/ask", timeout=BOUND_S).text == '"asked"'
+        assert "".join(chunks) == "second"
+
+
+def test_a_background_task_of_a_limited_endpoint_ends_though_its_client_is_gone(site: tuple[Site, str]) -> None:
+    here, host = site
+    with httpx.Client(timeout=BOUND_S) as client:
+        assert client.get(f"http://{host}/task").text == '"started"'
+    assert not here.done.is_set()
+    httpx.get(f"http://{host}/ask", timeout=BOUND_S)
+    assert here.done.wait(BOUND_S)
+
+
+def test_ws_01_a_client_reads_the_429_of_a_refused_handshake(site: tuple[Site, str]) -> None:
+    _, host = site
+    for _ in range(2):
+        with connect(f"ws://{host}/echo", open_timeout=BOUND_S) as client:
+            client.send("hi")
+            assert client.recv(BOUND_S) == "hi"
+    with pytest.raises(InvalidStatus) as refused:
+        connect(f"ws://{host}/echo", open_timeout=BOUND_S)
+    response = refused.value.response
+    assert response.status_code == 429
+    assert response.headers["retry-after"] in ("3599", "3600")
+    assert json.loads(response.body or b"")["violated-policies"] == ["WS /echo"]
+
+
+def test_ws_02_a_client_reads_the_code_of_a_message_limit(site: tuple[Site, str]) -> None:
+    _, host = site
+    with connect(f"ws://{host}/echo", open_timeout=BOUND_S) as client:
+        for text in "abcd":
+            client.send(text)
+        assert [client.recv(BOUND_S) for _ in range(3)] == ["a", "b", "c"]
+        with pytest.raises(ConnectionClosed) as closed:
+            client.recv(BOUND_S)
+    assert closed.value.rcvd is not None
+    assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (1013, "message limit exceeded")

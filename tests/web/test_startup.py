@@ -1,0 +1,266 @@
+"""What looks wrong at start-up or in the first requests is said once, with a code, and can be silenced."""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.testclient import TestClient
+
+from slidegate import ConfigurationError, Limiter, MemoryStore, RateLimitMiddleware, Rule, client_ip, header
+from slidegate.testing import FakeClock
+from slidegate.web.doctor import WATCHED, hidden_rules, many_workers
+from slidegate.web.findings import CODES, PAGE, Finding
+
+from .driver import PEER, call, hello, statuses
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def gate(app: Any = hello, **options: Any) -> RateLimitMiddleware:
+    if "rules" not in options:
+        options.setdefault("limits", "900/hour")
+    return RateLimitMiddleware(app, **options)
+
+
+def codes(found: RateLimitMiddleware) -> list[str]:
+    return [finding.code for finding in found.findings]
+
+
+@pytest.fixture(autouse=True)
+def _one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("WEB_CONCURRENCY", "UVICORN_WORKERS", "GRANIAN_WORKERS", "GUNICORN_CMD_ARGS"):
+        monkeypatch.delenv(variable, raising=False)
+
+
+def made_wrong() -> Iterator[tuple[str, RateLimitMiddleware]]:
+    """Yield a gate with each finding that can be had by construction alone."""
+    yield "SG101", gate(client=client_ip(["0.0.0.0/0"], trust_all=True))
+    yield "SG101", gate(rules=[Rule("*", "1/s", key=client_ip(["::/0"], trust_all=True))])
+    yield "SG104", gate(rules=[Rule("*", "9/s", final=True), Rule("/a", "1/s")])
+    named = [Rule("*", "9/s", name="twin")]
+    yield "SG105", gate(gate(rules=named), rules=named)
+    clocks = [Limiter(MemoryStore(clock=FakeClock())) for _ in range(2)]
+    yield "SG106", gate(gate(limiter=clocks[0]), limiter=clocks[1])
+    yield "SG106", gate(gate(), limiter=clocks[0])
+    yield "SG107", gate(CORSMiddleware(hello, allow_origins=["*"]))
+    yield "SG107", gate(Starlette(middleware=[Middleware(CORSMiddleware, allow_origins=["*"])]))
+    yield "SG108", gate(client=client_ip(ipv6_prefix=65))
+    yield "SG110", gate(enabled=False)
+
+
+@pytest.mark.parametrize(("code", "found"), list(made_wrong()))
+def test_what_looks_wrong_is_found(code: str, found: RateLimitMiddleware) -> None:
+    assert codes(found) == [code]
+
+
+def test_what_is_right_is_not_found() -> None:
+    shared = Limiter(MemoryStore(clock=FakeClock()))
+    inner = gate(limiter=shared, rules=[Rule("*", "9/s", name="inner"), Rule("*", "90/m")])
+    rules = [Rule("/a", "1/s", final=True), Rule("*", "9/s", name="outer"), Rule("*", "90/m")]
+    found = gate(inner, limiter=shared, rules=rules, client=client_ip(["10.0.0.0/8"], ipv6_prefix=64))
+    assert (codes(inner), codes(found)) == ([], [])
+    assert codes(gate(Starlette())) == []
+
+
+def test_an_application_that_wraps_itself_is_looked_at_once() -> None:
+    class Knot:
+        app: object
+
+    knot = Knot()
+    knot.app = knot
+    assert codes(gate(knot)) == []
+
+
+def test_a_finding_is_logged_once_with_its_code_and_its_page(caplog: pytest.LogCaptureFixture) -> None:
+    found = gate(client=client_ip(ipv6_prefix=128))
+    (record,) = caplog.records
+    assert (record.name, record.levelno) == ("slidegate", logging.WARNING)
+    assert record.getMessage() == str(found.findings[0])
+    assert re.fullmatch(r"SG108: ipv6_prefix=128: .* \(docs/startup\.md#sg108\)", record.getMessage())
+
+
+def test_a_silenced_finding_is_neither_said_nor_kept(caplog: pytest.LogCaptureFixture) -> None:
+    found = gate(client=client_ip(ipv6_prefix=128), enabled=False, silence=["SG108"])
+    assert codes(found) == ["SG110"]
+    assert "SG108" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("silence", "part"),
+    [
+        (["SG1O3"], "unknown code 'SG1O3'; did you mean 'SG103'?"),
+        (["sg103"], "did you mean 'SG103'?"),
+        (["nothing like it"], "unknown code 'nothing like it'"),
+        ("SG103", 'expected a list of codes such as ["SG103"]'),
+        ([103], "not 103 in it"),
+        (103, "not 103"),
+    ],
+)
+def test_an_unknown_code_is_answered_with_the_nearest(silence: Any, part: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(part)):
+        gate(silence=silence)
+
+
+def test_every_code_has_a_heading_and_every_heading_a_code() -> None:
+    page = (ROOT / PAGE).read_text("utf-8")
+    assert re.findall(r"^## (SG\d+)$", page, re.MULTILINE) == list(CODES)
+    assert Finding("SG103", "x").link == f"{PAGE}#sg103"
+
+
+def test_every_code_says_on_its_page_what_it_is_about() -> None:
+    page = (ROOT / PAGE).read_text("utf-8")
+    for code, about in CODES.items():
+        assert f"## {code}\n\n**{about[0].upper()}{about[1:]}.**" in page
+
+
+# -- several processes ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("environment", "arguments", "where"),
+    [
+        ({"WEB_CONCURRENCY": "4"}, ["app.py"], "WEB_CONCURRENCY=4"),
+        ({"UVICORN_WORKERS": "3"}, [], "UVICORN_WORKERS=3"),
+        ({"GRANIAN_WORKERS": "2"}, [], "GRANIAN_WORKERS=2"),
+        ({"GUNICORN_CMD_ARGS": "--bind 127.0.0.1 -w 5"}, [], "--workers 5 in GUNICORN_CMD_ARGS"),
+        ({"GUNICORN_CMD_ARGS": "--workers=5"}, [], "--workers 5 in GUNICORN_CMD_ARGS"),
+        ({}, ["/bin/uvicorn", "app:app", "--workers", "4"], "--workers 4 in the command line"),
+        ({}, ["/lib/uvicorn/__main__.py", "app:app", "--workers=4"], "--workers 4 in the command line"),
+        ({}, ["gunicorn", "-w", "4", "app:app"], "--workers 4 in the command line"),
+        ({}, ["hypercorn", "-w4", "app:app"], "--workers 4 in the command line"),
+        ({}, ["granian", "--workers", "4", "app:app"], "--workers 4 in the command line"),
+        ({}, ["/bin/fastapi", "run", "--workers", "4"], "--workers 4 in the command line"),
+        ({}, ["uvicorn", "app:app", "--workers", "1"], ""),
+        ({}, ["uvicorn", "app:app", "--workers"], ""),
+        ({}, ["uvicorn", "app:app", "--limit-max-requests", "4"], ""),
+        ({}, ["gunicorn", "app:app", "--worker-connections", "4"], ""),
+        ({}, ["celery", "--workers", "4"], ""),
+        ({"WEB_CONCURRENCY": "1"}, [], ""),
+        ({"WEB_CONCURRENCY": "many"}, [], ""),
+        ({"WEB_CONCURRENCY": "²"}, [], ""),
+        ({}, [], ""),
+    ],
+)
+def test_cf_10_what_starts_several_processes_is_known(
+    environment: dict[str, str], arguments: list[str], where: str
+) -> None:
+    assert many_workers(environment, arguments) == where
+
+
+def test_cf_10_several_processes_with_a_memory_store_each_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["uvicorn", "--workers", "4", "app:app"])
+    found = gate()
+    assert codes(found) == ["SG103"]
+    assert "--workers 4 in the command line" in found.findings[0].message
+
+    class Elsewhere(MemoryStore):
+        """Stands for a store that all processes share."""
+
+    shared = Limiter(Elsewhere())
+    monkeypatch.setattr("slidegate.web.doctor.MemoryStore", type("Other", (), {}))
+    assert codes(gate(limiter=shared)) == []
+
+
+# -- rules that never apply ----------------------------------------------------------------------------------------
+
+
+def last(path: str, **options: Any) -> Rule:
+    return Rule(path, "9/s", final=True, **options)
+
+
+HIDDEN: list[tuple[Rule, Rule, bool]] = [
+    (last("*"), Rule("/a", "1/s"), True),
+    (Rule("*", exempt=True), Rule("*", "1/s"), True),
+    (last("/a"), Rule("/a", "1/s", methods=["GET"]), True),
+    (last("/a/{x}"), Rule("/a/b", "1/s"), True),
+    (last("/a/{x}"), Rule("/a/{y}", "1/s"), True),
+    (last("/a/{rest:path}"), Rule("/a/b/{y:int}", "1/s"), True),
+    (last("/a/{rest:path}"), Rule("/a/{y}", "1/s"), True),
+    (last("*", methods=["GET", "POST"]), Rule("/a", "1/s", methods=["POST"]), True),
+    (last("*", methods=["GET"]), Rule("/a", "1/s", connection="websocket"), True),
+    (last("*", connection="http"), Rule("/a", "1/s", connection="http"), True),
+    (Rule("*", "9/s"), Rule("/a", "1/s"), False),
+    (last("/a"), Rule("*", "1/s"), False),
+    (last("/a/{x}"), Rule("/a", "1/s"), False),
+    (last("/a/{x:int}"), Rule("/a/{x}", "1/s"), False),
+    (last("/a/{x}"), Rule("/a/{x}/b", "1/s"), False),
+    (last("/a/b/{rest:path}"), Rule("/a/{x}", "1/s"), False),
+    (last("*", methods=["POST"]), Rule("/a", "1/s"), False),
+    (last("*", methods=["POST"]), Rule("/a", "1/s", methods=["GET", "POST"]), False),
+    (last("*", methods=["POST"]), Rule("/a", "1/s", connection="websocket"), False),
+    (last("*", connection="http"), Rule("/a", "1/s"), False),
+    (last("*", connection="http"), Rule("/a", "1/s", connection="websocket"), False),
+]
+
+
+@pytest.mark.parametrize("number", range(len(HIDDEN)))
+def test_a_rule_that_an_earlier_one_hides_is_found(number: int) -> None:
+    earlier, later, hidden = HIDDEN[number]
+    between = Rule("/nowhere", "1/s")
+    assert (later in [hidden_later for _, hidden_later in hidden_rules([earlier, between, later])]) is hidden
+
+
+# -- in the first requests -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("field", ["X-Forwarded-For", "Forwarded"])
+async def test_a_proxy_that_nobody_trusts_is_found_once(field: str, caplog: pytest.LogCaptureFixture) -> None:
+    found = gate()
+    for _ in range(3):
+        await call(found, headers={field: "for=198.51.100.7"})
+    assert codes(found) == ["SG102"]
+    assert caplog.text.count("SG102") == 1
+    assert field in found.findings[0].message
+
+
+async def test_a_proxy_that_is_trusted_or_read_by_the_server_is_no_finding() -> None:
+    trusting = gate(client=client_ip(["10.0.0.0/8"]))
+    await call(trusting, headers={"X-Forwarded-For": "198.51.100.7"})
+    behind = gate()
+    await call(behind, headers={"X-Forwarded-For": f"{PEER}, 10.0.0.1"})
+    silent = gate(silence=["SG102"])
+    await call(silent, headers={"X-Forwarded-For": "198.51.100.7"})
+    assert codes(trusting) == codes(behind) == codes(silent) == []
+
+
+async def test_a_server_that_names_no_peer_is_found_once() -> None:
+    found = gate()
+    await statuses(found, 3, client=None)
+    assert codes(found) == ["SG109"]
+
+
+async def test_only_the_first_requests_are_looked_at() -> None:
+    found = gate()
+    await statuses(found, WATCHED)
+    assert found._watch is None
+    await call(found, client=None, headers={"X-Forwarded-For": "198.51.100.7"})
+    assert codes(found) == []
+
+
+def test_a_real_stack_with_the_gate_outside_of_cors_is_found() -> None:
+    app = Starlette()
+    app.add_middleware(CORSMiddleware, allow_origins=["*"])
+    app.add_middleware(RateLimitMiddleware, rules=[Rule("*", "9/s", key=header("X-API-Key"))])
+    with TestClient(app):
+        assert app.middleware_stack is not None
+    outer = app.middleware_stack.app  # type: ignore[attr-defined]
+    assert isinstance(outer, RateLimitMiddleware)
+    assert codes(outer) == ["SG107"]
+
+
+def test_a_real_stack_with_cors_outside_is_right() -> None:
+    app = Starlette()
+    app.add_middleware(RateLimitMiddleware, limits="9/s")
+    app.add_middleware(CORSMiddleware, allow_origins=["*"])
+    with TestClient(app):
+        assert app.middleware_stack is not None
+    assert codes(app.middleware_stack.app.app) == []  # type: ignore[attr-defined]

@@ -1,0 +1,154 @@
+"""A request that may wait takes a place instead of being refused."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import anyio
+import pytest
+from starlette.types import Message, Receive, Scope, Send
+
+from slidegate import Limiter, MemoryStore, RateLimitMiddleware, Rule
+from slidegate.testing import FakeClock
+
+from .driver import call, hello, scope_of, statuses
+
+
+class Turnstile:
+    """Stands for `anyio.sleep`: notes how long the gate waits, and moves the clock on."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        self.clock = clock
+        self.waits_s: list[float] = []
+        self.opened = asyncio.Event()
+        self.opened.set()
+
+    async def sleep(self, wait_s: float) -> None:
+        self.waits_s.append(wait_s)
+        await self.opened.wait()
+        self.clock.advance(round(wait_s * 1_000_000))
+
+
+@pytest.fixture
+def turnstile(monkeypatch: pytest.MonkeyPatch) -> Turnstile:
+    turnstile = Turnstile(FakeClock(10**9))
+    monkeypatch.setattr("slidegate.web.waiting.anyio.sleep", turnstile.sleep)
+    return turnstile
+
+
+def gate(app: Any, turnstile: Turnstile, **options: Any) -> RateLimitMiddleware:
+    limiter = Limiter(MemoryStore(clock=turnstile.clock))
+    return RateLimitMiddleware(app, limiter=limiter, rules=[Rule("*", "2/s", wait="600ms", name="slow", **options)])
+
+
+async def test_a_request_waits_as_long_as_it_has_to_and_is_then_served(turnstile: Turnstile) -> None:
+    app = gate(hello, turnstile)
+    assert await statuses(app, 2) == [200, 200]
+    turnstile.clock.advance("500ms")
+    assert await statuses(app, 1) == [200]
+    assert turnstile.waits_s == [0.5]
+
+
+async def test_a_wait_that_would_be_too_long_is_refused_at_once(turnstile: Turnstile) -> None:
+    app = gate(hello, turnstile)
+    assert await statuses(app, 3) == [200, 200, 429]
+    assert turnstile.waits_s == []
+
+
+async def test_only_so_many_wait_at_a_time(turnstile: Turnstile) -> None:
+    app = gate(hello, turnstile, wait_max=1)
+    await statuses(app, 2)
+    turnstile.clock.advance("500ms")
+    turnstile.opened.clear()
+    async with asyncio.TaskGroup() as tasks:
+        waiting = tasks.create_task(call(app))
+        await asyncio.sleep(0)
+        assert (await call(app)).status == 429
+        turnstile.opened.set()
+    assert waiting.result().status == 200
+
+
+def channel(*messages: Message) -> Receive:
+    queue = list(messages)
+
+    async def receive() -> Message:
+        if not queue:
+            await anyio.sleep_forever()
+        return queue.pop(0)
+
+    return receive
+
+
+async def send_nothing(message: Message) -> None:
+    raise AssertionError(f"nothing should be sent, but {message}")
+
+
+@pytest.mark.parametrize("before", [[], [{"type": "http.request", "body": b"", "more_body": False}]])
+async def test_a_client_that_leaves_while_waiting_gives_the_place_back(
+    before: list[Message], turnstile: Turnstile
+) -> None:
+    app = gate(hello, turnstile, wait_max=1)
+    await statuses(app, 2)
+    turnstile.clock.advance("500ms")
+    turnstile.opened.clear()
+    await app(scope_of(), channel(*before, {"type": "http.disconnect"}), send_nothing)
+    turnstile.opened.set()
+    assert await statuses(app, 1) == [200], "the place is free for the next one"
+
+
+async def test_a_cancelled_request_gives_the_place_back(turnstile: Turnstile) -> None:
+    app = gate(hello, turnstile, wait_max=1)
+    await statuses(app, 2)
+    turnstile.clock.advance("500ms")
+    turnstile.opened.clear()
+    waiting = asyncio.create_task(call(app))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    turnstile.opened.set()
+    assert await statuses(app, 1) == [200]
+
+
+async def test_what_came_while_waiting_reaches_the_application_in_order(turnstile: Turnstile) -> None:
+    body: list[bytes] = []
+
+    async def echo(scope: Scope, receive: Receive, send: Send) -> None:
+        more = True
+        while more:
+            message = await receive()
+            body.append(message["body"])
+            more = message["more_body"]
+        await hello(scope, receive, send)
+
+    app = gate(echo, turnstile)
+    pieces = [{"type": "http.request", "body": piece, "more_body": piece != b"c"} for piece in (b"a", b"b", b"c")]
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    for _ in range(2):
+        await app(scope_of(), channel(*pieces), send)
+    turnstile.clock.advance("500ms")
+    body.clear()
+    await app(scope_of(method="POST"), channel(*pieces), send)
+    assert body == [b"a", b"b", b"c"]
+    assert turnstile.waits_s == [0.5]
+
+
+async def test_never_more_than_the_amount_in_any_window_waiting_ones_included(turnstile: Turnstile) -> None:
+    served_us: list[int] = []
+
+    async def note(scope: Scope, receive: Receive, send: Send) -> None:
+        served_us.append(turnstile.clock())
+        await hello(scope, receive, send)
+
+    app = gate(note, turnstile)
+    for _ in range(60):
+        await call(app)
+        turnstile.clock.advance("70ms")
+    assert all(later - sooner >= 1_000_000 for sooner, later in zip(served_us, served_us[2:], strict=False))
+    assert len(turnstile.waits_s) > 3
