@@ -2,7 +2,7 @@
 
 Keys are text. One that reads as an address is that address: ``::ffff:192.0.2.7`` is ``192.0.2.7``, a bare IPv6 address
 means its /64, and ``2001:db8::1/128`` exactly itself. Everything else is taken as it is, up to 64 bytes; longer keys
-are digested with the store's secret.
+are digested with a secret.
 """
 
 from __future__ import annotations
@@ -39,13 +39,21 @@ class Limiter:
 
     Args:
         store: Where the counts live; by default a new `MemoryStore`.
-        observers: Called with each `Event` of the store, for example when it is full.
+        secret: The key for digests of API keys and the like, 16 to 64 bytes; by default the store's own. Limiters with
+            one secret make the same key of the same value.
+        observers: Called with each `Event`, for example when the store is full.
 
     Raises:
-        ConfigurationError: `store` is not a store, or an observer cannot be called.
+        ConfigurationError: `store` is not a store, an observer cannot be called, or the secret is too short or long.
     """
 
-    def __init__(self, store: Store | None = None, *, observers: Iterable[Observer] = ()) -> None:
+    def __init__(
+        self,
+        store: Store | None = None,
+        *,
+        secret: str | bytes | None = None,
+        observers: Iterable[Observer] = (),
+    ) -> None:
         if isinstance(store, str):
             raise ConfigurationError(f"store: expected a store object; write Limiter.from_url({store!r})")
         if store is not None and (isinstance(store, type) or not callable(getattr(store, "hit", None))):
@@ -61,6 +69,7 @@ class Limiter:
         self.store.observe(self._observers.tell)
         self.decide: Callable[[Sequence[Check]], Decision | Awaitable[Decision]] = self.store.hit
         """`hit_all` without a coroutine of its own where the store answers at once; for code on a hot path."""
+        self._secret = self.store.secret if secret is None else _check_secret(secret)
         self._buckets: dict[str, dict[object, Bucket]] = {}
         self._keys: dict[str, str] = {}
         self._digests: dict[tuple[str, bytes], str] = {}
@@ -68,11 +77,12 @@ class Limiter:
         self._closed = False
 
     @classmethod
-    def from_url(cls, url: str, *, observers: Iterable[Observer] = ()) -> Limiter:
+    def from_url(cls, url: str, *, secret: str | bytes | None = None, observers: Iterable[Observer] = ()) -> Limiter:
         """Make a limiter from an address.
 
         Args:
             url: ``"memory://"``, or with options ``"memory://?max_keys=50000"``.
+            secret: As for the constructor.
             observers: As for the constructor.
 
         Raises:
@@ -94,7 +104,7 @@ class Limiter:
             if not _NUMBER.fullmatch(value):
                 raise ConfigurationError(f"{expected}: max_keys needs a whole number, not {value!r}")
             max_keys = int(value)
-        return cls(MemoryStore(max_keys=max_keys), observers=observers)
+        return cls(MemoryStore(max_keys=max_keys), secret=secret, observers=observers)
 
     async def hit(
         self, key: str, limits: str | Limit | Sequence[Limit], cost: int = 1, *, rule: str = DEFAULT_RULE
@@ -213,11 +223,11 @@ class Limiter:
     def digest(self, kind: str, value: bytes) -> str:
         """Return a key of at most 64 bytes for a value that must not be readable, shown as ``kind#1f3a…``.
 
-        The digest is keyed with the store's secret: equal for everybody who shares the store, and no use elsewhere.
+        The digest is keyed with the secret: equal for everybody who shares it, and no use elsewhere.
         """
         known = self._digests.get((kind, value))
         if known is None:
-            digest = blake2b(kind.encode() + b"\0" + value, key=self.store.secret, digest_size=16).hexdigest()
+            digest = blake2b(kind.encode() + b"\0" + value, key=self._secret, digest_size=16).hexdigest()
             known = f"{kind[: MAX_KEY_BYTES - 33]}#{digest}"
             if len(value) <= _MEMO_LENGTH:
                 _remember(self._digests, (kind, value), known)
@@ -253,6 +263,14 @@ class Limiter:
         if len(key) <= _MEMO_LENGTH:
             _remember(self._keys, key, known)
         return known
+
+
+def _check_secret(secret: object) -> bytes:
+    encoded = secret.encode() if isinstance(secret, str) else secret
+    if not isinstance(encoded, bytes) or not 16 <= len(encoded) <= 64:
+        # Whatever was given may be a secret all the same, so the message does not repeat it.
+        raise ConfigurationError("secret: expected 16 to 64 bytes, for example from secrets.token_hex(32)")
+    return encoded
 
 
 def _remember(memo: dict[_K, str], asked: _K, answer: str) -> None:

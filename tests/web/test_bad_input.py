@@ -87,6 +87,9 @@ BAD: list[tuple[Callable[[], object], str]] = [
     (lambda: client_ip(ipv4_prefix=0), "ipv4_prefix"),
     (lambda: header("X Key"), "X Key"),
     (lambda: Limiter("memory://"), "Limiter.from_url"),  # type: ignore[arg-type]
+    (lambda: Limiter(secret="short"), "16 to 64 bytes"),
+    (lambda: Limiter(secret=b"x" * 65), "16 to 64 bytes"),
+    (lambda: Limiter(secret=5), "16 to 64 bytes"),  # type: ignore[arg-type]
     (lambda: Limiter(5), "MemoryStore()"),  # type: ignore[arg-type]
     (lambda: Limiter(observers=[5]), "observers"),  # type: ignore[list-item]
 ]

@@ -1028,3 +1028,14 @@ def test_a_sync_endpoint_still_runs_in_a_thread() -> None:
         return threading.current_thread() is threading.main_thread()
 
     assert TestClient(app).get("/").json() is False
+
+
+async def test_limits_made_on_the_way_of_a_request_are_remembered_in_bounds() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        for _ in range(5_000):
+            await RateLimit("2/hour", name="made").check(Request(scope))
+        await PlainTextResponse("hi")(scope, receive, send)
+
+    gate = RateLimitMiddleware(app, rules=[])
+    assert [(await call(gate)).status for _ in range(3)] == [200, 200, 429]
+    assert len(gate.endpoints._gates) <= 4_096

@@ -92,6 +92,15 @@ async def test_two_limiters_digest_differently() -> None:
     assert len(digests) == 2
 
 
+async def test_two_limiters_with_one_secret_digest_alike() -> None:
+    rule = Rule("*", "9/hour", key=header("X-API-Key"))
+    scopes = [scope_of(headers={"x-api-key": "k"}) for _ in range(3)]
+    for secret, scope in zip(("s" * 32, b"s" * 32, "t" * 32), scopes, strict=True):
+        await send_scope(RateLimitMiddleware(hello, rules=[rule], limiter=Limiter(secret=secret)), scope)
+    first, same, other = (scope["slidegate"].decision.states[0].key for scope in scopes)
+    assert first == same != other
+
+
 async def test_a_missing_or_empty_header_is_no_way_past_the_gate() -> None:
     scopes = [scope_of(headers=headers) for headers in ({}, {"X-API-Key": ""}, {"X-Api-Key-2": "x"})]
     assert await keys(Rule("*", "9/hour", key=header("x-api-key")), *scopes) == [PEER] * 3

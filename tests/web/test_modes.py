@@ -140,6 +140,13 @@ async def test_the_start_of_the_response_settles_though_the_client_has_gone() ->
     assert await statuses(app, 2) == [200, 200]
 
 
+async def test_what_a_refusal_further_in_has_handed_back_is_not_settled_again() -> None:
+    limiter = Limiter(MemoryStore(clock=FakeClock()))
+    app = guarded(RateLimitMiddleware(login(), limits="1/hour"), limiter=limiter)
+    assert await statuses(app, 3, "/open sesame") == [200, 429, 429]
+    assert (await limiter.peek(PEER, "5/hour", 0, rule="login")).remaining == 5
+
+
 async def test_a_count_if_that_fails_counts(caplog: pytest.LogCaptureFixture) -> None:
     app = RateLimitMiddleware(hello, rules=[Rule("*", "2/hour", count_if=lambda status: status == 1 // 0, name="x")])
     assert await statuses(app, 3) == [200, 200, 429]

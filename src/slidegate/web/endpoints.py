@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine
 from copy import copy
 from hashlib import blake2b
 from inspect import Parameter, Signature
-from typing import Any, TypeVar, overload
+from typing import Any, Final, TypeVar, overload
 
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
@@ -28,6 +28,7 @@ from .routes import Place, Places
 from .rules import CostFunction, Limits, LimitsFunction, Rule
 from .startup import names_checked
 
+_MEMO: Final = 4_096
 _T = TypeVar("_T", bound=Callable[..., Any])
 
 
@@ -187,5 +188,7 @@ class Endpoints:
         names = [unique_name(name, others) for name in wire_names(rule.label, rule.limits)]
         taken.update(dict.fromkeys(names, identity))
         bucket = Bucket(identity, rule.limits, names, count_denied=rule.count_denied)
+        if len(self._gates) >= _MEMO:
+            self._gates.clear()  # objects made on the way of a request; the buckets they stand for stay
         gate = self._gates[limit, place] = Gate(rule, bucket)
         return gate

@@ -215,6 +215,8 @@ class Judge:
 
     async def settle(self, decision: Decision, status: int) -> None:
         """Hand back what was reserved by rules that do not count an answer of this status."""
+        if not decision.charge:
+            return  # a refusal further in has handed everything back
         for place, (bucket, _, _) in enumerate(decision.checks):
             rule = self.rules.reserving.get(bucket.rule)
             if rule is None or rule.count_if is None or self._calls.counts(rule.count_if, rule.label, status):

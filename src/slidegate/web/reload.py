@@ -10,6 +10,7 @@ looks, so that a file that is just being written is not taken for a finished one
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -37,6 +38,10 @@ _NONE_IS_NOTHING: Final = frozenset({"client", "limiter", "limits", "rules"})
 logger = logging.getLogger("slidegate")
 
 
+SECRET_VARIABLE: Final = "SLIDEGATE_SECRET"
+"""The environment variable that holds the `secret` of the limiter of a configuration file."""
+
+
 class _Shared:
     """What all gates made of one file have in common."""
 
@@ -50,7 +55,8 @@ class _Shared:
     def limiter_at(self, address: str) -> Limiter:
         """Return the limiter for a store's address: one as long as the application runs, with all its counts."""
         if self._limiter is None:
-            self._limiter = Limiter.from_url(address, observers=self._observers)
+            secret = os.environ.get(SECRET_VARIABLE)
+            self._limiter = Limiter.from_url(address, secret=secret, observers=self._observers)
             self._address = address
         elif address != self._address:
             raise ConfigurationError("store: it cannot change while the application runs; restart the application")
