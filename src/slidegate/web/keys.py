@@ -7,6 +7,7 @@ missing, they fall back to the client's address, so leaving a header out is no w
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from typing import Final, Protocol, TypeAlias, runtime_checkable
 
@@ -51,7 +52,7 @@ everyone: Final = _Everyone()
 """Count all requests together, for a limit on the whole service."""
 
 
-class _Value:
+class _Value(ABC):
     """A value that the client supplies, digested; where it is missing or empty, the fallback."""
 
     def __init__(self, kind: str, identity: str, fallback: Key | None) -> None:
@@ -71,9 +72,9 @@ class _Value:
             return limiter.digest(self._kind, value)
         return client_key if self._fallback is None else self._fallback.find(scope, limiter, client_key)
 
+    @abstractmethod
     def value(self, scope: Scope) -> bytes:
         """Return the value, empty where there is none."""
-        raise NotImplementedError
 
 
 class _Header(_Value):

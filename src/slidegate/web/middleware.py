@@ -101,8 +101,8 @@ class RateLimitMiddleware:
         self.app = app
         self.limiter = expect("limiter", limiter, Limiter, "Limiter(MemoryStore())") or Limiter()
         client = expect("client", client, ClientAddress, "client_ip()") or client_ip()
-        expect("blocklist", blocklist, Networks, 'Networks(["192.0.2.0/24"])')
-        expect("allowlist", allowlist, Networks, 'Networks(["192.0.2.0/24"])')
+        for what, networks in (("blocklist", blocklist), ("allowlist", allowlist)):
+            expect(what, networks, Networks, 'Networks(["192.0.2.0/24"])')
         if on_refused is not None and not callable(on_refused):
             raise ConfigurationError(f"on_refused: expected a function of request and decision, not {on_refused!r}")
         if headers not in ("draft", "legacy", "both", None):
@@ -113,9 +113,6 @@ class RateLimitMiddleware:
         self._headers = HeaderWriter(headers) if headers is not None else None
         self._refusals = Refusals()
         self._calls = Calls()
-        preflight: Bucket | None = None
-        if preflight_limits is not None:
-            preflight = Bucket(self._claim("cors-preflight:"), parse_limits(preflight_limits))
         self.rules = tuple(all_rules(limits, rules))
         self.judge = Judge(
             self.limiter,
@@ -123,7 +120,7 @@ class RateLimitMiddleware:
             RuleSet(self.rules, self._claim),
             blocklist=blocklist,
             allowlist=allowlist,
-            preflight=preflight,
+            preflight=self._preflights(preflight_limits),
             calls=self._calls,
         )
         self.endpoints = Endpoints(self._claim("endpoints:"))
@@ -278,6 +275,9 @@ class RateLimitMiddleware:
     def _claim(self, identity: str) -> str:
         """Make an identity for counts that no other middleware has; a file that is read again claims the same."""
         return self.limiter.claim(identity)
+
+    def _preflights(self, limits: str | Limit | Iterable[str | Limit] | None) -> Bucket | None:
+        return None if limits is None else Bucket(self._claim("cors-preflight:"), parse_limits(limits))
 
     def _look(self, watch: Watch, scope: Scope) -> None:
         for finding in watch.look(scope):
