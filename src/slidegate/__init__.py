@@ -17,11 +17,12 @@ from .stores.memory import MemoryStats, MemoryStore
 from .web.charges import charge
 from .web.endpoints import LimitExceeded, RateLimit
 from .web.findings import Finding
-from .web.keys import combine, cookie, everyone, header, path_param, query, user
+from .web.keys import combine, cookie, everyone, header, path_param, query
 from .web.middleware import RateLimitMiddleware
 from .web.openapi import document_limits
 from .web.proxies import client_ip
 from .web.rules import Rule
+from .web.users import user
 
 __version__ = "0.1.0"
 

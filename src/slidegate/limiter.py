@@ -88,7 +88,8 @@ class Limiter:
         Raises:
             ConfigurationError: The scheme or an option is unknown, or a value cannot be read.
         """
-        expected = f'store address: expected "memory://", not {url!r}'
+        shown = re.sub(r"//[^/]*@", "//***@", url) if isinstance(url, str) else url  # it may hold a password
+        expected = f'store address: expected "memory://", not {shown!r}'
         try:
             parts = urlsplit(url)
         except (AttributeError, TypeError, ValueError):
@@ -192,6 +193,8 @@ class Limiter:
         Returns:
             False, with nothing changed, for a refused decision, a second call, or a charge that has aged out.
         """
+        if not isinstance(decision, Decision):
+            raise ConfigurationError(f"refund: expected the Decision that `hit` returned, not {decision!r}")
         answer = self.store.refund(decision)
         return answer if isinstance(answer, bool) else await answer
 

@@ -22,6 +22,10 @@ def rule(*args: Any, **options: Any) -> Rule:
     return Rule(*args, **options)
 
 
+async def never(status: int) -> bool:
+    return False
+
+
 BAD: list[tuple[Callable[[], object], str]] = [
     (lambda: gate(), "give limits="),
     (lambda: gate(limits="5/minute", rules=[RULE]), "not both"),
@@ -83,6 +87,16 @@ BAD: list[tuple[Callable[[], object], str]] = [
     (lambda: rule("/a", "5/minute", wait="soon"), "wait"),
     (lambda: rule("/a", "5/minute", wait=0), "wait"),
     (lambda: rule("/a", "5/minute", wait="1s", wait_max=0), "wait_max"),
+    (lambda: rule("/a", "5/minute", default_limits="x"), "AMOUNT/WINDOW"),
+    (lambda: rule("/a", "5/minute", key=client_ip), "call it"),
+    (lambda: rule("/a", "5/minute", key=header), "call it"),
+    (lambda: rule("/a", "5/minute", count_if=never), "plain function"),
+    (lambda: rule("/a", "5/minute", final="no"), "final"),
+    (lambda: rule("/a", "5/minute", count_denied="no"), "count_denied"),
+    (lambda: rule("/a", "5/minute", action="shadow", final=True), "only looks on"),
+    (lambda: rule("/a", "5/minute", action="shadow", wait="1s"), "only looks on"),
+    (lambda: RateLimitMiddleware.from_file(hello, None), "expected the path"),  # type: ignore[arg-type]
+    (lambda: Limiter.from_url("redis://u:s3cret@h"), "redis://***@h"),
     (lambda: client_ip(ipv4_prefix=33), "ipv4_prefix"),
     (lambda: client_ip(ipv4_prefix=0), "ipv4_prefix"),
     (lambda: header("X Key"), "X Key"),

@@ -8,7 +8,17 @@ import pytest
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from slidegate import ConfigurationError, Limiter, MemoryStore, RateLimitMiddleware, Rule, charge
+from slidegate import (
+    ConfigurationError,
+    Limiter,
+    MemoryStore,
+    Networks,
+    RateLimit,
+    RateLimitMiddleware,
+    Reason,
+    Rule,
+    charge,
+)
 from slidegate.testing import FakeClock
 
 from .driver import PEER, call, hello, scope_of, statuses
@@ -58,11 +68,40 @@ async def test_each_gate_charges_where_it_counts() -> None:
     assert (await outer.peek(PEER, "100/hour", 0, rule="tokens")).remaining == 95
 
 
-async def test_without_a_gate_or_a_counted_rule_there_is_nothing_to_charge() -> None:
-    with pytest.raises(ConfigurationError, match="are: none"):
+async def test_without_a_gate_there_is_nothing_to_charge() -> None:
+    with pytest.raises(ConfigurationError, match="no RateLimitMiddleware stands above"):
         await charge(Request(scope_of()), 5)
-    with pytest.raises(ConfigurationError, match="are: none"):
-        await call(RateLimitMiddleware(model(5), rules=[Rule("*", exempt=True)]))
+
+
+TOKENS = Rule("*", "100/hour", cost=0, name="tokens")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"rules": [TOKENS], "enabled": False},
+        {"rules": [TOKENS], "allowlist": Networks([PEER])},
+        {"rules": [Rule("*", exempt=True, name="free"), TOKENS]},
+        {"rules": [Rule("*", lambda request: "unlimited", name="tokens")]},
+        {"rules": [Rule("*", "9/hour", key=lambda request: None, name="tokens")]},
+        {"rules": [Rule("*", "9/hour", action="shadow", name="tokens")]},
+    ],
+)
+@pytest.mark.parametrize("rule", ["tokens", None])
+async def test_where_the_rule_does_not_count_the_request_nothing_is_charged_and_nothing_breaks(
+    options: dict[str, Any], rule: str | None
+) -> None:
+    assert (await call(RateLimitMiddleware(model(5, rule), **options))).status == 200
+
+
+async def test_a_limit_at_an_endpoint_that_does_not_count_is_a_known_name_too() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await RateLimit("9/hour", key=lambda request: None, name="tokens").check(Request(scope))
+        decision = await charge(Request(scope), 5, rule="tokens")
+        assert decision.reason is Reason.EXEMPT
+        await hello(scope, receive, send)
+
+    assert (await call(RateLimitMiddleware(app, rules=[Rule("*", "9/hour")]))).status == 200
 
 
 @pytest.mark.parametrize("units", [-1, 1.5, "5", None, True])

@@ -1039,3 +1039,34 @@ async def test_limits_made_on_the_way_of_a_request_are_remembered_in_bounds() ->
     gate = RateLimitMiddleware(app, rules=[])
     assert [(await call(gate)).status for _ in range(3)] == [200, 200, 429]
     assert len(gate.endpoints._gates) <= 4_096
+
+
+async def test_limits_that_look_alike_are_two_limits_and_each_counts() -> None:
+    app = FastAPI()
+    app.add_middleware(RateLimitMiddleware, rules=[])
+
+    @app.get("/a", dependencies=[Depends(RateLimit("100/minute"))])
+    @RateLimit("2/minute")
+    async def a() -> int:
+        return 1
+
+    @app.get("/b")
+    @RateLimit("2/minute", key=lambda request: request.headers.get("x-tenant"))
+    @RateLimit("2/minute", key=lambda request: request.headers.get("x-account"))
+    async def b() -> int:
+        return 1
+
+    router = APIRouter(dependencies=[Depends(RateLimit("2/minute"))])
+
+    @router.get("/c")
+    async def c() -> int:
+        return 1
+
+    app.include_router(router, dependencies=[Depends(RateLimit("100/minute"))])
+    assert await statuses(app, 3, "/a") == [200, 200, 429]
+    assert await statuses(app, 3, "/c") == [200, 200, 429]
+    for who, other in (("x-tenant", "x-account"), ("x-account", "x-tenant")):
+        answers = [
+            (await call(app, "/b", headers={who: f"victim-{who}", other: f"{who}-{n}"})).status for n in range(3)
+        ]
+        assert answers == [200, 200, 429]

@@ -147,6 +147,43 @@ async def test_what_a_refusal_further_in_has_handed_back_is_not_settled_again() 
     assert (await limiter.peek(PEER, "5/hour", 0, rule="login")).remaining == 5
 
 
+@pytest.mark.parametrize(
+    ("message", "status"),
+    [
+        ({"type": "websocket.accept"}, 101),
+        ({"type": "websocket.close", "code": 1008}, 403),
+        ({"type": "websocket.http.response.start", "status": 401, "headers": []}, 401),
+    ],
+)
+async def test_the_handshake_of_a_websocket_settles_as_well(message: Any, status: int) -> None:
+    seen: list[int] = []
+
+    async def socket(scope: Scope, receive: Receive, send: Send) -> None:
+        await send(message)
+
+    async def send(message: Any) -> None: ...
+
+    def unauthorized(status: int) -> bool:
+        seen.append(status)
+        return status == 401
+
+    limiter = Limiter(MemoryStore(clock=FakeClock()))
+    app = RateLimitMiddleware(socket, limiter=limiter, rules=[Rule("*", "2/hour", count_if=unauthorized, name="ws")])
+    scope = scope_of(type="websocket", extensions={"websocket.http.response": {}})
+    await app(scope, None, send)  # type: ignore[arg-type]
+    assert seen == [status]
+    assert (await limiter.peek(PEER, "2/hour", 0, rule="ws")).remaining == (1 if status == 401 else 2)
+
+
+async def test_a_refusal_further_in_hands_back_rule_by_rule() -> None:
+    limiter = Limiter(MemoryStore(clock=FakeClock()))
+    rules = [Rule("*", "10/minute", name="a"), Rule("*", "20/minute", count_denied=True, name="b")]
+    app = RateLimitMiddleware(RateLimitMiddleware(hello, limits="1/minute"), limiter=limiter, rules=rules)
+    assert await statuses(app, 8) == [200] + [429] * 7
+    assert (await limiter.peek(PEER, "10/minute", 0, rule="a")).remaining == 9
+    assert (await limiter.peek(PEER, "20/minute", 0, rule="b")).remaining == 12
+
+
 async def test_a_count_if_that_fails_counts(caplog: pytest.LogCaptureFixture) -> None:
     app = RateLimitMiddleware(hello, rules=[Rule("*", "2/hour", count_if=lambda status: status == 1 // 0, name="x")])
     assert await statuses(app, 3) == [200, 200, 429]

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
+from uuid import UUID
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.authentication import AuthCredentials, BaseUser, SimpleUser, UnauthenticatedUser
 
-from slidegate import ConfigurationError, Limiter, RateLimitMiddleware, Rule, client_ip, everyone, header
-from slidegate.web.keys import combine, cookie, path_param, query, user
+from slidegate import (
+    ConfigurationError,
+    Limiter,
+    RateLimitMiddleware,
+    Rule,
+    client_ip,
+    combine,
+    cookie,
+    everyone,
+    header,
+    path_param,
+    query,
+    user,
+)
 
 from .driver import PEER, call, hello, scope_of, send_scope, statuses
 
@@ -51,6 +65,59 @@ async def test_a_path_parameter_is_found_by_the_rules_own_pattern() -> None:
     assert first == same != other
 
 
+@pytest.mark.parametrize(
+    ("path", "spellings"),
+    [
+        ("/otp/{uid:int}", ["/otp/1", "/otp/01", "/otp/001"]),
+        ("/o/{uid:uuid}", ["/o/0f0f0f0f-0000-0000-0000-0000000000aa", "/o/0F0F0F0F-0000-0000-0000-0000000000AA"]),
+    ],
+)
+async def test_a_path_parameter_counts_the_value_and_not_its_spelling(path: str, spellings: list[str]) -> None:
+    rule = Rule(path, "9/hour", key=path_param("uid"))
+    found = await keys(rule, *map(scope_of, spellings))
+    assert len(set(found)) == 1
+    assert found[0].startswith("path:uid#")
+
+
+async def test_a_path_parameter_that_its_convertor_refuses_counts_as_it_is_written() -> None:
+    rule = Rule("/o/{uid:int}", "9/hour", key=path_param("uid"))
+    (found,) = await keys(rule, scope_of("/o/" + "9" * 5_000))
+    assert found.startswith("path:uid#")
+
+
+async def test_a_bare_client_ip_in_a_key_is_the_client_that_the_middleware_finds() -> None:
+    for key, ends in (
+        (combine(client_ip(), header("X-Tenant")), None),
+        (client_ip(), "203.0.113.1"),
+        (client_ip(ipv4_prefix=24), "203.0.113.0/24"),
+        (header("X-None", fallback=client_ip()), "203.0.113.1"),
+    ):
+        app = RateLimitMiddleware(hello, client=client_ip(trusted=["10.0.0.0/8"]), rules=[Rule("*", "9/hour", key=key)])
+        found = []
+        for number in (1, 2):
+            headers = {"X-Forwarded-For": f"203.0.113.{number}", "X-Tenant": "t"}
+            scope = scope_of(client=("10.0.0.1", 1), headers=headers)
+            await send_scope(app, scope)
+            found.append(scope["slidegate"].decision.states[0].key)
+        assert (found[0] == found[1]) is (ends == "203.0.113.0/24")
+        assert ends in (None, found[0])
+
+
+@pytest.mark.parametrize(
+    ("peer", "key"), [(None, "unknown-peer"), ("testclient", "peer:testclient"), ("2001:db8::1", "2001:db8::/48")]
+)
+async def test_a_prefix_is_cut_where_there_is_an_address(peer: str | None, key: str) -> None:
+    scope = scope_of(client=(peer, 1) if peer else None)
+    assert await keys(Rule("*", "9/hour", key=client_ip(ipv6_prefix=48)), scope) == [key]
+
+
+async def test_many_clients_are_cut_in_bounded_memory() -> None:
+    key = client_ip(ipv4_prefix=24)
+    for number in range(5_000):
+        key.find({}, Limiter(), f"10.0.{number // 250}.{number % 250}")
+    assert len(key._cut) <= 4_096
+
+
 @pytest.mark.parametrize("path", ["*", "/tenants/{tenand}", "/fixed"])
 def test_a_path_parameter_that_the_path_does_not_have_is_an_error(path: str) -> None:
     for key in (path_param("tenant"), combine(client_ip(), path_param("tenant"))):
@@ -87,6 +154,10 @@ class Row:
         ({"state": {"user": "ann"}}, "user:ann"),
         ({"state": {"user": 7}}, "user:7"),
         ({"state": {"user": ""}}, PEER),
+        ({"state": {"user": UUID(int=7)}}, "user:00000000-0000-0000-0000-000000000007"),
+        ({"state": {"user": {"sub": "u-9"}}}, "user:u-9"),
+        ({"state": {"user": SimpleNamespace(id=UUID(int=7))}}, "user:00000000-0000-0000-0000-000000000007"),
+        ({"state": {"user": {}}}, PEER),
         ({"state": {"user": object()}}, PEER),
         ({"state": {}}, PEER),
         ({}, PEER),
@@ -94,6 +165,16 @@ class Row:
 )
 async def test_the_user_is_whoever_is_logged_in(more: dict[str, Any], key: str) -> None:
     assert await keys(Rule("*", "9/hour", key=user), scope_of(**more)) == [key]
+
+
+async def test_a_user_that_cannot_be_named_is_counted_by_address(caplog: pytest.LogCaptureFixture) -> None:
+    class Lazy:
+        @property
+        def id(self) -> int:
+            raise OSError("the database is away")
+
+    assert await keys(Rule("*", "9/hour", key=user), scope_of(state={"user": Lazy()})) == [PEER]
+    assert "cannot be named" in caplog.text
 
 
 async def test_a_user_of_any_name_is_a_short_key() -> None:

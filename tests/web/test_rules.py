@@ -14,7 +14,7 @@ from starlette.routing import Mount, Route
 from slidegate import ConfigurationError, Limiter, MemoryStore, RateLimitMiddleware, Rule, everyone, header
 from slidegate.testing import FakeClock
 
-from .driver import call, hello, scope_of, send_scope, statuses
+from .driver import PEER, call, hello, scope_of, send_scope, statuses
 
 
 async def charged(rules: list[Rule], path: str = "/", method: str = "GET", **more: Any) -> list[str]:
@@ -188,3 +188,73 @@ async def test_very_long_paths_and_many_different_ones_are_judged_and_not_rememb
         await call(app, f"/a/{number}", client=(f"192.0.2.{number % 256}", 1))
     assert (await call(app, "/a/" + "x" * 65_536)).headers["ratelimit"].startswith('"all"')
     assert len(app.judge.rules._known) <= 2_048
+
+
+@pytest.mark.parametrize(
+    ("route", "rule", "path"),
+    [
+        ("/login", "/login", "/login\n"),
+        ("/api/users/{name}", "/api/{rest:path}", "/api/users/x\ny"),
+        ("/items/{id}", "/items/{id}", "/items/a\nb\n"),
+    ],
+)
+async def test_what_the_router_serves_is_counted_also_with_newlines_in_it(route: str, rule: str, path: str) -> None:
+    async def page(request: Request) -> PlainTextResponse:
+        return PlainTextResponse("hi")
+
+    app = Starlette(
+        routes=[Route(route, page)], middleware=[Middleware(RateLimitMiddleware, rules=[Rule(rule, "1/hour")])]
+    )
+    assert await statuses(app, 2, path, raw_path=b"/") == [200, 429]
+
+
+async def test_an_exemption_goes_no_further_than_it_is_written() -> None:
+    rules = [Rule("/health", exempt=True), Rule("/static/{rest:path}", exempt=True), ALL]
+    assert await charged(rules, "/static/a/b.css") == []
+    assert await charged(rules, "/health\n") == ["all"]
+
+
+def test_one_rule_twice_in_a_list_is_an_error() -> None:
+    rule = Rule("/a", "5/minute")
+    with pytest.raises(ConfigurationError, match="one bucket"):
+        RateLimitMiddleware(hello, rules=[rule, rule])
+
+
+async def test_one_name_on_two_limiters_or_with_other_limits_is_two_limits() -> None:
+    limiter = Limiter(MemoryStore(clock=FakeClock()))
+    outer = [Rule("*", "9/hour", name="api")]
+    other_store = RateLimitMiddleware(RateLimitMiddleware(hello, rules=[Rule("*", "2/hour", name="api")]), rules=outer)
+    assert await statuses(other_store, 3) == [200, 200, 429]
+    inner = RateLimitMiddleware(hello, limiter=limiter, rules=[Rule("*", "2/minute", name="api")])
+    stricter = RateLimitMiddleware(inner, limiter=limiter, rules=outer)
+    assert await statuses(stricter, 3) == [200, 200, 429]
+
+
+async def test_a_named_shadow_in_two_gates_looks_once() -> None:
+    seen: list[str] = []
+    rule = Rule("*", "2/hour", action="track", on_exceeded=lambda key, decision: seen.append(key), name="hot")
+    limiter = Limiter(MemoryStore(clock=FakeClock()))
+    app = RateLimitMiddleware(RateLimitMiddleware(hello, limiter=limiter, rules=[rule]), limiter=limiter, rules=[rule])
+    assert await statuses(app, 2) == [200, 200]
+    assert seen == []
+    await call(app)
+    assert seen == [PEER]
+
+
+async def test_odd_paths_and_methods_stand_in_header_fields_as_ascii() -> None:
+    answer = await call(RateLimitMiddleware(hello, rules=[Rule("/caf\u00e9\r\n", "5/minute")]), "/caf\u00e9\r\n")
+    assert answer.headers["ratelimit"].isascii()
+    assert answer.headers["ratelimit"].isprintable()
+    app = RateLimitMiddleware(hello, rules=[Rule("/a", "5/minute", methods=["GET"]), ALL])
+    for number in range(20):
+        await call(app, method="M" * 10_000 + str(number))
+    assert not app.judge.rules._known
+
+
+async def test_the_applications_own_fields_of_our_names_give_way() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await PlainTextResponse("hi", headers={"RateLimit": "x", "X-RateLimit-Limit": "5"})(scope, receive, send)
+
+    answer = await call(RateLimitMiddleware(app, limits="5/minute"))
+    assert answer.headers["ratelimit"] == '"default";r=4;t=60'
+    assert "x-ratelimit-limit" not in answer.headers

@@ -45,8 +45,7 @@ class CounterWindow:
         self.spent = 0
         self.newest_us = 0
         self.leaves_us = 0
-        self.blocked_until_us = 0  # until then more than _blocked_room units are left
-        self._blocked_room = 0
+        self.blocked_until_us = self._blocked_room = 0  # until then more than this room is left; 0 once it is not known
         self._running = 0  # the count of the newest slice; never 0 while anything is spent
         self._full = b""  # the counts of the slices before it, oldest first; the first is never 0
 
@@ -70,14 +69,18 @@ class CounterWindow:
     def spend(self, now_us: int, amount: int, cost: int) -> Reading:
         """See `Window.spend`."""
         newest_us = self.newest_us
-        if newest_us - self.slice_us <= now_us < newest_us and now_us < self.leaves_us and cost:
-            # The newest slice runs and nothing has left: most hits end here.
-            spent = self.spent + cost
-            if spent <= amount:
-                self._running += cost
-                self.spent = spent
-                self.blocked_until_us = 0
-                return spent, self.leaves_us, newest_us, 0
+        if newest_us - self.slice_us <= now_us < self.leaves_us:
+            # Nothing has left and the clock has not stepped back: most hits end here, admitted in the slice that runs
+            # or refused as before.
+            if self.blocked_until_us:
+                if amount - (cost or 1) == self._blocked_room:
+                    return self.spent, self.leaves_us, newest_us, self.blocked_until_us - now_us
+            elif now_us < newest_us and cost:
+                spent = self.spent + cost
+                if spent <= amount:
+                    self._running += cost
+                    self.spent = spent
+                    return spent, self.leaves_us, newest_us, 0
         wait_us = self.wait_us(now_us, amount - (cost or 1))
         if wait_us == 0:
             self.add(now_us, cost)

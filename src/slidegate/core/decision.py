@@ -163,16 +163,7 @@ class Decision:
         if not readings:
             return None
         asked = self._asked()
-        if len(readings) == 1:
-            place = 0
-        elif self.allowed:
-            left = [
-                (bucket.limits[at].amount - reading[0], -reading[1], place)
-                for place, ((bucket, _, at), reading) in enumerate(zip(asked, readings, strict=True))
-            ]
-            place = min(left)[2]
-        else:
-            place = max((reading[3] == NEVER, reading[3], -place) for place, reading in enumerate(readings))[2] * -1
+        place = binding_place(self.allowed, [bucket.limits[at].amount for bucket, _, at in asked], readings)
         return self._state(*asked[place], readings[place])
 
     def _asked(self) -> list[tuple[Bucket, str, int]]:
@@ -273,6 +264,19 @@ class Decision:
     def violated(self) -> tuple[LimitState, ...]:
         """The limits that had no room at once."""
         return tuple(state for state in self.states if state.retry_after_us != 0)
+
+
+def binding_place(allowed: bool, amounts: Sequence[int], readings: Sequence[Reading]) -> int:
+    """Return the place of the reading that decides, given the amount of each limit; see `Decision.binding`."""
+    if not allowed:
+        waits = [(reading[3] == NEVER, reading[3]) for reading in readings]
+        return waits.index(max(waits))
+    place = 0
+    for at in range(1, len(readings)):  # not with min(): most responses that name several limits come here
+        more = amounts[at] - readings[at][0] - (amounts[place] - readings[place][0])
+        if more < 0 or (more == 0 and readings[at][1] > readings[place][1]):
+            place = at
+    return place
 
 
 def ceil_s(span_us: int) -> int:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from struct import pack, unpack
+from struct import Struct, pack, unpack
 from typing import Final
 
 from .limits import MAX_RESOLUTION
 from .window import NEVER, Reading, check_positive, refuse_negative
 
+_TIME: Final = Struct("=q")
 _TIME_BYTES: Final = 8
 
 
@@ -49,6 +50,15 @@ class TimestampWindow:
 
     def spend(self, now_us: int, amount: int, cost: int) -> Reading:
         """See `Window.spend`."""
+        spent = self.spent
+        if cost == 1 and self.newest_us <= now_us < self.leaves_us and 0 < spent <= amount <= MAX_RESOLUTION:
+            # One more unit in a window that nothing has left: most hits end here.
+            if spent == amount:
+                return spent, self.leaves_us, self.newest_us, self.leaves_us - now_us
+            self._older += _TIME.pack(self.newest_us)
+            self.newest_us = now_us
+            self.spent = spent = spent + 1
+            return spent, self.leaves_us, now_us, 0
         wait_us = self.wait_us(now_us, amount - (cost or 1))
         if wait_us == 0:
             self.add(now_us, cost)

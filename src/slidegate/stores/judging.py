@@ -9,7 +9,7 @@ from ..core.bookings import BookedWindow, Note
 from ..core.decision import Bucket, Check, Decision, Reason
 from ..core.limits import Limit
 from ..core.rings import Ring
-from ..core.window import NEVER
+from ..core.window import NEVER, Reading
 from .tables import Entry, Table, cell_of
 
 OK: Final = Reason.OK
@@ -20,16 +20,28 @@ Flat: TypeAlias = list[tuple[Table, Limit, str, int]]
 """A demand, limit by limit: where its windows are, the limit, the key and the cost."""
 
 
-def judge(checks: Sequence[Check], flat: Flat, windows: list[Entry], now_us: int) -> Decision:
-    """Charge all windows or none, where none can be booked."""
-    if len(set(windows)) < len(windows):
-        return judge_all(checks, flat, windows, now_us)
-    asked = [(window, limit, cost) for window, (_, limit, _, cost) in zip(windows, flat, strict=True)]
-    waits = [window.wait_us(now_us, limit.amount - (cost or 1)) for window, limit, cost in asked]  # type: ignore[union-attr]
+def judge(
+    checks: Sequence[Check], asked: Sequence[tuple[Entry, int, int]], windows: list[Entry], now_us: int
+) -> Decision:
+    """Charge all windows or none: what `judge_all` does where no window is asked twice and nothing can be booked.
+
+    Args:
+        checks: The demand.
+        asked: (window, amount, cost) each.
+        windows: The windows alone, no two the same.
+        now_us: The moment.
+    """
+    # Loops, because a comprehension is a call on CPython 3.11: with two limits the whole hit takes a seventh less.
+    waits: list[int] = []
+    readings: list[Reading] = []
+    for window, amount, cost in asked:
+        waits.append(window.wait_us(now_us, amount - (cost or 1)))  # type: ignore[union-attr]
     if any(waits):
-        readings = [(w.spent, w.leaves_us, w.newest_us, wait_us) for w, wait_us in zip(windows, waits, strict=True)]
+        for place, window in enumerate(windows):
+            readings.append((window.spent, window.leaves_us, window.newest_us, waits[place]))
         return Decision(False, TOO_LARGE if NEVER in waits else LIMITED, now_us, checks, readings)
-    readings = [window.spend(now_us, limit.amount, cost) for window, limit, cost in asked]
+    for window, amount, cost in asked:
+        readings.append(window.spend(now_us, amount, cost))
     return Decision(True, OK, now_us, checks, readings, windows)
 
 
@@ -87,6 +99,16 @@ def judge_all(checks: Sequence[Check], flat: Flat, windows: list[Entry], now_us:
     return Decision(False, reason, now_us, checks, readings)
 
 
+def judge_and_keep(checks: Sequence[Check], flat: Flat, windows: list[Entry], now_us: int) -> Decision:
+    """Do what `judge_all` does, and put what it made for bookings in the places of the rings."""
+    before = windows.copy()
+    decision = judge_all(checks, flat, windows, now_us)
+    for (table, _, key, _), window, after in zip(flat, before, windows, strict=True):
+        if after is not window:
+            table.replace(key, window, after)
+    return decision
+
+
 def charge_all(checks: Sequence[Check], flat: Flat, windows: Sequence[Entry], now_us: int) -> Decision:
     """Charge all windows, whatever their limits."""
     notes: list[Note] = []
@@ -110,7 +132,8 @@ def hand_back(decision: Decision, flat: Flat, now_us: int) -> bool:
             changed |= window.remove(now_us, note.spent_us, note.units)
             if note.waits and isinstance(window, BookedWindow):
                 changed |= window.leave(note.spent_us)
-    decision.charge.clear()
+    if changed:
+        decision.charge.clear()
     return changed
 
 

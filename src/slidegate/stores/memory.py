@@ -29,7 +29,7 @@ from ..core.limits import Limit
 from ..core.protocols import Clock, Event, Observer
 from ..core.rings import new_window
 from ..core.window import NEVER
-from .judging import LIMITED, OK, TOO_LARGE, Flat, charge_all, hand_back, judge, judge_all
+from .judging import LIMITED, OK, TOO_LARGE, Flat, charge_all, hand_back, judge, judge_all, judge_and_keep
 from .observers import Observers
 from .tables import Entry, Table, cell_of
 
@@ -85,7 +85,7 @@ class MemoryStore:
         self._tables: dict[tuple[str, int, int, bool], Table] = {}
         self._bound: dict[Bucket, tuple[tuple[Table, Limit], ...]] = {}
         self._single: dict[Bucket, tuple[Table, dict[str | int, Entry | None], int]] = {}  # those with one limit
-        self._judge = judge  # until a bucket comes whose refusals do more than refuse
+        self._plain = True  # until a bucket comes whose refusals do more than refuse
         self._observers = Observers()
         self._keys = 0
         self._evictions = 0
@@ -132,8 +132,7 @@ class MemoryStore:
                     if wait_us:
                         return Decision(False, TOO_LARGE if wait_us == NEVER else LIMITED, now_us, checks, (reading,))
                     return Decision(True, OK, now_us, checks, (reading,), [window])
-            flat = self._flat(checks)
-            return self._judge(checks, flat, [self._window(table, key, now_us) for table, _, key, _ in flat], now_us)
+            return self._hit(checks, now_us)
         finally:
             events = self._pending
             if events:
@@ -195,13 +194,19 @@ class MemoryStore:
             logger.warning("%s: %s", event.kind, event.message)
             self._observers.tell(event)
 
-    def _judge_all(self, checks: Sequence[Check], flat: Flat, windows: list[Entry], now_us: int) -> Decision:
-        before = windows.copy()
-        decision = judge_all(checks, flat, windows, now_us)
-        for (table, _, key, _), window, after in zip(flat, before, windows, strict=True):
-            if after is not window:
-                table.replace(key, window, after)
-        return decision
+    def _hit(self, checks: Sequence[Check], now_us: int) -> Decision:
+        windows: list[Entry] = []
+        asked: list[tuple[Entry, int, int]] = []
+        distinct = True
+        for bucket, key, cost in checks:
+            for table, limit in self._bound.get(bucket) or self._bind(bucket):
+                window = table.windows.get(key) or self._window(table, key, now_us)
+                distinct = distinct and window not in windows
+                windows.append(window)
+                asked.append((window, limit.amount, cost))
+        if distinct and self._plain:
+            return judge(checks, asked, windows, now_us)
+        return judge_and_keep(checks, self._flat(checks), windows, now_us)
 
     def _flat(self, checks: Sequence[Check]) -> Flat:
         return [
@@ -219,7 +224,7 @@ class MemoryStore:
         bound = tuple((self._table(bucket.rule, limit), limit) for limit in bucket.limits)
         self._bound[bucket] = bound
         if bucket.count_denied or bucket.wait_us:
-            self._judge = self._judge_all
+            self._plain = False
         elif len(bound) == 1:
             ((table, limit),) = bound
             self._single[bucket] = table, table.windows, limit.amount

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from starlette.requests import HTTPConnection
 
-from ..core.decision import Decision
+from ..core.decision import Decision, Reason
 from ..core.errors import ConfigurationError, closest
 from ..limiter import check_cost
-from .judge import RECORD, Record
+from .judge import OFF, RECORD, Record
+
+_UNCOUNTED: Final = Decision(True, Reason.EXEMPT)
 
 
 async def charge(request: HTTPConnection, units: int, *, rule: str | None = None) -> Decision:
@@ -22,24 +26,33 @@ async def charge(request: HTTPConnection, units: int, *, rule: str | None = None
         rule: The name of the rule to charge; needed where several apply.
 
     Returns:
-        Where the key stands now.
+        Where the key stands now. Where the rule does not count this request (its client is on the allowlist, its plan
+        is unlimited, the middleware is switched off), nothing is charged and the reason is EXEMPT.
 
     Raises:
-        ConfigurationError: No such rule was counted on this request, several were and none is named, or `units` is no
+        ConfigurationError: No rule of that name stands above, several were counted and none is named, or `units` is no
             whole number.
     """
     check_cost(units, "units")
     record: Record | None = request.scope.get(RECORD)
+    if record is None and OFF not in request.scope:
+        raise ConfigurationError("charge: no RateLimitMiddleware stands above; write app.add_middleware(...)")
+    if record is None:
+        return _UNCOUNTED
     counted = {
         bucket.rule: (judge, (bucket, key, units))
-        for judge, decision in (zip(record.judges, record, strict=True) if record is not None else ())
+        for judge, decision in zip(record.judges, record, strict=True)
         for bucket, key, _ in decision.checks
     }
     if rule is None and len(counted) == 1:
         (rule,) = counted
-    if rule not in counted:
-        names = ", ".join(map(repr, counted)) or "none"
-        problem = "name one of them" if rule is None else f"{rule!r} is not among them{closest(rule, counted)}"
-        raise ConfigurationError(f"charge: the rules counted on this request are: {names}; {problem}")
-    judge, check = counted[rule]
-    return await judge.limiter.charge_all((check,))
+    if rule in counted:
+        judge, check = counted[rule]
+        return await judge.limiter.charge_all((check,))
+    # Exempt, allowlisted, an unlimited plan: what is not counted costs nothing afterwards either.
+    known = record.names()
+    if rule in known or (rule is None and not counted):
+        return _UNCOUNTED
+    names = ", ".join(map(repr, counted)) or "none"
+    problem = "name one of them" if rule is None else f"{rule!r} is no rule here{closest(rule, known)}"
+    raise ConfigurationError(f"charge: the rules counted on this request are: {names}; {problem}")

@@ -19,6 +19,7 @@ from .config_errors import Document
 from .findings import check_silence
 from .proxies import ClientAddress, client_ip
 from .rules import Exceeded, Rule
+from .users import user
 
 if TYPE_CHECKING:
     from . import schema
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 STORE_VARIABLE: Final = "SLIDEGATE_STORE"
 """The address of the store where neither code nor file names one."""
 
-_WORDS: Final[dict[str, keys.Key]] = {"everyone": keys.everyone, "user": keys.user}
+_WORDS: Final[dict[str, keys.Key]] = {"everyone": keys.everyone, "user": user}
 
 Stamp: TypeAlias = tuple[int, int, int, int] | None
 """What changes with a file; None if there is none."""

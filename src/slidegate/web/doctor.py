@@ -153,7 +153,7 @@ def _covers(earlier: Rule, later: Rule) -> bool:
 def _covers_path(earlier: Rule, later: Rule) -> bool:
     if earlier.pattern is None or later.pattern is None:
         return earlier.pattern is None
-    if not later.parameters:
+    if not later.convertors:
         return earlier.pattern.match(later.path) is not None
     below = _ALL_BELOW.fullmatch(earlier.path)
     if below is not None and later.path.partition("{")[0].startswith(below[1]):

@@ -132,10 +132,13 @@ class RateLimit:
             )
         if record.uncounted(scope):
             return
-        gate = record.gate.endpoints.gate(self, scope, endpoint)
-        if record.charged(gate.bucket.rule):
-            return
         judge = record.gate.judge
+        gate = record.gate.endpoints.gate(self, scope, endpoint)
+        if self.rule.name is None:
+            turn = record.turn(self, gate.bucket.rule)
+            gate = record.gate.endpoints.gate(self, scope, endpoint, turn) if turn else gate
+        if record.charged(gate.bucket, judge.limiter):
+            return
         decision = await judge.decide_at(gate, connection)
         if decision is None or decision.allowed:
             if decision is not None:
@@ -158,18 +161,29 @@ class Endpoints:
     def __init__(self, claimed: str) -> None:
         self._claimed = claimed
         self._places = Places()
-        self._gates: dict[tuple[RateLimit, Place | str], Gate] = {}
+        self._gates: dict[tuple[RateLimit, Place | str, int], Gate] = {}
         self._names: dict[Place | str, dict[str, str]] = {}
 
-    def gate(self, limit: RateLimit, scope: Scope, endpoint: object) -> Gate:
-        """Return what `limit` charges for a request that came by the place of `scope`."""
+    def names(self) -> set[str]:
+        """Return the names that users gave to limits that were met so far."""
+        return {gate.rule.name for gate in self._gates.values() if gate.rule.name is not None}
+
+    def gate(self, limit: RateLimit, scope: Scope, endpoint: object, turn: int = 0) -> Gate:
+        """Return what `limit` charges for a request that came by the place of `scope`.
+
+        Args:
+            limit: The limit.
+            scope: The request's.
+            endpoint: What to call the place where no router says.
+            turn: How many other limits that look the same have charged this request before.
+        """
         place: Place | str | None = self._places.find(scope)
         if place is None:
             function = endpoint or scope.get("endpoint") or limit
             place = f"{function.__module__}.{getattr(function, '__qualname__', type(function).__qualname__)}"
-        return self._gates.get((limit, place)) or self._make(limit, place, scope)
+        return self._gates.get((limit, place, turn)) or self._make(limit, place, scope, turn)
 
-    def _make(self, limit: RateLimit, place: Place | str, scope: Scope) -> Gate:
+    def _make(self, limit: RateLimit, place: Place | str, scope: Scope, turn: int) -> Gate:
         labels = [place if isinstance(place, str) else place.label]
         rule = copy(limit.rule)
         rule.path = labels[0]
@@ -181,7 +195,7 @@ class Endpoints:
         rule.path = rule.path.encode("ascii", "backslashreplace").decode()
         facts = self._claimed, limit.rule.identity, labels
         digest = blake2b(repr(facts).encode(), digest_size=8).hexdigest()
-        identity = rule.name or f"{rule.label[:40]}:{digest}"
+        identity = rule.name or f"{rule.label[:32]}:{digest}" + (f"#{turn + 1}" if turn else "")
         # Names have to differ on one response only, where limits are asked in the same order in every process.
         taken = self._names.setdefault(place, {})
         others = [name for name, owner in taken.items() if owner != identity]
@@ -189,6 +203,8 @@ class Endpoints:
         taken.update(dict.fromkeys(names, identity))
         bucket = Bucket(identity, rule.limits, names, count_denied=rule.count_denied)
         if len(self._gates) >= _MEMO:
-            self._gates.clear()  # objects made on the way of a request; the buckets they stand for stay
-        gate = self._gates[limit, place] = Gate(rule, bucket)
+            # Objects made on the way of a request; the buckets they stand for stay.
+            self._gates.clear()
+            self._names.clear()
+        gate = self._gates[limit, place, turn] = Gate(rule, bucket)
         return gate

@@ -96,12 +96,15 @@ class RuleSet:
                 raise ConfigurationError(
                     f'rules: expected a list such as [Rule("*", "100/minute")], not {rule!r} in it'
                 )
-            twin = by_identity.setdefault(rule.identity, rule)
-            if twin is not rule and not rule.exempt:
+            twin = by_identity.get(rule.identity)
+            by_identity[rule.identity] = rule
+            if twin is not None and not rule.exempt:
                 raise ConfigurationError(f"rules: {twin!r} and {rule!r} are one bucket; name one of them, or drop it")
             self._gates.append((rule, None if rule.exempt else Gate(rule, _bucket(rule, claim, taken))))
         self.reserving = {gate.bucket.rule: rule for rule, gate in self._gates if gate and rule.count_if is not None}
         """Rules that hand back what their `count_if` does not count, by the rule of their bucket."""
+        self.looking = {gate.bucket.rule for rule, gate in self._gates if gate and rule.action != "limit"}
+        """The rules of the buckets of gates that only look on."""
         self._known: dict[tuple[str, str, str], Selection] = {}
         self._always = self._select(("", "", "")) if all(rule.always for rule, _ in self._gates) else None
 
@@ -126,7 +129,7 @@ class RuleSet:
         if len(self._known) >= _MEMO:
             self._known.clear()
         # A path may be as long as the server lets it be; only ordinary ones are worth remembering.
-        if len(asked[2]) <= _MEMO_PATH:
+        if len(asked[1]) + len(asked[2]) <= _MEMO_PATH:
             self._known[asked] = selection
         return selection
 

@@ -5,14 +5,14 @@ Allowlist, blocklist, then every rule that matches, in one question to the limit
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Final
 
 import anyio
 from starlette.requests import HTTPConnection
 from starlette.types import Message, Receive, Scope, Send
 
-from ..core.decision import Bucket, Decision, Reason
+from ..core.decision import Bucket, Check, Decision, Reason
 from ..core.networks import Networks
 from ..core.protocols import Event
 from ..limiter import Limiter
@@ -34,6 +34,13 @@ _BLOCKED: Final = Decision(False, Reason.BLOCKED)
 _ALLOWLISTED: Final = Decision(True, Reason.ALLOWLISTED)
 _EXEMPT: Final = Decision(True, Reason.EXEMPT)
 _MEMO: Final = 4_096
+_STATUS: Final = {
+    "http.response.start": 200,
+    "websocket.accept": 101,
+    "websocket.http.response.start": 403,
+    "websocket.close": 403,
+}
+"""What starts a response, and its status where the message does not say."""
 
 
 class Record(list[Decision]):
@@ -46,21 +53,45 @@ class Record(list[Decision]):
         answered: Whether a response has begun.
     """
 
-    __slots__ = ("answered", "gate", "judges", "refused")
+    __slots__ = ("answered", "asked", "gate", "judges", "refused")
 
     judges: list[Judge]
     gate: RateLimitMiddleware
     refused: Decision | None
     answered: bool
+    asked: list[tuple[object, str]]
 
     def note(self, judge: Judge, decision: Decision) -> None:
         """Add a decision."""
         self.judges.append(judge)
         self.append(decision)
 
-    def charged(self, rule: str) -> bool:
-        """Tell whether a bucket of this rule was asked on this request."""
-        return any(bucket.rule == rule for decision in self for bucket, _, _ in decision.checks)
+    def charged(self, bucket: Bucket, limiter: Limiter) -> bool:
+        """Tell whether the same windows were asked about the same limits on this request."""
+        return any(
+            other.rule == bucket.rule and other.limits == bucket.limits and judge.limiter is limiter
+            for judge, decision in zip(self.judges, self, strict=True)
+            for other, _, _ in decision.checks
+        )
+
+    def turn(self, limit: object, rule: str) -> int:
+        """Return how many other limits at endpoints asked under this identity before: 0 for the first.
+
+        Two limits that look alike are two limits all the same, and each counts.
+        """
+        asked: list[tuple[object, str]] | None = getattr(self, "asked", None)
+        if asked is None:
+            asked = self.asked = []
+        others = [other for other, identity in asked if identity == rule]
+        if not any(other is limit for other in others):
+            asked.append((limit, rule))
+            others.append(limit)
+        return next(place for place, other in enumerate(others) if other is limit)
+
+    def names(self) -> set[str]:
+        """Return the names of all rules that stand on the way of this request, counted or not."""
+        names = self.gate.endpoints.names()
+        return names.union(*(judge.rules.names() for judge in self.judges))
 
     def uncounted(self, scope: Scope) -> bool:
         """Tell whether no limit counts this request: its client is on an allowlist, or it is a CORS preflight."""
@@ -71,8 +102,9 @@ class Record(list[Decision]):
     async def hand_back(self) -> None:
         """Hand back what was charged so far, except where refused requests count."""
         for judge, decision in zip(self.judges, self, strict=True):
-            if not any(bucket.count_denied for bucket, _, _ in decision.checks):
-                await judge.limiter.refund(decision)
+            for place, (bucket, _, _) in enumerate(decision.checks if decision.charge else ()):
+                if not bucket.count_denied:
+                    await judge.limiter.refund(decision.take_out(place))
 
     @property
     def decision(self) -> Decision:
@@ -113,7 +145,7 @@ class Judge:
         self._calls = calls
         self._exceeded: dict[tuple[str, str], None] = {}
 
-    def decide(self, scope: Scope, before: Sequence[Decision]) -> Decision | Awaitable[Decision]:
+    def decide(self, scope: Scope, before: Record) -> Decision | Awaitable[Decision]:
         """Decide about a request, given what gates further out decided."""
         client_key, address = self._client.locate(scope)
         if before and before[0].reason is Reason.ALLOWLISTED:
@@ -127,18 +159,33 @@ class Judge:
             return _EXEMPT if self._preflight is None else self.limiter.decide(((self._preflight, client_key, 1),))
         selection = self.rules.select(scope)
         if before:
-            selection = _without(selection, before)
+            selection = self._without(selection, before)
         if selection.onlookers:
             return self._watched(selection, scope, client_key)
         return self._apply(selection, scope, client_key)
 
+    def _without(self, selection: Selection, before: Record) -> Selection:
+        """Leave out the named rules that a gate further out has counted in the same place."""
+        gates = tuple(
+            gate for gate in selection.gates if not (gate.rule.name and before.charged(gate.bucket, self.limiter))
+        )
+        outer = {judge for judge in before.judges if judge.limiter is self.limiter}
+        looked = {rule for judge in outer for rule in judge.rules.looking}
+        onlookers = tuple(gate for gate in selection.onlookers if not (gate.rule.name and gate.bucket.rule in looked))
+        return Selection(gates, all(gate.plain for gate in gates), onlookers)
+
     def _apply(self, selection: Selection, scope: Scope, client_key: str) -> Decision | Awaitable[Decision]:
         """Put one question to the limiter about all gates that may refuse."""
-        if not selection.gates:
+        gates, plain, _ = selection
+        if not gates:
             return _EXEMPT
-        if not selection.plain:
+        if not plain:
             return self._ask(selection, scope, client_key)
-        return self.limiter.decide([gate.check(scope, self.limiter, client_key) for gate in selection.gates])
+        limiter = self.limiter
+        checks: list[Check] = []
+        for gate in gates:
+            checks.append(gate.check(scope, limiter, client_key))  # noqa: PERF401 - a comprehension is a call on 3.11
+        return limiter.decide(checks)
 
     async def decide_at(self, gate: Gate, request: HTTPConnection) -> Decision | None:
         """Decide about a limit at an endpoint, where the request has its body; None if it is not counted."""
@@ -192,9 +239,9 @@ class Judge:
 
         async def send_settled(message: Message) -> None:
             nonlocal settled
-            if message["type"] == "http.response.start" and not settled:
+            if message["type"] in _STATUS and not settled:
                 settled = True
-                await self.settle(decision, message["status"])
+                await self.settle(decision, message.get("status", _STATUS[message["type"]]))
             await send(message)
 
         return send_settled
@@ -228,12 +275,3 @@ def is_preflight(scope: Scope) -> bool:
     """Tell whether an OPTIONS request is a CORS preflight (Fetch standard, section 3.2.2)."""
     names = {name for name, _ in scope["headers"]}
     return b"origin" in names and b"access-control-request-method" in names
-
-
-def _without(selection: Selection, before: Sequence[Decision]) -> Selection:
-    """Leave out the named rules that a gate further out has charged."""
-    charged = {bucket.rule for decision in before for bucket, _, _ in decision.checks}
-    gates = tuple(gate for gate in selection.gates if gate.rule.name is None or gate.rule.name not in charged)
-    if len(gates) == len(selection.gates):
-        return selection
-    return Selection(gates, all(gate.plain for gate in gates), selection.onlookers)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
-from typing import Final, Protocol, TypeAlias, runtime_checkable
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
 
+from starlette.convertors import Convertor
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
@@ -115,36 +117,33 @@ class PathParam(_Value):
         name: The parameter.
     """
 
-    def __init__(self, name: str, fallback: Key | None, pattern: re.Pattern[str] | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        fallback: Key | None,
+        pattern: re.Pattern[str] | None = None,
+        convert: Callable[[str], object] = str,
+    ) -> None:
         _check_parameter("path_param", name)
         super().__init__(f"path:{name}", f"path:{name}", fallback)
         self.name = name
         self._pattern = pattern
+        self._convert = convert
 
-    def of(self, pattern: re.Pattern[str]) -> PathParam:
+    def of(self, pattern: re.Pattern[str], convert: Callable[[str], object]) -> PathParam:
         """Return the same key for a rule: its own pattern finds the parameter before any router does."""
-        return PathParam(self.name, self._fallback, pattern)
+        return PathParam(self.name, self._fallback, pattern, convert)
 
     def value(self, scope: Scope) -> bytes:
         found = self._pattern.match(route_path(scope)) if self._pattern is not None else None
-        value = found[self.name] if found is not None else scope.get("path_params", {}).get(self.name, "")
+        if found is None:
+            value = scope.get("path_params", {}).get(self.name, "")
+        else:
+            # The value and not its spelling: 1, 01 and 001 are one `{id:int}`.
+            with suppress(ValueError):
+                return str(self._convert(found[self.name])).encode(errors="surrogatepass")
+            value = found[self.name]
         return str(value).encode(errors="surrogatepass")
-
-
-class _User:
-    """The authenticated user; see `user`."""
-
-    identity = "user"
-
-    def find(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
-        person = scope.get("user")
-        if person is None:
-            person = scope.get("state", {}).get("user")
-        name = _name_of(person)
-        return limiter.key_for(f"user:{name}") if name else client_key
-
-    def __repr__(self) -> str:
-        return "user"
 
 
 class _Combined:
@@ -161,11 +160,6 @@ class _Combined:
         found = (key.find(scope, limiter, client_key).encode(errors="surrogatepass") for key in self.keys)
         # Each with its length, or "a" and "bc" would meet "ab" and "c".
         return limiter.digest("combined", b"".join(b"%d:%b" % (len(part), part) for part in found))
-
-
-user: Final = _User()
-"""Count each authenticated user: `request.user` as Starlette's `AuthenticationMiddleware` sets it (further out than the
-gate), else ``request.state.user``. Nobody logged in: the client's address."""
 
 
 def header(name: str, *, fallback: Key | None = None) -> Key:
@@ -215,6 +209,9 @@ def query(name: str, *, fallback: Key | None = None) -> Key:
 def path_param(name: str, *, fallback: Key | None = None) -> Key:
     """Count each value of a path parameter, digested: ``Rule("/tenants/{tenant}/jobs", key=path_param("tenant"))``.
 
+    What counts is the value that the path's own convertor makes: write ``{id:int}`` in the rule and in the route, or 1
+    and 01 are two clients for the rule and one for an endpoint that makes a number of the text itself.
+
     Args:
         name: The parameter's name, as in the rule's path.
         fallback: The key to use where the parameter is missing or empty; by default the middleware's `client`.
@@ -236,19 +233,19 @@ def combine(*keys: Key) -> Key:
     return _Combined(keys)
 
 
-def bind(key: Key, pattern: re.Pattern[str] | None, names: frozenset[str], where: str) -> Key:
+def bind(key: Key, pattern: re.Pattern[str] | None, convertors: Mapping[str, Convertor[Any]], where: str) -> Key:
     """Tie a rule's key to the rule's path.
 
     Raises:
         ConfigurationError: A path parameter that the path does not have.
     """
     if isinstance(key, _Combined):
-        return _Combined(tuple(bind(part, pattern, names, where) for part in key.keys))
+        return _Combined(tuple(bind(part, pattern, convertors, where) for part in key.keys))
     if not isinstance(key, PathParam):
         return key
-    if pattern is None or key.name not in names:
-        raise ConfigurationError(f"path_param: {where!r} has no parameter {key.name!r}{closest(key.name, names)}")
-    return key.of(pattern)
+    if pattern is None or key.name not in convertors:
+        raise ConfigurationError(f"path_param: {where!r} has no parameter {key.name!r}{closest(key.name, convertors)}")
+    return key.of(pattern, convertors[key.name].convert)
 
 
 def route_path(scope: Scope) -> str:
@@ -277,17 +274,3 @@ def _check_parameter(what: str, name: object) -> None:
         raise ConfigurationError(
             f'{what}: expected the name of a parameter, for example {what}("tenant"), not {name!r}'
         )
-
-
-def _name_of(person: object) -> str:
-    """Return what tells one user from another; empty for nobody."""
-    if person is None or getattr(person, "is_authenticated", True) is False:
-        return ""
-    for attribute in ("identity", "id", "display_name", "username"):
-        try:
-            name = getattr(person, attribute, None)
-        except NotImplementedError:  # what Starlette's own BaseUser does for what a subclass leaves out
-            continue
-        if isinstance(name, (str, int)) and name != "":
-            return str(name)
-    return str(person) if isinstance(person, (str, int)) else ""

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 Refused: TypeAlias = Callable[[HTTPConnection, Decision], Response | Awaitable[Response]]
 
 _JUDGED: Final = frozenset({"http", "websocket"})
+_WAITED: Final = Reason.WAITED  # CPython 3.11 takes a call to find a member
 
 logger = logging.getLogger("slidegate")
 
@@ -186,7 +187,7 @@ class RateLimitMiddleware:
         decision = answer if isinstance(answer, Decision) else await answer
         record.note(self.judge, decision)
         if decision.allowed:
-            if self._prepares or decision.reason is Reason.WAITED:
+            if self._prepares or decision.reason is _WAITED:
                 prepared = await self._prepare(scope, receive, send, record, decision)
                 if prepared is None:
                     return
@@ -208,7 +209,7 @@ class RateLimitMiddleware:
         self, scope: Scope, receive: Receive, send: Send, record: Record, decision: Decision
     ) -> tuple[Receive, Send] | None:
         """Do what only some middlewares or requests need; None if the client left while it waited."""
-        if decision.reason is Reason.WAITED:
+        if decision.reason is _WAITED:
             turn = await self.judge.wait(receive, decision)
             if turn is None:
                 return None

@@ -7,7 +7,8 @@ do not describe the dropped answer stay, so that what CORS and others added in b
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable
+from functools import lru_cache
 from typing import Final
 
 from starlette.types import Message, Receive, Scope, Send
@@ -39,12 +40,22 @@ def outgoing(scope: Scope, receive: Receive, send: Send, record: Record, writer:
                     return _replace(scope, receive, send, record, writer, message)
                 if writer is not None and message["type"] != "websocket.close":
                     # A copy: an application may send one prepared message again and again.
-                    message = {**message, "headers": [*message.get("headers", ()), *writer.fields(record)]}
+                    message = {**message, "headers": _joined(message.get("headers", ()), writer.fields(record))}
         elif replaced:
             return _drop()
         return send(message)
 
     return send_outgoing
+
+
+def _joined(theirs: Iterable[tuple[bytes, bytes]], ours: Fields) -> Fields:
+    """Put our fields behind the application's; a field comes once, and ours says what the gate knows."""
+    return [field for field in theirs if not _is_ours(field[0])] + ours if ours else list(theirs)
+
+
+@lru_cache(maxsize=1_024)
+def _is_ours(name: bytes) -> bool:
+    return b"ratelimit" in name.lower()
 
 
 async def _drop() -> None:

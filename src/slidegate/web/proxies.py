@@ -15,6 +15,7 @@ where all are trusted, the leftmost is the client.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from hashlib import blake2b
 from itertools import islice
 from typing import Final
@@ -22,7 +23,7 @@ from typing import Final
 from starlette.types import Scope
 
 from ..core.errors import ConfigurationError
-from ..core.networks import Address, Networks, parse_address
+from ..core.networks import Address, Networks, format_network, parse_address, parse_network
 from ..limiter import IPV6_PREFIX, MAX_KEY_BYTES, Limiter, address_key
 from .forwarded import field_value, read_node, split_forwarded, split_list
 from .keys import check_header_name
@@ -62,10 +63,26 @@ class ClientAddress:
         self.identity = f"client/{prefixes[0]}/{prefixes[1]}"
         self._peers: dict[str, tuple[str, Address | None]] = {}
         self._clients: dict[tuple[str, str], tuple[str, Address | None]] = {}
+        self._cut: dict[str, str] = {}
 
     def find(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
-        """See `Key.find`."""
-        return self.locate(scope)[0]
+        """See `Key.find`. Where this one trusts nobody, the middleware has found the client, and its prefix is cut."""
+        if self.trusted:
+            return self.locate(scope)[0]
+        return self._cut.get(client_key) or self._learn_cut(client_key)
+
+    def _learn_cut(self, client_key: str) -> str:
+        cut = client_key
+        if client_key[:1].isalnum() or client_key[:1] == ":":
+            with suppress(ConfigurationError):
+                version, first, last = parse_network(client_key)
+                known = (32 if version == 4 else 128) - (last - first).bit_length()
+                wanted = self._prefixes[0 if version == 4 else 1]
+                cut = format_network(version, first, min(known, wanted))
+        if len(self._cut) >= _MEMO:
+            self._cut.clear()
+        self._cut[client_key] = cut
+        return cut
 
     def locate(self, scope: Scope) -> tuple[str, Address | None]:
         """Return the client's key and its address, None where it has none."""
@@ -125,7 +142,8 @@ def client_ip(
 
     That is the socket's peer, unless the peer is a trusted proxy; then the header's entries (all lines of it) are
     walked from the right through trusted networks to the first untrusted one. An entry that is no address ends the walk
-    at the last trusted hop. IPv4 mapped into IPv6 is IPv4. A peer that is no address (a test client) is a client by its
+    at the last trusted hop. As the key of a rule, without `trusted`, it means the middleware's `client`, cut to the
+    prefixes given here. IPv4 mapped into IPv6 is IPv4. A peer that is no address (a test client) is a client by its
     name.
 
     Args:

@@ -119,6 +119,10 @@ class FileGate:
         **options: Any,
     ) -> None:
         self._guarded = app
+        if not isinstance(path, (str, PathLike)):
+            raise ConfigurationError(
+                f'from_file: expected the path of a file, for example "slidegate.toml", not {path!r}'
+            )
         self._path = Path(path)
         self._code = {
             name: value for name, value in options.items() if value is not None or name not in _NONE_IS_NOTHING

@@ -9,17 +9,19 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 from starlette.types import Message, Scope, Send
 
-from ..core.decision import Bucket, Decision, Reason, ceil_s
+from ..core.decision import Bucket, Decision, Reason, binding_place, ceil_s
 from ..core.limits import Limit, format_duration
 from ..core.window import NEVER
 
 HeaderStyle: TypeAlias = Literal["draft", "legacy", "both"]
 Fields: TypeAlias = list[tuple[bytes, bytes]]
-_Asked: TypeAlias = tuple[Reason, tuple[tuple[str, Limit], ...]]
+_Buckets: TypeAlias = Bucket | tuple[Bucket, ...]
+_Asked: TypeAlias = tuple[Reason, _Buckets, tuple[bool, ...]]
+"""What a refusal says besides the wait: why, who was asked and which of their limits had no room."""
 
 _TYPES: Final = "https://iana.org/assignments/http-problem-types#"
 _MEMO: Final = 4_096
@@ -37,6 +39,15 @@ def policy_item(name: str, limit: Limit) -> str:
     return f"{quote(name)};q={limit.amount}" + ("" if rest else f";w={seconds}")
 
 
+class _Policy(NamedTuple):
+    """What the buckets of a request say about themselves, whatever the moment."""
+
+    field: tuple[bytes, bytes]
+    names: tuple[bytes, ...]
+    """The quoted name of each limit."""
+    amounts: tuple[int, ...]
+
+
 class HeaderWriter:
     """Writes the fields that tell a client where it stands.
 
@@ -48,13 +59,12 @@ class HeaderWriter:
     def __init__(self, style: HeaderStyle) -> None:
         self._draft = style in ("draft", "both")
         self._legacy = style in ("legacy", "both")
-        self._policies: dict[tuple[Bucket, ...], bytes] = {}
-        self._singles: dict[Bucket, tuple[tuple[bytes, bytes], bytes]] = {}
+        self._known: dict[_Buckets, _Policy] = {}
 
     def fields(self, decisions: Sequence[Decision]) -> Fields:
         """Return the fields for everything that was asked on one request; the tightest limit is the one shown."""
-        if len(decisions) == 1 and len(decisions[0].readings) == 1 and not self._legacy:
-            return self._single(decisions[0])
+        if len(decisions) == 1 and not self._legacy and decisions[0].readings:
+            return self._only(decisions[0])
         asked = [decision for decision in decisions if decision.readings]
         if not asked:
             return []
@@ -64,9 +74,9 @@ class HeaderWriter:
         fields: Fields = []
         if self._draft:
             buckets = tuple(bucket for decision in asked for bucket, _, _ in decision.checks)
+            policy = self._known.get(buckets) or self._learn(buckets)
             value = f"{quote(state.name)};r={state.remaining};t={ceil_s(state.more_after_us)}"
-            fields.append((b"ratelimit-policy", self._policies.get(buckets) or self._policy(buckets)))
-            fields.append((b"ratelimit", value.encode()))
+            fields += [policy.field, (b"ratelimit", value.encode())]
         if self._legacy:
             reset_s = int(time.time()) + ceil_s(state.reset_after_us)
             fields.append((b"x-ratelimit-limit", b"%d" % state.limit.amount))
@@ -74,27 +84,35 @@ class HeaderWriter:
             fields.append((b"x-ratelimit-reset", b"%d" % reset_s))
         return fields
 
-    def _single(self, decision: Decision) -> Fields:
-        """Do what `fields` does, for one limit: nearly every request comes here."""
-        bucket = decision.checks[0][0]
-        spent, leaves_us, _, _ = decision.readings[0]
-        remaining = bucket.limits[0].amount - spent
+    def _only(self, decision: Decision) -> Fields:
+        """Do what `fields` does for one decision in the draft's style: nearly every response has just that."""
+        buckets, readings = _buckets(decision), decision.readings
+        field, names, amounts = self._known.get(buckets) or self._learn(buckets)
+        place = binding_place(decision.allowed, amounts, readings) if len(readings) > 1 else 0
+        spent, leaves_us, _, _ = readings[place]
+        remaining = amounts[place] - spent
         more_after_s = -((decision.now_us - leaves_us) // 1_000_000) if spent else 0
-        known = self._singles.get(bucket)
-        if known is None:
-            if len(self._singles) >= _MEMO:
-                self._singles.clear()
-            known = (b"ratelimit-policy", self._policy((bucket,))), quote(bucket.names[0]).encode()
-            self._singles[bucket] = known
-        policy, name = known
-        return [policy, (b"ratelimit", b"%b;r=%d;t=%d" % (name, remaining if remaining > 0 else 0, more_after_s))]
+        state = names[place], remaining if remaining > 0 else 0, more_after_s
+        return [field, (b"ratelimit", b"%b;r=%d;t=%d" % state)]
 
-    def _policy(self, buckets: tuple[Bucket, ...]) -> bytes:
-        items = [policy_item(*item) for bucket in buckets for item in zip(bucket.names, bucket.limits, strict=True)]
-        if len(self._policies) >= _MEMO:
-            self._policies.clear()
-        policy = self._policies[buckets] = ", ".join(dict.fromkeys(items)).encode()
+    def _learn(self, asked: _Buckets) -> _Policy:
+        buckets = (asked,) if isinstance(asked, Bucket) else asked
+        named = [item for bucket in buckets for item in zip(bucket.names, bucket.limits, strict=True)]
+        # A name that two gates share is written once.
+        field = b"ratelimit-policy", ", ".join(dict.fromkeys(policy_item(*item) for item in named)).encode()
+        if len(self._known) >= _MEMO:
+            self._known.clear()
+        policy = _Policy(
+            field, tuple(quote(name).encode() for name, _ in named), tuple(limit.amount for _, limit in named)
+        )
+        self._known[asked] = policy
         return policy
+
+
+def _buckets(decision: Decision) -> _Buckets:
+    """Return whom a decision asked, to look up what was made for them before."""
+    checks = decision.checks
+    return checks[0][0] if len(checks) == 1 else tuple([bucket for bucket, _, _ in checks])
 
 
 def tightest(decisions: Sequence[Decision]) -> Decision:
@@ -116,19 +134,21 @@ class Refusals:
     def answer(self, decision: Decision) -> tuple[int, bytes, Fields]:
         """Return status, body and header fields of the answer to a refused request."""
         readings = decision.readings
+        lacking: tuple[bool, ...] = (True,)
         if len(readings) == 1:
-            # One limit refused: nearly every refusal comes here.
-            bucket, wait_us = decision.checks[0][0], readings[0][3]
-            asked: _Asked = decision.reason, ((bucket.names[0], bucket.limits[0]),)
-            wait_s = None if wait_us == NEVER else ceil_s(wait_us)
+            wait_us = readings[0][3]
         else:
-            asked = decision.reason, tuple((state.name, state.limit) for state in decision.violated)
-            wait_s = decision.retry_after
-        status, body, fields = self._known.get(asked) or self._render(asked)
-        return (status, body, fields) if wait_s is None else (status, body, [*fields, (b"retry-after", b"%d" % wait_s)])
+            waits = [reading[3] for reading in readings]
+            wait_us = NEVER if NEVER in waits else max(waits, default=NEVER)
+            lacking = tuple(map(bool, waits))
+        asked = decision.reason, _buckets(decision), lacking
+        status, body, fields = self._known.get(asked) or self._render(asked, decision)
+        if wait_us == NEVER:
+            return status, body, fields
+        return status, body, [*fields, (b"retry-after", b"%d" % ceil_s(wait_us))]
 
-    def _render(self, asked: _Asked) -> tuple[int, bytes, Fields]:
-        status, problem = _problem(*asked)
+    def _render(self, asked: _Asked, decision: Decision) -> tuple[int, bytes, Fields]:
+        status, problem = _problem(decision.reason, [(state.name, state.limit) for state in decision.violated])
         # "<" cannot end a script element then, wherever the text is pasted.
         body = json.dumps(problem).replace("<", "\\u003c").encode()
         fields = [

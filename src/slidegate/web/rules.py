@@ -9,8 +9,10 @@ import re
 from collections.abc import Awaitable, Callable, Iterable
 from datetime import timedelta
 from hashlib import blake2b
-from typing import Final, Literal, TypeAlias
+from inspect import iscoroutinefunction
+from typing import Any, Final, Literal, TypeAlias
 
+from starlette.convertors import Convertor
 from starlette.requests import HTTPConnection
 from starlette.routing import compile_path
 
@@ -85,7 +87,7 @@ class Rule:
         final: bool = False,
     ) -> None:
         self.path = path
-        self.pattern, self.parameters = _compile(path)
+        self.pattern, self.convertors = _compile(path)
         self.methods = _methods(methods)
         if connection not in (None, "http", "websocket"):
             raise ConfigurationError(f'connection: expected "http" or "websocket", not {connection!r}')
@@ -93,11 +95,13 @@ class Rule:
         self._read_limits(limits, default_limits, exempt)
         if key is not None and not isinstance(key, Key) and not callable(key):
             raise ConfigurationError(f'key: expected client_ip(), header("X-API-Key") or a function, not {key!r}')
-        self.key = bind(key, self.pattern, self.parameters, path) if isinstance(key, Key) else key
+        if getattr(key, "__module__", "").startswith("slidegate.") and not isinstance(key, Key):
+            raise ConfigurationError(f'key: {key!r} makes a key; call it, for example header("X-API-Key")')
+        self.key = bind(key, self.pattern, self.convertors, path) if isinstance(key, Key) else key
         self.cost = cost if callable(cost) else self._fixed_cost(cost)
-        if count_if is not None and not callable(count_if):
+        if count_if is not None and (not callable(count_if) or iscoroutinefunction(count_if)):
             raise ConfigurationError(
-                f"count_if: expected a function such as lambda status: status == 401, not {count_if!r}"
+                f"count_if: expected a plain function such as lambda status: status == 401, not {count_if!r}"
             )
         self.count_if = count_if
         self.count_denied = count_denied
@@ -109,8 +113,13 @@ class Rule:
             )
         self.wait_max = wait_max if self.wait_us else 0
         self.name = None if name is None else check_name(name, "rule name")
+        for what, value in (("count_denied", count_denied), ("exempt", exempt), ("final", final)):
+            if not isinstance(value, bool):
+                raise ConfigurationError(f"{what}: expected True or False, not {value!r}")
         self.exempt = exempt
         self.final = final or exempt
+        if action != "limit" and (self.final or self.wait_us):
+            raise ConfigurationError(f"action: {action!r} only looks on; leave out exempt, final and wait")
 
     def _read_limits(self, limits: Limits | LimitsFunction | None, default_limits: Limits, exempt: bool) -> None:
         path = self.path
@@ -121,8 +130,8 @@ class Rule:
                 f"Rule({path!r}): exempt requests are not counted; leave out limits or exempt=True"
             )
         self.limits_function = limits if callable(limits) else None
-        fixed = default_limits if callable(limits) else limits
-        self.limits = parse_limits(fixed) if fixed is not None else ()
+        default = parse_limits(default_limits)
+        self.limits = default if callable(limits) else () if limits is None else parse_limits(limits)
 
     def _read_action(self, action: Action, on_exceeded: Exceeded | None) -> None:
         if action not in ("limit", "shadow", "track"):
@@ -152,7 +161,10 @@ class Rule:
     @property
     def label(self) -> str:
         """What to call the rule where people read it: its name, else its path."""
-        return self.name or ("default" if self.path == "*" else self.path.replace(":", "|").replace(";", "|")[:64])
+        if self.name is not None or self.path == "*":
+            return self.name or "default"
+        # It stands in header fields, which take printable ASCII only.
+        return self.path.encode("unicode_escape").decode().replace(":", "|").replace(";", "|")[:64]
 
     @property
     def identity(self) -> str:
@@ -178,10 +190,10 @@ class Rule:
     def matches(self, connection: str, method: str, path: str) -> bool:
         """Tell whether the rule is about a request."""
         if self.pattern is not None:
-            if not self.parameters:
-                if path != self.path:
-                    return False
-            elif self.pattern.match(path) is None:
+            # Starlette's router takes "/login\n" for "/login". A limit goes as far as the router does, and further;
+            # an exemption not an inch beyond what is written.
+            match = self.pattern.fullmatch if self.exempt else self.pattern.match
+            if match(path) is None:
                 return False
         return (self.methods is None or method in self.methods) and (
             self.connection is None or connection == self.connection
@@ -192,10 +204,10 @@ def _function_name(function: object) -> str:
     return "" if function is None else f"{function.__module__}.{getattr(function, '__qualname__', function)}"
 
 
-def _compile(path: object) -> tuple[re.Pattern[str] | None, frozenset[str]]:
-    """Return a path's pattern, None for ``"*"``, and the names of its parameters."""
+def _compile(path: object) -> tuple[re.Pattern[str] | None, dict[str, Convertor[Any]]]:
+    """Return a path's pattern, None for ``"*"``, and the convertors of its parameters."""
     if path == "*":
-        return None, frozenset()
+        return None, {}
     if not isinstance(path, str) or not path.startswith("/"):
         raise ConfigurationError(f'path: expected "*" or a path such as "/items/{{id}}", not {path!r}')
     if "*" in path:
@@ -206,7 +218,8 @@ def _compile(path: object) -> tuple[re.Pattern[str] | None, frozenset[str]]:
         pattern, _, convertors = compile_path(path)
     except (AssertionError, ValueError) as error:
         raise ConfigurationError(f"path: {path!r} cannot be used: {error}") from None
-    return pattern, frozenset(convertors)
+    # DOTALL: "{rest:path}" must not end at a newline that a narrower route below it takes.
+    return re.compile(pattern.pattern, re.DOTALL), convertors
 
 
 def _methods(methods: object) -> frozenset[str] | None:

@@ -25,7 +25,7 @@ def names_checked(init: Callable[_P, None]) -> Callable[_P, None]:
     def checked(*args: _P.args, **options: _P.kwargs) -> None:
         for option in options:
             if option not in known:
-                name = type(args[0]).__name__
+                name = init.__qualname__.partition(".")[0]
                 raise ConfigurationError(f"{name}: unknown option {option!r}{closest(option, known)}")
         init(*args, **options)
 

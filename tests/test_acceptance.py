@@ -1,0 +1,233 @@
+"""The code that users write, as the design shows it, and what it promises them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from fastapi import Depends, FastAPI
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+from starlette.testclient import TestClient
+from starlette.types import ASGIApp
+
+import slidegate.stores.memory
+from slidegate import (
+    Limiter,
+    MemoryStore,
+    Networks,
+    RateLimit,
+    RateLimitMiddleware,
+    Reason,
+    Rule,
+    client_ip,
+    everyone,
+    header,
+)
+from slidegate.core import CounterWindow, Limit, parse_limits
+from slidegate.testing import FakeClock
+
+PROXY = "10.0.0.1"
+
+
+@pytest.fixture(autouse=True)
+def steady_ns(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+    """Stop the clock of every memory store."""
+    clock = FakeClock(10**15)
+    monkeypatch.setattr(slidegate.stores.memory, "monotonic_ns", clock)
+    return clock
+
+
+def test_one_line_holds_every_client_to_a_hundred_requests_a_minute(steady_ns: FakeClock) -> None:
+    app = FastAPI()
+    app.add_middleware(RateLimitMiddleware, limits="100/minute")
+    client = TestClient(app)
+    answers = [client.get("/") for _ in range(101)]
+    assert [answer.status_code for answer in answers] == [404] * 100 + [429]
+    refused = answers[-1]
+    assert refused.headers["content-type"] == "application/problem+json"
+    assert refused.headers["cache-control"] == "no-store"
+    assert refused.headers["ratelimit-policy"] == '"default";q=100;w=60'
+    assert refused.headers["ratelimit"] == f'"default";r=0;t={refused.headers["retry-after"]}'
+    assert refused.json()["violated-policies"] == ["default"]
+    steady_ns.advance(int(refused.headers["retry-after"]) * 10**9)
+    assert client.get("/").status_code == 404
+
+
+class Visitor:
+    """Sends requests through the trusted proxy, or past it, to the application with the whole thing."""
+
+    def __init__(self) -> None:
+        app = FastAPI()
+
+        limiter = Limiter(MemoryStore())
+        app.add_middleware(
+            RateLimitMiddleware,
+            limiter=limiter,
+            client=client_ip(trusted=["10.0.0.0/8"], ipv6_prefix=64),
+            rules=[
+                Rule("/health", exempt=True),
+                Rule("/login", "5/minute; 50/hour", methods=["POST"]),
+                Rule("/api/{rest:path}", "100/10s", key=header("X-API-Key"), name="api"),
+                Rule("/export", "10/hour", cost=lambda request: 5),
+                Rule("*", "2000/second", key=everyone, name="service"),
+                Rule("*", "600/minute"),
+            ],
+            blocklist=Networks.from_file("blocked.netset"),
+            allowlist=Networks(["192.0.2.0/24"]),
+        )
+        self._app = app
+
+    def statuses(
+        self,
+        count: int,
+        path: str,
+        method: str = "GET",
+        *,
+        client: str = "203.0.113.9",
+        peer: str = PROXY,
+        key: str = "",
+    ) -> list[int]:
+        headers = {"X-Forwarded-For": f"198.51.100.7, {client}", **({"X-API-Key": key} if key else {})}
+        sender = TestClient(self._app, client=(peer, 1234), headers=headers)
+        return [sender.request(method, path).status_code for _ in range(count)]
+
+
+@pytest.fixture
+def visitor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Visitor:
+    (tmp_path / "blocked.netset").write_text("# by hand\n198.51.100.0/24\n")
+    monkeypatch.chdir(tmp_path)
+    return Visitor()
+
+
+def test_the_whole_thing_counts_each_rule_by_its_key(visitor: Visitor) -> None:
+    assert visitor.statuses(3, "/health") == [404] * 3
+    assert visitor.statuses(6, "/login", "POST") == [404] * 5 + [429]
+    assert visitor.statuses(1, "/login", "POST", client="203.0.113.10") == [404], "another client"
+    assert visitor.statuses(1, "/login") == [404], "another method"
+    assert visitor.statuses(3, "/export") == [404, 404, 429], "each costs five of ten"
+    assert visitor.statuses(101, "/api/items", key="one") == [404] * 100 + [429]
+    assert visitor.statuses(1, "/api/other", client="203.0.113.11", key="one") == [429], "the key is counted"
+    assert visitor.statuses(1, "/api/items", key="two") == [404]
+
+
+def test_the_whole_thing_knows_a_client_behind_the_trusted_proxy_only(visitor: Visitor) -> None:
+    assert visitor.statuses(1, "/", client="198.51.100.3") == [403], "on the blocklist"
+    assert visitor.statuses(601, "/", client="192.0.2.8") == [404] * 601, "on the allowlist"
+    assert visitor.statuses(601, "/", client="2001:db8::1")[-1] == 429
+    assert visitor.statuses(1, "/", client="2001:db8::2") == [429], "the same /64"
+    assert visitor.statuses(1, "/", client="2001:db8:0:1::2") == [404], "the next /64"
+    assert visitor.statuses(1, "/", client="192.0.2.8", peer="198.51.100.3") == [403], "a stranger is not believed"
+
+
+def test_the_whole_thing_holds_everyone_together_to_the_service_limit(visitor: Visitor) -> None:
+    counted = [visitor.statuses(500, "/", client=f"203.0.113.{number}") for number in range(1, 5)]
+    assert counted == [[404] * 500] * 4
+    assert visitor.statuses(1, "/", client="203.0.113.5") == [429]
+
+
+def dependency() -> ASGIApp:
+    app = FastAPI()
+    app.add_middleware(RateLimitMiddleware, rules=[])
+
+    @app.get("/search", dependencies=[Depends(RateLimit("5/second"))])
+    async def search() -> str:
+        return "found"
+
+    return app
+
+
+def decorated_fastapi(kind: str) -> ASGIApp:
+    app = FastAPI()
+    app.add_middleware(RateLimitMiddleware, rules=[])
+    if kind == "sync":
+
+        @app.get("/search")
+        @RateLimit("5/second")
+        def search() -> str:
+            return "found"
+
+    else:
+
+        @app.get("/search")
+        @RateLimit("5/second")
+        async def search_later() -> str:
+            return "found"
+
+    return app
+
+
+def decorated_starlette(kind: str) -> ASGIApp:
+    @RateLimit("5/second")
+    def search(request: Request) -> PlainTextResponse:
+        return PlainTextResponse("found")
+
+    @RateLimit("5/second")
+    async def search_later(request: Request) -> PlainTextResponse:
+        return PlainTextResponse("found")
+
+    route = Route("/search", search if kind == "sync" else search_later)
+    return Starlette(routes=[route], middleware=[Middleware(RateLimitMiddleware, rules=[])])
+
+
+def route_middleware() -> ASGIApp:
+    async def search(request: Request) -> PlainTextResponse:
+        return PlainTextResponse("found")
+
+    route = Route("/search", search, middleware=[Middleware(RateLimitMiddleware, limits="5/second")])
+    return Starlette(routes=[route])
+
+
+@pytest.mark.parametrize(
+    "app",
+    [
+        pytest.param(dependency, id="dependency"),
+        pytest.param(lambda: decorated_fastapi("sync"), id="decorator, fastapi, sync"),
+        pytest.param(lambda: decorated_fastapi("async"), id="decorator, fastapi, async"),
+        pytest.param(lambda: decorated_starlette("sync"), id="decorator, starlette, sync"),
+        pytest.param(lambda: decorated_starlette("async"), id="decorator, starlette, async"),
+        pytest.param(route_middleware, id="middleware of a route"),
+    ],
+)
+def test_an_endpoint_is_held_to_five_a_second(app: Callable[[], ASGIApp], steady_ns: FakeClock) -> None:
+    client = TestClient(app())
+    assert [client.get("/search").status_code for _ in range(6)] == [200] * 5 + [429]
+    steady_ns.advance(10**9)
+    assert client.get("/search").status_code == 200
+
+
+async def test_without_http_one_decision_says_everything() -> None:
+    limiter = Limiter(MemoryStore())
+    decision = await limiter.hit("user:42", "5/minute; 50/hour", cost=1)
+    assert (decision.allowed, decision.remaining, decision.retry_after) == (True, 4, 0)
+    assert (decision.reset_after, decision.reason) == (60, Reason.OK)
+    assert (await limiter.peek("user:42", "5/minute")).remaining == 3, "what a hit would leave"
+    assert await limiter.refund(decision) is True
+    assert await limiter.refund(decision) is False
+    refused = [await limiter.hit("user:42", "5/minute; 50/hour", cost=1) for _ in range(6)][-1]
+    assert (refused.allowed, refused.remaining, refused.retry_after) == (False, 0, 60)
+    assert (refused.reset_after, refused.reason) == (60, Reason.LIMITED)
+    assert await limiter.reset("user:42") is True
+    assert (await limiter.hit("user:42", "5/minute; 50/hour", cost=1)).remaining == 4
+
+
+async def test_a_limiter_is_opened_by_address_and_closed_twice() -> None:
+    async with Limiter.from_url("memory://") as limiter:
+        assert (await limiter.hit("user:42", "1/minute")).allowed
+        assert not (await limiter.hit("user:42", "1/minute")).allowed
+        await limiter.close()
+
+
+def test_the_arithmetic_is_there_for_anyone() -> None:
+    now_us = 1_694_749_689_568_000
+    window = CounterWindow(slices=10, slice_us=100_000)
+    window.add(now_us, 2)
+    assert (window.total(now_us), window.classic(now_us), window.completed(now_us)) == (2, 2, 0)
+    later_us = now_us + 1_000_000
+    assert (window.total(later_us), window.classic(later_us), window.completed(later_us)) == (2, 0, 2)
+    assert str(Limit(100, "1m", resolution=10)) == "100/1m @10"
+    assert [str(limit) for limit in parse_limits("5/minute; 100 per 2 hours; 10/30s")] == ["5/1m", "100/2h", "10/30s"]
