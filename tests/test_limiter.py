@@ -14,7 +14,8 @@ from datetime import timedelta
 import pytest
 
 from slidegate.core import Bucket, Check, ConfigurationError, Decision, Event, Limit, Observer, Reason, parse_limits
-from slidegate.limiter import MAX_KEY_BYTES, Limiter, address_key, canonical_key
+from slidegate.core.networks import address_key, canonical_key
+from slidegate.limiter import MAX_KEY_BYTES, Limiter
 from slidegate.stores.memory import MemoryStore
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.testing.contract import StoreContract

@@ -17,14 +17,12 @@ from urllib.parse import parse_qsl, urlsplit
 from .core.decision import Bucket, Check, Decision
 from .core.errors import ConfigurationError, closest
 from .core.limits import Limit, check_name, parse_limits
-from .core.networks import format_network, parse_address, parse_network
+from .core.networks import canonical_key
 from .core.protocols import Event, Observer, Store
 from .stores.memory import DEFAULT_MAX_KEYS, MemoryStore
 from .stores.observers import Observers
 
 MAX_KEY_BYTES: Final = 64
-IPV6_PREFIX: Final = 64
-"""One customer's line is usually a /64 (RFC 6177, RIPE-690), so that is one client."""
 DEFAULT_RULE: Final = "hit"
 _MEMO: Final = 4_096
 _MEMO_LENGTH: Final = 256
@@ -280,27 +278,6 @@ def _remember(memo: dict[_K, str], asked: _K, answer: str) -> None:
     if len(memo) >= _MEMO:
         memo.clear()
     memo[asked] = answer
-
-
-def canonical_key(key: str) -> str:
-    """Return the one spelling of a key that is an address or network, any other key as it is."""
-    if not key[0].isalnum() and key[0] != ":":
-        return key
-    address = parse_address(key)
-    if address is not None:
-        return address_key(*address)
-    if "/" in key:
-        try:
-            version, first, last = parse_network(key, strict=False)
-        except ConfigurationError:
-            return key
-        return format_network(version, first, (32 if version == 4 else 128) - (last - first).bit_length())
-    return key
-
-
-def address_key(version: int, value: int, ipv4_prefix: int = 32, ipv6_prefix: int = IPV6_PREFIX) -> str:
-    """Return the key of a client's address: the network of its prefix length, as text."""
-    return format_network(version, value, ipv4_prefix if version == 4 else ipv6_prefix)
 
 
 def check_cost(cost: object, what: str = "cost") -> int:

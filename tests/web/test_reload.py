@@ -312,3 +312,15 @@ def test_cf_07_a_hundred_reloads_under_load_lose_no_request_and_no_count(backend
     assert len(desk.heard.events) == 100, f"seed {seed}"
     assert len(answers) == 1_100, f"seed {seed}: every request is answered"
     assert (answers.count(200), answers.count(429)) == (400, len(answers) - 400), f"seed {seed}"
+
+
+async def test_a_rule_whose_windows_change_counts_anew_and_that_is_said(desk: Desk) -> None:
+    app = desk.gate(PLAIN)
+    assert await statuses(app, 4) == [200, 200, 200, 429]
+    desk.write(PLAIN.replace("3/hour", "3/day"))
+    await desk.pause(app)
+    assert await statuses(app, 4) == [200, 200, 200, 429]
+    assert desk.heard.kinds == ["config_reloaded", "windows_restarted"]
+    desk.write(PLAIN.replace("3/hour", "3/day; 9/hour"))
+    await desk.pause(app)
+    assert desk.heard.kinds[2:] == ["config_reloaded"], "another limit beside it restarts nothing"

@@ -17,14 +17,16 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from os import PathLike
 from pathlib import Path
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from .errors import ConfigurationError
 
 Address: TypeAlias = tuple[int, int]
 """(4 or 6, the address as an integer)."""
 
-_MAPPED = 0xFFFF << 32
+IPV6_PREFIX: Final = 64
+"""One customer's line is usually a /64 (RFC 6177, RIPE-690), so that is one client."""
+
 _BITS = {4: 32, 6: 128}
 _PREFIX = re.compile("0|[1-9][0-9]{0,2}")
 
@@ -93,6 +95,27 @@ def parse_network(text: str, *, strict: bool = True) -> tuple[int, int, int]:
             "(strict=False clears them)"
         )
     return version, first, first + size - 1
+
+
+def canonical_key(key: str) -> str:
+    """Return the one spelling of a key that is an address or network, any other key as it is."""
+    if not key[0].isalnum() and key[0] != ":":
+        return key
+    address = parse_address(key)
+    if address is not None:
+        return address_key(*address)
+    if "/" in key:
+        try:
+            version, first, last = parse_network(key, strict=False)
+        except ConfigurationError:
+            return key
+        return format_network(version, first, _BITS[version] - (last - first).bit_length())
+    return key
+
+
+def address_key(version: int, value: int, ipv4_prefix: int = 32, ipv6_prefix: int = IPV6_PREFIX) -> str:
+    """Return the key of a client's address: the network of its prefix length, as text."""
+    return format_network(version, value, ipv4_prefix if version == 4 else ipv6_prefix)
 
 
 class Networks:

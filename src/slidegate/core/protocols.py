@@ -16,8 +16,11 @@ Clock: TypeAlias = Callable[[], int]
 class Event:
     """Something an operator may want to know that is not an answer to one request.
 
-    Kinds: ``keys_shared`` (a store is full, further keys are counted in shared cells), ``shadow_refused`` (a shadow
-    rule would have refused a request), ``config_reloaded`` and ``config_rejected`` (a configuration file has changed).
+    Kinds:
+        ``keys_shared``: a store is full, further keys are counted in shared cells.
+        ``shadow_refused``: a shadow rule would have refused a request.
+        ``config_reloaded``, ``config_rejected``: a configuration file has changed.
+        ``windows_restarted``: a rule that was read again has other windows, and counts anew.
     """
 
     kind: str

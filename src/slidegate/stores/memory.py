@@ -33,7 +33,7 @@ from .judging import LIMITED, OK, TOO_LARGE, Flat, charge_all, hand_back, judge,
 from .observers import Observers
 from .tables import Entry, Table, cell_of
 
-# nginx counts 160,000 addresses in the 10 MB of its manual's example; at about 300 bytes each this is 30 MB.
+# nginx counts 160,000 addresses in the 10 MB of its manual's example; at 200 to 800 bytes each this is 20 to 80 MB.
 DEFAULT_MAX_KEYS: Final = 100_000
 SWEEP_STEP: Final = 64
 SWEEP_PAUSE_US: Final = 1_000_000

@@ -14,7 +14,8 @@ from starlette.applications import Starlette
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import Scope
 
-from ..limiter import IPV6_PREFIX, Limiter
+from ..core.networks import IPV6_PREFIX
+from ..limiter import Limiter
 from ..stores.memory import MemoryStore
 from .findings import Finding
 from .proxies import UNKNOWN_PEER, ClientAddress

@@ -23,8 +23,16 @@ from typing import Final
 from starlette.types import Scope
 
 from ..core.errors import ConfigurationError
-from ..core.networks import Address, Networks, format_network, parse_address, parse_network
-from ..limiter import IPV6_PREFIX, MAX_KEY_BYTES, Limiter, address_key
+from ..core.networks import (
+    IPV6_PREFIX,
+    Address,
+    Networks,
+    address_key,
+    format_network,
+    parse_address,
+    parse_network,
+)
+from ..limiter import MAX_KEY_BYTES, Limiter
 from .forwarded import field_value, read_node, split_forwarded, split_list
 from .keys import check_header_name
 

@@ -183,6 +183,7 @@ class FileGate:
                 self._reading.release()
 
     def _take_over(self) -> None:
+        before = self.app.rules
         try:
             self.app = self._read()
         except ConfigurationError as error:
@@ -192,6 +193,10 @@ class FileGate:
             self._tell(logging.ERROR, "config_rejected", f"the rules at work stay: {error!r}")
         else:
             self._tell(logging.INFO, "config_reloaded", f"{self._path}: rules at work: {len(self.app.rules)}")
+            windows = {rule.label: {limit.same_window for limit in rule.limits} for rule in before}
+            for rule in self.app.rules:
+                if windows.get(rule.label, set()) - {limit.same_window for limit in rule.limits}:
+                    self._tell(logging.INFO, "windows_restarted", f"rule {rule.label!r} counts anew in other windows")
 
     def _tell(self, level: int, kind: str, message: str) -> None:
         logger.log(level, "%s: %s", kind, message)
