@@ -255,6 +255,8 @@ async def test_the_applications_own_fields_of_our_names_give_way() -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await PlainTextResponse("hi", headers={"RateLimit": "x", "X-RateLimit-Limit": "5"})(scope, receive, send)
 
-    answer = await call(RateLimitMiddleware(app, limits="5/minute"))
-    assert answer.headers["ratelimit"] == '"default";r=4;t=60'
-    assert "x-ratelimit-limit" not in answer.headers
+    answer = await call(RateLimitMiddleware(app, limits="9/minute"))
+    assert answer.headers["ratelimit"] == '"default";r=8;t=60'
+    assert answer.headers["x-ratelimit-limit"] == "5", "we send no field of this name"
+    both = await call(RateLimitMiddleware(app, limits="9/minute", headers="both"))
+    assert both.headers["x-ratelimit-limit"] == "9"

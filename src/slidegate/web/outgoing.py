@@ -8,7 +8,6 @@ do not describe the dropped answer stay, so that what CORS and others added in b
 from __future__ import annotations
 
 from collections.abc import Awaitable, Iterable
-from functools import lru_cache
 from typing import Final
 
 from starlette.types import Message, Receive, Scope, Send
@@ -18,6 +17,9 @@ from .responses import Fields, HeaderWriter
 
 _FIRST: Final = frozenset(
     {"http.response.start", "websocket.accept", "websocket.http.response.start", "websocket.close"}
+)
+_OURS: Final = frozenset(
+    {b"ratelimit", b"ratelimit-policy", b"x-ratelimit-limit", b"x-ratelimit-remaining", b"x-ratelimit-reset"}
 )
 _OF_THE_ANSWER: Final = frozenset(
     b"accept-ranges age allow cache-control content-disposition content-encoding content-language content-length "
@@ -50,12 +52,14 @@ def outgoing(scope: Scope, receive: Receive, send: Send, record: Record, writer:
 
 def _joined(theirs: Iterable[tuple[bytes, bytes]], ours: Fields) -> Fields:
     """Put our fields behind the application's; a field comes once, and ours says what the gate knows."""
-    return [field for field in theirs if not _is_ours(field[0])] + ours if ours else list(theirs)
-
-
-@lru_cache(maxsize=1_024)
-def _is_ours(name: bytes) -> bool:
-    return b"ratelimit" in name.lower()
+    joined = list(theirs)
+    for name, _ in joined:
+        if name in _OURS:
+            own = {name for name, _ in ours}
+            joined = [field for field in joined if field[0] not in own]
+            break
+    joined += ours
+    return joined
 
 
 async def _drop() -> None:
