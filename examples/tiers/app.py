@@ -13,7 +13,7 @@ import logging
 from fastapi import APIRouter, FastAPI, HTTPException
 from starlette.requests import HTTPConnection
 
-from slidegate import Decision, Limiter, RateLimitMiddleware, Rule, client_ip, header
+from slidegate import Decision, Limiter, RateLimitMiddleware, Rule, client_ip, document_limits, header
 
 logger = logging.getLogger("tiers")
 
@@ -48,7 +48,7 @@ async def article(number: int) -> dict[str, int]:
     return {"article": number}
 
 
-@accounts.post("/login")
+@accounts.post("/login", responses={401: {"description": "Wrong password"}})
 async def login(password: str) -> dict[str, str]:
     """Let in who knows the word."""
     if password != "open sesame":
@@ -73,6 +73,7 @@ def make_app(limiter: Limiter | None = None) -> FastAPI:
             Rule("*", "2000/minute", name="all"),
         ],
     )
+    document_limits(app)
     return app
 
 

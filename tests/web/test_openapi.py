@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from starlette.middleware import Middleware
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
+from examples.tiers.app import make_app as make_tiers
 from slidegate import ConfigurationError, RateLimit, RateLimitMiddleware, Rule, document_limits, everyone
 from slidegate.web.openapi import _covers, _overlap, _segments
 
@@ -224,12 +226,18 @@ def statuses_of(operation: Any) -> set[int]:
     return found
 
 
-def test_generated_requests_meet_a_429_where_one_is_documented_and_nowhere_else() -> None:
-    app = shop()
+@pytest.mark.parametrize(
+    ("make_app", "unlimited"), [(shop, {"GET /health"}), (make_tiers, set())], ids=["shop", "examples.tiers"]
+)
+def test_generated_requests_meet_a_429_where_one_is_documented_and_nowhere_else(
+    make_app: Callable[[], FastAPI], unlimited: set[str]
+) -> None:
+    app = make_app()
     operations = [found.ok() for found in schemathesis.openapi.from_asgi("/openapi.json", app).get_all_operations()]
     met = {operation.label: statuses_of(operation) for operation in operations}
     assert {label for label, statuses in met.items() if 429 in statuses} == limited(app.openapi())
-    assert met["GET /health"] == {200}
+    assert met.keys() - limited(app.openapi()) == unlimited
+    assert all(met[label] == {200} for label in unlimited)
 
 
 def test_an_undocumented_429_is_found() -> None:
