@@ -22,7 +22,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "core": (set(), set()),
     "limiter": ({"core", "stores"}, set()),
     "stores": ({"core"}, set()),
-    "web": ({"core", "limiter", "stores"}, {"starlette", "anyio", "pydantic", "pydantic_core"}),
+    "web": ({"core", "limiter"}, {"starlette", "anyio", "pydantic", "pydantic_core"}),
     "ops": ({"core", "limiter", "stores", "web"}, {"starlette"}),
     "testing": ({"core", "limiter", "stores"}, {"hypothesis", "pytest"}),
     "__init__": ({"core", "limiter", "stores", "web"}, set()),

@@ -18,7 +18,7 @@ from .core.decision import Bucket, Check, Decision
 from .core.errors import ConfigurationError, closest
 from .core.limits import Limit, check_name, parse_limits
 from .core.networks import canonical_key
-from .core.protocols import Event, Observer, Store
+from .core.protocols import Clock, Event, Observer, Store
 from .stores.memory import DEFAULT_MAX_KEYS, MemoryStore
 from .stores.observers import Observers
 
@@ -216,6 +216,16 @@ class Limiter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+    @property
+    def per_process(self) -> bool:
+        """Whether every process counts for itself."""
+        return isinstance(self.store, MemoryStore)
+
+    @property
+    def clock(self) -> Clock | None:
+        """The clock given to a store of this process; None for the store's own."""
+        return self.store.clock if isinstance(self.store, MemoryStore) else None
 
     def tell(self, event: Event) -> None:
         """Tell the observers of something that happened above the store."""

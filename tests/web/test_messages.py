@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Iterable
-from functools import partial
 from typing import Any
 
 import anyio
@@ -71,7 +70,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
         clock.advance(round(seconds * 1_000_000))
         await anyio.lowlevel.checkpoint()
 
-    monkeypatch.setattr(messages, "MemoryStore", partial(MemoryStore, clock=clock))
+    monkeypatch.setattr(messages, "Limiter", lambda: Limiter(MemoryStore(clock=clock)))
     monkeypatch.setattr(messages.anyio, "sleep", sleep)
     return clock
 
@@ -189,7 +188,7 @@ async def test_ws_05_nothing_of_a_connection_is_kept_when_it_is_over(monkeypatch
             super().__init__()
             alive.add(self)
 
-    monkeypatch.setattr(messages, "MemoryStore", Counted)
+    monkeypatch.setattr(messages, "Limiter", lambda: Limiter(Counted()))
     store = MemoryStore()
     everybody_is_here = anyio.Event()
 

@@ -162,12 +162,12 @@ def test_cf_10_several_processes_with_a_memory_store_each_are_found(monkeypatch:
     assert codes(found) == ["SG103"]
     assert "--workers 4 in the command line" in found.findings[0].message
 
-    class Elsewhere(MemoryStore):
-        """Stands for a store that all processes share."""
+    class Shared(Limiter):
+        """Stands for a limiter on a store that all processes share."""
 
-    shared = Limiter(Elsewhere())
-    monkeypatch.setattr("slidegate.web.doctor.MemoryStore", type("Other", (), {}))
-    assert codes(gate(limiter=shared)) == []
+        per_process = False
+
+    assert codes(gate(limiter=Shared())) == []
 
 
 # -- rules that never apply ----------------------------------------------------------------------------------------

@@ -16,7 +16,6 @@ from starlette.types import Scope
 
 from ..core.networks import IPV6_PREFIX
 from ..limiter import Limiter
-from ..stores.memory import MemoryStore
 from .findings import Finding
 from .proxies import UNKNOWN_PEER, ClientAddress
 from .rules import Rule
@@ -63,7 +62,7 @@ def examine(gate: Guard, client: ClientAddress, switched_off: str) -> Iterator[F
         if isinstance(address, ClientAddress):
             yield from _about_address(address)
     where = many_workers(os.environ, sys.argv)
-    if where and isinstance(gate.limiter.store, MemoryStore):
+    if where and gate.limiter.per_process:
         yield Finding("SG103", f"limits are per process: with {where} a client gets up to that many times each")
     for earlier, later in hidden_rules(gate.rules):
         yield Finding("SG104", f"{later!r} can never apply: {earlier!r} comes first, covers it and ends the list")
@@ -95,8 +94,8 @@ def _about_layers(gate: Guard) -> Iterator[Finding]:
                 yield Finding(
                     "SG105", f"rule {name!r} stands in two middlewares, one inside the other; it is charged once"
                 )
-            stores = gate.limiter.store, layer.limiter.store
-            if len({id(store.clock) for store in stores if isinstance(store, MemoryStore)}) > 1:
+            clocks = {id(limiter.clock) for limiter in (gate.limiter, layer.limiter) if limiter.per_process}
+            if len(clocks) > 1:
                 yield Finding(
                     "SG106", "two gates, one inside the other, tell the time by different clocks; give both one limiter"
                 )

@@ -17,7 +17,6 @@ from ..core.decision import Bucket, Decision
 from ..core.errors import ConfigurationError
 from ..core.limits import Limit, parse_limits
 from ..limiter import Limiter
-from ..stores.memory import MemoryStore
 from .keys import Key
 from .proxies import ClientAddress
 
@@ -71,7 +70,7 @@ class MessageLimits:
         """Return the channels of one connection, with its messages counted."""
         if self._key == "connection":
             # What lives as long as the connection needs no store that others share, and goes when it goes.
-            limiter, key = Limiter(MemoryStore()), "connection"
+            limiter, key = Limiter(), "connection"
         else:
             limiter, key = self._limiter, self._client.locate(scope)[0]
             if isinstance(self._key, Key):
