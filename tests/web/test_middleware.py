@@ -264,6 +264,7 @@ async def test_an_outer_allowlist_lets_through_every_gate_further_in() -> None:
     inner = RateLimitMiddleware(hello, limits="1/hour")
     app = RateLimitMiddleware(inner, limits="1/hour", allowlist=Networks([PEER]))
     assert await statuses(app, 3) == [200, 200, 200]
+    assert await statuses(RateLimitMiddleware(app, limits="3/hour"), 4) == [200, 200, 200, 429]
 
 
 async def test_cc_08_one_named_rule_met_twice_is_charged_once_and_warned_about(

@@ -97,6 +97,10 @@ class Record(list[Decision]):
         """Tell whether no limit counts this request: its client is on an allowlist, or it is a CORS preflight."""
         if scope.get("method") == "OPTIONS" and is_preflight(scope):
             return True
+        return self.allowlisted()
+
+    def allowlisted(self) -> bool:
+        """Tell whether the client is on the allowlist of a gate on the way."""
         return any(decision.reason is Reason.ALLOWLISTED for decision in self)
 
     async def hand_back(self) -> None:
@@ -148,8 +152,8 @@ class Judge:
     def decide(self, scope: Scope, before: Record) -> Decision | Awaitable[Decision]:
         """Decide about a request, given what gates further out decided."""
         client_key, address = self._client.locate(scope)
-        if before and before[0].reason is Reason.ALLOWLISTED:
-            return before[0]
+        if before and before.allowlisted():
+            return _ALLOWLISTED
         if address is not None:
             if self._allowlist is not None and self._allowlist.covers(*address):
                 return _ALLOWLISTED
