@@ -11,12 +11,13 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from hashlib import blake2b
 from types import TracebackType
-from typing import Final, Self, TypeVar
+from typing import Final, Self
 from urllib.parse import parse_qsl, urlsplit
 
 from .core.decision import Bucket, Check, Decision
 from .core.errors import ConfigurationError, closest
 from .core.limits import Limit, check_name, parse_limits
+from .core.memo import MEMO_SIZE, remember
 from .core.networks import canonical_key
 from .core.protocols import Clock, Event, Observer, Store
 from .stores.memory import DEFAULT_MAX_KEYS, MemoryStore
@@ -24,10 +25,8 @@ from .stores.observers import Observers
 
 MAX_KEY_BYTES: Final = 64
 DEFAULT_RULE: Final = "hit"
-_MEMO: Final = 4_096
 _MEMO_LENGTH: Final = 256
 _NUMBER: Final = re.compile("[0-9]{1,18}")
-_K = TypeVar("_K")
 
 
 class Limiter:
@@ -241,7 +240,7 @@ class Limiter:
             digest = blake2b(kind.encode() + b"\0" + value, key=self._secret, digest_size=16).hexdigest()
             known = f"{kind[: MAX_KEY_BYTES - 33]}#{digest}"
             if len(value) <= _MEMO_LENGTH:
-                _remember(self._digests, (kind, value), known)
+                remember(self._digests, (kind, value), known)
         return known
 
     def claim(self, rule: str) -> str:
@@ -251,7 +250,7 @@ class Limiter:
 
     def _bucket(self, rule: str, limits: str | Limit | Sequence[Limit]) -> Bucket:
         parsed = parse_limits(limits)
-        if sum(map(len, self._buckets.values())) >= _MEMO:
+        if sum(map(len, self._buckets.values())) >= MEMO_SIZE:
             self._buckets.clear()
         buckets = self._buckets.setdefault(check_name(rule, "rule"), {})
         bucket = buckets.setdefault(parsed, Bucket(rule, parsed))
@@ -272,7 +271,7 @@ class Limiter:
         if len(encoded) > MAX_KEY_BYTES:
             known = self.digest("long", encoded)
         if len(key) <= _MEMO_LENGTH:
-            _remember(self._keys, key, known)
+            remember(self._keys, key, known)
         return known
 
 
@@ -282,12 +281,6 @@ def _check_secret(secret: object) -> bytes:
         # Whatever was given may be a secret all the same, so the message does not repeat it.
         raise ConfigurationError("secret: expected 16 to 64 bytes, for example from secrets.token_hex(32)")
     return encoded
-
-
-def _remember(memo: dict[_K, str], asked: _K, answer: str) -> None:
-    if len(memo) >= _MEMO:
-        memo.clear()
-    memo[asked] = answer
 
 
 def check_cost(cost: object, what: str = "cost") -> int:

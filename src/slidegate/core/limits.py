@@ -108,10 +108,14 @@ def check_name(name: object, what: str) -> str:
     return name
 
 
-def _whole(value: object, low: int, high: int, what: str, example: str) -> int:
+def check_whole(value: object, low: int, high: int, what: str, example: str) -> None:
+    """See that `value` is a whole number from `low` to `high`.
+
+    Raises:
+        ConfigurationError: It is not; the message says what `what` is, and shows the example.
+    """
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
         raise ConfigurationError(f"{what}: expected a whole number from {low} to {high}, {example}, not {value!r}")
-    return value
 
 
 class Limit:
@@ -150,11 +154,11 @@ class Limit:
         resolution: int = DEFAULT_RESOLUTION,
         name: str | None = None,
     ) -> None:
-        _whole(amount, 1, MAX_AMOUNT, "amount", 'for example Limit(100, "1m")')
+        check_whole(amount, 1, MAX_AMOUNT, "amount", 'for example Limit(100, "1m")')
         window_us = parse_duration_us(window, "window")
         if not MIN_WINDOW_US <= window_us <= MAX_WINDOW_US:
             raise ConfigurationError(f'window: expected 1 ms to 400 days, for example "30s", not {window!r}')
-        _whole(resolution, 1, MAX_RESOLUTION, "resolution", "for example 64")
+        check_whole(resolution, 1, MAX_RESOLUTION, "resolution", "for example 64")
         if resolution * 10 > window_us:
             raise ConfigurationError(
                 f"resolution: {resolution} slices of {format_duration(window_us)} would be shorter than 10 us; "

@@ -97,6 +97,11 @@ def parse_network(text: str, *, strict: bool = True) -> tuple[int, int, int]:
     return version, first, first + size - 1
 
 
+def prefix_length(version: int, first: int, last: int) -> int:
+    """Return the prefix length of a network, given its first and last address."""
+    return _BITS[version] - (last - first).bit_length()
+
+
 def canonical_key(key: str) -> str:
     """Return the one spelling of a key that is an address or network, any other key as it is."""
     if not key[0].isalnum() and key[0] != ":":
@@ -109,7 +114,7 @@ def canonical_key(key: str) -> str:
             version, first, last = parse_network(key, strict=False)
         except ConfigurationError:
             return key
-        return format_network(version, first, _BITS[version] - (last - first).bit_length())
+        return format_network(version, first, prefix_length(version, first, last))
     return key
 
 

@@ -10,6 +10,7 @@ from starlette.types import Scope
 from ..core.decision import Bucket, Check, unique_name, wire_names
 from ..core.errors import ConfigurationError
 from ..core.limits import Limit, parse_limits
+from ..core.memo import remember
 from ..limiter import Limiter
 from .keys import Key, route_path
 from .rules import Limits, Rule
@@ -60,9 +61,7 @@ class Gate:
         if known is None:
             parsed = parse_limits(limits)
             known = self._plans.get(parsed) or _make_bucket(self.rule, self.bucket.rule, parsed)
-            if len(self._plans) >= _MEMO_PLANS:
-                self._plans.clear()
-            self._plans[parsed] = known
+            remember(self._plans, parsed, known, _MEMO_PLANS)
             if isinstance(limits, (str, Limit)):
                 self._plans[limits] = known
         return known
@@ -126,11 +125,9 @@ class RuleSet:
         limiting = tuple(gate for gate in found if gate.rule.action == "limit")
         onlookers = tuple(gate for gate in found if gate.rule.action != "limit")
         selection = Selection(limiting, all(gate.plain for gate in limiting), onlookers)
-        if len(self._known) >= _MEMO:
-            self._known.clear()
         # A path may be as long as the server lets it be; only ordinary ones are worth remembering.
         if len(asked[1]) + len(asked[2]) <= _MEMO_PATH:
-            self._known[asked] = selection
+            remember(self._known, asked, selection, _MEMO)
         return selection
 
     def names(self) -> set[str]:

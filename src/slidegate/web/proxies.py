@@ -23,6 +23,8 @@ from typing import Final
 from starlette.types import Scope
 
 from ..core.errors import ConfigurationError
+from ..core.limits import check_whole
+from ..core.memo import remember
 from ..core.networks import (
     IPV6_PREFIX,
     Address,
@@ -31,6 +33,7 @@ from ..core.networks import (
     format_network,
     parse_address,
     parse_network,
+    prefix_length,
 )
 from ..limiter import MAX_KEY_BYTES, Limiter
 from .forwarded import field_value, read_node, split_forwarded, split_list
@@ -42,7 +45,6 @@ UNIX: Final = "unix"
 """The entry among trusted proxies that stands for peers without an address."""
 
 MAX_HOPS: Final = 64
-_MEMO: Final = 4_096
 _MEMO_LENGTH: Final = 256
 _EXAMPLE: Final = 'for example client_ip(trusted=["10.0.0.0/8"]), or the number of proxies, client_ip(trusted=1)'
 
@@ -81,16 +83,11 @@ class ClientAddress:
 
     def _learn_cut(self, client_key: str) -> str:
         cut = client_key
-        if client_key[:1].isalnum() or client_key[:1] == ":":
-            with suppress(ConfigurationError):
-                version, first, last = parse_network(client_key)
-                known = (32 if version == 4 else 128) - (last - first).bit_length()
-                wanted = self._prefixes[0 if version == 4 else 1]
-                cut = format_network(version, first, min(known, wanted))
-        if len(self._cut) >= _MEMO:
-            self._cut.clear()
-        self._cut[client_key] = cut
-        return cut
+        with suppress(ConfigurationError):
+            version, first, last = parse_network(client_key)
+            wanted = self._prefixes[0 if version == 4 else 1]
+            cut = format_network(version, first, min(prefix_length(version, first, last), wanted))
+        return remember(self._cut, client_key, cut)
 
     def locate(self, scope: Scope) -> tuple[str, Address | None]:
         """Return the client's key and its address, None where it has none."""
@@ -106,9 +103,7 @@ class ClientAddress:
         if known is None:
             known = self._walk(host, value)
             if len(value) <= _MEMO_LENGTH:
-                if len(self._clients) >= _MEMO:
-                    self._clients.clear()
-                self._clients[host, value] = known
+                remember(self._clients, (host, value), known)
         return known
 
     def _walk(self, host: str, value: str) -> tuple[str, Address | None]:
@@ -132,10 +127,7 @@ class ClientAddress:
                 key = f"peer#{blake2b(key.encode(errors='surrogatepass'), digest_size=16).hexdigest()}"
         else:
             key = UNKNOWN_PEER
-        if len(self._peers) >= _MEMO:
-            self._peers.clear()
-        self._peers[host] = key, address
-        return key, address
+        return remember(self._peers, host, (key, address))
 
 
 def client_ip(
@@ -172,8 +164,8 @@ def client_ip(
             "trusted: these networks cover every address, so any client could name itself; list the proxies you run, "
             f"{_EXAMPLE} (trust_all=True insists)"
         )
-    _check_prefix("ipv4_prefix", ipv4_prefix, 8, 32)
-    _check_prefix("ipv6_prefix", ipv6_prefix, 32, 128)
+    check_whole(ipv4_prefix, 8, 32, "ipv4_prefix", "for example 32")
+    check_whole(ipv6_prefix, 32, 128, "ipv6_prefix", "for example 128")
     return ClientAddress(networks, unix, hops, permissive, check_header_name(header), (ipv4_prefix, ipv6_prefix))
 
 
@@ -218,10 +210,3 @@ def _read_trusted(trusted: object) -> tuple[Networks, bool, int]:
         return Networks(entry for entry in entries if entry != UNIX), UNIX in entries, 0
     except ConfigurationError as error:
         raise ConfigurationError(f"trusted: {error}; {_EXAMPLE}") from None
-
-
-def _check_prefix(what: str, value: object, low: int, high: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise ConfigurationError(
-            f"{what}: expected a whole number from {low} to {high}, for example {high}, not {value!r}"
-        )

@@ -15,6 +15,7 @@ from starlette.types import Message, Scope, Send
 
 from ..core.decision import Bucket, Decision, Reason, binding_place, ceil_s
 from ..core.limits import Limit, format_duration
+from ..core.memo import remember
 from ..core.window import NEVER
 
 HeaderStyle: TypeAlias = Literal["draft", "legacy", "both"]
@@ -24,7 +25,6 @@ _Asked: TypeAlias = tuple[Reason, _Buckets, tuple[bool, ...]]
 """What a refusal says besides the wait: why, who was asked and which of their limits had no room."""
 
 _TYPES: Final = "https://iana.org/assignments/http-problem-types#"
-_MEMO: Final = 4_096
 
 
 def quote(text: str) -> str:
@@ -100,13 +100,10 @@ class HeaderWriter:
         named = [item for bucket in buckets for item in zip(bucket.names, bucket.limits, strict=True)]
         # A name that two gates share is written once.
         field = b"ratelimit-policy", ", ".join(dict.fromkeys(policy_item(*item) for item in named)).encode()
-        if len(self._known) >= _MEMO:
-            self._known.clear()
         policy = _Policy(
             field, tuple(quote(name).encode() for name, _ in named), tuple(limit.amount for _, limit in named)
         )
-        self._known[asked] = policy
-        return policy
+        return remember(self._known, asked, policy)
 
 
 def _buckets(decision: Decision) -> _Buckets:
@@ -156,10 +153,7 @@ class Refusals:
             (b"content-length", b"%d" % len(body)),
             (b"cache-control", b"no-store"),
         ]
-        if len(self._known) >= _MEMO:
-            self._known.clear()
-        self._known[asked] = status, body, fields
-        return status, body, fields
+        return remember(self._known, asked, (status, body, fields))
 
 
 def _problem(reason: Reason, violated: Sequence[tuple[str, Limit]]) -> tuple[int, dict[str, object]]:

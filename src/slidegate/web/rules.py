@@ -18,7 +18,7 @@ from starlette.routing import compile_path
 
 from ..core.decision import Decision
 from ..core.errors import ConfigurationError
-from ..core.limits import Limit, check_name, parse_duration_us, parse_limits
+from ..core.limits import Limit, check_name, check_whole, parse_duration_us, parse_limits
 from ..limiter import check_cost
 from .keys import Key, KeyFunction, bind
 from .startup import names_checked
@@ -107,10 +107,7 @@ class Rule:
         self.count_denied = count_denied
         self._read_action(action, on_exceeded)
         self.wait_us = 0 if wait is None else parse_duration_us(wait, "wait")
-        if not isinstance(wait_max, int) or isinstance(wait_max, bool) or not 1 <= wait_max <= 1_000:
-            raise ConfigurationError(
-                f"wait_max: expected a whole number from 1 to 1000, for example 16, not {wait_max!r}"
-            )
+        check_whole(wait_max, 1, 1_000, "wait_max", "for example 16")
         self.wait_max = wait_max if self.wait_us else 0
         self.name = None if name is None else check_name(name, "rule name")
         for what, value in (("count_denied", count_denied), ("exempt", exempt), ("final", final)):
