@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple, TypeAlias
 
+from .banlist import Ban
 from .limits import Limit
 from .window import NEVER, Reading
 
@@ -25,12 +26,16 @@ class Reason(StrEnum):
     """A limit had no room; `Decision.retry_after` says when it will."""
     TOO_LARGE = "too_large"
     """The cost is larger than a limit: it can never pass."""
+    BANNED = "banned"
+    """A ban is in force; `Decision.ban` says which."""
     BLOCKED = "blocked"
     """The client's address is on the blocklist."""
     ALLOWLISTED = "allowlisted"
     """The client's address is on the allowlist; nothing was counted."""
     EXEMPT = "exempt"
     """No limit applies to this request; nothing was counted."""
+    UNAVAILABLE = "unavailable"
+    """The store did not answer, and `on_error` says "allow" or "deny"; nothing was counted."""
 
 
 class Bucket:
@@ -43,9 +48,10 @@ class Bucket:
         count_denied: Whether requests that are refused for lack of room are charged as well.
         wait_us: How long a request may wait for room here instead of being refused, in microseconds.
         wait_max: How many requests of one key may wait for room here at a time.
+        label: What to call the rule in figures; by default `rule`.
     """
 
-    __slots__ = ("count_denied", "limits", "names", "rule", "wait_max", "wait_us")
+    __slots__ = ("count_denied", "label", "limits", "names", "rule", "wait_max", "wait_us")
 
     def __init__(
         self,
@@ -56,8 +62,10 @@ class Bucket:
         count_denied: bool = False,
         wait_us: int = 0,
         wait_max: int = 0,
+        label: str | None = None,
     ) -> None:
         self.rule = rule
+        self.label = rule if label is None else label
         self.count_denied = count_denied
         self.wait_us = wait_us
         self.wait_max = wait_max
@@ -147,6 +155,16 @@ class Decision:
             f"<Decision {self.reason} limit={self.limit} remaining={self.remaining} "
             f"retry_after_us={self.retry_after_us} reset_after_us={self.reset_after_us}>"
         )
+
+    @property
+    def ban(self) -> Ban | None:
+        """The ban that refuses the request."""
+        return None
+
+    @property
+    def by(self) -> str:
+        """Who refuses where no limit does: the policy or who made the ban, or the name of the list."""
+        return ""
 
     @property
     def states(self) -> tuple[LimitState, ...]:
@@ -264,6 +282,47 @@ class Decision:
     def violated(self) -> tuple[LimitState, ...]:
         """The limits that had no room at once."""
         return tuple(state for state in self.states if state.retry_after_us != 0)
+
+
+class Barred(Decision):
+    """A refusal for who asks and not for how much: by a ban, or by a list. Nothing was counted.
+
+    Args:
+        by: See `Decision.by`.
+        ban: The ban, if there is one.
+        now_us: The store's time, in which the ban ends.
+        checks: What was asked for.
+    """
+
+    __slots__ = ("_ban", "_by")
+
+    def __init__(self, by: str, ban: Ban | None = None, now_us: int = 0, checks: Sequence[Check] = ()) -> None:
+        super().__init__(False, Reason.BLOCKED if ban is None else Reason.BANNED, now_us, checks)
+        self._ban = ban
+        self._by = by
+
+    def __repr__(self) -> str:
+        return f"<Decision {self.reason} by={self.by!r} retry_after_us={self.retry_after_us}>"
+
+    @property
+    def ban(self) -> Ban | None:
+        """The ban that refuses the request."""
+        return self._ban
+
+    @property
+    def by(self) -> str:
+        """The policy or who made the ban, or the name of the list."""
+        return self._by
+
+    @property
+    def states(self) -> tuple[LimitState, ...]:
+        """Nothing: no limit was asked."""
+        return ()
+
+    @property
+    def retry_after_us(self) -> int | None:
+        """Microseconds until the ban ends; None for a permanent one and for a list."""
+        return None if self._ban is None else self._ban.left_us(self.now_us)
 
 
 def binding_place(allowed: bool, amounts: Sequence[int], readings: Sequence[Reading]) -> int:

@@ -1,7 +1,10 @@
 """What slidegate raises.
 
 SlidegateError
-└── ConfigurationError (also a ValueError)   wrong value at construction; says what to write instead
+├── ConfigurationError (also a ValueError)   wrong value at construction; says what to write instead
+└── StoreError                               a store could not answer; a `Limiter` does what `on_error` says
+    ├── StoreUnavailable                     it is broken, full or gone
+    └── StoreTimeout                         it did not answer in time
 
 A refusal is never an exception: it is a `Decision` with `allowed` false.
 """
@@ -18,6 +21,18 @@ class SlidegateError(Exception):
 
 class ConfigurationError(SlidegateError, ValueError):
     """A value that slidegate was given at construction cannot work; the message says what would."""
+
+
+class StoreError(SlidegateError):
+    """A store could not answer. Whether anything was charged is not known."""
+
+
+class StoreUnavailable(StoreError):
+    """A store is broken, full, or cannot be reached."""
+
+
+class StoreTimeout(StoreError):
+    """A store did not answer in time; nothing was charged by what did not wait for it."""
 
 
 def closest(word: str, choices: Iterable[str]) -> str:

@@ -22,6 +22,7 @@ MAX_AMOUNT: Final = 2**31 - 1
 MIN_WINDOW_US: Final = 1_000
 MAX_WINDOW_US: Final = 400 * 86_400_000_000
 MAX_RESOLUTION: Final = 3_600
+MAX_NAME: Final = 64
 # 64 counters of 4 bytes cost a quarter of a kilobyte for a busy
 # key and keep the needless wait below 2 % of the window.
 DEFAULT_RESOLUTION: Final = 64
@@ -95,8 +96,8 @@ def check_name(name: object, what: str) -> str:
     Raises:
         ConfigurationError: Not 1 to 64 printable ASCII characters, or one of ``:`` and ``;`` among them.
     """
-    if not isinstance(name, str) or not 1 <= len(name) <= 64:
-        raise ConfigurationError(f'{what}: expected 1 to 64 characters, for example "api", not {name!r}')
+    if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME:
+        raise ConfigurationError(f'{what}: expected 1 to {MAX_NAME} characters, for example "api", not {name!r}')
     for character in name:
         if not " " <= character <= "~" or character in ":;":
             raise ConfigurationError(

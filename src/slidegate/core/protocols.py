@@ -6,6 +6,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
+from .banlist import Ban, BanChange, Guarded
+from .banpolicy import BanPolicy
+from .banrows import Row
 from .decision import Check, Decision
 
 Clock: TypeAlias = Callable[[], int]
@@ -20,7 +23,13 @@ class Event:
         ``keys_shared``: a store is full, further keys are counted in shared cells.
         ``shadow_refused``: a shadow rule would have refused a request.
         ``config_reloaded``, ``config_rejected``: a configuration file has changed.
+        ``list_reloaded``, ``list_rejected``: a file of a block or allow list has changed.
         ``windows_restarted``: a rule that was read again has other windows, and counts anew.
+        ``banned``, ``unbanned``: a ban was made, or taken back.
+        ``shadow_banned``: a policy that only reports would have banned a key.
+        ``bans_capped``: a policy has made as many bans as it may for now; keys stay unbanned.
+        ``bans_full``: a store holds as many bans as it may; an automatic one was not recorded.
+        ``strikes_dropped``: a store holds the strikes of as many keys as it may; the longest unstruck were forgotten.
     """
 
     kind: str
@@ -35,8 +44,52 @@ class Observer(Protocol):
         """Take note of `event`."""
 
 
+class BanBook(Protocol):
+    """A store's bans. Methods return their answer or an awaitable of it, as those of the store do."""
+
+    def find(self, guarded: Sequence[Guarded]) -> Ban | Awaitable[Ban | None] | None:
+        """Return the ban in force that refuses one of `guarded`, the one that lasts longest. Changes nothing."""
+
+    def strike(
+        self, policy: BanPolicy, key: str, weight: int, reason: str, prefix: str = ""
+    ) -> Ban | Awaitable[Ban | None] | None:
+        """Count a strike, and ban the key if that is one too many; return the ban that was made by it.
+
+        Nothing is counted while the key is banned. A policy with ``action="shadow"`` reports and never bans.
+
+        Args:
+            policy: What strikes ban.
+            key: Who is struck, as `ban_key` spells it.
+            weight: How many strikes it stands for, 1 or more.
+            reason: For the operator, if it bans.
+            prefix: The network that is struck under `policy.prefix` if it bans; empty for none.
+        """
+
+    def ban(self, key: str, length_us: int | None, reason: str, by: str) -> Ban | Awaitable[Ban]:
+        """Ban a key by hand, None for ever; a ban that it has is replaced."""
+
+    def unban(self, key: str, by: str) -> bool | Awaitable[bool]:
+        """Take the ban of exactly this key back, and forget its strikes and rungs; False if there was neither."""
+
+    def active(self) -> Sequence[Ban] | Awaitable[Sequence[Ban]]:
+        """Return the bans in force."""
+
+    def history(self) -> Sequence[BanChange] | Awaitable[Sequence[BanChange]]:
+        """Return the changes that are remembered, oldest first."""
+
+    def dump(self) -> Sequence[Row] | Awaitable[Sequence[Row]]:
+        """Return everything known about bans, strikes and rungs, as `core.banrows` writes it."""
+
+    def load(self, rows: Sequence[Row]) -> int | Awaitable[int]:
+        """Take over what `dump` returned; of two bans of a key the one that lasts longer stays. Returns the bans read.
+
+        Raises:
+            ConfigurationError: A row cannot be read. Nothing is taken over then.
+        """
+
+
 class Store(Protocol):
-    """Remembers windows. Time belongs to the store, and so does the key that digests what must not be readable.
+    """Remembers windows and bans. Time belongs to the store, and so does the key for digests of what must not be read.
 
     A method that needs no waiting returns its answer; one that does returns an awaitable of it. All of them
     may be called from several threads and event loops at once.
@@ -46,10 +99,17 @@ class Store(Protocol):
     def secret(self) -> bytes:
         """The key for digests of client-supplied values: the same for everybody who shares this store."""
 
-    def hit(self, checks: Sequence[Check]) -> Decision | Awaitable[Decision]:
-        """Charge every check or none, in one step, and say everything about it."""
+    @property
+    def bans(self) -> BanBook:
+        """The bans that `hit` and `peek` obey."""
 
-    def peek(self, checks: Sequence[Check]) -> Decision | Awaitable[Decision]:
+    def hit(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Decision | Awaitable[Decision]:
+        """Charge every check or none, in one step, and say everything about it.
+
+        A ban of a key of `checks`, or of one of `guarded`, refuses; nothing is charged then.
+        """
+
+    def peek(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Decision | Awaitable[Decision]:
         """Say what `hit` would answer now. Changes nothing."""
 
     def charge(self, checks: Sequence[Check]) -> Decision | Awaitable[Decision]:

@@ -33,6 +33,8 @@ from __future__ import annotations
 
 from typing import Final, Protocol, TypeAlias
 
+from .errors import ConfigurationError
+
 NEVER: Final = -1
 """The wait of a cost that is larger than the limit."""
 
@@ -82,7 +84,7 @@ class Window(Protocol):
 def check_positive(value: int, what: str) -> None:
     """Refuse a length that is not a whole number above 0."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{what}: expected a whole number above 0, for example 10, not {value!r}")
+        raise ConfigurationError(f"{what}: expected a whole number above 0, for example 10, not {value!r}")
 
 
 def refuse_negative(units: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 
 from ..core.protocols import Event, Observer
 
@@ -26,3 +27,9 @@ class Observers:
                 observer(event)
             except Exception:
                 logger.exception("observer %r failed", observer)
+
+    def tell_all(self, events: Iterable[Event]) -> None:
+        """Log events of a store, and pass them on."""
+        for event in events:
+            logger.warning("%s: %s", event.kind, event.message)
+            self.tell(event)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from copy import copy
+from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from ..core.bookings import BookedWindow
@@ -17,6 +18,21 @@ from ..core.rings import Ring, convert
 SHARED_CELLS: Final = 4_096
 
 Entry: TypeAlias = Ring | BookedWindow
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryStats:
+    """Counters of a `MemoryStore`.
+
+    Attributes:
+        keys: Windows held now, shared cells not included.
+        evictions: Empty windows let go so far.
+        shared_hits: Hits that were counted in a shared cell so far.
+    """
+
+    keys: int
+    evictions: int
+    shared_hits: int
 
 
 class Table:

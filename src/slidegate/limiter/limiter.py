@@ -1,36 +1,31 @@
-"""The object users hold: a store and the words to talk to it.
-
-Keys are text. One that reads as an address is that address: ``::ffff:192.0.2.7`` is ``192.0.2.7``, a bare IPv6 address
-means its /64, and ``2001:db8::1/128`` exactly itself. Everything else is taken as it is, up to 64 bytes; longer keys
-are digested with a secret.
-"""
+"""The object users hold: a store and the words to talk to it."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from hashlib import blake2b
+from datetime import timedelta
 from types import TracebackType
 from typing import Final, Self
-from urllib.parse import parse_qsl, urlsplit
 
-from .core.decision import Bucket, Check, Decision
-from .core.errors import ConfigurationError, closest
-from .core.limits import Limit, check_name, parse_limits
-from .core.memo import MEMO_SIZE, remember
-from .core.networks import canonical_key
-from .core.protocols import Clock, Event, Observer, Store
-from .stores.memory import DEFAULT_MAX_KEYS, MemoryStore
-from .stores.observers import Observers
+from ..core.banlist import Guarded
+from ..core.decision import Bucket, Check, Decision
+from ..core.errors import ConfigurationError
+from ..core.limits import Limit, check_name, parse_limits
+from ..core.memo import MEMO_SIZE
+from ..core.protocols import Clock, Event, Observer, Store
+from ..stores.memory import MemoryStore
+from ..stores.observers import Observers
+from .bans import BanCommands
+from .failures import DEADLINE, ON_ERROR, Failsafe, OnError, check_failure_policy, within
+from .keys import Keys, check_secret
+from .statistics import Statistics, Stats
+from .urls import open_store
 
-MAX_KEY_BYTES: Final = 64
 DEFAULT_RULE: Final = "hit"
-_MEMO_LENGTH: Final = 256
-_NUMBER: Final = re.compile("[0-9]{1,18}")
 
 
-class Limiter:
-    """Counts keys against limits.
+class Limiter(BanCommands):
+    """Counts keys against limits, and refuses those that are banned.
 
     Safe to share between threads and event loops; use one for the whole application.
 
@@ -39,9 +34,13 @@ class Limiter:
         secret: The key for digests of API keys and the like, 16 to 64 bytes; by default the store's own. Limiters with
             one secret make the same key of the same value.
         observers: Called with each `Event`, for example when the store is full.
+        deadline: How long a store may take to answer a request, 1 ms to 60 s.
+        on_error: What decides when it does not: ``"local"``, a memory store of this process; ``"allow"`` lets
+            everything pass; ``"deny"`` refuses everything, over HTTP with 503.
 
     Raises:
-        ConfigurationError: `store` is not a store, an observer cannot be called, or the secret is too short or long.
+        ConfigurationError: `store` is not a store, an observer cannot be called, the secret is too short or long, or
+            another value cannot work.
     """
 
     def __init__(
@@ -50,6 +49,8 @@ class Limiter:
         *,
         secret: str | bytes | None = None,
         observers: Iterable[Observer] = (),
+        deadline: str | float | timedelta = DEADLINE,
+        on_error: OnError = ON_ERROR,
     ) -> None:
         if isinstance(store, str):
             raise ConfigurationError(f"store: expected a store object; write Limiter.from_url({store!r})")
@@ -64,45 +65,49 @@ class Limiter:
                 raise ConfigurationError(f"observers: expected functions that take an Event, not {observer!r}")
             self._observers.add(observer)
         self.store.observe(self._observers.tell)
-        self.decide: Callable[[Sequence[Check]], Decision | Awaitable[Decision]] = self.store.hit
+        check_failure_policy(deadline, on_error)
+        # A store in memory has nothing to wait for, and needs nobody to stand in for it.
+        safe = None if self.per_process else Failsafe(self.store, deadline, on_error, self.tell)
+        self._failsafe = safe
+        self.decide: Callable[[Sequence[Check], Sequence[Guarded]], Decision | Awaitable[Decision]] = (
+            self.store.hit if safe is None else safe.hit
+        )
         """`hit_all` without a coroutine of its own where the store answers at once; for code on a hot path."""
-        self._secret = self.store.secret if secret is None else _check_secret(secret)
+        self._keys = Keys(self.store.secret if secret is None else check_secret(secret))
+        self._known = self._keys.known
+        self.digest = self._keys.digest
+        """Makes a key of at most 64 bytes of a kind and a value that must not be readable: ``kind#1f3a…``. Keyed with
+        the secret: equal for everybody who shares it, and no use elsewhere."""
+        self.statistics = Statistics(self.clock, self.tell)
+        """Where gates record what happens to requests; `stats` reads it."""
         self._buckets: dict[str, dict[object, Bucket]] = {}
-        self._keys: dict[str, str] = {}
-        self._digests: dict[tuple[str, bytes], str] = {}
         self._claimed: dict[str, int] = {}
         self._closed = False
 
     @classmethod
-    def from_url(cls, url: str, *, secret: str | bytes | None = None, observers: Iterable[Observer] = ()) -> Limiter:
+    def from_url(
+        cls,
+        url: str,
+        *,
+        secret: str | bytes | None = None,
+        observers: Iterable[Observer] = (),
+        deadline: str | float | timedelta = DEADLINE,
+        on_error: OnError = ON_ERROR,
+    ) -> Limiter:
         """Make a limiter from an address.
 
         Args:
-            url: ``"memory://"``, or with options ``"memory://?max_keys=50000"``.
+            url: ``"memory://"``, or with options ``"memory://?max_keys=50000&max_bans=1000"``.
             secret: As for the constructor.
             observers: As for the constructor.
+            deadline: As for the constructor.
+            on_error: As for the constructor.
 
         Raises:
             ConfigurationError: The scheme or an option is unknown, or a value cannot be read.
         """
-        shown = re.sub(r"//[^/]*@", "//***@", url) if isinstance(url, str) else url  # it may hold a password
-        expected = f'store address: expected "memory://", not {shown!r}'
-        try:
-            parts = urlsplit(url)
-        except (AttributeError, TypeError, ValueError):
-            raise ConfigurationError(expected) from None
-        if parts.scheme != "memory":
-            raise ConfigurationError(f"{expected}{closest(str(parts.scheme), ['memory'])}")
-        if parts.netloc or parts.path:
-            raise ConfigurationError(f"{expected}: memory has no place")
-        max_keys = DEFAULT_MAX_KEYS
-        for name, value in parse_qsl(parts.query, keep_blank_values=True):
-            if name != "max_keys":
-                raise ConfigurationError(f"{expected}: unknown option {name!r}{closest(name, ['max_keys'])}")
-            if not _NUMBER.fullmatch(value):
-                raise ConfigurationError(f"{expected}: max_keys needs a whole number, not {value!r}")
-            max_keys = int(value)
-        return cls(MemoryStore(max_keys=max_keys), secret=secret, observers=observers)
+        check_failure_policy(deadline, on_error)
+        return cls(open_store(url), secret=secret, observers=observers, deadline=deadline, on_error=on_error)
 
     async def hit(
         self, key: str, limits: str | Limit | Sequence[Limit], cost: int = 1, *, rule: str = DEFAULT_RULE
@@ -126,15 +131,15 @@ class Limiter:
         except (KeyError, TypeError):
             bucket = self._bucket(rule, limits)
         try:
-            known = self._keys[key]
+            known, guarded = self._known[key]
         except (KeyError, TypeError):
-            known = self.key_for(key)
+            known, guarded = self._keys.learn(key)
         if cost.__class__ is not int or cost < 0:
             check_cost(cost)
-        answer = self.decide(((bucket, known, cost),))
+        answer = self.decide(((bucket, known, cost),), guarded)
         return answer if isinstance(answer, Decision) else await answer
 
-    async def hit_all(self, checks: Sequence[Check]) -> Decision:
+    async def hit_all(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Decision:
         """Charge several buckets and keys together: all of them or none.
 
         It never sleeps. A `Bucket` with `wait_us` may answer with `Decision.wait_us` above 0: a place is booked, the
@@ -142,26 +147,31 @@ class Limiter:
 
         Args:
             checks: (bucket, key, cost) each; the keys are at most 64 bytes long.
+            guarded: Whose bans refuse besides those of the keys: further keys, or addresses as `parse_address` reads
+                them, which a banned network may hold.
 
         Raises:
             ConfigurationError: A cost is not a whole number, 0 or more.
         """
         for _, _, cost in checks:
             check_cost(cost)
-        answer = self.decide(tuple(checks))
+        answer = self.decide(tuple(checks), guarded)
         return answer if isinstance(answer, Decision) else await answer
 
     async def peek(
         self, key: str, limits: str | Limit | Sequence[Limit], cost: int = 1, *, rule: str = DEFAULT_RULE
     ) -> Decision:
         """Say what `hit` would answer now. Changes nothing."""
-        return await self.peek_all(((self._bucket(rule, limits), self.key_for(key), cost),))
+        known, guarded = self._keys.learn(key)
+        return await self.peek_all(((self._bucket(rule, limits), known, cost),), guarded)
 
-    async def peek_all(self, checks: Sequence[Check]) -> Decision:
+    async def peek_all(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Decision:
         """Say what `hit_all` would answer now. Changes nothing."""
         for _, _, cost in checks:
             check_cost(cost)
-        answer = self.store.peek(tuple(checks))
+        if self._failsafe is not None:
+            return await self._failsafe.peek(tuple(checks), guarded)
+        answer = self.store.peek(tuple(checks), guarded)
         return answer if isinstance(answer, Decision) else await answer
 
     async def charge(
@@ -181,6 +191,8 @@ class Limiter:
         """Record units under several buckets and keys in one step; see `charge`."""
         for _, _, units in checks:
             check_cost(units, "units")
+        if self._failsafe is not None:
+            return await self._failsafe.charge(tuple(checks))
         answer = self.store.charge(tuple(checks))
         return answer if isinstance(answer, Decision) else await answer
 
@@ -192,13 +204,25 @@ class Limiter:
         """
         if not isinstance(decision, Decision):
             raise ConfigurationError(f"refund: expected the Decision that `hit` returned, not {decision!r}")
+        if self._failsafe is not None:
+            return await self._failsafe.refund(decision)
         answer = self.store.refund(decision)
         return answer if isinstance(answer, bool) else await answer
 
     async def reset(self, key: str) -> bool:
         """Forget the windows of `key` under every rule. Returns False where there were none."""
-        answer = self.store.reset(self.key_for(key))
-        return answer if isinstance(answer, bool) else await answer
+        return await within(self.store.reset(self.key_for(key)))
+
+    def stats(self, window: str | float | timedelta = "1m") -> Stats:
+        """Return what happened to requests lately, by rule and by route, as the gates of this process saw it.
+
+        Args:
+            window: How far back, up to 5 minutes; rounded up to 5 seconds.
+
+        Raises:
+            ConfigurationError: The window is longer than that.
+        """
+        return self.statistics.read(window)
 
     async def close(self) -> None:
         """Let go of what the store holds open. A second call does nothing."""
@@ -230,19 +254,6 @@ class Limiter:
         """Tell the observers of something that happened above the store."""
         self._observers.tell(event)
 
-    def digest(self, kind: str, value: bytes) -> str:
-        """Return a key of at most 64 bytes for a value that must not be readable, shown as ``kind#1f3a…``.
-
-        The digest is keyed with the secret: equal for everybody who shares it, and no use elsewhere.
-        """
-        known = self._digests.get((kind, value))
-        if known is None:
-            digest = blake2b(kind.encode() + b"\0" + value, key=self._secret, digest_size=16).hexdigest()
-            known = f"{kind[: MAX_KEY_BYTES - 33]}#{digest}"
-            if len(value) <= _MEMO_LENGTH:
-                remember(self._digests, (kind, value), known)
-        return known
-
     def claim(self, rule: str) -> str:
         """Return a rule identity that nobody else has claimed: `rule` for the first caller, ``rule#2`` for the next."""
         count = self._claimed[rule] = self._claimed.get(rule, 0) + 1
@@ -264,23 +275,7 @@ class Limiter:
         Raises:
             ConfigurationError: `key` is not text, or empty.
         """
-        if not isinstance(key, str) or not key:
-            raise ConfigurationError(f'key: expected text that is not empty, for example "user:42", not {key!r}')
-        known = canonical_key(key)
-        encoded = known.encode(errors="surrogatepass")
-        if len(encoded) > MAX_KEY_BYTES:
-            known = self.digest("long", encoded)
-        if len(key) <= _MEMO_LENGTH:
-            remember(self._keys, key, known)
-        return known
-
-
-def _check_secret(secret: object) -> bytes:
-    encoded = secret.encode() if isinstance(secret, str) else secret
-    if not isinstance(encoded, bytes) or not 16 <= len(encoded) <= 64:
-        # Whatever was given may be a secret all the same, so the message does not repeat it.
-        raise ConfigurationError("secret: expected 16 to 64 bytes, for example from secrets.token_hex(32)")
-    return encoded
+        return self._keys.learn(key)[0]
 
 
 def check_cost(cost: object, what: str = "cost") -> int:

@@ -1,0 +1,143 @@
+"""What users do with bans."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterable, Sequence
+from datetime import timedelta
+from inspect import isawaitable
+from typing import Any, Final
+
+from ..core.banlist import Ban, BanChange, Guarded, ban_key, clean_reason
+from ..core.banpolicy import BanPolicy
+from ..core.errors import ConfigurationError
+from ..core.limits import MAX_WINDOW_US, check_whole, parse_duration_us
+from ..core.protocols import Store
+from ..core.targets import NetworkSet, ban_target
+from .failures import Failsafe, within
+from .keys import Keys
+
+PERMANENT: Final = "permanent"
+
+
+class BanCommands:
+    """The part of a `Limiter` that deals with bans.
+
+    A ban of an address or network refuses every address in it; a bare IPv6 address means its /64, and
+    ``2001:db8::1/128`` exactly itself. Any other key is refused where it is counted.
+    """
+
+    store: Store
+    _keys: Keys
+    _failsafe: Failsafe | None
+
+    async def ban(self, key: str, duration: str | float | timedelta, *, reason: str = "", by: str = "manual") -> Ban:
+        """Ban an address, a network or a key; a ban that it has is replaced.
+
+        Args:
+            key: ``"203.0.113.7"``, ``"203.0.113.0/24"``, ``"user:42"``, or a key as an event or `bans` shows it.
+            duration: How long, up to 400 days, or ``"permanent"``.
+            reason: For the operator; clients do not see it. Kept to 256 printable characters.
+            by: Who bans.
+
+        Raises:
+            ConfigurationError: The key is none, or every address there is; or the duration cannot be used.
+        """
+        length_us = None
+        if duration != PERMANENT:
+            length_us = parse_duration_us(duration, "ban: duration")
+            if length_us > MAX_WINDOW_US:
+                raise ConfigurationError(f'ban: duration: expected at most 400 days or "permanent", not {duration!r}')
+        return await within(self.store.bans.ban(self._ban_key(key), length_us, clean_reason(reason), clean_reason(by)))
+
+    async def unban(self, key: str, *, by: str = "manual") -> bool:
+        """Take the ban of exactly this key back, and forgive it: strikes and rungs are forgotten.
+
+        Returns:
+            False where there was nothing to take back. `banned` says which network's ban an address is under.
+        """
+        return await within(self.store.bans.unban(self._ban_key(key), clean_reason(by)))
+
+    async def banned(self, key: str) -> Ban | None:
+        """Return the ban that refuses a key or address now, its own or that of a network; None if there is none."""
+        known = self._ban_key(key)
+        _, guards = self._keys.learn(key)
+        return await within(self.store.bans.find((known, *guards)))
+
+    async def bans(self) -> AsyncIterator[Ban]:
+        """Yield the bans in force."""
+        for ban in await within(self.store.bans.active()):
+            yield ban
+
+    async def history(self, key: str | None = None) -> AsyncIterator[BanChange]:
+        """Yield what was banned and unbanned lately, oldest first; of `key` alone if it is given."""
+        known = None if key is None else self._ban_key(key)
+        for change in await within(self.store.bans.history()):
+            if known is None or change.ban.key == known:
+                yield change
+
+    async def strike(
+        self, key: str, policy: BanPolicy, weight: int = 1, reason: str = "", *, protected: NetworkSet | None = None
+    ) -> Ban | None:
+        """Count a strike of `key` under a policy, and return the ban if it made one.
+
+        Nothing is counted while the key is banned, and for addresses that the policy may not ban.
+
+        Args:
+            key: Who did it.
+            policy: What the strike counts towards.
+            weight: How many strikes it stands for, 1 or more.
+            reason: For the operator, if it bans.
+            protected: Networks that must not be banned.
+
+        Raises:
+            ConfigurationError: The key, the policy or the weight cannot be used.
+        """
+        if not isinstance(policy, BanPolicy):
+            raise ConfigurationError(f'strike: expected a policy such as BanPolicy("20/10m", "1h"), not {policy!r}')
+        check_whole(weight, 1, 2**31 - 1, "strike: weight", "for example 1")
+        target = ban_target(policy, self._ban_key(key), protected)
+        if target is None:
+            return None
+        answer = (self.store.bans if self._failsafe is None else self._failsafe).strike(
+            policy, target[0], weight, clean_reason(reason), target[1]
+        )
+        return await answer if isawaitable(answer) else answer
+
+    async def find_ban(self, guarded: Sequence[Guarded]) -> Ban | None:
+        """Return the ban that refuses one of some keys and addresses, as far as it is known; for code on a hot path."""
+        if self._failsafe is not None:
+            return await self._failsafe.find_ban(guarded)
+        answer = self.store.bans.find(guarded)
+        return await answer if isawaitable(answer) else answer
+
+    async def export_bans(self) -> AsyncIterator[str]:
+        """Yield everything known about bans, strikes and rungs as lines of JSON, to write to a file.
+
+        Keys made of API keys and the like are digests: they mean the same only under the same `secret`.
+        """
+        for row in await within(self.store.bans.dump()):
+            yield json.dumps(row, ensure_ascii=True) + "\n"
+
+    async def import_bans(self, lines: Iterable[str]) -> int:
+        """Take over what `export_bans` wrote: all of it, or nothing. Time that passed since then has passed.
+
+        Where a key is banned on both sides, the ban that lasts longer stays; a second import changes nothing.
+
+        Returns:
+            How many bans were in it and are not over.
+
+        Raises:
+            ConfigurationError: A line cannot be read, or there is no room.
+        """
+        rows: list[dict[str, Any]] = []
+        for number, line in enumerate(lines, start=1):
+            try:
+                rows.append(json.loads(line))
+            except ValueError as error:
+                raise ConfigurationError(f"bans, line {number}: expected JSON, not {line[:80]!r}: {error}") from None
+        return await within(self.store.bans.load(rows))
+
+    def _ban_key(self, key: str) -> str:
+        ban_key(key)
+        return self._keys.learn(key)[0]

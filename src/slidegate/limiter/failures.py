@@ -1,0 +1,286 @@
+"""What happens when a store does not answer.
+
+Every question has a deadline. After `FAILURES_TO_OPEN` failures in a row the store is left alone for `OPEN_US`; then
+one question goes to it as a probe, and the others do not wait for that::
+
+    answers ---- 3 failures ----> left alone ---- 1 s ----> one probe ---- answered ----> answers
+                                       ^                        |
+                                       +------- failed ---------+
+
+Meanwhile the limiter's `on_error` decides:
+
+* ``"local"``: a memory store of this process counts, by the same limits. When the shared store answers again, a request
+  has to pass both as long as anything that was counted here still counts, so recovery is no burst;
+* ``"allow"``: everything passes, uncounted;
+* ``"deny"``: everything is refused, with 503 over HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import timedelta
+from inspect import isawaitable
+from time import monotonic_ns, time_ns
+from typing import Any, Final, Literal, TypeAlias, TypeVar
+
+from ..core.banlist import Ban, Guarded
+from ..core.banpolicy import BanPolicy
+from ..core.decision import Check, Decision
+from ..core.errors import ConfigurationError, StoreTimeout, closest
+from ..core.limits import format_duration, parse_duration_us
+from ..core.protocols import Clock, Event, Store
+from ..stores.memory import MemoryStore
+from .decisions import Parted, Unserved
+
+OnError: TypeAlias = Literal["local", "allow", "deny"]
+
+DEADLINE: Final = "50ms"
+ON_ERROR: Final = "local"
+COMMAND_DEADLINE_S: Final = 30.0
+"""How long a store may take over what people ask for, such as a ban or a list of them."""
+FAILURES_TO_OPEN: Final = 3
+OPEN_US: Final = 1_000_000
+SAY_EVERY_US: Final = 60_000_000
+_CHOICES: Final = ("local", "allow", "deny")
+_MIN_US: Final = 1_000
+_MAX_US: Final = 60_000_000
+
+T = TypeVar("T")
+
+logger = logging.getLogger("slidegate")
+
+
+class Failsafe:
+    """Asks a store that can fail, and answers in its place when it does.
+
+    Args:
+        store: The store.
+        deadline: How long a question may take, 1 ms to 60 s.
+        on_error: What to do then.
+        tell: Hears of the events ``store_failed`` and ``store_recovered``.
+        clock: Returns microseconds that never run back.
+
+    Raises:
+        ConfigurationError: A value cannot work.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        deadline: str | float | timedelta,
+        on_error: OnError,
+        tell: Callable[[Event], None],
+        clock: Clock = lambda: monotonic_ns() // 1000,
+    ) -> None:
+        check_failure_policy(deadline, on_error)
+        self._store = store
+        self._deadline_s = parse_duration_us(deadline, "deadline") / 1_000_000
+        self._on_error = on_error
+        self._tell = tell
+        self._clock = clock
+        self._local: MemoryStore | None = None
+        self._failures = 0
+        self._open_until_us = 0
+        self._strict_until_us = 0
+        self._say_again_us = 0
+
+    @property
+    def failing(self) -> bool:
+        """Whether the last question went unanswered."""
+        return self._failures > 0
+
+    def hit(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Decision | Awaitable[Decision]:
+        """Charge every check or none; see `Store.hit`."""
+        if self._left_alone():
+            return self._instead("hit", checks, guarded)
+        try:
+            answer = self._store.hit(checks, guarded)
+        except ConfigurationError:
+            raise
+        except Exception as error:
+            self._fail(error)
+            return self._instead("hit", checks, guarded)
+        if isinstance(answer, Decision):
+            if self._failures:
+                self._recover()
+            return answer if self._local is None else self._strictly(answer, checks, guarded)
+        return self._wait_for_hit(answer, checks, guarded)
+
+    async def _wait_for_hit(
+        self, answer: Awaitable[Decision], checks: Sequence[Check], guarded: Sequence[Guarded]
+    ) -> Decision:
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                decision = await answer
+        except ConfigurationError:
+            raise
+        except Exception as error:
+            self._fail(error)
+            return self._instead("hit", checks, guarded)
+        self._recover()
+        if self._local is None:
+            return decision
+        strict = self._strictly(decision, checks, guarded)
+        return strict if isinstance(strict, Decision) else await strict
+
+    async def peek(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Decision:
+        """Say what `hit` would answer now."""
+        decision = await self.ask(lambda: self._store.peek(checks, guarded), None)
+        if decision is None:
+            return self._instead("peek", checks, guarded)
+        local = self._counting()
+        if local is None or not decision.allowed:
+            return decision
+        other = local.peek(checks, guarded)
+        return decision if other.allowed else other
+
+    async def charge(self, checks: Sequence[Check]) -> Decision:
+        """Record every cost, whatever the limits."""
+        decision = await self.ask(lambda: self._store.charge(checks), None)
+        return self._instead("charge", checks) if decision is None else decision
+
+    async def refund(self, decision: Decision) -> bool:
+        """Hand back what a decision charged, wherever that was; False, and no more, where a store does not answer."""
+        if not isinstance(decision, Parted):
+            return await self.ask(lambda: self._store.refund(decision), default=False)
+        changed = False
+        for store, part in decision.parts:
+            changed |= await self.refund(part) if store is self._store else await within(store.refund(part))
+        return changed
+
+    async def strike(self, policy: BanPolicy, key: str, weight: int, reason: str, prefix: str = "") -> Ban | None:
+        """Count a strike: here, with `on_error="local"`, while the store does not answer."""
+        if not self._left_alone():
+            try:
+                return await within(self._store.bans.strike(policy, key, weight, reason, prefix), self._deadline_s)
+            except Exception as error:
+                self._fail(error)
+        return self._own().bans.strike(policy, key, weight, reason, prefix) if self._on_error == "local" else None
+
+    async def find_ban(self, guarded: Sequence[Guarded]) -> Ban | None:
+        """Return the ban that refuses, as far as it is known."""
+        ban = await self.ask(lambda: self._store.bans.find(guarded), None)
+        local = self._counting()
+        return local.bans.find(guarded) if ban is None and local is not None else ban
+
+    async def ask(self, question: Callable[[], T | Awaitable[T]], default: T) -> T:
+        """Return the answer to a question, or `default` where there is none in time."""
+        if self._left_alone():
+            return default
+        try:
+            answer = await within(question(), self._deadline_s)
+        except ConfigurationError:
+            raise
+        except Exception as error:
+            self._fail(error)
+            return default
+        self._recover()
+        return answer
+
+    def _left_alone(self) -> bool:
+        """Tell whether the store is not to be asked now; who is told False after a while is the probe."""
+        if not self._open_until_us:
+            return False
+        now_us = self._clock()
+        if now_us < self._open_until_us:
+            return True
+        # The probe takes the place of the others for as long as it may last.
+        self._open_until_us = now_us + max(OPEN_US, int(self._deadline_s * 1_000_000))
+        return False
+
+    def _fail(self, error: BaseException) -> None:
+        now_us = self._clock()
+        self._failures += 1
+        if self._failures >= FAILURES_TO_OPEN:
+            self._open_until_us = now_us + OPEN_US
+        if now_us >= self._say_again_us:
+            self._say_again_us = now_us + SAY_EVERY_US
+            shown = f"no answer within {self._deadline_s:g} s" if isinstance(error, TimeoutError) else repr(error)
+            message = f"the store failed, so on_error={self._on_error!r} decides: {shown}"
+            logger.error("store_failed: %s", message)
+            self._tell(Event("store_failed", message, {"on_error": self._on_error, "error": shown}))
+
+    def _recover(self) -> None:
+        if not self._failures:
+            return
+        failures, self._failures, self._open_until_us, self._say_again_us = self._failures, 0, 0, 0
+        message = f"the store answers again, after {failures} questions without an answer"
+        logger.warning("store_recovered: %s", message)
+        self._tell(Event("store_recovered", message, {"failures": failures}))
+
+    def _instead(
+        self, what: Literal["hit", "peek", "charge"], checks: Sequence[Check], guarded: Sequence[Guarded] = ()
+    ) -> Decision:
+        """Answer in the place of the store."""
+        if self._on_error != "local":
+            allowed = self._on_error == "allow" or what == "charge"
+            return Unserved(allowed, checks, max(self._open_until_us - self._clock(), OPEN_US))
+        local = self._own()
+        if what == "peek":
+            return local.peek(checks, guarded)
+        spans_us = [limit.span_us + limit.slice_us for bucket, _, _ in checks for limit in bucket.limits]
+        self._strict_until_us = max(self._strict_until_us, self._clock() + max(spans_us, default=0))
+        decision = local.charge(checks) if what == "charge" else local.hit(checks, guarded)
+        return Parted(decision, [(local, decision)]) if decision.charge else decision
+
+    def _own(self) -> MemoryStore:
+        if self._local is None:
+            self._local = MemoryStore(clock=self._clock, wall_clock=lambda: time_ns() // 1000)
+            self._local.observe(self._tell)
+        return self._local
+
+    def _counting(self) -> MemoryStore | None:
+        """Return the local store as long as something that it counted may count."""
+        if self._local is not None and self._clock() >= self._strict_until_us and not self._local.bans.active():
+            self._local = None
+        return self._local
+
+    def _strictly(
+        self, shared: Decision, checks: Sequence[Check], guarded: Sequence[Guarded]
+    ) -> Decision | Awaitable[Decision]:
+        """Let a request pass only if what was counted here while the store was away lets it pass too."""
+        local = self._counting()
+        if local is None or not shared.allowed:
+            return shared
+        own = local.hit(checks, guarded)
+        if not own.allowed:
+            return self._take_back(shared, own)
+        shown = own if own.wait_us > shared.wait_us else shared
+        return Parted(shown, [(self._store, shared), (local, own)])
+
+    async def _take_back(self, shared: Decision, own: Decision) -> Decision:
+        await self.refund(shared)
+        return own
+
+
+async def within(answer: Awaitable[T] | T, deadline_s: float = COMMAND_DEADLINE_S) -> T:
+    """Wait for an answer, if it has to be waited for, no longer than `deadline_s`.
+
+    Raises:
+        StoreTimeout: It did not come in time.
+    """
+    if not isawaitable(answer):
+        return answer
+    try:
+        async with asyncio.timeout(deadline_s):
+            return await answer
+    except TimeoutError:
+        raise StoreTimeout(f"no answer within {deadline_s:g} s") from None
+
+
+def check_failure_policy(deadline: Any, on_error: object) -> None:
+    """See that a deadline and what to do after it can work.
+
+    Raises:
+        ConfigurationError: They cannot.
+    """
+    if not _MIN_US <= parse_duration_us(deadline, "deadline") <= _MAX_US:
+        shortest, longest = format_duration(_MIN_US), format_duration(_MAX_US)
+        raise ConfigurationError(f'deadline: expected {shortest} to {longest}, for example "50ms", not {deadline!r}')
+    if on_error not in _CHOICES:
+        names = ", ".join(f'"{choice}"' for choice in _CHOICES)
+        raise ConfigurationError(
+            f"on_error: expected one of {names}, not {on_error!r}{closest(str(on_error), _CHOICES)}"
+        )
