@@ -6,11 +6,14 @@ from .bookings import BookedWindow, Note
 from .counters import CounterWindow
 from .decision import Bucket, Check, Decision, LimitState, Reason
 from .errors import ConfigurationError, SlidegateError
+from .hotkeys import HotKeys
 from .limits import Limit, parse_duration_us, parse_limits
+from .metrics import MetricSummary, MetricWindow
 from .networks import Networks, parse_address
 from .protocols import Clock, Event, Observer, Store
 from .rings import Ring, convert, new_window
 from .timestamps import TimestampWindow
+from .totals import RollingTotals
 from .window import NEVER, Reading, Window
 
 __all__ = [
@@ -23,14 +26,18 @@ __all__ = [
     "CounterWindow",
     "Decision",
     "Event",
+    "HotKeys",
     "Limit",
     "LimitState",
+    "MetricSummary",
+    "MetricWindow",
     "Networks",
     "Note",
     "Observer",
     "Reading",
     "Reason",
     "Ring",
+    "RollingTotals",
     "SlidegateError",
     "Store",
     "TimestampWindow",

@@ -1,0 +1,391 @@
+"""Hot keys: what is promised about error, memory and calls, on random streams and on real traffic in virtual time."""
+
+from __future__ import annotations
+
+import os
+import random
+import tracemalloc
+from collections import Counter, defaultdict, deque
+from pathlib import Path
+from threading import Lock
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slidegate.core import ConfigurationError, HotKeys
+from slidegate.ops.accesslog import AccessLog
+
+from .racing import THREADS, Unguarded, race
+
+DATA = Path(os.environ.get("SLIDEGATE_DATA") or Path(__file__).resolve().parents[3] / "shared" / "data")
+
+
+class Ear:
+    """Hears what becomes hot and what cools, and sees that the two alternate for each key."""
+
+    def __init__(self) -> None:
+        self.hot: set[str] = set()
+        self.told: list[tuple[str, str]] = []
+
+    def on_hot(self, key: str, hits: int) -> None:
+        assert key not in self.hot
+        self.hot.add(key)
+        self.told.append(("hot", key))
+
+    def on_cool(self, key: str, hits: int) -> None:
+        self.hot.remove(key)
+        self.told.append(("cool", key))
+
+
+def listened(capacity: int, threshold: int, window_us: int, slices: int = 5) -> tuple[HotKeys, Ear]:
+    """Make hot keys and somebody who hears of them."""
+    ear = Ear()
+    keys = HotKeys(capacity, threshold, window_us / 1_000_000, slices=slices, on_hot=ear.on_hot, on_cool=ear.on_cool)
+    return keys, ear
+
+
+class Stream(NamedTuple):
+    """Hot keys and the hits on them: (step, negative where the clock steps back; key)."""
+
+    capacity: int
+    threshold: int
+    slices: int
+    slice_us: int
+    hits: list[tuple[int, str]]
+
+
+@st.composite
+def streams(draw: st.DrawFn) -> Stream:
+    """Draw hits on few and on many keys, with gaps, jumps longer than the window, and steps back."""
+    slices, slice_us = draw(st.integers(1, 4)), draw(st.integers(1, 20))
+    ring_us = (slices + 1) * slice_us
+    span_us = st.one_of(st.just(0), st.integers(0, 2), st.integers(0, slice_us), st.integers(-ring_us, 2 * ring_us))
+    key = st.sampled_from(draw(st.sampled_from(("ab", "abcdefgh", "aaaabcdefghijklmnop"))))
+    hits = draw(st.lists(st.tuples(span_us, key), max_size=120))
+    return Stream(draw(st.integers(1, 8)), draw(st.integers(1, 8)), slices, slice_us, hits)
+
+
+class Exact:
+    """Every hit that was accepted, by slice."""
+
+    def __init__(self, slices: int, slice_us: int) -> None:
+        self.slices = slices
+        self.slice_us = slice_us
+        self.newest = -(10**9)
+        self.dropped = 0
+        self.counts: dict[int, Counter[str]] = defaultdict(Counter)
+
+    def hit(self, key: str, now_us: int) -> None:
+        number = now_us // self.slice_us
+        if number < self.newest - self.slices:
+            self.dropped += 1
+            return
+        self.newest = max(number, self.newest)
+        self.counts[number][key] += 1
+
+    def recent(self) -> Counter[str]:
+        """Return the hits in the newest slice and the k before it."""
+        return sum((self.counts[self.newest - back] for back in range(self.slices + 1)), Counter())
+
+
+@given(streams())
+def test_every_key_over_the_threshold_is_hot_and_none_below_it_less_the_error(made: Stream) -> None:
+    keys, ear = listened(made.capacity, made.threshold, made.slices * made.slice_us, made.slices)
+    exact, now_us = Exact(made.slices, made.slice_us), 1_000
+    for span_us, key in made.hits:
+        now_us = max(now_us + span_us, 0)
+        dropped = exact.dropped
+        looked_at = {key, *ear.hot}
+        keys.hit(key, now_us)
+        exact.hit(key, now_us)
+        assert keys.dropped == exact.dropped
+        recent, look_us = exact.recent(), exact.newest * made.slice_us
+        error = keys.error(look_us)
+        assert error <= recent.total() / (made.capacity + 1)
+        slack = min(error, made.threshold // 2)
+        if exact.dropped == dropped:
+            assert ear.hot >= {name for name in looked_at if recent[name] > made.threshold + error - slack}
+        for name, hits in keys.hot(look_us).items():
+            assert made.threshold - slack < hits <= recent[name] <= hits + error
+            assert name in ear.hot
+        if ear.told and ear.told[-1] == ("hot", key):
+            assert recent[key] > made.threshold - slack
+
+
+@given(streams())
+def test_with_a_place_for_every_key_the_count_is_exact(made: Stream) -> None:
+    keys, ear = listened(26, made.threshold, made.slices * made.slice_us, made.slices)
+    exact, now_us = Exact(made.slices, made.slice_us), 1_000
+    for span_us, key in made.hits:
+        now_us = max(now_us + span_us, 0)
+        keys.hit(key, now_us)
+        exact.hit(key, now_us)
+        over = {name: hits for name, hits in exact.recent().items() if hits > made.threshold}
+        assert keys.hot(exact.newest * made.slice_us) == over
+        assert ear.hot == set(over)
+        assert keys.error(now_us) == 0
+
+
+@given(streams())
+def test_memory_is_bounded_whatever_comes(made: Stream) -> None:
+    keys, ear = listened(made.capacity, made.threshold, made.slices * made.slice_us, made.slices)
+    now_us = 1_000
+    for number, (span_us, key) in enumerate(made.hits):
+        now_us = max(now_us + span_us, 0)
+        for name in (key, key, f"{key}{number}"):
+            keys.hit(name, now_us)
+            assert max(len(summary.counts) for summary in keys._ring) <= made.capacity
+            assert len(ear.hot) <= (made.slices + 1) * made.capacity
+
+
+def test_a_key_is_told_once_when_it_passes_and_once_when_it_has_cooled() -> None:
+    keys, ear = listened(100, 100, 5_000_000)
+    for number in range(300):
+        keys.hit("busy", number * 10_000)
+        keys.hit(f"quiet {number % 90}", number * 10_000)
+        assert ear.told == ([("hot", "busy")] if number >= 100 else [])
+    keys.hit("quiet", 7_999_999)  # the slices of 0 s to 3 s leave from 6 s on
+    assert ear.told == [("hot", "busy"), ("cool", "busy")]
+
+
+def test_cooling_is_noticed_by_any_hit_in_a_new_slice_or_by_asking() -> None:
+    keys, ear = listened(10, 2, 5_000_000)
+    for now_us in (0, 1, 2):
+        keys.hit("busy", now_us)
+    keys.cool(5_999_999)
+    assert keys.hot(5_999_999) == {"busy": 3}
+    assert keys.hot(6_000_000) == {}  # reading changes nothing
+    assert ear.hot == {"busy"}
+    keys.cool(6_000_000)
+    assert ear.hot == set()
+    keys.cool(0)  # a clock that ran back
+    assert ear.told == [("hot", "busy"), ("cool", "busy")]
+
+
+def test_a_key_that_is_hot_again_is_told_again() -> None:
+    keys, ear = listened(10, 1, 1_000_000)
+    for now_us in (0, 0, 10**7, 10**7):
+        keys.hit("busy", now_us)
+    assert ear.told == [("hot", "busy"), ("cool", "busy"), ("hot", "busy")]
+
+
+def test_a_late_hit_counts_in_its_slice_and_one_that_is_too_late_nowhere() -> None:
+    keys = HotKeys(10, 2, "5s")
+    keys.hit("busy", 9_000_000)
+    keys.hit("busy", 3_999_999)
+    keys.hit("busy", 4_000_000)
+    assert (keys.hot(9_000_000), keys.dropped) == ({}, 1)
+    keys.hit("busy", 4_000_000)
+    assert keys.hot(9_000_000) == {"busy": 3}
+    assert keys.hot(8_999_999) == {}  # at that moment two of the hits had been
+    assert keys.hot(0) == {}
+
+
+def test_a_flood_of_strangers_makes_nobody_hot_and_hides_no_heavy_key() -> None:
+    keys, ear = listened(99, 100, 5_000_000)
+    for number in range(4_900):
+        keys.hit(f"stranger {number}", number * 1_000)
+        if number % 40 == 0:
+            keys.hit("busy", number * 1_000)
+    assert ear.told == [("hot", "busy")]
+    assert 0 < keys.error(4_900_000) <= 50
+
+
+def test_where_nobody_can_be_told_apart_too_few_are_reported_never_everybody() -> None:
+    keys, ear = listened(10, 4, 5_000_000)
+    for number in range(10_000):
+        keys.hit(f"stranger {number}", number)
+    assert keys.error(0) > keys.threshold
+    assert ear.told == []
+
+
+def test_room_is_made_among_the_hot_before_it_runs_out() -> None:
+    keys, ear = listened(1, 2, 1_000_000, slices=1)
+    for number in range(50):
+        for _ in range(10):
+            keys.hit(f"in turn {number}", 0)
+        assert len(ear.hot) <= 2
+    assert len(ear.told) > 40
+
+
+def test_memory_does_not_grow_with_the_number_of_keys() -> None:
+    def peak_bytes(keys: int) -> int:
+        tracemalloc.start()
+        watched = HotKeys(100, 10, "5s")
+        for number in range(keys):
+            watched.hit(f"one-hit {number:08}", number * 100)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        return peak
+
+    assert peak_bytes(60_000) < 1.2 * peak_bytes(6_000)
+
+
+def test_callbacks_may_use_the_object_and_are_called_in_order() -> None:
+    told: list[str] = []
+
+    def on_hot(key: str, hits: int) -> None:
+        if key == "first":
+            for _ in range(2):
+                keys.hit("second", 0)
+            assert told == []  # the news of the second waits for the end of this call
+        told.append(f"{key} {hits} {sorted(keys.hot(0))}")
+
+    keys = HotKeys(10, 1, "5s", on_hot=on_hot)
+    for _ in range(2):
+        keys.hit("first", 0)
+    assert told == ["first 2 ['first', 'second']", "second 2 ['first', 'second']"]
+
+
+def test_news_that_comes_while_the_telling_ends_is_told_at_once() -> None:
+    class Ending:
+        """A lock that is asked for once more before it is let go."""
+
+        def __init__(self) -> None:
+            self.lock = Lock()
+            self.ends = 0
+
+        def acquire(self, blocking: bool) -> bool:
+            return self.lock.acquire(blocking=blocking)
+
+        def release(self) -> None:
+            self.ends += 1
+            if self.ends == 1:
+                for _ in range(2):
+                    keys.hit("late", 0)
+            self.lock.release()
+
+    keys, ear = listened(10, 1, 5_000_000)
+    keys._telling = Ending()
+    for _ in range(2):
+        keys.hit("first", 0)
+    assert ear.told == [("hot", "first"), ("hot", "late")]
+
+
+def test_what_a_callback_raises_goes_to_the_caller_and_the_rest_is_told_later() -> None:
+    told: list[str] = []
+
+    def on_cool(key: str, hits: int) -> None:
+        told.append(key)
+        raise RuntimeError(key)
+
+    keys = HotKeys(10, 1, "5s", on_cool=on_cool)
+    for key in ("a", "a", "b", "b"):
+        keys.hit(key, 0)
+    with pytest.raises(RuntimeError):
+        keys.hit("c", 10**8)
+    assert len(told) == 1
+    with pytest.raises(RuntimeError):
+        keys.hit("c", 10**8 + 1)
+    assert sorted(told) == ["a", "b"]
+
+
+def test_without_callbacks_the_hot_keys_can_still_be_read() -> None:
+    keys = HotKeys(10, 1, "5s")
+    for _ in range(3):
+        keys.hit("busy", 0)
+    assert keys.hot(0) == {"busy": 3}
+    keys.hit("quiet", 10**8)
+    assert keys.hot(10**8) == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"capacity": 0}, "capacity: expected a whole number from 1 to 10000.*not 0"),
+        ({"threshold": 0}, "threshold.*not 0"),
+        ({"threshold": 1.5}, r"threshold.*not 1\.5"),
+        ({"slices": 0}, "slices.*not 0"),
+        ({"window": "5 parsecs"}, "window: expected a number and a unit"),
+        ({"on_hot": "call me"}, "on_hot: expected a function of key and hits, not 'call me'"),
+        ({"on_cool": 1}, "on_cool: expected a function of key and hits, not 1"),
+    ],
+)
+def test_what_cannot_work_is_refused(arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        HotKeys(**{"capacity": 10, "threshold": 100, "window": "5s", **arguments})
+
+
+# -- threads -------------------------------------------------------------------------------------------------------
+
+
+def eight_threads_meet_at_every_slice(keys: HotKeys, rounds: int) -> None:
+    """Hit in 8 threads at the first moment of every slice and see that nothing is lost."""
+    race(lambda number, thread: keys.hit(f"t{thread % 4}", number * keys.slice_us), rounds)
+    assert keys.hot((rounds - 1) * keys.slice_us) == {f"t{thread}": 2 * rounds for thread in range(THREADS // 2)}
+
+
+def test_eight_threads_that_meet_at_the_change_of_a_slice_lose_nothing() -> None:
+    keys, ear = listened(10, 10, 100_000, slices=50)
+    eight_threads_meet_at_every_slice(keys, 50)
+    assert sorted(ear.told) == [("hot", f"t{thread}") for thread in range(4)]
+
+
+def test_without_the_guard_they_would_lose_something() -> None:
+    keys = HotKeys(10, 10, 1, slices=200)
+    keys._lock = Unguarded()
+    # Either hits are missing, or a thread notices that the hot keys change while it walks over them.
+    with pytest.raises((AssertionError, RuntimeError), match=r"assert|changed size"):
+        eight_threads_meet_at_every_slice(keys, 200)
+
+
+def test_eight_threads_hear_of_hot_and_cool_in_turn(rng: random.Random) -> None:
+    keys, ear = listened(10, 3, 100, slices=2)
+    spans_us = [rng.randrange(120) for _ in range(200)]
+    race(lambda number, thread: keys.hit(f"t{thread % 3}", sum(spans_us[:number])), len(spans_us))
+    keys.cool(10**9)
+    assert ear.hot == set()
+    assert len(ear.told) > 10
+
+
+# -- real traffic --------------------------------------------------------------------------------------------------
+
+
+class Window:
+    """The exact number of hits of every key in the last `window_us`."""
+
+    def __init__(self, window_us: int) -> None:
+        self.window_us = window_us
+        self.times_us: dict[str, deque[int]] = defaultdict(deque)
+
+    def hit(self, key: str, now_us: int) -> int:
+        times_us = self.times_us[key]
+        times_us.append(now_us)
+        while times_us[0] <= now_us - self.window_us:
+            times_us.popleft()
+        return len(times_us)
+
+
+def real_traffic() -> list[tuple[int, str]]:
+    """Return (time, client) of every real request; where the times of a log are shuffled they are put in order."""
+    logs = sorted((DATA / "logs").glob("*.*"))
+    if not logs:
+        pytest.skip(f"no real logs in {DATA}; set SLIDEGATE_DATA to a directory that holds them")
+    return sorted((record.time_us, record.client) for log in logs for record in AccessLog(log))
+
+
+def test_on_real_traffic_every_key_over_the_threshold_is_reported_and_none_below_it_less_the_error() -> None:
+    traffic = real_traffic()
+    for capacity, threshold, window_us in ((1_000, 100, 5_000_000), (20, 60, 60_000_000), (8, 100, 600_000_000)):
+        keys, ear = listened(capacity, threshold, window_us)
+        within, spread = Window(window_us), Exact(5, keys.slice_us)
+        over, errors = set(), set()
+        for now_us, client in traffic:
+            keys.hit(client, now_us)
+            spread.hit(client, now_us)
+            error = keys.error(now_us)
+            errors.add(error)
+            if within.hit(client, now_us) > threshold:
+                over.add(client)
+                assert client in ear.hot
+            if ear.told and ear.told[-1] == ("hot", client):
+                hits = sum(spread.counts[spread.newest - back][client] for back in range(6))
+                assert hits > threshold - min(error, threshold // 2)
+        reported = {client for what, client in ear.told if what == "hot"}
+        assert 0 < len(over) <= len(reported)
+        keys.cool(10**18)
+        assert ear.hot == set()
+        assert (max(errors) > 0) is (capacity < 100)
+        assert max(errors) <= threshold // 2

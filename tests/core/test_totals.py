@@ -1,0 +1,234 @@
+"""Totals over several windows: against a plain list of amounts, at every moment, to the last unit."""
+
+from __future__ import annotations
+
+import random
+import sys
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from slidegate.core import ConfigurationError, RollingTotals
+
+from .racing import THREADS, Unguarded, race
+
+MINUTE_US = 60_000_000
+SEED_WINDOWS_US = [minutes * MINUTE_US for minutes in (5, 10, 30, 60, 180, 360, 720, 1_440)]
+
+
+class Program(NamedTuple):
+    """Windows and what is added to them: (step, negative where the clock steps back; amount)."""
+
+    slice_us: int
+    windows_us: list[int]
+    start_us: int
+    moves: list[tuple[int, int]]
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> Program:
+    """Draw short steps, gaps, jumps longer than the ring, and steps back."""
+    slice_us = draw(st.integers(1, 50))
+    slices = draw(st.lists(st.integers(1, 12), min_size=1, max_size=4, unique=True))
+    ring_us = max(slices) * slice_us
+    span_us = st.one_of(
+        st.integers(0, slice_us), st.just(slice_us), st.integers(0, 2 * ring_us), st.integers(-2 * ring_us, 0)
+    )
+    amount = st.one_of(st.integers(-100, 100), st.integers(-(2**80), 2**80))
+    moves = draw(st.lists(st.tuples(span_us, amount), max_size=30))
+    return Program(slice_us, [count * slice_us for count in slices], draw(st.integers(0, 10**6)), moves)
+
+
+class Plain:
+    """The same as a list of everything that was accepted."""
+
+    def __init__(self, made: Program) -> None:
+        self.made = made
+        self.longest = max(made.windows_us) // made.slice_us
+        self.newest: int | None = None
+        self.dropped = 0
+        self.held: list[tuple[int, int]] = []
+
+    def add(self, now_us: int, amount: int) -> None:
+        number = now_us // self.made.slice_us
+        if self.newest is not None and number < self.newest - self.longest:
+            self.dropped += 1
+            return
+        self.newest = number if self.newest is None else max(number, self.newest)
+        self.held.append((number, amount))
+
+    def totals(self, end: int) -> dict[int, int]:
+        """Sum, for each window, the slices that end before `end`, those that the ring has let go of left out."""
+        oldest = 0 if self.newest is None else self.newest - self.longest
+        return {
+            window_us: sum(
+                amount
+                for number, amount in self.held
+                if max(end - window_us // self.made.slice_us, oldest) <= number < end
+            )
+            for window_us in self.made.windows_us
+        }
+
+
+@given(programs())
+@example(Program(2, [20], 0, [(0, 1), (1, 1), (1, 1)]))
+def test_totals_are_those_of_a_plain_list_at_every_moment(made: Program) -> None:
+    totals, plain = RollingTotals(made.slice_us, made.windows_us), Plain(made)
+    now_us = made.start_us
+    for span_us, amount in made.moves:
+        now_us = max(now_us + span_us, 0)
+        totals.add(now_us, amount)
+        plain.add(now_us, amount)
+        assert totals.dropped == plain.dropped
+        for look_us in (now_us, now_us + made.slice_us, max(now_us - 2 * made.slice_us, 0), now_us + 10**9):
+            number = look_us // made.slice_us
+            assert totals.completed(look_us) == plain.totals(number)
+            assert totals.running(look_us) == plain.totals(number + 1)
+
+
+@given(programs())
+def test_reading_changes_nothing(made: Program) -> None:
+    read, unread = (RollingTotals(made.slice_us, made.windows_us) for _ in range(2))
+    now_us = made.start_us
+    for span_us, amount in made.moves:
+        now_us = max(now_us + span_us, 0)
+        for look_us in (now_us + 10**6, 0):
+            read.completed(look_us)
+            read.running(look_us)
+        for totals in (read, unread):
+            totals.add(now_us, amount)
+        assert (read.completed(now_us), read.running(now_us)) == (unread.completed(now_us), unread.running(now_us))
+
+
+def test_a_million_amounts_of_both_signs_leave_no_trace_of_drift(rng: random.Random) -> None:
+    slice_us, windows_us = 1_000, [2_000, 10_000, 50_000]
+    totals, held, now_us = RollingTotals(slice_us, windows_us), [], 0
+    for _ in range(1_000_000):
+        now_us += rng.getrandbits(4)
+        amount = rng.getrandbits(70) - 2**69
+        held.append((now_us // slice_us, amount))
+        totals.add(now_us, amount)
+    number, recent = now_us // slice_us, held[-50_000:]
+    assert recent[0][0] < number - 50
+    for end, found in ((number, totals.completed(now_us)), (number + 1, totals.running(now_us))):
+        assert found == {
+            window_us: sum(amount for at, amount in recent if end - window_us // slice_us <= at < end)
+            for window_us in windows_us
+        }
+    assert set(totals.completed(now_us + 60_000).values()) == {0}
+
+
+def test_only_complete_slices_are_complete() -> None:
+    totals = RollingTotals(slice_us=2, windows_us=[20])
+    assert (totals.completed(0), totals.running(0)) == ({20: 0}, {20: 0})
+    totals.add(0, 1)
+    totals.add(1, 1)
+    assert (totals.completed(1), totals.running(1)) == ({20: 0}, {20: 2})
+    totals.add(2, 1)
+    assert (totals.completed(2), totals.running(2)) == ({20: 2}, {20: 3})
+    # Slice 0 is among the ten complete ones until slice 11 begins, and among ten with the running one until slice 10.
+    assert [totals.completed(now_us)[20] for now_us in (20, 21, 22, 24)] == [3, 3, 1, 0]
+    assert [totals.running(now_us)[20] for now_us in (19, 20, 21, 22)] == [3, 1, 1, 0]
+
+
+def test_eight_windows_come_from_one_ring() -> None:
+    totals = RollingTotals(MINUTE_US, SEED_WINDOWS_US)
+    assert totals.windows_us == tuple(SEED_WINDOWS_US)
+    for minute in range(2_000):
+        totals.add(minute * MINUTE_US, minute)
+    newest = 1_999
+    assert totals.completed(newest * MINUTE_US) == {
+        window_us: sum(range(newest - window_us // MINUTE_US, newest)) for window_us in SEED_WINDOWS_US
+    }
+    assert len(totals._before) == 1_441
+
+
+def test_an_addition_touches_one_number_whatever_the_windows() -> None:
+    class Watched(list[int]):
+        written = 0
+
+        def __setitem__(self, place: Any, value: Any) -> None:
+            Watched.written += len(value) if isinstance(place, slice) else 1
+            super().__setitem__(place, value)
+
+    totals = RollingTotals(MINUTE_US, SEED_WINDOWS_US)
+    totals.add(0, 1)
+    totals._before = Watched(totals._before)
+    for second in range(60):
+        totals.add(second * 1_000_000, 1)
+    assert Watched.written == 0
+    totals.add(7 * MINUTE_US, 1)
+    assert Watched.written == 7  # one for each slice passed
+    totals.add(10**6 * MINUTE_US, 1)
+    assert Watched.written == 7 + 1_441  # at most one turn
+
+
+def test_a_late_amount_counts_in_its_own_slice() -> None:
+    totals = RollingTotals(10, [20, 50])
+    totals.add(60, 1)
+    totals.add(35, 5)
+    totals.add(10, 7)
+    assert totals.completed(60) == {20: 0, 50: 12}
+    assert totals.completed(50) == {20: 5, 50: 12}
+    totals.add(9, 100)  # a slice older than the five before the newest
+    assert (totals.completed(60), totals.dropped) == ({20: 0, 50: 12}, 1)
+
+
+@pytest.mark.parametrize(
+    ("slice_us", "windows_us", "said"),
+    [
+        (0, [10], "slice_us: expected a whole number.*not 0"),
+        (7, [14, 20], "a window of 20 us is not a whole number of slices of 7 us; .*for example 21"),
+        (7, [6], "a window of 6 us is not a whole number of slices of 7 us"),
+        (7, [0], "windows_us: expected a whole number.*not 0"),
+        (7, [14.0], "windows_us: expected a whole number.*not 14.0"),
+        (7, [], "windows_us: expected at least one"),
+        (7, 14, "windows_us: expected several lengths.*not 14"),
+        (7, [14, 7, 14], "windows_us: 14 comes twice"),
+        (1, [1_000_001], "windows_us: expected a whole number from 1 to 1000000.*not 1000001"),
+    ],
+)
+def test_windows_that_cannot_work_are_refused(slice_us: int, windows_us: Any, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        RollingTotals(slice_us, windows_us)
+
+
+@pytest.mark.parametrize("amount", [0.5, 1.0, True, "1", None])
+def test_an_amount_that_would_drift_is_refused_and_changes_nothing(amount: Any) -> None:
+    totals = RollingTotals(10, [20])
+    with pytest.raises(ValueError, match="amount: expected a whole number, for example 1999 cents, not "):
+        totals.add(0, amount)
+    assert totals.running(0) == {20: 0}
+
+
+def test_memory_does_not_grow_with_amounts() -> None:
+    totals = RollingTotals(10, [1_000])
+    for number in range(10_000):
+        totals.add(number * 3, number)
+    assert len(totals._before) == 101
+    assert sys.getsizeof(totals._before) <= 101 * 8 + 100
+
+
+# -- threads -------------------------------------------------------------------------------------------------------
+
+
+def eight_threads_meet_at_every_slice(totals: RollingTotals, rounds: int) -> None:
+    """Add in 8 threads at the first moment of every slice and see that nothing is lost."""
+    (window_us,) = totals.windows_us
+    race(lambda number, thread: totals.add(number * totals.slice_us, thread - 2), rounds)
+    end_us = (rounds - 1) * totals.slice_us
+    assert totals.running(end_us) == {window_us: rounds * sum(thread - 2 for thread in range(THREADS))}
+    assert totals.completed(end_us + totals.slice_us) == totals.running(end_us)
+
+
+def test_eight_threads_that_meet_at_the_change_of_a_slice_lose_nothing() -> None:
+    eight_threads_meet_at_every_slice(RollingTotals(10, [1_000]), 100)
+
+
+def test_without_the_guard_they_would_lose_something() -> None:
+    totals = RollingTotals(10, [10_000])
+    totals._lock = Unguarded()
+    with pytest.raises(AssertionError, match="assert"):
+        eight_threads_meet_at_every_slice(totals, 1_000)
