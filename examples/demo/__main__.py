@@ -19,9 +19,9 @@ from rich.text import Text
 
 from slidegate import Limiter, MemoryStore
 from slidegate.ops.accesslog import AccessLog, AccessRecord
-from slidegate.testing import FakeClock
 
 from .app import make_app
+from .figures import Figures, ReplayClock
 from .replay import Report, replay
 
 SAMPLE = Path(__file__).with_name("sample.log")
@@ -40,8 +40,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not records:
         return fail(f"{options.log} holds no line of an access log that can be read ({describe(log)})")
     requests = [record for record in records if record.method]
-    report = asyncio.run(replay_all(requests, console))
+    report, figures = asyncio.run(replay_all(requests, console))
     console.print(summary(log, requests, report), "", refusals(report), "", worst(report), "")
+    console.print(by_route(figures), "")
     console.print(verdict(report), soft_wrap=True)
     if report.violations:
         return 1
@@ -72,17 +73,17 @@ def fail(message: str) -> int:
     return 2
 
 
-async def replay_all(records: Sequence[AccessRecord], console: Console) -> Report:
+async def replay_all(records: Sequence[AccessRecord], console: Console) -> tuple[Report, Figures]:
     """Replay all records under a progress bar."""
-    clock = FakeClock()
+    clock = ReplayClock()
     limiter = Limiter(MemoryStore(clock=clock))
-    report = Report()
+    report, figures = Report(), Figures(limiter, clock)
     with Progress(console=console) as progress:
         task = progress.add_task("Replaying in the log's own time", total=len(records))
-        async for answer in replay(make_app(limiter), limiter, clock, records):
+        async for answer in replay(make_app(limiter), limiter, clock, figures.following(records)):
             report.add(answer)
             progress.advance(task)
-    return report
+    return report, figures
 
 
 def summary(log: AccessLog, requests: Sequence[AccessRecord], report: Report) -> Table:
@@ -117,6 +118,25 @@ def worst(report: Report) -> Table:
     for client, outcomes in report.most_refused(10):
         counts = (f"{outcomes[outcome]:,}" for outcome in ("admitted", "refused", "blocked"))
         table.add_row(Text(printable(client)), *counts)
+    return table
+
+
+def by_route(figures: Figures) -> Table:
+    """Return what the limiter's statistics say of each route."""
+    table = Table(
+        "Route",
+        title="By route",
+        title_justify="left",
+        caption="QPS: admitted, in the busiest minute of the log. p95: through gate and application, on this machine.",
+        caption_justify="left",
+    )
+    for heading in ("Admitted", "Refused", "Blocked", "Exceptions", "QPS", "p95 ms"):
+        table.add_column(heading, justify="right")
+    for route, seen in sorted(figures.routes.items(), key=lambda entry: (-entry[1].events["pass"], entry[0])):
+        refused = seen.events["block"] - seen.events["blocked"]
+        counts = seen.events["pass"], refused, seen.events["blocked"], seen.events["exception"]
+        p95 = "" if seen.p95_us is None else f"{seen.p95_us / 1_000:.2f}"
+        table.add_row(Text(route), *(f"{count:,}" for count in counts), f"{seen.busiest_qps:.2f}", p95)
     return table
 
 

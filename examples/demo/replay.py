@@ -32,6 +32,15 @@ class Answer(NamedTuple):
     """What was wrong with the refusal; empty where nothing was."""
 
 
+class Exchange(NamedTuple):
+    """One request of the log, and what the application answered now."""
+
+    record: AccessRecord
+    status: int
+    fields: dict[bytes, bytes]
+    decision: Decision
+
+
 @dataclass
 class Report:
     """Sums over answers.
@@ -82,13 +91,18 @@ async def replay(
         clock: The clock of the limiter's store.
         records: What to send, in the order of their times.
     """
+    async for record, status, fields, decision in play(app, clock, records):
+        violation = "" if decision.allowed else await fault(limiter, clock, decision, status, fields)
+        yield Answer(record, status, decision, violation)
+
+
+async def play(app: ASGIApp, clock: FakeClock, records: Iterable[AccessRecord]) -> AsyncIterator[Exchange]:
+    """Send each record through `app` at its time. What the log answered stands in ``request.state.status``."""
     for record in records:
         clock.set(record.time_us)
         scope = http_scope(record)
         status, fields = await call(app, scope)
-        decision: Decision = scope["slidegate"].decision if "slidegate" in scope else SWITCHED_OFF
-        violation = "" if decision.allowed else await fault(limiter, clock, decision, status, fields)
-        yield Answer(record, status, decision, violation)
+        yield Exchange(record, status, fields, scope["slidegate"].decision if "slidegate" in scope else SWITCHED_OFF)
 
 
 def http_scope(record: AccessRecord) -> Scope:
@@ -111,7 +125,7 @@ def http_scope(record: AccessRecord) -> Scope:
         "headers": [(b"host", b"demo.example"), (b"user-agent", (record.user_agent or "").encode(errors="replace"))],
         "client": (record.client, 50_000),
         "server": ("127.0.0.1", 8000),
-        "state": {},
+        "state": {"status": record.status},
     }
 
 

@@ -9,7 +9,7 @@ from starlette.requests import HTTPConnection
 from ..core.decision import Decision, Reason
 from ..core.errors import ConfigurationError, closest
 from ..limiter import check_cost
-from .judge import OFF, RECORD, Record
+from .record import OFF, RECORD, Record
 
 _UNCOUNTED: Final = Decision(True, Reason.EXEMPT)
 

@@ -6,10 +6,12 @@ What is given in code goes before the file, and the file before the environment.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final
 
+from ..core.banpolicy import BanPolicy
 from ..core.errors import ConfigurationError
 from ..core.limits import parse_limits
 from ..core.networks import Networks
@@ -17,8 +19,10 @@ from ..limiter import Limiter
 from . import keys
 from .config_errors import Document
 from .findings import check_silence
+from .following import Stamp, stamp_of
+from .lists import AddressList, NetworkFile, NetworkFiles
 from .proxies import ClientAddress, client_ip
-from .rules import Exceeded, Rule
+from .rules import Exceeded, Rule, compile_pattern
 from .users import user
 
 if TYPE_CHECKING:
@@ -29,18 +33,6 @@ STORE_VARIABLE: Final = "SLIDEGATE_STORE"
 
 _WORDS: Final[dict[str, keys.Key]] = {"everyone": keys.everyone, "user": user}
 
-Stamp: TypeAlias = tuple[int, int, int, int] | None
-"""What changes with a file; None if there is none."""
-
-
-def stamp_of(path: Path) -> Stamp:
-    """Return what tells one version of a file from another, without reading it."""
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino
-
 
 class Reading:
     """One reading of a configuration file.
@@ -50,9 +42,11 @@ class Reading:
         code: Options given in code; they go before those of the file.
         limiter_at: Makes the limiter for a store's address.
         on_tracked: The `on_exceeded` of the file's rules with ``action = "track"``.
+        clock: Returns seconds; how time passes between two looks at the files of lists.
 
     Attributes:
-        stamps: Every file that was read, with its stamp from before it was read; complete after an error too.
+        stamps: Every file that was read, with its stamp from before it was read; complete after an error too. Lists
+            that were read follow their files by themselves, and are not among them.
     """
 
     def __init__(
@@ -61,12 +55,14 @@ class Reading:
         code: Mapping[str, Any],
         limiter_at: Callable[[str], Limiter],
         on_tracked: Exceeded | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.stamps: dict[Path, Stamp] = {path: stamp_of(path)}
         self._document = Document(path)
         self._code = code
         self._limiter_at = limiter_at
         self._on_tracked = on_tracked
+        self._clock = clock
 
     def options(self) -> dict[str, Any]:
         """Return the options for `RateLimitMiddleware`, those given in code among them.
@@ -76,7 +72,7 @@ class Reading:
         """
         found = self._validated()
         at = self._document.at
-        options: dict[str, Any] = {"enabled": found.enabled}
+        options: dict[str, Any] = {"enabled": found.enabled, "statistics": found.statistics}
         options["headers"] = None if found.headers == "none" else found.headers
         with at("preflight_limits"):
             unlimited = found.preflight_limits == "unlimited"
@@ -87,13 +83,14 @@ class Reading:
             client = self._code.get("client") or self._client(found.client)
         options["client"] = client
         options |= self._messages(found, client)
+        options["bans"] = self._bans(found, client)
         if "limits" not in self._code and "rules" not in self._code:
             options["rules"] = self._rules(found, client)
         for name in ("blocklist", "allowlist"):
             entries = getattr(found, name)
             if entries is not None:
                 with at(name):
-                    options[name] = self._networks(entries)
+                    options[name] = self._list(name, entries)
         if "limiter" not in self._code:
             options["limiter"] = self._limiter(found)
         return options | dict(self._code)
@@ -130,6 +127,8 @@ class Reading:
             raise document.error(("limits",), "give limits or rules, not both; limits is a rule for all paths")
         if found.rules is None:
             if found.limits is None:
+                if found.bans or self._code.get("bans") is not None:
+                    return []
                 raise ConfigurationError(f'{document.path}: expected limits = "100/minute", or rules')
             with document.at("limits"):
                 return [Rule("*", found.limits)]
@@ -161,6 +160,24 @@ class Reading:
                 options["key"] = self._key(table.key, None, client)
         return Rule(**options)
 
+    def _bans(self, found: schema.Configuration, client: ClientAddress) -> list[BanPolicy] | None:
+        return [self._ban_policy(name, table, client) for name, table in found.bans.items()] or None
+
+    def _ban_policy(self, name: str, table: schema.BanTable, client: ClientAddress) -> BanPolicy:
+        at = self._document.at
+        options = {option: getattr(table, option) for option in table.model_fields_set}
+        for signal, weight in options.get("signals", {}).items():
+            with at("bans", name, "signals", signal):
+                BanPolicy(signals={signal: weight})
+                if signal.startswith("/"):
+                    compile_pattern(signal)
+        if "key" in options:
+            with at("bans", name, "key"):
+                _check_ban_key(table.key)
+                options["key"] = self._key(table.key, None, client)
+        with at("bans", name):
+            return BanPolicy(name=name, **options)
+
     def _key(self, key: schema.MessageKey, clients: keys.Key | None, client: ClientAddress) -> keys.Key | None:
         """Make a key; `clients` is what stands for the middleware's own client, here."""
         if isinstance(key, str):
@@ -191,6 +208,23 @@ class Reading:
         self.stamps[path] = stamp_of(path)
         return Networks.from_file(path)
 
+    def _list(self, name: str, entries: schema.Lists) -> AddressList:
+        """Make a blocklist or an allowlist: of networks, or of files from the directory of the configuration file."""
+        if isinstance(entries, list) and all(isinstance(entry, str) for entry in entries):
+            return Networks(entries)
+        files = []
+        for number, entry in enumerate(entries if isinstance(entries, list) else [entries]):
+            options = {"path": entry} if isinstance(entry, str) else entry.model_dump(exclude_unset=True)
+            path = self._document.path.parent / options.pop("path")
+            with self._document.at(name, number) if isinstance(entries, list) else self._document.at(name):
+                files.append(NetworkFile(path, **options))
+        # While a list cannot be read, its file is looked at together with the configuration.
+        read = self.stamps
+        self.stamps = {Path(file.path): stamp_of(Path(file.path)) for file in files} | read
+        made = NetworkFiles(files, clock=self._clock)
+        self.stamps = read
+        return made
+
     def _limiter(self, found: schema.Configuration) -> Limiter:
         if found.store is None:
             return self._limiter_in(STORE_VARIABLE, "memory://")
@@ -207,3 +241,16 @@ class Reading:
             # An address may hold a password.
             text = str(error).replace(repr(address), "what it holds")
             raise ConfigurationError(f"the environment variable {variable}: {text}") from None
+
+
+def _check_ban_key(key: schema.Key) -> None:
+    """See that a key says who it is, also where a value is missing: nobody else may be shut out with them."""
+    if isinstance(key, str):
+        if key == "everyone":
+            raise ConfigurationError('"everyone" does not say who it is; use "client" or "user", for example')
+        return
+    if key.path_param is not None:
+        raise ConfigurationError('path_param: does not say who it is; use for example { header = "X-API-Key" }')
+    for part in (*(key.combine or ()), key.fallback):
+        if part is not None:
+            _check_ban_key(part)

@@ -20,22 +20,38 @@ _KINDS: Final = {
     "string_type": "text",
     "int_type": "a whole number",
     "bool_type": "true or false",
+    "float_type": "a number",
+    "dict_type": "a table",
     "list_type": "a list",
     "model_type": "a table",
     "too_short": "more entries",
 }
 _EXAMPLES: Final = {
+    "after": '"20/10m"',
     "allowlist": '["192.0.2.0/24"]',
+    "allowlist.path": '"office.netset"',
+    "bans": '{ scanning = { after = "20/10m" } }',
     "blocklist": '"blocked.netset"',
+    "blocklist.path": '"blocked.netset"',
     "client": '{ trusted = ["10.0.0.0/8"] }',
     "count_if": "[401, 403]",
+    "delay": '"5s"',
+    "duration": '"1h"',
     "env": '"SLIDEGATE_STORE"',
+    "factor": "4",
+    "forgive": '"24h"',
+    "jitter": "0.1",
     "key": '{ header = "X-API-Key" }',
     "limits": '"5/minute; 50/hour"',
+    "longest": '"7d"',
+    "max_body": "10_000_000",
     "methods": '["GET", "POST"]',
+    "most": '"100/minute"',
     "path": '"/items/{id}"',
+    "prefix_after": '"4/1h"',
     "preflight_limits": '"600/minute"',
     "rules": '[{ path = "*", limits = "100/minute" }]',
+    "signals": '{ refused = 1, "/.env" = "ban" }',
     "silence": '["SG103"]',
     "store": '"memory://"',
     "trusted": '["10.0.0.0/8"]',
@@ -148,8 +164,10 @@ def _place(data: Any, location: Sequence[str | int]) -> tuple[tuple[str | int, .
 
 
 def _example(path: Sequence[str | int]) -> str:
-    name = next((part for part in reversed(path) if isinstance(part, str)), "")
-    example = _EXAMPLES.get(name)
+    names = [part for part in path if isinstance(part, str)]
+    # What stands in the table of signals has names that the user chose.
+    name = "signals" if "signals" in names[:-1] else names[-1] if names else ""
+    example = _EXAMPLES.get(".".join(names[-2:]), _EXAMPLES.get(name))
     return f"for example {name} = {example}" if example else name
 
 

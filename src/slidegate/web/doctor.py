@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Protocol, runtime_checkable
 
@@ -14,11 +14,14 @@ from starlette.applications import Starlette
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import Scope
 
+from ..core.banpolicy import BanPolicy
 from ..core.networks import IPV6_PREFIX
+from ..core.targets import ban_target
 from ..limiter import Limiter
 from .findings import Finding
 from .proxies import UNKNOWN_PEER, ClientAddress
-from .rules import Rule
+from .routes import walk
+from .rules import Rule, compile_pattern
 
 WATCHED: Final = 1_000
 """How many requests are looked at for what only requests can show."""
@@ -28,6 +31,8 @@ _VARIABLES: Final = ("WEB_CONCURRENCY", "UVICORN_WORKERS", "GRANIAN_WORKERS")
 _WORKERS: Final = re.compile(r"(?<!\S)(?:--workers(?:=| +)|-w ?)([0-9]{1,6})(?!\S)")
 _PARAMETER: Final = re.compile(r"\{\w+(?::(\w+))?\}")
 _ALL_BELOW: Final = re.compile(r"([^{]*)\{\w+:path\}")
+_OF_THE_CLIENT: Final = re.compile(r"(?:^|\+)(?:header|cookie|query):")
+"""In the identity of a key: a value that the client chooses, and not only where another one is missing."""
 _PROXY_HEADERS: Final = frozenset({b"x-forwarded-for", b"forwarded"})
 
 
@@ -48,13 +53,16 @@ class Guard(Protocol):
         """What it holds requests to."""
 
 
-def examine(gate: Guard, client: ClientAddress, switched_off: str) -> Iterator[Finding]:
+def examine(
+    gate: Guard, client: ClientAddress, switched_off: str, policies: Collection[BanPolicy]
+) -> Iterator[Finding]:
     """Yield what is found about a gate before any request.
 
     Args:
         gate: The gate.
         client: How it finds the client's address.
         switched_off: What switches it off, if anything does.
+        policies: Its ban policies.
     """
     if switched_off:
         yield Finding("SG110", f"slidegate is switched off ({switched_off}): every request passes")
@@ -67,6 +75,7 @@ def examine(gate: Guard, client: ClientAddress, switched_off: str) -> Iterator[F
     for earlier, later in hidden_rules(gate.rules):
         yield Finding("SG104", f"{later!r} can never apply: {earlier!r} comes first, covers it and ends the list")
     yield from _about_layers(gate)
+    yield from _about_bans(gate, policies)
 
 
 def _about_address(client: ClientAddress) -> Iterator[Finding]:
@@ -99,6 +108,53 @@ def _about_layers(gate: Guard) -> Iterator[Finding]:
                 yield Finding(
                     "SG106", "two gates, one inside the other, tell the time by different clocks; give both one limiter"
                 )
+
+
+def _about_bans(gate: Guard, policies: Collection[BanPolicy]) -> Iterator[Finding]:
+    for policy in policies:
+        for path in (signal for signal in policy.signals if isinstance(signal, str) and signal.startswith("/")):
+            exempt = _exempting(gate.rules, path)
+            if exempt is not None:
+                yield Finding("SG112", f"path {path!r} of policy {policy.name!r} never strikes: {exempt!r} exempts it")
+            elif _bans_at_once(policy, path) and (label := _served(gate.app, path)):
+                yield Finding(
+                    "SG112", f"path {path!r} of policy {policy.name!r} bans the application's own visitors: {label}"
+                )
+    shaken = [policy for policy in policies if policy.key is not None and _OF_THE_CLIENT.search(policy.key.identity)]
+    if shaken and not any(_by_address(policy) for policy in policies):
+        yield Finding(
+            "SG113",
+            f"policy {shaken[0].name!r} bans by {shaken[0].key.identity}, which the client chooses, and none bans by "
+            "address; add one that does",
+        )
+
+
+def _bans_at_once(policy: BanPolicy, path: str) -> bool:
+    weight = policy.signals[path]
+    return weight == "ban" or weight >= policy.after.amount
+
+
+def _by_address(policy: BanPolicy) -> bool:
+    return policy.key is None or isinstance(policy.key, ClientAddress)
+
+
+def _exempting(rules: Sequence[Rule], path: str) -> Rule | None:
+    """Return the rule that exempts a path."""
+    for rule in rules:
+        if rule.final and rule.matches("http", "GET", path):
+            return rule if rule.exempt else None
+    return None
+
+
+def _served(app: object, path: str) -> str:
+    """Return what to call the route that is written down for a path, empty if none is.
+
+    A route that takes whatever comes is none: it answers scanners with a page that is for others.
+    """
+    pattern, _ = compile_pattern(path)
+    router = next((layer for layer in layers(app) if hasattr(layer, "routes")), None)
+    assert pattern is not None
+    return next((place.label for place in walk(router) if pattern.match(place.template)), "")
 
 
 def layers(app: object) -> Iterator[object]:
@@ -171,10 +227,12 @@ class Watch:
 
     Args:
         client: How the gate finds the client's address.
+        policies: Its ban policies.
     """
 
-    def __init__(self, client: ClientAddress) -> None:
+    def __init__(self, client: ClientAddress, policies: Collection[BanPolicy] = ()) -> None:
         self._trusted = client.trusted
+        self._policies = [policy for policy in policies if _by_address(policy)]
         self._left = WATCHED
         self._found: set[str] = set()
 
@@ -202,4 +260,15 @@ class Watch:
                     f"{name.decode().title()} came with a request and no proxy is trusted: if one stands in front, all "
                     "its clients are counted as one",
                 )
+                if self._policies and host:
+                    yield self._about_bans(host)
                 return
+
+    def _about_bans(self, host: str) -> Finding:
+        """Say what becomes of bans behind a proxy that nobody trusts."""
+        met = [policy for policy in self._policies if ban_target(policy, host) is not None]
+        if met:
+            what = f"policy {met[0].name!r} bans the peer for what one client does: everybody behind it is shut out"
+        else:
+            what = f"the peer {host} is of a private network, which no policy bans: nobody behind it is ever banned"
+        return Finding("SG111", f"if a proxy stands in front, {what}")

@@ -22,8 +22,8 @@ from ..core.decision import Bucket, Decision, unique_name, wire_names
 from ..core.errors import ConfigurationError, SlidegateError
 from .decorated import decorate
 from .gates import Gate
-from .judge import OFF, RECORD, Record
 from .keys import Key, KeyFunction
+from .record import OFF, RECORD, Record
 from .routes import Place, Places
 from .rules import CostFunction, Limits, LimitsFunction, Rule
 from .startup import names_checked
@@ -201,7 +201,7 @@ class Endpoints:
         others = [name for name, owner in taken.items() if owner != identity]
         names = [unique_name(name, others) for name in wire_names(rule.label, rule.limits)]
         taken.update(dict.fromkeys(names, identity))
-        bucket = Bucket(identity, rule.limits, names, count_denied=rule.count_denied)
+        bucket = Bucket(identity, rule.limits, names, count_denied=rule.count_denied, label=rule.label)
         if len(self._gates) >= _MEMO:
             # Objects made on the way of a request; the buckets they stand for stay.
             self._gates.clear()

@@ -21,6 +21,9 @@ CODES: Final = {
     "SG108": "one customer is many clients",
     "SG109": "the server names no peer",
     "SG110": "slidegate is switched off",
+    "SG111": "bans meet the proxy, not its clients",
+    "SG112": "a honeypot is none",
+    "SG113": "who is banned can come back under another value",
 }
 """Every code, with what it is about."""
 

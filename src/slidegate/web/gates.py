@@ -14,6 +14,7 @@ from ..core.memo import remember
 from ..limiter import Limiter
 from .keys import Key, route_path
 from .rules import Limits, Rule
+from .tracking import HotWatch
 
 _MEMO: Final = 2_048
 _MEMO_PATH: Final = 256
@@ -30,10 +31,11 @@ class Gate:
         key_function: The user's key function, if the rule has one.
         cost: The fixed cost, 1 where a function says it.
         cost_function: The user's cost function, if the rule has one.
+        hot: What finds the hot keys of a rule with a `capacity`.
         plain: Whether limits, key and cost come without calling a function of the user's.
     """
 
-    __slots__ = ("_plans", "bucket", "cost", "cost_function", "key", "key_function", "plain", "rule")
+    __slots__ = ("_plans", "bucket", "cost", "cost_function", "hot", "key", "key_function", "plain", "rule")
 
     def __init__(self, rule: Rule, bucket: Bucket) -> None:
         self.rule = rule
@@ -42,6 +44,7 @@ class Gate:
         self.key_function = None if isinstance(rule.key, Key) else rule.key
         self.cost = rule.cost if isinstance(rule.cost, int) else 1
         self.cost_function = None if isinstance(rule.cost, int) else rule.cost
+        self.hot = None if rule.capacity is None else HotWatch(bucket, rule.capacity)
         self.plain = self.key_function is None and self.cost_function is None and rule.limits_function is None
         self._plans: dict[object, Bucket] = {}
 
@@ -73,6 +76,8 @@ class Selection(NamedTuple):
     gates: tuple[Gate, ...]
     plain: bool
     onlookers: tuple[Gate, ...] = ()
+    exempt: bool = False
+    """Whether a rule says that nothing is counted here."""
 
 
 class RuleSet:
@@ -116,15 +121,17 @@ class RuleSet:
 
     def _select(self, asked: tuple[str, str, str]) -> Selection:
         found: list[Gate] = []
+        exempt = False
         for rule, gate in self._gates:
             if rule.matches(*asked):
+                exempt = rule.exempt
                 if gate is not None:
                     found.append(gate)
                 if rule.final:
                     break
         limiting = tuple(gate for gate in found if gate.rule.action == "limit")
         onlookers = tuple(gate for gate in found if gate.rule.action != "limit")
-        selection = Selection(limiting, all(gate.plain for gate in limiting), onlookers)
+        selection = Selection(limiting, all(gate.plain for gate in limiting), onlookers, exempt)
         # A path may be as long as the server lets it be; only ordinary ones are worth remembering.
         if len(asked[1]) + len(asked[2]) <= _MEMO_PATH:
             remember(self._known, asked, selection, _MEMO)
@@ -169,4 +176,5 @@ def _make_bucket(rule: Rule, identity: str, limits: Sequence[Limit], names: Sequ
         count_denied=rule.count_denied or rule.action == "track",
         wait_us=rule.wait_us,
         wait_max=rule.wait_max,
+        label=rule.label,
     )

@@ -1,119 +1,33 @@
 """Who may pass: the order of judgement, in one place.
 
-Allowlist, blocklist, then every rule that matches, in one question to the limiter.
+Allowlist, blocklist, then bans and every rule that matches, in one question to the limiter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Awaitable, Sequence
+from typing import Final
 
 import anyio
 from starlette.requests import HTTPConnection
 from starlette.types import Message, Receive, Scope, Send
 
-from ..core.decision import Bucket, Check, Decision, Reason
-from ..core.networks import Networks
+from ..core.banlist import Ban, Guarded
+from ..core.decision import Barred, Bucket, Check, Decision, Reason
 from ..core.protocols import Event
 from ..limiter import Limiter
+from .abuse import AbuseWatch, Offence
 from .calls import Calls
 from .gates import Gate, RuleSet, Selection
+from .lists import AddressList
+from .messages import ShutOut
 from .proxies import ClientAddress
-from .responses import tightest
+from .record import STATUS, Record, is_preflight
 from .waiting import wait_turn
 
-if TYPE_CHECKING:
-    from .middleware import RateLimitMiddleware
-
-RECORD: Final = "slidegate"
-"""The key of a request's `Record` in its ASGI scope."""
-OFF: Final = "slidegate.off"
-"""The key in the ASGI scope by which a middleware that is switched off says that it is there."""
-
-_BLOCKED: Final = Decision(False, Reason.BLOCKED)
 _ALLOWLISTED: Final = Decision(True, Reason.ALLOWLISTED)
 _EXEMPT: Final = Decision(True, Reason.EXEMPT)
 _MEMO: Final = 4_096
-_STATUS: Final = {
-    "http.response.start": 200,
-    "websocket.accept": 101,
-    "websocket.http.response.start": 403,
-    "websocket.close": 403,
-}
-"""What starts a response, and its status where the message does not say."""
-
-
-class Record(list[Decision]):
-    """What the gates on the way of one request decided, the outermost first.
-
-    Attributes:
-        judges: Who decided: one for each decision.
-        gate: The middleware nearest above, whose limits at endpoints are.
-        refused: The refusal of a limit at an endpoint.
-        answered: Whether a response has begun.
-    """
-
-    __slots__ = ("answered", "asked", "gate", "judges", "refused")
-
-    judges: list[Judge]
-    gate: RateLimitMiddleware
-    refused: Decision | None
-    answered: bool
-    asked: list[tuple[object, str]]
-
-    def note(self, judge: Judge, decision: Decision) -> None:
-        """Add a decision."""
-        self.judges.append(judge)
-        self.append(decision)
-
-    def charged(self, bucket: Bucket, limiter: Limiter) -> bool:
-        """Tell whether the same windows were asked about the same limits on this request."""
-        return any(
-            other.rule == bucket.rule and other.limits == bucket.limits and judge.limiter is limiter
-            for judge, decision in zip(self.judges, self, strict=True)
-            for other, _, _ in decision.checks
-        )
-
-    def turn(self, limit: object, rule: str) -> int:
-        """Return how many other limits at endpoints asked under this identity before: 0 for the first.
-
-        Two limits that look alike are two limits all the same, and each counts.
-        """
-        asked: list[tuple[object, str]] | None = getattr(self, "asked", None)
-        if asked is None:
-            asked = self.asked = []
-        others = [other for other, identity in asked if identity == rule]
-        if not any(other is limit for other in others):
-            asked.append((limit, rule))
-            others.append(limit)
-        return next(place for place, other in enumerate(others) if other is limit)
-
-    def names(self) -> set[str]:
-        """Return the names of all rules that stand on the way of this request, counted or not."""
-        names = self.gate.endpoints.names()
-        return names.union(*(judge.rules.names() for judge in self.judges))
-
-    def uncounted(self, scope: Scope) -> bool:
-        """Tell whether no limit counts this request: its client is on an allowlist, or it is a CORS preflight."""
-        if scope.get("method") == "OPTIONS" and is_preflight(scope):
-            return True
-        return self.allowlisted()
-
-    def allowlisted(self) -> bool:
-        """Tell whether the client is on the allowlist of a gate on the way."""
-        return any(decision.reason is Reason.ALLOWLISTED for decision in self)
-
-    async def hand_back(self) -> None:
-        """Hand back what was charged so far, except where refused requests count."""
-        for judge, decision in zip(self.judges, self, strict=True):
-            for place, (bucket, _, _) in enumerate(decision.checks if decision.charge else ()):
-                if not bucket.count_denied:
-                    await judge.limiter.refund(decision.take_out(place))
-
-    @property
-    def decision(self) -> Decision:
-        """The decision that matters most: a refusal, else the one with the least left."""
-        return tightest(self)
 
 
 class Judge:
@@ -127,6 +41,7 @@ class Judge:
         allowlist: Networks let through before anything is counted.
         preflight: What CORS preflights are counted in, if they are.
         calls: Calls the functions of the user's.
+        abuse: Sees to it that who keeps abusing is banned.
     """
 
     def __init__(
@@ -135,10 +50,11 @@ class Judge:
         client: ClientAddress,
         rules: RuleSet,
         *,
-        blocklist: Networks | None,
-        allowlist: Networks | None,
+        blocklist: AddressList | None,
+        allowlist: AddressList | None,
         preflight: Bucket | None,
         calls: Calls,
+        abuse: AbuseWatch,
     ) -> None:
         self.limiter = limiter
         self.rules = rules
@@ -147,6 +63,7 @@ class Judge:
         self._allowlist = allowlist
         self._preflight = preflight
         self._calls = calls
+        self.abuse = abuse
         self._exceeded: dict[tuple[str, str], None] = {}
 
     def decide(self, scope: Scope, before: Record) -> Decision | Awaitable[Decision]:
@@ -157,16 +74,59 @@ class Judge:
         if address is not None:
             if self._allowlist is not None and self._allowlist.covers(*address):
                 return _ALLOWLISTED
-            if self._blocklist is not None and self._blocklist.covers(*address):
-                return _BLOCKED
+            if self._blocklist is not None and (name := self._blocklist.find(*address)) is not None:
+                return Barred(name)
+        guarded: Sequence[Guarded] = (client_key if address is None else address,)
+        if self.abuse.keyed:
+            guarded = self.abuse.guarded(scope, client_key, address)
         if scope.get("method") == "OPTIONS" and is_preflight(scope):
-            return _EXEMPT if self._preflight is None else self.limiter.decide(((self._preflight, client_key, 1),))
+            return self._preflown(client_key, guarded)
         selection = self.rules.select(scope)
+        if self.abuse.looks and not selection.exempt and (offences := self.abuse.look(scope, before)):
+            return self._struck(offences, selection, scope, before, client_key, guarded)
+        return self._decide(selection, scope, before, client_key, guarded)
+
+    async def _struck(
+        self,
+        offences: Sequence[Offence],
+        selection: Selection,
+        scope: Scope,
+        before: Record,
+        client_key: str,
+        guarded: Sequence[Guarded],
+    ) -> Decision:
+        """Decide after what the request itself has done: a strike may ban it at once."""
+        for offence in offences:
+            await self.abuse.strike(offence, scope, client_key)
+        answer = self._decide(selection, scope, before, client_key, guarded)
+        return answer if isinstance(answer, Decision) else await answer
+
+    def _decide(
+        self, selection: Selection, scope: Scope, before: Record, client_key: str, guarded: Sequence[Guarded]
+    ) -> Decision | Awaitable[Decision]:
+        """Decide by bans and limits."""
         if before:
             selection = self._without(selection, before)
         if selection.onlookers:
-            return self._watched(selection, scope, client_key)
-        return self._apply(selection, scope, client_key)
+            return self._watched(selection, scope, client_key, guarded)
+        return self._apply(selection, scope, client_key, guarded)
+
+    def _preflown(self, client_key: str, guarded: Sequence[Guarded]) -> Decision | Awaitable[Decision]:
+        """Decide about a CORS preflight, which no rule counts."""
+        if self._preflight is None:
+            return self._uncounted(guarded)
+        return self.limiter.decide(((self._preflight, client_key, 1),), guarded)
+
+    def _uncounted(self, guarded: Sequence[Guarded]) -> Decision | Awaitable[Decision]:
+        """Decide about a request that no limit counts: a ban refuses it all the same."""
+        answer = self.limiter.decide((), guarded)
+        if isinstance(answer, Decision):
+            return _EXEMPT if answer.allowed else answer
+        return self._uncounted_later(answer)
+
+    async def _uncounted_later(self, answer: Awaitable[Decision]) -> Decision:
+        decision = await answer
+        return _EXEMPT if decision.allowed else decision
 
     def _without(self, selection: Selection, before: Record) -> Selection:
         """Leave out the named rules that a gate further out has counted in the same place."""
@@ -176,45 +136,55 @@ class Judge:
         outer = {judge for judge in before.judges if judge.limiter is self.limiter}
         looked = {rule for judge in outer for rule in judge.rules.looking}
         onlookers = tuple(gate for gate in selection.onlookers if not (gate.rule.name and gate.bucket.rule in looked))
-        return Selection(gates, all(gate.plain for gate in gates), onlookers)
+        return Selection(gates, all(gate.plain for gate in gates), onlookers, selection.exempt)
 
-    def _apply(self, selection: Selection, scope: Scope, client_key: str) -> Decision | Awaitable[Decision]:
+    def _apply(
+        self, selection: Selection, scope: Scope, client_key: str, guarded: Sequence[Guarded]
+    ) -> Decision | Awaitable[Decision]:
         """Put one question to the limiter about all gates that may refuse."""
-        gates, plain, _ = selection
+        gates = selection.gates
         if not gates:
-            return _EXEMPT
-        if not plain:
-            return self._ask(selection, scope, client_key)
+            return self._uncounted(guarded)
+        if not selection.plain:
+            return self._ask(selection, scope, client_key, guarded)
         limiter = self.limiter
         checks: list[Check] = []
         for gate in gates:
             checks.append(gate.check(scope, limiter, client_key))  # noqa: PERF401 - a comprehension is a call on 3.11
-        return limiter.decide(checks)
+        return limiter.decide(checks, guarded)
 
     async def decide_at(self, gate: Gate, request: HTTPConnection) -> Decision | None:
         """Decide about a limit at an endpoint, where the request has its body; None if it is not counted."""
-        client_key, _ = self._client.locate(request.scope)
+        client_key, address = self._client.locate(request.scope)
+        guarded = self.abuse.guarded(request.scope, client_key, address)
         if gate.plain:
-            return await self.limiter.hit_all((gate.check(request.scope, self.limiter, client_key),))
+            return await self.limiter.hit_all((gate.check(request.scope, self.limiter, client_key),), guarded)
         check = await self._calls.check(gate, request.scope, self.limiter, client_key, request)
-        return None if check is None else await self.limiter.hit_all((check,))
+        return None if check is None else await self.limiter.hit_all((check,), guarded)
 
-    async def _ask(self, selection: Selection, scope: Scope, client_key: str) -> Decision:
+    async def _ask(self, selection: Selection, scope: Scope, client_key: str, guarded: Sequence[Guarded]) -> Decision:
         """Decide with the help of functions of the user's."""
         checks = [await self._calls.check(gate, scope, self.limiter, client_key) for gate in selection.gates]
         counted = [check for check in checks if check is not None]
-        return await self.limiter.hit_all(counted) if counted else _EXEMPT
+        decision = await self.limiter.hit_all(counted, guarded)
+        return decision if counted or not decision.allowed else _EXEMPT
 
-    async def _watched(self, selection: Selection, scope: Scope, client_key: str) -> Decision:
+    async def _watched(
+        self, selection: Selection, scope: Scope, client_key: str, guarded: Sequence[Guarded]
+    ) -> Decision:
         """Decide, and let the gates look on that never refuse: each on windows of its own."""
-        answer = self._apply(selection, scope, client_key)
+        answer = self._apply(selection, scope, client_key, guarded)
         decision = answer if isinstance(answer, Decision) else await answer
-        for gate in selection.onlookers:
+        for gate in selection.onlookers if decision.reason is not Reason.BANNED else ():
             shadow = gate.rule.action == "shadow"
             if shadow and not decision.allowed:
                 continue  # it would not have been charged either
             check = await self._calls.check(gate, scope, self.limiter, client_key)
             if check is None:
+                continue
+            if gate.hot is not None:
+                for key, found in gate.hot.hit(check[1], self.limiter.statistics.now_us()):
+                    await self._calls.exceeded(gate, key, found)
                 continue
             seen = await self.limiter.hit_all((check,))
             if not shadow:
@@ -235,6 +205,31 @@ class Judge:
             self._exceeded[known] = None
             await self._calls.exceeded(gate, key, seen)
 
+    def spares(self, scope: Scope, record: Record) -> bool:
+        """Tell whether nothing that this request does is held against its client."""
+        return record.allowlisted() or self.rules.select(scope).exempt
+
+    async def strike(self, scope: Scope, offence: Offence) -> Ban | None:
+        """Count a strike of whoever sent a request."""
+        return await self.abuse.strike(offence, scope, self._client.locate(scope)[0])
+
+    async def strike_refused(self, scope: Scope, record: Record) -> None:
+        """Strike for a refusal by a limit, under the policies of all gates on the way."""
+        judges = [*record.judges, *([] if self in record.judges else [self])]
+        for place, judge in enumerate(judges):
+            await judge.abuse.refused(scope, judges[:place])
+
+    def shut_out(self, scope: Scope, receive: Receive, send: Send) -> tuple[Receive, Send]:
+        """Return the channels of a websocket that ends when its client is banned."""
+        client_key, address = self._client.locate(scope)
+        guarded = self.abuse.guarded(scope, client_key, address)
+
+        async def banned() -> bool:
+            return await self.limiter.find_ban(guarded) is not None
+
+        connection = ShutOut(banned, receive, send)
+        return connection.receive, connection.send
+
     def settling(self, send: Send, decision: Decision) -> Send:
         """Wrap `send` so that the status of the response settles what was reserved; without one, the charge stays."""
         if not any(bucket.rule in self.rules.reserving for bucket, _, _ in decision.checks):
@@ -243,9 +238,9 @@ class Judge:
 
         async def send_settled(message: Message) -> None:
             nonlocal settled
-            if message["type"] in _STATUS and not settled:
+            if message["type"] in STATUS and not settled:
                 settled = True
-                await self.settle(decision, message.get("status", _STATUS[message["type"]]))
+                await self.settle(decision, message.get("status", STATUS[message["type"]]))
             await send(message)
 
         return send_settled
@@ -273,9 +268,3 @@ class Judge:
             if rule is None or rule.count_if is None or self._calls.counts(rule.count_if, rule.label, status):
                 continue
             await self.limiter.refund(decision.take_out(place))
-
-
-def is_preflight(scope: Scope) -> bool:
-    """Tell whether an OPTIONS request is a CORS preflight (Fetch standard, section 3.2.2)."""
-    names = {name for name, _ in scope["headers"]}
-    return b"origin" in names and b"access-control-request-method" in names

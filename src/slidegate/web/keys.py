@@ -54,14 +54,18 @@ everyone: Final = _Everyone()
 """Count all requests together, for a limit on the whole service."""
 
 
-class _Value(ABC):
-    """A value that the client supplies, digested; where it is missing or empty, the fallback."""
+class Value(ABC):
+    """A value that the client supplies, digested; where it is missing or empty, the fallback.
+
+    Attributes:
+        fallback: Another key, None for the client's address.
+    """
 
     def __init__(self, kind: str, identity: str, fallback: Key | None) -> None:
         if fallback is not None and not isinstance(fallback, Key):
             raise ConfigurationError(f"{kind}: fallback must be a key such as client_ip(), not {fallback!r}")
         self._kind = kind
-        self._fallback = fallback
+        self.fallback = fallback
         self.identity = identity + (f"|{fallback.identity}" if fallback is not None else "")
 
     def __repr__(self) -> str:
@@ -72,14 +76,14 @@ class _Value(ABC):
         value = self.value(scope)
         if value:
             return limiter.digest(self._kind, value)
-        return client_key if self._fallback is None else self._fallback.find(scope, limiter, client_key)
+        return client_key if self.fallback is None else self.fallback.find(scope, limiter, client_key)
 
     @abstractmethod
     def value(self, scope: Scope) -> bytes:
         """Return the value, empty where there is none."""
 
 
-class _Header(_Value):
+class _Header(Value):
     def __init__(self, name: str, fallback: Key | None) -> None:
         check_header_name(name)
         super().__init__(f"header:{name}", f"header:{name.lower()}", fallback)
@@ -89,7 +93,7 @@ class _Header(_Value):
         return next((value for name, value in scope["headers"] if name == self._name), b"")
 
 
-class _Cookie(_Value):
+class _Cookie(Value):
     def __init__(self, name: str, fallback: Key | None) -> None:
         if not isinstance(name, str) or not _TOKEN.fullmatch(name):
             raise ConfigurationError(f'cookie: expected a cookie name such as "session", not {name!r}')
@@ -100,7 +104,7 @@ class _Cookie(_Value):
         return HTTPConnection(scope).cookies.get(self._name, "").encode(errors="surrogatepass")
 
 
-class _Query(_Value):
+class _Query(Value):
     def __init__(self, name: str, fallback: Key | None) -> None:
         _check_parameter("query", name)
         super().__init__(f"query:{name}", f"query:{name}", fallback)
@@ -110,7 +114,7 @@ class _Query(_Value):
         return HTTPConnection(scope).query_params.get(self._name, "").encode(errors="surrogatepass")
 
 
-class PathParam(_Value):
+class PathParam(Value):
     """A parameter of the path; made by `path_param`.
 
     Attributes:
@@ -132,7 +136,7 @@ class PathParam(_Value):
 
     def of(self, pattern: re.Pattern[str], convert: Callable[[str], object]) -> PathParam:
         """Return the same key for a rule: its own pattern finds the parameter before any router does."""
-        return PathParam(self.name, self._fallback, pattern, convert)
+        return PathParam(self.name, self.fallback, pattern, convert)
 
     def value(self, scope: Scope) -> bytes:
         found = self._pattern.match(route_path(scope)) if self._pattern is not None else None

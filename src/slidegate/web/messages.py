@@ -7,7 +7,7 @@ goes on sending is held back by the flow control of its own connection.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, Literal, TypeAlias
 
 import anyio
@@ -25,7 +25,8 @@ OnExceeded: TypeAlias = Literal["close", "drop", "wait"]
 
 TRY_AGAIN_LATER: Final = 1013
 """The close code of a connection that went beyond a message limit (IANA's registry of close codes)."""
-_REASON: Final = "message limit exceeded"
+POLICY_VIOLATION: Final = 1008
+"""The close code of a connection whose client was banned after it had begun (RFC 6455, section 7.4.1)."""
 
 
 class MessageLimits:
@@ -66,8 +67,10 @@ class MessageLimits:
         self._limiter = limiter
         self._client = client
 
-    def attach(self, scope: Scope, receive: Receive, send: Send) -> tuple[Receive, Send]:
-        """Return the channels of one connection, with its messages counted."""
+    def attach(
+        self, scope: Scope, receive: Receive, send: Send, struck: Callable[[], Awaitable[None]]
+    ) -> tuple[Receive, Send]:
+        """Return the channels of one connection, with its messages counted; `struck` is called for each refused."""
         if self._key == "connection":
             # What lives as long as the connection needs no store that others share, and goes when it goes.
             limiter, key = Limiter(), "connection"
@@ -75,22 +78,77 @@ class MessageLimits:
             limiter, key = self._limiter, self._client.locate(scope)[0]
             if isinstance(self._key, Key):
                 key = self._key.find(scope, limiter, key)
-        connection = _Connection(self._bucket, limiter, key, self._on_exceeded, receive, send)
+        connection = _Counted(self._bucket, limiter, key, self._on_exceeded, receive, send, struck)
         return connection.receive, connection.send
 
 
 class _Connection:
-    """One connection, seen from the application."""
+    """One connection, seen from the application, that the gate may close."""
 
-    def __init__(
-        self, bucket: Bucket, limiter: Limiter, key: str, on_exceeded: OnExceeded, receive: Receive, send: Send
-    ) -> None:
-        self._checks = ((bucket, key, 1),)
-        self._limiter = limiter
-        self._on_exceeded = on_exceeded
+    code: int
+    reason: str
+
+    def __init__(self, receive: Receive, send: Send) -> None:
         self._receive = receive
         self._send = send
         self._closed = False
+
+    async def close(self) -> Message:
+        """Close the connection, if it is open, and return what the application is told."""
+        if not self._closed:
+            self._closed = True
+            await self._send({"type": "websocket.close", "code": self.code, "reason": self.reason})
+        return {"type": "websocket.disconnect", "code": self.code, "reason": self.reason}
+
+    async def send(self, message: Message) -> None:
+        """Pass a message on; a connection that was closed takes no more (ASGI, "Send after disconnect")."""
+        if not self._closed:
+            await self._send(message)
+        elif message["type"] != "websocket.close":
+            raise OSError(self.reason)
+
+
+class ShutOut(_Connection):
+    """A connection that ends at the next message of a client that was banned meanwhile."""
+
+    code = POLICY_VIOLATION
+    reason = "banned"
+
+    def __init__(self, banned: Callable[[], Awaitable[bool]], receive: Receive, send: Send) -> None:
+        super().__init__(receive, send)
+        self._banned = banned
+
+    async def receive(self) -> Message:
+        """Return the next message, or a disconnect."""
+        if self._closed:
+            return await self.close()
+        message = await self._receive()
+        if message["type"] == "websocket.receive" and await self._banned():
+            return await self.close()
+        return message
+
+
+class _Counted(_Connection):
+    """A connection whose messages are counted."""
+
+    code = TRY_AGAIN_LATER
+    reason = "message limit exceeded"
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        limiter: Limiter,
+        key: str,
+        on_exceeded: OnExceeded,
+        receive: Receive,
+        send: Send,
+        struck: Callable[[], Awaitable[None]],
+    ) -> None:
+        super().__init__(receive, send)
+        self._checks = ((bucket, key, 1),)
+        self._limiter = limiter
+        self._on_exceeded = on_exceeded
+        self._struck = struck
 
     async def receive(self) -> Message:
         """Return the next message that has room, or a disconnect."""
@@ -104,18 +162,11 @@ class _Connection:
                 decision = await self._hit()
             if decision.allowed:
                 return message
+            await self._struck()
             if self._on_exceeded == "close":
-                self._closed = True
-                await self._send({"type": "websocket.close", "code": TRY_AGAIN_LATER, "reason": _REASON})
-        return {"type": "websocket.disconnect", "code": TRY_AGAIN_LATER, "reason": _REASON}
-
-    async def send(self, message: Message) -> None:
-        """Pass a message on; a connection that was closed takes no more (ASGI, "Send after disconnect")."""
-        if not self._closed:
-            await self._send(message)
-        elif message["type"] != "websocket.close":
-            raise OSError(_REASON)
+                break
+        return await self.close()
 
     async def _hit(self) -> Decision:
-        answer = self._limiter.decide(self._checks)
+        answer = self._limiter.decide(self._checks, ())
         return answer if isinstance(answer, Decision) else await answer

@@ -1,50 +1,52 @@
 """The gate itself: a pure ASGI 3 middleware.
 
-One request goes: allowlist, blocklist, then all rules that match, in one question to the limiter. What was decided
-stays in ``scope["slidegate"]``, a `Record`, where the gates further in add theirs; the outermost gate writes the
-header fields of the tightest. Nothing about a request is kept on the middleware, and messages that are not the start
-of a response pass untouched.
+One request goes: allowlist, blocklist, then bans and all rules that match, in one question to the limiter. What was
+decided stays in ``scope["slidegate"]``, a `Record`, where the gates further in add theirs; the outermost gate writes
+the header fields of the tightest. Nothing about a request is kept on the middleware, and messages that are not the
+start of a response pass untouched.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from inspect import isawaitable
+from collections.abc import Iterable, Sequence
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final
 
-from starlette.requests import HTTPConnection
-from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from ..core.banpolicy import BanPolicy
 from ..core.decision import Bucket, Decision, Reason
 from ..core.errors import ConfigurationError
 from ..core.limits import Limit, parse_limits
-from ..core.networks import Networks
 from ..core.protocols import Observer
 from ..limiter import Limiter
-from .calls import Calls, request_of
+from .abuse import AbuseWatch
+from .calls import Calls
 from .decorated import check_places
 from .doctor import Watch, examine
 from .endpoints import Endpoints, LimitExceeded
+from .feed import Feed, Visit
 from .findings import Finding, check_silence
 from .gates import RuleSet, all_rules
-from .judge import OFF, RECORD, Judge, Record
+from .judge import Judge
+from .lists import AddressList, followed
 from .messages import MessageKey, MessageLimits, OnExceeded
 from .outgoing import outgoing
 from .proxies import ClientAddress, client_ip
-from .responses import Fields, HeaderStyle, HeaderWriter, Refusals, complete, refuse_websocket
+from .record import OFF, RECORD, Record
+from .refusals import Refusals, Refused
+from .responses import HeaderStyle, HeaderWriter
 from .rules import Exceeded, Rule
-from .startup import expect, names_checked, switched_off
+from .startup import check_flag, expect, names_checked, switched_off
 
 if TYPE_CHECKING:
     from .reload import FileGate
 
-Refused: TypeAlias = Callable[[HTTPConnection, Decision], Response | Awaitable[Response]]
-
 _JUDGED: Final = frozenset({"http", "websocket"})
+PREFLIGHT: Final = "cors-preflight"
 _WAITED: Final = Reason.WAITED  # CPython 3.11 takes a call to find a member
+_BY_LIMIT: Final = frozenset({Reason.LIMITED, Reason.TOO_LARGE})
 
 logger = logging.getLogger("slidegate")
 
@@ -58,8 +60,9 @@ class RateLimitMiddleware:
         rules: Which requests are held to which limits.
         limiter: Where the counts live; by default one of its own, in memory.
         client: How the client's address is found: the default key of a rule, and what the lists look at.
-        blocklist: Networks whose requests are answered with 403 before anything is counted.
-        allowlist: Networks whose requests are never refused nor counted; it comes before the blocklist.
+        blocklist: `Networks` or `NetworkFiles` whose requests are answered with 403 before anything is counted.
+        allowlist: The same, whose requests are never refused nor counted; it comes before the blocklist.
+        bans: What shuts out clients that keep abusing; one policy, or several with names of their own.
         on_refused: Makes the answer to a refused HTTP request, sync or async, from the request (which has no body here)
             and the decision.
         headers: ``"draft"`` (RateLimit and RateLimit-Policy), ``"legacy"`` (X-RateLimit-*), ``"both"`` or None.
@@ -69,6 +72,7 @@ class RateLimitMiddleware:
             websockets of a client together; or a key such as `header`.
         on_exceeded: What becomes of a message beyond the limit: ``"close"`` ends the websocket with code 1013,
             ``"drop"`` leaves it out, ``"wait"`` holds it, and what follows, until there is room.
+        statistics: Whether the limiter's `stats` tell what happened to requests.
         enabled: False lets everything pass, and so does ``SLIDEGATE_ENABLED=0`` in the environment.
         silence: Codes of start-up findings, such as ``"SG103"``, that need not be said.
 
@@ -88,33 +92,32 @@ class RateLimitMiddleware:
         rules: Sequence[Rule] | None = None,
         limiter: Limiter | None = None,
         client: ClientAddress | None = None,
-        blocklist: Networks | None = None,
-        allowlist: Networks | None = None,
+        blocklist: AddressList | None = None,
+        allowlist: AddressList | None = None,
+        bans: BanPolicy | Iterable[BanPolicy] | None = None,
         on_refused: Refused | None = None,
         headers: HeaderStyle | None = "draft",
         preflight_limits: str | Limit | Iterable[str | Limit] | None = "600/minute",
         message_limits: str | Limit | Iterable[str | Limit] | None = None,
         message_key: MessageKey = "connection",
         on_exceeded: OnExceeded = "close",
+        statistics: bool = True,
         enabled: bool = True,
         silence: Iterable[str] = (),
     ) -> None:
         self.app = app
         self.limiter = expect("limiter", limiter, Limiter, "Limiter(MemoryStore())") or Limiter()
         client = expect("client", client, ClientAddress, "client_ip()") or client_ip()
-        for what, networks in (("blocklist", blocklist), ("allowlist", allowlist)):
-            expect(what, networks, Networks, 'Networks(["192.0.2.0/24"])')
-        if on_refused is not None and not callable(on_refused):
-            raise ConfigurationError(f"on_refused: expected a function of request and decision, not {on_refused!r}")
+        self._lists = followed(self.limiter.tell, blocklist=blocklist, allowlist=allowlist)
         if headers not in ("draft", "legacy", "both", None):
             raise ConfigurationError(f'headers: expected "draft", "legacy", "both" or None, not {headers!r}')
-        self._on_refused = on_refused
         self.headers = headers
         self.own_answer = on_refused is not None
         self._headers = HeaderWriter(headers) if headers is not None else None
-        self._refusals = Refusals()
         self._calls = Calls()
-        self.rules = tuple(all_rules(limits, rules))
+        self.rules = tuple(all_rules(limits, [] if bans is not None and limits is None and rules is None else rules))
+        abuse = AbuseWatch(bans, self.limiter, client, allowlist)
+        self._refusals = Refusals(abuse.policies, on_refused, self._calls)
         self.judge = Judge(
             self.limiter,
             client,
@@ -123,20 +126,22 @@ class RateLimitMiddleware:
             allowlist=allowlist,
             preflight=self._preflights(preflight_limits),
             calls=self._calls,
+            abuse=abuse,
         )
         self.endpoints = Endpoints(self._claim("endpoints:"))
         self._messages: MessageLimits | None = None
         if message_limits is not None:
             claimed = self._claim("messages:")
             self._messages = MessageLimits(message_limits, message_key, on_exceeded, self.limiter, client, claimed)
-        self._prepares = self._messages is not None or bool(self.judge.rules.reserving)
+        self._prepares = self._messages is not None or bool(self.judge.rules.reserving) or abuse.listens
+        self._feed = Feed(self.limiter, app) if check_flag("statistics", statistics) else None
         self._judged: frozenset[str] = frozenset()  # nothing before a look at the routes, and while switched off
         off = switched_off(enabled)
         self._enabled = not off
         self._silence = check_silence(silence)
         self.findings: list[Finding] = []
-        self._watch: Watch | None = Watch(client)
-        for finding in examine(self, client, off):
+        self._watch: Watch | None = Watch(client, abuse.policies.values())
+        for finding in examine(self, client, off, abuse.policies.values()):
             self._say(finding)
 
     @classmethod
@@ -172,22 +177,35 @@ class RateLimitMiddleware:
         """Judge one request, and pass it on or answer it."""
         if scope["type"] not in self._judged and not await self._begin(scope, receive, send):
             return
-        if self._watch is not None:
-            self._look(self._watch, scope)
+        if self._watch is not None or self._lists:
+            await self._look(scope)
         record: Record | None = scope.get(RECORD)
-        outermost = record is None
-        if record is None:
-            record = scope[RECORD] = Record()
-            record.judges = []
-            record.refused = None
-            record.answered = False
-            send = outgoing(scope, receive, send, record, self._headers)
+        if record is not None:
+            await self._serve(scope, receive, send, record, outermost=False)
+            return
+        record = scope[RECORD] = Record()
+        record.judges = []
+        record.refused = None
+        record.answered = False
+        visit = Visit(self._feed, scope, record) if self._feed is not None else None
+        send = outgoing(scope, receive, send, record, self._headers, visit)
+        if visit is None:
+            await self._serve(scope, receive, send, record, outermost=True)
+            return
+        try:
+            await self._serve(scope, receive, send, record, outermost=True)
+        except BaseException as error:
+            visit.fail(error)
+            raise
+        visit.leave()
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send, record: Record, *, outermost: bool) -> None:
         record.gate = self
         answer = self.judge.decide(scope, record)
         decision = answer if isinstance(answer, Decision) else await answer
         record.note(self.judge, decision)
         if decision.allowed:
-            if self._prepares or decision.reason is _WAITED:
+            if self._prepares or decision.reason is _WAITED or scope["type"] == "websocket":
                 prepared = await self._prepare(scope, receive, send, record, decision)
                 if prepared is None:
                     return
@@ -216,9 +234,22 @@ class RateLimitMiddleware:
             receive = turn
         if self.judge.rules.reserving:
             send = self.judge.settling(send, decision)
-        if self._messages is not None and scope["type"] == "websocket" and not record.uncounted(scope):
-            receive, send = self._messages.attach(scope, receive, send)
+        if self.judge.abuse.listens and not self.judge.spares(scope, record):
+            send = self.judge.abuse.listening(scope, send, record)
+        if scope["type"] == "websocket" and not record.allowlisted():
+            receive, send = self._attach(scope, receive, send, record)
         return receive, send
+
+    def _attach(self, scope: Scope, receive: Receive, send: Send, record: Record) -> tuple[Receive, Send]:
+        """Look after the messages of a websocket: a ban ends it, and limits count them."""
+        receive, send = self.judge.shut_out(scope, receive, send)
+        if self._messages is None:
+            return receive, send
+
+        async def struck() -> None:
+            await self.judge.strike_refused(scope, record)
+
+        return self._messages.attach(scope, receive, send, struck)
 
     async def _begin(self, scope: Scope, receive: Receive, send: Send) -> bool:
         """Take what is not judged; True for the first request, which is, after a look at the routes."""
@@ -240,51 +271,27 @@ class RateLimitMiddleware:
 
     async def refuse(self, scope: Scope, receive: Receive, send: Send, decision: Decision) -> None:
         """Answer a request that was refused."""
-        status, body, fields = self._refusals.answer(decision)
-        if scope["type"] == "websocket":
-            await refuse_websocket(scope, send, status, body, fields)
-            return
-        if self._on_refused is not None and await self._refuse_as_asked(scope, receive, send, decision, fields):
-            return
-        await send({"type": "http.response.start", "status": status, "headers": fields})
-        await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
-
-    async def _refuse_as_asked(
-        self, scope: Scope, receive: Receive, send: Send, decision: Decision, fields: Fields
-    ) -> bool:
-        """Send the user's own answer; False if there is none and nothing was sent."""
-        assert self._on_refused is not None
-        started = False
-
-        def watch(message: Message) -> Awaitable[None]:
-            nonlocal started
-            started = True
-            return send(complete(message, fields) if message["type"] == "http.response.start" else message)
-
-        try:
-            answer = self._on_refused(request_of(scope), decision)
-            response = await answer if isawaitable(answer) else answer
-            await response(scope, receive, watch)
-        except Exception as error:
-            violated = decision.binding
-            rule = violated.name if violated is not None else str(decision.reason)
-            self._calls.report("on_refused", rule, error, "the client gets the default answer")
-            if started:
-                raise
-        return started
+        if decision.reason in _BY_LIMIT:
+            await self.judge.strike_refused(scope, scope[RECORD])
+        await self._refusals.send(scope, receive, send, decision)
 
     def _claim(self, identity: str) -> str:
         """Make an identity for counts that no other middleware has; a file that is read again claims the same."""
         return self.limiter.claim(identity)
 
     def _preflights(self, limits: str | Limit | Iterable[str | Limit] | None) -> Bucket | None:
-        return None if limits is None else Bucket(self._claim("cors-preflight:"), parse_limits(limits))
+        return None if limits is None else Bucket(self._claim("cors-preflight:"), parse_limits(limits), label=PREFLIGHT)
 
-    def _look(self, watch: Watch, scope: Scope) -> None:
-        for finding in watch.look(scope):
-            self._say(finding)
-        if watch.over:
-            self._watch = None
+    async def _look(self, scope: Scope) -> None:
+        """Look at what the first requests show, and now and then at the files of the lists."""
+        for lists in self._lists:
+            if lists.due():
+                await lists.look()
+        if self._watch is not None:
+            for finding in self._watch.look(scope):
+                self._say(finding)
+            if self._watch.over:
+                self._watch = None
 
     def _say(self, finding: Finding) -> None:
         if finding.code not in self._silence:

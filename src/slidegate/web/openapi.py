@@ -1,4 +1,5 @@
-"""The 429 in an OpenAPI description: for every operation on which a limit stands, and for no other.
+"""The 429 in an OpenAPI description: for every operation on which a limit stands, and for no other. And, below a gate
+with ban policies, what banned clients get, for every operation.
 
 Which rules can meet an operation is read off the paths of both. Where that is not sure (a rule for one value of a path
 parameter, a rule that its function may lift) the 429 is documented, because a client may see it.
@@ -7,7 +8,7 @@ parameter, a rule that its function may lift) the 429 is documented, because a c
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from copy import deepcopy
 from functools import wraps
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -15,6 +16,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from starlette.convertors import PathConvertor, StringConvertor
 from starlette.routing import PARAM_REGEX, compile_path
 
+from ..core.banpolicy import BanPolicy
 from ..core.errors import ConfigurationError
 from .decorated import limits_of
 from .endpoints import RateLimit
@@ -29,7 +31,7 @@ _PROBLEM: Final = "RateLimitProblem"
 _SCHEMA: Final[dict[str, Any]] = {
     "type": "object",
     "title": _PROBLEM,
-    "description": "Problem details (RFC 9457) of a request beyond a limit.",
+    "description": "Problem details (RFC 9457) of a request beyond a limit, or of a banned client.",
     "required": ["type", "title", "status", "detail", "violated-policies"],
     "properties": {
         "type": {"type": "string", "format": "uri-reference"},
@@ -40,6 +42,7 @@ _SCHEMA: Final[dict[str, Any]] = {
         "unsatisfiable": {"type": "boolean", "description": "True where the request can never pass."},
     },
 }
+_CONTENT: Final = {"application/problem+json": {"schema": {"$ref": f"#/components/schemas/{_PROBLEM}"}}}
 _RETRY_AFTER: Final = {
     "Retry-After": {
         "description": "Seconds until the request is admitted.",
@@ -67,13 +70,15 @@ class _Gate(NamedTuple):
     rules: tuple[Rule, ...]
     headers: str | None
     own_answer: bool
+    policies: tuple[BanPolicy, ...]
 
 
 def document_limits(app: Any) -> None:
-    """Put the 429 into a FastAPI application's OpenAPI, with its header fields, wherever a limit applies.
+    """Put the 429 into a FastAPI application's OpenAPI, with its header fields, wherever a limit applies; and, where
+    there are ban policies, the 403 that banned clients get.
 
     Call it anywhere: routes and middlewares are looked at when the description is asked for, by a client of the running
-    application or by `app.openapi()` in a script. An operation that documents a 429 of its own keeps it.
+    application or by `app.openapi()` in a script. An operation that documents such an answer itself keeps its own.
 
     Args:
         app: The application.
@@ -100,15 +105,18 @@ def document_limits(app: Any) -> None:
 
 def _document(schema: dict[str, Any], app: Any) -> None:
     gates = list(_gates(app))
+    shut = _shut(gates)
     used = False
     for place in walk(app):
         path = schema.get("paths", {}).get(place.template, {})
         for method in place.methods or ():
             operation = path.get(method.lower())
-            if operation is None or not _is_limited(place, method, gates):
+            if operation is None:
                 continue
-            used = True
-            operation.setdefault("responses", {}).setdefault("429", _response(gates))
+            answers = shut | {"429": _response(gates)} if _is_limited(place, method, gates) else shut
+            used = used or bool(answers)
+            for status, answer in answers.items():
+                operation.setdefault("responses", {}).setdefault(status, deepcopy(answer))
     if used:
         schema.setdefault("components", {}).setdefault("schemas", {}).setdefault(_PROBLEM, deepcopy(_SCHEMA))
 
@@ -120,8 +128,21 @@ def _response(gates: Iterable[_Gate]) -> dict[str, Any]:
         headers |= _LEGACY if gate.headers in ("legacy", "both") else {}
     response: dict[str, Any] = {"description": "Too Many Requests", "headers": deepcopy(headers)}
     if not any(gate.own_answer for gate in gates):
-        response["content"] = {"application/problem+json": {"schema": {"$ref": f"#/components/schemas/{_PROBLEM}"}}}
+        response["content"] = _CONTENT
     return response
+
+
+def _shut(gates: Iterable[_Gate]) -> dict[str, Any]:
+    """Return what banned clients get, by its status."""
+    answers: dict[str, Any] = {}
+    for gate in gates:
+        for policy in gate.policies:
+            if policy.action == "ban":
+                named = "Forbidden" if policy.status == 403 else "Too Many Requests"
+                answer = answers.setdefault(str(policy.status), {"description": named, "headers": dict(_RETRY_AFTER)})
+                if policy.answer != "drop" and not gate.own_answer:
+                    answer["content"] = _CONTENT
+    return answers
 
 
 def _gates(app: Any) -> Iterator[_Gate]:
@@ -130,17 +151,29 @@ def _gates(app: Any) -> Iterator[_Gate]:
     if layer is not None:
         while layer is not None:
             if isinstance(layer, RateLimitMiddleware):
-                yield _Gate(layer.rules, layer.headers, layer.own_answer)
+                yield _gate_of(layer)
             layer = getattr(layer, "app", None)
         return
     for kind, args, options in app.user_middleware:
         if isinstance(kind, type) and issubclass(kind, RateLimitMiddleware):
-            rules = tuple(all_rules(options.get("limits"), options.get("rules")))
-            yield _Gate(rules, options.get("headers", "draft"), options.get("on_refused") is not None)
+            yield _gate_to_be(options)
         elif getattr(kind, "__func__", None) is RateLimitMiddleware.from_file.__func__:  # type: ignore[attr-defined]
             # Only to be looked at: what is wrong with it is said when the application makes its own.
-            gate = kind(_nowhere, *args, **{**options, "silence": [*CODES]}).app
-            yield _Gate(gate.rules, gate.headers, gate.own_answer)
+            yield _gate_of(kind(_nowhere, *args, **{**options, "silence": [*CODES]}).app)
+
+
+def _gate_of(gate: RateLimitMiddleware) -> _Gate:
+    return _Gate(gate.rules, gate.headers, gate.own_answer, tuple(gate.judge.abuse.policies.values()))
+
+
+def _gate_to_be(options: Mapping[str, Any]) -> _Gate:
+    limits, rules, bans = map(options.get, ("limits", "rules", "bans"))
+    if bans is not None and limits is None and rules is None:
+        rules = []
+    # What is no collection can be read only once, and that is for the middleware to do.
+    policies = (bans,) if isinstance(bans, BanPolicy) else tuple(bans) if isinstance(bans, Collection) else ()
+    own_answer = options.get("on_refused") is not None
+    return _Gate(tuple(all_rules(limits, rules)), options.get("headers", "draft"), own_answer, policies)
 
 
 async def _nowhere(scope: object, receive: object, send: object) -> None:

@@ -12,12 +12,14 @@ from typing import Final
 
 from starlette.types import Message, Receive, Scope, Send
 
-from .judge import Record
+from .feed import Visit
+from .record import Record
 from .responses import Fields, HeaderWriter
 
 _FIRST: Final = frozenset(
     {"http.response.start", "websocket.accept", "websocket.http.response.start", "websocket.close"}
 )
+_BODY: Final = frozenset({"http.response.body", "http.response.pathsend", "http.response.zerocopysend"})
 _OURS: Final = frozenset(
     {b"ratelimit", b"ratelimit-policy", b"x-ratelimit-limit", b"x-ratelimit-remaining", b"x-ratelimit-reset"}
 )
@@ -28,7 +30,9 @@ _OF_THE_ANSWER: Final = frozenset(
 )
 
 
-def outgoing(scope: Scope, receive: Receive, send: Send, record: Record, writer: HeaderWriter | None) -> Send:
+def outgoing(
+    scope: Scope, receive: Receive, send: Send, record: Record, writer: HeaderWriter | None, visit: Visit | None
+) -> Send:
     """Wrap the `send` of a request at its outermost gate."""
     replaced = False
 
@@ -39,15 +43,34 @@ def outgoing(scope: Scope, receive: Receive, send: Send, record: Record, writer:
                 record.answered = True
                 if record.refused is not None:
                     replaced = True
-                    return _replace(scope, receive, send, record, writer, message)
+                    return _replace(scope, receive, _noted(send, visit), record, writer, message)
+                if visit is not None:
+                    visit.begin(message)
                 if writer is not None and message["type"] != "websocket.close":
                     # A copy: an application may send one prepared message again and again.
                     message = {**message, "headers": _joined(message.get("headers", ()), writer.fields(record))}
         elif replaced:
             return _drop()
+        elif visit is not None and not visit.over and message["type"] in _BODY:
+            visit.go_on(message)
         return send(message)
 
     return send_outgoing
+
+
+def _noted(send: Send, visit: Visit | None) -> Send:
+    """Wrap the `send` of a refusal that takes the place of an answer, so that it is what is recorded."""
+    if visit is None:
+        return send
+
+    def send_noted(message: Message) -> Awaitable[None]:
+        if message["type"] in _FIRST:
+            visit.begin(message)
+        elif message["type"] in _BODY:
+            visit.go_on(message)
+        return send(message)
+
+    return send_noted
 
 
 def _joined(theirs: Iterable[tuple[bytes, bytes]], ours: Fields) -> Fields:

@@ -6,6 +6,7 @@ reaches: strings may hold anything, arrays and inline tables hold values again, 
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -31,8 +32,8 @@ def key_lines(text: str) -> dict[KeyPath, int]:
 
 
 def path_text(path: Sequence[str | int]) -> str:
-    """Write a path as people do: ``rules[2].limits``."""
-    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
+    """Write a path as people do: ``rules[2].limits``, ``signals."/.env"``."""
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{_written(part)}" for part in path)
     return text.removeprefix(".")
 
 
@@ -147,6 +148,10 @@ class _Scanner:
             self._at += 1
             self._skip(_SPACE)
         return self._text[self._at]
+
+
+def _written(name: str) -> str:
+    return name if _BARE.fullmatch(name) else json.dumps(name)
 
 
 def _unquote(name: str) -> str:

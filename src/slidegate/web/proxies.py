@@ -56,12 +56,13 @@ class ClientAddress:
         trusted: Whether any proxy is believed.
         permissive: Whether everybody is believed.
         ipv6_prefix: Bits of an IPv6 address that make one client.
+        networks: The proxies that are believed.
     """
 
     def __init__(
         self, networks: Networks, unix: bool, hops: int, permissive: bool, header: str, prefixes: tuple[int, int]
     ) -> None:
-        self._networks = networks
+        self.networks = networks
         self._unix = unix
         self._hops = hops
         self._header = header.lower().encode()
@@ -111,8 +112,8 @@ class ClientAddress:
         address = peer
         if self._hops:
             address = count_back(self._split(value), self._hops, peer)
-        elif self._networks.covers(*peer) if peer is not None else self._unix:
-            address = walk(self._split(value), self._networks, peer)
+        elif self.networks.covers(*peer) if peer is not None else self._unix:
+            address = walk(self._split(value), self.networks, peer)
         if address is None or address == peer:
             return self._peers.get(host) or self._learn(host)
         return address_key(*address, *self._prefixes), address

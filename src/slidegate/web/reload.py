@@ -3,8 +3,7 @@
 The gate at work is complete and never altered: a changed file becomes another gate, beside the one at work, and one
 assignment makes it the one that further requests go to. A file that cannot be used changes nothing.
 
-A file is looked at when a request comes and the last look is a second old. It is read when it stood still between two
-looks, so that a file that is just being written is not taken for a finished one.
+When a file is looked at and read, `following` says.
 """
 
 from __future__ import annotations
@@ -13,24 +12,21 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from os import PathLike
 from pathlib import Path
-from threading import Lock
 from typing import Any, Final
 
-import anyio.to_thread
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..core.errors import ConfigurationError
 from ..core.protocols import Event, Observer
 from ..limiter import Limiter
-from .config import Reading, Stamp, stamp_of
+from .config import Reading
 from .findings import Finding
+from .following import Follower
 from .middleware import RateLimitMiddleware
 from .rules import Exceeded
-
-LOOK_EVERY_S: Final = 1.0
 
 # For these, None in code means what leaving them out means.
 _NONE_IS_NOTHING: Final = frozenset({"client", "limiter", "limits", "rules"})
@@ -125,16 +121,16 @@ class FileGate:
             )
         self._path = Path(path)
         self._code = {
-            name: value for name, value in options.items() if value is not None or name not in _NONE_IS_NOTHING
+            # What can be read only once is needed again for each version of the file.
+            name: tuple(value) if isinstance(value, Iterator) else value
+            for name, value in options.items()
+            if value is not None or name not in _NONE_IS_NOTHING
         }
         self._on_tracked = on_tracked
         self._shared = _Shared(observers)
         self._clock = clock
-        self._reading = Lock()
-        self._stamps: dict[Path, Stamp] = {}
+        self._follower = Follower(self._take_over, clock)
         self.app: RateLimitMiddleware = self._read()
-        self._moving = self._stamps
-        self._next_look_s = clock() + LOOK_EVERY_S
 
     @property
     def limiter(self) -> Limiter:
@@ -148,39 +144,18 @@ class FileGate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Have one request judged by the gate at work."""
-        if scope["type"] != "lifespan" and self._clock() >= self._next_look_s:
-            await self._look()
+        if scope["type"] != "lifespan" and self._follower.due():
+            await self._follower.look()
         await self.app(scope, receive, send)
 
-    async def _look(self) -> None:
-        self._next_look_s = self._clock() + LOOK_EVERY_S
-        if self._has_changed():
-            # A list of networks may be long, and the loop has other requests to serve.
-            await anyio.to_thread.run_sync(self._follow)
-
-    def _has_changed(self) -> bool:
-        """Tell whether a file is another one than was read, and stood still since the last look."""
-        stamps = {path: stamp_of(path) for path in self._stamps}
-        still = stamps == self._moving
-        self._moving = stamps
-        return still and stamps != self._stamps
-
     def _read(self) -> RateLimitMiddleware:
-        reading = Reading(self._path, self._code, self._shared.limiter_at, self._on_tracked)
+        reading = Reading(self._path, self._code, self._shared.limiter_at, self._on_tracked, self._clock)
         try:
             options = reading.options()
         finally:
             # Also after an error: the same bad file is not read twice.
-            self._stamps = reading.stamps
+            self._follower.stamps = reading.stamps
         return _ReadGate(self._guarded, self._shared, options)
-
-    def _follow(self) -> None:
-        # A reading may take longer than the time between two looks, and the request that began it may be cancelled.
-        if self._reading.acquire(blocking=False):
-            try:
-                self._take_over()
-            finally:
-                self._reading.release()
 
     def _take_over(self) -> None:
         before = self.app.rules

@@ -1,30 +1,22 @@
-"""What goes back to the client: header fields and refusals.
+"""Header fields that tell a client where it stands.
 
-RateLimit and RateLimit-Policy follow draft-ietf-httpapi-ratelimit-headers-11, their syntax RFC 9651; the answers are
-problem details (RFC 9457) of the types that the draft registers. What does not depend on the moment is made once.
+RateLimit and RateLimit-Policy follow draft-ietf-httpapi-ratelimit-headers-11, their syntax RFC 9651. What does not
+depend on the moment is made once.
 """
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
-from typing import Final, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
-from starlette.types import Message, Scope, Send
-
-from ..core.decision import Bucket, Decision, Reason, binding_place, ceil_s
-from ..core.limits import Limit, format_duration
+from ..core.decision import Bucket, Decision, binding_place, ceil_s
+from ..core.limits import Limit
 from ..core.memo import remember
-from ..core.window import NEVER
 
 HeaderStyle: TypeAlias = Literal["draft", "legacy", "both"]
 Fields: TypeAlias = list[tuple[bytes, bytes]]
-_Buckets: TypeAlias = Bucket | tuple[Bucket, ...]
-_Asked: TypeAlias = tuple[Reason, _Buckets, tuple[bool, ...]]
-"""What a refusal says besides the wait: why, who was asked and which of their limits had no room."""
-
-_TYPES: Final = "https://iana.org/assignments/http-problem-types#"
+Buckets: TypeAlias = Bucket | tuple[Bucket, ...]
 
 
 def quote(text: str) -> str:
@@ -59,7 +51,7 @@ class HeaderWriter:
     def __init__(self, style: HeaderStyle) -> None:
         self._draft = style in ("draft", "both")
         self._legacy = style in ("legacy", "both")
-        self._known: dict[_Buckets, _Policy] = {}
+        self._known: dict[Buckets, _Policy] = {}
 
     def fields(self, decisions: Sequence[Decision]) -> Fields:
         """Return the fields for everything that was asked on one request; the tightest limit is the one shown."""
@@ -86,7 +78,7 @@ class HeaderWriter:
 
     def _only(self, decision: Decision) -> Fields:
         """Do what `fields` does for one decision in the draft's style: nearly every response has just that."""
-        buckets, readings = _buckets(decision), decision.readings
+        buckets, readings = asked_buckets(decision), decision.readings
         field, names, amounts = self._known.get(buckets) or self._learn(buckets)
         place = binding_place(decision.allowed, amounts, readings) if len(readings) > 1 else 0
         spent, leaves_us, _, _ = readings[place]
@@ -95,7 +87,7 @@ class HeaderWriter:
         state = names[place], remaining if remaining > 0 else 0, more_after_s
         return [field, (b"ratelimit", b"%b;r=%d;t=%d" % state)]
 
-    def _learn(self, asked: _Buckets) -> _Policy:
+    def _learn(self, asked: Buckets) -> _Policy:
         buckets = (asked,) if isinstance(asked, Bucket) else asked
         named = [item for bucket in buckets for item in zip(bucket.names, bucket.limits, strict=True)]
         # A name that two gates share is written once.
@@ -106,7 +98,7 @@ class HeaderWriter:
         return remember(self._known, asked, policy)
 
 
-def _buckets(decision: Decision) -> _Buckets:
+def asked_buckets(decision: Decision) -> Buckets:
     """Return whom a decision asked, to look up what was made for them before."""
     checks = decision.checks
     return checks[0][0] if len(checks) == 1 else tuple([bucket for bucket, _, _ in checks])
@@ -120,73 +112,3 @@ def tightest(decisions: Sequence[Decision]) -> Decision:
         return decision.allowed, remaining is None, remaining or 0, -decision.more_after_us
 
     return min(decisions, key=order)
-
-
-class Refusals:
-    """The default answers, rendered once each."""
-
-    def __init__(self) -> None:
-        self._known: dict[_Asked, tuple[int, bytes, Fields]] = {}
-
-    def answer(self, decision: Decision) -> tuple[int, bytes, Fields]:
-        """Return status, body and header fields of the answer to a refused request."""
-        readings = decision.readings
-        lacking: tuple[bool, ...] = (True,)
-        if len(readings) == 1:
-            wait_us = readings[0][3]
-        else:
-            waits = [reading[3] for reading in readings]
-            wait_us = NEVER if NEVER in waits else max(waits, default=NEVER)
-            lacking = tuple(map(bool, waits))
-        asked = decision.reason, _buckets(decision), lacking
-        status, body, fields = self._known.get(asked) or self._render(asked, decision)
-        if wait_us == NEVER:
-            return status, body, fields
-        return status, body, [*fields, (b"retry-after", b"%d" % ceil_s(wait_us))]
-
-    def _render(self, asked: _Asked, decision: Decision) -> tuple[int, bytes, Fields]:
-        status, problem = _problem(decision.reason, [(state.name, state.limit) for state in decision.violated])
-        # "<" cannot end a script element then, wherever the text is pasted.
-        body = json.dumps(problem).replace("<", "\\u003c").encode()
-        fields = [
-            (b"content-type", b"application/problem+json"),
-            (b"content-length", b"%d" % len(body)),
-            (b"cache-control", b"no-store"),
-        ]
-        return remember(self._known, asked, (status, body, fields))
-
-
-def _problem(reason: Reason, violated: Sequence[tuple[str, Limit]]) -> tuple[int, dict[str, object]]:
-    if reason is Reason.BLOCKED:
-        detail = "Requests from this address are not accepted."
-        return 403, {"type": "about:blank", "title": "Forbidden", "status": 403, "detail": detail}
-    allowed = " and ".join(f"{limit.amount} per {format_duration(limit.window_us)}" for _, limit in violated)
-    problem: dict[str, object] = {
-        "type": f"{_TYPES}quota-exceeded",
-        "title": "Request cannot be satisfied as assigned quota has been exceeded",
-        "status": 429,
-    }
-    if reason is Reason.TOO_LARGE:
-        problem["detail"] = f"This request costs more than {allowed} ever allows; it will not pass later either."
-        problem["unsatisfiable"] = True
-    else:
-        problem["detail"] = f"No more than {allowed}; Retry-After says when to try again."
-    problem["violated-policies"] = [name for name, _ in violated]
-    return 429, problem
-
-
-def complete(message: Message, fields: Fields) -> Message:
-    """Add to the user's answer what a refusal must have, unless it is there."""
-    headers = list(message.get("headers", ()))
-    present = {name.lower() for name, _ in headers}
-    wanted = {b"cache-control", b"retry-after"} - present
-    return {**message, "headers": [*headers, *((name, value) for name, value in fields if name in wanted)]}
-
-
-async def refuse_websocket(scope: Scope, send: Send, status: int, body: bytes, fields: Fields) -> None:
-    """Refuse a handshake: with the full answer where the server can send one, else by a close, which it makes a 403."""
-    if "websocket.http.response" in (scope.get("extensions") or {}):
-        await send({"type": "websocket.http.response.start", "status": status, "headers": fields})
-        await send({"type": "websocket.http.response.body", "body": body})
-    else:
-        await send({"type": "websocket.close", "code": 1008})

@@ -71,17 +71,21 @@ class Places:
 
     def find(self, scope: Scope) -> Place | None:
         """Return the place that a request came by; None where no router says."""
+        found = self.candidates(scope)
+        if len(found) <= 1:
+            return found[0] if found else None
+        top = {"path": scope["path"], "root_path": scope.get("app_root_path", scope.get("root_path", ""))}
+        return next((place for place in found if place.leads(scope.get("method", "GET"), route_path(top))), None)
+
+    def candidates(self, scope: Scope) -> list[Place]:
+        """Return the places of the endpoint that a request came to: one, unless several routes lead there."""
         router, endpoint = scope.get("router"), scope.get("endpoint")
         if router is None or endpoint is None:
-            return None
+            return []
         _, by_endpoint = self._known.get(id(router)) or self._learn(router)
         if id(endpoint) not in by_endpoint:
             _, by_endpoint = self._learn(router)
-        found = by_endpoint.get(id(endpoint), [])
-        if len(found) == 1:
-            return found[0]
-        top = {"path": scope["path"], "root_path": scope.get("app_root_path", scope.get("root_path", ""))}
-        return next((place for place in found if place.leads(scope.get("method", "GET"), route_path(top))), None)
+        return by_endpoint.get(id(endpoint), [])
 
     def below(self, scope: Scope, dependency: object) -> list[Place]:
         """Return the places below the router or application that requires `dependency`."""

@@ -18,6 +18,7 @@ from starlette.routing import compile_path
 
 from ..core.decision import Decision
 from ..core.errors import ConfigurationError
+from ..core.hotkeys import MAX_CAPACITY
 from ..core.limits import Limit, check_name, check_whole, parse_duration_us, parse_limits
 from ..limiter import check_cost
 from .keys import Key, KeyFunction, bind
@@ -55,6 +56,9 @@ class Rule:
             counts every request and calls `on_exceeded` when a key passes the limit.
         on_exceeded: Called with the key and the decision, sync or async, once each time a key passes the limit of a
             ``"track"`` rule.
+        capacity: For a ``"track"`` rule with one limit: do not keep exact windows for every key in the store, but find
+            the hot keys among those of this process with `HotKeys`, which counts so many keys in each fifth of the
+            window, 1 to 10,000. The times in the decision are then the longest that they can be.
         wait: ``"200ms"``: a request that would be admitted within this time waits instead of being refused.
         wait_max: How many requests of one key may wait at a time.
         name: What the limit is called in headers and logs, and what keeps its counts together.
@@ -80,6 +84,7 @@ class Rule:
         count_denied: bool = False,
         action: Action = "limit",
         on_exceeded: Exceeded | None = None,
+        capacity: int | None = None,
         wait: str | float | timedelta | None = None,
         wait_max: int = DEFAULT_WAIT_MAX,
         name: str | None = None,
@@ -87,7 +92,7 @@ class Rule:
         final: bool = False,
     ) -> None:
         self.path = path
-        self.pattern, self.convertors = _compile(path)
+        self.pattern, self.convertors = compile_pattern(path)
         self.methods = _methods(methods)
         if connection not in (None, "http", "websocket"):
             raise ConfigurationError(f'connection: expected "http" or "websocket", not {connection!r}')
@@ -106,6 +111,7 @@ class Rule:
         self.count_if = count_if
         self.count_denied = count_denied
         self._read_action(action, on_exceeded)
+        self.capacity = None if capacity is None else self._checked_capacity(capacity)
         self.wait_us = 0 if wait is None else parse_duration_us(wait, "wait")
         check_whole(wait_max, 1, 1_000, "wait_max", "for example 16")
         self.wait_max = wait_max if self.wait_us else 0
@@ -141,6 +147,17 @@ class Rule:
             raise ConfigurationError(f'count_if: it goes with action="limit", not {action!r}')
         self.action = action
         self.on_exceeded = on_exceeded
+
+    def _checked_capacity(self, capacity: int) -> int:
+        check_whole(capacity, 1, MAX_CAPACITY, "capacity", "for example 1_000")
+        if self.action != "track":
+            raise ConfigurationError(f'capacity: it goes with action="track", not {self.action!r}')
+        if self.limits_function is not None or len(self.limits) != 1:
+            given = "a function" if self.limits_function is not None else "; ".join(map(str, self.limits)) or "none"
+            raise ConfigurationError(f'capacity: expected one limit, for example "100/5s", not {given}')
+        if self.cost != 1:
+            raise ConfigurationError(f"capacity: it counts requests; leave out cost, or capacity, not {self.cost!r}")
+        return capacity
 
     def _fixed_cost(self, cost: int) -> int:
         check_cost(cost)
@@ -201,7 +218,7 @@ def _function_name(function: object) -> str:
     return "" if function is None else f"{function.__module__}.{getattr(function, '__qualname__', function)}"
 
 
-def _compile(path: object) -> tuple[re.Pattern[str] | None, dict[str, Convertor[Any]]]:
+def compile_pattern(path: object) -> tuple[re.Pattern[str] | None, dict[str, Convertor[Any]]]:
     """Return a path's pattern, None for ``"*"``, and the convertors of its parameters."""
     if path == "*":
         return None, {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import PydanticCustomError
 from pydantic_core.core_schema import NullableSchema, WithDefaultSchema
@@ -17,6 +17,9 @@ JsonSchema: TypeAlias = dict[str, Any]
 
 UNKNOWN_KEY: Final = "unknown_key"
 WRONG_TABLE: Final = "wrong_table"
+WRONG_WEIGHT: Final = "wrong_weight"
+
+MAX_WEIGHT: Final = 1_000_000
 
 
 def _shape(value: object) -> str:
@@ -26,6 +29,14 @@ def _shape(value: object) -> str:
     if isinstance(value, list):
         return "<list>"
     return "<number>" if isinstance(value, int) and not isinstance(value, bool) else "<text>"
+
+
+def _list_shape(value: object) -> str:
+    """Say which form of a list of networks is meant: a list may be one of networks or one of tables."""
+    found = _shape(value)
+    if isinstance(value, list) and any(_shape(entry) == "<table>" for entry in value):
+        return "<tables>"
+    return found if found in ("<list>", "<table>") else "<text>"
 
 
 def _text_or(*others: str) -> Discriminator:
@@ -39,7 +50,6 @@ def _text_or(*others: str) -> Discriminator:
 Text: TypeAlias = Annotated[str, Tag("<text>")]
 Texts: TypeAlias = Annotated[list[str], Field(min_length=1), Tag("<list>")]
 Limits: TypeAlias = Annotated[Text | Texts, _text_or("<list>")]
-Entries: TypeAlias = Annotated[Text | Annotated[list[str], Tag("<list>")], _text_or("<list>")]
 Trusted: TypeAlias = Annotated[
     Text | Annotated[list[str], Tag("<list>")] | Annotated[int, Field(ge=1, le=64), Tag("<number>")],
     _text_or("<list>", "<number>"),
@@ -77,6 +87,27 @@ class Client(_Table):
     trust_all: bool = Field(default=False, description="Allow trusted networks that cover every address.")
 
 
+class ListTable(_Table):
+    """A file that lists networks."""
+
+    path: str = Field(description="The file, from the directory of this one.")
+    name: str = Field(default="", description="What the list is called; by default the file's name without suffix.")
+    format: Literal["auto", "plain", "jsonl", "csv", "nginx", "fail2ban", "crowdsec"] = Field(
+        default="auto", description="How the file is written; by default its first line tells."
+    )
+    column: Annotated[Text | Annotated[int, Field(ge=1), Tag("<number>")], _text_or("<number>")] | None = Field(
+        default=None, description="The column of a CSV file: its name, or its number from 1."
+    )
+    strict: bool = Field(default=True, description="Whether host bits behind a prefix are an error.")
+
+
+Lists: TypeAlias = Annotated[
+    Text
+    | Annotated[list[str], Tag("<list>")]
+    | Annotated[ListTable, Tag("<table>")]
+    | Annotated[list[ListTable], Tag("<tables>")],
+    Discriminator(_list_shape),
+]
 KeyWord: TypeAlias = Literal["client", "everyone", "user"]
 MessageKeyWord: TypeAlias = Literal["connection", "client", "everyone", "user"]
 _KeyTable: TypeAlias = Annotated["KeyTable", Tag("<table>")]
@@ -131,11 +162,63 @@ class RuleTable(_Table):
     )
     count_denied: bool = Field(default=False, description="Count refused requests as well.")
     action: Literal["limit", "shadow", "track"] = Field(default="limit", description="What the rule does.")
+    capacity: int | None = Field(
+        default=None,
+        ge=1,
+        le=10_000,
+        description='With action = "track": find hot keys in fixed memory, counting so many keys at a time.',
+    )
     wait: str | None = Field(default=None, description='How long a request may wait for its turn, such as "200ms".')
     wait_max: int = Field(default=16, ge=1, le=1000, description="How many requests of one key may wait at a time.")
     name: str | None = Field(default=None, description="What the limit is called; it keeps the counts together.")
     exempt: bool = Field(default=False, description="Let matching requests pass uncounted; no later rule applies.")
     final: bool = Field(default=False, description="No later rule applies to matching requests.")
+
+
+def _check_weight(value: object) -> object:
+    """Say of a weight, which may be a number or a word, what both forms of it are."""
+    if value == "ban" or (type(value) is int and 1 <= value <= MAX_WEIGHT):
+        return value
+    raise PydanticCustomError(WRONG_WEIGHT, f'a whole number from 1 to {MAX_WEIGHT}, or "ban"')
+
+
+_Whole: TypeAlias = Annotated[int, Field(ge=1, le=MAX_WEIGHT)]
+Weight: TypeAlias = Annotated[_Whole | Literal["ban"], BeforeValidator(_check_weight)]
+BanKey: TypeAlias = Annotated[Annotated[Literal["client", "user"], Tag("<text>")] | _KeyTable, _text_or("<table>")]
+
+
+class BanTable(_Table):
+    """Shuts out who keeps abusing."""
+
+    after: str = Field(default="20/10m", description="How many strikes within which time ban.")
+    duration: str = Field(default="1h", description="How long the first ban lasts.")
+    factor: float = Field(default=4, ge=1, le=1_000, description="How many times longer each further ban lasts.")
+    longest: str | None = Field(default=None, description='How long a ban lasts at most; by default "7d" or duration.')
+    jitter: float = Field(default=0.1, ge=0, le=1, description="The part of its length by which a ban may be longer.")
+    forgive: str = Field(default="24h", description="How long one has to be clean to step one rung down.")
+    signals: dict[str, Weight] = Field(
+        default={"refused": 1},
+        description='What strikes, and how heavily: refused, malformed, oversized, a status or class such as "4xx", '
+        'or a path; a number, or "ban" for all that a ban takes.',
+    )
+    key: BanKey = Field(default="client", description="Whom to strike and ban.")
+    action: Literal["ban", "shadow"] = Field(default="ban", description="Ban, or report who would be banned.")
+    prolong: bool = Field(default=False, description="Whether requests while banned begin the ban anew.")
+    status: Literal[403, 429] = Field(default=403, description="The status of the answer to a banned client.")
+    answer: Literal["problem", "drop", "tarpit"] = Field(
+        default="problem", description="Problem details, no body at all, or problem details after a delay."
+    )
+    delay: str = Field(default="5s", description="How long a tarpit holds an answer.")
+    most: str = Field(default="100/minute", description="How many bans the policy may make in which time.")
+    prefix_after: str | None = Field(
+        default=None, description='How many banned addresses of one prefix ban the prefix, such as "4/1h".'
+    )
+    ipv4_prefix: int = Field(default=24, ge=16, le=31, description="Bits of that prefix for IPv4 addresses.")
+    ipv6_prefix: int = Field(default=56, ge=24, le=63, description="Bits of that prefix for IPv6 addresses.")
+    ban_private: bool = Field(default=False, description="Whether private and loopback addresses can be banned.")
+    max_body: int = Field(
+        default=10_000_000, ge=1, le=2**50, description="Beyond how many bytes of content a request is oversized."
+    )
 
 
 class Configuration(_Table):
@@ -148,8 +231,9 @@ class Configuration(_Table):
         default=None, description="Which requests are held to which limits; every rule that matches applies."
     )
     client: Client = Field(default=Client(), description="Which proxies are believed, and what makes one client.")
-    blocklist: Entries | None = Field(default=None, description="Networks refused, or a file of them.")
-    allowlist: Entries | None = Field(default=None, description="Networks never refused nor counted, or a file.")
+    blocklist: Lists | None = Field(default=None, description="Networks refused, or files of them.")
+    allowlist: Lists | None = Field(default=None, description="Networks never refused nor counted, or files of them.")
+    bans: dict[str, BanTable] = Field(default={}, description="Ban policies, each by its name.")
     store: Annotated[
         Text | Annotated[Environment, Tag("<table>")], _text_or("<table>")
     ] | None = Field(default=None, description='Where the counts live, such as "memory://".')  # fmt: skip
@@ -164,6 +248,7 @@ class Configuration(_Table):
     on_exceeded: Literal["close", "drop", "wait"] = Field(
         default="close", description="What becomes of a message beyond the limit."
     )
+    statistics: bool = Field(default=True, description="Whether it is recorded what happens to requests.")
     enabled: bool = Field(default=True, description="Whether anything is limited at all.")
     silence: list[str] = Field(default=[], description="Codes of start-up findings that need not be said.")
 

@@ -38,13 +38,22 @@ def expect(what: str, value: _T | None, kind: type[_T], example: str) -> _T | No
     return value
 
 
+def check_flag(what: str, value: object) -> bool:
+    """Return `value` if it is True or False.
+
+    Raises:
+        ConfigurationError: It is not.
+    """
+    if not isinstance(value, bool):
+        raise ConfigurationError(f"{what}: expected True or False, not {value!r}")
+    return value
+
+
 def switched_off(enabled: object) -> str:
     """Return what switches everything off; empty where nothing does."""
     text = os.environ.get("SLIDEGATE_ENABLED", "").strip().lower()
     if text and text not in _TRUE + _FALSE:
         raise ConfigurationError(f"SLIDEGATE_ENABLED: expected one of {', '.join(_TRUE + _FALSE)}, not {text!r}")
-    if not isinstance(enabled, bool):
-        raise ConfigurationError(f"enabled: expected True or False, not {enabled!r}")
-    if not enabled:
+    if not check_flag("enabled", enabled):
         return "enabled=False"
     return f"SLIDEGATE_ENABLED={text}" if text in _FALSE else ""

@@ -7,8 +7,13 @@ leaves then is noticed by the application, as without the gate.
 
 from __future__ import annotations
 
+from typing import Final
+
 import anyio
 from starlette.types import Message, Receive
+
+MAX_HELD: Final = 100
+"""How many requests a gate's tarpit holds at once; further ones are answered at once."""
 
 
 async def wait_turn(receive: Receive, wait_us: int) -> Receive | None:
@@ -36,3 +41,20 @@ async def wait_turn(receive: Receive, wait_us: int) -> Receive | None:
         return early.pop(0) if early else await receive()
 
     return replay
+
+
+class Tarpit:
+    """Holds answers to banned clients, so that abuse costs them time: no more than `MAX_HELD` at once."""
+
+    def __init__(self) -> None:
+        self._held = 0
+
+    async def hold(self, receive: Receive, delay_us: int) -> bool:
+        """Wait, unless too many wait already; False if the client left meanwhile."""
+        if self._held >= MAX_HELD:
+            return True
+        self._held += 1
+        try:
+            return await wait_turn(receive, delay_us) is not None
+        finally:
+            self._held -= 1

@@ -1,0 +1,205 @@
+"""What strikes, and whom: the ban policies of a gate at work.
+
+Three moments can strike: when a request comes (honeypots, malformed and oversized requests), when a gate refuses it,
+and when the application's answer begins. Who is on an allowlist, and what a rule exempts, is never struck; nor does a
+gate's own refusal count as an answer of the application.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from starlette.types import Message, Scope, Send
+
+from ..core.banlist import Ban, Guarded
+from ..core.banpolicy import BanPolicy
+from ..core.errors import ConfigurationError
+from ..core.networks import Address
+from ..limiter import Limiter
+from .keys import Key, PathParam, Value, everyone, route_path
+from .lists import AddressList
+from .proxies import UNKNOWN_PEER, ClientAddress
+from .record import STATUS, Record
+from .rules import compile_pattern
+
+if TYPE_CHECKING:
+    from .judge import Judge
+
+MAX_TARGET: Final = 8_192
+"""Beyond so many bytes of path and query a request is oversized; nginx's large_client_header_buffers are of 8k."""
+_BAD_PATH: Final = re.compile(r"[\x00-\x1f\x7f]|(?:^|/)\.\.(?:/|$)")
+_BAD_ESCAPE: Final = re.compile(rb"%(?![0-9A-Fa-f]{2})")
+
+
+class Offence(NamedTuple):
+    """One strike to be."""
+
+    policy: BanPolicy
+    weight: int
+    reason: str
+
+
+class _Protected:
+    """Networks that no policy bans: those of trusted proxies and of the allowlist."""
+
+    def __init__(self, client: ClientAddress, allowlist: AddressList | None) -> None:
+        self._lists = [client.networks] if allowlist is None else [client.networks, allowlist]
+
+    def overlaps(self, version: int, first: int, last: int) -> bool:
+        return any(networks.overlaps(version, first, last) for networks in self._lists)
+
+
+class AbuseWatch:
+    """Strikes for what its policies call a signal.
+
+    Args:
+        policies: The policies.
+        limiter: Where strikes are counted.
+        client: How the client's address is found.
+        allowlist: Who is never banned.
+
+    Attributes:
+        policies: The policies by name.
+        keyed: Whether anything but the client can be banned by a policy.
+        looks: Whether requests themselves can strike.
+        listens: Whether statuses can.
+
+    Raises:
+        ConfigurationError: A policy is none, two have one name, or a key or path cannot be used.
+    """
+
+    def __init__(
+        self,
+        policies: BanPolicy | Iterable[BanPolicy] | None,
+        limiter: Limiter,
+        client: ClientAddress,
+        allowlist: AddressList | None,
+    ) -> None:
+        self.policies = _by_name(policies)
+        self._limiter = limiter
+        self._client = client
+        self._protected = _Protected(client, allowlist)
+        self._keys: list[Key] = [policy.key for policy in self.policies.values() if policy.key is not None]
+        self.keyed = bool(self._keys)
+        self._paths: list[tuple[re.Pattern[str], Offence]] = []
+        self._statuses: dict[int, list[Offence]] = {}
+        self._named: dict[str, list[Offence]] = {}
+        for policy in self.policies.values():
+            self._read_signals(policy)
+        self.looks = bool(self._paths) or "malformed" in self._named or "oversized" in self._named
+        self.listens = bool(self._statuses)
+
+    def _read_signals(self, policy: BanPolicy) -> None:
+        for signal, weight in policy.signals.items():
+            whole = policy.after.amount if weight == "ban" else weight
+            if isinstance(signal, int):
+                self._statuses.setdefault(signal, []).append(Offence(policy, whole, f"status {signal}"))
+            elif signal.startswith("/"):
+                pattern, _ = compile_pattern(signal)
+                assert pattern is not None
+                self._paths.append((pattern, Offence(policy, whole, f"path {signal}")))
+            elif signal.endswith("xx"):
+                first = int(signal[0]) * 100
+                for status in set(range(first, first + 100)) - set(policy.signals):
+                    self._statuses.setdefault(status, []).append(Offence(policy, whole, f"status {status}"))
+            else:
+                self._named.setdefault(signal, []).append(Offence(policy, whole, signal))
+
+    def guarded(self, scope: Scope, client_key: str, address: Address | None) -> Sequence[Guarded]:
+        """Return whose bans refuse a request."""
+        client: Guarded = client_key if address is None else address
+        return [client, *(key.find(scope, self._limiter, client_key) for key in self._keys)]
+
+    def look(self, scope: Scope, before: Record) -> list[Offence]:
+        """Return what a request does by itself, as far as no gate further out has seen to it."""
+        found = [offence for pattern, offence in self._paths if pattern.match(route_path(scope))]
+        if "malformed" in self._named and is_malformed(scope):
+            found += self._named["malformed"]
+        for offence in self._named.get("oversized", ()):
+            if is_oversized(scope, offence.policy.max_body):
+                found.append(offence)
+        return self._not_seen_to(found, before.judges)
+
+    async def strike(self, offence: Offence, scope: Scope, client_key: str) -> Ban | None:
+        """Count a strike of whoever sent a request."""
+        policy, weight, reason = offence
+        key = client_key if policy.key is None else policy.key.find(scope, self._limiter, client_key)
+        if key == UNKNOWN_PEER:
+            return None  # everybody whose server names no peer
+        return await self._limiter.strike(key, policy, weight, reason, protected=self._protected)
+
+    async def refused(self, scope: Scope, outer: Sequence[Judge]) -> None:
+        """Strike for a refusal by a limit, as far as no gate further out does."""
+        for offence in self._not_seen_to(self._named.get("refused", ()), outer):
+            await self.strike(offence, scope, self._client.locate(scope)[0])
+
+    def listening(self, scope: Scope, send: Send, record: Record) -> Send:
+        """Wrap `send` so that the status of the application's answer strikes."""
+        outer = record.judges[:-1]
+        begun = False
+
+        async def send_heard(message: Message) -> None:
+            nonlocal begun
+            if message["type"] in STATUS and not begun:
+                begun = True
+                offences = self._statuses.get(message.get("status", STATUS[message["type"]]), ())
+                if offences and not record.own_answer():
+                    for offence in self._not_seen_to(offences, outer):
+                        await self.strike(offence, scope, self._client.locate(scope)[0])
+            await send(message)
+
+        return send_heard
+
+    def _not_seen_to(self, offences: Sequence[Offence], outer: Sequence[Judge]) -> list[Offence]:
+        """Leave out policies that a gate further out has as well: one offence is one strike."""
+        theirs = {name for judge in outer if judge.limiter is self._limiter for name in judge.abuse.policies}
+        return [offence for offence in offences if offence.policy.name not in theirs]
+
+
+def is_malformed(scope: Scope) -> bool:
+    """Tell whether no honest client sends such a request: control characters or ``..`` in the path, a broken escape, or
+    content lengths that are no number or several."""
+    if _BAD_PATH.search(scope["path"]) or _BAD_ESCAPE.search(scope.get("raw_path") or b""):
+        return True
+    lengths = {value for name, value in scope["headers"] if name == b"content-length"}
+    return len(lengths) > 1 or not all(length.isdigit() for length in lengths)
+
+
+def is_oversized(scope: Scope, max_body: int) -> bool:
+    """Tell whether path and query, or the declared content, are longer than they may be."""
+    if len(scope.get("raw_path") or scope["path"]) + len(scope.get("query_string", b"")) > MAX_TARGET:
+        return True
+    lengths = [value for name, value in scope["headers"] if name == b"content-length" and value.isdigit()]
+    # Not int() of a long one: a number of thousands of digits is refused by it.
+    return any(len(length.lstrip(b"0")) > 15 or int(length) > max_body for length in lengths)
+
+
+def _by_name(policies: object) -> dict[str, BanPolicy]:
+    listed = [policies] if isinstance(policies, BanPolicy) else [] if policies is None else policies
+    example = 'bans: expected BanPolicy("20/10m", "1h") or a list of them'
+    if isinstance(listed, str) or not isinstance(listed, Iterable):
+        raise ConfigurationError(f"{example}, not {policies!r}")
+    found: dict[str, BanPolicy] = {}
+    for policy in listed:
+        if not isinstance(policy, BanPolicy):
+            raise ConfigurationError(f"{example}, not {policy!r} in it")
+        if policy.name in found:
+            raise ConfigurationError(f"bans: two policies are called {policy.name!r}; give one of them another name=")
+        if policy.key is not None and not isinstance(policy.key, Key):
+            raise ConfigurationError(
+                f"bans: {policy!r}: key: expected a built-in key such as header, not {policy.key!r}"
+            )
+        if _names_nobody(policy.key):
+            raise ConfigurationError(
+                f"bans: {policy!r}: key: {policy.key!r} does not say who it is; use client_ip(), header, cookie or user"
+            )
+        found[policy.name] = policy
+    return found
+
+
+def _names_nobody(key: Key | None) -> bool:
+    """Tell whether a key, or one that it is made of or falls back to, is that of all clients of a place."""
+    parts = [*getattr(key, "keys", ()), *([key.fallback] if isinstance(key, Value) and key.fallback else [])]
+    return key is everyone or isinstance(key, PathParam) or any(map(_names_nobody, parts))

@@ -1,0 +1,215 @@
+"""What a refused request gets.
+
+The answers are problem details (RFC 9457) of the types that draft-ietf-httpapi-ratelimit-headers-11 registers. What
+does not depend on the moment is made once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from inspect import isawaitable
+from typing import Final, NamedTuple, TypeAlias
+
+from starlette.requests import HTTPConnection
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from ..core.banpolicy import Answer, BanPolicy
+from ..core.decision import Decision, Reason, ceil_s
+from ..core.errors import ConfigurationError
+from ..core.limits import Limit, format_duration
+from ..core.memo import remember
+from ..core.window import NEVER
+from .calls import Calls, request_of
+from .responses import Buckets, Fields, asked_buckets
+from .waiting import Tarpit
+
+Refused: TypeAlias = Callable[[HTTPConnection, Decision], Response | Awaitable[Response]]
+_Asked: TypeAlias = tuple[Reason, Buckets, tuple[bool, ...]]
+"""What a refusal says besides the wait: why, who was asked and which of their limits had no room."""
+
+_TYPES: Final = "https://iana.org/assignments/http-problem-types#"
+_NOT_STORED: Final = (b"cache-control", b"no-store")
+_EMPTY: Final = ((b"content-length", b"0"), _NOT_STORED)
+
+
+class Rendered(NamedTuple):
+    """An answer to a refused request."""
+
+    status: int
+    body: bytes
+    fields: Fields
+    answer: Answer = "problem"
+    """How it is given."""
+
+
+class Refusals:
+    """Answers refused requests; the default answers are rendered once each.
+
+    Args:
+        policies: The ban policies by name, which say how their bans are answered.
+        on_refused: Makes the user's own answer.
+        calls: Calls the functions of the user's.
+
+    Raises:
+        ConfigurationError: `on_refused` cannot be called.
+    """
+
+    def __init__(self, policies: Mapping[str, BanPolicy], on_refused: Refused | None, calls: Calls) -> None:
+        if on_refused is not None and not callable(on_refused):
+            raise ConfigurationError(f"on_refused: expected a function of request and decision, not {on_refused!r}")
+        self._on_refused = on_refused
+        self._calls = calls
+        self._tarpit = Tarpit()
+        self._known: dict[_Asked, Rendered] = {}
+        self._policies = dict(policies)
+        self._policies.update((policy.prefix.name, policy) for policy in policies.values() if policy.prefix is not None)
+        self._shut: dict[str | None, Rendered] = {}
+
+    async def send(self, scope: Scope, receive: Receive, send: Send, decision: Decision) -> None:
+        """Answer a request that was refused."""
+        status, body, fields, answer = self.answer(decision, scope)
+        if answer == "tarpit" and not await self._tarpit.hold(receive, self._policies[decision.by].delay_us):
+            return
+        if scope["type"] == "websocket":
+            await refuse_websocket(scope, send, status, body, fields)
+            return
+        own = self._on_refused if answer != "drop" else None
+        if own is not None and await self._send_own(own, scope, receive, send, decision, fields):
+            return
+        await send({"type": "http.response.start", "status": status, "headers": fields})
+        await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
+
+    def answer(self, decision: Decision, scope: Scope) -> Rendered:
+        """Return the answer to a refused request."""
+        if decision.reason is Reason.BANNED:
+            return self._to_banned(decision, scope)
+        if decision.reason is Reason.UNAVAILABLE:
+            return _later(_UNAVAILABLE, decision.retry_after_us or 0)
+        readings = decision.readings
+        lacking: tuple[bool, ...] = (True,)
+        if len(readings) == 1:
+            wait_us = readings[0][3]
+        else:
+            waits = [reading[3] for reading in readings]
+            wait_us = NEVER if NEVER in waits else max(waits, default=NEVER)
+            lacking = tuple(map(bool, waits))
+        asked = decision.reason, asked_buckets(decision), lacking
+        rendered = self._known.get(asked) or self._render(asked, decision)
+        return rendered if wait_us == NEVER else _later(rendered, wait_us)
+
+    async def _send_own(
+        self, on_refused: Refused, scope: Scope, receive: Receive, send: Send, decision: Decision, fields: Fields
+    ) -> bool:
+        """Send the user's own answer; False if there is none and nothing was sent."""
+        started = False
+
+        def watch(message: Message) -> Awaitable[None]:
+            nonlocal started
+            started = True
+            return send(_completed(message, fields) if message["type"] == "http.response.start" else message)
+
+        try:
+            answer = on_refused(request_of(scope), decision)
+            response = await answer if isawaitable(answer) else answer
+            await response(scope, receive, watch)
+        except Exception as error:
+            violated = decision.binding
+            rule = violated.name if violated is not None else str(decision.reason)
+            self._calls.report("on_refused", rule, error, "the client gets the default answer")
+            if started:
+                raise
+        return started
+
+    def _render(self, asked: _Asked, decision: Decision) -> Rendered:
+        violated = [(state.name, state.limit) for state in decision.violated]
+        return remember(self._known, asked, _written(*_problem(decision.reason, violated)))
+
+    def _to_banned(self, decision: Decision, scope: Scope) -> Rendered:
+        """Return the answer to a banned client, which says no more than that and until when."""
+        policy = self._policies.get(decision.by)
+        if policy is not None and policy.answer == "drop":
+            # Other versions of HTTP have no such field, and no connection of one request to close.
+            close = [(b"connection", b"close")] if scope.get("http_version", "1.1").startswith("1") else []
+            return Rendered(policy.status, b"", [*_EMPTY, *close], "drop")
+        wait_us = decision.retry_after_us
+        known = policy.name if policy is not None else "" if wait_us is not None else None
+        rendered = self._shut.get(known)
+        if rendered is None:
+            rendered = self._shut[known] = _written(*_ban_problem(policy, ends=wait_us is not None))
+        if policy is not None:
+            rendered = rendered._replace(answer=policy.answer)
+        return rendered if wait_us is None else _later(rendered, wait_us)
+
+
+def _later(rendered: Rendered, wait_us: int) -> Rendered:
+    return rendered._replace(fields=[*rendered.fields, (b"retry-after", b"%d" % ceil_s(wait_us))])
+
+
+def _written(status: int, problem: Mapping[str, object]) -> Rendered:
+    # "<" cannot end a script element then, wherever the text is pasted.
+    body = json.dumps(problem).replace("<", "\\u003c").encode()
+    length = (b"content-length", b"%d" % len(body))
+    return Rendered(status, body, [(b"content-type", b"application/problem+json"), length, _NOT_STORED])
+
+
+_UNAVAILABLE: Final = _written(
+    503,
+    {
+        "type": f"{_TYPES}temporary-reduced-capacity",
+        "title": "Request cannot be satisfied due to temporary server capacity constraints",
+        "status": 503,
+        "detail": "This service cannot count requests now; Retry-After says when to try again.",
+    },
+)
+
+
+def _ban_problem(policy: BanPolicy | None, *, ends: bool) -> tuple[int, dict[str, object]]:
+    problem: dict[str, object] = {
+        "type": f"{_TYPES}abnormal-usage-detected",
+        "title": "Request not satisfied due to detection of abnormal request pattern",
+        "status": 403 if policy is None else policy.status,
+        "detail": "This client is shut out for now; Retry-After says when to try again."
+        if ends
+        else "This client is shut out.",
+    }
+    if policy is not None:
+        problem["violated-policies"] = [policy.name]
+    return 403 if policy is None else policy.status, problem
+
+
+def _problem(reason: Reason, violated: Sequence[tuple[str, Limit]]) -> tuple[int, dict[str, object]]:
+    if reason is Reason.BLOCKED:
+        detail = "Requests from this address are not accepted."
+        return 403, {"type": "about:blank", "title": "Forbidden", "status": 403, "detail": detail}
+    allowed = " and ".join(f"{limit.amount} per {format_duration(limit.window_us)}" for _, limit in violated)
+    problem: dict[str, object] = {
+        "type": f"{_TYPES}quota-exceeded",
+        "title": "Request cannot be satisfied as assigned quota has been exceeded",
+        "status": 429,
+    }
+    if reason is Reason.TOO_LARGE:
+        problem["detail"] = f"This request costs more than {allowed} ever allows; it will not pass later either."
+        problem["unsatisfiable"] = True
+    else:
+        problem["detail"] = f"No more than {allowed}; Retry-After says when to try again."
+    problem["violated-policies"] = [name for name, _ in violated]
+    return 429, problem
+
+
+def _completed(message: Message, fields: Fields) -> Message:
+    """Add to the user's answer what a refusal must have, unless it is there."""
+    headers = list(message.get("headers", ()))
+    present = {name.lower() for name, _ in headers}
+    wanted = {b"cache-control", b"retry-after"} - present
+    return {**message, "headers": [*headers, *((name, value) for name, value in fields if name in wanted)]}
+
+
+async def refuse_websocket(scope: Scope, send: Send, status: int, body: bytes, fields: Fields) -> None:
+    """Refuse a handshake: with the full answer where the server can send one, else by a close, which it makes a 403."""
+    if "websocket.http.response" in (scope.get("extensions") or {}):
+        await send({"type": "websocket.http.response.start", "status": status, "headers": fields})
+        await send({"type": "websocket.http.response.body", "body": body})
+    else:
+        await send({"type": "websocket.close", "code": 1008})
