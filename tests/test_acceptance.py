@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from fastapi import Depends, FastAPI
+from httpx import Response
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -17,6 +18,7 @@ from starlette.types import ASGIApp
 
 import slidegate.stores.memory
 from slidegate import (
+    BanPolicy,
     Limiter,
     MemoryStore,
     Networks,
@@ -79,6 +81,7 @@ class Visitor:
             ],
             blocklist=Networks.from_file("blocked.netset"),
             allowlist=Networks(["192.0.2.0/24"]),
+            bans=BanPolicy(after="20/10m", duration="1h", factor=4, longest="7d"),
         )
         self._app = app
 
@@ -95,6 +98,10 @@ class Visitor:
         headers = {"X-Forwarded-For": f"198.51.100.7, {client}", **({"X-API-Key": key} if key else {})}
         sender = TestClient(self._app, client=(peer, 1234), headers=headers)
         return [sender.request(method, path).status_code for _ in range(count)]
+
+    def answer(self, path: str, client: str = "203.0.113.9", method: str = "GET") -> Response:
+        sender = TestClient(self._app, client=(PROXY, 1234), headers={"X-Forwarded-For": client})
+        return sender.request(method, path)
 
 
 @pytest.fixture
@@ -128,6 +135,46 @@ def test_the_whole_thing_holds_everyone_together_to_the_service_limit(visitor: V
     counted = [visitor.statuses(500, "/", client=f"203.0.113.{number}") for number in range(1, 5)]
     assert counted == [[404] * 500] * 4
     assert visitor.statuses(1, "/", client="203.0.113.5") == [429]
+
+
+def test_the_whole_thing_bans_at_the_twentieth_refusal_and_for_longer_each_time(
+    visitor: Visitor, steady_ns: FakeClock
+) -> None:
+    for least_s in (3_600, 4 * 3_600, 16 * 3_600, 64 * 3_600, 7 * 86_400, 7 * 86_400):
+        for number in range(4):  # of a minute's 5, with 5 refusals each
+            steady_ns.advance(60 * 10**9)
+            assert visitor.statuses(10, "/login", "POST") == [404] * 5 + [429] * 5, number
+        refused = visitor.answer("/")
+        assert refused.status_code == 403
+        assert refused.json()["type"].endswith("#abnormal-usage-detected")
+        wait_s = int(refused.headers["retry-after"])
+        assert least_s <= wait_s <= min(1.1 * least_s, 7 * 86_400)
+        assert visitor.statuses(1, "/health") == [403], "whatever the rules say"
+        assert visitor.statuses(1, "/health", client="203.0.113.10") == [404], "a neighbour"
+        steady_ns.advance((wait_s - 1) * 10**9)
+        assert visitor.statuses(1, "/") == [403]
+        steady_ns.advance(10**9)
+        assert visitor.statuses(1, "/") == [404]
+
+
+def test_the_whole_thing_never_bans_the_allowlist_nor_the_proxy(visitor: Visitor) -> None:
+    assert visitor.statuses(100, "/login", "POST", client="192.0.2.8") == [404] * 100
+    own = [visitor.answer("/login", PROXY, "POST").status_code for _ in range(100)]
+    assert own == [404] * 5 + [429] * 95
+
+
+async def test_bans_by_hand_without_http(steady_ns: FakeClock) -> None:
+    limiter = Limiter(MemoryStore())
+    await limiter.ban("203.0.113.7", "1h", reason="manual")
+    assert [(ban.key, ban.reason) for ban in [ban async for ban in limiter.bans()]] == [("203.0.113.7", "manual")]
+    refused = await limiter.hit("203.0.113.7", "5/minute; 50/hour")
+    assert (refused.allowed, refused.reason, refused.retry_after) == (False, Reason.BANNED, 3_600)
+    await limiter.unban("203.0.113.7")
+    assert [ban async for ban in limiter.bans()] == []
+    assert (await limiter.hit("203.0.113.7", "5/minute; 50/hour")).remaining == 4
+    await limiter.ban("203.0.113.7", "1h", reason="manual")
+    steady_ns.advance(3_600 * 10**9)
+    assert (await limiter.hit("203.0.113.7", "5/minute; 50/hour")).allowed
 
 
 def dependency() -> ASGIApp:

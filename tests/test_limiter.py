@@ -7,13 +7,15 @@ import ipaddress
 import logging
 import random
 import tracemalloc
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
 from slidegate.core import Bucket, Check, ConfigurationError, Decision, Event, Limit, Observer, Reason, parse_limits
+from slidegate.core.banlist import Guarded
 from slidegate.core.networks import address_key, canonical_key
 from slidegate.limiter import MAX_KEY_BYTES, Limiter
 from slidegate.stores.memory import MemoryStore
@@ -34,6 +36,20 @@ async def limiter(clock: FakeClock) -> AsyncIterator[Limiter]:
         yield made
 
 
+class SlowBans:
+    """The bans of a memory store, where every answer has to be awaited."""
+
+    def __init__(self, inner: MemoryStore) -> None:
+        self._inner = inner
+
+    def __getattr__(self, method: str) -> Callable[..., Awaitable[Any]]:
+        async def slowly(*arguments: Any) -> Any:
+            await asyncio.sleep(0)
+            return getattr(self._inner.bans, method)(*arguments)
+
+        return slowly
+
+
 class SlowStore:
     """A memory store whose every answer has to be awaited."""
 
@@ -45,13 +61,17 @@ class SlowStore:
     def secret(self) -> bytes:
         return self.inner.secret
 
-    async def hit(self, checks: Sequence[Check]) -> Decision:
-        await asyncio.sleep(0)
-        return self.inner.hit(checks)
+    @property
+    def bans(self) -> SlowBans:
+        return SlowBans(self.inner)
 
-    async def peek(self, checks: Sequence[Check]) -> Decision:
+    async def hit(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Decision:
         await asyncio.sleep(0)
-        return self.inner.peek(checks)
+        return self.inner.hit(checks, guarded)
+
+    async def peek(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Decision:
+        await asyncio.sleep(0)
+        return self.inner.peek(checks, guarded)
 
     async def charge(self, checks: Sequence[Check]) -> Decision:
         await asyncio.sleep(0)
@@ -403,7 +423,8 @@ async def test_an_observer_that_fails_is_logged_and_silences_no_other(caplog: py
 
 
 @pytest.mark.parametrize(
-    ("url", "max_keys"), [("memory://", 100_000), ("memory://?max_keys=50", 50), ("MEMORY://?max_keys=00050", 50)]
+    ("url", "max_keys"),
+    [("memory://", 100_000), ("memory://?max_keys=50", 50), ("MEMORY://?max_bans=7&max_keys=00050", 50)],
 )
 async def test_a_limiter_is_made_from_an_address(url: str, max_keys: int) -> None:
     heard = RecordingObserver()
@@ -428,6 +449,8 @@ BAD_URLS = [
     ("memory://?max_key=5", "did you mean 'max_keys'?"),
     ("memory://?fail=opne", "unknown option 'fail'"),
     ("memory://?max_keys=0", "max_keys: expected a whole number above 0"),
+    ("memory://?max_bans=0", "max_bans: expected a whole number above 0"),
+    ("memory://?max_ban=5", "did you mean 'max_bans'?"),
     ("memory://?max_keys=-1", "max_keys needs a whole number, not '-1'"),
     ("memory://?max_keys=", "max_keys needs a whole number, not ''"),
     ("memory://?max_keys=1e3", "max_keys needs a whole number, not '1e3'"),

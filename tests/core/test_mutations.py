@@ -6,6 +6,7 @@ A mutation replaces text of a module. The text has to be there, so that a row ca
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import sys
 import types
@@ -15,14 +16,21 @@ from typing import NamedTuple
 
 import pytest
 
+import slidegate.core.banlist
+import slidegate.core.banpolicy
+import slidegate.core.banrows
+import slidegate.core.bans
 import slidegate.core.bookings
 import slidegate.core.counters
 import slidegate.core.limits
 import slidegate.core.timestamps
 import slidegate.stores.judging
 import slidegate.stores.memory
+import slidegate.stores.memory_bans
 from slidegate.core import BookedWindow, CounterWindow, TimestampWindow
 from slidegate.testing import FakeClock
+from slidegate.testing.ban_player import BanPlayer
+from slidegate.testing.ban_programs import ban_program
 from slidegate.testing.player import Player
 from slidegate.testing.programs import program
 
@@ -40,6 +48,8 @@ from .test_window_properties import (
 
 LIMITS, TIMES, COUNTS = slidegate.core.limits, slidegate.core.timestamps, slidegate.core.counters
 BOOKINGS, MEMORY, JUDGING = slidegate.core.bookings, slidegate.stores.memory, slidegate.stores.judging
+STRIKES, LIST, ROWS = slidegate.core.bans, slidegate.core.banlist, slidegate.core.banrows
+LADDERS, MEMORY_BANS = slidegate.core.banpolicy, slidegate.stores.memory_bans
 ROUNDS = 3_000
 
 
@@ -203,6 +213,121 @@ PLACES = [
         "a changed ring loses its bookings", BOOKINGS, (("twin.book(now_us, moment_us, units, waits=False)", "pass"),)
     ),
 ]
+BANS = [
+    Mutation("strikes while a ban is only reported count", STRIKES, (("if now_us < self.until_us:", "if False:"),)),
+    Mutation(
+        "a strike at the far end of the window counts", STRIKES, (("if s.at_us > from_us", "if s.at_us >= from_us"),)
+    ),
+    Mutation("a ban takes one strike more", STRIKES, (("return total >= amount", "return total > amount"),)),
+    Mutation(
+        "a ban leaves the strikes that led to it",
+        STRIKES,
+        (("        self.strikes = []\n        length_us", "        length_us"),),
+    ),
+    Mutation("a ban is no rung", STRIKES, (("self.rung += 1", "self.rung = max(self.rung, 1)"),)),
+    Mutation("nothing is ever forgiven", STRIKES, (("max(clean_us, 0) // policy.forgive_us", "0"),)),
+    Mutation(
+        "everything is forgiven at once",
+        STRIKES,
+        (("max(clean_us, 0) // policy.forgive_us", "(clean_us >= policy.forgive_us) * 99"),),
+    ),
+    Mutation(
+        "clean time runs from the last strike alone", STRIKES, (("max(self.last_us, self.until_us)", "self.last_us"),)
+    ),
+    Mutation(
+        "clean time runs from the last ban alone", STRIKES, (("max(self.last_us, self.until_us)", "self.until_us"),)
+    ),
+    Mutation(
+        "an address of a prefix counts as often as it is banned",
+        STRIKES,
+        (("and (not source or s.source != source)", ""),),
+    ),
+    Mutation(
+        "strikes that are needed are pushed out",
+        STRIKES,
+        (("while total - kept[0].weight >= amount:", "while total - kept[0].weight >= amount - 1 > 0:"),),
+    ),
+    Mutation(
+        "the ladder begins a rung higher",
+        LADDERS,
+        (("self.ladder_us[min(rung, len(self.ladder_us)) - 1]", "self.ladder_us[min(rung, len(self.ladder_us) - 1)]"),),
+    ),
+    Mutation(
+        "a ban ends a microsecond late",
+        LIST,
+        (("return now_us >= self.ends_us or wall_us >= ", "return now_us > self.ends_us or wall_us > "),),
+    ),
+    Mutation("the shortest ban is named", LIST, (("lasts_longer(ban, found)", "lasts_longer(found, ban)"),)),
+    Mutation(
+        "networks hold no addresses",
+        LIST,
+        (("if network is not None:", "if network == key:"),),
+    ),
+    Mutation(
+        "what was prolonged is let go at its first end",
+        LIST,
+        (("            if ban.is_over(now_us, wall_us):\n", "            if True:\n"),),
+    ),
+    Mutation("no time passes between two stores", ROWS, (("max(wall_us, _written_us(row))", "wall_us"),)),
+    Mutation("time runs back between two stores", ROWS, (("max(wall_us, _written_us(row))", "_written_us(row)"),)),
+    Mutation(
+        "strikes and rungs end with the process", ROWS, (("known.standings.append(_standing(row, behind_us))", "pass"),)
+    ),
+    Mutation(
+        "strikes while banned count",
+        MEMORY_BANS,
+        (
+            (
+                "if ban is not None and not ban.is_over(now_us, wall_us):\n            return",
+                "if False:\n            return",
+            ),
+        ),
+    ),
+    Mutation(
+        "a ban that another took the place of still holds strikes",
+        MEMORY_BANS,
+        (("standing.until_us = min(standing.until_us, now_us)", "pass"),),
+    ),
+    Mutation(
+        "any number of bans is made",
+        MEMORY_BANS,
+        (("policy.most.amount, 1)[3]:", "policy.most.amount, 1)[3] and False:"),),
+    ),
+    Mutation(
+        "an unban forgives nothing",
+        MEMORY_BANS,
+        (
+            (
+                "standing = ledger.standings.pop(key, None)\n                forgotten",
+                "standing = ledger.standings.get(key)\n                forgotten",
+            ),
+        ),
+    ),
+    Mutation("an unban lifts nothing", MEMORY_BANS, (("ban = self.list.remove(key)", "ban = self.list.get(key)"),)),
+    Mutation("a prolonged ban is clean time", MEMORY_BANS, (("standing.until_us = prolonged.ends_us", "pass"),)),
+    Mutation("requests prolong no ban", MEMORY_BANS, (("if ban.prolong_us else", "if False else"),)),
+    Mutation("looking prolongs a ban", MEMORY_BANS, (("        if prolong:\n", "        if True:\n"),)),
+    Mutation(
+        "a strike of an address is one of its prefix",
+        MEMORY_BANS,
+        (("if ban is not None and prefix and", "if prefix and"),),
+    ),
+    Mutation(
+        "a policy that only reports bans",
+        MEMORY_BANS,
+        (('        if policy.action == "ban":\n            self._put', "        if True:\n            self._put"),),
+    ),
+    Mutation(
+        "policies share their strikes",
+        MEMORY_BANS,
+        (("self._ledgers.setdefault(policy.name,", "self._ledgers.setdefault('',"),),
+    ),
+    Mutation(
+        "bans by hand are not remembered",
+        MEMORY_BANS,
+        (("            self._put(ban)\n            events", "            self.list.add(ban)\n            events"),),
+    ),
+]
 
 
 def mutated(mutation: Mutation) -> types.ModuleType:
@@ -304,6 +429,44 @@ def test_the_store_contract_catches_broken_places(mutation: Mutation, monkeypatc
             monkeypatch.setattr(BookedWindow, name, method)
     made.BookedWindow = BookedWindow
     assert_caught(lambda rolled: play(rolled, slidegate.stores.memory.MemoryStore))
+
+
+def break_bans(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put the methods and functions of a mutated module in the place of the whole ones."""
+    made = mutated(mutation)
+    for name, value in vars(made).items():
+        if getattr(value, "__module__", None) != made.__name__:
+            continue
+        if isinstance(value, types.FunctionType) and hasattr(MEMORY_BANS, name):
+            monkeypatch.setattr(MEMORY_BANS, name, value)
+        elif isinstance(value, type):
+            for method, function in vars(value).items():
+                if isinstance(function, types.FunctionType) and not method.startswith("__"):
+                    monkeypatch.setattr(getattr(mutation.module, name), method, function)
+
+
+def play_bans(rolled: bytes) -> None:
+    """Play a random program of strikes and bans to a memory store and the reference."""
+    made = ban_program(rolled)
+    player = BanPlayer(lambda clock: slidegate.stores.memory.MemoryStore(clock=clock), made.start_us, made.policies)
+    asyncio.run(player.play(made.moves))
+
+
+@pytest.mark.parametrize("mutation", BANS, ids=lambda mutation: mutation.what)
+def test_the_store_contract_catches_broken_bans(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
+    logging.disable()  # thousands of bans; pytest keeps every line
+    break_bans(mutation, monkeypatch)
+    try:
+        assert_caught(play_bans)
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+@pytest.mark.parametrize("module", [STRIKES, LADDERS, LIST, ROWS, MEMORY_BANS], ids=lambda module: module.__name__)
+def test_bans_of_a_loaded_copy_without_mutation_pass(module: types.ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    break_bans(Mutation("nothing", module, ()), monkeypatch)
+    for rolled in bytes_of_any_length(15):
+        play_bans(rolled)
 
 
 def test_a_loaded_copy_without_mutation_passes() -> None:

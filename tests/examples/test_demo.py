@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import re
@@ -13,6 +14,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from examples.demo import __main__ as demo
 from examples.demo.app import make_app
-from examples.demo.replay import Answer, Report, http_scope, replay
+from examples.demo.figures import Figures, ReplayClock
+from examples.demo.replay import Answer, Report, call, http_scope, replay
 from slidegate import Decision, Limiter, MemoryStore, Networks, Reason
 from slidegate.ops.accesslog import AccessLog, AccessRecord
 from slidegate.testing import FakeClock
@@ -167,6 +170,121 @@ def test_the_sums_add_up(sample: list[AccessRecord], report: Report) -> None:
     assert {client for client, _ in report.most_refused(1_000)} == {HEAVY, EXPORTER, *SCANNERS, *ATTACKERS, *BLOCKED}
 
 
+# The figures by route
+
+
+def replay_with_figures(
+    records: Iterable[AccessRecord], stopwatch_ns: Callable[[], int] = lambda: 0
+) -> tuple[Figures, list[Answer]]:
+    async def run() -> tuple[Figures, list[Answer]]:
+        clock = ReplayClock(stopwatch_ns)
+        limiter = Limiter(MemoryStore(clock=clock))
+        figures = Figures(limiter, clock)
+        playing = replay(make_app(limiter), limiter, clock, figures.following(records))
+        answers = [answer async for answer in playing]
+        assert {series.dropped for series in limiter.statistics._series.values()} <= {0}
+        return figures, answers
+
+    return asyncio.run(run())
+
+
+def template_of(paths: dict[str, dict[str, Any]], record: AccessRecord) -> str:
+    """Return the route of a request by the site's OpenAPI document, without any router."""
+    path = http_scope(record)["path"]
+    there = [(m.upper(), t) for t in paths for m in paths[t] if re.fullmatch(re.sub(r"{\w+}", "[^/]+", t), path)]
+    found = [template for method, template in there if method == record.method]
+    return f"{record.method} {found[0]}" if found else " ".join(there[0]) if there else "(no route)"
+
+
+def counted(answers: Iterable[Answer]) -> dict[str, dict[str, float]]:
+    """Count what became of requests, by route and minute, from the answers alone."""
+    paths = make_app(Limiter()).openapi()["paths"]
+    counts: dict[str, Counter[str]] = {}
+    minutes: dict[str, Counter[int]] = {}
+    for answer in answers:
+        route = template_of(paths, answer.record)
+        decision = answer.decision
+        outcome = "admitted" if decision.allowed else "blocked" if decision.reason is Reason.BLOCKED else "refused"
+        counts.setdefault(route, Counter())[outcome] += 1
+        minutes.setdefault(route, Counter())[answer.record.time_us // (60 * S_US)] += decision.allowed
+    return {route: {**counts[route], "qps": max(minutes[route].values()) / 60} for route in counts}
+
+
+def told(figures: Figures) -> dict[str, dict[str, float]]:
+    """Return what the figures say, in the words of `counted`."""
+    found: dict[str, dict[str, float]] = {}
+    for route, seen in figures.routes.items():
+        outcomes = Counter(admitted=seen.events["pass"], blocked=seen.events["blocked"])
+        outcomes["refused"] = seen.events["block"] - seen.events["blocked"]
+        found[route] = {**+outcomes, "qps": seen.busiest_qps}
+    return found
+
+
+def test_the_figures_of_the_routes_are_those_of_a_count_over_the_log(sample: list[AccessRecord]) -> None:
+    figures, answers = replay_with_figures(sample)
+    assert told(figures) == counted(answers)
+    assert len(figures.routes) == 10
+    assert sum(seen.times.count for seen in figures.routes.values()) == sum(a.decision.allowed for a in answers)
+
+
+@pytest.mark.parametrize("gap_us", [1, S_US, 59 * S_US, 60 * S_US, 301 * S_US, 86_400 * S_US])
+def test_no_gap_in_a_log_loses_a_request(gap_us: int) -> None:
+    records = [RECORD._replace(time_us=RECORD.time_us + number // 3 * gap_us) for number in range(90)]
+    figures, answers = replay_with_figures(records)
+    assert told(figures) == counted(answers)
+
+
+def test_the_p95_is_real_time_and_a_request_stays_in_its_minute_however_slow_it_is() -> None:
+    for step_ms, expected_us in ((1, 2_000), (3_000, 4_999_999 - 3_000_000)):
+        watch_ns = itertools.count(step=step_ms * 1_000_000)
+        last = RECORD._replace(time_us=RECORD.time_us + 59_999_999)
+        figures, answers = replay_with_figures([last] * 20, watch_ns.__next__)
+        (seen,) = figures.routes.values()
+        assert seen.p95_us is not None
+        assert abs(seen.p95_us - expected_us) <= 0.05 * expected_us
+        assert told(figures) == counted(answers) == {"GET /": {"admitted": 20, "qps": 20 / 60}}
+
+
+async def test_an_exception_of_the_site_is_one_in_its_figures() -> None:
+    clock = ReplayClock(lambda: 0)
+    limiter = Limiter(MemoryStore(clock=clock))
+    figures, app = Figures(limiter, clock), make_app(limiter)
+
+    @app.get("/breaks/{what}")
+    async def breaks(what: str) -> None:
+        raise RuntimeError(what)
+
+    for record in figures.following([RECORD, RECORD._replace(path="/breaks/1"), RECORD._replace(path="/breaks/2")]):
+        clock.set(record.time_us)
+        with suppress(RuntimeError):
+            await call(app, http_scope(record))
+    assert figures.routes["GET /breaks/{what}"].events == {"pass": 2, "5xx": 2, "exception": 2}
+    lines = rendered(demo.by_route(figures))
+    assert [cells(line)[:6] for line in lines if "GET" in line] == [
+        ["GET /breaks/{what}", "2", "0", "0", "2", "0.03"],
+        ["GET /", "1", "0", "0", "0", "0.02"],
+    ]
+
+
+def rendered(table: Any) -> list[str]:
+    console = demo.Console(width=200)
+    with console.capture() as captured:
+        console.print(table)
+    return captured.get().splitlines()
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in re.split("[│┃]", line)[1:-1]]
+
+
+def test_the_readme_shows_what_the_demo_prints(sample: list[AccessRecord]) -> None:
+    printed = [cells(line)[:-1] for line in rendered(demo.by_route(replay_with_figures(sample)[0]))]
+    shown = (ROOT / "README.md").read_text("utf-8").partition("\nBy route\n")[2].partition("```")[0].splitlines()
+    rows = [row for row in printed if row]
+    assert [cells(line)[:-1] for line in shown if cells(line)] == rows
+    assert len(rows) == 11
+
+
 # What the replay would notice
 
 
@@ -175,8 +293,8 @@ class Lying(MemoryStore):
 
     OFF_US = 0
 
-    def hit(self, checks: Any) -> Decision:
-        decision = super().hit(checks)
+    def hit(self, checks: Any, guarded: Any = ()) -> Decision:
+        decision = super().hit(checks, guarded)
         if decision.reason is not Reason.LIMITED:
             return decision
         readings = [(*seen, wait_us and wait_us + self.OFF_US) for *seen, wait_us in decision.readings]
@@ -294,7 +412,10 @@ def test_whatever_stands_for_a_client_is_a_client_of_its_own(client: str) -> Non
     assert report.clients == {name: {"admitted": 60, "refused": 1} for name in (client, RECORD.client)}
 
 
-def test_a_log_that_runs_backwards_is_replayed_in_its_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log_that_runs_backwards_is_replayed_in_its_time(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo, "ReplayClock", lambda: ReplayClock(lambda: 0))
     lines = SAMPLE.read_text("ascii").splitlines(keepends=True)
     backwards = sorted(lines, key=lambda line: line.partition("[")[2][:20], reverse=True)
     assert backwards != lines

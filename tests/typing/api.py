@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import assert_type
 
 from fastapi import FastAPI
@@ -14,6 +14,9 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Mount, Route
 
 from slidegate import (
+    Ban,
+    BanChange,
+    BanPolicy,
     ConfigurationError,
     Decision,
     Event,
@@ -28,11 +31,14 @@ from slidegate import (
     Reason,
     Rule,
     SlidegateError,
+    Stats,
     Store,
+    Traffic,
     client_ip,
     everyone,
     header,
     parse_limits,
+    strike,
 )
 from slidegate.core import CounterWindow, TimestampWindow, new_window
 
@@ -86,6 +92,7 @@ app.add_middleware(
     ],
     blocklist=Networks.from_file("blocked.netset"),
     allowlist=Networks(["192.0.2.0/24"]),
+    bans=BanPolicy(after="20/10m", duration="1h", factor=4, longest="7d"),
     on_refused=refused,
     headers="both",
     enabled=True,
@@ -123,6 +130,65 @@ async def without_http() -> None:
         await opened.hit(42, "5/minute")  # type: ignore[arg-type]
         await opened.hit("user:42", 5)  # type: ignore[arg-type]
 
+
+# -- bans ----------------------------------------------------------------------------------------------------------
+
+guessing = BanPolicy(
+    Limit(20, "1h"),
+    timedelta(hours=1),
+    signals={401: 1, "4xx": 2, "/.env": "ban", "refused": 1, "malformed": 5},
+    name="guessing",
+    key=client_ip(ipv4_prefix=24),
+    action="shadow",
+    answer="tarpit",
+    delay=0.5,
+    prefix_after="3/1d",
+)
+RateLimitMiddleware(app, bans=[guessing, BanPolicy()])
+BanPolicy(after=20)  # type: ignore[arg-type]
+BanPolicy(action="shade")  # type: ignore[arg-type]
+BanPolicy(signals={404: "much"})  # type: ignore[dict-item]
+RateLimitMiddleware(app, bans="20/10m")  # type: ignore[arg-type]
+
+
+async def login(request: Request) -> Response:
+    assert_type(await strike(request), Ban | None)
+    assert_type(await strike(request, "ban", "forged token", policy="guessing"), Ban | None)
+    await strike(request, "much")  # type: ignore[arg-type]
+    return PlainTextResponse("try again")
+
+
+async def bans_by_hand() -> None:
+    ban = await limiter.ban("203.0.113.7", "1h", reason="manual", by="ana")
+    assert_type(ban, Ban)
+    assert_type(ban.since, datetime)
+    assert_type(ban.until, datetime | None)
+    await limiter.ban("user:42", "permanent")
+    await limiter.ban("user:42", timedelta(days=1))
+    assert_type(await limiter.unban("203.0.113.7"), bool)
+    assert_type(await limiter.banned("203.0.113.7"), Ban | None)
+    assert_type([ban async for ban in limiter.bans()], list[Ban])
+    assert_type([change async for change in limiter.history("203.0.113.7")], list[BanChange])
+    assert_type(await limiter.strike("user:42", guessing, 5, "forged token"), Ban | None)
+    assert_type([line async for line in limiter.export_bans()], list[str])
+    assert_type(await limiter.import_bans(["{}"]), int)
+    assert_type((await limiter.hit("user:42", "5/minute")).ban, Ban | None)
+
+
+# -- statistics ----------------------------------------------------------------------------------------------------
+
+stats = limiter.stats("5m")
+assert_type(stats, Stats)
+assert_type(stats.routes, dict[str, Traffic])
+assert_type(stats.rules["api"], Traffic)
+assert_type(stats.total.passed, int)
+assert_type(stats.total.refused, int)
+assert_type(stats.total.exceptions, int)
+assert_type(stats.total.qps, float)
+assert_type(stats.total.seen.rt.quantile(0.95), float | None)
+RateLimitMiddleware(app, limits="100/minute", statistics=False)
+Rule("*", "100/5s", action="track", capacity=10_000, on_exceeded=lambda key, decision: None)
+Rule("*", "100/5s", action="track", capacity="all")  # type: ignore[arg-type]
 
 # -- limits, networks, stores --------------------------------------------------------------------------------------
 

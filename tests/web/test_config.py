@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,20 @@ from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.testclient import TestClient
+from starlette.types import Receive, Scope, Send
 
-from slidegate import ConfigurationError, Limiter, MemoryStore, Networks, RateLimitMiddleware, Rule, client_ip
+from slidegate import (
+    BanPolicy,
+    ConfigurationError,
+    Limiter,
+    MemoryStore,
+    Networks,
+    RateLimitMiddleware,
+    Rule,
+    client_ip,
+)
 from slidegate.testing import FakeClock
+from slidegate.web import schema
 from slidegate.web.reload import FileGate
 
 from .driver import PEER, call, hello, statuses
@@ -60,6 +72,73 @@ def test_everything_can_be_written_in_the_file() -> None:
     assert query.key.identity == "query:tenant"  # type: ignore[union-attr]
 
 
+def test_a_ban_policy_is_the_same_from_a_file_and_in_code() -> None:
+    made = RateLimitMiddleware.from_file(hello, EVERYTHING).app.judge.abuse.policies
+    assert list(made) == ["scanning", "accounts"]
+    wanted = BanPolicy(
+        "20/10m", "1h", factor=4, longest="7d", jitter=0.1, forgive="24h", name="scanning", prolong=True, status=429,
+        answer="tarpit", delay="2s", most="30/minute", prefix_after="4/1h", ipv4_prefix=25, ipv6_prefix=48,
+        ban_private=True, max_body=1_000_000,
+        signals={"refused": 1, "malformed": 5, "oversized": 5, 401: 1, "4xx": 1, "/.env": "ban"},
+    )  # fmt: skip
+    assert facts(made["scanning"]) == facts(wanted)
+    accounts = made["accounts"]
+    assert (accounts.action, str(accounts.after), accounts.status) == ("shadow", "100/1h", 403)
+    assert accounts.key.identity == "header:x-api-key|user"
+
+
+def facts(policy: BanPolicy) -> dict[str, Any]:
+    """Return all that a policy is made of."""
+    found = dict(vars(policy))
+    return found if policy.prefix is None else found | {"prefix": facts(policy.prefix)}
+
+
+def test_what_a_ban_table_leaves_out_is_what_the_code_leaves_out(file: Path) -> None:
+    made = gate(file, "rules = []\n[bans.abuse]\n").judge.abuse.policies["abuse"]
+    assert facts(made) == facts(BanPolicy())
+    assert gate(file, "rules = []\n").judge.abuse.policies == {}
+    assert gate(file, "rules = []\n[bans]\n").judge.abuse.policies == {}
+
+
+def test_the_schema_shows_the_defaults_that_the_code_has() -> None:
+    known = inspect.signature(BanPolicy).parameters
+    shown = {name: field.default for name, field in schema.BanTable.model_fields.items()}
+    assert shown == {name: known[name].default for name in shown} | {"signals": {"refused": 1}, "key": "client"}
+
+
+async def test_a_file_may_have_bans_and_no_limits(file: Path) -> None:
+    app = from_file(file, '[bans.scanning]\nsignals = { "/.env" = "ban" }\n')
+    assert [(await call(app, path)).status for path in ("/", "/.env", "/")] == [200, 403, 403]
+    assert (await call(app, client=("198.51.100.1", 1))).status == 200
+    coded = from_file(file, "", bans=BanPolicy(signals={"/.env": "ban"}))
+    assert await statuses(coded, 2, "/.env") == [403, 403]
+
+
+@pytest.mark.parametrize(
+    ("key", "other"),
+    [
+        ('"client"', {"client": ("198.51.100.1", 1)}),
+        ('{ header = "X-API-Key" }', {"headers": {"X-API-Key": "b"}}),
+        ("{ client = { ipv4_prefix = 24 } }", {"client": ("203.0.114.9", 1)}),
+        ('{ combine = ["client", { header = "X-API-Key" }] }', {"headers": {"X-API-Key": "b"}}),
+    ],
+)
+async def test_a_policy_of_the_file_bans_by_its_key(key: str, other: dict[str, Any], file: Path) -> None:
+    app = from_file(file, f'[bans.scanning]\nsignals = {{ "/.env" = "ban" }}\nkey = {key}\n')
+    mine = {"headers": {"X-API-Key": "a"}}
+    assert await statuses(app, 1, "/.env", **mine) == [403]
+    assert await statuses(app, 1, **mine) == [403]
+    assert await statuses(app, 1, **{**mine, **other}) == [200]
+
+
+async def test_statuses_of_the_file_strike(file: Path) -> None:
+    async def missing(scope: Scope, receive: Receive, send: Send) -> None:
+        await PlainTextResponse("no", 404)(scope, receive, send)
+
+    write(file, '[bans.scanning]\nafter = "2/1m"\nsignals = { "4xx" = 1 }\n')
+    assert await statuses(RateLimitMiddleware.from_file(missing, file), 3) == [404, 404, 403]
+
+
 async def test_a_file_may_leave_all_limits_to_the_endpoints(file: Path) -> None:
     assert await statuses(from_file(file, "rules = []"), 3) == [200] * 3
 
@@ -96,10 +175,18 @@ async def test_rules_that_track_call_what_the_code_names(file: Path) -> None:
     assert heard == [PEER]
 
 
+async def test_statistics_can_be_switched_off_in_the_file(file: Path) -> None:
+    for text, passed in (("", 2), ("statistics = true\n", 2), ("statistics = false\n", 0)):
+        app = from_file(file, f'{text}limits = "9/hour"\n')
+        await statuses(app, 2)
+        assert app.limiter.stats().total.passed == passed
+
+
 def test_cf_08_text_of_another_system_is_read_as_well(file: Path) -> None:
     assert gate(file, b'\xef\xbb\xbflimits = "2/hour"\r\nheaders = "none"\r\n').rules[0].limits[0].amount == 2
 
 
+BANS = "[bans.s]\n"
 RULE = '[[rules]]\npath = "/a"\nlimits = "5/minute"\n'
 BAD: list[tuple[str | bytes, str]] = [
     ("", 'expected limits = "100/minute", or rules'),
@@ -149,6 +236,8 @@ BAD: list[tuple[str | bytes, str]] = [
     (RULE + "count_if = [99]", "line 4: rules[0].count_if[0]: expected greater than or equal to 100"),
     (RULE + 'action = "track"', 'line 4: rules[0].action: "track" calls a function; give it in code'),
     (RULE + 'action = "shade"', "did you mean 'shadow'?"),
+    (RULE + "capacity = 10", "line 4: rules[0].capacity: it goes with action="),
+    ('limits = "1/s"\nstatistics = "no"', "line 2: statistics: expected true or false"),
     (RULE + 'wait = "200 mx"', "line 4: rules[0].wait: expected a number and a unit"),
     (RULE + 'name = "a:b"', "line 4: rules[0].name: "),
     (RULE + "exempt = true", "line 1: rules[0]: Rule('/a'): exempt requests are not counted"),
@@ -165,7 +254,58 @@ BAD: list[tuple[str | bytes, str]] = [
     ('limits = "1/s"\n[client]\ntrusted = true', "line 3: client.trusted: expected text"),
     ('limits = "1/s"\nblocklist = ["10/8"]', "line 2: blocklist: network: '10/8'"),
     ('limits = "1/s"\nblocklist = "no.netset"', "line 2: blocklist: networks: cannot read"),
-    ('limits = "1/s"\nallowlist = {}', "line 2: allowlist: expected text, for example allowlist ="),
+    ('limits = "1/s"\nallowlist = 5', "line 2: allowlist: expected text, for example allowlist ="),
+    ('limits = "1/s"\nallowlist = {}', 'line 2: allowlist.path: missing; expected for example path = "office.netset"'),
+    ('limits = "1/s"\nblocklist = [{}]', "line 2: blocklist[0].path: missing"),
+    ('limits = "1/s"\nblocklist = ["192.0.2.1", { path = "x" }]', "line 2: blocklist[0]: expected a table"),
+    ('limits = "1/s"\nblocklist = { path = "x", format = "plian" }', "line 2: blocklist.format: expected 'auto'"),
+    ('limits = "1/s"\nblocklist = { path = "x", column = 0 }', "line 2: blocklist.column: expected greater than"),
+    ('limits = "1/s"\n[[blocklist]]\npath = "x"\nfile = "y"', "line 4: blocklist[0].file: unknown key"),
+    ('limits = "1/s"\n[[blocklist]]\npath = "no.netset"', "line 2: blocklist: networks: cannot read"),
+    ("bans = 5", 'line 1: bans: expected a table, for example bans = { scanning = { after = "20/10m" } }, not 5'),
+    ('[[bans]]\nafter = "1/m"', "line 1: bans: expected a table"),
+    ('[ban.s]\nafter = "1/m"', "line 1: ban: unknown key; did you mean 'bans'?"),
+    ("[bans]\ns = 5", "line 2: bans.s: expected a table, not 5"),
+    (BANS + 'aftr = "20/10m"', "line 2: bans.s.aftr: unknown key; did you mean 'after'?"),
+    (BANS + "after = 20", 'line 2: bans.s.after: expected text, for example after = "20/10m", not 20'),
+    (BANS + 'after = "20/x"', "line 2: bans.s.after: limits: '20/x' at column 1"),
+    (BANS + 'after = "5/s; 6/m"', "line 2: bans.s.after: expected one, for example \"20/10m\", not '5/s; 6/m'"),
+    (BANS + 'duration = "1 yaer"', "line 2: bans.s.duration: "),
+    (BANS + 'duration = "500d"', "line 2: bans.s.duration: expected 1s to 400d, for example \"1h\", not '500d'"),
+    (BANS + 'factor = "4"', 'line 2: bans.s.factor: expected a number, for example factor = 4, not "4"'),
+    (BANS + "factor = 1.05", "line 2: bans.s.factor: expected 1, or 1.1 to 1000, not 1.05"),
+    (BANS + 'longest = "1m"', "line 2: bans.s.longest: '1m' is shorter than duration, '1h'"),
+    (BANS + "jitter = 2", "line 2: bans.s.jitter: expected less than or equal to 1, for example jitter = 0.1, not 2"),
+    (BANS + 'forgive = "never"', "line 2: bans.s.forgive: "),
+    (BANS + 'action = "shade"', "line 2: bans.s.action: expected 'ban' or 'shadow', not \"shade\"; did you mean 'sha"),
+    (BANS + "prolong = 1", "line 2: bans.s.prolong: expected true or false, not 1"),
+    (BANS + "status = 404", "line 2: bans.s.status: expected 403 or 429, not 404"),
+    (BANS + 'answer = "drp"', "line 2: bans.s.answer: expected 'problem', 'drop' or 'tarpit', not \"drp\"; did you"),
+    (BANS + 'delay = "5m"', "line 2: bans.s.delay: expected 1ms to 1m, for example \"5s\", not '5m'"),
+    (BANS + "most = 5", 'line 2: bans.s.most: expected text, for example most = "100/minute", not 5'),
+    (BANS + 'prefix_after = "1/h"', "line 2: bans.s.prefix_after: expected 2 to 64 addresses, for example"),
+    (BANS + "ipv4_prefix = 8", "line 2: bans.s.ipv4_prefix: expected greater than or equal to 16, not 8"),
+    (BANS + "max_body = 0", "line 2: bans.s.max_body: expected greater than or equal to 1, for example max_body ="),
+    (BANS + 'key = "everyone"', "line 2: bans.s.key: expected 'client' or 'user', not \"everyone\""),
+    (
+        BANS + 'key = { path_param = "id" }',
+        'line 2: bans.s.key.path_param: does not say who it is; use for example { header = "X-API-Key" }',
+    ),
+    (BANS + 'key = { header = "X", fallback = "everyone" }', 'line 2: bans.s.key: "everyone" does not say who it is'),
+    (BANS + 'key = { combine = ["user", { query = "q", fallback = "everyone" }] }', 'bans.s.key: "everyone" does not'),
+    (BANS + 'key = { cookie = "c", fallback = { path_param = "p" } }', "bans.s.key.fallback.path_param: does not say"),
+    (BANS + 'key = { headr = "X" }', "line 2: bans.s.key.headr: unknown key; did you mean 'header'?"),
+    (BANS + 'key = { header = "a b" }', "line 2: bans.s.key.header: expected a header name"),
+    (BANS + 'signals = ["refused"]', "line 2: bans.s.signals: expected a table, for example signals = { refused = 1,"),
+    (BANS + 'signals = { refused = "bann" }', "line 2: bans.s.signals.refused: expected a whole number from 1 to 1000"),
+    (BANS + "signals = { refused = 0 }", 'or "ban", for example signals = { refused = 1, "/.env" = "ban" }, not 0'),
+    (BANS + "signals = { refused = true }", "not true"),
+    (BANS + "signals = { refused = 2000000 }", "not 2000000"),
+    ("[bans.s.signals]\nrefused = 1\nrefusd = 1", "line 3: bans.s.signals.refusd: signals: 'refusd' is no status"),
+    (BANS + "signals = { refusd = 1 }", "did you mean 'refused'?"),
+    (BANS + 'signals = { "/a*" = 1 }', "line 2: bans.s.signals.\"/a*\": path: '/a*' is not in Starlette's syntax"),
+    ('[bans."a:b"]', "line 1: bans.\"a:b\": ban policy name: ':' in 'a:b' is not allowed"),
+    ('limits = "1/s"\nstore = "memory://?max_bans=x"', 'line 2: store: store address: expected "memory://"'),
     ('limits = "1/s"\nstore = "memmory://"', "line 2: store: store address"),
     ('limits = "1/s"\nstore = { evn = "X" }', "line 2: store.evn: unknown key; did you mean 'env'?"),
     ('limits = "1/s"\nstore = { env = "NOT_SET" }', "line 2: store: the environment variable NOT_SET is not set"),
@@ -265,6 +405,19 @@ async def test_options_in_code_replace_those_of_the_file(file: Path) -> None:
     assert "ratelimit" in (await call(app)).headers
     listed = gate(file, 'limits = "1/hour"', blocklist=Networks([PEER]))
     assert (await call(listed)).status == 403
+
+
+async def test_bans_in_code_replace_those_of_the_file(file: Path) -> None:
+    text = 'rules = []\n[bans.scanning]\nsignals = { "/.env" = "ban" }\n'
+    app = gate(file, text, bans=BanPolicy(signals={"/wp-login.php": "ban"}))
+    assert [(await call(app, path)).status for path in ("/.env", "/wp-login.php", "/")] == [200, 403, 403]
+    assert await statuses(gate(file, text, bans=None), 2, "/.env") == [200, 200]
+
+
+def test_how_many_bans_are_held_stands_in_the_address_of_the_store(file: Path) -> None:
+    store = gate(file, 'store = "memory://?max_bans=1000"\nlimits = "1/hour"\n').limiter.store
+    assert isinstance(store, MemoryStore)
+    assert store.bans._most == 1_000
 
 
 def test_an_option_in_code_that_does_not_exist_is_an_error(file: Path) -> None:

@@ -16,7 +16,15 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from examples.tiers.app import make_app as make_tiers
-from slidegate import ConfigurationError, RateLimit, RateLimitMiddleware, Rule, document_limits, everyone
+from slidegate import (
+    BanPolicy,
+    ConfigurationError,
+    RateLimit,
+    RateLimitMiddleware,
+    Rule,
+    document_limits,
+    everyone,
+)
 from slidegate.web.openapi import _covers, _overlap, _segments
 
 
@@ -182,6 +190,74 @@ def test_paths_are_compared_by_what_they_can_match(rule: str, path: str, overlap
     assert _overlap(_segments(rule), _segments(path)) is overlap
     assert _overlap(_segments(path), _segments(rule)) is overlap
     assert _covers(_segments(rule), _segments(path)) is covers
+
+
+# -- bans ----------------------------------------------------------------------------------------------------------
+
+
+def shut(schema: dict[str, Any], path: str = "/") -> dict[str, Any]:
+    """Return the answers of an operation but its own."""
+    return {status: answer for status, answer in schema["paths"][path]["get"]["responses"].items() if status != "200"}
+
+
+@pytest.mark.parametrize("started", [False, True])
+@pytest.mark.parametrize("several", [False, True])
+def test_what_banned_clients_get_stands_at_every_operation(started: bool, several: bool) -> None:
+    policy = BanPolicy(signals={"/trap": "ban"})
+    app = FastAPI(middleware=[Middleware(RateLimitMiddleware, bans=[policy] if several else policy)])
+    document_limits(app)
+    app.get("/")(get)
+    client = TestClient(app, client=("203.0.113.9", 1))
+    if started:
+        assert client.get("/").status_code == 200
+    schema = app.openapi()
+    (answer,) = shut(schema).values()
+    assert list(shut(schema)) == ["403"]
+    assert list(answer["headers"]) == ["Retry-After"]
+    assert answer["content"]["application/problem+json"]["schema"] == {"$ref": "#/components/schemas/RateLimitProblem"}
+    problem = schema["components"]["schemas"]["RateLimitProblem"]
+    refused = client.get("/trap")
+    assert (refused.status_code, "retry-after" in refused.headers) == (403, True)
+    assert set(problem["required"]) <= set(refused.json()) <= set(problem["properties"])
+
+
+@pytest.mark.parametrize(
+    ("bans", "answers"),
+    [
+        ([BanPolicy(action="shadow")], {}),
+        ([BanPolicy(status=429)], {"429": True}),
+        ([BanPolicy(answer="drop")], {"403": False}),
+        ([BanPolicy(answer="drop"), BanPolicy(name="b", answer="tarpit")], {"403": True}),
+        ([BanPolicy(), BanPolicy(name="b", status=429)], {"403": True, "429": True}),
+    ],
+)
+def test_each_policy_is_documented_by_the_answer_that_it_gives(bans: list[BanPolicy], answers: dict[str, bool]) -> None:
+    app = app_with(bans=bans)
+    app.get("/")(get)
+    assert {status: "content" in answer for status, answer in shut(app.openapi()).items()} == answers
+
+
+def test_a_limited_operation_keeps_the_429_of_its_limit_beside_bans() -> None:
+    app = app_with(Rule("/", "9/hour"), bans=BanPolicy(status=429))
+    app.get("/")(get)
+    assert list(shut(app.openapi())["429"]["headers"]) == ["Retry-After", "RateLimit", "RateLimit-Policy"]
+
+
+def test_an_operation_that_documents_its_own_403_keeps_it() -> None:
+    app = app_with(bans=BanPolicy(), on_refused=lambda request, decision: PlainTextResponse("no", 403))
+    app.get("/", responses={403: {"description": "Not you"}})(get)
+    app.get("/other")(get)
+    schema = app.openapi()
+    assert shut(schema) == {"403": {"description": "Not you"}}
+    assert "content" not in shut(schema, "/other")["403"], "an answer of one's own is not known"
+
+
+def test_policies_that_can_be_read_only_once_are_left_to_the_middleware() -> None:
+    app = app_with(bans=iter([BanPolicy(signals={"/trap": "ban"})]))
+    app.get("/")(get)
+    assert shut(app.openapi()) == {}
+    assert TestClient(app, client=("203.0.113.9", 1)).get("/trap").status_code == 403
+    assert list(shut(app.openapi())) == ["403"]
 
 
 # -- the truth of it -----------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import Any
 import anyio.lowlevel
 import pytest
 
-from slidegate import Limiter, MemoryStore, RateLimitMiddleware, Rule
+from slidegate import BanPolicy, Limiter, MemoryStore, RateLimitMiddleware, Rule
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.web.config import Reading
 from slidegate.web.reload import FileGate
@@ -176,7 +176,7 @@ async def test_a_list_beside_the_file_is_followed_too(desk: Desk) -> None:
     desk.write("198.51.100.0/99\n", "blocked.netset")
     await desk.pause(app)
     assert (await call(app, **somebody)).status == 403
-    assert desk.heard.kinds == ["config_reloaded", "config_rejected"]
+    assert desk.heard.kinds == ["list_reloaded", "list_rejected"]
     assert "blocked.netset, line 1" in desk.heard.events[1].message
 
 
@@ -280,7 +280,7 @@ async def test_a_client_that_leaves_while_the_file_is_read_stops_nothing(
     go_on.set()
     await asyncio.wait([leaving])
     assert leaving.cancelled()
-    await asyncio.to_thread(app._reading.acquire)  # it is held until the file has been read
+    await asyncio.to_thread(app._follower._reading.acquire)  # it is held until the file has been read
     assert desk.heard.kinds == ["config_reloaded"]
     assert "q=1;" in (await call(app)).headers["ratelimit-policy"]
 
@@ -324,3 +324,57 @@ async def test_a_rule_whose_windows_change_counts_anew_and_that_is_said(desk: De
     desk.write(PLAIN.replace("3/hour", "3/day; 9/hour"))
     await desk.pause(app)
     assert desk.heard.kinds[2:] == ["config_reloaded"], "another limit beside it restarts nothing"
+
+
+# -- bans ----------------------------------------------------------------------------------------------------------
+
+BANS = 'rules = []\n[bans.scanning]\nafter = "3/1h"\nduration = "1m"\njitter = 0\nsignals = { "/.env" = 1 }\n'
+
+
+async def test_strikes_go_on_under_a_changed_policy(desk: Desk) -> None:
+    app = desk.gate(BANS)
+    assert await statuses(app, 1, "/.env") == [200]
+    desk.write(BANS.replace("3/1h", "4/1h"))
+    await desk.pause(app)
+    assert await statuses(app, 4, "/.env") == [200, 200, 403, 403]
+    assert desk.heard.kinds == ["config_reloaded", "banned"]
+
+
+async def test_a_ban_outlives_the_file_that_made_it_and_its_rung_counts_under_the_next(desk: Desk) -> None:
+    app = desk.gate(BANS.replace("3/1h", "1/1h"))
+    assert (await call(app, "/.env")).headers["retry-after"] == "60"
+    desk.write("rules = []\n")
+    await desk.pause(app)
+    assert (await call(app)).headers["retry-after"] == "58"
+    desk.write(BANS.replace("3/1h", "1/1h").replace('"1m"', '"2m"'))
+    await desk.pause(app)
+    assert (await call(app)).headers["retry-after"] == "56", "a ban keeps its end"
+    desk.clock.advance("56s")
+    assert await statuses(app, 1) == [200]
+    assert (await call(app, "/.env")).headers["retry-after"] == "480", "the second ban, under the new duration"
+
+
+async def test_how_a_ban_is_answered_is_what_the_file_says_now(desk: Desk) -> None:
+    app = desk.gate(BANS.replace("3/1h", "1/1h"))
+    assert await statuses(app, 2, "/.env") == [403, 403]
+    desk.write(BANS.replace("3/1h", "1/1h") + "status = 429\n")
+    await desk.pause(app)
+    assert await statuses(app, 1) == [429]
+
+
+async def test_policies_in_code_stay_at_work_through_every_version_of_the_file(desk: Desk) -> None:
+    app = desk.gate(PLAIN, bans=iter([BanPolicy("1/1h", signals={"/.env": 1})]))
+    desk.write(PLAIN + "#")
+    await desk.pause(app)
+    assert desk.heard.kinds == ["config_reloaded"]
+    assert await statuses(app, 1, "/.env") == [403]
+
+
+async def test_a_policy_that_cannot_be_used_leaves_the_one_at_work(desk: Desk) -> None:
+    app = desk.gate(BANS)
+    assert await statuses(app, 1, "/.env") == [200]
+    desk.write(BANS + 'key = "everyone"\n')
+    await desk.pause(app)
+    assert desk.heard.kinds == ["config_rejected"]
+    assert "line 7: bans.scanning.key: expected 'client' or 'user'" in desk.heard.events[0].message
+    assert await statuses(app, 2, "/.env") == [200, 403]

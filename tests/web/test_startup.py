@@ -13,9 +13,24 @@ import pytest
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import PlainTextResponse
+from starlette.routing import Mount, Route
 from starlette.testclient import TestClient
 
-from slidegate import ConfigurationError, Limiter, MemoryStore, RateLimitMiddleware, Rule, client_ip, header
+from slidegate import (
+    BanPolicy,
+    ConfigurationError,
+    Limiter,
+    MemoryStore,
+    RateLimitMiddleware,
+    Rule,
+    client_ip,
+    combine,
+    cookie,
+    header,
+    query,
+    user,
+)
 from slidegate.testing import FakeClock
 from slidegate.web.doctor import WATCHED, hidden_rules, many_workers
 from slidegate.web.findings import CODES, PAGE, Finding
@@ -29,6 +44,14 @@ def gate(app: Any = hello, **options: Any) -> RateLimitMiddleware:
     if "rules" not in options:
         options.setdefault("limits", "900/hour")
     return RateLimitMiddleware(app, **options)
+
+
+def ok(request: object) -> PlainTextResponse:
+    return PlainTextResponse("ok")
+
+
+def honeypot(path: str, weight: Any = "ban", **options: Any) -> BanPolicy:
+    return BanPolicy("3/1h", signals={path: weight}, **options)
 
 
 def codes(found: RateLimitMiddleware) -> list[str]:
@@ -55,6 +78,9 @@ def made_wrong() -> Iterator[tuple[str, RateLimitMiddleware]]:
     yield "SG107", gate(Starlette(middleware=[Middleware(CORSMiddleware, allow_origins=["*"])]))
     yield "SG108", gate(client=client_ip(ipv6_prefix=65))
     yield "SG110", gate(enabled=False)
+    yield "SG112", gate(Starlette(routes=[Route("/a", ok)]), bans=honeypot("/a"))
+    yield "SG112", gate(rules=[Rule("/a", exempt=True)], bans=honeypot("/a"))
+    yield "SG113", gate(bans=BanPolicy(key=header("X-API-Key")))
 
 
 @pytest.mark.parametrize(("code", "found"), list(made_wrong()))
@@ -97,7 +123,7 @@ def test_a_silenced_finding_is_neither_said_nor_kept(caplog: pytest.LogCaptureFi
 @pytest.mark.parametrize(
     ("silence", "part"),
     [
-        (["SG1O3"], "unknown code 'SG1O3'; did you mean 'SG103'?"),
+        (["SG1O8"], "unknown code 'SG1O8'; did you mean 'SG108'?"),
         (["sg103"], "did you mean 'SG103'?"),
         (["nothing like it"], "unknown code 'nothing like it'"),
         ("SG103", 'expected a list of codes such as ["SG103"]'),
@@ -264,3 +290,123 @@ def test_a_real_stack_with_cors_outside_is_right() -> None:
     with TestClient(app):
         assert app.middleware_stack is not None
     assert codes(app.middleware_stack.app.app) == []  # type: ignore[attr-defined]
+
+
+# -- bans ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("peer", "options", "part"),
+    [
+        (PEER, {}, "policy 'abuse' bans the peer for what one client does: everybody behind it is shut out"),
+        ("10.0.0.1", {}, "the peer 10.0.0.1 is of a private network, which no policy bans: nobody behind it is ever"),
+        ("10.0.0.1", {"ban_private": True}, "everybody behind it is shut out"),
+        (PEER, {"key": client_ip()}, "everybody behind it is shut out"),
+    ],
+)
+async def test_bans_behind_a_proxy_that_nobody_trusts_are_a_finding_of_their_own(
+    peer: str, options: dict[str, Any], part: str
+) -> None:
+    found = gate(bans=BanPolicy(**options))
+    assert codes(found) == []
+    for _ in range(3):
+        await call(found, client=(peer, 1), headers={"X-Forwarded-For": "198.51.100.7"})
+    assert codes(found) == ["SG102", "SG111"]
+    assert part in found.findings[1].message
+
+
+async def test_what_the_finding_about_bans_behind_a_proxy_says_is_what_happens() -> None:
+    found = gate(bans=honeypot("/.env"))
+    for client, path in (("198.51.100.7", "/.env"), ("198.51.100.8", "/")):
+        assert (await call(found, path, headers={"X-Forwarded-For": client})).status == 403
+    private = gate(bans=honeypot("/.env"))
+    proxied = {"client": ("10.0.0.1", 1), "headers": {"X-Forwarded-For": "198.51.100.7"}}
+    assert await statuses(private, 2, "/.env", **proxied) == [200, 200]
+
+
+@pytest.mark.parametrize(
+    ("options", "bans"),
+    [
+        ({"client": client_ip(["10.0.0.0/8"])}, BanPolicy()),
+        ({}, BanPolicy(key=user)),
+        ({}, None),
+    ],
+)
+async def test_bans_that_do_not_meet_a_proxy_are_no_finding(options: dict[str, Any], bans: BanPolicy | None) -> None:
+    found = gate(bans=bans, **options)
+    await call(found, headers={"X-Forwarded-For": "198.51.100.7"})
+    assert "SG111" not in codes(found)
+
+
+async def test_a_peer_without_a_name_is_banned_by_nobody_and_so_no_finding() -> None:
+    found = gate(bans=BanPolicy())
+    await call(found, client=None, headers={"X-Forwarded-For": "198.51.100.7"})
+    assert codes(found) == ["SG109", "SG102"]
+
+
+HONEYPOTS: list[tuple[str, Any, bool]] = [
+    ("/admin", "ban", True),
+    ("/admin", 3, True),
+    ("/admin", 2, False),
+    ("/shop/items/{id}", "ban", True),
+    ("/shop/{rest:path}", "ban", True),
+    ("/items/{id}", "ban", False),
+    ("/.env", "ban", False),
+    ("/files/.env", "ban", False),
+]
+
+
+@pytest.mark.parametrize(("path", "weight", "served"), HONEYPOTS)
+def test_a_honeypot_that_the_application_serves_is_found(path: str, weight: Any, served: bool) -> None:
+    below = Mount("/shop", routes=[Route("/items/{id}", ok)])
+    app = Starlette(routes=[Route("/admin", ok), below, Route("/{rest:path}", ok), Mount("/files", hello)])
+    found = gate(app, bans=honeypot(path, weight))
+    assert codes(found) == ["SG112"] * served
+    assert not served or re.search(r"bans the application's own visitors: GET /(admin|shop)", found.findings[0].message)
+
+
+EXEMPTIONS: list[tuple[str, list[Rule], bool]] = [
+    ("/.env", [Rule("/.env", exempt=True)], True),
+    ("/static/.env", [Rule("*", "9/s"), Rule("/static/{rest:path}", exempt=True)], True),
+    ("/static/{rest:path}", [Rule("/static/{rest:path}", exempt=True)], True),
+    ("/.env", [Rule("*", "9/s", final=True)], False),
+    ("/.env", [Rule("/{path}", "9/s", final=True), Rule("/.env", exempt=True)], False),
+    ("/.env", [Rule("/.env", exempt=True, methods=["POST"])], False),
+    ("/.env", [Rule("/static/{rest:path}", exempt=True)], False),
+]
+
+
+@pytest.mark.parametrize("number", range(len(EXEMPTIONS)))
+async def test_a_honeypot_that_a_rule_exempts_is_found_and_never_strikes(number: int) -> None:
+    path, rules, exempt = EXEMPTIONS[number]
+    found = gate(rules=rules, bans=honeypot(path), silence=["SG104"])
+    assert codes(found) == ["SG112"] * exempt
+    assert not exempt or "never strikes" in found.findings[0].message
+    assert await statuses(found, 1, path) == [200 if exempt else 403]
+
+
+def test_a_honeypot_in_a_real_stack_is_compared_with_its_routes() -> None:
+    app = Starlette(routes=[Route("/admin", ok)])
+    app.add_middleware(RateLimitMiddleware, bans=honeypot("/admin"))
+    with TestClient(app):
+        assert app.middleware_stack is not None
+    assert codes(app.middleware_stack.app) == ["SG112"]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("keys", "shaken"),
+    [
+        ([header("X-API-Key")], True),
+        ([header("X-API-Key", fallback=user)], True),
+        ([cookie("session")], True),
+        ([query("token"), user], True),
+        ([combine(client_ip(), header("X-API-Key"))], True),
+        ([header("X-API-Key"), None], False),
+        ([client_ip(ipv4_prefix=24), header("X-API-Key")], False),
+        ([user], False),
+        ([None], False),
+    ],
+)
+def test_a_ban_that_a_client_can_shake_off_is_found(keys: list[Any], shaken: bool) -> None:
+    policies = [BanPolicy(name=f"p{number}", key=key) for number, key in enumerate(keys)]
+    assert codes(gate(bans=policies)) == ["SG113"] * shaken

@@ -23,13 +23,14 @@ except ImportError as error:
 from ..core.decision import Reason
 from ..core.protocols import Store
 from . import FakeClock
+from .contract_bans import BansContract
 from .contract_modes import ModesContract
 from .desk import SECOND_US, Desk, at_a_desk, bucket
 from .player import Player, settle
 from .programs import Program, programs
 
 
-class StoreContract(ModesContract):
+class StoreContract(ModesContract, BansContract):
     """The tests. A subclass whose name starts with `Test` provides `make_store`."""
 
     def make_store(self, clock: FakeClock) -> Store | Awaitable[Store]:

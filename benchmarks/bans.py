@@ -1,0 +1,118 @@
+"""Bans: what they add to a hit, what a banned key costs, and what a strike does."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import logging
+import time
+import tracemalloc
+from collections.abc import Callable
+
+from benchmarks.measure import Candidate, rounds, table, versions
+from slidegate import BanPolicy, MemoryStore
+from slidegate.core import Bucket, parse_limits
+from slidegate.core.networks import format_network, parse_address
+
+HITS = 20_000
+BANS = 100_000
+FIRST = 0x20010DB8 << 96
+CLIENT = "203.0.113.9"
+HOUR_US = 3_600_000_000
+
+NO_BAN = "hit, no ban"
+OTHERS = f"hit, {BANS:,} bans in force, none of them the client's"
+BANNED = "hit of a banned address"
+HELD = "hit of an address in a banned network"
+
+
+def with_bans(count: int) -> MemoryStore:
+    """Return a store with the bans of `count` /64s, and of a few networks of other lengths."""
+    store = MemoryStore(max_bans=BANS)
+    for number in range(count):
+        store.bans.ban(format_network(6, FIRST + (number << 64), 64), HOUR_US, "benchmark", "benchmark")
+    for network in ("198.51.100.0/24", "192.0.2.0/25", "192.0.2.240/28") if count else ():
+        store.bans.ban(network, HOUR_US, "benchmark", "benchmark")
+    return store
+
+
+def hits(store: MemoryStore, client: str, *, allowed: bool) -> Candidate:
+    """Return a candidate that hits one key, with the client's address beside it."""
+    bucket = Bucket("rule", parse_limits("1000000000/minute"))
+    address = parse_address(client)
+    assert address is not None
+    checks, guarded = ((bucket, client, 1),), (address,)
+
+    async def run() -> float:
+        passed = 0
+        started_s = time.perf_counter()
+        for _ in range(HITS):
+            passed += store.hit(checks, guarded).allowed
+        taken_s = time.perf_counter() - started_s
+        if passed != HITS * allowed:
+            raise RuntimeError(f"{passed} of {HITS} hits passed")
+        return taken_s / HITS * 1_000_000
+
+    return run
+
+
+def strikes(store: MemoryStore, policy: BanPolicy, key: Callable[[int], str]) -> Candidate:
+    """Return a candidate that strikes, under a policy that has made all the bans that it may."""
+    store.bans.strike(policy, "user:decoy", 1_000_000, "benchmark")
+
+    async def run() -> float:
+        keys = [key(number) for number in range(HITS)]
+        started_s = time.perf_counter()
+        for struck in keys:
+            store.bans.strike(policy, struck, 1, "benchmark")
+        return (time.perf_counter() - started_s) / HITS * 1_000_000
+
+    return run
+
+
+def bytes_held(fill: Callable[[MemoryStore, int], object], count: int) -> float:
+    """Return the bytes that a store holds for each of `count` fillings."""
+    store = MemoryStore(max_bans=count)
+    for _ in range(11_000):  # so that the history, which is bounded, is full
+        store.bans.ban("user:0", HOUR_US, "", "")
+    gc.collect()
+    tracemalloc.start()
+    for number in range(count):
+        fill(store, number)
+    gc.collect()
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return held / count
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=25)
+    options = parser.parse_args()
+    logging.disable()
+    full = with_bans(BANS)
+    full.bans.ban(CLIENT, HOUR_US, "benchmark", "benchmark")
+    rare, many = BanPolicy("64/10m", most="1/400d"), BanPolicy("10000/10m", most="1/400d")
+    candidates = {
+        NO_BAN: hits(with_bans(0), "203.0.113.8", allowed=True),
+        OTHERS: hits(full, "203.0.113.8", allowed=True),
+        BANNED: hits(full, CLIENT, allowed=False),
+        HELD: hits(full, "192.0.2.7", allowed=False),
+        "strike of one key, 64 remembered": strikes(MemoryStore(), rare, lambda number: CLIENT),
+        "strike of one key, of 10,000 in 10 minutes": strikes(MemoryStore(), many, lambda number: CLIENT),
+        f"strike of one of {HITS:,} keys": strikes(MemoryStore(), rare, lambda number: f"user:{number}"),
+        "strike of a banned key": strikes(full, rare, lambda number: CLIENT),
+    }
+    taken = asyncio.run(rounds(candidates, options.rounds))
+    print(versions("slidegate"))
+    print(table(taken, {OTHERS: NO_BAN, BANNED: NO_BAN, HELD: NO_BAN}))
+    networks = [format_network(6, FIRST + (number << 64), 64) for number in range(BANS)]
+    ban = bytes_held(lambda store, number: store.bans.ban(networks[number], HOUR_US, "why", "abuse"), BANS)
+    once = bytes_held(lambda store, number: store.bans.strike(rare, networks[number], 1, "why"), BANS)
+    often = bytes_held(lambda store, number: store.bans.strike(rare, networks[number // 63], 1, "why"), 63_000) * 63
+    print(f"\nbytes held beyond the key: {ban:.0f} a ban of a /64, {once:.0f} one strike, {often:.0f} 63 strikes")
+
+
+if __name__ == "__main__":
+    main()

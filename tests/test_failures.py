@@ -1,0 +1,339 @@
+"""A sick store never hangs the application: every question has a deadline, and what happens then is chosen."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from starlette.responses import PlainTextResponse
+from starlette.types import Receive, Scope, Send
+
+from slidegate import (
+    BanPolicy,
+    ConfigurationError,
+    Limiter,
+    MemoryStore,
+    RateLimitMiddleware,
+    Reason,
+    Rule,
+)
+from slidegate.core.decision import Check, Decision
+from slidegate.core.errors import StoreUnavailable
+from slidegate.limiter import failures
+from slidegate.testing import FakeClock, RecordingObserver
+
+from .web.driver import scope_of, send_scope
+
+LONG = 10.0
+"""Seconds that only a hang takes."""
+
+
+class SickStore:
+    """A store elsewhere: it answers late, or not, or with an error, as it is told."""
+
+    def __init__(self, clock: FakeClock, *, inline: bool = False) -> None:
+        self.healthy = MemoryStore(clock=clock)
+        self.secret, self.bans = self.healthy.secret, SickBans(self)
+        self.observe, self.close = self.healthy.observe, self.healthy.close
+        self.error: BaseException | None = None
+        self.hangs = False
+        self.inline = inline
+        self.asked = 0
+
+    def answer(self, question: Any, *arguments: Any) -> Any:
+        self.asked += 1
+        if self.inline:
+            if self.error is not None:
+                raise self.error
+            return question(*arguments)
+        return self.later(question, *arguments)
+
+    async def later(self, question: Any, *arguments: Any) -> Any:
+        await asyncio.sleep(0)
+        if self.hangs:
+            await asyncio.Event().wait()
+        if self.error is not None:
+            raise self.error
+        return question(*arguments)
+
+    def hit(self, checks: Sequence[Check], guarded: Sequence[Any] = ()) -> Decision | Awaitable[Decision]:
+        return self.answer(self.healthy.hit, checks, guarded)
+
+    def peek(self, checks: Sequence[Check], guarded: Sequence[Any] = ()) -> Any:
+        return self.answer(self.healthy.peek, checks, guarded)
+
+    def charge(self, checks: Sequence[Check]) -> Any:
+        return self.answer(self.healthy.charge, checks)
+
+    def refund(self, decision: Decision) -> Any:
+        return self.answer(self.healthy.refund, decision)
+
+    def reset(self, key: str) -> Any:
+        return self.answer(self.healthy.reset, key)
+
+
+class SickBans:
+    def __init__(self, store: SickStore) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *arguments: self._store.answer(getattr(self._store.healthy.bans, name), *arguments)
+
+
+class Ward:
+    """A limiter on a store that can be made sick, and the clock of both."""
+
+    def __init__(self, on_error: Any = "local", *, inline: bool = False, deadline: str = "20ms") -> None:
+        self.clock = FakeClock(1_000_000_000)
+        self.heard = RecordingObserver()
+        self.store = SickStore(self.clock, inline=inline)
+        self.limiter = Limiter(self.store, deadline=deadline, on_error=on_error, observers=[self.heard])
+        assert self.limiter._failsafe is not None
+        self.limiter._failsafe._clock = self.clock
+        self.safe = self.limiter._failsafe
+
+    def fall_ill(self) -> None:
+        self.store.error = StoreUnavailable("gone")
+
+    def recover(self) -> None:
+        self.store.error, self.store.hangs = None, False
+        self.clock.advance("61s")
+
+    async def hit(self, limits: str = "3/hour", cost: int = 1) -> Decision:
+        async with asyncio.timeout(LONG):
+            return await self.limiter.hit("ann", limits, cost)
+
+
+@pytest.fixture(params=[False, True], ids=["awaited", "inline"])
+def inline(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+async def test_a_healthy_store_answers_as_if_nobody_stood_between(inline: bool) -> None:
+    ward = Ward(inline=inline)
+    decisions = [await ward.hit() for _ in range(4)]
+    assert [d.reason for d in decisions] == ["ok", "ok", "ok", "limited"]
+    assert await ward.limiter.refund(decisions[0]) is True
+    assert (await ward.limiter.peek("ann", "3/hour")).remaining == 0
+    assert (await ward.limiter.charge("ann", "3/hour", 5)).remaining == 0
+    assert await ward.limiter.reset("ann") is True
+    assert (await ward.hit()).remaining == 2
+    assert ward.heard.events == []
+
+
+@pytest.mark.parametrize("error", [StoreUnavailable("gone"), OSError("no route"), ValueError("a bug")])
+async def test_local_counts_in_this_process_while_the_store_is_away(error: Exception, inline: bool) -> None:
+    ward = Ward("local", inline=inline)
+    await ward.hit()
+    ward.store.error = error
+    assert [(await ward.hit()).reason for _ in range(5)] == ["ok", "ok", "ok", "limited", "limited"]
+    assert ward.heard.kinds == ["store_failed"]
+    assert ward.heard.events[0].details["on_error"] == "local"
+
+
+async def test_after_a_failure_a_request_passes_both_so_recovery_is_no_burst(inline: bool) -> None:
+    ward = Ward("local", inline=inline)
+    await ward.hit(cost=2)
+    ward.fall_ill()
+    await ward.hit(cost=3)
+    ward.recover()
+    refused = await ward.hit()
+    assert (refused.reason, refused.remaining) == ("limited", 0)  # by what was counted here
+    assert (await ward.limiter.peek("ann", "3/hour")).allowed is False
+    assert ward.store.healthy.peek(refused.checks).allowed  # and handed back there
+    assert ward.heard.kinds == ["store_failed", "store_recovered"]
+    ward.clock.advance("1h")
+    ward.clock.advance("1m")
+    assert [(await ward.hit()).allowed for _ in range(4)] == [True, True, True, False]
+
+
+async def test_a_decision_of_both_is_handed_back_in_both(inline: bool) -> None:
+    ward = Ward("local", inline=inline)
+    ward.fall_ill()
+    local = await ward.hit()
+    ward.recover()
+    both = await ward.hit(cost=2)
+    assert both.allowed
+    assert not await ward.hit()
+    assert await ward.limiter.refund(both) is True
+    assert await ward.limiter.refund(both) is False
+    assert await ward.limiter.refund(local) is True
+    assert [(await ward.hit()).allowed for _ in range(4)] == [True, True, True, False]
+
+
+async def test_a_local_decision_is_handed_back_while_the_store_is_left_alone(inline: bool) -> None:
+    ward = Ward("local", inline=inline)
+    ward.fall_ill()
+    decisions = [await ward.hit() for _ in range(4)]
+    assert await ward.limiter.refund(decisions[0]) is True
+    assert await ward.limiter.refund(decisions[0]) is False
+    assert [(await ward.hit()).allowed for _ in range(2)] == [True, False]
+
+
+async def test_parts_of_a_decision_of_both_can_be_handed_back() -> None:
+    ward = Ward("local")
+    tight, wide = (ward.limiter._bucket(name, limits) for name, limits in (("tight", "3/hour"), ("wide", "9/hour")))
+    checks = ((tight, "ann", 2), (wide, "ann", 2))
+    ward.fall_ill()
+    await ward.limiter.hit_all(((tight, "bob", 1),))
+    ward.recover()
+    both = await ward.limiter.hit_all(checks)
+    assert await ward.limiter.refund(both.take_out(0)) is True
+    assert [state.remaining for state in both.states] == [3, 7]
+    after = await ward.limiter.peek_all(checks)
+    assert [state.remaining for state in after.states] == [3 - 2, 7 - 2]
+    assert await ward.limiter.refund(both) is True
+    assert [state.remaining for state in (await ward.limiter.peek_all(checks)).states] == [3 - 2, 9 - 2]
+
+
+async def test_allow_lets_everything_pass_uncounted(inline: bool) -> None:
+    ward = Ward("allow", inline=inline)
+    ward.fall_ill()
+    decisions = [await ward.hit() for _ in range(9)]
+    assert {(d.allowed, d.reason, d.retry_after_us, d.remaining) for d in decisions} == {(True, "unavailable", 0, None)}
+    assert await ward.limiter.refund(decisions[0]) is False
+    ward.recover()
+    assert (await ward.hit()).remaining == 2
+
+
+async def test_deny_refuses_everything_and_says_when_to_try_again(inline: bool) -> None:
+    ward = Ward("deny", inline=inline)
+    ward.fall_ill()
+    decisions = [await ward.hit() for _ in range(9)]
+    assert {(d.allowed, d.reason, d.retry_after) for d in decisions} == {(False, Reason.UNAVAILABLE, 1)}
+    assert (await ward.limiter.charge("ann", "3/hour", 1)).allowed  # it was spent all the same
+
+
+async def test_no_request_waits_longer_than_the_deadline_for_a_store_that_hangs() -> None:
+    ward = Ward("local")
+    ward.store.hangs = True
+    for _ in range(5):
+        await ward.hit()
+    assert (await ward.limiter.peek("ann", "3/hour")).allowed is False
+    assert await ward.limiter.find_ban(("ann",)) is None
+    assert ward.heard.events[0].message.endswith("no answer within 0.02 s")
+
+
+async def test_a_store_that_fails_again_and_again_is_left_alone_but_for_a_probe() -> None:
+    ward = Ward("local")
+    ward.fall_ill()
+    for _ in range(20):
+        await ward.hit()
+    assert ward.store.asked == failures.FAILURES_TO_OPEN
+    ward.clock.advance(failures.OPEN_US)
+    await asyncio.gather(*(ward.hit() for _ in range(20)))
+    assert ward.store.asked == failures.FAILURES_TO_OPEN + 1
+    ward.store.error = None
+    await ward.hit()
+    assert ward.store.asked == failures.FAILURES_TO_OPEN + 1
+    ward.clock.advance(failures.OPEN_US)
+    await ward.hit()
+    assert not ward.safe.failing
+    assert ward.heard.kinds == ["store_failed", "store_recovered"]
+
+
+async def test_a_failure_that_lasts_is_said_once_a_minute() -> None:
+    ward = Ward("allow")
+    ward.fall_ill()
+    for _ in range(150):
+        await ward.hit()
+        ward.clock.advance("1s")
+    assert ward.heard.kinds == ["store_failed"] * 3
+
+
+async def test_a_cancelled_request_is_no_failure_of_the_store() -> None:
+    ward = Ward("local", deadline="60s")
+    ward.store.hangs = True
+    task = asyncio.create_task(ward.limiter.hit("ann", "3/hour"))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not ward.safe.failing
+
+
+async def test_bans_and_strikes_are_local_as_well_and_commands_say_that_it_failed(inline: bool) -> None:
+    ward = Ward("local", inline=inline)
+    policy = BanPolicy("2/1h", "10m", jitter=0)
+    await ward.limiter.strike("ann", policy)
+    ward.fall_ill()
+    assert await ward.limiter.strike("ann", policy) is None
+    ban = await ward.limiter.strike("ann", policy)
+    assert ban is not None
+    assert (await ward.hit()).ban == ban
+    assert await ward.limiter.find_ban(("ann",)) == ban
+    for command in (ward.limiter.ban("ann", "1h"), ward.limiter.unban("ann"), ward.limiter.reset("ann")):
+        with pytest.raises(StoreUnavailable):
+            await command
+    ward.recover()
+    assert (await ward.hit()).ban == ban  # it lasts here
+    ward.clock.advance("10m")
+    assert (await ward.hit()).allowed
+    for chosen in ("allow", "deny"):
+        other = Ward(chosen, inline=inline)
+        other.fall_ill()
+        assert [await other.limiter.strike("ann", policy) for _ in range(3)] == [None] * 3
+
+
+async def test_the_gate_answers_503_when_denied_and_passes_when_allowed() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await PlainTextResponse("ok")(scope, receive, send)
+
+    for chosen, status in (("deny", 503), ("allow", 200), ("local", 200)):
+        ward = Ward(chosen)
+        ward.fall_ill()
+        bans = BanPolicy("1/1h", signals={"refused": 1, 200: 5})
+        gate = RateLimitMiddleware(app, rules=[Rule("*", "100/hour")], limiter=ward.limiter, bans=bans)
+        answer = await send_scope(gate, scope_of())
+        assert answer.status == status
+        if status == 503:
+            assert answer.headers["retry-after"] == "1"
+            assert b"#temporary-reduced-capacity" in answer.body
+            assert ward.limiter.stats().total.refused == 1
+            assert await ward.limiter.find_ban(("203.0.113.9",)) is None  # no abuse of the client's
+
+
+@given(st.lists(st.tuples(st.sampled_from(["hit", "ill", "well", "wait"]), st.integers(1, 3)), max_size=40))
+@settings(deadline=None)
+def test_the_bound_of_one_process_holds_through_failures_and_recoveries(moves: list[tuple[str, int]]) -> None:
+    async def play() -> None:
+        ward = Ward("local", inline=True)
+        admitted: list[int] = []
+        for move, number in moves:
+            if move == "ill":
+                ward.fall_ill()
+            elif move == "well":
+                ward.store.error = None
+            elif move == "wait":
+                ward.clock.advance(number * 7_000_000)
+            elif (await ward.hit("4/30s", cost=number)).allowed:
+                # What the shared store admitted before it fell ill is not known here: promise 1 says, per process.
+                admitted += [ward.clock.now_us] * number if ward.safe._local is not None else []
+        for start_us in admitted:
+            assert sum(start_us <= at_us < start_us + 30_000_000 for at_us in admitted) <= 4
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"deadline": "0ms"}, "deadline"),
+        ({"deadline": "10us"}, "deadline: expected 1ms to 1m"),
+        ({"deadline": "2m"}, "deadline: expected 1ms to 1m"),
+        ({"on_error": "alow"}, "did you mean 'allow'"),
+        ({"on_error": None}, 'on_error: expected one of "local", "allow", "deny", not None'),
+    ],
+)
+def test_a_policy_that_cannot_work_is_refused_also_for_a_store_that_cannot_fail(
+    options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        Limiter(**options)
+    with pytest.raises(ConfigurationError, match=message):
+        Limiter.from_url("memory://", **options)

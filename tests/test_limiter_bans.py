@@ -1,0 +1,240 @@
+"""What users do with bans."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from slidegate.core import ConfigurationError, Networks, Reason
+from slidegate.core.banpolicy import BanPolicy
+from slidegate.limiter import Limiter
+from slidegate.stores.memory import MemoryStore
+from slidegate.testing import FakeClock, RecordingObserver
+
+from .test_limiter import SlowStore
+
+SECOND_US = 1_000_000
+HOUR_US = 3_600 * SECOND_US
+POLICY = BanPolicy("3/10m", "1h", jitter=0)
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock(1_000 * SECOND_US)
+
+
+@pytest.fixture(params=[MemoryStore, SlowStore])
+async def limiter(request: pytest.FixtureRequest, clock: FakeClock) -> AsyncIterator[Limiter]:
+    async with Limiter(request.param(clock=clock)) as made:
+        yield made
+
+
+async def keys(limiter: Limiter) -> list[str]:
+    return [ban.key async for ban in limiter.bans()]
+
+
+# -- by hand ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_ban_refuses_until_it_ends_or_is_taken_back(limiter: Limiter, clock: FakeClock) -> None:
+    ban = await limiter.ban("203.0.113.7", "1h", reason="manual")
+    assert (ban.key, ban.reason, ban.by, ban.rung, ban.until and ban.until - ban.since) == (
+        "203.0.113.7", "manual", "manual", 0, timedelta(hours=1)
+    )  # fmt: skip
+    refused = await limiter.hit("203.0.113.7", "5/minute")
+    assert (refused.reason, refused.retry_after, refused.ban, refused.by) == (Reason.BANNED, 3_600, ban, "manual")
+    assert (refused.remaining, refused.limit, refused.states) == (None, None, ())
+    assert repr(refused) == "<Decision banned by='manual' retry_after_us=3600000000>"
+    assert (await limiter.peek("203.0.113.7", "5/minute")).reason is Reason.BANNED
+    passed = await limiter.hit("203.0.113.8", "5/minute")
+    assert (passed.allowed, passed.ban, passed.by) == (True, None, "")
+    assert [await limiter.unban("203.0.113.7") for _ in range(2)] == [True, False]
+    assert (await limiter.hit("203.0.113.7", "5/minute")).remaining == 4
+    await limiter.ban("203.0.113.7", timedelta(seconds=90))
+    clock.advance("90s")
+    assert await limiter.hit("203.0.113.7", "5/minute")
+
+
+async def test_bn_13_a_permanent_ban_is_an_explicit_word(limiter: Limiter, clock: FakeClock) -> None:
+    ban = await limiter.ban("user:42", "permanent")
+    assert ban.until is None
+    clock.advance("400d")
+    refused = await limiter.hit("user:42", "5/minute")
+    assert (refused.reason, refused.retry_after) == (Reason.BANNED, None)
+    assert await limiter.unban("user:42")
+
+
+@pytest.mark.parametrize("duration", [0, -1, None, "0s", "-1h", "forever", "", True, float("inf"), "401d", [5]])
+async def test_bn_13_a_length_that_is_none_is_refused(limiter: Limiter, duration: object) -> None:
+    with pytest.raises(ConfigurationError, match=r"ban: duration: expected .*(for example|permanent)"):
+        await limiter.ban("user:42", duration)  # type: ignore[arg-type]
+    assert await keys(limiter) == []
+
+
+async def test_bn_09_a_bare_ipv6_address_bans_its_network(limiter: Limiter) -> None:
+    assert (await limiter.ban("2001:db8:1:2::a", "1h")).key == "2001:db8:1:2::/64"
+    assert not await limiter.hit("2001:db8:1:2:ffff::9", "5/minute")
+    assert await limiter.hit("2001:db8:1:3::a", "5/minute")
+    assert (await limiter.ban("2001:db8:7::7/128", "1h")).key == "2001:db8:7::7/128"
+    assert not await limiter.hit("2001:db8:7::7", "5/minute")
+    assert not await limiter.hit("2001:db8:7::7/128", "5/minute")
+    assert await limiter.hit("2001:db8:7::8", "5/minute")
+
+
+async def test_v6_06_spellings_of_an_address_are_one_address(limiter: Limiter) -> None:
+    await limiter.ban("192.0.2.0/24", "1h")
+    for spelling in ("192.0.2.4", "::ffff:192.0.2.4", "::FFFF:C000:0204", "192.0.2.4/32"):
+        assert not await limiter.hit(spelling, "5/minute")
+    for other in ("192.0.3.4", "192.0.2.0/25", "a/b"):
+        assert await limiter.hit(other, "5/minute")
+
+
+async def test_who_is_banned_by_what_is_said(limiter: Limiter) -> None:
+    wide = await limiter.ban("192.0.2.0/24", "2h", by="ann")
+    await limiter.ban("192.0.2.7", "1h")
+    assert await limiter.banned("192.0.2.7") == wide
+    assert await limiter.banned("::ffff:192.0.2.9") == wide
+    assert await limiter.banned("192.0.2.0/24") == wide
+    assert await limiter.banned("192.0.3.7") is None
+    assert await limiter.unban("192.0.2.9") is False  # the ban is the network's
+    assert await keys(limiter) == ["192.0.2.0/24", "192.0.2.7"]
+
+
+async def test_a_long_key_is_banned_by_its_digest(limiter: Limiter) -> None:
+    long = "user:" + "x" * 500
+    ban = await limiter.ban(long, "1h")
+    assert ban.key.startswith("long#")
+    assert not await limiter.hit(long, "5/minute")
+    assert await limiter.banned(long) == ban
+    assert await limiter.unban(long)
+
+
+async def test_bn_19_reasons_and_names_are_short_and_printable(limiter: Limiter) -> None:
+    ban = await limiter.ban("user:42", "1h", reason="\x1b[2J" * 5_000, by="a\nb")
+    assert (len(ban.reason), ban.reason[:8], ban.by) == (256, "\\x1b[2J\\", "a\\nb")
+    await limiter.unban("user:42", by="\x07" * 500)
+    by = [change.by async for change in limiter.history()]
+    assert by == ["a\\nb", ("\\x07" * 500)[:255] + "\u2026"]
+
+
+@pytest.mark.parametrize("key", ["010.8.8.8", "1.2.3", "2130706433", "192.0.2.7:80", " 192.0.2.7", "::/0", "", None, 5])
+@pytest.mark.parametrize("method", ["ban", "unban", "banned", "strike"])
+async def test_v6_10_what_cannot_be_banned_is_named(limiter: Limiter, key: object, method: str) -> None:
+    arguments = {"ban": ("1h",), "strike": (POLICY,)}.get(method, ())
+    with pytest.raises(ConfigurationError, match="ban: "):
+        await getattr(limiter, method)(key, *arguments)
+
+
+async def test_the_history_tells_who_did_what(limiter: Limiter, clock: FakeClock) -> None:
+    await limiter.ban("2001:db8::1", "1h", by="ann")
+    clock.advance("5s")
+    await limiter.unban("2001:db8::2", by="bob")
+    await limiter.ban("user:42", "1h")
+    changes = [change async for change in limiter.history()]
+    assert [(change.kind, change.ban.key, change.by) for change in changes] == [
+        ("banned", "2001:db8::/64", "ann"),
+        ("unbanned", "2001:db8::/64", "bob"),
+        ("banned", "user:42", "manual"),
+    ]
+    assert changes[1].at - changes[0].at == timedelta(seconds=5)
+    assert [change async for change in limiter.history("2001:db8::ffff")] == changes[:2]
+    assert [change async for change in limiter.history("user:43")] == []
+
+
+# -- by strikes ------------------------------------------------------------------------------------------------------
+
+
+async def test_strikes_ban(limiter: Limiter) -> None:
+    made = [await limiter.strike("203.0.113.7", POLICY, reason="login failed") for _ in range(4)]
+    assert [ban is not None for ban in made] == [False, False, True, False]
+    ban = made[2]
+    assert ban is not None
+    assert (ban.key, ban.by, ban.reason, ban.rung) == ("203.0.113.7", "abuse", "login failed", 1)
+    assert await limiter.strike("user:42", POLICY, weight=2**31 - 1)
+
+
+async def test_an_ipv6_client_that_rotates_is_banned_once_and_its_network_climbs(limiter: Limiter) -> None:
+    heard = RecordingObserver()
+    limiter.store.observe(heard)
+    policy = BanPolicy("3/10m", "1h", jitter=0, prefix_after="4/1h")
+    first = int(ipaddress.IPv6Address("2001:db8:1:200::"))
+    for number in range(2**10):
+        await limiter.strike(str(ipaddress.IPv6Address(first + (number << 54))), policy)
+    assert heard.kinds == ["banned"]
+    for network in range(1, 8):
+        for number in range(3):
+            await limiter.strike(str(ipaddress.IPv6Address(first + (network << 64) + number)), policy)
+    assert "2001:db8:1:200::/56" in await keys(limiter)
+    assert not await limiter.hit("2001:db8:1:2ff::1", "5/minute")
+    assert await limiter.hit("2001:db8:1:300::1", "5/minute")
+
+
+@pytest.mark.parametrize("key", ["127.0.0.1", "10.1.2.3", "::ffff:192.168.1.1", "fe80::1", "fd00::1", "::1"])
+async def test_private_addresses_are_never_banned_by_strikes(limiter: Limiter, key: str) -> None:
+    assert await limiter.strike(key, POLICY, weight=1_000) is None
+    assert await limiter.hit(key, "5/minute")
+    assert await limiter.strike(key, BanPolicy("3/10m", ban_private=True), weight=3)
+
+
+async def test_protected_networks_are_never_banned_by_strikes(limiter: Limiter) -> None:
+    protected = Networks(["192.0.2.0/24", "2001:db8::/32"])
+    for key in ("192.0.2.7", "2001:db8:1::1", "192.0.0.0/16"):
+        assert await limiter.strike(key, POLICY, 1_000, protected=protected) is None
+    assert await keys(limiter) == []
+    assert await limiter.strike("198.51.100.7", POLICY, 1_000, protected=protected)
+
+
+@pytest.mark.parametrize("weight", [0, -1, 1.5, True, "1", 2**31])
+async def test_a_weight_that_is_none_is_named(limiter: Limiter, weight: object) -> None:
+    with pytest.raises(ConfigurationError, match=r"strike: weight: .*for example 1"):
+        await limiter.strike("user:42", POLICY, weight)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("policy", [None, "20/10m", BanPolicy])
+async def test_what_is_no_policy_is_named(limiter: Limiter, policy: object) -> None:
+    with pytest.raises(ConfigurationError, match=r'strike: expected a policy such as BanPolicy\("20/10m", "1h"\), not'):
+        await limiter.strike("user:42", policy)  # type: ignore[arg-type]
+
+
+# -- from one process to the next ------------------------------------------------------------------------------------
+
+
+async def test_bans_strikes_and_rungs_survive_in_a_file(limiter: Limiter, clock: FakeClock, tmp_path: Path) -> None:
+    await limiter.ban("192.0.2.0/24", "permanent", reason='"caf\u00e9"\n')
+    await limiter.strike("user:42", POLICY, 3)
+    await limiter.strike("user:43", POLICY, 2)
+    file = tmp_path / "bans.jsonl"
+    file.write_text("".join([line async for line in limiter.export_bans()]), "ascii")
+    fresh = Limiter(MemoryStore(clock=FakeClock(clock() + 60 * SECOND_US)))
+    for _ in range(2):
+        with file.open() as lines:
+            assert await fresh.import_bans(lines) == 2
+    assert sorted(await keys(fresh)) == ["192.0.2.0/24", "user:42"]
+    assert (await fresh.hit("user:42", "5/minute")).retry_after_us == HOUR_US - 60 * SECOND_US
+    made = await fresh.strike("user:43", POLICY)
+    assert made is not None
+    assert [line async for line in Limiter().export_bans()][1:] == []
+
+
+async def test_an_import_takes_all_or_nothing(limiter: Limiter) -> None:
+    await limiter.ban("user:42", "1h")
+    lines = [line async for line in limiter.export_bans()]
+    await limiter.unban("user:42")
+    for bad, named in (
+        ([], "bans: there is nothing to read"),
+        ([*lines, "{"], "bans, line 3: expected JSON, not '{'"),
+        ([*lines, "\n"], "bans, line 3: expected JSON"),
+        ([*lines, "[]\n"], "bans, row 3: cannot be read"),
+        (["x" * 500], "bans, line 1: expected JSON, not 'xxx"),
+        (lines[1:], "bans, row 1: cannot be read"),
+    ):
+        with pytest.raises(ConfigurationError) as caught:
+            await limiter.import_bans(bad)
+        assert str(caught.value).startswith(named)
+        assert len(str(caught.value)) < 250
+    assert await keys(limiter) == []
+    assert await limiter.import_bans(lines) == 1

@@ -1,0 +1,206 @@
+"""Redis and Valkey by address: every form reaches a real server, and no message shows a password."""
+
+from __future__ import annotations
+
+import shutil
+import ssl
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slidegate import ConfigurationError, Limiter
+from slidegate.stores.redis_addresses import SCHEMES, Address, close_client, open_client, read_address
+
+from .fault_proxy import HOST, FaultProxy
+from .redis_servers import RedisCluster, RedisServer, ReplicaPair, Sentinel, needs_redis
+
+SECRET = "hunter2"
+TLS = {"ssl": True, "ssl_check_hostname": True}
+
+
+@pytest.mark.parametrize(
+    ("url", "kind", "hosts", "path", "service", "database", "credentials"),
+    [
+        ("redis://localhost", "redis", [("localhost", 6379)], "", "", 0, {}),
+        ("REDIS://h:7000/3", "redis", [("h", 7000)], "", "", 3, {}),
+        ("redis://[::1]:7000/", "redis", [("::1", 7000)], "", "", 0, {}),
+        ("redis://:p%40%2F@h", "redis", [("h", 6379)], "", "", 0, {"username": None, "password": "p@/"}),
+        ("redis://u:p@h", "redis", [("h", 6379)], "", "", 0, {"username": "u", "password": "p"}),
+        ("rediss://h", "redis", [("h", 6379)], "", "", 0, TLS),
+        ("rediss://h?ssl_ca_certs=/ca.pem", "redis", [("h", 6379)], "", "", 0, {**TLS, "ssl_ca_certs": "/ca.pem"}),
+        ("rediss://h?ssl_check_hostname=false", "redis", [("h", 6379)], "", "", 0, TLS | {"ssl_check_hostname": False}),
+        ("unix:///run/redis.sock", "unix", [], "/run/redis.sock", "", 0, {}),
+        ("unix:///run/a%20b?db=2", "unix", [], "/run/a b", "", 2, {}),
+        ("unix://:p@/run/s", "unix", [], "/run/s", "", 0, {"username": None, "password": "p"}),
+        ("redis+cluster://h1:6379,h2:7000", "cluster", [("h1", 6379), ("h2", 7000)], "", "", 0, {}),
+        ("redis+cluster://h1,[::1]/0", "cluster", [("h1", 6379), ("::1", 6379)], "", "", 0, {}),
+        ("rediss+cluster://h1", "cluster", [("h1", 6379)], "", "", 0, TLS),
+        ("redis+sentinel://h1,h2:7000/gate", "sentinel", [("h1", 26379), ("h2", 7000)], "", "gate", 0, {}),
+        (
+            "redis+sentinel://u:p@h/gate/4",
+            "sentinel",
+            [("h", 26379)],
+            "",
+            "gate",
+            4,
+            {"username": "u", "password": "p"},
+        ),
+        ("rediss+sentinel://h/gate", "sentinel", [("h", 26379)], "", "gate", 0, TLS),
+    ],
+)
+def test_an_address_is_read(
+    url: str,
+    kind: str,
+    hosts: list[tuple[str, int]],
+    path: str,
+    service: str,
+    database: int,
+    credentials: dict[str, Any],
+) -> None:
+    assert read_address(url) == Address(kind, tuple(hosts), path, service, database, credentials)
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("", "expected one like 'redis://localhost:6379/0'"),
+        ("localhost:6379", "expected one like"),
+        ("rdis://h", "did you mean 'redis'?"),
+        ("redis+cluser://h", "did you mean 'redis+cluster'?"),
+        (f"redis-cluster://:{SECRET}@h", "did you mean 'redis+cluster'?"),
+        ("redis://", "expected host:port"),
+        ("redis://h:port", "expected host:port"),
+        ("redis://h:0", "a port from 1 to 65535"),
+        ("redis://h:65536", "a port from 1 to 65535"),
+        ("redis://::1", "expected host:port"),
+        (f"redis://:{SECRET}", "in a user or password, write"),
+        (f"redis://{SECRET}@h", "expected user:password@"),
+        (f"redis://:{SECRET}/x@h", "/ as %2F"),
+        (f"redis://:7{SECRET}/x@h", "/ as %2F"),
+        (f"redis://:{SECRET}#x@h", "# as %23"),
+        (f"redis://:{SECRET}?x@h", "unknown option 'x@h'"),
+        (f"redis://:x@{SECRET}@h", "@ as %40"),
+        (f"redis://h?passwor={SECRET}", "unknown option 'passwor'"),
+        (f"redis://h/{SECRET}", "the number of a database"),
+        ("redis://h/0/1", "the number of a database"),
+        ("redis://h1,h2", "one host, not 2; several belong to redis+cluster"),
+        ("redis://h?ssl_ca_certs=/ca.pem", "unknown option 'ssl_ca_certs'"),
+        ("redis://h?db=1", "unknown option 'db'"),
+        ("rediss://h?ssl_ca_cert=/ca.pem", "did you mean 'ssl_ca_certs'?"),
+        ("rediss://h?ssl_ca_certs=", "ssl_ca_certs needs a value"),
+        ("rediss://h?ssl_check_hostname=no", "needs true or false, not 'no'"),
+        ("unix://h/run/s", "the path of a socket file"),
+        ("unix://", "the path of a socket file"),
+        ("unix:///run/s?db=x", "the number of a database"),
+        ("redis+cluster://h/1", "a cluster has database 0 alone, not 1"),
+        ("redis+sentinel://h", "the name of a service"),
+        ("redis+sentinel://h/gate/x", "the number of a database"),
+        (b"redis://h", "expected one like"),
+        (None, "expected one like"),
+    ],
+)
+def test_an_address_that_cannot_be_read_is_refused_and_told_why(url: Any, said: str) -> None:
+    with pytest.raises(ConfigurationError, match="^store address: ") as caught:
+        open_client(url)
+    assert said in str(caught.value)
+    assert SECRET not in str(caught.value)
+    assert caught.value.__cause__ is caught.value.__context__ is None
+
+
+@given(st.sampled_from(SCHEMES), st.text(max_size=12), st.text(max_size=12), st.text(max_size=12))
+def test_a_password_is_never_shown_wherever_it_was_put(scheme: str, before: str, between: str, after: str) -> None:
+    url = f"{scheme}://{before}{SECRET}{between}@h{after}"
+    try:
+        address = read_address(url)
+    except ConfigurationError as error:
+        shown = str(error)
+        if "unknown option" in shown:  # what stands after ? is named, so that it can be put right
+            shown = shown.partition("unknown option")[0]
+        assert SECRET not in shown
+    else:
+        assert SECRET not in repr(address) or SECRET in repr((address.hosts, address.path, address.service))
+
+
+# -- real servers --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    with RedisServer("--requirepass", SECRET, password=SECRET) as server:
+        yield server
+
+
+async def write(url: str, key: str, **options: Any) -> None:
+    client = open_client(url, socket_timeout=5, **options)
+    try:
+        assert await client.set(key, "1")
+        assert SECRET not in repr(client)
+    finally:
+        await close_client(client)
+
+
+@needs_redis
+async def test_a_server_is_reached_over_tcp_and_by_its_socket_file_and_told_the_database(server: RedisServer) -> None:
+    await write(f"redis://:{SECRET}@{HOST}:{server.port}/3", "tcp")
+    await write(f"unix://default:{SECRET}@{server.socket}?db=4", "file")
+    keyspace = server.info("keyspace")
+    assert {name: part["keys"] for name, part in keyspace.items()} == {"db3": 1, "db4": 1}
+
+
+@needs_redis
+async def test_a_wrong_password_is_refused_without_being_shown(server: RedisServer) -> None:
+    with pytest.raises(redis.AuthenticationError) as caught:
+        await write(f"redis://:{SECRET}x@{HOST}:{server.port}", "key")
+    assert SECRET not in str(caught.value)
+
+
+@needs_redis
+async def test_a_cluster_is_found_through_any_of_its_servers(tmp_path: Path) -> None:
+    with RedisCluster() as cluster:
+        for number, server in enumerate(cluster.servers):
+            await write(f"redis+cluster://{HOST}:{server.port}", f"key{number}")
+        sizes = [server.command("DBSIZE") for server in cluster.servers]
+    assert sum(sizes) == 3
+
+
+@needs_redis
+async def test_sentinels_tell_who_is_the_master() -> None:
+    with ReplicaPair() as pair, Sentinel(pair.master) as sentinel:
+        await write(f"redis+sentinel://{HOST}:{sentinel.port}/{sentinel.name}/2", "key")
+        assert pair.master.info("keyspace")["db2"]["keys"] == 1
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file with a key and a certificate for `HOST`, signed by itself."""
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl to make a certificate with")
+    key, file = (tmp_path_factory.mktemp("tls") / name for name in ("key.pem", "cert.pem"))
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
+         "-subj", "/CN=slidegate", "-addext", f"subjectAltName=IP:{HOST}", "-keyout", key, "-out", file],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    file.write_bytes(file.read_bytes() + key.read_bytes())
+    return file
+
+
+@needs_redis
+async def test_tls_is_spoken_and_a_certificate_nobody_vouches_for_is_refused(
+    server: RedisServer, certificate: Path
+) -> None:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate)
+    async with FaultProxy(server.port, tls=context) as proxy:
+        url = f"rediss://:{SECRET}@{HOST}:{proxy.port}/5"
+        await write(f"{url}?ssl_ca_certs={certificate}", "key")
+        with pytest.raises(redis.ConnectionError, match="CERTIFICATE_VERIFY_FAILED"):
+            await write(url, "other")
+    assert server.info("keyspace")["db5"]["keys"] == 1

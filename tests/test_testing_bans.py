@@ -1,0 +1,75 @@
+"""The reference for bans: it has to be right before it can judge."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from slidegate.core.banpolicy import BanPolicy
+from slidegate.stores.memory import MemoryStore
+from slidegate.testing.ban_model import BanModel, Stand
+from slidegate.testing.ban_player import BanPlayer
+from slidegate.testing.ban_programs import Hit, Strike, ban_program
+
+POLICY = BanPolicy("3/60s", "10s", factor=2, jitter=0, forgive="100s", prefix_after="2/1h", most="2/1000s")
+SECOND_US = 1_000_000
+
+
+def struck(model: BanModel, key: str, *at_s: int) -> list[tuple[int, int] | None]:
+    """Strike at moments; return rung and length in seconds of each ban that was made."""
+    made = [model.strike(POLICY, key, 1, "", at * SECOND_US) for at in at_s]
+    return [ban and (ban.rung, ((ban.ends_us or 0) - ban.at_us) // SECOND_US) for ban in made]
+
+
+def test_the_reference_on_strikes_worked_out_by_hand() -> None:
+    model = BanModel()
+    assert struck(model, "ann", 0, 30, 59) == [None, None, (1, 10)]
+    assert model.stand(POLICY, "ann", 59 * SECOND_US) == Stand(1, 0)
+    assert struck(model, "ann", 60, 68, 69, 70, 71) == [None, None, None, None, (2, 20)]  # the ban ends at 69
+    assert [model.stand(POLICY, "ann", at_s * SECOND_US).rung for at_s in (190, 191, 290, 291)] == [2, 1, 1, 0]
+    assert struck(model, "bob", 0, 60, 100) == [None, None, None]
+    assert struck(model, "bob", 110, 111) == [None, None]  # the policy has made two bans
+    assert model.stand(POLICY, "bob", 111 * SECOND_US) == Stand(0, 3)
+    assert struck(model, "bob", 1_060, 1_061, 1_062) == [None, None, (1, 10)]
+    assert model.changes == [("banned", "ann", "abuse"), ("banned", "ann", "abuse"), ("banned", "bob", "abuse")]
+
+
+def test_the_reference_on_bans_by_hand_and_networks() -> None:
+    model = BanModel()
+    model.ban("192.0.2.0/24", 10, "eve", 0)
+    model.ban("192.0.2.7", None, "eve", 0)
+    assert [len(model.hit(client, 9)) for client in ("192.0.2.7", "192.0.2.8", "192.0.3.7", "user:ann")] == [2, 1, 0, 0]
+    assert [len(model.hit(client, 10)) for client in ("192.0.2.7", "192.0.2.8")] == [1, 0]
+    assert model.knows([POLICY], "192.0.2.7", 10)
+    model.unban("192.0.2.7", "eve", 10)
+    assert not model.knows([POLICY], "192.0.2.7", 10)
+    assert model.active(10) == []
+
+
+def test_the_reference_on_prefixes() -> None:
+    model, policy = BanModel(), BanPolicy("1/60s", "10s", jitter=0, prefix_after="2/1h", prolong=True)
+    for last in (7, 8):
+        model.strike(policy, f"192.0.2.{last}", 1, "192.0.2.0/24", 0)
+    assert [(ban.key, ban.by) for ban in model.active(0)] == [
+        ("192.0.2.7", "abuse"),
+        ("192.0.2.8", "abuse"),
+        ("192.0.2.0/24", "abuse/prefix"),
+    ]
+    model.hit("192.0.2.8", 4 * SECOND_US)
+    assert [(ban.ends_us or 0) // SECOND_US for ban in model.active(4 * SECOND_US)] == [10, 14, 14]
+
+
+def test_drawn_bytes_make_the_same_program_every_time() -> None:
+    rolled = bytes(range(256)) * 2
+    assert ban_program(rolled).moves == ban_program(rolled).moves
+    assert len(ban_program(rolled).moves) > 20
+    assert ban_program(b"").moves == ban_program(bytes(500)).moves == []
+
+
+def test_a_difference_is_shown_with_the_moves_that_led_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    moves = [Strike(0, 0, 3), Hit(0, peeks=False)]
+    asyncio.run(BanPlayer(lambda clock: MemoryStore(clock=clock), 5, [POLICY]).play(moves))
+    monkeypatch.setattr(BanModel, "peek", lambda *_: [])
+    with pytest.raises(AssertionError, match=r"the store says False, the reference True(.|\n)*Strike(.|\n)*Hit"):
+        asyncio.run(BanPlayer(lambda clock: MemoryStore(clock=clock), 5, [POLICY]).play(moves))
