@@ -187,6 +187,7 @@ def test_cf_10_several_processes_with_a_memory_store_each_are_found(monkeypatch:
     found = gate()
     assert codes(found) == ["SG103"]
     assert "--workers 4 in the command line" in found.findings[0].message
+    assert "LmdbStore counts for all of them" in found.findings[0].message
 
     class Shared(Limiter):
         """Stands for a limiter on a store that all processes share."""

@@ -34,7 +34,8 @@ class Traffic:
 
     Events: ``pass`` and ``block``; ``occupied_pass`` (admitted by waiting, in ``pass`` as well); ``banned`` and
     ``blocked`` (in ``block`` as well); the status classes of all answers, ``2xx`` and so on; and ``success``,
-    ``exception`` or ``cancelled`` at the end of those that were let through.
+    ``exception`` or ``cancelled`` at the end of those that were let through. A client that leaves while it waits for
+    its turn is ``cancelled`` and nothing else.
 
     Attributes:
         seen: Events, and the times of requests that were let through: to the first byte and to the end.

@@ -65,6 +65,7 @@ class AbuseWatch:
         keyed: Whether anything but the client can be banned by a policy.
         looks: Whether requests themselves can strike.
         listens: Whether statuses can.
+        minds_refusals: Whether refusals can.
 
     Raises:
         ConfigurationError: A policy is none, two have one name, or a key or path cannot be used.
@@ -90,6 +91,7 @@ class AbuseWatch:
             self._read_signals(policy)
         self.looks = bool(self._paths) or "malformed" in self._named or "oversized" in self._named
         self.listens = bool(self._statuses)
+        self.minds_refusals = "refused" in self._named
 
     def _read_signals(self, policy: BanPolicy) -> None:
         for signal, weight in policy.signals.items():

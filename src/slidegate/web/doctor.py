@@ -71,7 +71,11 @@ def examine(
             yield from _about_address(address)
     where = many_workers(os.environ, sys.argv)
     if where and gate.limiter.per_process:
-        yield Finding("SG103", f"limits are per process: with {where} a client gets up to that many times each")
+        yield Finding(
+            "SG103",
+            f"limits are per process: with {where} a client gets up to that many times each; "
+            'LmdbStore counts for all of them: Limiter.from_url("lmdb:///var/lib/app/slidegate")',
+        )
     for earlier, later in hidden_rules(gate.rules):
         yield Finding("SG104", f"{later!r} can never apply: {earlier!r} comes first, covers it and ends the list")
     yield from _about_layers(gate)

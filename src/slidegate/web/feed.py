@@ -70,10 +70,12 @@ class Feed:
 
     def series_of_refused(self, scope: Scope, refusal: Decision) -> Series:
         """Return the series of a refusal: its rules are those that had no room."""
+        labels: tuple[str, ...] = ()
         if len(refusal.checks) == 1 and refusal.readings:
-            return self._statistics.series((refusal.checks[0][0].label,), self._route(scope))
-        violated = {state.rule for state in refusal.violated}
-        labels = tuple(bucket.label for bucket, _, _ in refusal.checks if bucket.rule in violated)
+            labels = (refusal.checks[0][0].label,)
+        elif refusal.readings:
+            violated = {state.rule for state in refusal.violated}
+            labels = tuple(bucket.label for bucket, _, _ in refusal.checks if bucket.rule in violated)
         return self._statistics.series(labels, self._route(scope))
 
     def _route(self, scope: Scope) -> str:
@@ -171,7 +173,7 @@ class Visit:
         if self._series is not None:
             self._series.record(now_us, outcome, rt_us=rt_us)
         elif self._refused:
-            self._refuse()
+            self._refuse(self._first_us, self._class)
         else:
             series = self._feed.series_of_passed(self._scope, self._record)
             series.record(now_us, "pass", self._class, outcome, rt_us=rt_us, first_us=first_us)
@@ -186,6 +188,9 @@ class Visit:
         record.answered = self.over = True
         now_us = self._feed.now_us()
         events = [outcome] if status == 0 else [_CLASSES[status], outcome]
+        if record and record.own_answer():  # who was held in a tarpit, for example
+            self._refuse(now_us, *events[:-1])
+            return
         series = self._feed.series_of_passed(self._scope, record)
         if not record or any(decision.reason is _WAITED and not decision.charge for decision in record):
             series.record(now_us, *events)  # it never came to the application
@@ -196,19 +201,19 @@ class Visit:
         """Record the outcome before the end."""
         if self._refused:
             self.over = True
-            self._refuse()
+            self._refuse(self._first_us, self._class)
             return
         series = self._series = self._feed.series_of_passed(self._scope, self._record)
         series.record(self._first_us, "pass", self._class, first_us=max(self._first_us - self._began_us, 0))
         self._note_wait(series)
 
-    def _refuse(self) -> None:
-        """Record a refusal."""
+    def _refuse(self, now_us: int, *status: str) -> None:
+        """Record a refusal, with the class of its status if it was answered."""
         record = self._record
         refusal = record[-1] if record.refused is None else record.refused
         events = ("block", str(refusal.reason)) if refusal.reason in _SHUT else ("block",)
         series = self._feed.series_of_refused(self._scope, refusal)
-        series.record(self._first_us, *events, self._class)
+        series.record(now_us, *events, *status)
 
     def _note_wait(self, series: Series) -> None:
         """Record of a request that was let through whether it waited."""

@@ -44,9 +44,7 @@ if TYPE_CHECKING:
     from .reload import FileGate
 
 _JUDGED: Final = frozenset({"http", "websocket"})
-PREFLIGHT: Final = "cors-preflight"
 _WAITED: Final = Reason.WAITED  # CPython 3.11 takes a call to find a member
-_BY_LIMIT: Final = frozenset({Reason.LIMITED, Reason.TOO_LARGE})
 
 logger = logging.getLogger("slidegate")
 
@@ -271,7 +269,9 @@ class RateLimitMiddleware:
 
     async def refuse(self, scope: Scope, receive: Receive, send: Send, decision: Decision) -> None:
         """Answer a request that was refused."""
-        if decision.reason in _BY_LIMIT:
+        if decision.readings and (  # a limit has readings; bans and lists have none
+            self.judge.abuse.minds_refusals or len(scope[RECORD]) > 1
+        ):
             await self.judge.strike_refused(scope, scope[RECORD])
         await self._refusals.send(scope, receive, send, decision)
 
@@ -280,7 +280,11 @@ class RateLimitMiddleware:
         return self.limiter.claim(identity)
 
     def _preflights(self, limits: str | Limit | Iterable[str | Limit] | None) -> Bucket | None:
-        return None if limits is None else Bucket(self._claim("cors-preflight:"), parse_limits(limits), label=PREFLIGHT)
+        return (
+            None
+            if limits is None
+            else Bucket(self._claim("cors-preflight:"), parse_limits(limits), label="cors-preflight")
+        )
 
     async def _look(self, scope: Scope) -> None:
         """Look at what the first requests show, and now and then at the files of the lists."""

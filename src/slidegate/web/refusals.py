@@ -83,11 +83,11 @@ class Refusals:
 
     def answer(self, decision: Decision, scope: Scope) -> Rendered:
         """Return the answer to a refused request."""
-        if decision.reason is Reason.BANNED:
-            return self._to_banned(decision, scope)
-        if decision.reason is Reason.UNAVAILABLE:
-            return _later(_UNAVAILABLE, decision.retry_after_us or 0)
         readings = decision.readings
+        if not readings and decision.reason is Reason.BANNED:
+            return self._to_banned(decision, scope)
+        if not readings and decision.reason is Reason.UNAVAILABLE:
+            return _later(_UNAVAILABLE, decision.retry_after_us or 0)
         lacking: tuple[bool, ...] = (True,)
         if len(readings) == 1:
             wait_us = readings[0][3]
@@ -144,7 +144,8 @@ class Refusals:
 
 
 def _later(rendered: Rendered, wait_us: int) -> Rendered:
-    return rendered._replace(fields=[*rendered.fields, (b"retry-after", b"%d" % ceil_s(wait_us))])
+    status, body, fields, answer = rendered
+    return Rendered(status, body, [*fields, (b"retry-after", b"%d" % ceil_s(wait_us))], answer)
 
 
 def _written(status: int, problem: Mapping[str, object]) -> Rendered:
