@@ -2,14 +2,14 @@
 
 One request goes: allowlist, blocklist, then bans and all rules that match, in one question to the limiter. What was
 decided stays in ``scope["slidegate"]``, a `Record`, where the gates further in add theirs; the outermost gate writes
-the header fields of the tightest. Nothing about a request is kept on the middleware, and messages that are not the
-start of a response pass untouched.
+the header fields of the tightest. Nothing about a request is kept on the middleware.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
+from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Final
 
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 
 _JUDGED: Final = frozenset({"http", "websocket"})
 _WAITED: Final = Reason.WAITED  # CPython 3.11 takes a call to find a member
-
 logger = logging.getLogger("slidegate")
 
 
@@ -243,11 +242,7 @@ class RateLimitMiddleware:
         receive, send = self.judge.shut_out(scope, receive, send)
         if self._messages is None:
             return receive, send
-
-        async def struck() -> None:
-            await self.judge.strike_refused(scope, record)
-
-        return self._messages.attach(scope, receive, send, struck)
+        return self._messages.attach(scope, receive, send, partial(self.judge.strike_refused, scope, record))
 
     async def _begin(self, scope: Scope, receive: Receive, send: Send) -> bool:
         """Take what is not judged; True for the first request, which is, after a look at the routes."""
@@ -269,10 +264,9 @@ class RateLimitMiddleware:
 
     async def refuse(self, scope: Scope, receive: Receive, send: Send, decision: Decision) -> None:
         """Answer a request that was refused."""
-        if decision.readings and (  # a limit has readings; bans and lists have none
-            self.judge.abuse.minds_refusals or len(scope[RECORD]) > 1
-        ):
-            await self.judge.strike_refused(scope, scope[RECORD])
+        record = scope[RECORD]
+        if decision.readings and (self.judge.abuse.minds_refusals or len(record) > 1):
+            await self.judge.strike_refused(scope, record)
         await self._refusals.send(scope, receive, send, decision)
 
     def _claim(self, identity: str) -> str:

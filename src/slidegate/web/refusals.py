@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from inspect import isawaitable
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
@@ -29,19 +29,13 @@ Refused: TypeAlias = Callable[[HTTPConnection, Decision], Response | Awaitable[R
 _Asked: TypeAlias = tuple[Reason, Buckets, tuple[bool, ...]]
 """What a refusal says besides the wait: why, who was asked and which of their limits had no room."""
 
+# A tuple without names: making one with names takes a sixth of a whole refusal.
+Rendered: TypeAlias = tuple[int, bytes, Fields, Answer]
+"""Status, body and header fields of an answer, and how it is given."""
+
 _TYPES: Final = "https://iana.org/assignments/http-problem-types#"
 _NOT_STORED: Final = (b"cache-control", b"no-store")
 _EMPTY: Final = ((b"content-length", b"0"), _NOT_STORED)
-
-
-class Rendered(NamedTuple):
-    """An answer to a refused request."""
-
-    status: int
-    body: bytes
-    fields: Fields
-    answer: Answer = "problem"
-    """How it is given."""
 
 
 class Refusals:
@@ -132,27 +126,27 @@ class Refusals:
         if policy is not None and policy.answer == "drop":
             # Other versions of HTTP have no such field, and no connection of one request to close.
             close = [(b"connection", b"close")] if scope.get("http_version", "1.1").startswith("1") else []
-            return Rendered(policy.status, b"", [*_EMPTY, *close], "drop")
+            return policy.status, b"", [*_EMPTY, *close], "drop"
         wait_us = decision.retry_after_us
         known = policy.name if policy is not None else "" if wait_us is not None else None
         rendered = self._shut.get(known)
         if rendered is None:
             rendered = self._shut[known] = _written(*_ban_problem(policy, ends=wait_us is not None))
         if policy is not None:
-            rendered = rendered._replace(answer=policy.answer)
+            rendered = (*rendered[:3], policy.answer)
         return rendered if wait_us is None else _later(rendered, wait_us)
 
 
 def _later(rendered: Rendered, wait_us: int) -> Rendered:
     status, body, fields, answer = rendered
-    return Rendered(status, body, [*fields, (b"retry-after", b"%d" % ceil_s(wait_us))], answer)
+    return status, body, [*fields, (b"retry-after", b"%d" % ceil_s(wait_us))], answer
 
 
 def _written(status: int, problem: Mapping[str, object]) -> Rendered:
     # "<" cannot end a script element then, wherever the text is pasted.
     body = json.dumps(problem).replace("<", "\\u003c").encode()
     length = (b"content-length", b"%d" % len(body))
-    return Rendered(status, body, [(b"content-type", b"application/problem+json"), length, _NOT_STORED])
+    return status, body, [(b"content-type", b"application/problem+json"), length, _NOT_STORED], "problem"
 
 
 _UNAVAILABLE: Final = _written(
