@@ -232,7 +232,7 @@ async def test_a_store_that_fails_again_and_again_is_left_alone_but_for_a_probe(
     assert ward.store.asked == failures.FAILURES_TO_OPEN + 1
     ward.clock.advance(failures.OPEN_US)
     await ward.hit()
-    assert not ward.safe.failing
+    assert ward.safe._failures == 0
     assert ward.heard.kinds == ["store_failed", "store_recovered"]
 
 
@@ -254,7 +254,7 @@ async def test_a_cancelled_request_is_no_failure_of_the_store() -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert not ward.safe.failing
+    assert ward.safe._failures == 0
 
 
 async def test_bans_and_strikes_are_local_as_well_and_commands_say_that_it_failed(inline: bool) -> None:
@@ -267,7 +267,7 @@ async def test_bans_and_strikes_are_local_as_well_and_commands_say_that_it_faile
     assert ban is not None
     assert (await ward.hit()).ban == ban
     assert await ward.limiter.find_ban(("ann",)) == ban
-    for command in (ward.limiter.ban("ann", "1h"), ward.limiter.unban("ann"), ward.limiter.reset("ann")):
+    for command in (ward.limiter.ban("ann", "1h"), ward.limiter.unban("bob"), ward.limiter.reset("ann")):
         with pytest.raises(StoreUnavailable):
             await command
     ward.recover()
@@ -278,6 +278,61 @@ async def test_bans_and_strikes_are_local_as_well_and_commands_say_that_it_faile
         other = Ward(chosen, inline=inline)
         other.fall_ill()
         assert [await other.limiter.strike("ann", policy) for _ in range(3)] == [None] * 3
+
+
+async def test_a_local_ban_is_shown_and_lifted_by_the_same_commands(inline: bool) -> None:
+    ward = Ward("local", inline=inline)
+    ward.fall_ill()
+    ban = await ward.limiter.strike("ann", BanPolicy("1/1h", "10h", jitter=0))
+    ward.recover()
+    await ward.limiter.ban("bob", "1h")
+    assert {found.key async for found in ward.limiter.bans()} == {"ann", "bob"}
+    assert await ward.limiter.banned("ann") == ban
+    assert [change.ban.key async for change in ward.limiter.history()] == ["bob", "ann"]
+    ward.clock.advance("9h")
+    assert (await ward.hit()).reason == "banned"
+    assert await ward.limiter.unban("ann") is True
+    assert await ward.limiter.unban("ann") is False
+    assert (await ward.hit()).allowed
+
+
+async def test_a_strike_may_be_the_probe_that_finds_the_store_well() -> None:
+    ward = Ward("deny")
+    ward.fall_ill()
+    for _ in range(failures.FAILURES_TO_OPEN):
+        await ward.hit()
+    ward.store.error = None
+    ward.clock.advance(failures.OPEN_US)
+    await ward.limiter.strike("eve", BanPolicy("9/1h"))
+    assert (await ward.hit()).allowed
+    with pytest.raises(ConfigurationError):
+        await ward.limiter.strike("", BanPolicy("9/1h"))
+
+
+async def test_strikes_that_only_this_process_could_count_are_kept_while_hits_are_answered() -> None:
+    ward = Ward("local", inline=True)
+    strike, ward.store.bans.strike = BanPolicy("20/1h", "10m"), gone  # type: ignore[attr-defined]
+    made = None
+    for _ in range(20):
+        made = await ward.limiter.strike("ann", strike)
+        assert (await ward.hit("100/hour")).allowed is (made is None)
+        await ward.limiter.find_ban(("ann",))
+        ward.clock.advance("1s")
+    assert made is not None
+
+
+def gone(*arguments: object) -> None:
+    raise StoreUnavailable("gone")
+
+
+async def test_a_store_that_fails_now_and_then_is_not_said_each_time() -> None:
+    ward = Ward("allow", inline=True)
+    for _ in range(100):
+        ward.fall_ill()
+        await ward.hit()
+        ward.store.error = None
+        await ward.hit()
+    assert ward.heard.kinds == ["store_failed", "store_recovered"]
 
 
 async def test_the_gate_answers_503_when_denied_and_passes_when_allowed() -> None:

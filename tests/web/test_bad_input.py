@@ -96,7 +96,7 @@ BAD: list[tuple[Callable[[], object], str]] = [
     (lambda: rule("/a", "5/minute", action="shadow", final=True), "only looks on"),
     (lambda: rule("/a", "5/minute", action="shadow", wait="1s"), "only looks on"),
     (lambda: RateLimitMiddleware.from_file(hello, None), "expected the path"),  # type: ignore[arg-type]
-    (lambda: Limiter.from_url("redis://u:s3cret@h"), "redis://***@h"),
+    (lambda: Limiter.from_url("mysql://u:s3cret@h"), "mysql://***@h"),
     (lambda: client_ip(ipv4_prefix=33), "ipv4_prefix"),
     (lambda: client_ip(ipv4_prefix=0), "ipv4_prefix"),
     (lambda: header("X Key"), "X Key"),

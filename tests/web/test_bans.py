@@ -11,7 +11,7 @@ import anyio
 import pytest
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -190,13 +190,14 @@ async def test_malformed_requests_strike(more: dict[str, Any]) -> None:
         {"query_string": b"q" * 9000},
         {"headers": {"content-length": "1001"}},
         {"headers": {"content-length": "9" * 5000}},
+        {"headers": {"content-length": "0" * 5000 + "1001"}},
     ],
-    ids=["query", "content", "absurd content"],
+    ids=["query", "content", "absurd content", "many zeros"],
 )
 async def test_oversized_requests_strike(more: dict[str, Any]) -> None:
     house = House(bans=policy(signals={"oversized": 1}, max_body=1000))
     for _ in range(5):
-        assert await house.status(headers={"content-length": "0001000"}) == 200
+        assert await house.status(headers={"content-length": "0" * 5000 + "1000"}) == 200
     assert [await house.status("/", **more) for _ in range(4)] == [200, 200, 403, 403]
 
 
@@ -476,6 +477,118 @@ async def test_a_client_that_leaves_a_tarpit_frees_its_place(monkeypatch: pytest
         for _ in range(3):
             await house.gate(scope_of(), receive, send)
     assert (sent, messages) == ([], [])
+
+
+async def test_preflights_neither_strike_nor_are_struck() -> None:
+    asked = {"method": "OPTIONS", "headers": {"origin": "https://x.example", "access-control-request-method": "GET"}}
+    for limits in ("2/day", None):
+        house = House(bans=policy("3/10m", signals={405: 1, "refused": 1}), preflight_limits=limits)
+        answers = [await house.status("/405", **asked) for _ in range(9)]
+        assert set(answers) == ({405, 429} if limits else {405})
+        assert await house.banned() == {}
+
+
+async def test_what_the_rules_of_one_gate_exempt_its_policies_never_strike_for() -> None:
+    @RateLimit("1/day")
+    async def limited(request: Request) -> Response:
+        return PlainTextResponse("ok")
+
+    async def struck(request: Request) -> Response:
+        return PlainTextResponse(str(await strike(request, "ban")))
+
+    below = Starlette(
+        routes=[Route("/health", struck), Route("/x", lambda _: PlainTextResponse("", 404))],
+        middleware=[Middleware(RateLimitMiddleware, rules=[Rule("/x", "1/day")])],
+    )
+    inner = Starlette(routes=[Route("/limited", limited), Mount("/hooks", app=below), Mount("/other", app=below)])
+    exempt = [Rule("/limited", exempt=True), Rule("/hooks/{rest:path}", exempt=True), Rule("/health", exempt=True)]
+    house = House(inner, rules=exempt, bans=policy("1/10m", signals={"refused": 1, 404: 1}))
+    for path in ("/limited", "/hooks/x"):
+        assert [await house.status(path) for _ in range(3)][1:] == [429, 429]
+    assert (await house.ask("/hooks/health")).body == b"None"
+    assert await house.banned() == {}
+    # A rule of the outer gate says /health, and means the path that it sees.
+    assert (await house.ask("/other/health")).body != b"None"
+
+
+async def test_the_allowlist_of_a_gate_further_in_counts_for_the_policies_further_out() -> None:
+    inner = RateLimitMiddleware(House(rules=[]).answer, rules=[], allowlist=Networks([PEER]))
+    house = House(inner, rules=[], bans=policy("1/10m", signals={404: 1}))
+    assert [await house.status("/404") for _ in range(3)] == [404] * 3
+
+
+async def test_gates_whose_policies_share_a_name_lose_no_signal() -> None:
+    limiter = Limiter(MemoryStore())
+    inner = RateLimitMiddleware(
+        House(rules=[]).answer, rules=[], limiter=limiter, bans=policy(signals={404: 1, "/.env": "ban"})
+    )
+    outer = RateLimitMiddleware(inner, limits="1000/day", limiter=limiter, bans=policy(signals={"refused": 1, 404: 1}))
+    seen = [(await send_scope(outer, scope_of("/404"))).status for _ in range(4)]
+    assert seen == [404, 404, 404, 403]  # and one offence is one strike
+    assert (await send_scope(outer, scope_of("/.env", client=("198.51.100.1", 1)))).status == 403
+
+
+async def test_an_exception_of_the_application_is_the_500_that_the_server_makes_of_it() -> None:
+    async def broken(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == "/late":
+            await PlainTextResponse("x")(scope, receive, send)
+        raise ClientDisconnect if scope["path"] == "/left" else RuntimeError("no")
+
+    house = House(broken, rules=[], bans=policy(signals={"5xx": 1}))
+    for path, error in (("/late", RuntimeError), ("/left", ClientDisconnect)):
+        for _ in range(5):
+            with pytest.raises(error):
+                await house.ask(path)
+    assert await house.banned() == {}
+    for _ in range(3):
+        with pytest.raises(RuntimeError):
+            await house.ask("/")
+    assert await house.status("/") == 403
+
+
+async def test_a_key_made_of_the_address_and_more_spares_whom_the_address_spares() -> None:
+    both = combine(client_ip(), header("X-Tenant"))
+    house = House(rules=[], bans=policy("1/10m", signals={404: 1}, key=both))
+    for client in (None, ("127.0.0.1", 1)):
+        assert [await house.status("/404", client=client) for _ in range(3)] == [404] * 3
+    assert [await house.status("/404") for _ in range(2)] == [404, 403]
+
+
+async def test_a_key_of_the_users_own_that_cannot_be_one_strikes_nobody() -> None:
+    class Named:
+        identity = "named"
+
+        def find(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
+            return "1.2.3"
+
+    house = House(rules=[], bans=policy("1/10m", signals={404: 1}, key=Named()))
+    assert [await house.status("/404") for _ in range(3)] == [404] * 3
+
+
+async def test_a_client_that_leaves_while_it_is_struck_is_struck() -> None:
+    house = House(rules=[], bans=policy("1/10m", signals={404: 1}))
+    strike_now = house.limiter.store.bans.strike
+
+    async def slowly(*arguments: Any) -> Any:
+        await anyio.lowlevel.checkpoint()
+        return strike_now(*arguments)
+
+    house.limiter.store.bans.strike = slowly  # type: ignore[method-assign,assignment]
+    with anyio.move_on_after(0):
+        await house.ask("/404")
+    assert await house.banned() == {PEER: 1}
+
+
+async def test_a_banned_key_is_told_to_nobody_as_hot_or_shadowed() -> None:
+    told: list[str] = []
+    rules = [
+        Rule("*", "5/day", action="track", key=header("X-Key"), on_exceeded=lambda key, _: told.append(key)),
+        Rule("*", "5/hour", action="shadow", key=header("X-Key"), name="shadow"),
+    ]
+    house = House(rules=rules)
+    await house.limiter.ban(house.limiter.digest("header:X-Key", b"a"), "1h")
+    assert await house.status(headers={"x-key": "a"}) == 200  # nothing that refuses counts by this key
+    assert (told, house.heard.kinds) == ([], ["banned"])
 
 
 # -- websockets ------------------------------------------------------------------------------------------------------

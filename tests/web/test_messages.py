@@ -15,7 +15,17 @@ from starlette.testclient import TestClient
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from slidegate import ConfigurationError, Limiter, MemoryStore, Networks, RateLimitMiddleware, everyone, header
+from slidegate import (
+    BanPolicy,
+    ConfigurationError,
+    Limiter,
+    MemoryStore,
+    Networks,
+    RateLimitMiddleware,
+    everyone,
+    header,
+)
+from slidegate.limiter.decisions import Unserved
 from slidegate.testing import FakeClock
 from slidegate.web import messages
 
@@ -255,3 +265,51 @@ def test_a_client_reads_the_code_and_the_reason() -> None:
 def test_a_value_that_cannot_work_is_said_at_construction(options: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         RateLimitMiddleware(Listener(), rules=[], **options)
+
+
+@pytest.mark.parametrize("duration", ["1d", "permanent"])
+@pytest.mark.parametrize("key", ["client", "connection"])
+async def test_a_ban_ends_a_websocket_whose_message_waits(
+    duration: str, key: Any, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listener, limiter = Listener(), Limiter(MemoryStore(clock=clock))
+    gate = RateLimitMiddleware(
+        listener, rules=[], limiter=limiter, message_limits="1/hour", message_key=key, on_exceeded="wait"
+    )
+
+    async def sleep(seconds: float) -> None:
+        await limiter.ban("203.0.113.9", duration)
+
+    monkeypatch.setattr(messages.anyio, "sleep", sleep)
+    socket = await Socket([*texts(5), BYE]).run(gate)
+    assert [message["type"] for message in listener.heard] == ["websocket.receive", "websocket.disconnect"]
+    assert (listener.heard[-1]["code"], socket.came[-1]["code"]) == (1008, 1008)
+
+
+async def test_a_client_that_leaves_while_its_message_waits_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    listener = Listener()
+    gate = RateLimitMiddleware(listener, rules=[], message_limits="1/hour", on_exceeded="wait")
+    with anyio.fail_after(10):
+        await Socket([*texts(2), BYE]).run(gate)
+    assert [message["type"] for message in listener.heard] == ["websocket.receive", "websocket.disconnect"]
+    assert listener.heard[-1] == BYE
+
+
+async def test_a_store_that_fails_is_not_held_against_the_client() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await Listener()(scope, receive, send)
+
+    limiter = Limiter(MemoryStore())
+    gate = RateLimitMiddleware(
+        app,
+        rules=[],
+        limiter=limiter,
+        message_limits="9/hour",
+        message_key="client",
+        on_exceeded="drop",
+        bans=BanPolicy("1/hour"),
+    )
+    decide = limiter.decide
+    limiter.decide = lambda checks, guarded=(): Unserved(False, checks, 1) if checks else decide(checks, guarded)
+    await Socket([*texts(5), BYE]).run(gate)
+    assert [ban async for ban in limiter.bans()] == []

@@ -12,7 +12,7 @@ from ..core.banlist import Ban, BanChange, Guarded, ban_key, clean_reason
 from ..core.banpolicy import BanPolicy
 from ..core.errors import ConfigurationError
 from ..core.limits import MAX_WINDOW_US, check_whole, parse_duration_us
-from ..core.protocols import Store
+from ..core.protocols import BanBook, Store
 from ..core.targets import NetworkSet, ban_target
 from .failures import Failsafe, within
 from .keys import Keys
@@ -56,23 +56,28 @@ class BanCommands:
         Returns:
             False where there was nothing to take back. `banned` says which network's ban an address is under.
         """
-        return await within(self.store.bans.unban(self._ban_key(key), clean_reason(by)))
+        known, who = self._ban_key(key), clean_reason(by)
+        lifted = [await within(book.unban(known, who)) for book in self._books()]
+        return any(lifted)
 
     async def banned(self, key: str) -> Ban | None:
         """Return the ban that refuses a key or address now, its own or that of a network; None if there is none."""
         known = self._ban_key(key)
         _, guards = self._keys.learn(key)
-        return await within(self.store.bans.find((known, *guards)))
+        found = [await within(book.find((known, *guards))) for book in self._books()]
+        return next((ban for ban in found if ban is not None), None)
 
     async def bans(self) -> AsyncIterator[Ban]:
         """Yield the bans in force."""
-        for ban in await within(self.store.bans.active()):
-            yield ban
+        for book in self._books():
+            for ban in await within(book.active()):
+                yield ban
 
     async def history(self, key: str | None = None) -> AsyncIterator[BanChange]:
         """Yield what was banned and unbanned lately, oldest first; of `key` alone if it is given."""
         known = None if key is None else self._ban_key(key)
-        for change in await within(self.store.bans.history()):
+        changes = [change for book in self._books() for change in await within(book.history())]
+        for change in sorted(changes, key=lambda change: change.wall_us):
             if known is None or change.ban.key == known:
                 yield change
 
@@ -137,6 +142,11 @@ class BanCommands:
             except ValueError as error:
                 raise ConfigurationError(f"bans, line {number}: expected JSON, not {line[:80]!r}: {error}") from None
         return await within(self.store.bans.load(rows))
+
+    def _books(self) -> list[BanBook]:
+        """Return the bans of the store, and those that were made here while it did not answer."""
+        local = self._failsafe.local if self._failsafe is not None else None
+        return [self.store.bans] if local is None else [local.bans, self.store.bans]
 
     def _ban_key(self, key: str) -> str:
         ban_key(key)

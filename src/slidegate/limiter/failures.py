@@ -77,6 +77,9 @@ class Failsafe:
         check_failure_policy(deadline, on_error)
         self._store = store
         self._deadline_s = parse_duration_us(deadline, "deadline") / 1_000_000
+        # A timer for each request costs as much as a whole hit on a store of this host.
+        keep = getattr(store, "keep_deadline", None)
+        self._keeps_deadline = keep is not None and keep(self._deadline_s)
         self._on_error = on_error
         self._tell = tell
         self._clock = clock
@@ -85,11 +88,14 @@ class Failsafe:
         self._open_until_us = 0
         self._strict_until_us = 0
         self._say_again_us = 0
+        self._said = False
 
     @property
-    def failing(self) -> bool:
-        """Whether the last question went unanswered."""
-        return self._failures > 0
+    def local(self) -> MemoryStore | None:
+        """The store of this process, as long as something that it counted or banned may count."""
+        if self._local is not None and not self._failures and self._clock() >= self._strict_until_us:
+            self._local = None
+        return self._local
 
     def hit(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Decision | Awaitable[Decision]:
         """Charge every check or none; see `Store.hit`."""
@@ -112,8 +118,11 @@ class Failsafe:
         self, answer: Awaitable[Decision], checks: Sequence[Check], guarded: Sequence[Guarded]
     ) -> Decision:
         try:
-            async with asyncio.timeout(self._deadline_s):
+            if self._keeps_deadline:
                 decision = await answer
+            else:
+                async with asyncio.timeout(self._deadline_s):
+                    decision = await answer
         except ConfigurationError:
             raise
         except Exception as error:
@@ -130,7 +139,7 @@ class Failsafe:
         decision = await self.ask(lambda: self._store.peek(checks, guarded), None)
         if decision is None:
             return self._instead("peek", checks, guarded)
-        local = self._counting()
+        local = self.local
         if local is None or not decision.allowed:
             return decision
         other = local.peek(checks, guarded)
@@ -152,18 +161,20 @@ class Failsafe:
 
     async def strike(self, policy: BanPolicy, key: str, weight: int, reason: str, prefix: str = "") -> Ban | None:
         """Count a strike: here, with `on_error="local"`, while the store does not answer."""
-        if not self._left_alone():
-            try:
-                return await within(self._store.bans.strike(policy, key, weight, reason, prefix), self._deadline_s)
-            except Exception as error:
-                self._fail(error)
-        return self._own().bans.strike(policy, key, weight, reason, prefix) if self._on_error == "local" else None
+        nobody: tuple[bool, Ban | None] = (False, None)
+        struck = self._store.bans.strike
+        answered, ban = await self.ask(lambda: _noting(struck(policy, key, weight, reason, prefix)), nobody)
+        if answered or self._on_error != "local":
+            return ban
+        ban = self._own().bans.strike(policy, key, weight, reason, prefix)
+        until_us = self._clock() + policy.after.window_us
+        self._strict_until_us = max(self._strict_until_us, until_us, (ban and ban.ends_us) or 0)
+        return ban
 
     async def find_ban(self, guarded: Sequence[Guarded]) -> Ban | None:
         """Return the ban that refuses, as far as it is known."""
         ban = await self.ask(lambda: self._store.bans.find(guarded), None)
-        local = self._counting()
-        return local.bans.find(guarded) if ban is None and local is not None else ban
+        return self.local.bans.find(guarded) if ban is None and self.local is not None else ban
 
     async def ask(self, question: Callable[[], T | Awaitable[T]], default: T) -> T:
         """Return the answer to a question, or `default` where there is none in time."""
@@ -197,6 +208,7 @@ class Failsafe:
             self._open_until_us = now_us + OPEN_US
         if now_us >= self._say_again_us:
             self._say_again_us = now_us + SAY_EVERY_US
+            self._said = True
             shown = f"no answer within {self._deadline_s:g} s" if isinstance(error, TimeoutError) else repr(error)
             message = f"the store failed, so on_error={self._on_error!r} decides: {shown}"
             logger.error("store_failed: %s", message)
@@ -205,7 +217,10 @@ class Failsafe:
     def _recover(self) -> None:
         if not self._failures:
             return
-        failures, self._failures, self._open_until_us, self._say_again_us = self._failures, 0, 0, 0
+        failures, self._failures, self._open_until_us = self._failures, 0, 0
+        if not self._said:
+            return
+        self._said = False
         message = f"the store answers again, after {failures} questions without an answer"
         logger.warning("store_recovered: %s", message)
         self._tell(Event("store_recovered", message, {"failures": failures}))
@@ -231,28 +246,29 @@ class Failsafe:
             self._local.observe(self._tell)
         return self._local
 
-    def _counting(self) -> MemoryStore | None:
-        """Return the local store as long as something that it counted may count."""
-        if self._local is not None and self._clock() >= self._strict_until_us and not self._local.bans.active():
-            self._local = None
-        return self._local
-
     def _strictly(
         self, shared: Decision, checks: Sequence[Check], guarded: Sequence[Guarded]
     ) -> Decision | Awaitable[Decision]:
         """Let a request pass only if what was counted here while the store was away lets it pass too."""
-        local = self._counting()
+        local = self.local
         if local is None or not shared.allowed:
             return shared
         own = local.hit(checks, guarded)
+        if own.ban is not None and own.ban.ends_us is not None:  # it may have been prolonged
+            self._strict_until_us = max(self._strict_until_us, own.ban.ends_us)
         if not own.allowed:
             return self._take_back(shared, own)
         shown = own if own.wait_us > shared.wait_us else shared
         return Parted(shown, [(self._store, shared), (local, own)])
 
     async def _take_back(self, shared: Decision, own: Decision) -> Decision:
-        await self.refund(shared)
+        await asyncio.shield(self.refund(shared))
         return own
+
+
+async def _noting(answer: Ban | Awaitable[Ban | None] | None) -> tuple[bool, Ban | None]:
+    """Return an answer with a note that there was one."""
+    return True, await answer if isawaitable(answer) else answer
 
 
 async def within(answer: Awaitable[T] | T, deadline_s: float = COMMAND_DEADLINE_S) -> T:

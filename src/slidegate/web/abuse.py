@@ -11,14 +11,19 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import anyio
+from starlette.requests import ClientDisconnect
 from starlette.types import Message, Scope, Send
+from starlette.websockets import WebSocketDisconnect
 
 from ..core.banlist import Ban, Guarded
 from ..core.banpolicy import BanPolicy
 from ..core.errors import ConfigurationError
 from ..core.networks import Address
+from ..core.targets import ban_target
 from ..limiter import Limiter
-from .keys import Key, PathParam, Value, everyone, route_path
+from .calls import Calls
+from .keys import Combined, Key, PathParam, Value, everyone, route_path
 from .lists import AddressList
 from .proxies import UNKNOWN_PEER, ClientAddress
 from .record import STATUS, Record
@@ -59,11 +64,13 @@ class AbuseWatch:
         limiter: Where strikes are counted.
         client: How the client's address is found.
         allowlist: Who is never banned.
+        calls: Reports keys that fail.
 
     Attributes:
         policies: The policies by name.
         keyed: Whether anything but the client can be banned by a policy.
         looks: Whether requests themselves can strike.
+        minded: What strikes: (policy, signal) each.
         listens: Whether statuses can.
         minds_refusals: Whether refusals can.
 
@@ -77,8 +84,10 @@ class AbuseWatch:
         limiter: Limiter,
         client: ClientAddress,
         allowlist: AddressList | None,
+        calls: Calls,
     ) -> None:
         self.policies = _by_name(policies)
+        self._calls = calls
         self._limiter = limiter
         self._client = client
         self._protected = _Protected(client, allowlist)
@@ -86,6 +95,7 @@ class AbuseWatch:
         self.keyed = bool(self._keys)
         self._paths: list[tuple[re.Pattern[str], Offence]] = []
         self._statuses: dict[int, list[Offence]] = {}
+        self.minded: set[tuple[str, str]] = set()
         self._named: dict[str, list[Offence]] = {}
         for policy in self.policies.values():
             self._read_signals(policy)
@@ -97,17 +107,24 @@ class AbuseWatch:
         for signal, weight in policy.signals.items():
             whole = policy.after.amount if weight == "ban" else weight
             if isinstance(signal, int):
-                self._statuses.setdefault(signal, []).append(Offence(policy, whole, f"status {signal}"))
+                self._mind_status(Offence(policy, whole, f"status {signal}"), signal)
             elif signal.startswith("/"):
                 pattern, _ = compile_pattern(signal)
                 assert pattern is not None
-                self._paths.append((pattern, Offence(policy, whole, f"path {signal}")))
+                offence = Offence(policy, whole, f"path {signal}")
+                self._paths.append((pattern, offence))
+                self.minded.add((policy.name, offence.reason))
             elif signal.endswith("xx"):
                 first = int(signal[0]) * 100
                 for status in set(range(first, first + 100)) - set(policy.signals):
-                    self._statuses.setdefault(status, []).append(Offence(policy, whole, f"status {status}"))
+                    self._mind_status(Offence(policy, whole, f"status {status}"), status)
             else:
                 self._named.setdefault(signal, []).append(Offence(policy, whole, signal))
+                self.minded.add((policy.name, signal))
+
+    def _mind_status(self, offence: Offence, status: int) -> None:
+        self._statuses.setdefault(status, []).append(offence)
+        self.minded.add((offence.policy.name, offence.reason))
 
     def guarded(self, scope: Scope, client_key: str, address: Address | None) -> Sequence[Guarded]:
         """Return whose bans refuse a request."""
@@ -125,12 +142,21 @@ class AbuseWatch:
         return self._not_seen_to(found, before.judges)
 
     async def strike(self, offence: Offence, scope: Scope, client_key: str) -> Ban | None:
-        """Count a strike of whoever sent a request."""
+        """Count a strike of whoever sent a request. A client that leaves meanwhile does not take it back."""
         policy, weight, reason = offence
         key = client_key if policy.key is None else policy.key.find(scope, self._limiter, client_key)
-        if key == UNKNOWN_PEER:
-            return None  # everybody whose server names no peer
-        return await self._limiter.strike(key, policy, weight, reason, protected=self._protected)
+        if key == UNKNOWN_PEER or (isinstance(policy.key, Combined) and not self._may_ban(policy, client_key)):
+            return None  # everybody whose server names no peer, or who comes by a proxy of one's own
+        ban = None
+        with anyio.CancelScope(shield=True):
+            try:
+                ban = await self._limiter.strike(key, policy, weight, reason, protected=self._protected)
+            except ConfigurationError as error:  # a key of the user's own that cannot be one
+                self._calls.report("key", policy.name, error, "nobody is struck")
+        return ban
+
+    def _may_ban(self, policy: BanPolicy, client_key: str) -> bool:
+        return client_key != UNKNOWN_PEER and ban_target(policy, client_key, self._protected) is not None
 
     async def refused(self, scope: Scope, outer: Sequence[Judge]) -> None:
         """Strike for a refusal by a limit, as far as no gate further out does."""
@@ -139,25 +165,35 @@ class AbuseWatch:
 
     def listening(self, scope: Scope, send: Send, record: Record) -> Send:
         """Wrap `send` so that the status of the application's answer strikes."""
-        outer = record.judges[:-1]
+        place = len(record.judges) - 1
         begun = False
 
         async def send_heard(message: Message) -> None:
             nonlocal begun
             if message["type"] in STATUS and not begun:
                 begun = True
-                offences = self._statuses.get(message.get("status", STATUS[message["type"]]), ())
-                if offences and not record.own_answer():
-                    for offence in self._not_seen_to(offences, outer):
-                        await self.strike(offence, scope, self._client.locate(scope)[0])
+                await self._hear(message.get("status", STATUS[message["type"]]), scope, record, place)
             await send(message)
 
         return send_heard
 
+    async def failed(self, scope: Scope, record: Record, error: Exception) -> None:
+        """Strike for the 500 that a server makes of an exception, outside of all middlewares."""
+        if not isinstance(error, (ClientDisconnect, WebSocketDisconnect)):
+            await self._hear(500, scope, record, next(at for at, j in enumerate(record.judges) if j.abuse is self))
+
+    async def _hear(self, status: int, scope: Scope, record: Record, place: int) -> None:
+        """Strike for a status; `place` is that of this gate on the way."""
+        offences = self._statuses.get(status, ())
+        if not offences or record.own_answer() or record.spared_by(record.judges[place]):
+            return
+        for offence in self._not_seen_to(offences, record.judges[:place]):
+            await self.strike(offence, scope, self._client.locate(scope)[0])
+
     def _not_seen_to(self, offences: Sequence[Offence], outer: Sequence[Judge]) -> list[Offence]:
-        """Leave out policies that a gate further out has as well: one offence is one strike."""
-        theirs = {name for judge in outer if judge.limiter is self._limiter for name in judge.abuse.policies}
-        return [offence for offence in offences if offence.policy.name not in theirs]
+        """Leave out what a gate further out strikes for under the same policy: one offence is one strike."""
+        theirs = [judge.abuse.minded for judge in outer if judge.limiter is self._limiter]
+        return [o for o in offences if not any((o.policy.name, o.reason) in minded for minded in theirs)]
 
 
 def is_malformed(scope: Scope) -> bool:
@@ -174,8 +210,9 @@ def is_oversized(scope: Scope, max_body: int) -> bool:
     if len(scope.get("raw_path") or scope["path"]) + len(scope.get("query_string", b"")) > MAX_TARGET:
         return True
     lengths = [value for name, value in scope["headers"] if name == b"content-length" and value.isdigit()]
+    digits = [length.lstrip(b"0") or b"0" for length in lengths]
     # Not int() of a long one: a number of thousands of digits is refused by it.
-    return any(len(length.lstrip(b"0")) > 15 or int(length) > max_body for length in lengths)
+    return any(len(length) > 15 or int(length) > max_body for length in digits)
 
 
 def _by_name(policies: object) -> dict[str, BanPolicy]:

@@ -89,7 +89,7 @@ class Feed:
         known = self._refused.get(asked)
         if known is None:
             known = _led(self._walk(root), *asked[1:])
-            if len(asked[3]) <= _MEMO_PATH:
+            if len(asked[2]) + len(asked[3]) <= _MEMO_PATH:
                 remember(self._refused, asked, known, _MEMO)
         return known
 

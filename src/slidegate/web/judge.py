@@ -6,6 +6,7 @@ Allowlist, blocklist, then bans and every rule that matches, in one question to 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
+from functools import partial
 from typing import Final
 
 import anyio
@@ -20,7 +21,7 @@ from .abuse import AbuseWatch, Offence
 from .calls import Calls
 from .gates import Gate, RuleSet, Selection
 from .lists import AddressList
-from .messages import ShutOut
+from .messages import Watched
 from .proxies import ClientAddress
 from .record import STATUS, Record, is_preflight
 from .waiting import wait_turn
@@ -187,6 +188,8 @@ class Judge:
                     await self._calls.exceeded(gate, key, found)
                 continue
             seen = await self.limiter.hit_all((check,))
+            if seen.reason is Reason.BANNED:
+                continue  # it was not counted
             if not shadow:
                 await self._track(gate, check[1], seen)
             elif not seen.allowed:
@@ -205,9 +208,10 @@ class Judge:
             self._exceeded[known] = None
             await self._calls.exceeded(gate, key, seen)
 
-    def spares(self, scope: Scope, record: Record) -> bool:
-        """Tell whether nothing that this request does is held against its client."""
-        return record.allowlisted() or self.rules.select(scope).exempt
+    def spares(self, scope: Scope) -> bool:
+        """Tell whether nothing that this request does is held against its client: a rule exempts it, or a browser sends
+        it by itself. To be asked before the application, which may change the path that rules see."""
+        return self.rules.select(scope).exempt or (scope.get("method") == "OPTIONS" and is_preflight(scope))
 
     async def strike(self, scope: Scope, offence: Offence) -> Ban | None:
         """Count a strike of whoever sent a request."""
@@ -215,20 +219,19 @@ class Judge:
 
     async def strike_refused(self, scope: Scope, record: Record) -> None:
         """Strike for a refusal by a limit, under the policies of all gates on the way."""
-        judges = [*record.judges, *([] if self in record.judges else [self])]
-        for place, judge in enumerate(judges):
-            await judge.abuse.refused(scope, judges[:place])
+        for place, judge in enumerate(record.judges):
+            if not record.spared_by(judge):
+                await judge.abuse.refused(scope, record.judges[:place])
 
-    def shut_out(self, scope: Scope, receive: Receive, send: Send) -> tuple[Receive, Send]:
-        """Return the channels of a websocket that ends when its client is banned."""
+    def watch_over(self, scope: Scope, receive: Receive, send: Send, record: Record) -> Watched:
+        """Return a websocket that ends when its client is banned."""
         client_key, address = self._client.locate(scope)
         guarded = self.abuse.guarded(scope, client_key, address)
 
         async def banned() -> bool:
             return await self.limiter.find_ban(guarded) is not None
 
-        connection = ShutOut(banned, receive, send)
-        return connection.receive, connection.send
+        return Watched(receive, send, banned, partial(self.strike_refused, scope, record))
 
     def settling(self, send: Send, decision: Decision) -> Send:
         """Wrap `send` so that the status of the response settles what was reserved; without one, the charge stays."""

@@ -150,7 +150,7 @@ class PathParam(Value):
         return str(value).encode(errors="surrogatepass")
 
 
-class _Combined:
+class Combined:
     """Several keys at once; made by `combine`."""
 
     def __init__(self, keys: tuple[Key, ...]) -> None:
@@ -234,7 +234,7 @@ def combine(*keys: Key) -> Key:
     """
     if len(keys) < 2 or not all(isinstance(key, Key) for key in keys):
         raise ConfigurationError(f'combine: expected keys such as client_ip() and header("X-Tenant"), not {keys!r}')
-    return _Combined(keys)
+    return Combined(keys)
 
 
 def bind(key: Key, pattern: re.Pattern[str] | None, convertors: Mapping[str, Convertor[Any]], where: str) -> Key:
@@ -243,8 +243,8 @@ def bind(key: Key, pattern: re.Pattern[str] | None, convertors: Mapping[str, Con
     Raises:
         ConfigurationError: A path parameter that the path does not have.
     """
-    if isinstance(key, _Combined):
-        return _Combined(tuple(bind(part, pattern, convertors, where) for part in key.keys))
+    if isinstance(key, Combined):
+        return Combined(tuple(bind(part, pattern, convertors, where) for part in key.keys))
     if not isinstance(key, PathParam):
         return key
     if pattern is None or key.name not in convertors:

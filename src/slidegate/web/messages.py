@@ -13,7 +13,7 @@ from typing import Final, Literal, TypeAlias
 import anyio
 from starlette.types import Message, Receive, Scope, Send
 
-from ..core.decision import Bucket, Decision
+from ..core.decision import Bucket, Decision, Reason
 from ..core.errors import ConfigurationError
 from ..core.limits import Limit, parse_limits
 from ..limiter import Limiter
@@ -67,10 +67,8 @@ class MessageLimits:
         self._limiter = limiter
         self._client = client
 
-    def attach(
-        self, scope: Scope, receive: Receive, send: Send, struck: Callable[[], Awaitable[None]]
-    ) -> tuple[Receive, Send]:
-        """Return the channels of one connection, with its messages counted; `struck` is called for each refused."""
+    def attach(self, scope: Scope, socket: Watched) -> Counted:
+        """Return a connection with its messages counted."""
         if self._key == "connection":
             # What lives as long as the connection needs no store that others share, and goes when it goes.
             limiter, key = Limiter(), "connection"
@@ -78,94 +76,127 @@ class MessageLimits:
             limiter, key = self._limiter, self._client.locate(scope)[0]
             if isinstance(self._key, Key):
                 key = self._key.find(scope, limiter, key)
-        connection = _Counted(self._bucket, limiter, key, self._on_exceeded, receive, send, struck)
-        return connection.receive, connection.send
+        return Counted(socket, self._bucket, limiter, key, self._on_exceeded)
 
 
-class _Connection:
-    """One connection, seen from the application, that the gate may close."""
+class Watched:
+    """A connection, seen from the application, that ends at the next message of a client that was banned meanwhile.
 
-    code: int
-    reason: str
-
-    def __init__(self, receive: Receive, send: Send) -> None:
-        self._receive = receive
-        self._send = send
-        self._closed = False
-
-    async def close(self) -> Message:
-        """Close the connection, if it is open, and return what the application is told."""
-        if not self._closed:
-            self._closed = True
-            await self._send({"type": "websocket.close", "code": self.code, "reason": self.reason})
-        return {"type": "websocket.disconnect", "code": self.code, "reason": self.reason}
-
-    async def send(self, message: Message) -> None:
-        """Pass a message on; a connection that was closed takes no more (ASGI, "Send after disconnect")."""
-        if not self._closed:
-            await self._send(message)
-        elif message["type"] != "websocket.close":
-            raise OSError(self.reason)
-
-
-class ShutOut(_Connection):
-    """A connection that ends at the next message of a client that was banned meanwhile."""
-
-    code = POLICY_VIOLATION
-    reason = "banned"
-
-    def __init__(self, banned: Callable[[], Awaitable[bool]], receive: Receive, send: Send) -> None:
-        super().__init__(receive, send)
-        self._banned = banned
-
-    async def receive(self) -> Message:
-        """Return the next message, or a disconnect."""
-        if self._closed:
-            return await self.close()
-        message = await self._receive()
-        if message["type"] == "websocket.receive" and await self._banned():
-            return await self.close()
-        return message
-
-
-class _Counted(_Connection):
-    """A connection whose messages are counted."""
-
-    code = TRY_AGAIN_LATER
-    reason = "message limit exceeded"
+    Args:
+        receive: The server's channel.
+        send: The server's channel.
+        banned: Tells whether a ban refuses the client now.
+        struck: Called for each message that a limit refused.
+    """
 
     def __init__(
         self,
-        bucket: Bucket,
-        limiter: Limiter,
-        key: str,
-        on_exceeded: OnExceeded,
         receive: Receive,
         send: Send,
+        banned: Callable[[], Awaitable[bool]],
         struck: Callable[[], Awaitable[None]],
     ) -> None:
-        super().__init__(receive, send)
+        self._receive = receive
+        self._send = send
+        self.banned = banned
+        self.struck = struck
+        self._last: Message | None = None
+        self._early: list[Message] = []
+
+    @property
+    def channels(self) -> tuple[Receive, Send]:
+        """The channels for the application."""
+        return self.receive, self.send
+
+    async def receive(self) -> Message:
+        """Return the next message, or a disconnect."""
+        if self._last is not None:
+            return self._last
+        message = self._early.pop() if self._early else await self._receive()
+        if message["type"] == "websocket.receive" and await self.banned():
+            return await self.shut_out()
+        return message
+
+    async def send(self, message: Message) -> None:
+        """Pass a message on; a connection that was closed takes no more (ASGI, "Send after disconnect")."""
+        if self._last is None:
+            await self._send(message)
+        elif message["type"] != "websocket.close":
+            raise OSError(self._last["reason"])
+
+    async def close(self, code: int, reason: str) -> Message:
+        """Close the connection, if it is open, and return what the application is told."""
+        if self._last is None:
+            self._last = {"type": "websocket.disconnect", "code": code, "reason": reason}
+            await self._send({"type": "websocket.close", "code": code, "reason": reason})
+        return self._last
+
+    async def shut_out(self) -> Message:
+        """Close the connection of a client that is banned."""
+        return await self.close(POLICY_VIOLATION, "banned")
+
+    async def wait(self, wait_us: int) -> bool:
+        """Wait, and tell whether the client is still there."""
+        if not self._early:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._read_ahead, tasks.cancel_scope)
+                await anyio.sleep(wait_us / 1_000_000)
+                tasks.cancel_scope.cancel()
+        else:
+            await anyio.sleep(wait_us / 1_000_000)
+        return not self._early or self._early[0]["type"] != "websocket.disconnect"
+
+    async def _read_ahead(self, waiting: anyio.CancelScope) -> None:
+        """Read one message: the channel says in no other way that the client has gone."""
+        message = await self._receive()
+        self._early.append(message)
+        if message["type"] == "websocket.disconnect":
+            waiting.cancel()
+
+
+class Counted:
+    """A connection whose messages are counted.
+
+    Args:
+        socket: The connection.
+        bucket: What its messages are counted in.
+        limiter: Where.
+        key: Under which key.
+        on_exceeded: What becomes of a message beyond the limit.
+    """
+
+    def __init__(self, socket: Watched, bucket: Bucket, limiter: Limiter, key: str, on_exceeded: OnExceeded) -> None:
+        self._socket = socket
         self._checks = ((bucket, key, 1),)
         self._limiter = limiter
         self._on_exceeded = on_exceeded
-        self._struck = struck
+
+    @property
+    def channels(self) -> tuple[Receive, Send]:
+        """The channels for the application."""
+        return self.receive, self._socket.send
 
     async def receive(self) -> Message:
         """Return the next message that has room, or a disconnect."""
-        while not self._closed:
-            message = await self._receive()
+        while True:
+            message = await self._socket.receive()
             if message["type"] != "websocket.receive":
                 return message
             decision = await self._hit()
-            while not decision.allowed and self._on_exceeded == "wait":
-                await anyio.sleep((decision.retry_after_us or 0) / 1_000_000)
+            while self._on_exceeded == "wait" and not decision.allowed and decision.reason is not Reason.BANNED:
+                if not await self._socket.wait(decision.retry_after_us or 0):
+                    return await self._socket.receive()
+                if await self._socket.banned():
+                    return await self._socket.shut_out()
                 decision = await self._hit()
             if decision.allowed:
                 return message
-            await self._struck()
+            if decision.reason is Reason.BANNED:
+                return await self._socket.shut_out()
+            if decision.reason is Reason.LIMITED:
+                await self._socket.struck()
             if self._on_exceeded == "close":
-                break
-        return await self.close()
+                return await self._socket.close(TRY_AGAIN_LATER, "message limit exceeded")
 
     async def _hit(self) -> Decision:
         answer = self._limiter.decide(self._checks, ())

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Final
 
@@ -113,7 +112,7 @@ class RateLimitMiddleware:
         self._headers = HeaderWriter(headers) if headers is not None else None
         self._calls = Calls()
         self.rules = tuple(all_rules(limits, [] if bans is not None and limits is None and rules is None else rules))
-        abuse = AbuseWatch(bans, self.limiter, client, allowlist)
+        abuse = AbuseWatch(bans, self.limiter, client, allowlist, self._calls)
         self._refusals = Refusals(abuse.policies, on_refused, self._calls)
         self.judge = Judge(
             self.limiter,
@@ -182,6 +181,7 @@ class RateLimitMiddleware:
             return
         record = scope[RECORD] = Record()
         record.judges = []
+        record.sparing = []
         record.refused = None
         record.answered = False
         visit = Visit(self._feed, scope, record) if self._feed is not None else None
@@ -201,6 +201,8 @@ class RateLimitMiddleware:
         answer = self.judge.decide(scope, record)
         decision = answer if isinstance(answer, Decision) else await answer
         record.note(self.judge, decision)
+        if self.judge.abuse.policies and self.judge.spares(scope):
+            record.sparing.append(self.judge)
         if decision.allowed:
             if self._prepares or decision.reason is _WAITED or scope["type"] == "websocket":
                 prepared = await self._prepare(scope, receive, send, record, decision)
@@ -215,6 +217,10 @@ class RateLimitMiddleware:
                 # Nobody in between answered; the way out makes the refusal of whatever comes first.
                 first = "http.response.start" if scope["type"] == "http" else "websocket.close"
                 await send({"type": first, "status": 429})
+            except Exception as error:
+                if self.judge.abuse.listens and not record.answered:
+                    await self.judge.abuse.failed(scope, record, error)
+                raise
         else:
             if not outermost:
                 await record.hand_back()
@@ -231,18 +237,12 @@ class RateLimitMiddleware:
             receive = turn
         if self.judge.rules.reserving:
             send = self.judge.settling(send, decision)
-        if self.judge.abuse.listens and not self.judge.spares(scope, record):
+        if self.judge.abuse.listens and self.judge not in record.sparing:
             send = self.judge.abuse.listening(scope, send, record)
         if scope["type"] == "websocket" and not record.allowlisted():
-            receive, send = self._attach(scope, receive, send, record)
+            socket = self.judge.watch_over(scope, receive, send, record)
+            return (socket if self._messages is None else self._messages.attach(scope, socket)).channels
         return receive, send
-
-    def _attach(self, scope: Scope, receive: Receive, send: Send, record: Record) -> tuple[Receive, Send]:
-        """Look after the messages of a websocket: a ban ends it, and limits count them."""
-        receive, send = self.judge.shut_out(scope, receive, send)
-        if self._messages is None:
-            return receive, send
-        return self._messages.attach(scope, receive, send, partial(self.judge.strike_refused, scope, record))
 
     async def _begin(self, scope: Scope, receive: Receive, send: Send) -> bool:
         """Take what is not judged; True for the first request, which is, after a look at the routes."""

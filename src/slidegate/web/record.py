@@ -32,14 +32,16 @@ class Record(list[Decision]):
 
     Attributes:
         judges: Who decided: one for each decision.
+        sparing: Those of them whose policies hold nothing of this request against its client.
         gate: The middleware nearest above, whose limits at endpoints are.
         refused: The refusal of a limit at an endpoint.
         answered: Whether a response has begun.
     """
 
-    __slots__ = ("answered", "asked", "gate", "judges", "refused")
+    __slots__ = ("answered", "asked", "gate", "judges", "refused", "sparing")
 
     judges: list[Judge]
+    sparing: list[Judge]
     gate: RateLimitMiddleware
     refused: Decision | None
     answered: bool
@@ -49,6 +51,10 @@ class Record(list[Decision]):
         """Add a decision."""
         self.judges.append(judge)
         self.append(decision)
+
+    def spared_by(self, judge: Judge) -> bool:
+        """Tell whether the policies of a gate hold nothing of this request against its client."""
+        return judge in self.sparing or self.allowlisted()
 
     def charged(self, bucket: Bucket, limiter: Limiter) -> bool:
         """Tell whether the same windows were asked about the same limits on this request."""

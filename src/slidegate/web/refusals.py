@@ -59,7 +59,7 @@ class Refusals:
         self._known: dict[_Asked, Rendered] = {}
         self._policies = dict(policies)
         self._policies.update((policy.prefix.name, policy) for policy in policies.values() if policy.prefix is not None)
-        self._shut: dict[str | None, Rendered] = {}
+        self._shut: dict[tuple[str, bool], Rendered] = {}
 
     async def send(self, scope: Scope, receive: Receive, send: Send, decision: Decision) -> None:
         """Answer a request that was refused."""
@@ -122,13 +122,15 @@ class Refusals:
 
     def _to_banned(self, decision: Decision, scope: Scope) -> Rendered:
         """Return the answer to a banned client, which says no more than that and until when."""
-        policy = self._policies.get(decision.by)
+        ban = decision.ban
+        # By hand anybody may ban in any name, also in that of a policy.
+        policy = self._policies.get(ban.by) if ban is not None and ban.rung else None
         if policy is not None and policy.answer == "drop":
             # Other versions of HTTP have no such field, and no connection of one request to close.
             close = [(b"connection", b"close")] if scope.get("http_version", "1.1").startswith("1") else []
             return policy.status, b"", [*_EMPTY, *close], "drop"
         wait_us = decision.retry_after_us
-        known = policy.name if policy is not None else "" if wait_us is not None else None
+        known = "" if policy is None else policy.name, wait_us is not None
         rendered = self._shut.get(known)
         if rendered is None:
             rendered = self._shut[known] = _written(*_ban_problem(policy, ends=wait_us is not None))

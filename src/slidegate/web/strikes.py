@@ -47,7 +47,7 @@ async def strike(
         names = ", ".join(map(repr, judges)) or "none; write RateLimitMiddleware(..., bans=BanPolicy())"
         problem = "name one of them" if policy is None else f"{policy!r} is none{closest(policy, list(judges))}"
         raise ConfigurationError(f"strike: the ban policies above are: {names}; {problem}")
-    if judge.spares(request.scope, record):
+    if record.spared_by(judge):
         return None
     held = judge.abuse.policies[policy]
     return await judge.strike(request.scope, Offence(held, held.after.amount if weight == "ban" else weight, reason))
