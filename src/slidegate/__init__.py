@@ -10,7 +10,7 @@ from __future__ import annotations
 from .core.banlist import Ban, BanChange
 from .core.banpolicy import BanPolicy
 from .core.decision import Decision, LimitState, Reason
-from .core.errors import ConfigurationError, SlidegateError
+from .core.errors import ConfigurationError, SlidegateError, StoreError, StoreTimeout, StoreUnavailable
 from .core.limits import Limit, parse_limits
 from .core.networks import Networks
 from .core.protocols import Event, Observer, Store
@@ -57,6 +57,9 @@ __all__ = [
     "SlidegateError",
     "Stats",
     "Store",
+    "StoreError",
+    "StoreTimeout",
+    "StoreUnavailable",
     "Traffic",
     "charge",
     "client_ip",

@@ -322,6 +322,8 @@ BAD: list[tuple[str | bytes, str]] = [
         "line 2: on_exceeded: expected 'close', 'drop' or 'wait', not \"clse\"; did",
     ),
     ('limits = "1/s"\nenabled = "yes"', "line 2: enabled: expected true or false"),
+    ('limits = "1/s"\ndeadline = "2 hours"', "line 2: deadline: expected 1ms to 1m"),
+    ('limits = "1/s"\non_error = "deni"', "line 2: on_error: expected"),
     ('limits = "1/s"\nsilence = ["SG13"]', "line 2: silence: unknown code 'SG13'; did you mean 'SG1"),
     ("a = " + "[" * 5_000 + "]" * 5_000, "is nested too deeply"),
 ]

@@ -203,6 +203,9 @@ async def test_what_is_skipped_is_said(desk: Desk) -> None:
         ("192.0.2.0/24\n192.0.2.1/24\n", "line 2: network: '192.0.2.1/24' has host bits set"),
         ('{"cidr":"192.0.2.0/24"}\n{"type":"metadata","records":2}', "line 2: expected 2 records, but there are 1"),
         ("<html>not found</html>\n", "line 1: network: '<html>not' is not an address or network"),
+        ("0.0.0.0/0\n", "line 1: network: '0.0.0.0/0' is every address; leave it out"),
+        ("1" * 5_000_000, f"line 1: network: '{'1' * 78}\u2026 is not an address or network, for example"),
+        ('[{"decisions": 5}]', "after line 1: expected a decision with type, scope and value"),
         ("", "is blank; for a list of nothing, write a comment: # nothing"),
         (" \n\n", "is blank"),
         (None, "No such file or directory"),
@@ -231,6 +234,19 @@ async def test_a_file_that_cannot_be_used_keeps_the_list_and_is_said_once(
     await desk.pause(lists)
     assert desk.heard.kinds == ["list_rejected", "list_reloaded"]
     assert found(lists, "203.0.113.7") == "a"
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no such pipes")
+async def test_a_pipe_in_the_place_of_a_file_keeps_the_list_and_no_request_waits(desk: Desk) -> None:
+    path = desk.write("a.netset", "198.51.100.0/24\n")
+    lists = desk.lists(path)
+    path.unlink()
+    os.mkfifo(path)
+    await desk.pause(lists)
+    assert found(lists, "198.51.100.7") == "a"
+    (event,) = desk.heard.events
+    assert event.kind == "list_rejected"
+    assert "expected a file that can be read again, no pipe or device" in event.message
 
 
 async def test_a_list_of_nothing_is_taken_where_it_is_meant_and_is_a_warning(

@@ -35,6 +35,8 @@ from ..stores.memory import MemoryStore
 from .decisions import Parted, Unserved
 
 OnError: TypeAlias = Literal["local", "allow", "deny"]
+FailurePolicy: TypeAlias = tuple[str, OnError]
+"""The deadline and what decides after it."""
 
 DEADLINE: Final = "50ms"
 ON_ERROR: Final = "local"

@@ -15,7 +15,7 @@ from ..core.banpolicy import BanPolicy
 from ..core.errors import ConfigurationError
 from ..core.limits import parse_limits
 from ..core.networks import Networks
-from ..limiter import Limiter
+from ..limiter import FailurePolicy, Limiter, check_failure_policy
 from . import keys
 from .config_errors import Document
 from .findings import check_silence
@@ -40,7 +40,7 @@ class Reading:
     Args:
         path: The file.
         code: Options given in code; they go before those of the file.
-        limiter_at: Makes the limiter for a store's address.
+        limiter_at: Makes the limiter for a store's address, given its failure policy.
         on_tracked: The `on_exceeded` of the file's rules with ``action = "track"``.
         clock: Returns seconds; how time passes between two looks at the files of lists.
 
@@ -53,7 +53,7 @@ class Reading:
         self,
         path: Path,
         code: Mapping[str, Any],
-        limiter_at: Callable[[str], Limiter],
+        limiter_at: Callable[[str, FailurePolicy], Limiter],
         on_tracked: Exceeded | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -226,17 +226,22 @@ class Reading:
         return made
 
     def _limiter(self, found: schema.Configuration) -> Limiter:
+        with self._document.at("deadline"):
+            check_failure_policy(found.deadline, found.on_error)
+        policy = found.deadline, found.on_error
         if found.store is None:
-            return self._limiter_in(STORE_VARIABLE, "memory://")
+            return self._limiter_in(STORE_VARIABLE, policy, "memory://")
         with self._document.at("store"):
-            return self._limiter_at(found.store) if isinstance(found.store, str) else self._limiter_in(found.store.env)
+            if isinstance(found.store, str):
+                return self._limiter_at(found.store, policy)
+            return self._limiter_in(found.store.env, policy)
 
-    def _limiter_in(self, variable: str, default: str = "") -> Limiter:
+    def _limiter_in(self, variable: str, policy: FailurePolicy, default: str = "") -> Limiter:
         address = os.environ.get(variable) or default
         if not address:
             raise ConfigurationError(f"the environment variable {variable} is not set")
         try:
-            return self._limiter_at(address)
+            return self._limiter_at(address, policy)
         except ConfigurationError as error:
             # An address may hold a password.
             text = str(error).replace(repr(address), "what it holds")

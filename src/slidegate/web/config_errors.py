@@ -35,6 +35,7 @@ _EXAMPLES: Final = {
     "blocklist.path": '"blocked.netset"',
     "client": '{ trusted = ["10.0.0.0/8"] }',
     "count_if": "[401, 403]",
+    "deadline": '"50ms"',
     "delay": '"5s"',
     "duration": '"1h"',
     "env": '"SLIDEGATE_STORE"',

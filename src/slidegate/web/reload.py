@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..core.errors import ConfigurationError
 from ..core.protocols import Event, Observer
-from ..limiter import Limiter
+from ..limiter import FailurePolicy, Limiter
 from .config import Reading
 from .findings import Finding
 from .following import Follower
@@ -44,18 +44,22 @@ class _Shared:
     def __init__(self, observers: Iterable[Observer]) -> None:
         self.said: set[Finding] = set()
         self._observers = tuple(observers)
-        self._address: str | None = None
+        self._store: tuple[str, FailurePolicy] | None = None
         self._limiter: Limiter | None = None
         self._claimed: dict[tuple[str, int], str] = {}
 
-    def limiter_at(self, address: str) -> Limiter:
+    def limiter_at(self, address: str, policy: FailurePolicy) -> Limiter:
         """Return the limiter for a store's address: one as long as the application runs, with all its counts."""
         if self._limiter is None:
             secret = os.environ.get(SECRET_VARIABLE)
-            self._limiter = Limiter.from_url(address, secret=secret, observers=self._observers)
-            self._address = address
-        elif address != self._address:
-            raise ConfigurationError("store: it cannot change while the application runs; restart the application")
+            deadline, on_error = policy
+            self._limiter = Limiter.from_url(
+                address, secret=secret, observers=self._observers, deadline=deadline, on_error=on_error
+            )
+            self._store = address, policy
+        elif (address, policy) != self._store:
+            what = "store: it" if self._store is None or address != self._store[0] else "deadline, on_error: they"
+            raise ConfigurationError(f"{what} cannot change while the application runs; restart the application")
         return self._limiter
 
     def claims(self, limiter: Limiter) -> Callable[[str], str]:

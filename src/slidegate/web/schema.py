@@ -237,6 +237,10 @@ class Configuration(_Table):
     store: Annotated[
         Text | Annotated[Environment, Tag("<table>")], _text_or("<table>")
     ] | None = Field(default=None, description='Where the counts live, such as "memory://".')  # fmt: skip
+    deadline: str = Field(default="50ms", description="How long a store may take to answer a request.")
+    on_error: Literal["local", "allow", "deny"] = Field(
+        default="local", description="What decides when it does not: a store of this process, or nobody."
+    )
     headers: Literal["draft", "legacy", "both", "none"] = Field(
         default="draft", description="Which header fields tell clients where they stand."
     )
