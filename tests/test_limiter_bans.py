@@ -188,6 +188,31 @@ async def test_protected_networks_are_never_banned_by_strikes(limiter: Limiter) 
     assert await limiter.strike("198.51.100.7", POLICY, 1_000, protected=protected)
 
 
+async def test_a_name_that_reads_as_a_wide_network_strikes_nobody(limiter: Limiter) -> None:
+    for name in ("192.0.0.0/16", "128.0.0.0/1", "2001:db8::/32"):
+        assert await limiter.strike(name, POLICY, 1_000) is None
+        assert await limiter.strike(f"user:{name}", POLICY, 1_000)
+    assert await keys(limiter) == ["user:192.0.0.0/16", "user:128.0.0.0/1", "user:2001:db8::/32"]
+    assert (await limiter.ban("192.0.0.0/16", "1h")).key == "192.0.0.0/16", "by hand it is meant"
+
+
+async def test_policies_can_be_keyed_by_prefix(limiter: Limiter) -> None:
+    for key in ("192.0.2.0/24", "2001:db8:7::/48"):
+        assert await limiter.strike(key, POLICY, 3)
+    assert await keys(limiter) == ["192.0.2.0/24", "2001:db8:7::/48"]
+
+
+async def test_requests_from_a_prefix_do_not_prolong_its_ban(limiter: Limiter, clock: FakeClock) -> None:
+    policy = BanPolicy("3/10m", "1h", jitter=0, prolong=True, prefix_after="2/1h")
+    for address in ("192.0.2.7", "192.0.2.8"):
+        await limiter.strike(address, policy, 3)
+    clock.advance("59m")
+    refused = [await limiter.hit(address, "5/minute") for address in ("192.0.2.9", "192.0.2.7")]
+    assert [(decision.by, decision.retry_after) for decision in refused] == [("abuse/prefix", 60), ("abuse", 3_600)]
+    clock.advance("1m")
+    assert await limiter.hit("192.0.2.9", "5/minute")
+
+
 @pytest.mark.parametrize("weight", [0, -1, 1.5, True, "1", 2**31])
 async def test_a_weight_that_is_none_is_named(limiter: Limiter, weight: object) -> None:
     with pytest.raises(ConfigurationError, match=r"strike: weight: .*for example 1"):
@@ -230,11 +255,17 @@ async def test_an_import_takes_all_or_nothing(limiter: Limiter) -> None:
         ([*lines, "\n"], "bans, line 3: expected JSON"),
         ([*lines, "[]\n"], "bans, row 3: cannot be read"),
         (["x" * 500], "bans, line 1: expected JSON, not 'xxx"),
+        ([*lines, "[" * 100_000], "bans, line 3: expected JSON, not '[[["),
+        ([*lines, "1" * 5_000], "bans, line 3: expected JSON, not '111"),
+        ([*lines, 5], "bans, line 3: expected JSON, not 5: no text"),
+        ([*lines, b"{}"], "bans, line 3: expected JSON, not b'{}': no text"),
+        ("".join(lines), "bans: expected lines, for example an open file, not '{"),
+        (5, "bans: expected lines, for example an open file, not 5"),
         (lines[1:], "bans, row 1: cannot be read"),
     ):
         with pytest.raises(ConfigurationError) as caught:
-            await limiter.import_bans(bad)
+            await limiter.import_bans(bad)  # type: ignore[arg-type]
         assert str(caught.value).startswith(named)
-        assert len(str(caught.value)) < 250
+        assert len(str(caught.value)) < 280
     assert await keys(limiter) == []
     assert await limiter.import_bans(lines) == 1

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slidegate.core import ConfigurationError
-from slidegate.core.banlist import Ban, BanChange, BanList, Guarded, ban_key, clean_reason, lasts_longer
+from slidegate.core.banlist import Ban, BanChange, BanList, Guarded, ban_key, clean_reason, lasts_longer, shown
 from slidegate.core.networks import parse_address
 
 SECOND_US = 1_000_000
@@ -103,6 +103,16 @@ def test_what_is_no_key_is_named(key: object) -> None:
         ban_key(key)
 
 
+@pytest.mark.parametrize("key", ["." * 65, "1" * 65, "." * 300_000 + "z", "[" * 300_000])
+def test_what_is_too_long_for_an_address_is_a_key_whatever_it_looks_like(key: str) -> None:
+    assert ban_key(key) == key
+
+
+def test_what_is_as_long_as_an_address_may_be_is_looked_at() -> None:
+    with pytest.raises(ConfigurationError, match="is no address or network"):
+        ban_key("1" * 64)
+
+
 # -- reasons ---------------------------------------------------------------------------------------------------------
 
 
@@ -121,6 +131,12 @@ def test_no_reason_is_long_or_moves_a_terminal(reason: str) -> None:
     cleaned = clean_reason(reason)
     assert len(cleaned) <= 256
     assert cleaned.isprintable()
+
+
+def test_a_key_is_shown_in_one_line_of_the_log() -> None:
+    assert shown("user:42") == "user:42"
+    assert shown("user:bob\nERROR root: \x1b[31m\u202e") == "user:bob\\nERROR root: \\x1b[31m\\u202e"
+    assert len(shown("\0" * 10_000)) == 256
 
 
 @pytest.mark.parametrize("reason", [None, 5, b"why"])

@@ -106,9 +106,8 @@ def test_the_policy_for_prefixes_has_the_same_ladder_and_counts_bans() -> None:
     prefix = policy.prefix
     assert prefix is not None
     assert (prefix.name, str(prefix.after), prefix.grain_us, prefix.prefix) == ("abuse/prefix", "4/1h", 1, None)
-    assert (prefix.ladder_us, prefix.action, prefix.prolong, prefix.most) == (
-        policy.ladder_us, "shadow", True, policy.most
-    )  # fmt: skip
+    assert (prefix.ladder_us, prefix.action, prefix.most) == (policy.ladder_us, "shadow", policy.most)
+    assert (policy.prolong, prefix.prolong) == (True, False), "whoever asks from a prefix is not who was banned for it"
     assert (policy.name, policy.grain_us > 1, policy.ipv4_prefix) == ("abuse", True, 20)
 
 

@@ -98,6 +98,13 @@ SPOILED = [
     (STANDING, "strikes", [[1, 2]], "not enough values"),
     (STANDING, "strikes", [[1, 0, ""]], "expected a whole number"),
     (STANDING, "strikes", [[1, 1, None]], "expected text"),
+    (STANDING, "strikes", [[1, 1, "x" * 65]], "expected a key of at most 64 bytes"),
+    (STANDING, "strikes", [[1, 1, ""]] * 66, "expected at most 65 strikes, not 66"),
+    (STANDING, "standing", "user:" + "x" * 60, "expected a key of at most 64 bytes"),
+    (STANDING, "policy", "x" * 100_000, "policy: expected 1 to 64 characters"),
+    (BAN, "ban", "user:" + "\u00e9" * 30, "expected a key of at most 64 bytes"),
+    (BAN, "ban", "user:" + "x" * 100_000, "expected a key of at most 64 bytes"),
+    (BAN, "rung", "x" * 100_000, "expected a whole number"),
 ]
 
 
@@ -109,6 +116,22 @@ def test_a_row_that_cannot_be_read_is_named(place: int, field: str, value: objec
         from_rows(spoiled, 0, WALL_US)
     assert str(caught.value).startswith(f"bans, row {place + 1}: cannot be read: ")
     assert named in str(caught.value)
+    assert len(str(caught.value)) < 320
+
+
+def test_strikes_of_the_future_are_strikes_of_now() -> None:
+    dated = rows()
+    dated[STANDING].update(last_us=2**53, until_us=2**53, strikes=[[2**53, 1, ""], [WALL_US, 1, ""]])
+    standing = from_rows(dated, 7, WALL_US).standings[0][2]
+    assert [strike.at_us for strike in standing.strikes] == [7, 7]
+    assert standing.last_us == 7
+    assert standing.until_us == 7 + 400 * 24 * HOUR_US, "no ban lasts longer"
+
+
+def test_the_end_of_a_ban_in_force_stays_the_moment_from_which_its_rung_is_clean() -> None:
+    ahead = rows()
+    ahead[STANDING]["until_us"] = WALL_US + HOUR_US
+    assert from_rows(ahead, 7, WALL_US).standings[0][2].until_us == 7 + HOUR_US
 
 
 @pytest.mark.parametrize("place", [0, BAN, STANDING])

@@ -275,6 +275,28 @@ def test_windows_lines_and_a_byte_order_mark_are_read_alike(format: str, tmp_pat
     assert read[0] == read[1] != []
 
 
+DECISION = '{"type": "ban", "scope": "%s", "value": "%s", "duration": "%s"}'
+
+
+def test_crowdsec_decisions_have_their_lines_however_slashes_are_written() -> None:
+    good, spoiled = DECISION % ("range", r"192.0.2.0\/24", "1h"), DECISION % ("range", r"198.51.100.0\/24", "never")
+    assert [line for line, *_ in entries(f"[\n{good},\n{good}\n]", "crowdsec")[0]] == [2, 2]
+    assert bad(f"[\n{good},\n\n{spoiled}\n]", "crowdsec").startswith("line 4: expected a duration")
+
+
+def test_a_long_crowdsec_list_is_read_at_once_however_it_is_written() -> None:
+    odd = ",\n".join([DECISION % ("ip", r"\u0031\u0039\u0032.0.2.7", "1h")] * 100_000)
+    assert texts(f"[{odd}]", "crowdsec") == ["192.0.2.7"] * 100_000
+
+
+def test_what_crowdsec_calls_a_decision_is_shown_in_one_short_line() -> None:
+    typed = DECISION.replace('"ban"', '"x\\n' + "y" * 5_000 + '"') % ("ip", "192.0.2.7", "1h")
+    scoped = DECISION % (r"\u001b" + "y" * 5_000, "192.0.2.7", "1h")
+    for cause in entries(f"[{typed},{scoped}]", "crowdsec")[1]:
+        assert cause.isprintable()
+        assert len(cause) < 120
+
+
 # -- what is refused -------------------------------------------------------------------------------------------------
 
 BAD = [
@@ -295,6 +317,10 @@ BAD = [
     ("[5]", "fail2ban", "line 1: expected jails"),
     ("[{'sshd': 5}]", "fail2ban", "line 1: expected jails"),
     ('[\n {"decisions": [', "auto", "line 2: not JSON"),
+    ('[\n {"decisions": 5}]', "auto", "after line 1: expected a decision with type, scope and value"),
+    ('[\n {"decisions": {"type": 5}}]', "auto", "after line 1: expected a decision with type, scope and value"),
+    (f'{{"cidr": "192.0.2.0/24", "asn": {"1" * 5_000}}}', "auto", "line 1: not JSON that can be read: a number has"),
+    (f"[{'1' * 5_000}]", "crowdsec", "line 1: not JSON that can be read: a number has too many digits"),
     ('["192.0.2.7"]', "crowdsec", "after line 1: expected a decision with type, scope and value"),
     ('[{"ip": "192.0.2.7"}]', "crowdsec", "after line 1: expected a decision"),
     ("5", "crowdsec", "after line 1: expected a decision"),
@@ -305,6 +331,25 @@ BAD = [
     (ALERTS.replace('"3h59m50.5s"', "5"), "auto", "line 13: expected a duration such as 3h59m50.5s, not 5"),
     (ALERTS.replace("2027-01-15T10:00:00Z", "soon"), "auto", "line 20: expected a duration such as 3h59m50.5s, not"),
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "format"),
+    [
+        ("192.0.2.0 192.0.2.1 " + "x" * 5_000, "plain"),
+        ("[" + "1," * 3_000 + "1]", "jsonl"),
+        ('{"type": "metadata", "records": "' + "9" * 5_000 + '"}', "jsonl"),
+        ("allow " + "x" * 5_000 + ";", "nginx"),
+        ("deny " + "x" * 5_000, "nginx"),
+        (RAW.replace("3h59m50.5s", "9" * 5_000), "auto"),
+    ],
+)
+def test_of_a_long_line_a_message_shows_the_beginning(text: str, format: str) -> None:
+    assert len(bad(text, format)) < 220
+
+
+def test_of_a_long_heading_a_message_shows_the_beginning() -> None:
+    assert len(bad("x" * 5_000, "csv", "ip")) < 220
 
 
 @pytest.mark.parametrize(("text", "format", "message"), BAD)
@@ -395,6 +440,30 @@ def test_a_file_that_was_cut_off_is_never_read_as_something_else(format: str, da
         return
     # Nobody can tell that 192.0.2.1 was to be 192.0.2.17, but all before it is what it was.
     assert found[:-1] == whole[: max(len(found) - 1, 0)]
+
+
+# -- files -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["0.0.0.0/0\n", "::/0\n", "192.0.2.7\n::ffff:0:0/96\n", "deny 192.0.2.7/0;\n"])
+def test_a_file_does_not_list_everybody(text: str, tmp_path: Path) -> None:
+    path = written(tmp_path / "all.netset", text)
+    with pytest.raises(
+        ConfigurationError, match=r"all\.netset, line [12]: network: '.*/\d+' is every address; leave it"
+    ):
+        Networks.from_file(path, strict=False)
+
+
+def test_in_code_a_set_may_hold_everybody() -> None:
+    assert Networks(["0.0.0.0/0"]).covers_everything()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no such pipes")
+def test_a_pipe_is_no_file_and_nobody_waits_for_who_writes_to_it(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.netset")
+    for path in (tmp_path / "pipe.netset", Path(os.devnull)):
+        with pytest.raises(ConfigurationError, match="expected a file that can be read again, no pipe or device"):
+            Networks.from_file(path)
 
 
 # -- entries that end ------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slidegate.core import ConfigurationError, Networks, parse_address
-from slidegate.core.networks import format_network, parse_network
+from slidegate.core.networks import format_network, parse_network, quoted
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = Path(os.environ.get("SLIDEGATE_DATA") or ROOT.parent / "shared" / "data") / "blocklists"
@@ -31,8 +31,10 @@ MAPPED = ipaddress.IPv6Network("::ffff:0:0/96")
 
 
 def plain(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """Return the IPv4 address inside a mapped one, anything else as it is."""
-    return (address.ipv4_mapped or address) if isinstance(address, ipaddress.IPv6Address) else address
+    """Return the IPv4 address inside a mapped or translated one, anything else as it is."""
+    if address in MAPPED:
+        return ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
+    return address
 
 
 @st.composite
@@ -289,7 +291,7 @@ BAD_NETWORKS = [
     ("10.0.0.0/\u0668", "prefix length from 0 to 32"),
     ("10.0.0.0/" + "9" * 5_000, "prefix length from 0 to 32"),
     ("2001:db8::/129", "prefix length from 0 to 128, for example 2001:db8::/128"),
-    ("::ffff:0:0/95", "wider than the IPv4-mapped range"),
+    ("::ffff:0:0/95", "holds every IPv4 address; write 0.0.0.0/0 or ::/0 if that is meant"),
     (" 10.0.0.0/8", "is not an address or network, for example 192.0.2.0/24"),
     ("10/8", "is not an address or network"),
     ("010.0.0.0/8", "is not an address or network"),
@@ -305,7 +307,7 @@ BAD_NETWORKS = [
 def test_cf_09_a_network_that_cannot_be_read_is_named_with_a_hint(text: str, hint: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         Networks(["192.0.2.0/24", text])
-    assert f"network: {text!r}" in str(caught.value)
+    assert f"network: {quoted(text)}" in str(caught.value)
     assert hint in str(caught.value)
 
 

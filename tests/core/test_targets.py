@@ -23,7 +23,6 @@ def test_a_key_that_is_no_address_can_be_banned(key: str) -> None:
         ("192.0.2.7", "192.0.2.0/24"),
         ("192.0.2.128/25", "192.0.2.0/24"),
         ("192.0.2.0/24", ""),
-        ("192.0.0.0/16", ""),
         ("2001:db8:1:2ff::/64", "2001:db8:1:200::/56"),
         ("2001:db8:1:2ff::a/128", "2001:db8:1:200::/56"),
         ("2001:db8:1::/48", ""),
@@ -50,8 +49,8 @@ def test_a_prefix_is_as_long_as_the_policy_says() -> None:
         "192.168.1.1",
         "100.64.0.1",
         "169.254.0.1",
-        "10.0.0.0/8",
-        "8.0.0.0/5",
+        "10.0.0.0/24",
+        "172.31.255.0/24",
         "::1/128",
         "::/64",
         "fc00::/64",
@@ -67,6 +66,26 @@ def test_loopback_private_and_link_local_addresses_are_banned_only_where_the_pol
 @pytest.mark.parametrize("key", ["172.32.0.1", "100.128.0.1", "11.0.0.0", "2001:db8::/64"])
 def test_the_neighbours_of_private_addresses_can_be_banned(key: str) -> None:
     assert ban_target(PLAIN, key) == (key, "")
+
+
+@pytest.mark.parametrize("key", ["192.0.2.0/23", "192.0.0.0/16", "128.0.0.0/1", "2001:db8::/47", "2001:db8::/32"])
+def test_a_network_wider_than_a_customer_has_is_nobody(key: str) -> None:
+    for policy in (PLAIN, PREFIXES, BanPolicy(ban_private=True), BanPolicy(ipv4_prefix=31, ipv6_prefix=63)):
+        assert ban_target(policy, key) is None
+
+
+@pytest.mark.parametrize("key", ["192.0.2.0/24", "192.0.2.0/25", "2001:db8::/48", "2001:db8::/56"])
+def test_a_network_such_as_policies_are_keyed_by_can_be_banned(key: str) -> None:
+    for policy in (PLAIN, BanPolicy(ipv4_prefix=31, ipv6_prefix=63)):
+        assert ban_target(policy, key) == (key, "")
+
+
+def test_a_policy_that_bans_wider_prefixes_bans_wider_networks() -> None:
+    wide = BanPolicy(ipv4_prefix=16, ipv6_prefix=32)
+    for key in ("192.0.0.0/16", "2001:db8::/32"):
+        assert ban_target(wide, key) == (key, "")
+    for key in ("192.0.0.0/15", "2001:db0::/28"):
+        assert ban_target(wide, key) is None
 
 
 def test_nothing_that_meets_a_protected_network_is_banned() -> None:

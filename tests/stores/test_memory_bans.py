@@ -17,9 +17,11 @@ import pytest
 
 from slidegate.core import Bucket, ConfigurationError, Decision, Reason, parse_limits
 from slidegate.core.banpolicy import BanPolicy
+from slidegate.core.banrows import from_rows
 from slidegate.core.bans import Standing
 from slidegate.core.networks import format_network, parse_address
 from slidegate.limiter import Limiter
+from slidegate.stores import memory_bans
 from slidegate.stores.memory import MemoryStore
 from slidegate.testing import FakeClock, RecordingObserver
 
@@ -487,6 +489,39 @@ def test_bans_and_unbans_are_told_with_who_and_why() -> None:
         {"key": "192.0.2.0/24", "by": "eve", "reason": "by request", "rung": 0, "until": None},
         {"key": "ann", "by": "bob", "was_by": "abuse"},
     ]
+
+
+def test_a_key_writes_no_line_of_the_log_and_details_have_it_as_it_is() -> None:
+    key = "user:bob\nERROR root: payroll deleted\x1b[31m"
+    scene = Scene(max_bans=1)
+    scene.strike(key)
+    scene.bans.ban(key, None, "by hand", "ann")
+    scene.strike(key + "2")  # bans_full
+    scene.bans.unban(key, "bob")
+    scene.strike(key, BanPolicy("1/minute", "10m", name="shy", action="shadow"))
+    scene.strike(key, BanPolicy("1/minute", "10m", name="capped", most="1/m"))
+    scene.bans.unban(key, "bob")
+    scene.strike(key, BanPolicy("1/minute", "10m", name="capped", most="1/m"))
+    kinds = {"banned", "bans_full", "unbanned", "shadow_banned", "bans_capped"}
+    events = [event for event in scene.heard.events if event.kind in kinds]
+    assert {event.kind for event in events} == kinds
+    for event in events:
+        assert event.message.isprintable()
+        assert "bob\\nERROR root: payroll deleted\\x1b[31m" in event.message
+        assert event.details["key"] in (key, key + "2")
+
+
+def test_a_long_import_holds_the_lock_only_to_take_over_what_it_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene()
+    free: list[bool] = []
+
+    def noted(*given: Any) -> Any:
+        free.append(not scene.bans._lock.locked())
+        return from_rows(*given)
+
+    monkeypatch.setattr(memory_bans, "from_rows", noted)
+    scene.bans.load(scene.rows())
+    assert free == [True]
 
 
 def test_what_a_policy_would_have_done_is_told() -> None:

@@ -303,6 +303,13 @@ async def test_a_manual_ban_of_a_network_refuses_the_real_address_whatever_the_k
     assert await house.status(**peer("::ffff:203.0.113.9")) == 403
 
 
+async def test_a_policy_may_say_that_its_clients_are_wide() -> None:
+    wide = client_ip(ipv4_prefix=16, ipv6_prefix=32)
+    house = House(rules=[], client=wide, bans=policy("1/10m", signals={404: 1}, ipv4_prefix=16, ipv6_prefix=32))
+    assert await house.status("/404", **peer("198.51.100.1")) == 404
+    assert await house.status("/404", **peer("198.51.7.7")) == 403
+
+
 async def test_requests_without_a_known_peer_are_never_struck() -> None:
     house = House(limits="1/day", bans=policy("1/10m"))
     assert [await house.status(client=None) for _ in range(4)] == [200, 429, 429, 429]
@@ -741,6 +748,8 @@ async def test_unban_forgives() -> None:
         (policy(key=header("X-Key", fallback=everyone)), "does not say who it is"),
         (policy(key=combine(client_ip(), path_param("id"))), "does not say who it is"),
         (policy(signals={"/{a}/{a}": 1}), "cannot be used"),
+        (policy(key=client_ip(ipv4_prefix=16)), r"its clients are of ipv4_prefix=16, .* wider than /24"),
+        (policy(key=client_ip(ipv6_prefix=32)), r"its clients are of ipv6_prefix=32, .* wider than /48"),
         (policy(signals={"/a*": 1}), "is not in Starlette's syntax"),
     ],
 )

@@ -16,7 +16,9 @@ from datetime import UTC, datetime
 from itertools import chain
 from typing import Any, Final, TypeAlias
 
+from .banlist import shown
 from .errors import ConfigurationError
+from .networks import MOST_QUOTED, quoted
 
 Entry: TypeAlias = tuple[int, str, int | None]
 """(line, text of an address or network, when it ends in microseconds of Unix time if it does)."""
@@ -40,6 +42,8 @@ def read_json(text: str, line: int) -> Any:
         return json.loads(text)
     except json.JSONDecodeError as error:
         raise ConfigurationError(f"line {line + error.lineno - 1}: not JSON: {error.msg}") from None
+    except ValueError:
+        raise ConfigurationError(f"line {line}: not JSON that can be read: a number has too many digits") from None
     except RecursionError:
         raise ConfigurationError(f"line {line}: JSON is nested too deeply") from None
 
@@ -128,15 +132,17 @@ def _objects(lines: Iterable[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """Yield the decisions of ``-o json``: each in the alert that it belongs to, or by itself."""
     text = "".join(lines)
     found = read_json(text if text.strip() else "null", 1)
+    text = text.replace("\\/", "/")  # as some write it
     number, place = 1, 0
     for item in found if isinstance(found, list) else [found] if found else ():
-        for decision in (item.get("decisions", [item]) or ()) if isinstance(item, dict) else [item]:
+        decisions = (item.get("decisions", [item]) or []) if isinstance(item, dict) else [item]
+        for decision in decisions if isinstance(decisions, list) else [decisions]:
             if not isinstance(decision, dict) or not {"type", "scope", "value"} <= decision.keys():
                 raise ConfigurationError(f"after line {number}: expected a decision with type, scope and value")
-            # The parser tells no lines. Decisions come in the order of the text, so the value is found further on.
+            # The parser tells no lines. Decisions come in the order of the text, so the value is found further on; if
+            # it is not, it is written in some odd way, and to look for the others as well might take for ever.
             at = text.find(json.dumps(decision["value"]), place)
-            if at >= 0:
-                number, place = number + text.count("\n", place, at), at
+            number, place = number + text.count("\n", place, max(at, place)), at if at >= 0 else len(text)
             yield number, decision
 
 
@@ -145,9 +151,9 @@ def _why_not(decision: Mapping[str, Any]) -> str:
     if decision.get("simulated"):
         return "simulated"
     if decision["type"] != "ban":
-        return f"type {decision['type']}"
+        return f"type {shown(str(decision['type'])[:MOST_QUOTED])}"
     scope = str(decision["scope"])
-    return "" if scope.lower() in ("ip", "range") else f"scope {scope}"
+    return "" if scope.lower() in ("ip", "range") else f"scope {shown(scope[:MOST_QUOTED])}"
 
 
 def _end_of_decision_us(decision: Mapping[str, Any], written_us: int, number: int) -> int:
@@ -159,7 +165,7 @@ def _end_of_decision_us(decision: Mapping[str, Any], written_us: int, number: in
         return written_us + _span_us(left)
     except (TypeError, AttributeError, ValueError, OverflowError):
         raise ConfigurationError(
-            f"line {number}: expected a duration such as 3h59m50.5s, not {until or left!r}"
+            f"line {number}: expected a duration such as 3h59m50.5s, not {quoted(until or left)}"
         ) from None
 
 

@@ -10,16 +10,19 @@ from heapq import heapify, heappop, heappush
 from typing import Final, Literal, TypeAlias
 
 from .errors import ConfigurationError
-from .networks import Address, canonical_key, parse_network, prefix_length
+from .networks import Address, canonical_key, parse_network, prefix_length, quoted
 
 Guarded: TypeAlias = str | Address
 """Whose ban refuses a request: a key, or an address that may lie in a banned network."""
 
 MAX_REASON: Final = 256
+MAX_KEY_BYTES: Final = 64
+"""How long a key in a store may be; longer ones come as digests."""
 _SLACK: Final = 64
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _BITS: Final = {4: 32, 6: 128}
-_LIKE_AN_ADDRESS: Final = re.compile(r"\d+|0[xX][0-9a-fA-F.]+|[\da-fA-F.:/%\[\]]*[.:/][\da-fA-F.:/%\[\]]*")
+_LONGEST_ADDRESS: Final = 64
+_LIKE_AN_ADDRESS: Final = re.compile(r"\d+|0[xX][0-9a-fA-F.]+|[\da-fA-F%\[\]]*[.:/][\da-fA-F.:/%\[\]]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,10 +197,10 @@ def ban_key(key: object) -> str:
     """
     example = 'for example "192.0.2.7", "192.0.2.0/24" or "user:42"'
     if not isinstance(key, str) or not key:
-        raise ConfigurationError(f"ban: expected an address, a network or a key, {example}, not {key!r}")
+        raise ConfigurationError(f"ban: expected an address, a network or a key, {example}, not {quoted(key)}")
     known = canonical_key(key)
     place = _place(known)
-    if place is None and _LIKE_AN_ADDRESS.fullmatch(key.strip()):
+    if place is None and len(key) <= _LONGEST_ADDRESS and _LIKE_AN_ADDRESS.fullmatch(key.strip()):
         raise ConfigurationError(
             f'ban: {key!r} is no address or network; write {example}, and "key:{key}" if it is a key'
         )
@@ -213,9 +216,17 @@ def clean_reason(reason: object) -> str:
         ConfigurationError: It is no text.
     """
     if not isinstance(reason, str):
-        raise ConfigurationError(f'reason: expected text, for example "scanner", not {reason!r}')
-    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in reason[:MAX_REASON])
-    return shown if len(shown) <= MAX_REASON else shown[: MAX_REASON - 1] + "…"
+        raise ConfigurationError(f'reason: expected text, for example "scanner", not {quoted(reason)}')
+    return shown(reason)
+
+
+def shown(text: str) -> str:
+    """Return text as messages show it: at most 256 printable characters; others are escaped, as in Python.
+
+    A key may be what a client sent: a line break in it would be a line of the log that nobody wrote.
+    """
+    clean = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[:MAX_REASON])
+    return clean if len(clean) <= MAX_REASON else clean[: MAX_REASON - 1] + "…"
 
 
 def lasts_longer(ban: Ban, than: Ban) -> bool:

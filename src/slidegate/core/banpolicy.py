@@ -62,7 +62,7 @@ class BanPolicy:
         name: What the policy is called; policies of one name share their strikes.
         key: Who is struck and banned: a built-in key such as `header`; by default the client's address.
         action: ``"ban"``, or ``"shadow"`` to report who would be banned and ban nobody.
-        prolong: Whether requests while banned begin the ban anew.
+        prolong: Whether requests while banned begin the ban anew. They never do that for a prefix: others send them.
         status: The status of the answer to a banned client, 403 or 429.
         answer: ``"problem"`` (problem details), ``"drop"`` (no body, and the connection is closed where the server
             can), or ``"tarpit"`` (problem details after a delay).
@@ -70,8 +70,9 @@ class BanPolicy:
         most: How many bans this policy may make in which time.
         prefix_after: How many different addresses of one prefix have to be banned within which time for the prefix to
             be banned: ``"4/1h"``, at most 64. None for never.
-        ipv4_prefix: Bits of that prefix for IPv4 addresses, 16 to 31.
-        ipv6_prefix: Bits of that prefix for IPv6 addresses, 24 to 63.
+        ipv4_prefix: Bits of that prefix for IPv4 addresses, 16 to 31. Strikes ban no network that is wider than both
+            this and a /24.
+        ipv6_prefix: Bits of that prefix for IPv6 addresses, 24 to 63; likewise, and a /48.
         ban_private: Whether loopback, private and link-local addresses can be banned.
         max_body: Beyond how many bytes of declared content a request is ``"oversized"``.
 
@@ -198,7 +199,7 @@ class BanPolicy:
             most = MAX_NAME - len(PREFIX_NAME)
             raise ConfigurationError(f"ban policy name: with prefix_after at most {most} characters, not {self.name!r}")
         prefix = object.__new__(BanPolicy)
-        prefix.__dict__.update(self.__dict__, name=name, after=limit, grain_us=1, prefix=None)
+        prefix.__dict__.update(self.__dict__, name=name, after=limit, grain_us=1, prefix=None, prolong=False)
         return prefix
 
 

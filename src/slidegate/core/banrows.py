@@ -1,7 +1,8 @@
 """Bans as rows of plain values, to take them from one store to another: to a new process, to another tier.
 
 Times in rows are Unix microseconds. A row is read as time that has passed since it was written, and no time passes
-backwards: with the clock set back meanwhile, a ban lasts as long as it still had then, and never longer.
+backwards: with the clock set back meanwhile, a ban lasts as long as it still had then, and never longer. Strikes that
+are dated later than their row is read count as of then: in the future none would ever leave its window.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from .banlist import Ban, ban_key, clean_reason
+from .banlist import MAX_KEY_BYTES, Ban, ban_key, clean_reason, shown
+from .banpolicy import MAX_EXACT
 from .bans import Standing, Strike
 from .errors import ConfigurationError
-from .limits import check_name
+from .limits import MAX_WINDOW_US, check_name
+from .networks import quoted
 
 Row: TypeAlias = Mapping[str, Any]
 
@@ -76,9 +79,9 @@ def from_rows(rows: Iterable[Row], now_us: int, wall_us: int) -> Bans:
                 if not ban.is_over(now_us, wall_us):
                     known.bans.append(ban)
             else:
-                known.standings.append(_standing(row, behind_us))
+                known.standings.append(_standing(row, behind_us, now_us))
         except (KeyError, TypeError, ValueError) as error:
-            raise ConfigurationError(f"bans, row {number}: cannot be read: {error!r}") from None
+            raise ConfigurationError(f"bans, row {number}: cannot be read: {shown(repr(error))}") from None
     if not number:
         raise ConfigurationError("bans: there is nothing to read, not even the row that an export begins with")
     return known
@@ -94,7 +97,7 @@ def _ban(row: Row, behind_us: int) -> Ban:
     ends_us = None if row["ends_us"] is None else _whole(row["ends_us"]) + behind_us
     made_us = _whole(row["made_us"]) + behind_us
     return Ban(
-        ban_key(row["ban"]),
+        _key(row["ban"]),
         clean_reason(row["reason"]),
         clean_reason(row["by"]),
         _whole(row["rung"], 0),
@@ -105,23 +108,38 @@ def _ban(row: Row, behind_us: int) -> Ban:
     )
 
 
-def _standing(row: Row, behind_us: int) -> tuple[str, str, Standing]:
+def _standing(row: Row, behind_us: int, now_us: int) -> tuple[str, str, Standing]:
     strikes = [
-        Strike(_whole(at_us) + behind_us, _whole(weight, 1), _text(source)) for at_us, weight, source in row["strikes"]
+        Strike(min(_whole(at_us) + behind_us, now_us), _whole(weight, 1), _source(source))
+        for at_us, weight, source in row["strikes"]
     ]
-    standing = Standing(
-        _whole(row["rung"], 0), _whole(row["last_us"]) + behind_us, _whole(row["until_us"]) + behind_us, strikes
-    )
-    return check_name(row["policy"], "policy"), ban_key(row["standing"]), standing
+    if len(strikes) > MAX_EXACT + 1:
+        raise ValueError(f"expected at most {MAX_EXACT + 1} strikes, not {len(strikes)}")
+    last_us = min(_whole(row["last_us"]) + behind_us, now_us)
+    # A ban in force ends later than now: its rung is clean from then on. None lasts longer than this.
+    until_us = min(_whole(row["until_us"]) + behind_us, now_us + MAX_WINDOW_US)
+    standing = Standing(_whole(row["rung"], 0), last_us, until_us, strikes)
+    return check_name(row["policy"], "policy"), _key(row["standing"]), standing
 
 
 def _whole(value: object, least: int = -_MOST) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= _MOST:
-        raise ValueError(f"expected a whole number from {least} to {_MOST}, not {value!r}")
+        raise ValueError(f"expected a whole number from {least} to {_MOST}, not {quoted(value)}")
     return value
 
 
-def _text(value: object) -> str:
+def _key(value: object) -> str:
+    # Longer keys come as digests, and who writes rows by hand has not the secret that they take.
+    return _short(ban_key(value))
+
+
+def _source(value: object) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"expected text, not {value!r}")
-    return value
+        raise ValueError(f"expected text, not {quoted(value)}")
+    return _short(value)
+
+
+def _short(text: str) -> str:
+    if len(text.encode(errors="surrogatepass")) > MAX_KEY_BYTES:
+        raise ValueError(f"expected a key of at most {MAX_KEY_BYTES} bytes, not {quoted(text)}")
+    return text

@@ -24,6 +24,7 @@ from typing import Final, TypeAlias
 
 from .banexports import COLUMNS, TIMED, Entry, crowdsec, fail2ban, read_json
 from .errors import ConfigurationError, closest
+from .networks import MOST_QUOTED, quoted
 
 FORMATS: Final = ("auto", "plain", "jsonl", "csv", "nginx", "fail2ban", "crowdsec")
 
@@ -40,7 +41,7 @@ def check_format(format: object, column: object) -> None:
     """
     if format not in FORMATS:
         near = closest(format, FORMATS) if isinstance(format, str) else ""
-        raise ConfigurationError(f"format: expected one of {', '.join(FORMATS)}, not {format!r}{near}")
+        raise ConfigurationError(f"format: expected one of {', '.join(FORMATS)}, not {quoted(format)}{near}")
     if column is None:
         return
     if format not in ("auto", "csv"):
@@ -102,7 +103,7 @@ def _plain(lines: Iterable[str], skipped: Counter[str]) -> Iterator[Entry]:
         if text:
             columns = text.split(None, 2)
             if len(columns) > 1 and _ADDRESS.fullmatch(columns[1]):
-                raise ConfigurationError(f"line {number}: expected one address or network a line, not {text!r}")
+                raise ConfigurationError(f"line {number}: expected one address or network a line, not {quoted(text)}")
             yield number, columns[0], None
 
 
@@ -118,10 +119,13 @@ def _jsonl(lines: Iterable[str], skipped: Counter[str]) -> Iterator[Entry]:
             yield number, found["cidr"], None
         elif not isinstance(found, dict) or found.get("type") != "metadata":
             raise ConfigurationError(
-                f'line {number}: expected an object with a cidr, for example {{"cidr": "192.0.2.0/24"}}, not {text!r}'
+                f'line {number}: expected an object with a cidr, for example {{"cidr": "192.0.2.0/24"}}, '
+                f"not {quoted(text)}"
             )
         elif found.get("records", count) != count:
-            raise ConfigurationError(f"line {number}: expected {found['records']} records, but there are {count}")
+            raise ConfigurationError(
+                f"line {number}: expected {quoted(found['records'])} records, but there are {count}"
+            )
 
 
 def _csv(lines: Iterable[str], column: str | int | None) -> Iterator[Entry]:
@@ -136,7 +140,8 @@ def _csv(lines: Iterable[str], column: str | int | None) -> Iterator[Entry]:
                 names = [name.strip() for name in row]
                 if column not in names:
                     raise ConfigurationError(
-                        f"line {rows.line_num}: expected a column named {column!r}, not one of {', '.join(names)}"
+                        f"line {rows.line_num}: expected a column named {column!r}, not one of "
+                        f"{', '.join(names)[:MOST_QUOTED]}"
                     )
                 place = names.index(column)
             elif place >= len(row):
@@ -156,14 +161,16 @@ def _nginx(lines: Iterable[str], skipped: Counter[str]) -> Iterator[Entry]:
         while rest:
             found = _DIRECTIVE.match(rest)
             if found is None:
-                raise ConfigurationError(f"line {number}: expected deny, for example deny 192.0.2.0/24; not {rest!r}")
+                raise ConfigurationError(
+                    f"line {number}: expected deny, for example deny 192.0.2.0/24; not {quoted(rest)}"
+                )
             word, value = found.groups()
             rest = rest[found.end() :]
             if value == "unix:" or (word, value) == ("allow", "all"):
                 skipped[f"{word} {value}"] += 1
             elif word == "allow":
                 raise ConfigurationError(
-                    f"line {number}: allow {value} is an exception, which a list of networks has not; "
+                    f"line {number}: allow {value[:MOST_QUOTED]} is an exception, which a list of networks has not; "
                     "put it into the allowlist"
                 )
             elif value == "all":

@@ -7,13 +7,20 @@ to end, and nothing is built anew.
 
 from __future__ import annotations
 
+import os
+import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from os import PathLike, fstat
+from os import PathLike
 
 from .errors import ConfigurationError
 from .networkformats import check_format, read_entries
-from .networks import Networks, parse_network
+from .networks import Networks, parse_network, prefix_length
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open a file, without waiting for who might write to it if it is a pipe; Windows has no such pipes."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 class NetworkReading:
@@ -50,12 +57,17 @@ class NetworkReading:
 
     def __iter__(self) -> Iterator[tuple[int, int, int, int | None]]:
         try:
-            with open(self._path, encoding="utf-8-sig", errors="replace") as file:
-                self.written_us = fstat(file.fileno()).st_mtime_ns // 1_000
+            with open(self._path, encoding="utf-8-sig", errors="replace", opener=_open_at_once) as file:
+                found = os.fstat(file.fileno())
+                if not stat.S_ISREG(found.st_mode):
+                    raise ConfigurationError("networks: expected a file that can be read again, no pipe or device")
+                self.written_us = found.st_mtime_ns // 1_000
                 entries = read_entries(self._watched(file), self._format, self._column, self.written_us, self.skipped)
                 for line, text, ends_us in entries:
                     try:
                         version, first, last = parse_network(text, strict=self._strict)
+                        if not prefix_length(version, first, last):
+                            raise ConfigurationError(f"network: {text!r} is every address; leave it out")
                     except ConfigurationError as error:
                         raise ConfigurationError(f"line {line}: {error}") from None
                     yield version, first, last, ends_us

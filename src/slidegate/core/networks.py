@@ -34,6 +34,14 @@ IPV6_PREFIX: Final = 64
 _BITS = {4: 32, 6: 128}
 _RUN: Final = 4_096
 _PREFIX = re.compile("0|[1-9][0-9]{0,2}")
+_MAPPED: Final = 0xFFFF
+MOST_QUOTED: Final = 80
+
+
+def quoted(value: object) -> str:
+    """Return what was given as a message shows it: as in Python, and at most 80 characters of it."""
+    text = repr(value)
+    return text if len(text) <= MOST_QUOTED else text[: MOST_QUOTED - 1] + "…"
 
 
 def parse_address(text: str) -> Address | None:
@@ -46,10 +54,14 @@ def parse_address(text: str) -> Address | None:
     except (OSError, ValueError):
         pass
     try:
-        value = int.from_bytes(socket.inet_pton(socket.AF_INET6, text.partition("%")[0]), "big")
+        value = _ipv6(text.partition("%")[0])
     except (OSError, ValueError):
         return None
-    return (4, value & 0xFFFF_FFFF) if value >> 32 == 0xFFFF else (6, value)
+    return (4, value & 0xFFFF_FFFF) if value >> 32 == _MAPPED else (6, value)
+
+
+def _ipv6(text: str) -> int:
+    return int.from_bytes(socket.inet_pton(socket.AF_INET6, text), "big")
 
 
 def format_network(version: int, value: int, prefix: int) -> str:
@@ -76,27 +88,27 @@ def parse_network(text: str, *, strict: bool = True) -> tuple[int, int, int]:
     host, slash, length = text.partition("/")
     address = None if "%" in host else parse_address(host)
     if address is None:
-        raise ConfigurationError(f"network: {text!r} is not an address or network, for example 192.0.2.0/24")
+        raise ConfigurationError(f"network: {quoted(text)} is not an address or network, for example 192.0.2.0/24")
     version, value = address
     bits = 128 if ":" in host else 32
     prefix = bits
     if slash:
         if not _PREFIX.fullmatch(length) or int(length) > bits:
             raise ConfigurationError(
-                f"network: {text!r} needs a prefix length from 0 to {bits}, for example {host}/{bits}"
+                f"network: {quoted(text)} needs a prefix length from 0 to {bits}, for example {host}/{bits}"
             )
         prefix = int(length)
     if bits == 128 and version == 4:
         if prefix < 96:
             raise ConfigurationError(
-                f"network: {text!r} is wider than the IPv4-mapped range; write it as IPv4, or ::/0"
+                f"network: {quoted(text)} holds every IPv4 address; write 0.0.0.0/0 or ::/0 if that is meant"
             )
         bits, prefix = 32, prefix - 96
     size = 1 << (bits - prefix)
     first = value & -size
     if strict and first != value:
         raise ConfigurationError(
-            f"network: {text!r} has host bits set; did you mean {format_network(version, value, prefix)}? "
+            f"network: {quoted(text)} has host bits set; did you mean {format_network(version, value, prefix)}? "
             "(strict=False clears them)"
         )
     return version, first, first + size - 1

@@ -21,6 +21,11 @@ PRIVATE: Final = Networks(
 """Loopback (RFC 1122, 4291), private (RFC 1918, 4193), shared (RFC 6598) and link-local (RFC 3927, 4291) addresses."""
 
 
+WIDEST: Final = {4: 24, 6: 48}
+"""Prefix lengths of the most that one customer is given: a /48 (RFC 6177), or a /24, the least that is routed. A wider
+network that strikes is nobody, unless the policy bans such prefixes: a user may have called himself 192.0.0.0/16."""
+
+
 class NetworkSet(Protocol):
     """Networks, one list of them or several."""
 
@@ -52,6 +57,9 @@ def ban_target(policy: BanPolicy, key: str, protected: NetworkSet | None = None)
 
 
 def _may_ban(policy: BanPolicy, version: int, first: int, last: int, protected: NetworkSet | None) -> bool:
+    wanted = policy.ipv4_prefix if version == 4 else policy.ipv6_prefix
+    if prefix_length(version, first, last) < min(wanted, WIDEST[version]):
+        return False
     if not policy.ban_private and PRIVATE.overlaps(version, first, last):
         return False
     return protected is None or not protected.overlaps(version, first, last)

@@ -12,6 +12,7 @@ from ..core.banlist import Ban, BanChange, Guarded, ban_key, clean_reason
 from ..core.banpolicy import BanPolicy
 from ..core.errors import ConfigurationError
 from ..core.limits import MAX_WINDOW_US, check_whole, parse_duration_us
+from ..core.networks import quoted
 from ..core.protocols import BanBook, Store
 from ..core.targets import NetworkSet, ban_target
 from .failures import Failsafe, within
@@ -35,7 +36,9 @@ class BanCommands:
         """Ban an address, a network or a key; a ban that it has is replaced.
 
         Args:
-            key: ``"203.0.113.7"``, ``"203.0.113.0/24"``, ``"user:42"``, or a key as an event or `bans` shows it.
+            key: ``"203.0.113.7"``, ``"203.0.113.0/24"``, ``"user:42"``, or a key as `bans` or the details of an event
+                have it. Write ``f"user:{name}"`` where users choose the name: by itself, a name that reads as an
+                address or network bans that.
             duration: How long, up to 400 days, or ``"permanent"``.
             reason: For the operator; clients do not see it. Kept to 256 printable characters.
             by: Who bans.
@@ -86,10 +89,12 @@ class BanCommands:
     ) -> Ban | None:
         """Count a strike of `key` under a policy, and return the ban if it made one.
 
-        Nothing is counted while the key is banned, and for addresses that the policy may not ban.
+        Nothing is counted while the key is banned, for addresses that the policy may not ban, and for networks wider
+        than a /24 or a /48, unless the policy bans prefixes that are.
 
         Args:
-            key: Who did it.
+            key: Who did it. Write ``f"user:{name}"`` where users choose the name: by itself, a name that reads as an
+                address or network strikes that.
             policy: What the strike counts towards.
             weight: How many strikes it stands for, 1 or more.
             reason: For the operator, if it bans.
@@ -127,7 +132,8 @@ class BanCommands:
     async def import_bans(self, lines: Iterable[str]) -> int:
         """Take over what `export_bans` wrote: all of it, or nothing. Time that passed since then has passed.
 
-        Where a key is banned on both sides, the ban that lasts longer stays; a second import changes nothing.
+        Where a key is banned on both sides, the ban that lasts longer stays; a second import changes nothing. All of it
+        is read in one go, which for 100,000 bans takes seconds, so do it before you serve.
 
         Returns:
             How many bans were in it and are not over.
@@ -135,12 +141,9 @@ class BanCommands:
         Raises:
             ConfigurationError: A line cannot be read, or there is no room.
         """
-        rows: list[dict[str, Any]] = []
-        for number, line in enumerate(lines, start=1):
-            try:
-                rows.append(json.loads(line))
-            except ValueError as error:
-                raise ConfigurationError(f"bans, line {number}: expected JSON, not {line[:80]!r}: {error}") from None
+        if isinstance(lines, (str, bytes)) or not isinstance(lines, Iterable):
+            raise ConfigurationError(f"bans: expected lines, for example an open file, not {quoted(lines)}")
+        rows = [_row(number, line) for number, line in enumerate(lines, start=1)]
         return await within(self.store.bans.load(rows))
 
     def _books(self) -> list[BanBook]:
@@ -151,3 +154,12 @@ class BanCommands:
     def _ban_key(self, key: str) -> str:
         ban_key(key)
         return self._keys.learn(key)[0]
+
+
+def _row(number: int, line: object) -> Any:
+    try:
+        if not isinstance(line, str):
+            raise ValueError("no text")
+        return json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(f"bans, line {number}: expected JSON, not {quoted(line)}: {error}") from None

@@ -10,12 +10,11 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import Final, TypeAlias
 
-from ..core.banlist import Guarded
+from ..core.banlist import MAX_KEY_BYTES, Guarded
 from ..core.errors import ConfigurationError
 from ..core.memo import remember
 from ..core.networks import canonical_key, parse_address, parse_network
 
-MAX_KEY_BYTES: Final = 64
 _MEMO_LENGTH: Final = 256
 
 Known: TypeAlias = tuple[str, tuple[Guarded, ...]]

@@ -13,7 +13,7 @@ from threading import Lock
 from time import time_ns
 from typing import Final
 
-from ..core.banlist import Ban, BanChange, BanList, Guarded, lasts_longer, longest
+from ..core.banlist import Ban, BanChange, BanList, Guarded, lasts_longer, longest, shown
 from ..core.banpolicy import PREFIX_NAME, BanPolicy
 from ..core.banrows import Bans, Row, from_rows, to_rows
 from ..core.bans import Standing
@@ -133,7 +133,7 @@ class MemoryBans:
             if ban is not None and not ban.is_over(now_us, wall_us):
                 self._history.append(BanChange("unbanned", ban, wall_us, by))
                 details = {"key": key, "by": by, "was_by": ban.by}
-                events.append(Event("unbanned", f"{key} was unbanned by {by}", details))
+                events.append(Event("unbanned", f"{shown(key)} was unbanned by {by}", details))
             else:
                 ban = None
         self._tell(events)
@@ -167,7 +167,8 @@ class MemoryBans:
         """Take over what `dump` returned; of two bans of a key the one that lasts longer stays."""
         with self._lock:
             now_us, wall_us = self._now_us(), self._wall_us()
-            known = from_rows(rows, now_us, wall_us)
+        known = from_rows(rows, now_us, wall_us)  # takes longer than all the rest, and others need the lock
+        with self._lock:
             self.list.let_go(now_us, wall_us, len(self.list))
             self._check_room(known)
             for ban in known.bans:
@@ -221,18 +222,18 @@ class MemoryBans:
         if policy.action == "ban" and not self._has_room(key, bool(source), now_us, wall_us):
             return None
         if made.spend(now_us, policy.most.amount, 1)[3]:
-            message = f"policy {policy.name!r} has made {policy.most} bans; {key} stays unbanned for now"
+            message = f"policy {policy.name!r} has made {policy.most} bans; {shown(key)} stays unbanned for now"
             self._say(Event("bans_capped", message, {"policy": policy.name, "key": key}), policy.name, now_us)
             return None
         length_us = standing.ban(policy, key, now_us)
-        prolong_us = length_us if policy.prolong else 0
-        made_ban = Ban(key, reason, policy.name, standing.rung, now_us, now_us + length_us, wall_us, prolong_us)
+        ends_us, prolong_us = now_us + length_us, length_us if policy.prolong else 0
+        made_ban = Ban(key, reason, policy.name, standing.rung, now_us, ends_us, wall_us, prolong_us)
         if policy.action == "ban":
             self._put(made_ban)
         else:
-            message = f"policy {policy.name!r} would have banned {key} for {format_duration(length_us)}: {reason}"
+            told = f"policy {policy.name!r} would have banned {shown(key)} for {format_duration(length_us)}: {reason}"
             details = {"policy": policy.name, "key": key, "rung": standing.rung, "reason": reason}
-            self._events.append(Event("shadow_banned", message, details))
+            self._events.append(Event("shadow_banned", told, details))
         return made_ban
 
     def _prolong(self, ban: Ban, now_us: int) -> Ban:
@@ -248,7 +249,7 @@ class MemoryBans:
         self._history.append(BanChange("banned", ban, ban.wall_us, ban.by))
         until = "for ever" if ban.until is None else f"until {ban.until:%Y-%m-%dT%H:%M:%SZ}"
         details = {"key": ban.key, "by": ban.by, "reason": ban.reason, "rung": ban.rung, "until": ban.until}
-        self._events.append(Event("banned", f"{ban.key} is banned {until} by {ban.by}: {ban.reason}", details))
+        self._events.append(Event("banned", f"{shown(ban.key)} is banned {until} by {ban.by}: {ban.reason}", details))
 
     def _record(self, ban: Ban) -> None:
         self.list.add(ban)
@@ -258,8 +259,7 @@ class MemoryBans:
     def _has_room(self, key: str, is_prefix: bool, now_us: int, wall_us: int) -> bool:
         """Tell whether one more automatic ban can be recorded."""
         self.list.let_go(now_us, wall_us, 64)
-        if self.list.get(key) is not None:  # it is over, and what is recorded takes its place
-            self.list.remove(key)
+        self.list.remove(key)  # what it has is over, and what is recorded takes its place
         share = self._most // PREFIX_SHARE
         if is_prefix and len(self._prefixes) >= share:
             bans = (self.list.get(prefix) for prefix in self._prefixes)
@@ -267,7 +267,7 @@ class MemoryBans:
         if len(self.list) < self._most and (not is_prefix or len(self._prefixes) < share):
             return True
         what = f"room for prefixes (one in {PREFIX_SHARE})" if is_prefix and len(self.list) < self._most else "room"
-        message = f"no {what} is left among {self._most} bans, so {key} stays unbanned; raise max_bans"
+        message = f"no {what} is left among {self._most} bans, so {shown(key)} stays unbanned; raise max_bans"
         self._say(Event("bans_full", message, {"max_bans": self._most, "key": key}), "", now_us)
         return False
 

@@ -20,7 +20,7 @@ from ..core.banlist import Ban, Guarded
 from ..core.banpolicy import BanPolicy
 from ..core.errors import ConfigurationError
 from ..core.networks import Address
-from ..core.targets import ban_target
+from ..core.targets import WIDEST, ban_target
 from ..limiter import Limiter
 from .calls import Calls
 from .keys import Combined, Key, PathParam, Value, everyone, route_path
@@ -87,6 +87,8 @@ class AbuseWatch:
         calls: Calls,
     ) -> None:
         self.policies = _by_name(policies)
+        for policy in self.policies.values():
+            _check_width(policy, client if policy.key is None else policy.key)
         self._calls = calls
         self._limiter = limiter
         self._client = client
@@ -236,6 +238,19 @@ def _by_name(policies: object) -> dict[str, BanPolicy]:
             )
         found[policy.name] = policy
     return found
+
+
+def _check_width(policy: BanPolicy, key: Key) -> None:
+    """See that a policy bans what its clients are, where these are wider than one client usually is."""
+    if not isinstance(key, ClientAddress):
+        return
+    for version, name in ((4, "ipv4_prefix"), (6, "ipv6_prefix")):
+        length, narrowest = key.prefix(version), min(WIDEST[version], getattr(policy, name))
+        if length < narrowest:
+            raise ConfigurationError(
+                f"bans: {policy!r}: its clients are of {name}={length}, and it bans nothing wider than /{narrowest}; "
+                f"if that is meant, write BanPolicy(..., {name}={length})"
+            )
 
 
 def _names_nobody(key: Key | None) -> bool:

@@ -13,7 +13,7 @@ import anyio
 from starlette.requests import HTTPConnection
 from starlette.types import Message, Receive, Scope, Send
 
-from ..core.banlist import Ban, Guarded
+from ..core.banlist import Ban, Guarded, shown
 from ..core.decision import Barred, Bucket, Check, Decision, Reason
 from ..core.protocols import Event
 from ..limiter import Limiter
@@ -193,7 +193,7 @@ class Judge:
             if not shadow:
                 await self._track(gate, check[1], seen)
             elif not seen.allowed:
-                message = f"rule {gate.rule.label!r} would have refused {check[1]}"
+                message = f"rule {gate.rule.label!r} would have refused {shown(check[1])}"
                 self.limiter.tell(Event("shadow_refused", message, {"rule": gate.rule.label, "key": check[1]}))
         return decision
 

@@ -76,6 +76,10 @@ class ClientAddress:
         self._clients: dict[tuple[str, str], tuple[str, Address | None]] = {}
         self._cut: dict[str, str] = {}
 
+    def prefix(self, version: int) -> int:
+        """Return how many bits of an address make one client."""
+        return self._prefixes[0 if version == 4 else 1]
+
     def find(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
         """See `Key.find`. Where this one trusts nobody, the middleware has found the client, and its prefix is cut."""
         if self.trusted:
