@@ -127,7 +127,8 @@ def test_wheel_holds_the_package_typed_and_nothing_else(tmp_path: Path, monkeypa
     monkeypatch.chdir(ROOT)
     wheel = tmp_path / hatchling.build.build_wheel(str(tmp_path))
     held = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    source = {path.relative_to(ROOT / "src").as_posix() for path in (ROOT / "src").rglob("*.py")}
+    files = (path for ending in ("py", "lua") for path in (ROOT / "src").rglob(f"*.{ending}"))
+    source = {path.relative_to(ROOT / "src").as_posix() for path in files}
     assert held == {*source, "slidegate/py.typed"}
 
 
@@ -228,6 +229,34 @@ def test_one_failed_check_fails_the_whole_run(
     monkeypatch.setattr(dev, "tests_with_coverage", lambda python: ([], "== 7 passed in 1.00s =="))
     assert dev.test([]) == (1 if failing else 0)
     assert ("failed: " in capsys.readouterr().out) == bool(failing)
+
+
+@pytest.mark.parametrize(
+    ("root", "failing", "installs", "there"),
+    [
+        (False, "", False, True),
+        (False, "tests.redis_servers", False, False),
+        (True, "tests.redis_servers", True, False),
+        (True, "apt-get", False, True),
+    ],
+)
+@pytest.mark.parametrize("ci", [False, True])
+def test_a_redis_server_is_looked_for_then_installed_and_must_be_there_for_continuous_integration(
+    root: bool,
+    failing: str,
+    installs: bool,
+    there: bool,
+    ci: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    runs = Runs(failing)
+    for name, stand_in in (("run", runs), ("shutil.which", lambda name: name), ("os.geteuid", lambda: int(not root))):
+        monkeypatch.setattr(f"dev.{name}", stand_in)
+    monkeypatch.setenv("CI", "true" if ci else "")
+    assert dev.server_steps(Path("python")) == (["redis-server"] if ci and not there else [])
+    assert any("install" in command for command in runs.commands) == installs
+    assert ("sudo apt install redis-server" in capsys.readouterr().out) == (not there)
 
 
 def test_pytest_closes_the_run_with_its_own_line(

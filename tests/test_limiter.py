@@ -437,11 +437,16 @@ async def test_a_limiter_is_made_from_an_address(url: str, max_keys: int) -> Non
 
 
 BAD_URLS = [
-    ("", 'store address: expected "memory://", not '),
-    ("memory", 'expected "memory://", not'),
+    ("", 'store address: expected "memory://" or "lmdb:///var/lib/app/slidegate" or "redis://localhost:6379/0" or '),
+    ("memory", 'expected "memory://" or'),
     ("memori://", "did you mean 'memory'?"),
-    ("redis://localhost:6379/0", 'expected "memory://", not'),
-    ("lmdb:///var/lib/app", 'expected "memory://", not'),
+    ("redi://localhost:6379/0", 'expected "memory://" or'),
+    ("lmdb://var/lib/app", "write the directory's whole path behind lmdb://"),
+    ("lmdb:///", "write the directory's whole path behind lmdb://"),
+    ("lmdb:///missing/app", "/missing does not exist"),
+    ("lmdb:///missing/app?fsync=1", "unknown option 'fsync'"),
+    ("lmdb:///missing/app?map_size=1GB", "map_size needs a whole number, not '1GB'"),
+    ("lmdb:///missing/app?durability=sure", 'durability: expected "fast" or "safe", not \'sure\''),
     ("memory://[", "not"),
     ("memory://localhost", "memory has no place"),
     ("memory:///tmp", "memory has no place"),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 import ssl
 import subprocess
+import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,11 @@ import pytest
 import redis
 from hypothesis import given
 from hypothesis import strategies as st
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 
 from slidegate import ConfigurationError, Limiter
+from slidegate.stores.redis import RedisStore
 from slidegate.stores.redis_addresses import SCHEMES, Address, close_client, open_client, read_address
 
 from .fault_proxy import HOST, FaultProxy
@@ -102,12 +105,13 @@ def test_an_address_is_read(
         ("redis+cluster://h/1", "a cluster has database 0 alone, not 1"),
         ("redis+sentinel://h", "the name of a service"),
         ("redis+sentinel://h/gate/x", "the number of a database"),
+        (f"redis+sentinel://x:1/{SECRET}@h/gate", "/ as %2F"),
         (b"redis://h", "expected one like"),
         (None, "expected one like"),
     ],
 )
 def test_an_address_that_cannot_be_read_is_refused_and_told_why(url: Any, said: str) -> None:
-    with pytest.raises(ConfigurationError, match="^store address: ") as caught:
+    with pytest.raises(ConfigurationError, match=r"^store address: ") as caught:
         open_client(url)
     assert said in str(caught.value)
     assert SECRET not in str(caught.value)
@@ -117,15 +121,46 @@ def test_an_address_that_cannot_be_read_is_refused_and_told_why(url: Any, said: 
 @given(st.sampled_from(SCHEMES), st.text(max_size=12), st.text(max_size=12), st.text(max_size=12))
 def test_a_password_is_never_shown_wherever_it_was_put(scheme: str, before: str, between: str, after: str) -> None:
     url = f"{scheme}://{before}{SECRET}{between}@h{after}"
+    shown, read_as_place = "", ""
     try:
         address = read_address(url)
+        shown, read_as_place = repr(address), f"{address.hosts} {address.path}"
     except ConfigurationError as error:
-        shown = str(error)
-        if "unknown option" in shown:  # what stands after ? is named, so that it can be put right
-            shown = shown.partition("unknown option")[0]
-        assert SECRET not in shown
-    else:
-        assert SECRET not in repr(address) or SECRET in repr((address.hosts, address.path, address.service))
+        # What stands where options do is named, so that it can be put right.
+        shown = str(error).partition("unknown option")[0]
+    assert SECRET not in shown or SECRET in read_as_place
+
+
+def test_a_limiter_takes_the_options_of_its_store_out_of_the_address() -> None:
+    limiter = Limiter.from_url("redis://h/3?prefix=gate&readable=true&timeout=200ms&max_waiting=50", secret=SECRET * 3)
+    assert isinstance(limiter.store, RedisStore)
+    assert repr(limiter.store) == "<RedisStore 'gate'>"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("prefix={}", "prefix: expected 1 to 64 characters"),
+        ("readable=yes", "readable needs true or false, not 'yes'"),
+        ("max_waiting=many", "max_waiting needs a whole number, not 'many'"),
+        ("timeout=soon", "timeout"),
+        ("prefx=a", "unknown option 'prefx'"),
+        ("prefix=a&ssl_ca_certs=/ca.pem", "unknown option 'ssl_ca_certs'"),
+    ],
+)
+def test_an_option_that_cannot_be_used_is_refused_when_the_limiter_is_made(options: str, said: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        Limiter.from_url(f"redis://:{SECRET}@h?{options}")
+    assert said in str(caught.value)
+    assert SECRET not in str(caught.value)
+
+
+def test_an_address_without_its_driver_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("slidegate.stores.redis")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "hiredis", None)
+    with pytest.raises(ConfigurationError, match=r"hiredis is missing; write pip install 'slidegate\[redis\]'"):
+        Limiter.from_url("redis://localhost")
 
 
 # -- real servers --------------------------------------------------------------------------------------------------
@@ -138,7 +173,7 @@ def server() -> Iterator[RedisServer]:
 
 
 async def write(url: str, key: str, **options: Any) -> None:
-    client = open_client(url, socket_timeout=5, **options)
+    client = open_client(url, socket_timeout=5, retry=Retry(NoBackoff(), 0), **options)
     try:
         assert await client.set(key, "1")
         assert SECRET not in repr(client)
@@ -162,7 +197,7 @@ async def test_a_wrong_password_is_refused_without_being_shown(server: RedisServ
 
 
 @needs_redis
-async def test_a_cluster_is_found_through_any_of_its_servers(tmp_path: Path) -> None:
+async def test_a_cluster_is_found_through_any_of_its_servers() -> None:
     with RedisCluster() as cluster:
         for number, server in enumerate(cluster.servers):
             await write(f"redis+cluster://{HOST}:{server.port}", f"key{number}")

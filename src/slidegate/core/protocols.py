@@ -30,6 +30,10 @@ class Event:
         ``bans_capped``: a policy has made as many bans as it may for now; keys stay unbanned.
         ``bans_full``: a store holds as many bans as it may; an automatic one was not recorded.
         ``strikes_dropped``: a store holds the strikes of as many keys as it may; the longest unstruck were forgotten.
+        ``store_set_aside``, ``bans_rescued``: a damaged file is kept under another name, and its bans were taken over.
+        ``store_migrated``: a file of an older layout was taken over.
+        ``store_doubtful``: a file lies where not all processes may see it alike.
+        ``map_grown``, ``map_full``: a file has become larger, or must not become larger.
     """
 
     kind: str

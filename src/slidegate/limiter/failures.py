@@ -101,15 +101,15 @@ class Failsafe:
 
     def hit(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Decision | Awaitable[Decision]:
         """Charge every check or none; see `Store.hit`."""
-        if self._left_alone():
-            return self._instead("hit", checks, guarded)
+        if self._open_until_us and self._left_alone():
+            return self.instead("hit", checks, guarded)
         try:
             answer = self._store.hit(checks, guarded)
         except ConfigurationError:
             raise
         except Exception as error:
             self._fail(error)
-            return self._instead("hit", checks, guarded)
+            return self.instead("hit", checks, guarded)
         if isinstance(answer, Decision):
             if self._failures:
                 self._recover()
@@ -129,8 +129,9 @@ class Failsafe:
             raise
         except Exception as error:
             self._fail(error)
-            return self._instead("hit", checks, guarded)
-        self._recover()
+            return self.instead("hit", checks, guarded)
+        if self._failures:
+            self._recover()
         if self._local is None:
             return decision
         strict = self._strictly(decision, checks, guarded)
@@ -140,7 +141,7 @@ class Failsafe:
         """Say what `hit` would answer now."""
         decision = await self.ask(lambda: self._store.peek(checks, guarded), None)
         if decision is None:
-            return self._instead("peek", checks, guarded)
+            return self.instead("peek", checks, guarded)
         local = self.local
         if local is None or not decision.allowed:
             return decision
@@ -150,7 +151,7 @@ class Failsafe:
     async def charge(self, checks: Sequence[Check]) -> Decision:
         """Record every cost, whatever the limits."""
         decision = await self.ask(lambda: self._store.charge(checks), None)
-        return self._instead("charge", checks) if decision is None else decision
+        return self.instead("charge", checks) if decision is None else decision
 
     async def refund(self, decision: Decision) -> bool:
         """Hand back what a decision charged, wherever that was; False, and no more, where a store does not answer."""
@@ -227,7 +228,7 @@ class Failsafe:
         logger.warning("store_recovered: %s", message)
         self._tell(Event("store_recovered", message, {"failures": failures}))
 
-    def _instead(
+    def instead(
         self, what: Literal["hit", "peek", "charge"], checks: Sequence[Check], guarded: Sequence[Guarded] = ()
     ) -> Decision:
         """Answer in the place of the store."""

@@ -1,0 +1,217 @@
+"""All processes of one host.
+
+Windows and bans are rows of an LMDB environment, a file that the processes map into memory. Every hit is one writing
+transaction, which only one process has at a time: it reads the rows, lets the core decide about the windows in them
+(`core.packed`), and writes back those that changed. A refusal that is known to last, a `peek` and the check for bans
+only read, which waits for nobody.
+
+What stands where: `windows` the rows of windows, `judging` the decisions, `bans` bans, `turns` when
+a transaction takes place and `transactions` how, `env` the environment and who writes, `files` whether
+its files can be trusted, `clock` the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from os import PathLike
+from typing import Final, Literal
+
+try:
+    import lmdb
+except ImportError as error:
+    raise ImportError('LmdbStore needs the package lmdb: pip install "slidegate[lmdb]"') from error
+
+from ...core.banlist import Guarded
+from ...core.decision import Check, Decision
+from ...core.errors import ConfigurationError
+from ...core.limits import check_whole
+from ...core.protocols import Clock, Observer
+from ..judging import LIMITED
+from ..memory import DEFAULT_MAX_BANS, DEFAULT_MAX_KEYS
+from .bans import LmdbBans
+from .judging import Judge
+from .opening import Options
+from .refusals import Refusals
+from .shared import close_environment, open_environment
+from .transactions import Transactions
+from .turns import Turns
+from .windows import Session
+
+DEFAULT_MAP_SIZE: Final = 64 * 2**20
+DEFAULT_MAX_MAP_SIZE: Final = 2**30
+MIN_MAP_SIZE: Final = 2**16
+MAX_MAP_SIZE: Final = 2**40
+SAY_FULL_EVERY_US: Final = 60_000_000
+_MANY: Final = 100_000
+_BROKEN: Final = (lmdb.CorruptedError, lmdb.InvalidError, lmdb.PageNotFoundError, lmdb.PanicError)
+
+
+@dataclass(frozen=True, slots=True)
+class LmdbStats:
+    """Counters of an `LmdbStore`.
+
+    Attributes:
+        keys: Windows held now, those of all processes, shared cells not included.
+        bytes_used: Bytes of the file that have been used so far.
+        bytes_held: The size of the file.
+        evictions: Empty windows that this process has let go of.
+        shared_hits: Hits of this process that were counted in a shared cell.
+    """
+
+    keys: int
+    bytes_used: int
+    bytes_held: int
+    evictions: int
+    shared_hits: int
+
+
+class LmdbStore:
+    """Remembers windows and bans in a file, for all processes of one host, over restarts and reboots.
+
+    Safe to use from several threads and event loops at once, and after `fork`. Every worker makes its own, with the
+    same path and options; two of one process share one environment. The files are opened here, because a path that
+    cannot work must not wait for the first request to say so.
+
+    Args:
+        path: A directory on a local disk, for slidegate alone; it is made if only its last part is missing.
+        map_size: Bytes that the file takes at first, 64 KiB to 1 TiB.
+        max_map_size: Bytes that it may grow to, by doubling; by default 1 GiB, or `map_size` if that is more.
+        max_keys: How many windows to hold. Beyond, further keys share cells, as in memory.
+        max_bans: How many bans, and the strikes of how many keys, to hold. Beyond, automatic bans are not recorded.
+        durability: ``"fast"``: what was answered survives whatever happens to processes. ``"safe"``: it is on the disk
+            before it is answered, and survives a loss of power too. The same for all workers.
+        clock: Returns microseconds; by default the clock of the host. Tests pass `slidegate.testing.FakeClock`.
+        wall_clock: Returns Unix time in microseconds, for bans; by default `clock` if one is given, else the system's.
+
+    Raises:
+        ConfigurationError: An option is out of range, or the files cannot be used; the message says what would help.
+        StoreTimeout: Another process holds the files and does not go on.
+    """
+
+    def __init__(
+        self,
+        path: str | PathLike[str],
+        *,
+        map_size: int = DEFAULT_MAP_SIZE,
+        max_map_size: int | None = None,
+        max_keys: int = DEFAULT_MAX_KEYS,
+        max_bans: int = DEFAULT_MAX_BANS,
+        durability: Literal["fast", "safe"] = "fast",
+        clock: Clock | None = None,
+        wall_clock: Clock | None = None,
+    ) -> None:
+        check_whole(map_size, MIN_MAP_SIZE, MAX_MAP_SIZE, "map_size", "for example 64 * 2**20")
+        if max_map_size is None:
+            max_map_size = max(map_size, DEFAULT_MAX_MAP_SIZE)
+        check_whole(max_map_size, map_size, MAX_MAP_SIZE, "max_map_size", "for example 2**30")
+        check_whole(max_keys, 1, 10**12, "max_keys", "for example 100_000")
+        check_whole(max_bans, 1, 10**12, "max_bans", "for example 100_000")
+        if durability not in ("fast", "safe"):
+            raise ConfigurationError(f'durability: expected "fast" or "safe", not {durability!r}')
+        for name, given in (("clock", clock), ("wall_clock", wall_clock)):
+            if given is not None and not callable(given):
+                raise ConfigurationError(f"{name}: expected a function that returns microseconds, not {given!r}")
+        self.max_keys = max_keys
+        self._env = open_environment(path, Options(map_size, max_map_size, durability == "safe"))
+        self._now_us = clock or self._env.now_us
+        self._transactions = Transactions(self._env, self._now_us, max_keys)
+        self._turns = Turns(self._transactions.write, in_thread=durability == "safe")
+        self._judge = Judge()
+        self.bans = LmdbBans(self._env, self._turns, self._now_us, wall_clock or clock, max_bans)
+        self._transactions.rescue = self.bans.rescue
+        self._refusals = Refusals()
+        self._known = self._refusals.known
+        if self._env.salvage:
+            self._turns.wait(lambda session: None)  # takes over what can be found there
+        self._transactions.tells = self._is_open = True
+
+    def __repr__(self) -> str:
+        return f"<LmdbStore {str(self._env.path)!r}>"
+
+    @property
+    def secret(self) -> bytes:
+        """The key for digests, made with the environment: the same for all processes."""
+        return self._env.dbs.secret
+
+    def stats(self) -> LmdbStats:
+        """Return the store's counters."""
+        upkeep = self._transactions.upkeep
+        return LmdbStats(*self._env.sizes(), upkeep.evictions, upkeep.shared_hits)
+
+    def observe(self, observer: Observer) -> None:
+        """Tell `observer` about this store's events from now on, and about what happened when it was opened."""
+        self._transactions.observers.add(observer)
+        self._transactions.tell()
+
+    def close(self) -> None:
+        """Let go of the files, unless another store of this process uses them."""
+        if self._is_open:
+            self._is_open = False
+            self._turns.close()
+            close_environment(self._env)
+
+    def keep_deadline(self, deadline_s: float) -> bool:
+        """Give up by itself, with `StoreTimeout`, what cannot be done in time; False if that cannot be promised."""
+        return self._turns.keep_deadline(deadline_s)
+
+    def hit(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Decision | Awaitable[Decision]:
+        """Charge every check or none, in one step, and say everything about it."""
+        if self._known or self.bans.any():
+            refused = self._known_refusal(tuple(checks), guarded)
+            if refused is not None:
+                return refused
+        return self._turns.run(partial(self._hit, checks, guarded))
+
+    def peek(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Decision:
+        """Say what `hit` would answer now. Changes nothing, and waits for no other process."""
+        return self._transactions.read(partial(self._peek, checks, guarded))
+
+    def charge(self, checks: Sequence[Check]) -> Decision | Awaitable[Decision]:
+        """Record every cost in one step, whatever the limits, and say what is left."""
+        return self._turns.run(partial(self._judge.charge, checks))
+
+    def refund(self, decision: Decision) -> bool | Awaitable[bool]:
+        """Hand back what `decision` charged; False where it charged nothing, did so before or it has aged out."""
+        return self._turns.run(partial(self._judge.refund, decision)) if decision.charge else False
+
+    def reset(self, key: str) -> bool | Awaitable[bool]:
+        """Forget the windows of `key` under every rule; False where there were none.
+
+        What the key spent in a shared cell stays: it cannot be told from what others spent there.
+        """
+        return self._turns.run(lambda session: session.forget(key))
+
+    def _hit(self, checks: Sequence[Check], guarded: Sequence[Guarded], session: Session) -> Decision:
+        if session.banned:
+            barred, prolongs = self.bans.judge(session, checks, guarded)
+            if barred is not None:
+                return self.bans.prolong(barred, guarded, session) if prolongs else barred
+        decision = self._judge.hit(checks, session)
+        if decision.reason is LIMITED:
+            self._refusals.remember(decision, session.asked)
+        return decision
+
+    def _peek(self, checks: Sequence[Check], guarded: Sequence[Guarded], session: Session) -> Decision:
+        barred, _ = self.bans.judge(session, checks, guarded)
+        if barred is not None:
+            return barred
+        decision = self._judge.hit(checks, session)
+        decision.charge = ()
+        return decision
+
+    def _known_refusal(self, checks: Sequence[Check], guarded: Sequence[Guarded]) -> Decision | None:
+        """Refuse by reading alone where that is all that is to be done; else None."""
+        lasts = self._refusals.lasts(checks, self._now_us())
+        if not lasts and not (self.bans.any() and self.bans.suspects(checks, guarded)):
+            return None
+        return self._transactions.read(partial(self._refuse, checks, guarded, lasts))
+
+    def _refuse(
+        self, checks: Sequence[Check], guarded: Sequence[Guarded], lasts: bool, session: Session
+    ) -> Decision | None:
+        barred, prolongs = self.bans.judge(session, checks, guarded)
+        if barred is not None:
+            return None if prolongs else barred
+        return self._refusals.answer(checks, session) if lasts else None

@@ -1,0 +1,152 @@
+"""The transactions of an LMDB store: one that reads, and one that does jobs, whatever gets in its way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import lmdb
+
+from ...core.errors import StoreUnavailable
+from ...core.protocols import Clock, Event
+from ..observers import Observers
+from .env import Environment
+from .turns import Job
+from .windows import Session, Upkeep
+
+SAY_FULL_EVERY_US: Final = 60_000_000
+
+T = TypeVar("T")
+
+_MANY: Final = 100_000
+_BROKEN: Final = (lmdb.CorruptedError, lmdb.InvalidError, lmdb.PageNotFoundError, lmdb.PanicError)
+
+
+class Transactions:
+    """Runs transactions, and tells what happened in them.
+
+    Args:
+        env: The environment.
+        now_us: The store's clock.
+        max_keys: How many windows to hold.
+
+    Attributes:
+        observers: Who hears events.
+        rescue: Takes over the bans of a damaged file, and returns how many.
+        tells: Whether events are told; until then they are kept for those who will observe.
+        upkeep: What the transactions of this process know of each other.
+    """
+
+    def __init__(self, env: Environment, now_us: Clock, max_keys: int) -> None:
+        self._env = env
+        self._now_us = now_us
+        self._max_keys = max_keys
+        self._next_full_event_us = 0
+        self.observers = Observers()
+        self.rescue: Callable[[Path, Session], int] = lambda path, session: 0
+        self.tells = False
+        self.upkeep = Upkeep()
+
+    def read(self, ask: Callable[[Session], T]) -> T:
+        """Return what `ask` says about a session in which nothing can be written; waits for nobody.
+
+        Raises:
+            StoreUnavailable: The files cannot be read.
+        """
+        try:
+            txn = self._env.read()
+            try:
+                return ask(Session(txn, self._env.dbs, self._now_us(), self._max_keys, Upkeep()))
+            finally:
+                self._env.end_read(txn)
+        except lmdb.Error as error:
+            raise StoreUnavailable(f"lmdb: {self._env.path}: {error}") from error
+
+    def write(self, jobs: Sequence[Job]) -> list[Any] | None:
+        """Do jobs in one transaction and return their answers; None while another process or thread writes.
+
+        Raises:
+            StoreUnavailable: The files are damaged or full.
+        """
+        try:
+            while True:
+                try:
+                    return self._write(jobs)
+                except lmdb.MapFullError:
+                    self._make_room()
+        except _BROKEN as error:
+            self._env.condemn(error)
+            raise StoreUnavailable(f"lmdb: {self._env.path} is damaged: {error}") from error
+        except (lmdb.Error, OSError) as error:
+            raise StoreUnavailable(f"lmdb: {self._env.path}: {error}") from error
+
+    def tell(self) -> None:
+        """Tell of what nobody has heard yet."""
+        if self.tells and self._env.untold:
+            events, self._env.untold = self._env.untold, []
+            self.observers.tell_all(events)
+
+    def _write(self, jobs: Sequence[Job]) -> list[Any] | None:
+        env = self._env
+        txn = env.begin()
+        if txn is None:
+            return None
+        session = Session(txn, env.dbs, self._now_us(), self._max_keys, self.upkeep)
+        try:
+            try:
+                if env.salvage:
+                    self._rescue(session)
+                answers = [job(session) for job in jobs]
+                session.save()
+                env.look_after(txn, session.now_us)
+            except BaseException:
+                env.abort(txn)
+                raise
+            env.commit(txn)
+        except BaseException:
+            self.upkeep.hot.clear()
+            for undo in session.undo:
+                undo()
+            raise
+        if session.events or env.untold:
+            env.untold += session.events
+            self.tell()
+        return answers
+
+    def _rescue(self, session: Session) -> None:
+        while self._env.salvage:
+            path = self._env.salvage.pop()
+            session.undo.append(partial(self._env.salvage.append, path))
+            count = self.rescue(path, session)
+            session.events.append(Event("bans_rescued", f"{count} bans were found in {path}", {"bans": count}))
+
+    def _make_room(self) -> None:
+        """Make the map larger; where it must not be, let go of all windows that are empty.
+
+        Raises:
+            lmdb.MapFullError: There are none.
+        """
+        env = self._env
+        txn = env.begin()
+        if txn is None:
+            return  # somebody else writes, and may make room
+        txn = env.grow(txn)
+        if txn is None:
+            self.tell()
+            return
+        session = Session(txn, env.dbs, self._now_us(), self._max_keys, self.upkeep)
+        try:
+            gone = session.sweep(_MANY)
+        except BaseException:
+            env.abort(txn)
+            raise
+        env.commit(txn)
+        if session.now_us >= self._next_full_event_us:
+            self._next_full_event_us = session.now_us + SAY_FULL_EVERY_US
+            message = f"{env.path} is full, and {gone} empty windows were let go of; raise max_map_size"
+            env.untold.append(Event("map_full", message, {"gone": gone}))
+            self.tell()
+        if not gone:
+            raise lmdb.MapFullError("no empty window is left to let go of; raise max_map_size or lower max_keys")

@@ -1,0 +1,267 @@
+"""Scenes with several processes around one LMDB environment, each in a process of its own that forks its actors.
+
+Run as ``python -m tests.stores.lmdb_scenes NAME PATH [NUMBER ...]``; what was seen is printed as one line of JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from slidegate.core import Bucket, parse_limits
+from slidegate.stores.lmdb import LmdbStore
+from slidegate.stores.lmdb import opening as lmdb_opening
+
+HOUR_US = 3_600_000_000
+
+
+def bucket(amount: int) -> Bucket:
+    return Bucket("rule", parse_limits(f"{amount}/hour"))
+
+
+def actor(act: Callable[[int], None]) -> tuple[int, int]:
+    """Fork a process that acts on the writing end of a pipe; return its id and the reading end."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if not pid:
+        code = 1
+        try:
+            os.close(reading)
+            act(writing)
+            code = 0
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+        finally:
+            os._exit(code)
+    os.close(writing)
+    return pid, reading
+
+
+def outcome(pid: int, reading: int) -> tuple[bytes, int]:
+    """Wait for an actor to end; return what it wrote and its exit code."""
+    with open(reading, "rb") as pipe:
+        written = pipe.read()
+    return written, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def end(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+def together(count: int, act: Callable[[int], int]) -> list[int]:
+    """Let several actors start at one moment; return the number that each answers with."""
+    gate_reading, gate_writing = os.pipe()
+
+    def run(number: int) -> Callable[[int], None]:
+        def wait_and_act(writing: int) -> None:
+            os.close(gate_writing)
+            os.read(gate_reading, 1)
+            os.write(writing, str(act(number)).encode())
+
+        return wait_and_act
+
+    actors = [actor(run(number)) for number in range(count)]
+    os.close(gate_reading)
+    os.close(gate_writing)
+    outcomes = [outcome(*one) for one in actors]
+    assert [code for _, code in outcomes] == [0] * count, "an actor failed"
+    return [int(written) for written, _ in outcomes]
+
+
+def hit_often(store: LmdbStore, amount: int, times: int, keys: int = 1) -> int:
+    asked = bucket(amount)
+    demands = [((asked, f"user:{number}", 1),) for number in range(keys)]
+    return sum(store.hit(demands[number % keys]).allowed for number in range(times))  # type: ignore[union-attr]
+
+
+def crowd(path: str, processes: int, times: int, amount: int, keys: int) -> Any:
+    """Several processes hit the same keys."""
+    return together(processes, lambda _: hit_often(LmdbStore(path), amount, times, keys))
+
+
+def heirs(path: str, processes: int, times: int, amount: int) -> Any:
+    """Processes are forked from one that has the environment open already."""
+    store = LmdbStore(path)
+    mine = hit_often(store, amount, 10)
+    store.bans.active()  # leaves a place for a reader taken, as reading does
+    counts = together(processes, lambda _: hit_often(store, amount, times))
+    store.bans.active()
+    return [mine + hit_often(store, amount, 10), *counts]
+
+
+def starts(path: str, processes: int, rounds: int) -> Any:
+    """Processes open an environment that is not there yet, all at one moment."""
+    seen = []
+    for turn in range(rounds):
+        place = f"{path}-{turn}"
+        secrets = os.pipe()
+
+        def act(_: int, place: str = place, writing: int = secrets[1]) -> int:
+            store = LmdbStore(place, map_size=1 << 20)
+            os.write(writing, store.secret)
+            return hit_often(store, 20, 10)
+
+        seen.append((sum(together(processes, act)), len({os.read(secrets[0], 32) for _ in range(processes)})))
+    return seen
+
+
+def killing(path: str, processes: int, kills: int, amount: int) -> Any:
+    """Processes hit one key, and one after the other is killed and replaced; who was let in is counted outside."""
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    chance = random.Random(kills)
+
+    def act(_: int) -> None:
+        store, asked = LmdbStore(path), ((bucket(amount), "user:ann", 1),)
+        while True:
+            if store.hit(asked):  # type: ignore[arg-type]
+                os.write(writing, b"x")
+
+    actors = [actor(act) for _ in range(processes)]
+    admitted = 0
+    for _ in range(kills):
+        time.sleep(chance.uniform(0.001, 0.03))
+        victim = chance.randrange(processes)
+        pid, pipe = actors[victim]
+        end(pid)
+        os.close(pipe)
+        actors[victim] = actor(act)
+        with suppress(BlockingIOError):
+            admitted += len(os.read(reading, 1 << 20))
+    for pid, _ in actors:
+        end(pid)
+    os.close(writing)
+    while more := os.read(reading, 1 << 20):
+        admitted += len(more)
+    left = LmdbStore(path).peek(((bucket(amount), "user:ann", 0),)).remaining
+    return {"admitted": admitted, "counted": amount - (left or 0)}
+
+
+def banning(path: str, kills: int, durability: str) -> Any:
+    """A process bans, says so, and is killed at some moment; afterwards every ban that it spoke of must be there."""
+    chance = random.Random(kills)
+    lost, spoken = 0, 0
+    options: dict[str, Any] = {"map_size": 4 << 20, "durability": durability, "max_bans": 10**6}
+    LmdbStore(path, **options).close()
+    for turn in range(kills):
+
+        def act(writing: int, turn: int = turn) -> None:
+            store = LmdbStore(path, **options)
+            for number in range(10**6):
+                store.bans.ban(f"user:{turn}-{number}", HOUR_US, "by request", "ann")
+                store.hit(((bucket(10**6), f"user:{number}", 1),))
+                os.write(writing, b"x")
+
+        pid, reading = actor(act)
+        time.sleep(chance.uniform(0.0, 0.03 if durability == "fast" else 0.2))
+        os.kill(pid, signal.SIGKILL)
+        said = len(outcome(pid, reading)[0])
+        store = LmdbStore(path, **options)
+        banned = {ban.key for ban in store.bans.active()}
+        lost += sum(f"user:{turn}-{number}" not in banned for number in range(said))
+        spoken += said
+        for key in banned:
+            store.bans.unban(key, "bob")
+        store.close()
+    return {"lost": lost, "spoken": spoken}
+
+
+def readers(path: str, kills: int, slots: int) -> Any:
+    """Processes are killed while they read, more of them than there are places for readers."""
+    lmdb_opening._MAX_READERS = slots  # type: ignore[misc]
+    store = LmdbStore(path)
+    hit_often(store, 5, 1)
+    for _ in range(kills):
+
+        def act(writing: int) -> None:
+            own = LmdbStore(path)
+            own._env.read()
+            os.write(writing, b"x")
+            time.sleep(60)
+
+        pid, reading = actor(act)
+        os.read(reading, 1)
+        os.kill(pid, signal.SIGKILL)
+        outcome(pid, reading)
+    return store.peek(((bucket(5), "user:0", 1),)).remaining
+
+
+def stopped(path: str) -> Any:
+    """A process is stopped while it writes; another one goes on as far as it can."""
+    store, seen = LmdbStore(path), {}
+    asked = bucket(5)
+    full, free = ((asked, "user:full", 1),), ((asked, "user:free", 1),)
+    for _ in range(6):
+        store.hit(full)
+    store.bans.ban("user:eve", None, "by request", "ann")
+
+    def act(writing: int) -> None:
+        own = LmdbStore(path)
+        own._env.begin()
+        os.write(writing, b"x")
+        os.kill(os.getpid(), signal.SIGSTOP)
+        time.sleep(60)
+
+    pid, reading = actor(act)
+    os.read(reading, 1)
+    os.waitpid(pid, os.WUNTRACED)
+
+    async def scene() -> None:
+        turns = 0
+
+        async def turn() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0.001)
+
+        turning = asyncio.create_task(turn())
+        seen["refused"] = str(store.hit(full).reason)  # type: ignore[union-attr]
+        seen["banned"] = str(store.hit(((bucket(5), "user:eve", 1),)).reason)  # type: ignore[union-attr]
+        seen["peeked"] = store.peek(free).remaining
+        waiting = store.hit(free)
+        try:
+            async with asyncio.timeout(0.2):
+                await waiting  # type: ignore[misc]
+            seen["waited"] = "answered"
+        except TimeoutError:
+            seen["waited"] = "timeout"
+        seen["turns"] = turns
+        end(pid)
+        for _ in range(5):
+            answer = store.hit(free)
+            seen["after"] = (await answer if asyncio.isfuture(answer) else answer).remaining  # type: ignore[union-attr]
+        turning.cancel()
+
+    try:
+        asyncio.run(scene())
+    finally:
+        with suppress(ProcessLookupError, ChildProcessError):
+            end(pid)
+    return seen
+
+
+def speaking(path: str, bans: int) -> Any:
+    """Ban, and say so with a system call of its own, for a trace of them."""
+    store = LmdbStore(path, map_size=1 << 20, durability="safe")
+    for number in range(bans):
+        store.bans.ban(f"user:{number}", HOUR_US, "by request", "ann")
+        os.write(2, f"acknowledged {number}\n".encode())
+    return bans
+
+
+SCENES = {scene.__name__: scene for scene in (crowd, heirs, starts, killing, banning, readers, stopped, speaking)}
+
+if __name__ == "__main__":
+    name, place, *given = sys.argv[1:]
+    seen = SCENES[name](place, *(int(text) if text.isdigit() else text for text in given))
+    sys.stdout.write(json.dumps(seen))

@@ -1,0 +1,484 @@
+"""The LMDB store: the contract in one process and over two, and when a transaction takes place."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from slidegate.core import Bucket, ConfigurationError, Decision, Reason, parse_limits
+from slidegate.core.banpolicy import BanPolicy
+from slidegate.core.errors import StoreTimeout, StoreUnavailable
+from slidegate.limiter import Limiter
+from slidegate.stores.lmdb import LmdbStore
+from slidegate.stores.lmdb.bans import LmdbBans
+from slidegate.stores.lmdb.files import GATE
+from slidegate.stores.lmdb.turns import LOOK_EVERY
+from slidegate.testing import FakeClock, RecordingObserver
+from slidegate.testing.contract import StoreContract
+from tests.stores.lmdb_remote import SMALL, Remote, TwoProcesses
+
+MINUTE_US = 60_000_000
+SHARED_MEMORY = Path("/dev/shm")
+
+
+def bucket(limits: str, rule: str = "rule") -> Bucket:
+    return Bucket(rule, parse_limits(limits))
+
+
+class Places:
+    """Directories for environments, gone at the end."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._numbers = itertools.count()
+
+    def new(self) -> str:
+        number = next(self._numbers)
+        shutil.rmtree(self.root / str(number - 8), ignore_errors=True)  # an example opens two at most
+        return str(self.root / str(number))
+
+
+@pytest.fixture(scope="class")
+def _places(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    root = tmp_path_factory.mktemp("lmdb")
+    if request.cls.in_memory and SHARED_MEMORY.is_dir():
+        # Syncing costs nothing there; a disk would take minutes for what is asked of a store here.
+        root = SHARED_MEMORY / f"slidegate-{os.getpid()}"
+        root.mkdir()
+    request.cls.places = Places(root)
+    yield
+    shutil.rmtree(root)
+
+
+@pytest.mark.usefixtures("_places")
+class TestContract(StoreContract):
+    in_memory = False
+    places: Places
+
+    def make_store(self, clock: FakeClock) -> LmdbStore:
+        return LmdbStore(self.places.new(), clock=clock, **SMALL)
+
+
+@pytest.mark.usefixtures("_places")
+class TestContractWhereEveryCommitIsSynced(StoreContract):
+    in_memory = True
+    places: Places
+
+    def make_store(self, clock: FakeClock) -> LmdbStore:
+        return LmdbStore(self.places.new(), clock=clock, durability="safe", **SMALL)
+
+
+@pytest.fixture(scope="class")
+def _remote(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    request.cls.remote = Remote(tmp_path_factory.mktemp("remote"))
+    yield
+    request.cls.remote.close()
+
+
+@pytest.mark.usefixtures("_places", "_remote")
+class TestContractOverTwoProcesses(StoreContract):
+    in_memory = False
+    places: Places
+    remote: Remote
+
+    # A clock that steps back is one that a test gives, and is each process's own; the host's clock never does.
+    test_a_clock_that_steps_prolongs_no_ban = None
+
+    def make_store(self, clock: FakeClock) -> Any:
+        return TwoProcesses(self.places.new(), self.remote, clock)
+
+
+# -- when a transaction takes place -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[LmdbStore]:
+    made = LmdbStore(tmp_path / "lmdb", **SMALL)
+    yield made
+    made.close()
+
+
+class Counted:
+    """Counts the transactions of a store."""
+
+    def __init__(self, store: LmdbStore, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.writes = self.reads = 0
+        begin, read = store._env.begin, store._env.read
+
+        def counted_begin() -> Any:
+            self.writes += 1
+            return begin()
+
+        def counted_read() -> Any:
+            self.reads += 1
+            return read()
+
+        monkeypatch.setattr(store._env, "begin", counted_begin)
+        monkeypatch.setattr(store._env, "read", counted_read)
+
+
+@contextmanager
+def gate_held(store: LmdbStore) -> Iterator[int]:
+    """Write for ever, as seen from the store."""
+    gate = os.open(store._env.path / GATE, os.O_RDWR)
+    fcntl.flock(gate, fcntl.LOCK_EX)
+    yield gate
+    os.close(gate)
+
+
+def fork() -> int:
+    """Fork although there may be threads, which is what is tested."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # CPython 3.12 and later
+        return os.fork()
+
+
+def in_another_process(store: LmdbStore, act: Callable[[LmdbStore], object]) -> None:
+    pid = fork()
+    if not pid:
+        failed = True
+        try:
+            failed = not act(LmdbStore(store._env.path, **SMALL))
+        finally:
+            os._exit(failed)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+async def test_a_lone_hit_is_answered_at_once(store: LmdbStore) -> None:
+    for _ in range(LOOK_EVERY):
+        assert isinstance(store.hit(((bucket("100/hour"), "ann", 1),)), Decision)
+        await asyncio.sleep(0)
+
+
+async def test_what_arrives_in_one_turn_of_the_loop_is_one_transaction(
+    store: LmdbStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limiter, rounds, tasks = Limiter(store, on_error="deny"), 20, 64
+
+    async def work(number: int) -> int:
+        return sum([(await limiter.hit(f"user:{number % 8}", "100000/hour")).allowed for _ in range(rounds)])
+
+    counted = Counted(store, monkeypatch)
+    assert sum(await asyncio.gather(*map(work, range(tasks)))) == rounds * tasks
+    assert counted.writes <= LOOK_EVERY + rounds + 2
+    assert (await limiter.peek("user:0", "100000/hour", 0)).remaining == 100_000 - rounds * tasks // 8
+
+
+async def test_a_known_refusal_takes_no_writing_transaction(store: LmdbStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    limiter = Limiter(store, on_error="deny")
+    for _ in range(6):
+        await limiter.hit("user:ann", "5/hour; 100/day")
+    counted = Counted(store, monkeypatch)
+    for _ in range(1_000):
+        refused = await limiter.hit("user:ann", "5/hour; 100/day")
+        assert (refused.reason, refused.remaining) == (Reason.LIMITED, 0)
+    assert (counted.writes, counted.reads) == (0, 1_000)
+
+
+async def test_a_known_refusal_ends_when_another_process_resets_or_refunds(store: LmdbStore) -> None:
+    limiter = Limiter(store, on_error="deny")
+    for _ in range(6):
+        await limiter.hit("user:ann", "5/hour")
+    in_another_process(store, lambda own: own.reset("user:ann"))
+    charged = [await limiter.hit("user:ann", "5/hour") for _ in range(6)]
+    assert [decision.remaining for decision in charged] == [4, 3, 2, 1, 0, 0]
+    in_another_process(store, lambda own: own.refund(charged[2]))
+    assert (await limiter.hit("user:ann", "5/hour")).allowed
+
+
+async def test_bn_11_a_ban_by_another_process_holds_for_the_next_request(store: LmdbStore) -> None:
+    limiter = Limiter(store, on_error="deny")
+    assert await limiter.hit("192.0.2.7", "5/hour")
+    in_another_process(store, lambda own: own.bans.ban("192.0.2.0/24", None, "by request", "ann"))
+    assert (await limiter.hit("192.0.2.7", "5/hour")).reason is Reason.BANNED
+    in_another_process(store, lambda own: own.bans.unban("192.0.2.0/24", "ann"))
+    assert (await limiter.hit("192.0.2.7", "5/hour")).remaining == 3
+
+
+async def test_who_is_banned_takes_no_writing_transaction(store: LmdbStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    limiter = Limiter(store, on_error="deny")
+    await limiter.ban("192.0.2.0/24", "1h")
+    counted = Counted(store, monkeypatch)
+    for _ in range(100):
+        assert (await limiter.hit("192.0.2.7", "5/hour")).reason is Reason.BANNED
+    assert (counted.writes, counted.reads) == (0, 100)
+
+
+async def test_a_hit_that_was_given_up_while_another_process_writes_is_not_charged(store: LmdbStore) -> None:
+    asked = ((bucket("5/hour"), "ann", 1),)
+    with gate_held(store):
+        waiting = [asyncio.ensure_future(_waited(store, asked)) for _ in range(3)]
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert not any(task.done() for task in waiting)
+        waiting[0].cancel()
+        await asyncio.sleep(0)
+    assert [answer.remaining for answer in await asyncio.gather(*waiting[1:])] == [4, 3]
+
+
+async def _waited(store: LmdbStore, checks: Any) -> Decision:
+    answer = store.hit(checks)
+    return answer if isinstance(answer, Decision) else await answer
+
+
+async def test_a_job_that_fails_fails_alone(store: LmdbStore) -> None:
+    limiter = Limiter(store, on_error="deny")
+    for _ in range(LOOK_EVERY):
+        await limiter.hit("user:ann", "1000/hour")
+    jobs = [limiter.hit("user:ann", "1000/hour"), limiter.import_bans(["{}"]), limiter.hit("user:ann", "1000/hour")]
+    first, failed, last = await asyncio.gather(*jobs, return_exceptions=True)
+    assert isinstance(failed, ConfigurationError)
+    assert [first.remaining, last.remaining] == [1000 - LOOK_EVERY - 1, 1000 - LOOK_EVERY - 2]  # type: ignore[union-attr]
+
+
+# -- room ------------------------------------------------------------------------------------------------------------
+
+
+def fill(store: LmdbStore, keys: Sequence[int], limits: str = "5/hour") -> list[bool]:
+    asked = bucket(limits)
+    return [bool(store.hit(((asked, f"user:{number:>054}", 1),))) for number in keys]
+
+
+def test_lm_07_the_map_grows_and_what_was_counted_stays(tmp_path: Path) -> None:
+    heard = RecordingObserver()
+    store = LmdbStore(tmp_path / "lmdb", map_size=1 << 16, max_map_size=1 << 22)
+    store.observe(heard)
+    for _ in range(6):
+        answers = fill(store, range(1_000))
+    assert not any(answers)
+    assert heard.kinds.count("map_grown") >= 2
+    stats = store.stats()
+    assert (stats.keys, stats.bytes_held) == (1_000, heard.events[-1].details["bytes"])
+    store.close()
+
+
+def test_a_map_that_must_not_grow_lets_go_of_what_is_over_and_says_so(tmp_path: Path) -> None:
+    heard, clock = RecordingObserver(), FakeClock()
+    store = LmdbStore(tmp_path / "lmdb", map_size=1 << 18, max_map_size=1 << 18, clock=clock)
+    store.observe(heard)
+    for turn in range(20):
+        fill(store, range(turn * 200, turn * 200 + 200), "1/minute")
+        clock.advance("61s")
+    assert store.stats().evictions >= 3_000
+    with pytest.raises(StoreUnavailable, match="raise max_map_size or lower max_keys"):
+        fill(store, range(10**6, 10**6 + 10_000))
+    assert "map_full" in heard.kinds
+    store.close()
+
+
+def test_a_full_store_counts_further_keys_in_shared_cells(tmp_path: Path) -> None:
+    heard = RecordingObserver()
+    store = LmdbStore(tmp_path / "lmdb", max_keys=10, clock=FakeClock(), **SMALL)
+    store.observe(heard)
+    for _ in range(6):
+        fill(store, range(20))
+    assert not any(fill(store, range(20)))
+    assert heard.kinds == ["keys_shared"]
+    assert store.stats().keys == 10
+    store.close()
+
+
+def test_idle_keys_go_in_small_steps(tmp_path: Path) -> None:
+    clock = FakeClock()
+    store = LmdbStore(tmp_path / "lmdb", clock=clock, **SMALL)
+    fill(store, range(500), "5/minute")
+    clock.advance("61s")
+    for number in range(100):
+        fill(store, [10_000 + number], "5/minute")
+    assert store.stats().keys == 100
+    assert store.stats().evictions == 500
+    store.close()
+
+
+# -- sharing ---------------------------------------------------------------------------------------------------------
+
+
+def test_lm_10_two_stores_of_a_process_share_one_environment(tmp_path: Path) -> None:
+    stores = [LmdbStore(path, **SMALL) for path in (tmp_path / "lmdb", tmp_path / "." / "lmdb")]
+    assert [fill(store, [1], "1/hour") for store in stores] == [[True], [False]]
+    assert stores[0].secret == stores[1].secret
+    stores[0].close()
+    assert fill(stores[1], [2], "1/hour") == [True]
+    stores[1].close()
+
+
+def test_what_was_counted_and_banned_outlives_the_store(tmp_path: Path) -> None:
+    policy = BanPolicy("3/minute", "10m", jitter=0)
+    store = LmdbStore(tmp_path / "lmdb", **SMALL)
+    secret = store.secret
+    fill(store, [1] * 3, "5/hour")
+    store.bans.ban("user:eve", None, "by request", "ann")
+    for _ in range(2):
+        store.bans.strike(policy, "user:bob", 1, "refused")
+    store.close()
+    store = LmdbStore(tmp_path / "lmdb", **SMALL)
+    assert store.secret == secret
+    assert fill(store, [1] * 3, "5/hour") == [True, True, False]
+    assert [ban.key for ban in store.bans.active()] == ["user:eve"]
+    assert store.bans.strike(policy, "user:bob", 1, "refused")
+    assert [change.ban.key for change in store.bans.history()] == ["user:eve", "user:bob"]
+    store.close()
+
+
+def test_who_is_far_behind_reads_all_bans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slidegate.stores.lmdb.books.MAX_CHANGES", 8)
+    one, other = (LmdbStore(tmp_path / "lmdb", **SMALL) for _ in range(2))
+    for count in (3, 20):
+        for number in range(count):
+            one.bans.ban(f"user:{number}", None, "by request", "ann")
+        assert len(other.bans.active()) == count
+    assert isinstance(one.bans, LmdbBans)
+    one.close()
+    other.close()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"map_size": 1}, "map_size: expected a whole number from 65536"),
+        ({"map_size": 1 << 20, "max_map_size": 1 << 16}, "max_map_size"),
+        ({"max_keys": 0}, "max_keys"),
+        ({"max_bans": True}, "max_bans"),
+        ({"durability": "sure"}, 'durability: expected "fast" or "safe", not \'sure\''),
+        ({"clock": 3}, "clock: expected a function"),
+        ({"path": 3}, 'path: expected a directory, for example "/var/lib/app/slidegate", not 3'),
+        ({"path": ""}, "path: expected a directory"),
+        ({"path": "/missing/slidegate"}, "/missing does not exist"),
+    ],
+)
+def test_what_cannot_work_is_refused_at_construction(tmp_path: Path, given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        LmdbStore(**{"path": tmp_path / "lmdb", **given})
+    assert message in str(refused.value)
+
+
+def test_one_path_has_one_set_of_options(store: LmdbStore) -> None:
+    with pytest.raises(ConfigurationError, match="use the same options"):
+        LmdbStore(store._env.path, durability="safe", **SMALL)
+
+
+# -- deadlines -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("durability", ["fast", "safe"])
+async def test_a_hit_that_waits_longer_than_the_deadline_is_given_up_and_not_charged(
+    tmp_path: Path, durability: Any
+) -> None:
+    store = LmdbStore(tmp_path / "lmdb", durability=durability, **SMALL)
+    limiter = Limiter(store, deadline="20ms", on_error="deny")
+    with gate_held(store):
+        decisions = await asyncio.gather(*(limiter.hit("user:ann", "5/hour") for _ in range(3)))
+        assert {decision.reason for decision in decisions} == {Reason.UNAVAILABLE}
+    await asyncio.sleep(0.01)
+    assert (await asyncio.wait_for(_waited(store, ((bucket("5/hour", "hit"), "user:ann", 1),)), 10)).remaining == 4
+    store.close()
+
+
+async def test_a_store_keeps_the_shortest_deadline_it_is_given(store: LmdbStore) -> None:
+    assert store.keep_deadline(0.02) is True
+    assert store.keep_deadline(30.0) is True
+    with gate_held(store), pytest.raises(StoreTimeout, match=r"has been writing for 0.02 s; is it stopped\?"):
+        await _waited(store, ((bucket("5/hour"), "user:ann", 1),))
+
+
+def test_without_an_event_loop_a_hit_waits_for_the_gate(store: LmdbStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = ((bucket("5/hour"), "user:ann", 1),)
+    with gate_held(store) as gate:
+        timer = threading.Timer(0.02, lambda: fcntl.flock(gate, fcntl.LOCK_UN))
+        timer.start()
+        assert store.hit(asked).remaining == 4  # type: ignore[union-attr]
+        timer.join()
+    monkeypatch.setattr("slidegate.stores.lmdb.turns.PATIENCE_S", 0.02)
+    with gate_held(store), pytest.raises(StoreTimeout, match=r"has been writing for 0.02 s"):
+        store.hit(asked)
+
+
+def test_nobody_is_in_a_transaction_while_a_process_forks(store: LmdbStore) -> None:
+    asked, hits = bucket("100000/hour"), 300
+    running = [threading.Thread(target=lambda: fill(store, [1] * hits, "100000/hour")) for _ in range(3)]
+    for thread in running:
+        thread.start()
+    for _ in range(10):
+        in_another_process(store, lambda own: own.hit(((asked, "user:1", 1),)))
+    for thread in running:
+        thread.join()
+    assert store.peek(((asked, f"user:{1:>054}", 0),)).remaining == 100_000 - 3 * hits
+
+
+# -- by address ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_limiter_is_made_from_an_address_with_options(tmp_path: Path) -> None:
+    place = tmp_path / "a place"
+    url = f"lmdb://{quote(str(place))}?map_size=1048576&max_map_size=2097152&max_keys=1&max_bans=7&durability=safe"
+    async with Limiter.from_url(url, on_error="deny") as limiter:
+        assert isinstance(limiter.store, LmdbStore)
+        assert not limiter.per_process
+        assert await limiter.hit("user:ann", "5/hour")
+        assert limiter.store.stats().bytes_held == 1 << 20
+    assert (place / "data.mdb").exists()
+
+
+def test_without_the_package_the_message_says_how_to_get_it(tmp_path: Path) -> None:
+    code = f"""
+import sys
+sys.modules["lmdb"] = None
+from slidegate import Limiter
+Limiter.from_url("lmdb://{tmp_path}")
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert 'ConfigurationError: store address: LmdbStore needs the package lmdb: pip install "slidegate[lmdb]"' in (
+        ended.stderr
+    )
+
+
+# -- what else can be in a file --------------------------------------------------------------------------------------
+
+
+def test_a_map_that_another_process_has_made_larger_is_taken_over(store: LmdbStore) -> None:
+    fill(store, [1])
+    in_another_process(store, lambda own: fill(own, range(5_000)))
+    assert store.peek(((bucket("5/hour"), f"user:{1:>054}", 0),)).remaining == 3
+    assert fill(store, range(5_000)) == [True] * 5_000
+    assert store.stats().bytes_held > 1 << 20
+
+
+@pytest.mark.parametrize("key", ["\ud800", "a\0b", "\xff" * 32, "é" * 32])
+async def test_any_text_is_a_key(store: LmdbStore, key: str) -> None:
+    limiter = Limiter(store, on_error="deny")
+    assert [(await limiter.hit(key, "2/hour")).allowed for _ in range(3)] == [True, True, False]
+    assert await limiter.ban(f"key:{key}", "1h", reason=key)
+    assert (await limiter.hit(f"key:{key}", "2/hour")).reason is Reason.BANNED
+    assert [ban.key async for ban in limiter.bans()] == [limiter.key_for(f"key:{key}")]
+    assert await limiter.strike(f"key:{key}:2", BanPolicy("1/minute", "1h"))
+    assert [change.kind async for change in limiter.history()] == ["banned", "banned"]
+    assert await limiter.unban(f"key:{key}")
+    assert await limiter.reset(key)
+    assert await limiter.hit(key, "2/hour")
+
+
+def test_keys_that_begin_alike_are_not_reset_together(store: LmdbStore) -> None:
+    asked = bucket("1/hour")
+    for key in ("ann", "anna", "ann\0", "an"):
+        store.hit(((asked, key, 1),))
+    assert store.reset("ann") is True
+    assert [bool(store.hit(((asked, key, 1),))) for key in ("ann", "anna", "ann\0", "an")] == [
+        True,
+        False,
+        False,
+        False,
+    ]

@@ -1,0 +1,105 @@
+"""The clock of a host: one for all processes, never back, not over a reboot either."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slidegate.core import Bucket, parse_limits
+from slidegate.stores.lmdb import LmdbStore
+from slidegate.stores.lmdb import clock as lmdb_clock
+from slidegate.stores.lmdb import env as lmdb_env
+from slidegate.stores.lmdb import opening as lmdb_opening
+from slidegate.stores.lmdb.clock import boot_id, boot_us, offset_us, written
+from slidegate.testing import RecordingObserver
+
+FIRST, SECOND = bytes(15) + b"\1", bytes(15) + b"\2"
+HOUR_US = 3_600_000_000
+
+
+def test_a_new_environment_starts_at_unix_time() -> None:
+    assert offset_us(None, FIRST, 100, 5_000) + 100 == 5_000
+
+
+def test_a_step_of_the_system_clock_changes_nothing_while_the_machine_runs() -> None:
+    record = written(None, FIRST, 4_900, 100, 5_000)
+    for unix_us in (0, 10**15):
+        assert offset_us(record, FIRST, 200, unix_us) == 4_900
+
+
+def test_after_a_reboot_time_goes_on_by_what_has_passed() -> None:
+    record = written(None, FIRST, 4_900, 100, 5_000)
+    assert offset_us(record, SECOND, 7, 6_500) + 7 == 6_500
+    assert offset_us(record, SECOND, 7, 3) + 7 == 5_000  # the system clock was set back meanwhile
+
+
+def test_without_a_boot_id_a_boot_clock_that_went_back_is_a_reboot() -> None:
+    record = written(None, bytes(16), 4_900, 100, 5_000)
+    assert offset_us(record, bytes(16), 7, 6_500) + 7 == 6_500
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.booleans(), st.integers(0, 10**9), st.integers(-(10**12), 10**12)
+        ),  # does it reboot, what passes, where the system clock is set
+        max_size=30,
+    )
+)
+def test_time_never_runs_back(life: list[tuple[bool, int, int]]) -> None:
+    boot, machine_us, unix_us, record, last_us = 1, 0, 10**15, None, 0
+    for reboots, passes_us, step_us in life:
+        unix_us = max(unix_us + passes_us + step_us, 0)
+        machine_us += passes_us
+        if reboots:
+            boot, machine_us = boot + 1, 0
+        boot_bytes = boot.to_bytes(16, "big")
+        offset = offset_us(record, boot_bytes, machine_us, unix_us)
+        assert machine_us + offset >= last_us
+        last_us = machine_us + offset
+        record = written(record, boot_bytes, offset, machine_us, unix_us)
+
+
+def test_the_boot_clock_and_the_boot_id_are_those_of_the_machine(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    first = boot_us()
+    assert boot_us() >= first > 0
+    assert len(boot_id()) == 16
+    assert boot_id() == boot_id()
+    monkeypatch.setattr(lmdb_clock, "_BOOT_ID", tmp_path / "missing")
+    assert boot_id() == bytes(16)
+
+
+def test_a_window_and_a_ban_go_on_over_a_reboot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine: dict[str, Any] = {"boot": FIRST, "boot_us": 10**9, "wall_us": 10**15}
+    for module, name in itertools.product((lmdb_env, lmdb_opening), ("boot_us", "wall_us")):
+        monkeypatch.setattr(module, name, lambda name=name: machine[name])
+    for module in (lmdb_env, lmdb_opening):
+        monkeypatch.setattr(module, "boot_id", lambda: machine["boot"])
+    asked = ((Bucket("rule", parse_limits("5/hour")), "user:ann", 1),)
+
+    def store() -> LmdbStore:
+        return LmdbStore(tmp_path / "lmdb", map_size=1 << 20, wall_clock=lambda: machine["wall_us"])
+
+    before = store()
+    for _ in range(5):
+        before.hit(asked)
+    before.bans.ban("user:eve", HOUR_US, "by request", "ann")
+    before.close()
+    machine.update(boot=SECOND, boot_us=5, wall_us=10**15 + HOUR_US // 2)
+    after = store()
+    assert after.hit(asked).retry_after_us == HOUR_US // 2  # type: ignore[union-attr]
+    assert [ban.left_us(after._now_us()) for ban in after.bans.active()] == [HOUR_US // 2]
+    machine["boot_us"] += HOUR_US // 2
+    assert after.hit(asked)
+    assert after.bans.active() == []
+    heard = RecordingObserver()
+    after.observe(heard)
+    assert heard.kinds == []
+    after.close()

@@ -1,0 +1,350 @@
+"""Opening an LMDB environment: files that are damaged, foreign, too new, or not ours to write."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import os
+import re
+import shutil
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import pytest
+
+from slidegate.core import Bucket, ConfigurationError, parse_limits
+from slidegate.core.errors import StoreTimeout, StoreUnavailable
+from slidegate.stores.lmdb import LmdbStore
+from slidegate.stores.lmdb import opening as lmdb_opening
+from slidegate.stores.lmdb.files import check_directory, check_file_system, file_system
+from slidegate.testing import RecordingObserver
+from tests.stores.test_lmdb import fork, gate_held
+
+HOUR_US = 3_600_000_000
+ASKED = ((Bucket("rule", parse_limits("5/hour")), "user:ann", 1),)
+SMALL: dict[str, Any] = {"map_size": 1 << 20}
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """Return an environment with one hit, a ban, and a ban that was taken back."""
+    path = tmp_path / "lmdb"
+    store = LmdbStore(path, **SMALL)
+    store.hit(ASKED)
+    for key in ("user:eve", "192.0.2.0/24"):
+        store.bans.ban(key, HOUR_US, "by request", "ann")
+    store.bans.ban("user:bob", None, "by request", "ann")
+    store.bans.unban("user:bob", "ann")
+    store.close()
+    return path
+
+
+def opened(path: Path, **options: Any) -> tuple[LmdbStore, RecordingObserver]:
+    heard = RecordingObserver()
+    store = LmdbStore(path, **{**SMALL, **options})
+    store.observe(heard)
+    return store, heard
+
+
+def zeroed(data: Path) -> None:
+    with data.open("r+b") as file:
+        file.write(bytes(8_192))
+
+
+def cut_off(data: Path) -> None:
+    os.truncate(data, 8 * 4_096)
+
+
+def second_page_damaged(data: Path) -> None:
+    with data.open("r+b") as file:
+        file.seek(4_096)
+        file.write(b"x" * 64)
+
+
+@pytest.mark.parametrize("damage", [zeroed, second_page_damaged])
+def test_lm_05_a_damaged_file_is_set_aside_and_its_bans_are_rescued(
+    place: Path, damage: Callable[[Path], None]
+) -> None:
+    damage(place / "data.mdb")
+    store, heard = opened(place)
+    assert heard.kinds[:2] == ["store_set_aside", "bans_rescued"]
+    kept = Path(str(heard.events[0].details["path"]))
+    assert re.fullmatch(r"data\.mdb\.corrupt-\d{8}T\d{6}\.\d+Z", kept.name)
+    assert kept.exists()
+    assert sorted(ban.key for ban in store.bans.active()) == ["192.0.2.0/24", "user:eve"]
+    assert all(0 < (ban.ends_us or 0) - store._now_us() <= HOUR_US for ban in store.bans.active())
+    assert store.hit(ASKED).remaining == 4  # type: ignore[union-attr]
+    store.close()
+
+
+@pytest.mark.parametrize("content", [b"x" * 4_096, b"not a database\n", bytes(4_096), bytes(100_000)])
+def test_lm_05_what_is_no_data_file_is_set_aside(place: Path, content: bytes) -> None:
+    (place / "data.mdb").write_bytes(content)
+    store, heard = opened(place)
+    assert heard.kinds[0] == "store_set_aside"
+    assert store.hit(ASKED).remaining == 4  # type: ignore[union-attr]
+    store.close()
+
+
+def test_a_file_that_is_cut_off_is_set_aside(place: Path) -> None:
+    cut_off(place / "data.mdb")
+    store, heard = opened(place)
+    assert heard.kinds[0] == "store_set_aside"
+    assert "it ends after 32768 bytes" in heard.events[0].message
+    store.close()
+
+
+def test_an_empty_file_is_a_new_environment(place: Path) -> None:
+    (place / "data.mdb").write_bytes(b"")
+    store, heard = opened(place)
+    assert heard.kinds == []
+    store.close()
+
+
+def test_the_environment_of_another_program_is_left_alone(tmp_path: Path) -> None:
+    with lmdb.open(str(tmp_path / "lmdb"), map_size=1 << 20) as other, other.begin(write=True) as txn:
+        txn.put(b"theirs", b"1")
+    before = (tmp_path / "lmdb" / "data.mdb").read_bytes()
+    with pytest.raises(ConfigurationError, match="holds other data; choose a directory for slidegate alone"):
+        LmdbStore(tmp_path / "lmdb", **SMALL)
+    with lmdb.open(str(tmp_path / "lmdb")) as other, other.begin() as txn:
+        assert txn.get(b"theirs") == b"1"
+    assert (tmp_path / "lmdb" / "data.mdb").read_bytes()[8_192 : len(before)] == before[8_192:]
+
+
+def test_another_data_format_of_lmdb_is_left_alone(place: Path) -> None:
+    with (place / "data.mdb").open("r+b") as file:
+        file.seek(20)
+        file.write(b"\x03")
+    with pytest.raises(ConfigurationError, match="has LMDB's data format 3; expected 1"):
+        LmdbStore(place, **SMALL)
+
+
+def rewrite_version(place: Path, version: int) -> None:
+    with lmdb.open(str(place), max_dbs=16) as env:
+        meta = env.open_db(b"meta")
+        with env.begin(write=True) as txn:
+            txn.put(b"schema", bytes([version]), db=meta)
+
+
+def test_lm_17_a_newer_layout_is_refused_and_left_alone(place: Path) -> None:
+    rewrite_version(place, 99)
+    before = (place / "data.mdb").read_bytes()
+    with pytest.raises(ConfigurationError, match="layout version 99, and this slidegate reads 1; upgrade slidegate"):
+        LmdbStore(place, **SMALL)
+    assert (place / "data.mdb").read_bytes() == before
+    rewrite_version(place, 1)
+    store, _ = opened(place)
+    assert store.hit(ASKED).remaining == 3  # type: ignore[union-attr]
+    store.close()
+
+
+def test_lm_17_an_older_layout_is_taken_over_once_with_its_bans(place: Path) -> None:
+    rewrite_version(place, 0)
+    for kinds, remaining in ((["store_migrated"], 4), ([], 3)):
+        store, heard = opened(place)
+        assert heard.kinds == kinds
+        assert len(store.bans.active()) == 2
+        assert store.hit(ASKED).remaining == remaining  # type: ignore[union-attr]
+        store.close()
+
+
+def test_damage_that_shows_later_is_an_error_and_then_a_new_start(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, heard = opened(place)
+
+    def damaged(*_: object) -> None:
+        raise lmdb.CorruptedError("mdb_get: page 7 is not there")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("slidegate.stores.lmdb.windows.Session.save", damaged)
+        with pytest.raises(StoreUnavailable, match="is damaged: mdb_get: page 7"):
+            store.hit(ASKED)
+    assert store.hit(ASKED).remaining == 4  # type: ignore[union-attr]
+    assert heard.kinds == ["store_set_aside", "bans_rescued"]
+    assert len(store.bans.active()) == 2
+    store.close()
+
+
+def test_files_that_are_taken_away_are_made_again(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, _ = opened(place)
+    shutil.rmtree(place)
+    monkeypatch.setattr(store._env, "_looked_us", 0)
+    store.hit(ASKED)
+    assert [store.hit(ASKED).remaining for _ in range(2)] == [4, 3]  # type: ignore[union-attr]
+    assert LmdbStore(place, **SMALL).hit(ASKED).remaining == 2  # type: ignore[union-attr]
+    assert (place / "data.mdb").exists()
+    store.close()
+
+
+def test_after_a_loss_of_power_every_page_is_looked_at(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("lmdb.verify", reason="this py-lmdb has no verifier")
+    boots = itertools.count(1)
+    monkeypatch.setattr(lmdb_opening, "boot_id", lambda: next(boots).to_bytes(16, "big"))
+    store, heard = opened(place)
+    store.close()
+    assert heard.kinds == []
+    with (place / "data.mdb").open("r+b") as file:
+        file.seek(2 * 4_096)
+        file.write(b"\xff" * 8 * 4_096)  # the pages that hold everything
+    store, heard = opened(place)
+    assert heard.kinds[0] == "store_set_aside"
+    store.close()
+
+
+def test_a_disk_without_room_is_an_error_at_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(ConfigurationError, match="No space left on device; free some space, or choose another path"):
+        LmdbStore(tmp_path / "lmdb", **SMALL)
+
+
+def test_a_disk_without_room_later_is_an_error_of_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, heard = opened(tmp_path / "lmdb", map_size=1 << 16)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    asked = ASKED[0][0]
+    with pytest.raises(StoreUnavailable, match="no empty window is left"):
+        collections.deque((store.hit(((asked, f"user:{number}", 1),)) for number in range(1_000)), maxlen=0)
+    assert "map_full" in heard.kinds
+    assert store.hit(((asked, "user:0", 1),)).remaining == 3  # type: ignore[union-attr]
+    store.close()
+
+
+def test_where_no_room_can_be_taken_beforehand_nothing_is_written_through_the_map(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lmdb_opening, "CAN_TAKE_ROOM", False)
+    monkeypatch.delattr(os, "posix_fallocate")
+    store, _ = opened(tmp_path / "lmdb", map_size=1 << 16)
+    asked = ASKED[0][0]
+    assert all(store.hit(((asked, f"user:{number}", 1),)) for number in range(1_000))
+    assert (tmp_path / "lmdb" / "data.mdb").stat().st_size < store.stats().bytes_held
+    store.close()
+
+
+# -- whose files -----------------------------------------------------------------------------------------------------
+
+
+def as_nobody(act: Callable[[], object]) -> str:
+    """Do something as a user who owns nothing, and return the error that it ends with."""
+    reading, writing = os.pipe()
+    pid = fork()
+    if not pid:
+        try:
+            if os.geteuid() == 0:
+                os.setgid(65_534)
+                os.setuid(65_534)
+            act()
+        except ConfigurationError as error:
+            os.write(writing, str(error).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    os.waitpid(pid, 0)
+    with open(reading, encoding="utf-8") as pipe:
+        return pipe.read()
+
+
+@pytest.mark.parametrize("locked", ["data.mdb", "gate", "."])
+def test_lm_14_files_of_somebody_else_are_an_error_that_names_them(
+    place: Path, locked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir("/")
+    for directory in (place, *place.parents[:-2]):
+        if directory.owner() == place.owner() and directory != Path("/tmp"):
+            directory.chmod(0o755)
+    for file in place.iterdir():
+        file.chmod(0o644)
+    (place / locked).chmod(0o000 if locked != "." else 0o500)
+    if locked == ".":
+        for file in place.iterdir():
+            file.unlink()
+    message = as_nobody(lambda: LmdbStore(place, **SMALL))
+    (place / locked).chmod(0o700)
+    assert str(place) in message
+    assert "Permission denied" in message
+    assert re.search(r"belongs to user \d+ \(.{10}\), and this process is user \d+: give it to that user", message)
+
+
+def test_lm_18_a_directory_that_everybody_may_write_to_is_refused(place: Path) -> None:
+    place.chmod(0o777)
+    with pytest.raises(ConfigurationError, match=r"everybody may write to .*; chmod o-w"):
+        LmdbStore(place, **SMALL)
+
+
+@pytest.mark.parametrize("name", ["data.mdb", "lock.mdb", "gate"])
+def test_lm_18_nothing_is_written_through_a_link(place: Path, tmp_path: Path, name: str) -> None:
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"precious")
+    (place / name).unlink()
+    (place / name).symlink_to(victim)
+    with pytest.raises(ConfigurationError, match=f"{name} is a symbolic link; remove it"):
+        LmdbStore(place, **SMALL)
+    assert victim.read_bytes() == b"precious"
+
+
+def test_a_file_in_the_place_of_the_directory_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(ConfigurationError, match="is a file; expected a directory"):
+        LmdbStore(tmp_path / "file", **SMALL)
+
+
+def test_nobody_else_may_read_the_files(place: Path) -> None:
+    modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in place.iterdir()}
+    assert modes == {"data.mdb": 0o600, "lock.mdb": 0o600, "gate": 0o600}
+    assert stat.S_IMODE(place.stat().st_mode) == 0o700
+
+
+MOUNTS = """\
+22 1 259:2 / / rw,relatime shared:1 - {root} /dev/root rw
+36 22 0:32 / /var/lib rw,relatime shared:2 - {lib} server:/export rw
+37 22 0:33 / /var/lib/app\\040data rw,relatime - tmpfs tmpfs rw
+"""
+
+
+def mounts(root: str = "ext4", lib: str = "xfs") -> list[str]:
+    return MOUNTS.format(root=root, lib=lib).splitlines()
+
+
+def test_the_file_system_is_that_of_the_longest_mount_point() -> None:
+    known = mounts()
+    assert file_system(Path("/var/lib/app"), known) == "xfs"
+    assert file_system(Path("/var/library"), known) == "ext4"
+    assert file_system(Path("/var/lib/app data/x"), known) == "tmpfs"
+    assert file_system(Path("/var/lib/app"), []) == ""
+
+
+@pytest.mark.parametrize("kind", ["nfs4", "cifs", "fuse.sshfs", "9p"])
+def test_lm_13_a_file_system_over_a_network_is_refused_by_its_name(kind: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"/var/lib/app lies on {kind}, over which locks"):
+        check_file_system(Path("/var/lib/app"), mounts(lib=kind))
+
+
+@pytest.mark.parametrize("kind", ["overlay", "fuseblk"])
+def test_lm_13_a_doubtful_file_system_is_warned_about(kind: str) -> None:
+    assert f"lies on {kind}" in check_file_system(Path("/etc"), mounts(root=kind))
+    assert check_file_system(Path("/var/lib/app"), mounts(root=kind)) == ""
+
+
+def test_who_opens_while_another_process_stands_still_gives_up(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lmdb_opening, "PATIENCE_S", 0.01)
+    store, _ = opened(place)
+    with gate_held(store):
+        store.close()
+        with pytest.raises(StoreTimeout, match=r"another process has held .* for 0.01 s; is it stopped\?"):
+            LmdbStore(place, **SMALL)
+
+
+def test_a_directory_is_made_where_its_parent_is_there(tmp_path: Path) -> None:
+    check_directory(tmp_path / "new")
+    assert (tmp_path / "new").is_dir()
+    with pytest.raises(ConfigurationError, match="does not exist; make it, or choose another path"):
+        check_directory(tmp_path / "missing" / "new")
