@@ -236,6 +236,24 @@ async def test_a_store_that_fails_again_and_again_is_left_alone_but_for_a_probe(
     assert ward.heard.kinds == ["store_failed", "store_recovered"]
 
 
+async def test_a_probe_whose_client_leaves_is_followed_by_another() -> None:
+    ward = Ward("deny", deadline="30s")
+    ward.fall_ill()
+    for _ in range(failures.FAILURES_TO_OPEN):
+        await ward.hit()
+    ward.store.error, ward.store.hangs = None, True
+    ward.clock.advance(failures.OPEN_US)
+    probe = asyncio.create_task(ward.limiter.hit("ann", "3/hour"))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert not await ward.hit()  # nobody else is the probe meanwhile
+    probe.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await probe
+    ward.store.hangs = False
+    assert await ward.hit()
+
+
 async def test_a_failure_that_lasts_is_said_once_a_minute() -> None:
     ward = Ward("allow")
     ward.fall_ill()

@@ -125,7 +125,8 @@ class Failsafe:
             else:
                 async with asyncio.timeout(self._deadline_s):
                     decision = await answer
-        except ConfigurationError:
+        except (ConfigurationError, asyncio.CancelledError):
+            self._probe_again()
             raise
         except Exception as error:
             self._fail(error)
@@ -185,7 +186,8 @@ class Failsafe:
             return default
         try:
             answer = await within(question(), self._deadline_s)
-        except ConfigurationError:
+        except (ConfigurationError, asyncio.CancelledError):
+            self._probe_again()
             raise
         except Exception as error:
             self._fail(error)
@@ -203,6 +205,11 @@ class Failsafe:
         # The probe takes the place of the others for as long as it may last.
         self._open_until_us = now_us + max(OPEN_US, int(self._deadline_s * 1_000_000))
         return False
+
+    def _probe_again(self) -> None:
+        """Let the next question be the probe, if this one was: who asked it has gone, and nothing was learnt."""
+        if self._open_until_us:
+            self._open_until_us = self._clock()
 
     def _fail(self, error: BaseException) -> None:
         now_us = self._clock()
