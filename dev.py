@@ -15,6 +15,8 @@ import subprocess
 import sys
 import sysconfig
 from pathlib import Path
+from queue import Queue
+from threading import Thread
 
 if sys.version_info < (3, 11):  # noqa: UP036 - this file is what says so; the packages cannot
     sys.exit("dev.py: slidegate needs Python 3.11 or newer; this is " + sys.version.split()[0])
@@ -25,6 +27,8 @@ SETS = ("uv", "demo", "dev", "bench")
 MAIN = ROOT / ".venv"
 BENCH = ROOT / ".venv-bench"
 PYTEST = ("-m", "coverage", "run", "-m", "pytest")
+STORES = ("tests/stores", "tests/examples", "tests/test_redis_servers.py", "tests/test_limiter_urls.py")
+"""The tests that start servers and processes; the others run beside them."""
 
 
 def run(*command: object, **environment: str) -> int:
@@ -114,17 +118,38 @@ def test(args: list[str]) -> int:
 
 
 def tests_with_coverage(python: Path) -> tuple[list[str], str]:
-    """Run pytest, showing what it says as it says it; return its name if it failed, and its closing line."""
-    print("\n-- pytest", flush=True)
-    closing = ""
-    command = [str(python), *PYTEST]
-    with subprocess.Popen(command, cwd=ROOT, env=child_environment(), stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
+    """Run pytest in two halves at once; return the names of those that failed, and their closing lines.
+
+    What the first says is shown as it says it, what the second said when it has ended.
+    """
+    halves = {"pytest (stores)": STORES, "pytest": tuple(f"--ignore={path}" for path in STORES)}
+    running: list[tuple[str, subprocess.Popen[bytes], Queue[bytes]]] = []
+    for name, chosen in halves.items():
+        command = [str(python), *PYTEST, "-p", "no:cacheprovider", *chosen]
+        process = subprocess.Popen(command, cwd=ROOT, env=child_environment(), stdout=subprocess.PIPE)
+        said: Queue[bytes] = Queue()
+        # A pipe that nobody reads would hold up who writes into it.
+        Thread(target=listen, args=(process, said)).start()
+        running.append((name, process, said))
+    failed, closing = [], []
+    for name, process, said in running:
+        print(f"\n-- {name}", flush=True)
+        last = ""
+        while line := said.get():
             sys.stdout.buffer.write(line)
             sys.stdout.flush()
-            closing = line.decode(errors="replace").strip() or closing
-    return ["pytest"] if process.returncode else [], closing
+            last = line.decode(errors="replace").strip() or last
+        closing.append(last)
+        failed += [name] if process.wait() else []
+    return failed, "\n".join(closing)
+
+
+def listen(process: subprocess.Popen[bytes], said: Queue[bytes]) -> None:
+    """Put each line that a process says into a queue, and nothing at the end."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        said.put(line)
+    said.put(b"")
 
 
 def step(name: str, *command: object) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import shutil
 import ssl
 import subprocess
@@ -19,7 +20,7 @@ from redis.backoff import NoBackoff
 
 from slidegate import ConfigurationError, Limiter
 from slidegate.stores.redis import RedisStore
-from slidegate.stores.redis_addresses import SCHEMES, Address, close_client, open_client, read_address
+from slidegate.stores.redis.addresses import SCHEMES, Address, close_client, open_client, read_address
 
 from .fault_proxy import HOST, FaultProxy
 from .redis_servers import RedisCluster, RedisServer, ReplicaPair, Sentinel, needs_redis
@@ -132,7 +133,9 @@ def test_a_password_is_never_shown_wherever_it_was_put(scheme: str, before: str,
 
 
 def test_a_limiter_takes_the_options_of_its_store_out_of_the_address() -> None:
-    limiter = Limiter.from_url("redis://h/3?prefix=gate&readable=true&timeout=200ms&max_waiting=50", secret=SECRET * 3)
+    limiter = Limiter.from_url(
+        "redis://h/3?prefix=gate&readable=true&timeout=200ms&max_waiting=50&max_bans=9", secret=SECRET * 3
+    )
     assert isinstance(limiter.store, RedisStore)
     assert repr(limiter.store) == "<RedisStore 'gate'>"
 
@@ -153,6 +156,13 @@ def test_an_option_that_cannot_be_used_is_refused_when_the_limiter_is_made(optio
         Limiter.from_url(f"redis://:{SECRET}@h?{options}")
     assert said in str(caught.value)
     assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize("option", sorted({*inspect.signature(RedisStore).parameters} - {"client", "clock"}))
+def test_every_option_of_the_store_can_stand_in_its_address(option: str) -> None:
+    with pytest.raises(ConfigurationError, match=option) as caught:
+        Limiter.from_url(f"redis://h?{option}={{}}")
+    assert "unknown option" not in str(caught.value)
 
 
 def test_an_address_without_its_driver_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

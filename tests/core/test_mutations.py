@@ -271,7 +271,9 @@ BANS = [
     Mutation("no time passes between two stores", ROWS, (("max(wall_us, _written_us(row))", "wall_us"),)),
     Mutation("time runs back between two stores", ROWS, (("max(wall_us, _written_us(row))", "_written_us(row)"),)),
     Mutation(
-        "strikes and rungs end with the process", ROWS, (("known.standings.append(_standing(row, behind_us))", "pass"),)
+        "strikes and rungs end with the process",
+        ROWS,
+        (("known.standings.append(_standing(row, behind_us, now_us))", "pass"),),
     ),
     Mutation(
         "strikes while banned count",

@@ -33,6 +33,8 @@ class Event:
         ``store_set_aside``, ``bans_rescued``: a damaged file is kept under another name, and its bans were taken over.
         ``store_migrated``: a file of an older layout was taken over.
         ``store_doubtful``: a file lies where not all processes may see it alike.
+        ``clock_stepped``: the clock of a server that tells the time was set.
+        ``store_reset``: a server has lost its data.
         ``map_grown``, ``map_full``: a file has become larger, or must not become larger.
     """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import timedelta
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Self, TypeAlias
 
 from ..core.banlist import Guarded
 from ..core.decision import Bucket, Check, Decision
@@ -18,10 +18,13 @@ from ..stores.observers import Observers
 from .bans import BanCommands
 from .failures import DEADLINE, ON_ERROR, Failsafe, OnError, check_failure_policy, within
 from .keys import Keys, check_secret
+from .leases import Leases
 from .statistics import Statistics, Stats
 from .urls import open_store
 
 DEFAULT_RULE: Final = "hit"
+
+Decide: TypeAlias = Callable[[Sequence[Check], Sequence[Guarded]], Decision | Awaitable[Decision]]
 
 
 class Limiter(BanCommands):
@@ -69,9 +72,9 @@ class Limiter(BanCommands):
         # A store in memory has nothing to wait for, and needs nobody to stand in for it.
         safe = None if self.per_process else Failsafe(self.store, deadline, on_error, self.tell)
         self._failsafe = safe
-        self.decide: Callable[[Sequence[Check], Sequence[Guarded]], Decision | Awaitable[Decision]] = (
-            self.store.hit if safe is None else safe.hit
-        )
+        self._leases = None if safe is None else Leases(self.store, safe)
+        self._decide: Decide = self.store.hit if safe is None else safe.hit
+        self.decide: Decide = self._decide if self._leases is None else self._leases.hit
         """`hit_all` without a coroutine of its own where the store answers at once; for code on a hot path."""
         self._keys = Keys(self.store.secret if secret is None else check_secret(secret))
         self._known = self._keys.known
@@ -136,7 +139,7 @@ class Limiter(BanCommands):
             known, guarded = self._keys.learn(key)
         if cost.__class__ is not int or cost < 0:
             check_cost(cost)
-        answer = self.decide(((bucket, known, cost),), guarded)
+        answer = self._decide(((bucket, known, cost),), guarded)
         return answer if isinstance(answer, Decision) else await answer
 
     async def hit_all(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Decision:
@@ -204,14 +207,17 @@ class Limiter(BanCommands):
         """
         if not isinstance(decision, Decision):
             raise ConfigurationError(f"refund: expected the Decision that `hit` returned, not {decision!r}")
-        if self._failsafe is not None:
-            return await self._failsafe.refund(decision)
+        if self._leases is not None:
+            return await self._leases.refund(decision)
         answer = self.store.refund(decision)
         return answer if isinstance(answer, bool) else await answer
 
     async def reset(self, key: str) -> bool:
         """Forget the windows of `key` under every rule. Returns False where there were none."""
-        return await within(self.store.reset(self.key_for(key)))
+        known = self.key_for(key)
+        if self._leases is not None:
+            self._leases.forget(known)
+        return await within(self.store.reset(known))
 
     def stats(self, window: str | float | timedelta = "1m") -> Stats:
         """Return what happened to requests lately, by rule and by route, as the gates of this process saw it.
@@ -228,6 +234,8 @@ class Limiter(BanCommands):
         """Let go of what the store holds open. A second call does nothing."""
         if not self._closed:
             self._closed = True
+            if self._leases is not None:
+                await self._leases.close()
             waiting = self.store.close()
             if waiting is not None:
                 await waiting

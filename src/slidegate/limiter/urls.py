@@ -92,6 +92,7 @@ def _text(name: str, value: str) -> str:
 
 
 _REDIS_OPTIONS: Final[dict[str, Callable[[str, str], Any]]] = {
+    "max_bans": _whole,
     "max_waiting": _whole,
     "prefix": _text,
     "readable": _truth,

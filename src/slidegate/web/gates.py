@@ -176,5 +176,14 @@ def _make_bucket(rule: Rule, identity: str, limits: Sequence[Limit], names: Sequ
         count_denied=rule.count_denied or rule.action == "track",
         wait_us=rule.wait_us,
         wait_max=rule.wait_max,
+        lease=_lease(rule, limits),
         label=rule.label,
     )
+
+
+def _lease(rule: Rule, limits: Sequence[Limit]) -> int:
+    """Return how much to lease under limits that may depend on the request: nothing where the time of each unit counts.
+
+    A unit that is admitted later than it was charged would leave too early there.
+    """
+    return 0 if any(limit.exact for limit in limits) else min([rule.lease, *(limit.amount for limit in limits)])

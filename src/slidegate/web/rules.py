@@ -19,7 +19,15 @@ from starlette.routing import compile_path
 from ..core.decision import Decision
 from ..core.errors import ConfigurationError
 from ..core.hotkeys import MAX_CAPACITY
-from ..core.limits import Limit, check_name, check_whole, parse_duration_us, parse_limits
+from ..core.limits import (
+    MAX_AMOUNT,
+    Limit,
+    check_name,
+    check_whole,
+    format_duration,
+    parse_duration_us,
+    parse_limits,
+)
 from ..limiter import check_cost
 from .keys import Key, KeyFunction, bind
 from .startup import names_checked
@@ -61,6 +69,8 @@ class Rule:
             window, 1 to 10,000. The times in the decision are then the longest that they can be.
         wait: ``"200ms"``: a request that would be admitted within this time waits instead of being refused.
         wait_max: How many requests of one key may wait at a time.
+        lease: For hot keys on a shared store: take up to so many units of a limit in one question, and answer from
+            them. Needs limits above their resolution. In memory it changes nothing.
         name: What the limit is called in headers and logs, and what keeps its counts together.
         exempt: Let matching requests pass; no later rule counts them.
         final: No later rule applies to matching requests.
@@ -87,6 +97,7 @@ class Rule:
         capacity: int | None = None,
         wait: str | float | timedelta | None = None,
         wait_max: int = DEFAULT_WAIT_MAX,
+        lease: int = 0,
         name: str | None = None,
         exempt: bool = False,
         final: bool = False,
@@ -115,6 +126,7 @@ class Rule:
         self.wait_us = 0 if wait is None else parse_duration_us(wait, "wait")
         check_whole(wait_max, 1, 1_000, "wait_max", "for example 16")
         self.wait_max = wait_max if self.wait_us else 0
+        self.lease = self._checked_lease(lease) if lease != 0 or isinstance(lease, bool) else 0
         self.name = None if name is None else check_name(name, "rule name")
         for what, value in (("count_denied", count_denied), ("exempt", exempt), ("final", final)):
             if not isinstance(value, bool):
@@ -158,6 +170,27 @@ class Rule:
         if self.cost != 1:
             raise ConfigurationError(f"capacity: it counts requests; leave out cost, or capacity, not {self.cost!r}")
         return capacity
+
+    def _checked_lease(self, lease: int) -> int:
+        check_whole(lease, 0, MAX_AMOUNT, "lease", "for example 1_000, or 0 for none")
+        for what, given in (
+            ("wait", self.wait_us > 0),
+            ("count_denied", self.count_denied),
+            ('action="track"', self.action == "track"),
+            ("exempt", not self.limits),
+        ):
+            if given:
+                raise ConfigurationError(f"lease: it does not go with {what}; leave one of them out, not {lease!r}")
+        for limit in self.limits if self.limits_function is None else ():
+            if lease > limit.amount:
+                raise ConfigurationError(f"lease: expected at most what {str(limit)!r} allows, not {lease!r}")
+            if limit.exact:
+                raise ConfigurationError(
+                    f"lease: {str(limit)!r} keeps the time of every unit; expected an amount above its resolution of "
+                    f'{limit.resolution}, for example "{limit.amount}/{format_duration(limit.window_us)} @'
+                    f'{max(limit.amount // 2, 1)}", not lease={lease!r}'
+                )
+        return lease
 
     def _fixed_cost(self, cost: int) -> int:
         check_cost(cost)

@@ -170,6 +170,7 @@ class RuleTable(_Table):
     )
     wait: str | None = Field(default=None, description='How long a request may wait for its turn, such as "200ms".')
     wait_max: int = Field(default=16, ge=1, le=1000, description="How many requests of one key may wait at a time.")
+    lease: int = Field(default=0, ge=0, description="Units that a worker may take of a shared store at a time.")
     name: str | None = Field(default=None, description="What the limit is called; it keeps the counts together.")
     exempt: bool = Field(default=False, description="Let matching requests pass uncounted; no later rule applies.")
     final: bool = Field(default=False, description="No later rule applies to matching requests.")

@@ -1,0 +1,188 @@
+"""Addresses of Redis and Valkey, and the clients that they name::
+
+    redis://[user:password@]host[:6379][/0]            one server; rediss:// over TLS
+    unix:///run/redis.sock[?db=0]                      one server, by its socket file
+    redis+cluster://[user:password@]h1[:6379],h2,…     a cluster; the hosts named are asked for the others
+    redis+sentinel://[user:password@]h1[:26379],h2,…/service[/0]
+                                                       the master of a service, as the sentinels at these hosts know it
+
+``rediss+cluster://`` and ``rediss+sentinel://`` speak TLS to servers and sentinels. Options follow a question mark:
+`ssl_ca_certs`, `ssl_certfile` and `ssl_keyfile` name files, ``ssl_check_hostname=false`` accepts a certificate for
+another name.
+
+A message about an address never shows what stands between ``//`` and the path: that is where passwords are, and where
+a slip of the pen puts them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final, TypeAlias
+from urllib.parse import parse_qsl, unquote
+
+from redis.asyncio import Redis, RedisCluster
+from redis.asyncio.cluster import ClusterNode
+from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
+
+from ...core.errors import ConfigurationError, closest
+
+Client: TypeAlias = "Redis | RedisCluster"
+Wrong: TypeAlias = Callable[[str], ConfigurationError]
+
+EXAMPLE: Final = "redis://localhost:6379/0"
+ESCAPES: Final = "in a user or password, write : as %3A, @ as %40, / as %2F, ? as %3F and # as %23"
+SCHEMES: Final = (
+    "redis", "rediss", "unix", "redis+cluster", "rediss+cluster", "redis+sentinel", "rediss+sentinel"
+)  # fmt: skip
+_SHAPE: Final = re.compile(r"([^/?#]*)([^?#]*)(?:\?([^#]*))?")
+_HOST: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:\[\]@]+))(?::([0-9]{1,5}))?")
+_DATABASE: Final = re.compile(r"[0-9]{1,5}")
+_FILES: Final = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
+_TLS_OPTIONS: Final = (*_FILES, "ssl_check_hostname")
+
+
+@dataclass(frozen=True)
+class Address:
+    """What an address says.
+
+    Attributes:
+        kind: ``redis``, ``unix``, ``cluster`` or ``sentinel``.
+        hosts: (host, port) each; none for a socket file.
+        path: The socket file, or ``""``.
+        service: What the sentinels call the master, or ``""``.
+        database: The number of the database, 0 or more.
+        credentials: What the client is told besides: user name, password, TLS.
+    """
+
+    kind: str
+    hosts: tuple[tuple[str, int], ...]
+    path: str
+    service: str
+    database: int
+    credentials: dict[str, Any] = field(repr=False)
+
+
+def open_client(url: str, **options: Any) -> Client:
+    """Make the client that an address names. It connects when it is used.
+
+    Args:
+        url: For example ``"redis://localhost:6379/0"``.
+        options: What the client is told besides, for example ``socket_timeout``, in seconds.
+
+    Raises:
+        ConfigurationError: The address cannot be read.
+    """
+    address = read_address(url)
+    options = {**address.credentials, **options}
+    if address.kind == "unix":
+        return Redis(unix_socket_path=address.path, db=address.database, **options)
+    if address.kind == "cluster":
+        return RedisCluster(startup_nodes=[ClusterNode(host, port) for host, port in address.hosts], **options)
+    if address.kind == "sentinel":
+        # Sentinels have users of their own, if any: the password here is the servers'.
+        own = {name: value for name, value in options.items() if name not in ("username", "password")}
+        sentinel = Sentinel(list(address.hosts), sentinel_kwargs=own)  # type: ignore[no-untyped-call]
+        master: Redis = sentinel.master_for(address.service, db=address.database, **options)
+        return master
+    ((host, port),) = address.hosts
+    return Redis(host=host, port=port, db=address.database, **options)
+
+
+async def close_client(client: Client) -> None:
+    """Close a client of `open_client` and what it was made with."""
+    await client.aclose()
+    pool = getattr(client, "connection_pool", None)
+    if isinstance(pool, SentinelConnectionPool):
+        for sentinel in pool.sentinel_manager.sentinels:
+            await sentinel.aclose()
+
+
+def read_address(url: str) -> Address:
+    """Return what an address says.
+
+    Raises:
+        ConfigurationError: It cannot be read.
+    """
+    scheme, authority, path, query = _split(url)
+    wrong = partial(_wrong, scheme)
+    tls, kind = scheme.startswith("rediss"), scheme.partition("+")[2] or scheme.replace("rediss", "redis")
+    found = _options(query, (*(_TLS_OPTIONS if tls else ()), *(("db",) if kind == "unix" else ())), wrong)
+    user, at, place = authority.rpartition("@")
+    credentials = _credentials(user, wrong) if at else {}
+    if kind == "unix":
+        if place or len(path) < 2:
+            raise wrong("expected the path of a socket file, for example unix:///run/redis.sock")
+        return Address(kind, (), unquote(path), "", _database(found.get("db", ""), wrong), credentials)
+    service, _, database = path[1:].partition("/") if kind == "sentinel" else ("", "", path[1:])
+    hosts = _hosts(place, 26_379 if kind == "sentinel" else 6_379, wrong)
+    number = _database(database, wrong)
+    if kind == "sentinel" and (not service or "@" in service):
+        raise wrong(f"expected the name of a service, for example redis+sentinel://localhost:26379/gate; {ESCAPES}")
+    if kind == "cluster" and number:
+        raise wrong(f"a cluster has database 0 alone, not {number}")
+    if kind == "redis" and len(hosts) != 1:
+        raise wrong(f"expected one host, not {len(hosts)}; several belong to {scheme}+cluster or {scheme}+sentinel")
+    if tls:
+        credentials |= {"ssl": True, "ssl_check_hostname": True, **found}
+    return Address(kind, hosts, "", unquote(service), number, credentials)
+
+
+def _wrong(scheme: str, what: str) -> ConfigurationError:
+    return ConfigurationError(f"store address: {scheme}://…: {what}")
+
+
+def _split(url: str) -> tuple[str, str, str, str]:
+    """Return the scheme, what stands between ``//`` and the path, the path, and the options."""
+    name, _, rest = url.partition("://") if isinstance(url, str) else ("", "", "")
+    scheme = name.lower()
+    if scheme not in SCHEMES:
+        raise ConfigurationError(
+            f"store address: expected one like {EXAMPLE!r}, that starts with {', '.join(SCHEMES)}"
+            f"{closest(scheme, SCHEMES)}"
+        )
+    shape = _SHAPE.fullmatch(rest)
+    if shape is None:
+        raise _wrong(scheme, ESCAPES)
+    return scheme, shape[1], shape[2], shape[3] or ""
+
+
+def _credentials(user: str, wrong: Wrong) -> dict[str, Any]:
+    name, colon, password = user.partition(":")
+    if "@" in user or not colon:
+        raise wrong(f"expected user:password@ or :password@ before the host; {ESCAPES}")
+    return {"username": unquote(name) or None, "password": unquote(password)}
+
+
+def _hosts(place: str, port: int, wrong: Wrong) -> tuple[tuple[str, int], ...]:
+    hosts = []
+    for part in place.split(","):
+        found = _HOST.fullmatch(part)
+        if found is None or not 0 < int(found[3] or port) < 65_536:
+            raise wrong(f"expected host:port, with a port from 1 to 65535; {ESCAPES}")
+        hosts.append((found[1] or found[2], int(found[3] or port)))
+    return tuple(hosts)
+
+
+def _options(query: str, known: tuple[str, ...], wrong: Wrong) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in parse_qsl(query, keep_blank_values=True):
+        if name not in known:
+            raise wrong(f"unknown option {name!r}{closest(name, known)}")
+        if name == "ssl_check_hostname":
+            if value not in ("true", "false"):
+                raise wrong(f"{name} needs true or false, not {value!r}")
+            found[name] = value == "true"
+        elif value:
+            found[name] = value
+        else:
+            raise wrong(f"{name} needs a value")
+    return found
+
+
+def _database(number: str, wrong: Wrong) -> int:
+    if number and not _DATABASE.fullmatch(number):
+        raise wrong(f"expected the number of a database, 0 to 99999, for example /0; {ESCAPES}")
+    return int(number or 0)

@@ -1,0 +1,140 @@
+"""What goes to Redis and comes back in one call, and what the lanes of a store have in common."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from random import getrandbits
+from struct import Struct
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+
+from ...core.errors import StoreError, StoreUnavailable
+from ...core.protocols import Clock, Event
+from .clock import ServerClock
+from .script import bans_script, windows_script
+from .wire import Wire, open_wire
+
+if TYPE_CHECKING:
+    from .bans import RedisBans
+
+Ask: TypeAlias = Callable[..., Awaitable[Any]]
+
+SLACK_MS: Final = 1_000
+"""A key lives this much longer than anything in it counts, so that its end need not be moved with every hit."""
+TEST_SLACK_MS: Final = 86_400_000
+
+SICK: Final = ("READONLY", "LOADING", "MASTERDOWN", "NOAUTH", "NOPERM")
+"""Errors after which another connection may lead to a server that is well, or one that has learnt the password."""
+
+_HEAD: Final = Struct("<qIIB")
+_TIME: Final = Struct("<q")
+_SERVER_TIME: Final = -1
+
+
+class Request(Protocol):
+    """What a lane carries."""
+
+    future: asyncio.Future[Any]
+
+    @property
+    def key(self) -> str | None:
+        """One of its keys, which all lie in one slot of a cluster; None where it has none."""
+
+    def pack(self, place_of: Callable[[str], int]) -> bytes:
+        """Return the request for the script; `place_of` says where in the call's keys a key stands."""
+
+    def answered(self, answer: bytes, now_us: int, clock: ServerClock) -> Any:
+        """Return what is to be made of the answer. What it raises is raised where the request is awaited."""
+
+    async def overtaken(self) -> Any:
+        """Return the answer that news of bans make, or None."""
+
+
+@dataclass
+class Shared:
+    """What the lanes of a store have in common.
+
+    Attributes:
+        client: The client, which says where to connect.
+        timeout_s: How long the server may take.
+        name_of: Returns the name in Redis of the hash for a key.
+        meta: The name of the hash with the numbers of changes.
+        max_waiting: How many requests may wait in a line.
+        clock: The clock of a test.
+        bans: The bans of the store.
+        heard: Hears of the number of hand-backs, in an answer to what was sent at a monotonic moment.
+        tell: Passes events on.
+        learn_secret: Sees that the secret is known; is given what sends a command to where `meta` is.
+    """
+
+    client: Any
+    timeout_s: float
+    name_of: Callable[[str], bytes]
+    meta: bytes
+    max_waiting: int
+    clock: Clock | None
+    bans: RedisBans
+    heard: Callable[[bytes, float], None]
+    tell: Callable[[Sequence[Event]], None]
+    learn_secret: Callable[[Ask], Awaitable[None]]
+
+    async def open(self, make: Callable[[], Any]) -> Wire:
+        """Connect to a server that knows the scripts.
+
+        Raises:
+            StoreError: That failed.
+        """
+        wire = await open_wire(make, self.timeout_s, ServerClock(self.clock))
+        try:
+            for script in (windows_script(), bans_script()):
+                await wire.ask(b"SCRIPT", b"LOAD", script.source)
+        except BaseException:
+            wire.close(StoreUnavailable("redis: not in use"))
+            raise
+        return wire
+
+
+def pack_call(requests: Sequence[Request], first: int) -> tuple[list[str], list[bytes]]:
+    """Return the keys of requests, and the requests; the keys are called by their places, `first` and so on."""
+    keys: dict[str, int] = {}
+    packed = [request.pack(lambda key: keys.setdefault(key, len(keys) + first)) for request in requests]
+    return list(keys), packed
+
+
+def head(clock: Clock | None, with_meta: int) -> bytes:
+    """Return the head of a call of the script of windows."""
+    if clock is None:
+        return _HEAD.pack(_SERVER_TIME, getrandbits(32), SLACK_MS, with_meta)
+    return _HEAD.pack(clock(), getrandbits(32), TEST_SLACK_MS, with_meta)
+
+
+def deliver(wire: Wire, requests: Sequence[Request], sent_s: float, answer: Sequence[bytes]) -> Sequence[Event]:
+    """Give the answers of a call to those who wait for them; return what is to be told."""
+    (now_us,) = _TIME.unpack(answer[0])
+    step_us = wire.clock.saw(now_us, int(sent_s * 1_000_000))
+    for request, part in zip(requests, answer[3:], strict=True):
+        if not request.future.done():
+            try:
+                request.future.set_result(request.answered(part, now_us, wire.clock))
+            except Exception as error:  # whatever it is: somebody waits for this, and others for the rest
+                request.future.set_exception(error)
+                if any(word in str(error) for word in SICK):
+                    wire.close(StoreUnavailable(str(error)))
+    if not step_us:
+        return ()
+    way = "forward, so windows opened early" if step_us > 0 else "back"
+    message = f"redis: the clock of {wire.place} was set {abs(step_us) / 1_000_000:.1f} s {way}"
+    return (Event("clock_stepped", message, {"server": wire.place, "step_us": step_us}),)
+
+
+def fail(requests: Sequence[Request], error: StoreError) -> None:
+    """Tell those who still wait."""
+    for request in requests:
+        if not request.future.done():
+            request.future.set_exception(error)
+
+
+def store_error(error: Exception) -> StoreError:
+    """Return what those who wait are told, whatever went wrong."""
+    return error if isinstance(error, StoreError) else StoreUnavailable(f"redis: {error!r}")

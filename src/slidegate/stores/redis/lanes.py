@@ -1,0 +1,265 @@
+"""When requests go to Redis: at once, or with others.
+
+Each event loop has a lane, with a connection of its own. On it
+
+* a request that is alone goes at once;
+* where there were several in the last call, those of one turn of the loop wait for its end and go together, in calls of
+  at most `MOST_IN_CALL`, and further calls are written before the first is answered;
+* beyond `MOST_CALLS` unanswered calls requests wait in line, and where the line is full they are turned away.
+
+A request that is given up before it went is not sent. One that is given up later is charged all the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from time import monotonic
+from typing import Any, Final
+
+from hiredis import HiredisError
+from redis.asyncio.sentinel import SentinelConnectionPool
+from redis.exceptions import RedisError
+
+from ...core.errors import StoreError, StoreUnavailable
+from ...core.protocols import Event
+from .calls import SICK, Request, Shared, deliver, fail, head, pack_call, store_error
+from .script import Script, windows_script
+from .wire import Wire
+
+MOST_IN_CALL: Final = 64
+"""A request takes the server some 5 us, and nobody else is served while a call runs."""
+MOST_CALLS: Final = 16
+SCAN_PART: Final = 500
+
+
+class Lane:
+    """The requests of one event loop.
+
+    Args:
+        loop: The loop.
+        shared: What the lanes of a store have in common.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, shared: Shared) -> None:
+        self.loop = loop
+        self._shared = shared
+        self._line: deque[Request] = deque()
+        self._calls = 0
+        self._scheduled = False
+        self._many = False
+        self._recovering = False
+        self._opening: asyncio.Task[None] | None = None
+        self._wire: Wire | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def add(self, request: Request) -> None:
+        """Send a request, now or later."""
+        line = self._line
+        if len(line) >= self._shared.max_waiting:
+            fail((request,), StoreUnavailable(f"redis: {len(line)} requests wait for an answer already"))
+            return
+        line.append(request)
+        if not self._scheduled:
+            if self._many or self._calls or self._wire is None:
+                self._scheduled = True
+                self.loop.call_soon(self._go)
+            else:
+                self._go()
+
+    async def ask(self, *command: bytes | int) -> Any:
+        """Send a command about bans by itself and return its answer.
+
+        Raises:
+            StoreError: None comes, or it is an error.
+        """
+        while self._wire is None or not self._wire.open:
+            await asyncio.shield(self._open())
+        return await self._wire.ask(*command)
+
+    async def run(self, script: Script, keys: Sequence[bytes], asked: Sequence[bytes | int]) -> Any:
+        """Run a script by itself and return its answer.
+
+        Raises:
+            StoreError: None comes, or it is an error.
+        """
+        try:
+            return await self.ask(b"EVALSHA", script.name, len(keys), *keys, *asked)
+        except StoreUnavailable as error:
+            if "NOSCRIPT" not in str(error):
+                raise
+        return await self.ask(b"EVAL", script.source, len(keys), *keys, *asked)
+
+    async def recover(self) -> None:
+        """See to it that the secret is there: Redis has lost its data.
+
+        Raises:
+            StoreError: Redis cannot be reached, or answers with an error.
+        """
+        if not self._recovering:
+            self._recovering = True
+            try:
+                await self._shared.learn_secret(self.ask)
+                message = "redis: all data was lost, so everybody starts anew"
+                self._shared.tell((Event("store_reset", message),))
+            finally:
+                self._recovering = False
+
+    async def remove(self, pattern: bytes) -> int:
+        """Remove what is called after a pattern, a part at a time; return how many keys that were.
+
+        Raises:
+            StoreError: Redis cannot be reached, or answers with an error.
+        """
+        while self._wire is None or not self._wire.open:
+            await asyncio.shield(self._open())
+        return await remove(self._wire, pattern)
+
+    def close(self) -> None:
+        """Close the connection; who waits is told."""
+        gone = StoreUnavailable("redis: the store is closed")
+        for task in self._tasks:
+            task.cancel()
+        if self._wire is not None:
+            self._wire.close(gone)
+        self._fail_all(gone)
+
+    def _go(self) -> None:
+        """Write calls, as many as may be unanswered."""
+        self._scheduled = False
+        wire = self._wire
+        if wire is None or not wire.open:
+            if self._line:
+                self._open()
+            return
+        line = self._line
+        self._many = len(line) > 1
+        while line and self._calls < MOST_CALLS:
+            requests: list[Request] = []
+            while line and len(requests) < MOST_IN_CALL:
+                request = line.popleft()
+                if not request.future.done():
+                    requests.append(request)
+            if requests:
+                self._call(wire, requests, b"EVALSHA", windows_script().name)
+
+    def _call(self, wire: Wire, requests: Sequence[Request], how: bytes, what: bytes) -> None:
+        shared = self._shared
+        done = partial(self._answered, wire, requests, monotonic())
+        keys, packed = pack_call(requests, 1)
+        names = [shared.meta, *map(shared.name_of, keys)]
+        self._calls += 1
+        wire.send(done, how, what, len(names), *names, head(shared.clock, 1), shared.bans.number, *packed)
+
+    def _answered(self, wire: Wire, requests: Sequence[Request], sent_s: float, answer: Any) -> None:
+        self._calls -= 1
+        if isinstance(answer, StoreError):
+            fail(requests, answer)
+        elif isinstance(answer, HiredisError):
+            self._refused(wire, requests, str(answer))
+        elif len(answer) == len(requests) + 3:
+            self._shared.bans.known_s = max(self._shared.bans.known_s, sent_s)
+            self._shared.heard(answer[2], sent_s)
+            if not answer[2]:
+                self._start(self.recover())
+            self._shared.tell(deliver(wire, requests, sent_s, answer))
+        else:
+            self._start(self._catch_up(requests))
+        if self._line and not self._scheduled:
+            self._go()
+
+    def _refused(self, wire: Wire, requests: Sequence[Request], error: str) -> None:
+        """Deal with what Redis says instead of running the script."""
+        if error.startswith("NOSCRIPT"):
+            self._call(wire, requests, b"EVAL", windows_script().source)
+            return
+        fail(requests, StoreUnavailable(f"redis: {wire.place}: {error}"))
+        if error.startswith(SICK):
+            wire.close(StoreUnavailable(f"redis: {wire.place}: {error}"))
+
+    async def _catch_up(self, requests: Sequence[Request]) -> None:
+        """Learn of the latest bans, and ask again for what they do not refuse."""
+        try:
+            await self._shared.bans.catch_up(self)
+            for request in requests:
+                barred = await request.overtaken()
+                if request.future.done():
+                    continue
+                if barred is not None:
+                    request.future.set_result(barred)
+                else:
+                    self.add(request)
+        except Exception as error:
+            fail(requests, store_error(error))
+
+    # -- the connection ----------------------------------------------------------------------------------------------
+
+    def _open(self) -> asyncio.Task[None]:
+        if self._opening is None:
+            self._opening = self._start(self._connect())
+        return self._opening
+
+    async def _connect(self) -> None:
+        try:
+            wire = await self._shared.open(self._shared.client.connection_pool.make_connection)
+            self._guard(wire)
+            await self._shared.learn_secret(wire.ask)
+            self._wire = wire
+            self.loop.call_soon(self._go)
+        except Exception as error:
+            self._fail_all(store_error(error))
+            raise store_error(error) from error
+        finally:
+            self._opening = None
+            await _leave_sentinels(self._shared.client)
+
+    def _guard(self, wire: Wire) -> None:
+        self._start(_until_lost(wire))
+
+    def _fail_all(self, error: StoreError) -> None:
+        requests = list(self._line)
+        self._line.clear()
+        fail(requests, error)
+
+    def _start(self, work: Any) -> asyncio.Task[None]:
+        task = self.loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, StoreError):  # of which those who wait have been told
+            self.loop.call_exception_handler({"message": "slidegate: a lane to Redis failed", "exception": error})
+
+
+async def _until_lost(wire: Wire) -> None:
+    """Close a connection when its loop ends: a loop cancels its tasks then."""
+    try:
+        await wire.lost
+    finally:
+        wire.close(StoreUnavailable("redis: the event loop has ended"))
+
+
+async def _leave_sentinels(client: Any) -> None:
+    """Close the connections to sentinels: they belong to this loop, and the next one to ask may be another."""
+    pool = client.connection_pool
+    if isinstance(pool, SentinelConnectionPool):
+        for sentinel in pool.sentinel_manager.sentinels:
+            with suppress(RedisError, OSError):
+                await sentinel.connection_pool.disconnect()
+
+
+async def remove(wire: Wire, pattern: bytes) -> int:
+    """Remove what is called after a pattern from one server; see `Lane.remove`."""
+    removed, place = 0, b"0"
+    while True:
+        place, names = await wire.ask(b"SCAN", place, b"MATCH", pattern, b"COUNT", SCAN_PART)
+        for name in names:  # by themselves: in a cluster they lie in different slots
+            removed += await wire.ask(b"UNLINK", name)
+        if place == b"0":
+            return removed

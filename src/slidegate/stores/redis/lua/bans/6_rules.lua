@@ -1,0 +1,231 @@
+-- The rules of stores/memory_bans.py. What happened is told in `events`: the caller puts it into words.
+
+local BANNED, UNBANNED, SHADOW, CAPPED, FULL, FULL_OF_PREFIXES, DROPPED = 1, 2, 3, 4, 5, 6, 7
+local events = {}
+
+local function tell(kind, ban, key)
+  events[#events + 1] = pack("<BH", kind, #key) .. key .. (ban and pack_ban(ban) or "")
+end
+
+-- A policy as the caller packs it, and the place in KEYS of the window of bans that it made.
+local function policy_at(arg, made_key)
+  local p = { made_key = made_key, ladder = {} }
+  local steps, name, at
+  p.amount, p.window, p.grain, p.forgive, p.jitter, p.longest, p.prolongs, p.shadow, p.most, p.most_window,
+    p.most_resolution, p.most_slice, p.most_slices, steps, name, at =
+    unpack_from("<I4i8i8i8di8BBI4i8Hi8HHH", arg)
+  for place = 1, steps do
+    p.ladder[place], at = unpack_from("<i8", arg, at)
+  end
+  p.name = sub(arg, at, at + name - 1)
+  return p
+end
+
+-- Whether one more automatic ban can be recorded.
+local function has_room(key, is_prefix, most)
+  let_go(64)
+  if ban_of(key) then -- it is over, and what is recorded takes its place
+    remove_ban(key)
+  end
+  local share = floor(most / 10)
+  local full_of_prefixes = false
+  if is_prefix then
+    if redis.call("SCARD", KEYS[PREFIXES]) >= share then
+      for _, prefix in ipairs(redis.call("SMEMBERS", KEYS[PREFIXES])) do
+        local ban = ban_of(prefix)
+        if not ban or ban.rung == 0 then
+          redis.call("SREM", KEYS[PREFIXES], prefix)
+        end
+      end
+    end
+    full_of_prefixes = redis.call("SCARD", KEYS[PREFIXES]) >= share
+  end
+  local room = redis.call("HLEN", KEYS[LIST]) < most
+  if room and not full_of_prefixes then
+    return true
+  end
+  tell(room and FULL_OF_PREFIXES or FULL, nil, key)
+  return false
+end
+
+-- Count one more ban that a policy makes; false if it has made as many as it may.
+local function may_make(policy)
+  local limit = { window = policy.most_window, resolution = policy.most_resolution }
+  limit.slice, limit.slices, limit.exact = policy.most_slice, policy.most_slices, policy.most <= policy.most_resolution
+  local value = redis.call("GET", KEYS[policy.made_key])
+  local made = value and unpack_ring(value, limit, 1) or new_window(limit, limit.exact)
+  if ring_of(made).wait(made, now, policy.most - 1) ~= 0 then
+    return false
+  end
+  ring_of(made).add(made, now, 1)
+  local left_ms = math.ceil((made.newest + made.span - now) / 1000) + slack_ms
+  redis.call("SET", KEYS[policy.made_key], pack_ring(made), "PX", left_ms)
+  return true
+end
+
+local function strike(policy, key, weight, reason, source, most)
+  local ban = ban_of(key)
+  if ban and not is_over(ban) then
+    return nil
+  end
+  local found = standings_of(key)
+  if not next(found) and make_room(most) then
+    tell(DROPPED, nil, key)
+  end
+  local s = found[policy.name] or { rung = 0, last = 0, until_at = 0, strikes = {} }
+  found[policy.name] = s
+  if policy.shadow == 0 then
+    s.until_at = min(s.until_at, now) -- none is in force: the last one ended by the wall clock
+  end
+  local due = count_strike(s, policy, weight, source)
+  if due and policy.shadow == 0 and not has_room(key, source ~= "", most) then
+    due = false
+  end
+  if due and not may_make(policy) then
+    tell(CAPPED, nil, key)
+    due = false
+  end
+  local made
+  if due then
+    local length = next_length(s, policy, key)
+    made = { key = key, made = now, ends = now + length, wall = wall, rung = s.rung, by = policy.name, reason = reason }
+    made.prolong = policy.prolongs == 1 and length or 0
+    if policy.shadow == 0 then
+      record(made)
+      remember(BANNED, made, made.by)
+      tell(BANNED, made, key)
+    else
+      tell(SHADOW, made, key)
+    end
+  end
+  keep_standings(key, found)
+  return made
+end
+
+local commands = {}
+
+-- policy, key, weight, reason, most; and prefix, its policy, its reason, where there is one. Answers with the ban that
+-- was made, and how many strikes are missing for the next
+function commands.strike()
+  let_go(2)
+  local policy, key, most = policy_at(ARGV[3], 9), ARGV[4], tonumber(ARGV[7])
+  local made = strike(policy, key, tonumber(ARGV[5]), ARGV[6], "", most)
+  if made and ARGV[8] then
+    strike(policy_at(ARGV[9], 10), ARGV[8], 1, ARGV[10], key, most)
+  end
+  keep_time()
+  local s, missing = standings_of(key)[policy.name], policy.amount
+  for _, counted in ipairs(s and s.strikes or {}) do
+    missing = missing - counted.weight
+  end
+  return { made and policy.shadow == 0 and pack_ban(made) or "", missing }
+end
+
+-- key, length or -1, reason, by
+function commands.ban()
+  let_go(2)
+  local length = tonumber(ARGV[4])
+  local ban = { key = ARGV[3], reason = ARGV[5], by = ARGV[6], rung = 0, made = now, wall = wall, prolong = 0 }
+  ban.ends = length < 0 and -1 or now + length
+  record(ban)
+  remember(BANNED, ban, ban.by)
+  tell(BANNED, ban, ban.key)
+  return pack_ban(ban)
+end
+
+-- key, by
+function commands.unban()
+  local key, by = ARGV[3], ARGV[4]
+  local ban, forgotten = ban_of(key), false
+  for _, s in pairs(standings_of(key)) do
+    forgotten = forgotten or over_at(s) > now
+  end
+  redis.call("HDEL", KEYS[STANDINGS], key)
+  redis.call("ZREM", KEYS[OVER], key)
+  if ban then
+    remove_ban(key)
+    note_change(key)
+    if ban.ends < 0 and all_end() then
+      redis.call("PEXPIRE", KEYS[LIST], LONGEST_MS)
+    end
+    if not is_over(ban) then
+      remember(UNBANNED, ban, by)
+      tell(UNBANNED, ban, key)
+      return 1
+    end
+  end
+  return forgotten and 1 or 0
+end
+
+-- keys: let their bans go on that requests prolong
+function commands.prolong()
+  for place = 3, #ARGV do
+    local ban = ban_of(ARGV[place])
+    if ban and ban.prolong > 0 and not is_over(ban) and now + ban.prolong > ban.ends then
+      ban.ends = now + ban.prolong
+      record(ban)
+      local found = standings_of(ban.key)
+      if found[ban.by] then
+        found[ban.by].until_at = ban.ends
+        keep_standings(ban.key, found)
+      end
+    end
+  end
+  return ""
+end
+
+-- how many bans, then key and row of each, then key, name and row of each standing
+function commands.load()
+  local place, bans = 4, tonumber(ARGV[3])
+  for _ = 1, bans do
+    local ban, other = unpack_ban(ARGV[place], ARGV[place + 1]), ban_of(ARGV[place])
+    local longer = other and other.ends >= 0 and (ban.ends < 0 or ban.ends > other.ends)
+    if not other or is_over(other) or longer then
+      record(ban)
+    end
+    place = place + 2
+  end
+  while place < #ARGV do
+    local key, name, row = ARGV[place], ARGV[place + 1], ARGV[place + 2]
+    local found = standings_of(key)
+    local last_strike = unpack_from("<i8", row, 5)
+    if not found[name] or found[name].last <= last_strike then
+      found[name] = nil
+      keep_standings(key, found)
+      local others = redis.call("HGET", KEYS[STANDINGS], key) or ""
+      redis.call("HSET", KEYS[STANDINGS], key, others .. row)
+      keep_standings(key, standings_of(key))
+    end
+    place = place + 3
+  end
+  return ""
+end
+
+-- the number of the change that is known: the bans that have changed since, key and row each; 0 if that is not known
+function commands.since()
+  local floor_at = redis.call("HGET", KEYS[META], "floor")
+  if ARGV[3] == "" or tonumber(ARGV[3]) > last or (floor_at and tonumber(ARGV[3]) < tonumber(floor_at)) then
+    return 0
+  end
+  local keys = redis.call("ZRANGEBYSCORE", KEYS[CHANGES], "(" .. ARGV[3], "+inf")
+  local found = {}
+  for place, key in ipairs(keys) do
+    found[2 * place - 1] = key
+    found[2 * place] = redis.call("HGET", KEYS[LIST], key) or ""
+  end
+  return found
+end
+
+-- everything but the numbers
+function commands.clear()
+  for name = LIST, PREFIXES do
+    redis.call("UNLINK", KEYS[name])
+  end
+  last = max(last + 1, now)
+  redis.call("HSET", KEYS[META], "bans", text_of(last), "floor", text_of(last))
+  numbers[4] = tostring(redis.call("HINCRBY", KEYS[META], "hands", 1))
+  return ""
+end
+
+local answer = commands[ARGV[2]]()
+return { pack("<i8i8i8", now, wall, ahead), last > 0 and text_of(last) or "", numbers[4] or "", answer, events }

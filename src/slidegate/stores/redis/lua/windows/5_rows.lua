@@ -1,0 +1,119 @@
+-- Windows in Redis: a hash for each key that is counted, a field for each rule and window. A call reads each at most
+-- once, works on the copy, and writes what has changed at its end.
+
+-- What is asked of a window, unpacked once a call. 45 bytes each, so it is found again by its text.
+local LIMIT_BYTES = 45
+local limits = {}
+
+local function limit_at(arg, at)
+  local text = sub(arg, at, at + LIMIT_BYTES - 1)
+  local limit = limits[text]
+  if not limit then
+    limit = { field = sub(text, 1, 8) }
+    limit.amount, limit.window, limit.resolution, limit.slice, limit.slices, limit.modes, limit.may_wait,
+      limit.may_queue = unpack_from("<I4i8Hi8HBi8I4", text, 9)
+    limit.exact = limit.amount <= limit.resolution
+    limits[text] = limit
+  end
+  return limit
+end
+
+local rows = {} -- by place in KEYS, then by field
+
+local function read(place, limit)
+  local row = rows[place]
+  if not row then
+    row = {}
+    rows[place] = row
+  end
+  local w = row[limit.field]
+  if w == nil then
+    local value = redis.pcall("HGET", KEYS[place], limit.field)
+    if type(value) == "table" then
+      error(value.err, 0)
+    elseif value then
+      local version, serial, from = unpack_from("<BI4", value)
+      if version ~= VERSION then
+        error("a window was written by another version of slidegate", 0)
+      end
+      if unpack_from("<B", value, from) == 4 then
+        w = booking().unpack(value, limit, from)
+      else
+        w = unpack_ring(value, limit, from)
+      end
+      w.serial = serial
+    else
+      w = false
+    end
+    row[limit.field] = w
+  end
+  return w
+end
+
+-- The window as the ring that the limit needs now.
+local function fitting(w, limit, now)
+  if w.exact == limit.exact then
+    return w
+  end
+  return w.booked and booking().converted(w, limit, now) or converted(w, limit, now)
+end
+
+-- The window of a key, new if there is none.
+local function window(place, limit, now)
+  local w = read(place, limit)
+  if not w then
+    w = new_window(limit, limit.exact)
+    w.serial = serials
+    serials = (serials + 1) % 4294967296
+  end
+  w = fitting(w, limit, now)
+  rows[place][limit.field] = w
+  return w
+end
+
+-- When nothing is left in a window; 0 if that is so already.
+local function expiry(w)
+  local ends = w.spent > 0 and w.newest + w.span or 0
+  if w.surplus then
+    ends = max(ends, w.surplus_at + w.window)
+  end
+  if w.booked then
+    local waits = w.waiting[#w.waiting] or 0
+    ends = max(ends, waits, #w.booked > 0 and booking().newest(w) + w.span or 0)
+  end
+  return ends
+end
+
+-- Write what has changed. Raises what Redis says if it takes no writes.
+local function save(now, slack_ms)
+  for place, row in pairs(rows) do
+    local set, gone, ends = { "HSET", KEYS[place] }, { "HDEL", KEYS[place] }, 0
+    for field, w in pairs(row) do
+      if w and w.dirty then
+        w.dirty = false
+        local expires = expiry(w)
+        ends = max(ends, expires)
+        if expires > 0 then
+          local head = pack("<BI4", VERSION, w.serial)
+          if w.booked and (#w.booked > 0 or #w.waiting > 0) then
+            head = head .. booking().pack(w)
+          end
+          set[#set + 1] = field
+          set[#set + 1] = head .. pack_ring(w)
+        else
+          gone[#gone + 1] = field
+        end
+      end
+    end
+    if #gone > 2 then
+      redis.call(unpack(gone))
+    end
+    if #set > 2 then
+      redis.call(unpack(set))
+      local left_ms = math.ceil((ends - now) / 1000)
+      if redis.call("PTTL", KEYS[place]) < left_ms then
+        redis.call("PEXPIRE", KEYS[place], left_ms + slack_ms)
+      end
+    end
+  end
+end

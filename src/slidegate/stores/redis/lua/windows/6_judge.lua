@@ -1,0 +1,252 @@
+-- What is done to all windows of a demand at once, as stores/judging.py: all of them are charged or none.
+
+local OK, LIMITED, TOO_LARGE, WAITED, NOTHING, CHANGED = 0, 1, 2, 3, 4, 5
+local COUNT_DENIED = 1
+
+local HIT, PEEK, CHARGE, REFUND, RESET, LOOK, GLANCE = 1, 2, 3, 4, 5, 6, 7
+
+local function make_judge()
+  -- An ask: window `w`, `limit`, `cost`, `check` (which check of the demand), `ahead` (units that the demand asks of
+  -- the same window before).
+  local function room_of(ask, now, from)
+    local w, limit = ask.w, ask.limit
+    local room
+    if w.booked then
+      room = booking().room(w, from, limit.amount, ask.cost, ask.ahead)
+    else
+      local wait = ring_of(w).wait(w, now, limit.amount - ask.ahead - max(ask.cost, 1))
+      room = wait == NEVER and NEVER or max(now + wait, from)
+    end
+    if room == NEVER and ask.ahead + ask.cost <= limit.amount then
+      return max((w.booked and booking().newest(w) or w.newest) + w.span, now + 1, from)
+    end
+    return room
+  end
+
+  -- How long each window holds the demand up, and the longest; NEVER as the longest if one does for ever.
+  local function waits_of(asks, now)
+    local waits, from = {}, now
+    while true do
+      local latest, never = from, false
+      for place, ask in ipairs(asks) do
+        local room = room_of(ask, now, from)
+        if room == NEVER then
+          waits[place], never = NEVER, true
+        elseif room > from then
+          waits[place] = room - now
+        else
+          waits[place] = waits[place] or 0
+        end
+        latest = max(latest, room)
+      end
+      if never then
+        return waits, NEVER
+      elseif latest == from then
+        return waits, latest - now
+      end
+      from = latest
+    end
+  end
+
+  local function reading(w, wait)
+    if w.booked then
+      local b = booking()
+      return pack("<I8i8i8i8I4", b.spent(w), b.leaves(w), b.newest(w), wait, w.serial)
+    end
+    return pack("<I8i8i8i8I4", w.spent, w.leaves, w.newest, wait, w.serial)
+  end
+
+  local function answer(status, asks, waits, notes)
+    local parts = { pack("<B", status) }
+    for place, ask in ipairs(asks) do
+      parts[place + 1] = reading(ask.w, waits[place])
+    end
+    parts[#parts + 1] = notes
+    return table.concat(parts)
+  end
+
+  local function book(asks, waits, longest, lacking, now)
+    local booked, notes = {}, {}
+    for place, ask in ipairs(asks) do
+      local again, w = booked[ask.w], ask.w
+      booked[w] = true
+      if not w.booked then
+        booking().open(w, now)
+      end
+      local waiting = lacking[ask.check] and not again
+      booking().book(w, now, now + longest, ask.cost, waiting)
+      notes[place] = pack("<i8I4B", now + longest, ask.cost, waiting and 1 or 0)
+    end
+    return answer(WAITED, asks, waits, table.concat(notes))
+  end
+
+  -- Whether the demand is to wait for room: every check that lacks it allows that, and has a place left.
+  local function may_book(asks, waits, longest)
+    local lacking = {}
+    for place, ask in ipairs(asks) do
+      lacking[ask.check] = lacking[ask.check] or waits[place] > 0
+    end
+    for _, ask in ipairs(asks) do
+      if lacking[ask.check] then
+        local queued = ask.w.booked and #ask.w.waiting or 0
+        if longest > ask.limit.may_wait or queued >= ask.limit.may_queue then
+          return nil
+        end
+      end
+    end
+    return lacking
+  end
+
+  local function hit(asks, now)
+    for _, ask in ipairs(asks) do
+      if ask.w.booked then
+        booking().settle(ask.w, now)
+      end
+    end
+    local waits, longest = waits_of(asks, now)
+    if longest == 0 then
+      local parts = { pack("<B", OK) }
+      for place, ask in ipairs(asks) do
+        ring_of(ask.w).add(ask.w, now, ask.cost)
+        parts[place + 1] = reading(ask.w, 0)
+      end
+      return table.concat(parts)
+    elseif longest == NEVER then
+      return answer(TOO_LARGE, asks, waits)
+    end
+    local lacking = may_book(asks, waits, longest)
+    if lacking then
+      return book(asks, waits, longest, lacking, now)
+    end
+    local denied = false
+    for _, ask in ipairs(asks) do
+      if ask.limit.modes == COUNT_DENIED then
+        ring_of(ask.w).charge(ask.w, now, ask.cost, ask.limit.resolution)
+        denied = true
+      end
+    end
+    if denied then
+      waits = waits_of(asks, now)
+    end
+    return answer(LIMITED, asks, waits)
+  end
+
+  -- Say which windows have room, and charge nothing: a part of a demand whose other keys lie elsewhere. It is a look
+  -- all the same: what lies ahead of now is moved back, unless it is only a glance.
+  local function look(asks, now)
+    for _, ask in ipairs(asks) do
+      if ask.w.booked then
+        booking().settle(ask.w, now)
+      end
+    end
+    local waits, longest = waits_of(asks, now)
+    return answer(longest == 0 and OK or longest == NEVER and TOO_LARGE or LIMITED, asks, waits)
+  end
+
+  local function charge(asks, now)
+    local zeros, notes = {}, {}
+    for place, ask in ipairs(asks) do
+      if ask.w.booked then
+        booking().settle(ask.w, now)
+      end
+      local kept = ring_of(ask.w).charge(ask.w, now, ask.cost, ask.limit.resolution)
+      zeros[place], notes[place] = 0, pack("<i8I4B", now, kept, 0)
+    end
+    return answer(OK, asks, zeros, table.concat(notes))
+  end
+
+  local function refund(arg, at, many, now)
+    local found = {}
+    for place = 1, many do
+      local key, serial, spent_at, units, waits, rest = unpack_from("<HI4i8I4B", arg, at)
+      local w = read(key + 1, limit_at(arg, rest))
+      found[place] = { w, serial, spent_at, units, waits == 1 }
+      at = rest + LIMIT_BYTES
+    end
+    local changed = false
+    for _, note in ipairs(found) do
+      local w, serial, spent_at, units, waits = unpack(note)
+      if w and w.serial == serial then
+        local ring = w.booked and booking() or ring_of(w)
+        changed = ring.remove(w, now, spent_at, units) or changed
+        changed = waits and w.booked and booking().leave(w, spent_at) or changed
+      end
+    end
+    return pack("<B", changed and CHANGED or NOTHING)
+  end
+
+  local function forget(place)
+    local found = redis.call("DEL", KEYS[place]) > 0
+    for _, w in pairs(rows[place] or {}) do
+      found = found or (w and w.spent > 0)
+    end
+    rows[place] = {}
+    return pack("<B", found and CHANGED or NOTHING)
+  end
+
+  -- A copy of a window for a look, the same one each time it is asked for.
+  local function imagine(place, limit, now, copies)
+    local name = place .. limit.field
+    local w = copies[name]
+    if not w then
+      local known = read(place, limit)
+      w = known and booking().copy(known) or new_window(limit, limit.exact)
+      w.serial = w.serial or 0
+    end
+    copies[name] = fitting(w, limit, now)
+    return copies[name]
+  end
+
+  local function asks_of(arg, at, many, now, imagined)
+    local asks, units, copies = {}, {}, {}
+    for place = 1, many do
+      local key, cost, check, rest = unpack_from("<HI4H", arg, at)
+      local limit = limit_at(arg, rest)
+      at = rest + LIMIT_BYTES
+      local w = imagined and imagine(key + 1, limit, now, copies) or window(key + 1, limit, now)
+      asks[place] = { w = w, limit = limit, cost = cost, check = check, ahead = units[w] or 0 }
+      units[w] = (units[w] or 0) + cost
+    end
+    return asks
+  end
+
+  return function(what, arg, at, many, now)
+    if what == REFUND then
+      return refund(arg, at, many, now)
+    elseif what == RESET then
+      return forget(many + 1)
+    end
+    local asks = asks_of(arg, at, many, now, what == PEEK or what == GLANCE)
+    if what == CHARGE then
+      return charge(asks, now)
+    end
+    return ((what == LOOK or what == GLANCE) and look or hit)(asks, now)
+  end
+end
+
+local judge
+
+-- Most requests: one limit without modes, and nothing booked.
+local function hit_one(w, limit, cost, now)
+  local ring = ring_of(w)
+  local wait = ring.wait(w, now, limit.amount - max(cost, 1))
+  if wait == 0 then
+    ring.add(w, now, cost)
+    return pack("<BI8i8i8i8I4", OK, w.spent, w.leaves, w.newest, 0, w.serial)
+  end
+  return pack("<BI8i8i8i8I4", wait == NEVER and TOO_LARGE or LIMITED, w.spent, w.leaves, w.newest, wait, w.serial)
+end
+
+local function handle(arg, now)
+  local what, many, at = unpack_from("<BH", arg)
+  if what == HIT and many == 1 then
+    local key, cost, _, rest = unpack_from("<HI4H", arg, at)
+    local limit = limit_at(arg, rest)
+    local w = window(key + 1, limit, now)
+    if not w.booked and limit.modes == 0 and limit.may_wait == 0 then
+      return hit_one(w, limit, cost, now)
+    end
+  end
+  judge = judge or make_judge()
+  return judge(what, arg, at, many, now)
+end

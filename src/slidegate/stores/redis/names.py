@@ -1,0 +1,50 @@
+"""What things are called in Redis. What stands in braces decides where a cluster keeps them."""
+
+from __future__ import annotations
+
+from base64 import urlsafe_b64encode
+from hashlib import blake2b
+from typing import Final
+
+from ...core.memo import remember
+
+TAG_BYTES: Final = 12
+"""With the secret nobody can look for two keys that have one digest; by chance it takes some 10^14 keys."""
+
+
+class Names:
+    """Names under a prefix.
+
+    Args:
+        prefix: What all of them begin with.
+        readable: Whether keys are readable in them; otherwise they are digests.
+
+    Attributes:
+        meta: The hash with the secret and the numbers of changes; what has to do with bans is called after it.
+        windows: The pattern of the hashes of windows.
+        secret: The key for digests; empty until it is known.
+    """
+
+    def __init__(self, prefix: str, *, readable: bool) -> None:
+        self.meta = f"{prefix}:{{bans}}".encode()
+        self.windows = f"{prefix}:w:{{*".encode()
+        self.secret = b""
+        self._prefix = f"{prefix}:w:".encode()
+        self._readable = readable
+        self._known: dict[str, bytes] = {}
+
+    def use(self, secret: bytes) -> None:
+        """Take a secret over."""
+        if secret != self.secret:
+            self.secret = secret
+            self._known.clear()
+
+    def name_of(self, key: str) -> bytes:
+        """Return the name of the hash with the windows of a key."""
+        name = self._known.get(key)
+        if name is None:
+            text = key.encode(errors="surrogatepass")
+            if not self._readable:
+                text = urlsafe_b64encode(blake2b(text, key=self.secret, digest_size=TAG_BYTES).digest())
+            name = remember(self._known, key, b"%s{%s}" % (self._prefix, text))
+        return name

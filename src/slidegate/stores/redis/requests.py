@@ -1,0 +1,121 @@
+"""What is asked of Redis: demands, refunds and resets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from ...core.banlist import Guarded
+from ...core.decision import Barred, Check, Decision
+from .answers import Answers
+from .bans import RedisBans
+from .clock import ServerClock
+from .script import CHANGED, CHARGE, HIT, REQUEST, RESET, Charged, Packing, decision_of, raise_failure
+
+
+class Tools(NamedTuple):
+    """What requests need of their store."""
+
+    packing: Packing
+    bans: RedisBans
+    answers: Answers
+
+
+class Demand:
+    """A hit, a peek or a charge."""
+
+    __slots__ = ("_tools", "checks", "future", "guarded", "what")
+
+    def __init__(
+        self,
+        future: asyncio.Future[Decision],
+        tools: Tools,
+        what: int,
+        checks: Sequence[Check],
+        guarded: Sequence[Guarded],
+    ) -> None:
+        self.future = future
+        self._tools = tools
+        self.what = what
+        self.checks = checks
+        self.guarded = guarded
+
+    @property
+    def key(self) -> str | None:
+        """See `Request`."""
+        return self.checks[0][1] if self.checks else None
+
+    def pack(self, place_of: Callable[[str], int]) -> bytes:
+        """See `Request`."""
+        return self._tools.packing.demand(self.what, self.checks, [place_of(key) for _, key, _ in self.checks])
+
+    def answered(self, answer: bytes, now_us: int, clock: ServerClock) -> Decision:
+        """See `Request`."""
+        decision = decision_of(answer, self.what, self.checks, now_us)
+        if self.what == HIT:
+            self._tools.answers.learn(decision, clock)
+        elif self.what == CHARGE:
+            self._tools.answers.forget(self.checks)
+        return decision
+
+    async def overtaken(self) -> Barred | None:
+        """See `Request`."""
+        return await self._tools.bans.refusal(self.checks, self.guarded, prolong=self.what == HIT)
+
+
+class Refund:
+    """Handing back what a decision charged."""
+
+    __slots__ = ("_charged", "_decision", "_tools", "future")
+
+    def __init__(
+        self, future: asyncio.Future[bool], tools: Tools, decision: Decision, charged: Sequence[Charged | None]
+    ) -> None:
+        self.future = future
+        self._tools = tools
+        self._decision = decision
+        self._charged = charged
+
+    @property
+    def key(self) -> str:
+        """See `Request`."""
+        return self._decision.checks[0][1]
+
+    def pack(self, place_of: Callable[[str], int]) -> bytes:
+        """See `Request`."""
+        places = [place_of(key) for _, key, _ in self._decision.checks]
+        return self._tools.packing.refund(self._decision, self._charged, places)
+
+    def answered(self, answer: bytes, now_us: int, clock: ServerClock) -> bool:
+        """See `Request`."""
+        raise_failure(answer)
+        self._tools.answers.forget(self._decision.checks)
+        return answer[0] == CHANGED
+
+    async def overtaken(self) -> None:
+        """See `Request`."""
+
+
+class Reset:
+    """Forgetting the windows of a key."""
+
+    __slots__ = ("_tools", "future", "key")
+
+    def __init__(self, future: asyncio.Future[bool], tools: Tools, key: str) -> None:
+        self.future = future
+        self._tools = tools
+        self.key = key
+
+    def pack(self, place_of: Callable[[str], int]) -> bytes:
+        """See `Request`."""
+        return REQUEST.pack(RESET, place_of(self.key))
+
+    def answered(self, answer: bytes, now_us: int, clock: ServerClock) -> bool:
+        """See `Request`."""
+        raise_failure(answer)
+        self._tools.answers.forget_key(self.key)
+        return answer[0] == CHANGED
+
+    async def overtaken(self) -> None:
+        """See `Request`."""

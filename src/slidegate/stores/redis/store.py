@@ -1,0 +1,293 @@
+"""Many hosts.
+
+Windows are rows of Redis or Valkey: a hash for each key that is counted, a field for each rule and window. One script
+call decides about all requests that come in one turn of an event loop, by the server's time. What stands where:
+``lua/`` the script, `script` how requests are packed for it, `lanes` when they go, `wire` the
+connection, `addresses` addresses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from threading import Lock
+from typing import Any, Final
+
+from redis.asyncio import Redis, RedisCluster
+
+from ...core.banlist import Guarded
+from ...core.decision import Check, Decision
+from ...core.errors import ConfigurationError, StoreUnavailable
+from ...core.limits import check_whole, parse_duration_us
+from ...core.protocols import Clock, Observer
+from ..memory import DEFAULT_MAX_BANS
+from ..observers import Observers
+from .addresses import Client, close_client, open_client
+from .answers import Answers
+from .bans import RedisBans
+from .calls import Ask, Shared
+from .cluster import ClusterLane
+from .lanes import Lane
+from .names import Names
+from .requests import Demand, Refund, Reset, Tools
+from .script import CHARGE, HIT, PEEK, Packing
+from .spread import Spread, parts_of
+
+DEFAULT_MAX_WAITING: Final = 10_000
+DEFAULT_TIMEOUT: Final = "1s"
+
+
+class RedisStore:
+    """Remembers windows and bans in Redis or Valkey, for every process of every host that shares it.
+
+    Safe to use from several threads and event loops at once, and after `fork`; each event loop has a connection of its
+    own, made when it is first needed.
+
+    Args:
+        client: An address such as ``"redis://localhost:6379/0"``, see `addresses`; or a client of
+            `redis.asyncio`, whose settings say where to connect and how.
+        prefix: What all keys in Redis begin with. Stores with other prefixes know nothing of each other.
+        readable: Whether keys in Redis are readable; by default they are digests.
+        timeout: How long Redis may take to answer or to be connected to, before the connection is given up. How long a
+            request may take is the limiter's `deadline`.
+        max_bans: How many bans, and the strikes of how many keys, to hold. Beyond, automatic bans are not recorded.
+        max_waiting: How many requests of an event loop may wait in line for a slow server.
+        clock: For tests: returns microseconds; by default the server's time counts.
+
+    Raises:
+        ConfigurationError: The address or an option cannot be used.
+    """
+
+    def __init__(
+        self,
+        client: str | Client,
+        *,
+        prefix: str = "slidegate",
+        readable: bool = False,
+        timeout: str | float | timedelta = DEFAULT_TIMEOUT,
+        max_bans: int = DEFAULT_MAX_BANS,
+        max_waiting: int = DEFAULT_MAX_WAITING,
+        clock: Clock | None = None,
+    ) -> None:
+        _check(client, prefix, max_bans, max_waiting, clock)
+        self._own = isinstance(client, str)
+        self._client: Any = open_client(client) if isinstance(client, str) else client
+        self._is_cluster = isinstance(self._client, RedisCluster)
+        self._prefix = prefix
+        self._timeout_s = parse_duration_us(timeout, "timeout") / 1_000_000
+        self._lanes: dict[asyncio.AbstractEventLoop, Lane] = {}
+        self._last: tuple[asyncio.AbstractEventLoop | None, Lane | None] = None, None
+        self._lock = Lock()
+        self._names = Names(prefix, readable=readable)
+        self._observers = Observers()
+        answers = Answers(self._count_denied if clock is None else None)
+        self.bans = RedisBans(self._lane, self._names.meta, clock, answers.heard, self._observers.tell_all, max_bans)
+        self._tools = Tools(Packing(), self.bans, answers)
+        self._shared = Shared(
+            client=self._client,
+            timeout_s=self._timeout_s,
+            name_of=self._names.name_of,
+            meta=self._names.meta,
+            max_waiting=max_waiting,
+            clock=clock,
+            bans=self.bans,
+            heard=answers.heard,
+            tell=self._observers.tell_all,
+            learn_secret=self._learn_secret,
+        )
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<RedisStore {self._prefix!r}>"
+
+    @property
+    def secret(self) -> bytes:
+        """The key for digests, made once for all who share the prefix.
+
+        Where it is not known yet, this waits for Redis.
+
+        Raises:
+            StoreError: Redis does not answer.
+        """
+        if not self._names.secret:
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(lambda: asyncio.run(self._connect_once())).result()
+        return self._names.secret
+
+    def observe(self, observer: Observer) -> None:
+        """Tell `observer` about this store's events from now on."""
+        self._observers.add(observer)
+
+    async def close(self) -> None:
+        """Close the connections of all event loops."""
+        if self._closed:
+            return
+        self._closed = True
+        with self._lock:
+            lanes = dict(self._lanes)
+            self._lanes.clear()
+            self._last = None, None
+        running = asyncio.get_running_loop()
+        for loop, lane in lanes.items():
+            if loop is running:
+                lane.close()
+            elif not loop.is_closed():
+                loop.call_soon_threadsafe(lane.close)
+        await asyncio.sleep(0)  # lets the loop take note
+        if self._own:
+            await close_client(self._client)
+
+    def hit(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Decision | Awaitable[Decision]:
+        """Charge every check or none, in one step, and say everything about it."""
+        if self.bans.judge(checks, guarded) is not None:
+            barred = self.bans.at_once(checks, guarded)
+            return self._barred(HIT, checks, guarded) if barred is None else barred
+        answers = self._tools.answers
+        if answers.known and (refused := answers.answer(checks)) is not None:
+            return refused
+        return self._demand(HIT, checks, guarded)
+
+    def peek(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Awaitable[Decision]:
+        """Say what `hit` would answer now. Changes nothing."""
+        if self.bans.judge(checks, guarded) is not None:
+            return self._barred(PEEK, checks, guarded)
+        return self._demand(PEEK, checks, guarded)
+
+    def charge(self, checks: Sequence[Check]) -> Awaitable[Decision]:
+        """Record every cost in one step, whatever the limits, and say what is left."""
+        return self._demand(CHARGE, checks, ())
+
+    def refund(self, decision: Decision) -> bool | Awaitable[bool]:
+        """Hand back what `decision` charged; False where it charged nothing, did so before or it has aged out.
+
+        What is on its way when the connection breaks may stay charged; it is never handed back twice.
+        """
+        charged = list(decision.charge)
+        if not charged:
+            return False
+        decision.charge.clear()
+        if self._is_spread(decision.checks):
+            return self._hand_back_all(parts_of(decision, charged))
+        return self._hand_back(decision, charged)
+
+    def reset(self, key: str) -> Awaitable[bool]:
+        """Forget the windows of `key` under every rule; False where there were none."""
+        lane = self._lane()
+        self._tools.answers.forget_key(key)
+        request = Reset(lane.loop.create_future(), self._tools, key)
+        lane.add(request)
+        return request.future
+
+    async def clear(self) -> int:
+        """Forget everything that stands under the prefix but the secret; return how many keys had windows.
+
+        Redis is searched a part at a time, and goes on serving. What is counted meanwhile may stay.
+        """
+        lane = self._lane()
+        await lane.remove(self._shared.meta + b":made:*")
+        await self.bans.clear()
+        removed = await lane.remove(self._names.windows)
+        self._tools.answers.clear()
+        return removed
+
+    def _hand_back(self, decision: Decision, charged: Sequence[Any]) -> asyncio.Future[bool]:
+        lane = self._lane()
+        self._tools.answers.forget(decision.checks)
+        request = Refund(lane.loop.create_future(), self._tools, decision, charged)
+        lane.add(request)
+        return request.future
+
+    async def _hand_back_all(self, parts: Sequence[tuple[Decision, Sequence[Any]]]) -> bool:
+        changed = await asyncio.gather(*(self._hand_back(*part) for part in parts))
+        return any(changed)
+
+    def _hand_back_unheard(self, decision: Decision) -> None:
+        """Hand a part of a demand back; what Redis does not take stays charged."""
+        charged, decision.charge = decision.charge, ()
+        self._hand_back(decision, charged).add_done_callback(_look_at)
+
+    def _count_denied(self, checks: Sequence[Check]) -> None:
+        """Charge refusals that were given here; what Redis does not take is lost."""
+        for part in [(check,) for check in checks] if self._is_cluster else [checks]:
+            self._ask(CHARGE, part, ()).add_done_callback(_look_at)
+
+    def _demand(self, what: int, checks: Sequence[Check], guarded: Sequence[Guarded]) -> Awaitable[Decision]:
+        if self._is_spread(checks):
+            return Spread(checks, self._ask, self._hand_back_unheard).decide(what, guarded)
+        return self._ask(what, checks, guarded)
+
+    def _ask(self, what: int, checks: Sequence[Check], guarded: Sequence[Guarded]) -> asyncio.Future[Decision]:
+        lane = self._lane()
+        if what in (HIT, CHARGE):
+            self._tools.answers.forget(checks)  # they may be other ones when this has been answered
+        request = Demand(lane.loop.create_future(), self._tools, what, checks, guarded)
+        lane.add(request)
+        return request.future
+
+    def _is_spread(self, checks: Sequence[Check]) -> bool:
+        """Tell whether no single script can see all of these windows."""
+        return self._is_cluster and len(checks) > 1 and any(key != checks[0][1] for _, key, _ in checks)
+
+    def _lane(self) -> Lane:
+        if self._closed:
+            raise StoreUnavailable("redis: the store is closed")
+        loop = asyncio.get_running_loop()
+        last, lane = self._last
+        if lane is None or last is not loop:
+            with self._lock:
+                lane = self._lanes.get(loop)
+                if lane is None:
+                    for gone in [other for other in self._lanes if other.is_closed()]:
+                        del self._lanes[gone]
+                    make = ClusterLane if self._is_cluster else Lane
+                    lane = self._lanes[loop] = make(loop, self._shared)
+            self._last = loop, lane
+        return lane
+
+    # -- connections -------------------------------------------------------------------------------------------------
+
+    async def _learn_secret(self, ask: Ask) -> None:
+        """Make the secret known: the one in Redis, or a new one for all; after a loss of data the one known here."""
+        await ask(b"HSETNX", self._shared.meta, b"secret", self._names.secret or os.urandom(32))
+        await ask(b"HSETNX", self._shared.meta, b"hands", 0)
+        secret = await ask(b"HGET", self._shared.meta, b"secret")
+        self._names.use(secret)
+
+    async def _connect_once(self) -> None:
+        """Connect in an event loop of its own, which makes the secret known."""
+        lane = self._lane()
+        await lane.ask(b"EXISTS", self._shared.meta)
+        lane.close()
+        await asyncio.sleep(0)
+
+    async def _barred(self, what: int, checks: Sequence[Check], guarded: Sequence[Guarded]) -> Decision:
+        """Answer a demand that is banned as far as is known here."""
+        await self.bans.catch_up(self._lane())
+        barred = await self.bans.refusal(checks, guarded, prolong=what == HIT)
+        return barred if barred is not None else await self._demand(what, checks, guarded)
+
+
+def _look_at(future: asyncio.Future[Any]) -> None:
+    """Look at an error that nobody waits for, so that it is not reported as forgotten."""
+    if not future.cancelled():
+        future.exception()
+
+
+def _check(client: object, prefix: object, max_bans: object, max_waiting: object, clock: object) -> None:
+    """Refuse what cannot work; see `RedisStore`."""
+    if not isinstance(prefix, str) or not 0 < len(prefix) <= 64 or set(prefix) & set("{}*?[]\\"):
+        raise ConfigurationError(
+            f'prefix: expected 1 to 64 characters, none of {{}}*?[]\\, for example "slidegate", not {prefix!r}'
+        )
+    check_whole(max_bans, 1, 10**12, "max_bans", "for example 100_000")
+    check_whole(max_waiting, 1, 10**9, "max_waiting", "for example 10_000")
+    if clock is not None and not callable(clock):
+        raise ConfigurationError(f"clock: expected a function that returns microseconds, not {clock!r}")
+    if not isinstance(client, (str, Redis, RedisCluster)):
+        raise ConfigurationError(
+            f'client: expected an address, for example "redis://localhost:6379/0", or a client of redis.asyncio, '
+            f"not {client!r}"
+        )

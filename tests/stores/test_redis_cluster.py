@@ -1,0 +1,173 @@
+"""A cluster: clients are spread over its nodes, slots move, and a node dies."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from slidegate import Limiter, Reason
+from slidegate.core.decision import Bucket
+from slidegate.core.limits import parse_limits
+
+from ..redis_servers import BOUND_S, RedisCluster, RedisServer, needs_redis, until
+from .redis_worker import Orders, Worker
+from .test_redis_processes import most_in_any
+
+pytestmark = needs_redis
+
+SECRET = b"s" * 32
+CLIENTS = 40
+AMOUNT = 500
+WINDOW_US = 500_000
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RedisCluster]:
+    with RedisCluster(replicas=1) as cluster:
+        yield cluster
+
+
+@pytest.fixture(autouse=True)
+def _empty(cluster: RedisCluster) -> None:
+    for server in cluster.masters:
+        server.command("FLUSHALL")
+
+
+@pytest.fixture
+async def limiter(cluster: RedisCluster) -> AsyncIterator[Limiter]:
+    async with Limiter.from_url(cluster.url, secret=SECRET, deadline=10, on_error="deny") as limiter:
+        yield limiter
+
+
+def home_of(cluster: RedisCluster) -> tuple[int, RedisServer, RedisServer]:
+    """Return the one slot that holds counted windows, its owner, and another master."""
+    found = {name for server in cluster.masters for name in server.command("KEYS", "*:w:*")}
+    (name,) = found
+    slot = cluster.slot_of(name)
+    owner = cluster.owner(slot)
+    return slot, owner, next(server for server in cluster.masters if server is not owner)
+
+
+async def test_clients_are_spread_over_the_nodes_and_each_has_its_own_limit(
+    cluster: RedisCluster, limiter: Limiter
+) -> None:
+    for _ in range(4):
+        for number in range(CLIENTS):
+            await limiter.hit(f"user:{number}", "3/hour")
+    left = [(await limiter.peek(f"user:{number}", "3/hour")).reason for number in range(CLIENTS)]
+    assert left == [Reason.LIMITED] * CLIENTS
+    assert all(server.command("KEYS", "*:w:*") for server in cluster.masters)
+    assert sum(len(server.command("KEYS", "*:w:*")) for server in cluster.masters) == CLIENTS
+
+
+async def test_a_moved_slot_takes_its_counts_along(cluster: RedisCluster, limiter: Limiter) -> None:
+    assert (await limiter.hit("key", "3/hour")).remaining == 2
+    slot, owner, other = home_of(cluster)
+    cluster.move_slot(slot, other)
+    assert (await limiter.hit("key", "3/hour")).remaining == 1
+    cluster.move_slot(slot, owner)
+    assert (await limiter.hit("key", "3/hour")).remaining == 0
+
+
+async def test_a_slot_on_its_way_counts_every_hit_once(cluster: RedisCluster, limiter: Limiter) -> None:
+    assert (await limiter.hit("key", "5/hour")).remaining == 4
+    slot, owner, other = home_of(cluster)
+    (name,) = owner.command("KEYS", "*:w:*")
+    with cluster.migrating(slot, other):
+        assert (await limiter.hit("key", "5/hour")).remaining == 3
+        # Now the key is where the slot goes to, and the slot still with its old owner, who says ASK.
+        owner.command("MIGRATE", "127.0.0.1", other.port, name, 0, 5_000)
+        assert (await limiter.hit("key", "5/hour")).remaining == 2
+        assert owner.command("KEYS", "*:w:*") == []
+    assert (await limiter.hit("key", "5/hour")).remaining == 1
+    cluster.move_slot(slot, owner)
+
+
+@contextmanager
+def workers_at_work(orders: Orders) -> Iterator[list[int]]:
+    """Let three processes hit one key; what was admitted stands in the list at the end, in the order of time."""
+    workers, times_us = [Worker(orders) for _ in range(3)], list[int]()
+    try:
+        for worker in workers:
+            worker.wait_ready()
+        for worker in workers:
+            worker.go()
+        yield times_us
+        times_us += sorted(time_us for worker in workers for time_us in worker.times_us())
+    finally:
+        for worker in workers:
+            worker.kill()
+
+
+def test_processes_together_get_exactly_the_amount_while_the_slot_moves_to_and_fro(cluster: RedisCluster) -> None:
+    with workers_at_work(Orders(cluster.url, f"{AMOUNT}/500ms", span_us=5 * WINDOW_US)) as times_us:
+        until(lambda: any(server.command("KEYS", "*:w:*") for server in cluster.masters), "the first hit")
+        slot, owner, other = home_of(cluster)
+        for target in (other, owner) * 3:
+            cluster.move_slot(slot, target)
+    assert most_in_any(times_us, WINDOW_US) == AMOUNT
+    assert len(times_us) > AMOUNT
+
+
+def test_processes_together_get_no_more_than_the_amount_while_a_replica_takes_over(cluster: RedisCluster) -> None:
+    first, *_, replica = cluster.servers
+    key = next(key for key in map(str, range(CLIENTS)) if cluster.owner(cluster.slot_of(key)) is first)
+    url = f"{cluster.url}?readable=true"  # so that it is the name of the client that says which node it belongs to
+    orders = Orders(url, f"{AMOUNT}/500ms", span_us=5 * WINDOW_US, key=key, may_fail=True)
+    with workers_at_work(orders) as times_us:
+        until(lambda: first.command("KEYS", "*:w:*"), "the first hit")
+        replica.command("CLUSTER", "FAILOVER")
+        until(lambda: replica.info("replication")["role"] == "master", "the replica takes over")
+    first.command("CLUSTER", "FAILOVER")
+    until(lambda: first.info("replication")["role"] == "master", "all is as it was")
+    assert most_in_any(times_us, WINDOW_US) == AMOUNT
+    assert len(times_us) > AMOUNT
+
+
+async def test_a_request_with_keys_on_several_nodes_is_charged_on_all_or_none(
+    cluster: RedisCluster, limiter: Limiter
+) -> None:
+    roomy, narrow = Bucket("roomy", parse_limits("100/hour")), Bucket("narrow", parse_limits("2/hour"))
+    checks = [(roomy, f"user:{number}", 1) for number in range(8)] + [(narrow, "everyone", 1)]
+    decisions = [await limiter.hit_all(checks) for _ in range(5)]
+    assert [decision.allowed for decision in decisions] == [True, True, False, False, False]
+    for number in range(8):
+        assert (await limiter.hit_all([(roomy, f"user:{number}", 1)])).remaining == 100 - 3
+
+
+async def test_rd_15_a_slot_that_nobody_serves_is_a_store_that_does_not_answer(
+    cluster: RedisCluster, limiter: Limiter
+) -> None:
+    assert (await limiter.hit("key", "3/hour")).remaining == 2
+    slot, owner, _ = home_of(cluster)
+    owner.command("CLUSTER", "DELSLOTS", slot)
+    async with asyncio.timeout(BOUND_S):
+        assert (await limiter.hit("key", "3/hour")).reason is Reason.UNAVAILABLE
+    owner.command("CLUSTER", "ADDSLOTS", slot)
+    cluster.wait_ok()
+    async with asyncio.timeout(BOUND_S):
+        assert (await limiter.hit("key", "3/hour")).remaining == 1
+
+
+async def test_after_a_node_dies_its_replica_goes_on_with_what_it_was_told() -> None:
+    with RedisCluster(replicas=1) as cluster:
+        limiter = Limiter.from_url(cluster.url, secret=SECRET, deadline=10, on_error="deny")
+        first, *_, replica = cluster.servers
+        async with limiter:
+            for number in range(CLIENTS):
+                await limiter.hit(f"user:{number}", "3/hour")
+            held = len(first.command("KEYS", "*:w:*"))
+            assert held > 0
+            until(lambda: replica.command("DBSIZE") == first.command("DBSIZE"), "the replica has it all")
+            first.kill()
+            until(lambda: replica.info("replication")["role"] == "master", "the replica takes over")
+            cluster.wait_ok()
+            decisions = [await limiter.hit(f"user:{number}", "3/hour") for number in range(CLIENTS)]
+            unserved = [number for number in range(CLIENTS) if decisions[number].reason is Reason.UNAVAILABLE]
+            assert len(unserved) <= 1, "one request finds out, and the others go to the new master"
+            for number in unserved:
+                decisions[number] = await limiter.hit(f"user:{number}", "3/hour")
+        assert [decision.remaining for decision in decisions] == [1] * CLIENTS
