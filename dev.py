@@ -135,7 +135,7 @@ def tests_with_coverage(python: Path) -> tuple[list[str], str]:
     for name, process, said in running:
         print(f"\n-- {name}", flush=True)
         last = ""
-        while line := said.get():
+        for line in iter(said.get, b""):
             sys.stdout.buffer.write(line)
             sys.stdout.flush()
             last = line.decode(errors="replace").strip() or last

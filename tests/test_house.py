@@ -263,7 +263,8 @@ def test_pytest_closes_the_run_with_its_own_line(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(dev, "PYTEST", ("-c", "print('3 failed, 7 passed in 1.00s'); raise SystemExit(1)"))
-    assert dev.tests_with_coverage(Path(sys.executable)) == (["pytest"], "3 failed, 7 passed in 1.00s")
+    closing = "3 failed, 7 passed in 1.00s"
+    assert dev.tests_with_coverage(Path(sys.executable)) == (["pytest (stores)", "pytest"], f"{closing}\n{closing}")
     assert "7 passed" in capfd.readouterr().out
 
 

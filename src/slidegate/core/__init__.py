@@ -8,10 +8,11 @@ from .decision import Bucket, Check, Decision, LimitState, Reason
 from .errors import ConfigurationError, SlidegateError
 from .hotkeys import HotKeys
 from .limits import Limit, parse_duration_us, parse_limits
-from .metrics import MetricSummary, MetricWindow
+from .metrics import MetricWindow
 from .networks import Networks, parse_address
 from .protocols import Clock, Event, Observer, Store
 from .rings import Ring, convert, new_window
+from .summaries import MetricSummary
 from .timestamps import TimestampWindow
 from .totals import RollingTotals
 from .window import NEVER, Reading, Window

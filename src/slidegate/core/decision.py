@@ -288,47 +288,6 @@ class Decision:
         return tuple(state for state in self.states if state.retry_after_us != 0)
 
 
-class Barred(Decision):
-    """A refusal for who asks and not for how much: by a ban, or by a list. Nothing was counted.
-
-    Args:
-        by: See `Decision.by`.
-        ban: The ban, if there is one.
-        now_us: The store's time, in which the ban ends.
-        checks: What was asked for.
-    """
-
-    __slots__ = ("_ban", "_by")
-
-    def __init__(self, by: str, ban: Ban | None = None, now_us: int = 0, checks: Sequence[Check] = ()) -> None:
-        super().__init__(False, Reason.BLOCKED if ban is None else Reason.BANNED, now_us, checks)
-        self._ban = ban
-        self._by = by
-
-    def __repr__(self) -> str:
-        return f"<Decision {self.reason} by={self.by!r} retry_after_us={self.retry_after_us}>"
-
-    @property
-    def ban(self) -> Ban | None:
-        """The ban that refuses the request."""
-        return self._ban
-
-    @property
-    def by(self) -> str:
-        """The policy or who made the ban, or the name of the list."""
-        return self._by
-
-    @property
-    def states(self) -> tuple[LimitState, ...]:
-        """Nothing: no limit was asked."""
-        return ()
-
-    @property
-    def retry_after_us(self) -> int | None:
-        """Microseconds until the ban ends; None for a permanent one and for a list."""
-        return None if self._ban is None else self._ban.left_us(self.now_us)
-
-
 def binding_place(allowed: bool, amounts: Sequence[int], readings: Sequence[Reading]) -> int:
     """Return the place of the reading that decides, given the amount of each limit; see `Decision.binding`."""
     if not allowed:

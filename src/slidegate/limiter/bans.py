@@ -15,8 +15,9 @@ from ..core.limits import MAX_WINDOW_US, check_whole, parse_duration_us
 from ..core.networks import quoted
 from ..core.protocols import BanBook, Store
 from ..core.targets import NetworkSet, ban_target
-from .failures import Failsafe, within
+from .failures import Failsafe
 from .keys import Keys
+from .within import within
 
 PERMANENT: Final = "permanent"
 

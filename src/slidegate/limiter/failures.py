@@ -28,11 +28,12 @@ from typing import Any, Final, Literal, TypeAlias, TypeVar
 from ..core.banlist import Ban, Guarded
 from ..core.banpolicy import BanPolicy
 from ..core.decision import Check, Decision
-from ..core.errors import ConfigurationError, StoreTimeout, closest
+from ..core.errors import ConfigurationError, closest
 from ..core.limits import format_duration, parse_duration_us
 from ..core.protocols import Clock, Event, Store
 from ..stores.memory import MemoryStore
 from .decisions import Parted, Unserved
+from .within import within
 
 OnError: TypeAlias = Literal["local", "allow", "deny"]
 FailurePolicy: TypeAlias = tuple[str, OnError]
@@ -40,8 +41,6 @@ FailurePolicy: TypeAlias = tuple[str, OnError]
 
 DEADLINE: Final = "50ms"
 ON_ERROR: Final = "local"
-COMMAND_DEADLINE_S: Final = 30.0
-"""How long a store may take over what people ask for, such as a ban or a list of them."""
 FAILURES_TO_OPEN: Final = 3
 OPEN_US: Final = 1_000_000
 SAY_EVERY_US: Final = 60_000_000
@@ -279,21 +278,6 @@ class Failsafe:
 async def _noting(answer: Ban | Awaitable[Ban | None] | None) -> tuple[bool, Ban | None]:
     """Return an answer with a note that there was one."""
     return True, await answer if isawaitable(answer) else answer
-
-
-async def within(answer: Awaitable[T] | T, deadline_s: float = COMMAND_DEADLINE_S) -> T:
-    """Wait for an answer, if it has to be waited for, no longer than `deadline_s`.
-
-    Raises:
-        StoreTimeout: It did not come in time.
-    """
-    if not isawaitable(answer):
-        return answer
-    try:
-        async with asyncio.timeout(deadline_s):
-            return await answer
-    except TimeoutError:
-        raise StoreTimeout(f"no answer within {deadline_s:g} s") from None
 
 
 def check_failure_policy(deadline: Any, on_error: object) -> None:

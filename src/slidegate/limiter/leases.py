@@ -29,7 +29,8 @@ from time import monotonic
 from typing import Any, Final
 
 from ..core.banlist import Guarded
-from ..core.decision import Barred, Check, Decision
+from ..core.barred import Barred
+from ..core.decision import Check, Decision
 from ..core.protocols import Clock, Store
 from .decisions import Parted, Unserved
 from .failures import Failsafe

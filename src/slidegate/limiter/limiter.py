@@ -16,11 +16,12 @@ from ..core.protocols import Clock, Event, Observer, Store
 from ..stores.memory import MemoryStore
 from ..stores.observers import Observers
 from .bans import BanCommands
-from .failures import DEADLINE, ON_ERROR, Failsafe, OnError, check_failure_policy, within
+from .failures import DEADLINE, ON_ERROR, Failsafe, OnError, check_failure_policy
 from .keys import Keys, check_secret
 from .leases import Leases
 from .statistics import Statistics, Stats
 from .urls import open_store
+from .within import within
 
 DEFAULT_RULE: Final = "hit"
 
@@ -100,7 +101,8 @@ class Limiter(BanCommands):
         """Make a limiter from an address.
 
         Args:
-            url: ``"memory://"``, or with options ``"memory://?max_keys=50000&max_bans=1000"``.
+            url: ``"memory://"``, ``"lmdb:///var/lib/app/slidegate"``, ``"redis://localhost:6379/0"`` or another of
+                Redis; with options ``"memory://?max_keys=50000&max_bans=1000"``.
             secret: As for the constructor.
             observers: As for the constructor.
             deadline: As for the constructor.

@@ -15,8 +15,9 @@ from typing import Final
 
 from ..core.errors import ConfigurationError
 from ..core.limits import format_duration, parse_duration_us
-from ..core.metrics import MetricSummary, MetricWindow
+from ..core.metrics import MetricWindow
 from ..core.protocols import Clock, Event
+from ..core.summaries import MetricSummary
 
 SLICES: Final = 60
 SLICE_US: Final = 5_000_000

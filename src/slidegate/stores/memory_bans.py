@@ -17,7 +17,8 @@ from ..core.banlist import Ban, BanChange, BanList, Guarded, lasts_longer, longe
 from ..core.banpolicy import PREFIX_NAME, BanPolicy
 from ..core.banrows import Bans, Row, from_rows, to_rows
 from ..core.bans import Standing
-from ..core.decision import Barred, Check
+from ..core.barred import Barred
+from ..core.decision import Check
 from ..core.errors import ConfigurationError
 from ..core.limits import format_duration
 from ..core.protocols import Clock, Event

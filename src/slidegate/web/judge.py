@@ -14,7 +14,8 @@ from starlette.requests import HTTPConnection
 from starlette.types import Message, Receive, Scope, Send
 
 from ..core.banlist import Ban, Guarded, shown
-from ..core.decision import Barred, Bucket, Check, Decision, Reason
+from ..core.barred import Barred
+from ..core.decision import Bucket, Check, Decision, Reason
 from ..core.protocols import Event
 from ..limiter import Limiter
 from .abuse import AbuseWatch, Offence

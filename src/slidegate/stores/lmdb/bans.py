@@ -26,7 +26,8 @@ import lmdb
 from ...core.banlist import Ban, BanChange, Guarded
 from ...core.banpolicy import BanPolicy
 from ...core.banrows import Row
-from ...core.decision import Barred, Check
+from ...core.barred import Barred
+from ...core.decision import Check
 from ...core.errors import StoreUnavailable
 from ...core.protocols import Clock
 from .books import LAST, Book, Rules

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, Final
 from ...core.banlist import Ban, BanChange, BanList, Guarded, longest
 from ...core.banpolicy import BanPolicy
 from ...core.banrows import Bans, Row, from_rows, to_rows
-from ...core.decision import Barred, Check
+from ...core.barred import Barred
+from ...core.decision import Check
 from ...core.errors import ConfigurationError
 from ...core.protocols import Clock, Event
 from .bancodec import (

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ...core.banlist import Guarded
-from ...core.decision import Barred, Check, Decision
+from ...core.barred import Barred
+from ...core.decision import Check, Decision
 from .answers import Answers
 from .bans import RedisBans
 from .clock import ServerClock

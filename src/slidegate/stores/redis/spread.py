@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, TypeAlias
 
 from ...core.banlist import Guarded
-from ...core.decision import Barred, Bucket, Check, Decision, Reason
+from ...core.barred import Barred
+from ...core.decision import Bucket, Check, Decision, Reason
 from ...core.window import NEVER, Reading
 from .script import CHARGE, GLANCE, HIT, LOOK
 
