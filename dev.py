@@ -147,8 +147,9 @@ def tests_with_coverage(python: Path) -> tuple[list[str], str]:
 def listen(process: subprocess.Popen[bytes], said: Queue[bytes]) -> None:
     """Put each line that a process says into a queue, and nothing at the end."""
     assert process.stdout is not None
-    for line in process.stdout:
-        said.put(line)
+    with process.stdout:
+        for line in process.stdout:
+            said.put(line)
     said.put(b"")
 
 
