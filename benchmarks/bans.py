@@ -105,7 +105,7 @@ def main() -> None:
         "strike of a banned key": strikes(full, rare, lambda number: CLIENT),
     }
     taken = asyncio.run(rounds(candidates, options.rounds))
-    print(versions("slidegate"))
+    print(versions())
     print(table(taken, {OTHERS: NO_BAN, BANNED: NO_BAN, HELD: NO_BAN}))
     networks = [format_network(6, FIRST + (number << 64), 64) for number in range(BANS)]
     ban = bytes_held(lambda store, number: store.bans.ban(networks[number], HOUR_US, "why", "abuse"), BANS)

@@ -46,8 +46,8 @@ def table(taken: Mapping[str, list[float]], baselines: Mapping[str, str]) -> str
 
 def versions(*packages: str) -> str:
     """Say what was measured."""
-    named = ", ".join(f"{package} {version(package)}" for package in packages)
-    return f"CPython {platform.python_version()}, {named}"
+    python = f"CPython {platform.python_version()}"
+    return ", ".join([python, *(f"{package} {version(package)}" for package in packages)])
 
 
 def asgi(app: ASGIApp, requests: int, expected: int) -> Candidate:

@@ -89,7 +89,7 @@ def main() -> None:
     pick = random.Random(options.seed)
     listed = entries(options.count, pick)
     asked = probes(100_000, pick)
-    print(versions("slidegate"))
+    print(versions())
     print("| what | measured |\n| --- | ---: |")
     with tempfile.TemporaryDirectory() as directory:
         plain, ending, hundred = (Path(directory, name) for name in ("plain.netset", "ending.csv", "hundred.netset"))

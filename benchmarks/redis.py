@@ -1,20 +1,24 @@
 """Hits on Redis: `RedisStore` against the exact moving window of `limits`, and others that are installed.
 
 Every round sends hits from as many tasks as are named, over 64 keys; all are admitted. What is measured is the whole of
-`await limiter.hit`, deadline and circuit breaker included. `throttled-py` (its sliding window is an estimate from two
-counters) and `pyrate-limiter`, which is what fastapi-limiter counts with, are left out where they are not installed.
+`await limiter.hit`, deadline and circuit breaker included. `throttled-py`'s sliding window is an estimate from two
+counters; `pyrate-limiter` is what fastapi-limiter counts with.
 
-The server that ``--redis`` names is emptied.
+The server is one of its own: `redis-server` on a free port of 127.0.0.1, with nothing kept.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import importlib.util
 import itertools
+import shutil
+import socket
+import subprocess
+import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -22,6 +26,7 @@ from limits import parse
 from limits.aio.storage import RedisStorage
 from limits.aio.strategies import MovingWindowRateLimiter
 from redis.asyncio import Redis
+from redis.exceptions import ConnectionError
 
 from slidegate import Limiter
 from slidegate.stores.redis import RedisStore
@@ -98,26 +103,58 @@ def candidate(hit: Hit, tasks: int, hits: int) -> Candidate:
     return run
 
 
+@contextmanager
+def server() -> Iterator[str]:
+    """Start a server, and yield its address; it ends with the benchmark."""
+    program = shutil.which("redis-server") or sys.exit("this needs a redis-server: sudo apt install redis-server")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    options = ("--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no")
+    with subprocess.Popen([program, *options], stdout=subprocess.DEVNULL) as process:
+        try:
+            yield f"redis://127.0.0.1:{port}/0"
+        finally:
+            process.terminate()
+
+
+async def ready(url: str) -> None:
+    """Wait until the server answers."""
+    async with Redis.from_url(url) as client:
+        for _ in range(100):
+            try:
+                await client.ping()
+                return
+            except ConnectionError:
+                await asyncio.sleep(0.05)
+    sys.exit("redis-server does not answer")
+
+
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--redis", default="redis://127.0.0.1:6379/0")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--hits", type=int, default=2_000)
     options = parser.parse_args()
-    async with Redis.from_url(options.redis) as client:
-        await client.flushall()
+    with server() as url:
+        await ready(url)
+        await compare(url, options)
+    print(f"\n{versions('redis', 'hiredis', 'limits', 'throttled-py', 'pyrate-limiter')}")
+
+
+async def compare(url: str, options: argparse.Namespace) -> None:
+    """Print what every candidate takes."""
     stores: list[RedisStore] = []
-    hits = {"slidegate": ours(options.redis, stores), PEER: of_limits(options.redis)}
-    if importlib.util.find_spec("throttled"):
-        hits["throttled-py, sliding window"] = of_throttled(options.redis)
-    if importlib.util.find_spec("pyrate_limiter"):
-        hits["pyrate-limiter"] = of_pyrate(options.redis)
+    hits = {
+        "slidegate": ours(url, stores),
+        PEER: of_limits(url),
+        "throttled-py, sliding window": of_throttled(url),
+        "pyrate-limiter": of_pyrate(url),
+    }
     for tasks in (1, 64):
         candidates = {name: candidate(hit, tasks, options.hits) for name, hit in hits.items()}
         taken = await rounds(candidates, options.rounds)
         print(f"\n### {tasks} waiting\n\n{table(taken, {name: PEER for name in hits if name != PEER})}")
     await stores[0].close()
-    print(f"\n{versions('redis', 'hiredis', 'limits')}")
 
 
 if __name__ == "__main__":

@@ -218,6 +218,21 @@ async def test_no_request_waits_longer_than_the_deadline_for_a_store_that_hangs(
     assert ward.heard.events[0].message.endswith("no answer within 0.02 s")
 
 
+async def test_a_store_that_answers_by_futures_is_given_up_in_time_as_well() -> None:
+    ward = Ward("local")
+    made: list[asyncio.Future[Decision]] = []
+
+    def never(checks: Sequence[Check], guarded: Sequence[Any] = ()) -> asyncio.Future[Decision]:
+        made.append(asyncio.get_running_loop().create_future())
+        return made[-1]
+
+    ward.store.hit = never  # type: ignore[method-assign]
+    decisions = await asyncio.gather(*(ward.hit() for _ in range(5)))
+    assert [bool(decision) for decision in decisions] == [True] * 3 + [False] * 2
+    assert {str(future.exception()) for future in made} == {"no answer within 0.02 s"}
+    assert ward.heard.kinds == ["store_failed"]
+
+
 async def test_a_store_that_fails_again_and_again_is_left_alone_but_for_a_probe() -> None:
     ward = Ward("local")
     ward.fall_ill()

@@ -33,7 +33,7 @@ from ..core.limits import format_duration, parse_duration_us
 from ..core.protocols import Clock, Event, Store
 from ..stores.memory import MemoryStore
 from .decisions import Parted, Unserved
-from .within import within
+from .within import Deadline, within
 
 OnError: TypeAlias = Literal["local", "allow", "deny"]
 FailurePolicy: TypeAlias = tuple[str, OnError]
@@ -78,6 +78,7 @@ class Failsafe:
         check_failure_policy(deadline, on_error)
         self._store = store
         self._deadline_s = parse_duration_us(deadline, "deadline") / 1_000_000
+        self._deadline = Deadline(self._deadline_s)
         # A timer for each request costs as much as a whole hit on a store of this host.
         keep = getattr(store, "keep_deadline", None)
         self._keeps_deadline = keep is not None and keep(self._deadline_s)
@@ -120,6 +121,9 @@ class Failsafe:
     ) -> Decision:
         try:
             if self._keeps_deadline:
+                decision = await answer
+            elif isinstance(answer, asyncio.Future):
+                self._deadline.watch(answer)
                 decision = await answer
             else:
                 async with asyncio.timeout(self._deadline_s):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable
 from inspect import isawaitable
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from ..core.errors import StoreTimeout
 
@@ -28,3 +28,32 @@ async def within(answer: Awaitable[T] | T, deadline_s: float = COMMAND_DEADLINE_
             return await answer
     except TimeoutError:
         raise StoreTimeout(f"no answer within {deadline_s:g} s") from None
+
+
+class Deadline:
+    """Gives up futures that take too long: one timer for all that are watched in one turn of an event loop.
+
+    `asyncio.timeout` needs a timer for each, which takes a third of a hit on a store that answers many at once.
+
+    Args:
+        span_s: How long a future may take.
+    """
+
+    def __init__(self, span_s: float) -> None:
+        self._span_s = span_s
+        self._turns: dict[asyncio.AbstractEventLoop, list[asyncio.Future[Any]]] = {}
+
+    def watch(self, future: asyncio.Future[Any]) -> None:
+        """See that `future` is done in time: with a StoreTimeout, if with nothing else."""
+        loop = future.get_loop()
+        turn = self._turns.get(loop)
+        if turn is None:
+            turn = self._turns[loop] = []
+            loop.call_soon(self._turns.pop, loop, None)
+            loop.call_later(self._span_s, self._give_up, turn)
+        turn.append(future)
+
+    def _give_up(self, turn: list[asyncio.Future[Any]]) -> None:
+        for future in turn:
+            if not future.done():
+                future.set_exception(StoreTimeout(f"no answer within {self._span_s:g} s"))
