@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import itertools
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -36,6 +37,8 @@ from .measure import Candidate, rounds, table, versions
 AMOUNT = 100_000_000
 KEYS = [f"user:{number}" for number in range(64)]
 PEER = "limits, moving window"
+DEADLINE_S = 0.05
+PAUSED_HITS = 60_000
 Hit = Callable[[str], Awaitable[Any]]
 
 
@@ -104,8 +107,8 @@ def candidate(hit: Hit, tasks: int, hits: int) -> Candidate:
 
 
 @contextmanager
-def server() -> Iterator[str]:
-    """Start a server, and yield its address; it ends with the benchmark."""
+def server() -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """Start a server, and yield its address and process; it ends with the benchmark."""
     program = shutil.which("redis-server") or sys.exit("this needs a redis-server: sudo apt install redis-server")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -113,9 +116,9 @@ def server() -> Iterator[str]:
     options = ("--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no")
     with subprocess.Popen([program, *options], stdout=subprocess.DEVNULL) as process:
         try:
-            yield f"redis://127.0.0.1:{port}/0"
+            yield f"redis://127.0.0.1:{port}/0", process
         finally:
-            process.terminate()
+            process.kill()
 
 
 async def ready(url: str) -> None:
@@ -135,9 +138,10 @@ async def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--hits", type=int, default=2_000)
     options = parser.parse_args()
-    with server() as url:
+    with server() as (url, process):
         await ready(url)
         await compare(url, options)
+        await stop_midway(url, process)
     print(f"\n{versions('redis', 'hiredis', 'limits', 'throttled-py', 'pyrate-limiter')}")
 
 
@@ -155,6 +159,33 @@ async def compare(url: str, options: argparse.Namespace) -> None:
         taken = await rounds(candidates, options.rounds)
         print(f"\n### {tasks} waiting\n\n{table(taken, {name: PEER for name in hits if name != PEER})}")
     await stores[0].close()
+
+
+async def stop_midway(url: str, process: subprocess.Popen[bytes]) -> None:
+    """Print how long hits take when the server stops in their middle (SIGSTOP), and goes on later."""
+    store = RedisStore(url, prefix="paused")
+    limiter = Limiter(store, deadline=DEADLINE_S, on_error="local")
+    waits_s: list[float] = []
+
+    async def work() -> None:
+        for number in itertools.count():
+            if process.returncode is not None or len(waits_s) >= PAUSED_HITS:
+                return
+            started_s = time.perf_counter()
+            await limiter.hit(KEYS[number % len(KEYS)], f"{AMOUNT}/hour")
+            waits_s.append(time.perf_counter() - started_s)
+            await asyncio.sleep(0.001)
+
+    asyncio.get_running_loop().call_later(0.5, process.send_signal, signal.SIGSTOP)
+    asyncio.get_running_loop().call_later(2.5, process.send_signal, signal.SIGCONT)
+    await asyncio.gather(*(work() for _ in range(64)))
+    await store.close()
+    waits_s.sort()
+    p99_ms, most_ms = waits_s[len(waits_s) * 99 // 100] * 1000, waits_s[-1] * 1000
+    print(
+        f"\nA server that stops for two seconds, 64 tasks, deadline {DEADLINE_S * 1000:g} ms: "
+        f"p99 {p99_ms:.1f} ms, longest {most_ms:.1f} ms of {len(waits_s):,} hits"
+    )
 
 
 if __name__ == "__main__":
