@@ -28,7 +28,7 @@ from typing import Any, Final, Literal, TypeAlias, TypeVar
 from ..core.banlist import Ban, Guarded
 from ..core.banpolicy import BanPolicy
 from ..core.decision import Check, Decision
-from ..core.errors import ConfigurationError, closest
+from ..core.errors import ConfigurationError, StoreTimeout, closest
 from ..core.limits import format_duration, parse_duration_us
 from ..core.protocols import Clock, Event, Store
 from ..stores.memory import MemoryStore
@@ -126,8 +126,7 @@ class Failsafe:
                 self._deadline.watch(answer)
                 decision = await answer
             else:
-                async with asyncio.timeout(self._deadline_s):
-                    decision = await answer
+                decision = await within(answer, self._deadline_s)
         except (ConfigurationError, asyncio.CancelledError):
             self._probe_again()
             raise
@@ -222,7 +221,7 @@ class Failsafe:
         if now_us >= self._say_again_us:
             self._say_again_us = now_us + SAY_EVERY_US
             self._said = True
-            shown = f"no answer within {self._deadline_s:g} s" if isinstance(error, TimeoutError) else repr(error)
+            shown = str(error) if isinstance(error, StoreTimeout) else repr(error)
             message = f"the store failed, so on_error={self._on_error!r} decides: {shown}"
             logger.error("store_failed: %s", message)
             self._tell(Event("store_failed", message, {"on_error": self._on_error, "error": shown}))

@@ -12,9 +12,9 @@ from ..core.decision import Bucket, Check, Decision
 from ..core.errors import ConfigurationError
 from ..core.limits import Limit, check_name, parse_limits
 from ..core.memo import MEMO_SIZE
+from ..core.observers import Observers
 from ..core.protocols import Clock, Event, Observer, Store
 from ..stores.memory import MemoryStore
-from ..stores.observers import Observers
 from .bans import BanCommands
 from .failures import DEADLINE, ON_ERROR, Failsafe, OnError, check_failure_policy
 from .keys import Keys, check_secret

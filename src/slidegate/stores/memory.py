@@ -25,12 +25,12 @@ from ..core.banlist import Guarded
 from ..core.decision import Bucket, Check, Decision
 from ..core.errors import ConfigurationError
 from ..core.limits import Limit
+from ..core.observers import Observers
 from ..core.protocols import Clock, Event, Observer
 from ..core.rings import new_window
 from ..core.window import NEVER
 from .judging import LIMITED, OK, TOO_LARGE, Flat, charge_all, hand_back, judge, judge_all, judge_and_keep
 from .memory_bans import MemoryBans
-from .observers import Observers
 from .tables import Entry, MemoryStats, Table, cell_of
 
 # nginx counts 160,000 addresses in the 10 MB of its manual's example; at 200 to 800 bytes each this is 20 to 80 MB.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import anyio
@@ -97,36 +98,31 @@ class AbuseWatch:
         self.keyed = bool(self._keys)
         self._paths: list[tuple[re.Pattern[str], Offence]] = []
         self._statuses: dict[int, list[Offence]] = {}
-        self.minded: set[tuple[str, str]] = set()
         self._named: dict[str, list[Offence]] = {}
         for policy in self.policies.values():
             self._read_signals(policy)
         self.looks = bool(self._paths) or "malformed" in self._named or "oversized" in self._named
         self.listens = bool(self._statuses)
         self.minds_refusals = "refused" in self._named
+        paths = [offence for _, offence in self._paths]
+        all_of_them = chain(paths, *self._statuses.values(), *self._named.values())
+        self.minded = {(offence.policy.name, offence.reason) for offence in all_of_them}
 
     def _read_signals(self, policy: BanPolicy) -> None:
         for signal, weight in policy.signals.items():
             whole = policy.after.amount if weight == "ban" else weight
             if isinstance(signal, int):
-                self._mind_status(Offence(policy, whole, f"status {signal}"), signal)
+                self._statuses.setdefault(signal, []).append(Offence(policy, whole, f"status {signal}"))
             elif signal.startswith("/"):
                 pattern, _ = compile_pattern(signal)
                 assert pattern is not None
-                offence = Offence(policy, whole, f"path {signal}")
-                self._paths.append((pattern, offence))
-                self.minded.add((policy.name, offence.reason))
+                self._paths.append((pattern, Offence(policy, whole, f"path {signal}")))
             elif signal.endswith("xx"):
                 first = int(signal[0]) * 100
                 for status in set(range(first, first + 100)) - set(policy.signals):
-                    self._mind_status(Offence(policy, whole, f"status {status}"), status)
+                    self._statuses.setdefault(status, []).append(Offence(policy, whole, f"status {status}"))
             else:
                 self._named.setdefault(signal, []).append(Offence(policy, whole, signal))
-                self.minded.add((policy.name, signal))
-
-    def _mind_status(self, offence: Offence, status: int) -> None:
-        self._statuses.setdefault(status, []).append(offence)
-        self.minded.add((offence.policy.name, offence.reason))
 
     def guarded(self, scope: Scope, client_key: str, address: Address | None) -> Sequence[Guarded]:
         """Return whose bans refuse a request."""
@@ -167,14 +163,13 @@ class AbuseWatch:
 
     def listening(self, scope: Scope, send: Send, record: Record) -> Send:
         """Wrap `send` so that the status of the application's answer strikes."""
-        place = len(record.judges) - 1
         begun = False
 
         async def send_heard(message: Message) -> None:
             nonlocal begun
             if message["type"] in STATUS and not begun:
                 begun = True
-                await self._hear(message.get("status", STATUS[message["type"]]), scope, record, place)
+                await self._hear(message.get("status", STATUS[message["type"]]), scope, record)
             await send(message)
 
         return send_heard
@@ -182,12 +177,15 @@ class AbuseWatch:
     async def failed(self, scope: Scope, record: Record, error: Exception) -> None:
         """Strike for the 500 that a server makes of an exception, outside of all middlewares."""
         if not isinstance(error, (ClientDisconnect, WebSocketDisconnect)):
-            await self._hear(500, scope, record, next(at for at, j in enumerate(record.judges) if j.abuse is self))
+            await self._hear(500, scope, record)
 
-    async def _hear(self, status: int, scope: Scope, record: Record, place: int) -> None:
-        """Strike for a status; `place` is that of this gate on the way."""
+    async def _hear(self, status: int, scope: Scope, record: Record) -> None:
+        """Strike for a status."""
         offences = self._statuses.get(status, ())
-        if not offences or record.own_answer() or record.spared_by(record.judges[place]):
+        if not offences or record.own_answer():
+            return
+        place = next(place for place, judge in enumerate(record.judges) if judge.abuse is self)
+        if record.spared_by(record.judges[place]):
             return
         for offence in self._not_seen_to(offences, record.judges[:place]):
             await self.strike(offence, scope, self._client.locate(scope)[0])

@@ -18,6 +18,7 @@ from ..core.errors import ConfigurationError
 from ..core.networkformats import check_format
 from ..core.networklist import NetworkList, NetworkReading
 from ..core.networks import Networks
+from ..core.observers import Observers
 from ..core.protocols import Clock, Event, Observer
 from .following import Follower, stamp_of
 
@@ -97,7 +98,7 @@ class NetworkFiles:
         if twice is not None:
             raise ConfigurationError(f"files: two lists are called {twice!r}; give one of them another name")
         self._wall_clock = wall_clock
-        self._observers: list[Observer] = []
+        self._observers = Observers()
         self._follower = Follower(self._read_again, clock)
         self._follower.stamps = {Path(file.path): stamp_of(Path(file.path)) for file in self._files}
         self._lists = tuple((file.name, file.read()) for file in self._files)
@@ -134,7 +135,7 @@ class NetworkFiles:
     def observe(self, observer: Observer) -> None:
         """Tell `observer` of further ``list_reloaded`` and ``list_rejected``, once each however often it is given."""
         if observer not in self._observers:
-            self._observers.append(observer)
+            self._observers.add(observer)
 
     def due(self) -> bool:
         """Tell whether the last look at the files is a second old."""
@@ -179,11 +180,7 @@ class NetworkFiles:
 
     def _tell(self, level: int, event: Event) -> None:
         logger.log(level, "%s: %s", event.kind, event.message)
-        for observer in self._observers:
-            try:
-                observer(event)
-            except Exception:
-                logger.exception("observer %r failed", observer)
+        self._observers.tell(event)
 
 
 AddressList: TypeAlias = Networks | NetworkFiles

@@ -10,8 +10,8 @@ from typing import Any, Final, TypeVar
 import lmdb
 
 from ...core.errors import StoreUnavailable
+from ...core.observers import Observers
 from ...core.protocols import Clock, Event
-from ..observers import Observers
 from .env import Environment
 from .turns import Job
 from .windows import Session, Upkeep

@@ -22,9 +22,9 @@ from ...core.banlist import Guarded
 from ...core.decision import Check, Decision
 from ...core.errors import ConfigurationError, StoreUnavailable
 from ...core.limits import check_whole, parse_duration_us
+from ...core.observers import Observers
 from ...core.protocols import Clock, Observer
 from ..memory import DEFAULT_MAX_BANS
-from ..observers import Observers
 from .addresses import Client, close_client, open_client
 from .answers import Answers
 from .bans import RedisBans

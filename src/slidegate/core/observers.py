@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
-from ..core.protocols import Event, Observer
+from .protocols import Event, Observer
 
 logger = logging.getLogger("slidegate")
 
@@ -15,6 +15,9 @@ class Observers:
 
     def __init__(self) -> None:
         self._observers: list[Observer] = []
+
+    def __contains__(self, observer: Observer) -> bool:
+        return observer in self._observers
 
     def add(self, observer: Observer) -> None:
         """Tell `observer` about further events."""
