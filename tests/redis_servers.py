@@ -292,7 +292,7 @@ class RedisCluster:
 
     def __init__(self, masters: int = 3, replicas: int = 0, *, program: Path | None = None) -> None:
         self.count = masters
-        options = ("--cluster-enabled", "yes", "--cluster-node-timeout", "1000", *REPLICATION)
+        options = ("--cluster-enabled", "yes", "--cluster-node-timeout", "2500", *REPLICATION)
         self.servers = [RedisServer(*options, program=program, port=_cluster_port()) for _ in range(masters + replicas)]
 
     @property
