@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,11 @@ def behind(*entries: str, peer: str | None = "10.0.0.1", name: str = "x-forwarde
     """Return the client of a request whose peer is a trusted proxy, one header line an entry."""
     options.setdefault("trusted", ["10.0.0.0/8"])
     return located(peer, [(name, entry) for entry in entries], header=name, **options)
+
+
+@pytest.mark.parametrize("peer", ["0.0.0.0", "::", "::ffff:0.0.0.0"])
+def test_a_server_that_names_nobodys_address_names_no_peer(peer: str) -> None:
+    assert client_ip().locate(scope_of(client=(peer, 1))) == ("unknown-peer", None)
 
 
 async def test_ip_01_a_peer_that_is_not_trusted_cannot_name_itself() -> None:
@@ -68,6 +74,9 @@ async def test_ip_01_a_peer_that_is_not_trusted_cannot_name_itself() -> None:
         pytest.param(["2130706433"], "10.0.0.1", id="V6-10, a number"),
         pytest.param(["[203.0.113.9]"], "10.0.0.1", id="IPv4 in brackets"),
         pytest.param(["203.0.113.9, [[::1]]"], "10.0.0.1", id="brackets in brackets"),
+        pytest.param(["203.0.113.9, 0.0.0.0, 10.0.0.7"], "10.0.0.7", id="nobody's address"),
+        pytest.param(["203.0.113.9, ::"], "10.0.0.1", id="nobody's address, IPv6"),
+        pytest.param(["203.0.113.9, ::ffff:0.0.0.0"], "10.0.0.1", id="nobody's address, mapped"),
     ],
 )
 def test_the_list_is_walked_from_the_right(entries: list[str], client: str) -> None:
@@ -90,6 +99,11 @@ def test_the_list_is_walked_from_the_right(entries: list[str], client: str) -> N
         ("for=203.0.113.9;", "10.0.0.1"),
         ("for", "10.0.0.1"),
         (", ,for=203.0.113.9,,", "203.0.113.9"),
+        (r'for=203.0.113.9;host="a\\"', "203.0.113.9"),
+        (r'for=6.6.6.6, host="a\"\\";for=203.0.113.9, for="10.0.0.7";host="\\\\"', "203.0.113.9"),
+        (r'for=203.0.113.9;host="a\"', "10.0.0.1"),
+        ("for=0.0.0.0", "10.0.0.1"),
+        ('for="[::]:443"', "10.0.0.1"),
     ],
 )
 def test_ip_09_forwarded_is_read_by_its_grammar(value: str, client: str) -> None:
@@ -186,13 +200,17 @@ ATTACK = st.lists(
 )
 
 
-@given(attack=ATTACK, hops=HOPS, own_line=st.booleans(), forwarded=st.booleans())
+# What a proxy copies from the request into its own element, as a quoted string: RFC 9110, section 5.6.4.
+COPIED = st.text(alphabet='a\\",;= \t', max_size=6).map(lambda text: re.sub(r'([\\"])', r"\\\1", text))
+
+
+@given(attack=ATTACK, hops=HOPS, own_line=st.booleans(), forwarded=st.booleans(), data=st.data())
 def test_whatever_an_attacker_writes_left_of_the_trusted_hops_the_client_is_the_same(
-    attack: list[str], hops: list[str], own_line: bool, forwarded: bool
+    attack: list[str], hops: list[str], own_line: bool, forwarded: bool, data: st.DataObject
 ) -> None:
     appended = ["203.0.113.9", *hops]
     if forwarded:
-        appended = [f'for="{node}";proto=https' for node in appended]
+        appended = [f'for="{node}";proto=https;host="{data.draw(COPIED)}"' for node in appended]
     written = ",".join(attack)
     lines = [written, ", ".join(appended)] if own_line else [f"{written}, {', '.join(appended)}"]
     assert behind(*lines, name="forwarded" if forwarded else "x-forwarded-for") == "203.0.113.9"
@@ -223,7 +241,7 @@ POLICY = {
     **dict.fromkeys(("d066", "d067", "d074", "d075", "d076", "d077", "d080"), "10.255.0.1"),
     "d100": "::1",
     **dict.fromkeys(("d068", "d072", "d079"), "2607:f8b0:4004:83f::200e"),  # quotes or brackets may be missing
-    "d069": "0.0.0.0",  # a peer that is not trusted is the client, whatever it is
+    "d069": None,  # a peer that has nobody's address is no client
     "d070": "fe80::abcd",  # a zone is dropped
     "d078": "2.2.2.2",  # all trusted: the leftmost
 }
@@ -260,7 +278,7 @@ def test_the_ipv6_cases_of_another_project_get_the_same_keys() -> None:
     cases = json.loads((VECTORS / "ip_key.json").read_text("utf-8"))["cases"]
     assert cases
     # The old IPv4-compatible form is no IPv4 address to us: nobody gets one, and RFC 4291 retired it.
-    ours = {"::1.2.3.4": "::/56"}
+    ours = {"::1.2.3.4": "::/56", "::": "unknown-peer"}
     for case in cases:
         if case["ipv6_prefix"] == 16:
             with pytest.raises(ConfigurationError, match="ipv6_prefix"):

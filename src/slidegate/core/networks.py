@@ -60,6 +60,11 @@ def parse_address(text: str) -> Address | None:
     return (4, value & 0xFFFF_FFFF) if value >> 32 == _MAPPED else (6, value)
 
 
+def is_unspecified(address: Address) -> bool:
+    """Tell whether an address is ``0.0.0.0`` or ``::``, which no client has."""
+    return not address[1]
+
+
 def _ipv6(text: str) -> int:
     return int.from_bytes(socket.inet_pton(socket.AF_INET6, text), "big")
 

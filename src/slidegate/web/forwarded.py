@@ -12,7 +12,7 @@ from typing import Final
 
 from starlette.types import Scope
 
-from ..core.networks import Address, parse_address
+from ..core.networks import Address, is_unspecified, parse_address
 
 MAX_FIELD: Final = 8_192
 """Characters of a header that are looked at, from the right: what trusted proxies wrote stands there."""
@@ -42,13 +42,21 @@ def split_forwarded(value: str) -> Iterator[str]:
     quoted = False
     for place in range(len(value) - 1, -2, -1):
         character = value[place] if place >= 0 else ","
-        if character == '"' and (place == 0 or value[place - 1] != "\\"):
+        if character == '"' and not _escaped(value, place):
             quoted = not quoted
         elif character == "," and (not quoted or place < 0):
             element = value[place + 1 : end]
             end = place
             if element.strip(" \t"):
                 yield _for_node(element)
+
+
+def _escaped(value: str, place: int) -> bool:
+    """Tell whether a quote is a part of the text: a backslash escapes it, unless that is escaped itself."""
+    start = place
+    while start and value[start - 1] == "\\":
+        start -= 1
+    return (place - start) % 2 == 1
 
 
 def _for_node(element: str) -> str:
@@ -69,16 +77,18 @@ def _for_node(element: str) -> str:
 
 
 def read_node(text: str) -> Address | None:
-    """Read an address as proxies write it: with a port, in brackets, in quotes; None for anything else."""
+    """Read an address as proxies write it: with a port, in brackets, in quotes; None for anything else.
+
+    ``0.0.0.0`` and ``::`` are nobody's address (RFC 6890), so they are none here.
+    """
     if len(text) >= 2 and text[0] == text[-1] == '"':
         text = text[1:-1]
     found = _NODE.fullmatch(text)
     if found is None:
         return None
-    if found["v6"] is not None:
-        address = parse_address(found["v6"])
-        return address if ":" in found["v6"] else None
-    return parse_address(found["v4"] if found["v4"] is not None else found["bare"])
+    bare = found["v6"] or found["v4"] or found["bare"] or ""
+    address = parse_address(bare) if found["v6"] is None or ":" in bare else None
+    return None if address is None or is_unspecified(address) else address
 
 
 def field_value(scope: Scope, name: bytes) -> str:

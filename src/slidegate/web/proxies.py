@@ -31,6 +31,7 @@ from ..core.networks import (
     Networks,
     address_key,
     format_network,
+    is_unspecified,
     parse_address,
     parse_network,
     prefix_length,
@@ -124,7 +125,9 @@ class ClientAddress:
 
     def _learn(self, host: str) -> tuple[str, Address | None]:
         address = parse_address(host)
-        if address is not None:
+        if address is not None and is_unspecified(address):
+            key, address = UNKNOWN_PEER, None
+        elif address is not None:
             key = address_key(*address, *self._prefixes)
         elif host:
             key = f"peer:{host}"
