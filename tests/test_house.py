@@ -38,7 +38,8 @@ def text_files() -> Iterator[Path]:
     ignored = {".git", *(line.strip("/") for line in lines if line.endswith("/"))}
     for directory, below, files in os.walk(ROOT):
         below[:] = [name for name in below if name not in ignored]
-        for path in (Path(directory, file) for file in files):
+        # In a worktree of git, .git is a file.
+        for path in (Path(directory, file) for file in files if file != ".git"):
             if b"\0" not in path.read_bytes()[:8192]:
                 yield path
 
