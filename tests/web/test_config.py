@@ -57,7 +57,7 @@ def test_everything_can_be_written_in_the_file() -> None:
     assert made._messages is not None
     assert (made._messages._on_exceeded, made._messages._key.identity) == ("drop", "header:x-api-key")  # type: ignore[union-attr]
     health, login, api, export, service, shadow, v6, query = made.rules
-    assert (health.path, health.exempt, health.limits) == ("/health", True, ())
+    assert (health.paths, health.exempt, health.limits) == (("/health",), True, ())
     assert [str(limit) for limit in login.limits] == ["5/1m", "50/1h"]
     assert (login.methods, login.connection, login.count_denied) == ({"POST"}, "http", True)
     assert login.count_if is not None

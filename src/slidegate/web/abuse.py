@@ -115,7 +115,6 @@ class AbuseWatch:
                 self._statuses.setdefault(signal, []).append(Offence(policy, whole, f"status {signal}"))
             elif signal.startswith("/"):
                 pattern, _ = compile_pattern(signal)
-                assert pattern is not None
                 self._paths.append((pattern, Offence(policy, whole, f"path {signal}")))
             elif signal.endswith("xx"):
                 first = int(signal[0]) * 100

@@ -5,6 +5,7 @@ What is given in code goes before the file, and the file before the environment.
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -140,7 +141,7 @@ class Reading:
             first = places.setdefault(rule.identity, number)
             if first != number and not rule.exempt:
                 line = document.line(("rules", first))
-                text = f"counts in the same bucket as rules[{first}] in line {line}; name one of them, or drop it"
+                text = f"counts in the same bucket as rules[{first}] in line {line}; {_way_out(rules[first], rule)}"
                 raise document.error(("rules", number, "path" if rule.name is None else "name"), text)
             rules.append(rule)
         return rules
@@ -246,6 +247,14 @@ class Reading:
             # An address may hold a password.
             text = str(error).replace(repr(address), "what it holds")
             raise ConfigurationError(f"the environment variable {variable}: {text}") from None
+
+
+def _way_out(twin: Rule, rule: Rule) -> str:
+    if rule.name is None:
+        return "name one of them, or drop it"
+    paths = dict.fromkeys(twin.paths + rule.paths)
+    written = '"*"' if "*" in paths else json.dumps(list(paths), ensure_ascii=False)
+    return f"write one rule with path = {written}, or give one of them another name"
 
 
 def _check_ban_key(key: schema.Key) -> None:

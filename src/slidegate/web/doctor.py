@@ -19,6 +19,7 @@ from ..core.networks import IPV6_PREFIX
 from ..core.targets import ban_target
 from ..limiter import Limiter
 from .findings import Finding
+from .keys import PathPattern
 from .proxies import UNKNOWN_PEER, ClientAddress
 from .routes import walk
 from .rules import Rule, compile_pattern
@@ -157,7 +158,6 @@ def _served(app: object, path: str) -> str:
     """
     pattern, _ = compile_pattern(path)
     router = next((layer for layer in layers(app) if hasattr(layer, "routes")), None)
-    assert pattern is not None
     return next((place.label for place in walk(router) if pattern.match(place.template)), "")
 
 
@@ -211,15 +211,21 @@ def _covers(earlier: Rule, later: Rule) -> bool:
 
 
 def _covers_path(earlier: Rule, later: Rule) -> bool:
-    if earlier.pattern is None or later.pattern is None:
-        return earlier.pattern is None
-    if not later.convertors:
-        return earlier.pattern.match(later.path) is not None
-    below = _ALL_BELOW.fullmatch(earlier.path)
-    if below is not None and later.path.partition("{")[0].startswith(below[1]):
+    if not earlier.patterns or not later.patterns:
+        return not earlier.patterns
+    one_by_one = zip(later.paths, later.patterns, strict=True)
+    return all(any(_covers_one(earlier, place, *asked) for place in range(len(earlier.paths))) for asked in one_by_one)
+
+
+def _covers_one(earlier: Rule, place: int, path: str, pattern: PathPattern) -> bool:
+    written, (known, _) = earlier.paths[place], earlier.patterns[place]
+    if not pattern[1]:
+        return known.match(path) is not None
+    below = _ALL_BELOW.fullmatch(written)
+    if below is not None and path.partition("{")[0].startswith(below[1]):
         return True
     # The names of parameters do not matter.
-    return _nameless(earlier.path) == _nameless(later.path)
+    return _nameless(written) == _nameless(path)
 
 
 def _nameless(path: str) -> str:

@@ -186,13 +186,13 @@ class Endpoints:
     def _make(self, limit: RateLimit, place: Place | str, scope: Scope, turn: int) -> Gate:
         labels = [place if isinstance(place, str) else place.label]
         rule = copy(limit.rule)
-        rule.path = labels[0]
+        path = labels[0]
         for required, where in place.above if isinstance(place, Place) else ():
             if required is limit:
-                rule.path = f"{where}/*"
+                path = f"{where}/*"
                 labels = sorted(below.label for below in self._places.below(scope, limit))
                 break
-        rule.path = rule.path.encode("ascii", "backslashreplace").decode()
+        rule.paths = (path.encode("ascii", "backslashreplace").decode(),)
         facts = self._claimed, limit.rule.identity, labels
         digest = blake2b(repr(facts).encode(), digest_size=8).hexdigest()
         identity = rule.name or f"{rule.label[:32]}:{digest}" + (f"#{turn + 1}" if turn else "")

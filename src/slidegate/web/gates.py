@@ -103,7 +103,7 @@ class RuleSet:
             twin = by_identity.get(rule.identity)
             by_identity[rule.identity] = rule
             if twin is not None and not rule.exempt:
-                raise ConfigurationError(f"rules: {twin!r} and {rule!r} are one bucket; name one of them, or drop it")
+                raise ConfigurationError(f"rules: {twin!r} and {rule!r} are one bucket; {_way_out(twin, rule)}")
             self._gates.append((rule, None if rule.exempt else Gate(rule, _bucket(rule, claim, taken))))
         self.reserving = {gate.bucket.rule: rule for rule, gate in self._gates if gate and rule.count_if is not None}
         """Rules that hand back what their `count_if` does not count, by the rule of their bucket."""
@@ -154,6 +154,14 @@ def all_rules(limits: str | Limit | Iterable[str | Limit] | None, rules: Sequenc
     if isinstance(rules, (str, Rule)) or not isinstance(rules, Iterable):
         raise ConfigurationError(f'rules: expected a list such as [Rule("*", "100/minute")], not {rules!r}')
     return tuple(rules)
+
+
+def _way_out(twin: Rule, rule: Rule) -> str:
+    """Say what to write instead of two rules that would count in one bucket."""
+    if rule.name is None:
+        return "name one of them, or drop it"
+    paths = "*" if "*" in twin.paths + rule.paths else list(dict.fromkeys(twin.paths + rule.paths))
+    return f'write one rule, Rule({paths!r}, "5/minute", name={rule.name!r}), or give one of them another name'
 
 
 def _bucket(rule: Rule, claim: Callable[[str], str], taken: set[str]) -> Bucket:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
 
@@ -18,6 +18,9 @@ from starlette.types import Scope
 
 from ..core.errors import ConfigurationError, closest
 from ..limiter import Limiter
+
+PathPattern: TypeAlias = tuple[re.Pattern[str], Mapping[str, Convertor[Any]]]
+"""What a path in Starlette's syntax matches, and the convertors of its parameters."""
 
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
@@ -125,28 +128,28 @@ class PathParam(Value):
         self,
         name: str,
         fallback: Key | None,
-        pattern: re.Pattern[str] | None = None,
-        convert: Callable[[str], object] = str,
+        patterns: Sequence[PathPattern] = (),
     ) -> None:
         _check_parameter("path_param", name)
         super().__init__(f"path:{name}", f"path:{name}", fallback)
         self.name = name
-        self._pattern = pattern
-        self._convert = convert
+        self._patterns = patterns
 
-    def of(self, pattern: re.Pattern[str], convert: Callable[[str], object]) -> PathParam:
-        """Return the same key for a rule: its own pattern finds the parameter before any router does."""
-        return PathParam(self.name, self.fallback, pattern, convert)
+    def of(self, patterns: Sequence[PathPattern]) -> PathParam:
+        """Return the same key for a rule: its own patterns find the parameter before any router does."""
+        return PathParam(self.name, self.fallback, patterns)
 
     def value(self, scope: Scope) -> bytes:
-        found = self._pattern.match(route_path(scope)) if self._pattern is not None else None
-        if found is None:
-            value = scope.get("path_params", {}).get(self.name, "")
-        else:
-            # The value and not its spelling: 1, 01 and 001 are one `{id:int}`.
-            with suppress(ValueError):
-                return str(self._convert(found[self.name])).encode(errors="surrogatepass")
-            value = found[self.name]
+        value = scope.get("path_params", {}).get(self.name, "")
+        path = route_path(scope) if self._patterns else ""
+        for pattern, convertors in self._patterns:
+            found = pattern.match(path)
+            if found is not None:
+                value = found[self.name]
+                # The value and not its spelling: 1, 01 and 001 are one `{id:int}`.
+                with suppress(ValueError):
+                    value = convertors[self.name].convert(value)
+                break
         return str(value).encode(errors="surrogatepass")
 
 
@@ -237,19 +240,22 @@ def combine(*keys: Key) -> Key:
     return Combined(keys)
 
 
-def bind(key: Key, pattern: re.Pattern[str] | None, convertors: Mapping[str, Convertor[Any]], where: str) -> Key:
-    """Tie a rule's key to the rule's path.
+def bind(key: Key, patterns: Sequence[PathPattern], paths: Sequence[str]) -> Key:
+    """Tie a rule's key to the rule's paths.
 
     Raises:
-        ConfigurationError: A path parameter that the path does not have.
+        ConfigurationError: A path parameter that one of the paths does not have.
     """
     if isinstance(key, Combined):
-        return Combined(tuple(bind(part, pattern, convertors, where) for part in key.keys))
+        return Combined(tuple(bind(part, patterns, paths) for part in key.keys))
     if not isinstance(key, PathParam):
         return key
-    if pattern is None or key.name not in convertors:
-        raise ConfigurationError(f"path_param: {where!r} has no parameter {key.name!r}{closest(key.name, convertors)}")
-    return key.of(pattern, convertors[key.name].convert)
+    for path, (_, convertors) in zip(paths, patterns or [(_TOKEN, {})], strict=True):
+        if key.name not in convertors:
+            raise ConfigurationError(
+                f"path_param: {path!r} has no parameter {key.name!r}{closest(key.name, convertors)}"
+            )
+    return key.of(patterns)
 
 
 def route_path(scope: Scope) -> str:

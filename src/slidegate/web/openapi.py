@@ -198,7 +198,7 @@ def _until_final(rules: Iterable[Rule], method: str, asked: Segments) -> Iterato
     """Yield the rules up to one that surely ends the list for an operation."""
     for rule in rules:
         yield rule
-        if rule.final and _about(rule, method) and (rule.path == "*" or _covers(_segments(rule.path), asked)):
+        if rule.final and _about(rule, method) and any(_covers(_segments(path), asked) for path in _paths(rule)):
             return
 
 
@@ -206,7 +206,11 @@ def _meets(rule: Rule, method: str, asked: Segments) -> bool:
     """Tell whether a rule can refuse a request of an operation."""
     if rule.exempt or rule.action != "limit" or not _about(rule, method):
         return False
-    return rule.path == "*" or _overlap(_segments(rule.path), asked)
+    return any(_overlap(_segments(path), asked) for path in _paths(rule))
+
+
+def _paths(rule: Rule) -> Iterable[str]:
+    return ["/{all:path}"] if rule.paths == ("*",) else rule.paths
 
 
 def _about(rule: Rule, method: str) -> bool:

@@ -6,13 +6,12 @@ Every rule that matches a request applies; one that is `exempt` or `final` ends 
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import timedelta
 from hashlib import blake2b
 from inspect import iscoroutinefunction
-from typing import Any, Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
-from starlette.convertors import Convertor
 from starlette.requests import HTTPConnection
 from starlette.routing import compile_path
 
@@ -29,7 +28,7 @@ from ..core.limits import (
     parse_limits,
 )
 from ..limiter import check_cost
-from .keys import Key, KeyFunction, bind
+from .keys import Key, KeyFunction, PathPattern, bind
 from .startup import names_checked
 
 CostFunction: TypeAlias = Callable[[HTTPConnection], int | Awaitable[int]]
@@ -47,8 +46,9 @@ class Rule:
     """Holds the requests it matches to its limits, counted by its key.
 
     Args:
-        path: A path in Starlette's syntax (``"/items/{id:int}"``, ``"/api/{rest:path}"``), or ``"*"`` for all. It is
-            compared with the path as the application below the middleware sees it: without `root_path`.
+        path: A path in Starlette's syntax (``"/items/{id:int}"``, ``"/api/{rest:path}"``), a list of such paths, which
+            then share their counts, or ``"*"`` for all. It is compared with the path as the application below the
+            middleware sees it: without `root_path`.
         limits: ``"5/minute; 50/hour"``, a `Limit` or several; or a function of the request, sync or async, that returns
             them or ``"unlimited"``, for limits that depend on who is calling. Needed unless `exempt`.
         default_limits: What applies when the `limits` function fails.
@@ -82,7 +82,7 @@ class Rule:
     @names_checked
     def __init__(
         self,
-        path: str,
+        path: str | Iterable[str],
         limits: Limits | LimitsFunction | None = None,
         *,
         default_limits: Limits = "60/minute",
@@ -102,8 +102,8 @@ class Rule:
         exempt: bool = False,
         final: bool = False,
     ) -> None:
-        self.path = path
-        self.pattern, self.convertors = compile_pattern(path)
+        self.paths = _paths(path)
+        self.patterns = tuple(compile_pattern(path) for path in self.paths if path != "*")
         self.methods = _methods(methods)
         if connection not in (None, "http", "websocket"):
             raise ConfigurationError(f'connection: expected "http" or "websocket", not {connection!r}')
@@ -113,7 +113,7 @@ class Rule:
             raise ConfigurationError(f'key: expected client_ip(), header("X-API-Key") or a function, not {key!r}')
         if getattr(key, "__module__", "").startswith("slidegate.") and not isinstance(key, Key):
             raise ConfigurationError(f'key: {key!r} makes a key; call it, for example header("X-API-Key")')
-        self.key = bind(key, self.pattern, self.convertors, path) if isinstance(key, Key) else key
+        self.key = bind(key, self.patterns, self.paths) if isinstance(key, Key) else key
         self.cost = cost if callable(cost) else self._fixed_cost(cost)
         if count_if is not None and (not callable(count_if) or iscoroutinefunction(count_if)):
             raise ConfigurationError(
@@ -137,13 +137,10 @@ class Rule:
             raise ConfigurationError(f"action: {action!r} only looks on; leave out exempt, final and wait")
 
     def _read_limits(self, limits: Limits | LimitsFunction | None, default_limits: Limits, exempt: bool) -> None:
-        path = self.path
         if exempt is not True and limits is None:
-            raise ConfigurationError(f'Rule({path!r}): expected limits, for example Rule({path!r}, "5/minute")')
+            raise ConfigurationError(f'{self._call}: expected limits, for example {self._call[:-1]}, "5/minute")')
         if exempt and limits is not None:
-            raise ConfigurationError(
-                f"Rule({path!r}): exempt requests are not counted; leave out limits or exempt=True"
-            )
+            raise ConfigurationError(f"{self._call}: exempt requests are not counted; leave out limits or exempt=True")
         self.limits_function = limits if callable(limits) else None
         default = parse_limits(default_limits)
         self.limits = default if callable(limits) else () if limits is None else parse_limits(limits)
@@ -197,7 +194,7 @@ class Rule:
         for limit in self.limits if self.limits_function is None else ():
             if cost > limit.amount:
                 raise ConfigurationError(
-                    f"cost: {cost} is more than {str(limit)!r} allows, so Rule({self.path!r}) could never pass"
+                    f"cost: {cost} is more than {str(limit)!r} allows, so {self._call} could never pass"
                 )
         return cost
 
@@ -206,55 +203,80 @@ class Rule:
         return f"<Rule {self.label!r} {limits or 'exempt'}>"
 
     @property
+    def _call(self) -> str:
+        return f"Rule({self.paths[0]!r})" if len(self.paths) == 1 else f"Rule({list(self.paths)!r})"
+
+    @property
     def label(self) -> str:
-        """What to call the rule where people read it: its name, else its path."""
-        if self.name is not None or self.path == "*":
-            return self.name or "default"
-        # It stands in header fields, which take printable ASCII only.
-        return self.path.encode("unicode_escape").decode().replace(":", "|").replace(";", "|")[:64]
+        """What to call the rule where people read it: its name, else its paths."""
+        return _label(self.paths) if self.name is None else self.name
 
     @property
     def identity(self) -> str:
-        """What its counts belong to: its name, else a digest of path, methods, key and windows."""
+        """What its counts belong to: its name, else a digest of paths, methods, key and windows."""
         # Another action counts on windows of its own, also under one name.
         suffix = "" if self.action == "limit" else f":{self.action}"
         if self.name is not None:
             return f"{self.name}{suffix}"
+        # The order of paths means nothing; one path is written as it was before there were lists of them.
+        paths = sorted(self.paths)
         facts = (
-            self.path,
+            paths[0] if len(paths) == 1 else paths,
             sorted(self.methods) if self.methods is not None else None,
             self.connection,
             self.key.identity if isinstance(self.key, Key) else _function_name(self.key),
             _function_name(self.limits_function) or sorted(limit.same_window for limit in self.limits),
         )
-        return f"{self.label[:32]}:{blake2b(repr(facts).encode(), digest_size=8).hexdigest()}{suffix}"
+        return f"{_label(paths)[:32]}:{blake2b(repr(facts).encode(), digest_size=8).hexdigest()}{suffix}"
 
     @property
     def always(self) -> bool:
         """Whether the rule is about every request."""
-        return self.pattern is None and self.methods is None and self.connection is None
+        return not self.patterns and self.methods is None and self.connection is None
 
     def matches(self, connection: str, method: str, path: str) -> bool:
         """Tell whether the rule is about a request."""
-        if self.pattern is not None:
-            # Starlette's router takes "/login\n" for "/login". A limit goes as far as the router does, and further;
-            # an exemption not an inch beyond what is written.
-            match = self.pattern.fullmatch if self.exempt else self.pattern.match
-            if match(path) is None:
-                return False
+        if self.patterns and not any(self._covers(pattern, path) for pattern, _ in self.patterns):
+            return False
         return (self.methods is None or method in self.methods) and (
             self.connection is None or connection == self.connection
         )
+
+    def _covers(self, pattern: re.Pattern[str], path: str) -> bool:
+        # Starlette's router takes "/login\n" for "/login". A limit goes as far as the router does, and further; an
+        # exemption not an inch beyond what is written.
+        return (pattern.fullmatch(path) if self.exempt else pattern.match(path)) is not None
 
 
 def _function_name(function: object) -> str:
     return "" if function is None else f"{function.__module__}.{getattr(function, '__qualname__', function)}"
 
 
-def compile_pattern(path: object) -> tuple[re.Pattern[str] | None, dict[str, Convertor[Any]]]:
-    """Return a path's pattern, None for ``"*"``, and the convertors of its parameters."""
+def _paths(path: object) -> tuple[str, ...]:
+    """Return the paths of a rule."""
     if path == "*":
-        return None, {}
+        return ("*",)
+    listed = [path] if isinstance(path, (str, bytes)) or not isinstance(path, Iterable) else list(path)
+    if not listed:
+        raise ConfigurationError('path: expected paths such as ["/login", "/token"], not an empty list')
+    for place, found in enumerate(listed):
+        if found == "*":
+            raise ConfigurationError(f'path: "*" means every path; write it alone, not beside others: {listed!r}')
+        compile_pattern(found)
+        if found in listed[:place]:
+            raise ConfigurationError(f"path: {found!r} stands twice in {listed!r}; write it once")
+    return tuple(map(str, listed))
+
+
+def _label(paths: Sequence[str]) -> str:
+    """Say paths in printable ASCII, as header fields take it, without what separates names elsewhere."""
+    if paths[0] == "*":
+        return "default"
+    return " ".join(paths).encode("unicode_escape").decode().replace(":", "|").replace(";", "|")[:64]
+
+
+def compile_pattern(path: object) -> PathPattern:
+    """Return a path's pattern, and the convertors of its parameters."""
     if not isinstance(path, str) or not path.startswith("/"):
         raise ConfigurationError(f'path: expected "*" or a path such as "/items/{{id}}", not {path!r}')
     if "*" in path:

@@ -50,6 +50,7 @@ def _text_or(*others: str) -> Discriminator:
 Text: TypeAlias = Annotated[str, Tag("<text>")]
 Texts: TypeAlias = Annotated[list[str], Field(min_length=1), Tag("<list>")]
 Limits: TypeAlias = Annotated[Text | Texts, _text_or("<list>")]
+Paths: TypeAlias = Annotated[Text | Texts, _text_or("<list>")]
 Trusted: TypeAlias = Annotated[
     Text | Annotated[list[str], Tag("<list>")] | Annotated[int, Field(ge=1, le=64), Tag("<number>")],
     _text_or("<list>", "<number>"),
@@ -151,7 +152,10 @@ class KeyTable(_Table):
 class RuleTable(_Table):
     """Holds the requests it matches to its limits."""
 
-    path: str = Field(description='A path such as "/items/{id}" or "/api/{rest:path}", or "*" for all.')
+    path: Paths = Field(
+        description='A path such as "/items/{id}" or "/api/{rest:path}", a list of paths that share their counts, or '
+        '"*" for all.'
+    )
     limits: Limits | None = Field(default=None, description='Limits such as "5/minute; 50/hour".')
     methods: Texts | None = Field(default=None, description="HTTP methods; by default all.")
     connection: Literal["http", "websocket"] | None = Field(default=None, description="By default both.")
