@@ -23,7 +23,7 @@ from slidegate import (
 )
 from slidegate.core.decision import Check, Decision
 from slidegate.core.errors import StoreUnavailable
-from slidegate.limiter import failures
+from slidegate.limiter import breakers
 from slidegate.testing import FakeClock, RecordingObserver
 
 from .web.driver import scope_of, send_scope
@@ -238,26 +238,26 @@ async def test_a_store_that_fails_again_and_again_is_left_alone_but_for_a_probe(
     ward.fall_ill()
     for _ in range(20):
         await ward.hit()
-    assert ward.store.asked == failures.FAILURES_TO_OPEN
-    ward.clock.advance(failures.OPEN_US)
+    assert ward.store.asked == breakers.FAILURES_TO_OPEN
+    ward.clock.advance(breakers.OPEN_US)
     await asyncio.gather(*(ward.hit() for _ in range(20)))
-    assert ward.store.asked == failures.FAILURES_TO_OPEN + 1
+    assert ward.store.asked == breakers.FAILURES_TO_OPEN + 1
     ward.store.error = None
     await ward.hit()
-    assert ward.store.asked == failures.FAILURES_TO_OPEN + 1
-    ward.clock.advance(failures.OPEN_US)
+    assert ward.store.asked == breakers.FAILURES_TO_OPEN + 1
+    ward.clock.advance(breakers.OPEN_US)
     await ward.hit()
-    assert ward.safe._failures == 0
+    assert not ward.safe._troubled
     assert ward.heard.kinds == ["store_failed", "store_recovered"]
 
 
 async def test_a_probe_whose_client_leaves_is_followed_by_another() -> None:
     ward = Ward("deny", deadline="30s")
     ward.fall_ill()
-    for _ in range(failures.FAILURES_TO_OPEN):
+    for _ in range(breakers.FAILURES_TO_OPEN):
         await ward.hit()
     ward.store.error, ward.store.hangs = None, True
-    ward.clock.advance(failures.OPEN_US)
+    ward.clock.advance(breakers.OPEN_US)
     probe = asyncio.create_task(ward.limiter.hit("ann", "3/hour"))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
@@ -287,7 +287,7 @@ async def test_a_cancelled_request_is_no_failure_of_the_store() -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert ward.safe._failures == 0
+    assert not ward.safe._troubled
 
 
 async def test_bans_and_strikes_are_local_as_well_and_commands_say_that_it_failed(inline: bool) -> None:
@@ -332,10 +332,10 @@ async def test_a_local_ban_is_shown_and_lifted_by_the_same_commands(inline: bool
 async def test_a_strike_may_be_the_probe_that_finds_the_store_well() -> None:
     ward = Ward("deny")
     ward.fall_ill()
-    for _ in range(failures.FAILURES_TO_OPEN):
+    for _ in range(breakers.FAILURES_TO_OPEN):
         await ward.hit()
     ward.store.error = None
-    ward.clock.advance(failures.OPEN_US)
+    ward.clock.advance(breakers.OPEN_US)
     await ward.limiter.strike("eve", BanPolicy("9/1h"))
     assert (await ward.hit()).allowed
     with pytest.raises(ConfigurationError):
@@ -356,6 +356,116 @@ async def test_strikes_that_only_this_process_could_count_are_kept_while_hits_ar
 
 def gone(*arguments: object) -> None:
     raise StoreUnavailable("gone")
+
+
+class Parts:
+    """A store of several servers, of which each key has one."""
+
+    def __init__(self, ward: Ward) -> None:
+        self.sick: dict[str, BaseException] = {}
+        self.asked: list[str] = []
+        self.hit, ward.store.healthy.hit = ward.store.healthy.hit, self.answer  # type: ignore[method-assign]
+        ward.store.part_of = self.part_of  # type: ignore[attr-defined]
+        ward.safe._breakers._part_of = self.part_of
+
+    def part_of(self, checks: Sequence[Check]) -> str:
+        return checks[0][1].partition(":")[0] if checks else "bans"
+
+    def answer(self, checks: Sequence[Check], guarded: Sequence[Any] = ()) -> Decision:
+        part = self.part_of(checks)
+        self.asked.append(part)
+        if part in self.sick:
+            raise self.sick[part]
+        return self.hit(checks, guarded)  # type: ignore[return-value]
+
+
+PLACES = ("a", "b", "c")
+
+
+@given(st.lists(st.tuples(st.sampled_from(["hit", "ill", "well", "wait"]), st.sampled_from(PLACES)), max_size=60))
+@settings(deadline=None)
+def test_a_part_of_a_store_that_fails_takes_nobody_else_off_it(moves: list[tuple[str, str]]) -> None:
+    async def play() -> None:
+        ward = Ward("deny", inline=True)
+        parts = Parts(ward)
+        for move, place in moves:
+            if move == "ill":
+                parts.sick[place] = StoreUnavailable("gone")
+            elif move == "well":
+                parts.sick.pop(place, None)
+                ward.clock.advance("1s")
+            elif move == "wait":
+                ward.clock.advance("300ms")
+            else:
+                for name in (*PLACES, place, place):
+                    decision = await ward.limiter.hit(f"{name}:ann", "1000/hour")
+                    assert decision.allowed is (name not in parts.sick)
+        for place in PLACES:
+            parts.asked.clear()
+            for _ in range(10):
+                await ward.limiter.hit(f"{place}:ann", "1000/hour")
+            assert len(parts.asked) == (
+                min(len(parts.asked), breakers.FAILURES_TO_OPEN) if parts.sick.get(place) else 10
+            )
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("concerns", ["key", "slot"])
+async def test_what_concerns_a_key_or_a_slot_alone_is_answered_by_the_policy_and_opens_nothing(concerns: Any) -> None:
+    ward = Ward("deny", inline=True)
+    parts = Parts(ward)
+    parts.part_of = lambda checks: "the one server"  # type: ignore[method-assign]
+    ward.safe._breakers._part_of = parts.part_of
+    parts.sick["the one server"] = StoreUnavailable("a foreign value", concerns=concerns)
+    for _ in range(20):
+        assert (await ward.hit()).reason is Reason.UNAVAILABLE
+    assert len(parts.asked) == 20
+    parts.sick.clear()
+    assert (await ward.hit()).allowed
+    assert ward.heard.kinds == ["store_failed"]
+    assert f"for a {concerns}" in ward.heard.events[0].message
+
+
+async def test_an_error_about_one_key_is_no_sign_that_a_server_that_failed_is_well() -> None:
+    ward = Ward("deny", inline=True)
+    parts = Parts(ward)
+    for number in range(10):
+        concerns: Any = "key" if number % 2 else "server"
+        parts.sick["ann"] = StoreUnavailable("?", concerns=concerns)
+        await ward.hit()
+    assert len(parts.asked) == 2 * breakers.FAILURES_TO_OPEN - 1
+
+
+async def test_each_part_says_that_it_failed_and_that_it_answers_again() -> None:
+    ward = Ward("deny", inline=True)
+    parts = Parts(ward)
+    parts.sick["a"], parts.sick["b"] = StoreUnavailable("gone"), StoreUnavailable("gone")
+    for _ in range(2):
+        for place in PLACES:
+            await ward.limiter.hit(f"{place}:ann", "9/hour")
+    assert [event.message.partition(",")[0] for event in ward.heard.events] == [
+        "the store failed at a", "the store failed at b"
+    ]  # fmt: skip
+    del parts.sick["a"]
+    for place in PLACES:
+        await ward.limiter.hit(f"{place}:ann", "9/hour")
+    assert ward.heard.kinds[2:] == ["store_recovered"]
+    ward.clock.advance("1m")
+    await ward.limiter.hit("c:ann", "9/hour")  # b may not exist any more: nobody has asked it for a minute
+    assert not ward.safe._troubled
+
+
+async def test_a_probe_that_meets_a_foreign_value_is_followed_by_another_at_once() -> None:
+    ward = Ward("deny", inline=True)
+    parts = Parts(ward)
+    for number in range(breakers.FAILURES_TO_OPEN + 1):
+        parts.sick["ann"] = StoreUnavailable("?", concerns="server" if number < breakers.FAILURES_TO_OPEN else "key")
+        await ward.hit()
+        if number == breakers.FAILURES_TO_OPEN - 1:
+            ward.clock.advance(breakers.OPEN_US)
+    parts.sick.clear()
+    assert (await ward.hit()).allowed
 
 
 async def test_a_store_that_fails_now_and_then_is_not_said_each_time() -> None:

@@ -19,7 +19,7 @@ from slidegate import Decision, Limiter, Reason
 from slidegate.core.decision import Bucket, Check
 from slidegate.core.errors import StoreUnavailable
 from slidegate.core.limits import parse_limits
-from slidegate.limiter import failures
+from slidegate.limiter import breakers, failures
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import FakeClock, RecordingObserver
 
@@ -55,7 +55,7 @@ async def place(server: RedisServer) -> AsyncIterator[Place]:
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failures, "OPEN_US", 100_000)
+    monkeypatch.setattr(breakers, "OPEN_US", 100_000)
 
 
 class Site:
@@ -309,7 +309,7 @@ async def test_mk_12_the_fallback_is_bounded_and_let_go_of_after_recovery(client
     store = RedisStore(place.url)
     safe = failures.Failsafe(store, DEADLINE_S, "local", heard, clock)
     await place.proxy.refuse()
-    for _ in range(failures.FAILURES_TO_OPEN):
+    for _ in range(breakers.FAILURES_TO_OPEN):
         await within_slack(safe.hit([(BUCKET, "key", 1)]))
     allowed = 0
     tracemalloc.start()
@@ -327,7 +327,7 @@ async def test_mk_12_the_fallback_is_bounded_and_let_go_of_after_recovery(client
     await place.proxy.accept()
     async with asyncio.timeout(10 * SLACK_S):
         while "store_recovered" not in heard.kinds:
-            clock.advance(failures.OPEN_US)
+            clock.advance(breakers.OPEN_US)
             await within_slack(safe.hit([(BUCKET, "key", 1)]))
     assert safe._local is not None
     clock.advance(2 * 3_600_000_000)

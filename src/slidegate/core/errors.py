@@ -13,6 +13,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Literal, TypeAlias
+
+Concerns: TypeAlias = Literal["key", "slot", "server"]
 
 
 class SlidegateError(Exception):
@@ -24,7 +27,18 @@ class ConfigurationError(SlidegateError, ValueError):
 
 
 class StoreError(SlidegateError):
-    """A store could not answer. Whether anything was charged is not known."""
+    """A store could not answer. Whether anything was charged is not known.
+
+    Args:
+        message: What happened.
+        concerns: What is in trouble: one ``"key"`` or ``"slot"`` while the others are served, as with a value of a
+            foreign type or a file that has no room for new keys; or the ``"server"``, which is then left alone for a
+            while.
+    """
+
+    def __init__(self, message: str = "", *, concerns: Concerns = "server") -> None:
+        super().__init__(message)
+        self.concerns = concerns
 
 
 class StoreUnavailable(StoreError):

@@ -1,11 +1,6 @@
 """What happens when a store does not answer.
 
-Every question has a deadline. After `FAILURES_TO_OPEN` failures in a row the store is left alone for `OPEN_US`; then
-one question goes to it as a probe, and the others do not wait for that::
-
-    answers ---- 3 failures ----> left alone ---- 1 s ----> one probe ---- answered ----> answers
-                                       ^                        |
-                                       +------- failed ---------+
+Every question has a deadline. A part of the store that fails again and again is left alone for a while: see `breakers`.
 
 Meanwhile the limiter's `on_error` decides:
 
@@ -19,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from datetime import timedelta
 from inspect import isawaitable
 from time import monotonic_ns, time_ns
@@ -28,10 +23,11 @@ from typing import Any, Final, Literal, TypeAlias, TypeVar
 from ..core.banlist import Ban, Guarded
 from ..core.banpolicy import BanPolicy
 from ..core.decision import Check, Decision
-from ..core.errors import ConfigurationError, StoreTimeout, closest
+from ..core.errors import ConfigurationError, StoreError, StoreTimeout, closest
 from ..core.limits import format_duration, parse_duration_us
 from ..core.protocols import Clock, Event, Store
 from ..stores.memory import MemoryStore
+from .breakers import WHOLE, Breakers
 from .decisions import Parted, Unserved
 from .within import Deadline, within
 
@@ -41,9 +37,9 @@ FailurePolicy: TypeAlias = tuple[str, OnError]
 
 DEADLINE: Final = "50ms"
 ON_ERROR: Final = "local"
-FAILURES_TO_OPEN: Final = 3
-OPEN_US: Final = 1_000_000
+LEAST_RETRY_US: Final = 1_000_000
 SAY_EVERY_US: Final = 60_000_000
+MOST_SAID: Final = 100
 _CHOICES: Final = ("local", "allow", "deny")
 _MIN_US: Final = 1_000
 _MAX_US: Final = 60_000_000
@@ -86,33 +82,33 @@ class Failsafe:
         self._tell = tell
         self._clock = clock
         self._local: MemoryStore | None = None
-        self._failures = 0
-        self._open_until_us = 0
+        self._breakers = Breakers(store, int(self._deadline_s * 1_000_000), lambda: self._clock())
+        self._troubled = self._breakers.troubled
         self._strict_until_us = 0
-        self._say_again_us = 0
-        self._said = False
+        self._say_again_us: dict[Hashable, int] = {}
+        self._said: set[Hashable] = set()
 
     @property
     def local(self) -> MemoryStore | None:
         """The store of this process, as long as something that it counted or banned may count."""
-        if self._local is not None and not self._failures and self._clock() >= self._strict_until_us:
+        if self._local is not None and not self._troubled and self._clock() >= self._strict_until_us:
             self._local = None
         return self._local
 
     def hit(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Decision | Awaitable[Decision]:
         """Charge every check or none; see `Store.hit`."""
-        if self._open_until_us and self._left_alone():
+        if self._troubled and self._breakers.left_alone(checks):
             return self.instead("hit", checks, guarded)
         try:
             answer = self._store.hit(checks, guarded)
         except ConfigurationError:
             raise
         except Exception as error:
-            self._fail(error)
+            self._fail(error, checks)
             return self.instead("hit", checks, guarded)
         if isinstance(answer, Decision):
-            if self._failures:
-                self._recover()
+            if self._troubled:
+                self._recover(checks)
             return answer if self._local is None else self._strictly(answer, checks, guarded)
         return self._wait_for_hit(answer, checks, guarded)
 
@@ -128,13 +124,13 @@ class Failsafe:
             else:
                 decision = await within(answer, self._deadline_s)
         except (ConfigurationError, asyncio.CancelledError):
-            self._probe_again()
+            self._breakers.probe_again(checks)
             raise
         except Exception as error:
-            self._fail(error)
+            self._fail(error, checks)
             return self.instead("hit", checks, guarded)
-        if self._failures:
-            self._recover()
+        if self._troubled:
+            self._recover(checks)
         if self._local is None:
             return decision
         strict = self._strictly(decision, checks, guarded)
@@ -142,7 +138,7 @@ class Failsafe:
 
     async def peek(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Decision:
         """Say what `hit` would answer now."""
-        decision = await self.ask(lambda: self._store.peek(checks, guarded), None)
+        decision = await self.ask(lambda: self._store.peek(checks, guarded), None, checks)
         if decision is None:
             return self.instead("peek", checks, guarded)
         local = self.local
@@ -153,13 +149,13 @@ class Failsafe:
 
     async def charge(self, checks: Sequence[Check]) -> Decision:
         """Record every cost, whatever the limits."""
-        decision = await self.ask(lambda: self._store.charge(checks), None)
+        decision = await self.ask(lambda: self._store.charge(checks), None, checks)
         return self.instead("charge", checks) if decision is None else decision
 
     async def refund(self, decision: Decision) -> bool:
         """Hand back what a decision charged, wherever that was; False, and no more, where a store does not answer."""
         if not isinstance(decision, Parted):
-            return await self.ask(lambda: self._store.refund(decision), default=False)
+            return await self.ask(lambda: self._store.refund(decision), False, decision.checks)
         changed = False
         for store, part in decision.parts:
             changed |= await self.refund(part) if store is self._store else await within(store.refund(part))
@@ -182,60 +178,60 @@ class Failsafe:
         ban = await self.ask(lambda: self._store.bans.find(guarded), None)
         return self.local.bans.find(guarded) if ban is None and self.local is not None else ban
 
-    async def ask(self, question: Callable[[], T | Awaitable[T]], default: T) -> T:
-        """Return the answer to a question, or `default` where there is none in time."""
-        if self._left_alone():
+    async def ask(self, question: Callable[[], T | Awaitable[T]], default: T, checks: Sequence[Check] = ()) -> T:
+        """Return the answer to a question, or `default` where there is none in time.
+
+        Args:
+            question: Asks the store.
+            default: What to return instead.
+            checks: What the question is about; bans, where there are none.
+        """
+        if self._troubled and self._breakers.left_alone(checks):
             return default
         try:
             answer = await within(question(), self._deadline_s)
         except (ConfigurationError, asyncio.CancelledError):
-            self._probe_again()
+            self._breakers.probe_again(checks)
             raise
         except Exception as error:
-            self._fail(error)
+            self._fail(error, checks)
             return default
-        self._recover()
+        if self._troubled:
+            self._recover(checks)
         return answer
 
-    def _left_alone(self) -> bool:
-        """Tell whether the store is not to be asked now; who is told False after a while is the probe."""
-        if not self._open_until_us:
-            return False
+    def _fail(self, error: BaseException, checks: Sequence[Check]) -> None:
+        """Take note that a question was not answered, and say so now and then."""
+        narrow = isinstance(error, StoreError) and error.concerns != "server"
+        if narrow:
+            # Somebody answered, so the server is well, or as well as it was.
+            self._breakers.probe_again(checks)
+            what: Hashable = f"for a {error.concerns}"  # type: ignore[attr-defined]
+            where = f" {what}"
+        else:
+            what = self._breakers.failed(checks)
+            where = _at(what)
         now_us = self._clock()
-        if now_us < self._open_until_us:
-            return True
-        # The probe takes the place of the others for as long as it may last.
-        self._open_until_us = now_us + max(OPEN_US, int(self._deadline_s * 1_000_000))
-        return False
-
-    def _probe_again(self) -> None:
-        """Let the next question be the probe, if this one was: who asked it has gone, and nothing was learnt."""
-        if self._open_until_us:
-            self._open_until_us = self._clock()
-
-    def _fail(self, error: BaseException) -> None:
-        now_us = self._clock()
-        self._failures += 1
-        if self._failures >= FAILURES_TO_OPEN:
-            self._open_until_us = now_us + OPEN_US
-        if now_us >= self._say_again_us:
-            self._say_again_us = now_us + SAY_EVERY_US
-            self._said = True
-            shown = str(error) if isinstance(error, StoreTimeout) else repr(error)
-            message = f"the store failed, so on_error={self._on_error!r} decides: {shown}"
-            logger.error("store_failed: %s", message)
-            self._tell(Event("store_failed", message, {"on_error": self._on_error, "error": shown}))
-
-    def _recover(self) -> None:
-        if not self._failures:
+        if now_us < self._say_again_us.get(what, now_us):
             return
-        failures, self._failures, self._open_until_us = self._failures, 0, 0
-        if not self._said:
-            return
-        self._said = False
-        message = f"the store answers again, after {failures} questions without an answer"
-        logger.warning("store_recovered: %s", message)
-        self._tell(Event("store_recovered", message, {"failures": failures}))
+        if len(self._say_again_us) >= MOST_SAID:
+            self._say_again_us.clear()
+        self._say_again_us[what] = now_us + SAY_EVERY_US
+        if not narrow:
+            self._said.add(what)
+        shown = str(error) if isinstance(error, StoreTimeout) else repr(error)
+        message = f"the store failed{where}, so on_error={self._on_error!r} decides: {shown}"
+        logger.error("store_failed: %s", message)
+        self._tell(Event("store_failed", message, {"on_error": self._on_error, "error": shown}))
+
+    def _recover(self, checks: Sequence[Check]) -> None:
+        """Take note that a question was answered; say so if it was said that they are not."""
+        for part, failures in self._breakers.answered(checks).items():
+            if part in self._said:
+                self._said.discard(part)
+                message = f"the store answers again{_at(part)}, after {failures} questions without an answer"
+                logger.warning("store_recovered: %s", message)
+                self._tell(Event("store_recovered", message, {"failures": failures}))
 
     def instead(
         self, what: Literal["hit", "peek", "charge"], checks: Sequence[Check], guarded: Sequence[Guarded] = ()
@@ -243,7 +239,7 @@ class Failsafe:
         """Answer in the place of the store."""
         if self._on_error != "local":
             allowed = self._on_error == "allow" or what == "charge"
-            return Unserved(allowed, checks, max(self._open_until_us - self._clock(), OPEN_US))
+            return Unserved(allowed, checks, max(self._breakers.left_us(checks), LEAST_RETRY_US))
         local = self._own()
         if what == "peek":
             return local.peek(checks, guarded)
@@ -276,6 +272,11 @@ class Failsafe:
     async def _take_back(self, shared: Decision, own: Decision) -> Decision:
         await asyncio.shield(self.refund(shared))
         return own
+
+
+def _at(part: Hashable) -> str:
+    """Return which part of a store a message is about."""
+    return "" if part is WHOLE else f" at {part}"
 
 
 async def _noting(answer: Ban | Awaitable[Ban | None] | None) -> tuple[bool, Ban | None]:

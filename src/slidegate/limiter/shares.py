@@ -162,7 +162,7 @@ class Shares:
             sent_us = self._clock()
             checks = ((share.bucket, share.key, size),)
             share.used = 0
-            decision = await self._safe.ask(lambda: self._store.hit(checks), None)
+            decision = await self._safe.ask(lambda: self._store.hit(checks), None, checks)
         except ConfigurationError:
             return True  # those who wait hear it from the store themselves
         finally:
