@@ -251,21 +251,6 @@ def test_sets_are_equal_by_what_they_hold_and_cannot_be_changed() -> None:
         found._starts = {}
 
 
-@pytest.mark.parametrize(
-    ("networks", "everything"),
-    [
-        (["0.0.0.0/0"], True),
-        (["0.0.0.0/1", "128.0.0.0/1"], True),
-        (["::/0", "10.0.0.0/8"], True),
-        (["::/1"], False),
-        (["0.0.0.0/1", "128.0.0.0/2"], False),
-        ([], False),
-    ],
-)
-def test_a_set_that_covers_everything_is_noticed(networks: list[str], everything: bool) -> None:
-    assert Networks(networks).covers_everything() is everything
-
-
 def test_cf_04_a_list_that_is_changed_afterwards_changes_nothing() -> None:
     given_networks = ["192.0.2.0/24"]
     found = Networks(given_networks)

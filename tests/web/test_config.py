@@ -249,7 +249,14 @@ BAD: list[tuple[str | bytes, str]] = [
     ('limits = "1/s"\nclient = "ip"', "line 2: client: expected "),
     ('limits = "1/s"\n[client]\ntrustd = []', "line 3: client.trustd: unknown key; did you mean 'trusted'?"),
     ('limits = "1/s"\n[client]\ntrusted = [\n"10.0.0.1/8"]', "line 3: client.trusted: network: '10.0.0.1/8' has host"),
-    ('limits = "1/s"\n[client]\ntrusted = ["0.0.0.0/0"]', "line 3: client.trusted: these networks cover every address"),
+    (
+        'limits = "1/s"\n[client]\ntrusted = ["0.0.0.0/0"]',
+        "line 3: client.trusted: these networks cover most addresses",
+    ),
+    (
+        'limits = "1/s"\nblocklist = ["0.0.0.0/1", "128.0.0.0/1"]',
+        "line 2: blocklist: covers more than half of all",
+    ),
     ('limits = "1/s"\n[client]\ntrusted = 0', "line 3: client.trusted: expected greater than or equal to 1"),
     ('limits = "1/s"\n[client]\ntrusted = true', "line 3: client.trusted: expected text"),
     ('limits = "1/s"\nblocklist = ["10/8"]', "line 2: blocklist: network: '10/8'"),

@@ -14,7 +14,16 @@ from typing import Any
 import anyio
 import pytest
 
-from slidegate import ConfigurationError, Limiter, MemoryStore, NetworkFile, NetworkFiles, Networks, RateLimitMiddleware
+from slidegate import (
+    ConfigurationError,
+    Limiter,
+    MemoryStore,
+    NetworkFile,
+    NetworkFiles,
+    Networks,
+    RateLimitMiddleware,
+    client_ip,
+)
 from slidegate.core import parse_address
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.web.lists import NetworkList
@@ -68,6 +77,55 @@ def found(lists: NetworkFiles, text: str) -> str | None:
     name = lists.find(*address)
     assert lists.covers(*address) is (name is not None)
     return name
+
+
+# -- everybody -------------------------------------------------------------------------------------------------------
+
+
+def test_no_way_of_writing_everybody_makes_a_list_of_everybody(desk: Desk) -> None:
+    """Draw a partition of all public addresses, leave a little out, and write the rest in one file or in several."""
+    seed = random.randrange(1 << 32)
+    sys.stdout.write(f"seed {seed}\n")
+    dice = random.Random(seed)
+    for _ in range(20):
+        version, bits = dice.choice([(4, 8), (6, 11)])
+        pieces = [f"{n}.0.0.0/8" if version == 4 else f"{n << 5:x}::/11" for n in range(1 << bits)]
+        dice.shuffle(pieces)
+        chosen = pieces[len(pieces) // 4 :]
+        rows = "".join(f"1,a,Range:{piece},b,ban,,,1,1h,false,1\n" for piece in chosen)
+        texts = {"plain": "\n".join(chosen), "nginx": "".join(f"deny {piece};" for piece in chosen)}
+        texts["crowdsec"] = DECISIONS + rows
+        for format, text in texts.items():
+            path = desk.write(f"{format}.netset", text)
+            with pytest.raises(ConfigurationError, match=rf"netset: covers more than half of all public IPv{version} "):
+                desk.lists(NetworkFile(path, format=format))
+            with pytest.raises(ConfigurationError, match="covers more than half"):
+                Networks.from_file(path, format=format)
+        for what in ("blocklist", "allowlist"):
+            with pytest.raises(ConfigurationError, match=f"{what}: covers more than half"):
+                RateLimitMiddleware(hello, limits="1/s", **{what: Networks(chosen)})
+        with pytest.raises(ConfigurationError, match="trusted: these networks cover most addresses"):
+            client_ip(chosen)
+        halves = [desk.write(f"{n}.netset", "\n".join(chosen[n::2])) for n in range(2)]
+        with pytest.raises(ConfigurationError, match="files: covers more than half"):
+            desk.lists(*halves)
+        for half in halves:
+            assert desk.lists(half).counts
+
+
+async def test_files_that_add_up_to_everybody_only_now_change_nothing(desk: Desk) -> None:
+    first, second = desk.write("a.netset", "0.0.0.0/2\n64.0.0.0/3\n"), desk.write("b.netset", "192.0.2.0/24\n")
+    lists = desk.lists(first, second)
+    desk.write("b.netset", "128.0.0.0/2\n192.0.0.0/3\n")
+    await desk.pause(lists)
+    assert found(lists, "192.0.2.7") == "b"
+    assert found(lists, "198.51.100.7") is None
+    (event,) = desk.heard.events
+    assert event.kind == "list_rejected"
+    assert event.message.startswith(
+        "the lists stay as they are: with 'b' together, files: covers more than half of all"
+    )
+    assert event.details == {"list": "b", "path": str(second)}
 
 
 # -- which list ------------------------------------------------------------------------------------------------------

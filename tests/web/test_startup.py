@@ -22,6 +22,8 @@ from slidegate import (
     ConfigurationError,
     Limiter,
     MemoryStore,
+    NetworkFiles,
+    Networks,
     RateLimitMiddleware,
     Rule,
     client_ip,
@@ -81,6 +83,16 @@ def made_wrong() -> Iterator[tuple[str, RateLimitMiddleware]]:
     yield "SG112", gate(Starlette(routes=[Route("/a", ok)]), bans=honeypot("/a"))
     yield "SG112", gate(rules=[Rule("/a", exempt=True)], bans=honeypot("/a"))
     yield "SG113", gate(bans=BanPolicy(key=header("X-API-Key")))
+    yield "SG114", gate(blocklist=Networks(["2.0.0.0/7", "224.0.0.0/3"]))
+    yield "SG114", gate(allowlist=Networks(["2000::/18"]))
+    yield "SG114", gate(client=client_ip(["128.0.0.0/2"]))
+
+
+def test_a_file_with_a_network_that_nobody_has_is_found_and_named(tmp_path: Path) -> None:
+    (tmp_path / "slip.netset").write_text("192.0.2.1/32\n32.0.0.0/3\n", "utf-8")
+    (finding,) = gate(blocklist=NetworkFiles([tmp_path / "slip.netset"])).findings
+    assert finding.code == "SG114"
+    assert finding.message.startswith("blocklist holds everybody from 32.0.0.0 to 63.255.255.255 (slip); ")
 
 
 @pytest.mark.parametrize(("code", "found"), list(made_wrong()))

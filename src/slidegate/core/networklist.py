@@ -10,12 +10,14 @@ from __future__ import annotations
 import os
 import stat
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from os import PathLike
 
 from .errors import ConfigurationError
 from .networkformats import check_format, read_entries
 from .networks import Networks, parse_network, prefix_length
+from .publicspace import HALF
 
 
 def _open_at_once(path: str, flags: int) -> int:
@@ -35,6 +37,7 @@ class NetworkReading:
         column: The column of a CSV file.
 
     Attributes:
+        path: The file.
         written_us: When the file was written, in microseconds of Unix time; 0 before it is opened.
         blank: Whether there is nothing in the file but white space, as far as it was read.
         skipped: How much was left out, by cause.
@@ -50,14 +53,14 @@ class NetworkReading:
         self.written_us = 0
         self.blank = True
         self.skipped: Counter[str] = Counter()
-        self._path = path
+        self.path = path
         self._strict = strict
         self._format = format
         self._column = column
 
     def __iter__(self) -> Iterator[tuple[int, int, int, int | None]]:
         try:
-            with open(self._path, encoding="utf-8-sig", errors="replace", opener=_open_at_once) as file:
+            with open(self.path, encoding="utf-8-sig", errors="replace", opener=_open_at_once) as file:
                 found = os.fstat(file.fileno())
                 if not stat.S_ISREG(found.st_mode):
                     raise ConfigurationError("networks: expected a file that can be read again, no pipe or device")
@@ -72,14 +75,36 @@ class NetworkReading:
                         raise ConfigurationError(f"line {line}: {error}") from None
                     yield version, first, last, ends_us
         except OSError as error:
-            raise ConfigurationError(f"networks: cannot read {self._path}: {error.strerror or error}") from error
+            raise ConfigurationError(f"networks: cannot read {self.path}: {error.strerror or error}") from error
         except ConfigurationError as error:
-            raise ConfigurationError(f"{self._path}, {error}") from None
+            raise ConfigurationError(f"{self.path}, {error}") from None
 
     def _watched(self, lines: Iterable[str]) -> Iterator[str]:
         for line in lines:
             self.blank = self.blank and line.isspace()
             yield line
+
+
+def check_breadth(lists: Sequence[Networks | NetworkList], what: str) -> None:
+    """See that lists do not add up to everybody, however that is written.
+
+    Args:
+        lists: What is held against one address, all together.
+        what: What they are, for the error message.
+
+    Raises:
+        ConfigurationError: They cover more than half of the public addresses of IPv4 or IPv6.
+    """
+    # What is certainly less than half need not be merged, and that is every list that is meant.
+    if all(sum(listed.size(version) for listed in lists) <= half for version, half in HALF.items()):
+        return
+    ranges = chain.from_iterable(listed.ranges() for listed in lists)
+    most = Networks.of_ranges(ranges).covers_most_of()
+    if most is not None:
+        raise ConfigurationError(
+            f"{what}: covers more than half of all public {most} addresses, which cannot be meant; "
+            "list whom you mean, for example 192.0.2.0/24"
+        )
 
 
 class NetworkList:
@@ -96,7 +121,7 @@ class NetworkList:
         skipped: How many entries were left out, by cause.
 
     Raises:
-        ConfigurationError: The file cannot be read, or a line of it.
+        ConfigurationError: The file cannot be read, or a line of it, or it lists everybody.
     """
 
     __slots__ = ("_ends", "blank", "count", "has_ends", "networks", "skipped")
@@ -108,6 +133,19 @@ class NetworkList:
         self.has_ends = any(self._ends.values())
         self.blank = reading.blank
         self.skipped = reading.skipped
+        check_breadth([self], str(reading.path))
+
+    def size(self, version: int) -> int:
+        """Return the most addresses of one version that the list may hold; less where its entries overlap."""
+        return self.networks.size(version) + sum(len(ends) << shift for shift, ends in self._ends[version].items())
+
+    def ranges(self) -> Iterator[tuple[int, int, int]]:
+        """Yield what the list holds, ended or not, as `Networks.of_ranges` takes it."""
+        yield from self.networks.ranges()
+        for version, lengths in self._ends.items():
+            for shift, ends in lengths.items():
+                for prefix in ends:
+                    yield version, prefix << shift, ((prefix + 1) << shift) - 1
 
     def _sort_out(self, reading: NetworkReading) -> Iterator[tuple[int, int, int]]:
         """Yield what stays, and keep what ends."""

@@ -24,6 +24,7 @@ from os import PathLike
 from typing import Final, TypeAlias
 
 from .errors import ConfigurationError
+from .publicspace import HALF, public_addresses, wide_ranges
 
 Address: TypeAlias = tuple[int, int]
 """(4 or 6, the address as an integer)."""
@@ -196,16 +197,18 @@ class Networks:
             column: The column of a CSV file, by its name or by its number from 1; by default the first.
 
         Raises:
-            ConfigurationError: The file cannot be read, or a line of it; the message names the line.
+            ConfigurationError: The file or a line of it cannot be read, or it lists everybody.
         """
-        from .networklist import NetworkReading
+        from .networklist import NetworkReading, check_breadth
 
         reading = NetworkReading(path, strict=strict, format=format, column=column)
-        return cls.of_ranges(
+        made = cls.of_ranges(
             (version, first, last)
             for version, first, last, ends_us in reading
             if ends_us is None or ends_us > reading.written_us
         )
+        check_breadth([made], str(path))
+        return made
 
     def __contains__(self, address: object) -> bool:
         parsed = parse_address(address if isinstance(address, str) else str(address))
@@ -225,15 +228,32 @@ class Networks:
         place = bisect_right(self._starts[version], last) - 1
         return place >= 0 and first <= self._ends[version][place]
 
-    def covers_everything(self) -> bool:
-        """Tell whether every IPv4 or every IPv6 address lies in one of the networks."""
-        return any(self._starts[v] == [0] and self._ends[v] == [(1 << bits) - 1] for v, bits in _BITS.items())
+    def size(self, version: int) -> int:
+        """Return the number of addresses of one version."""
+        return sum(self._ends[version]) - sum(self._starts[version]) + len(self._starts[version])
+
+    def covers_most_of(self) -> str | None:
+        """Return the version, ``"IPv4"`` or ``"IPv6"``, of whose public addresses more than half lie in the networks.
+
+        None if there is none. Reserved addresses count for nothing.
+        """
+        for version, half in HALF.items():
+            ranges = self._starts[version], self._ends[version]
+            if self.size(version) > half and public_addresses(version, *ranges) > half:
+                return f"IPv{version}"
+        return None
+
+    def wide_ranges(self) -> Iterator[str]:
+        """Yield, as text, each range in which a public network wider than an IPv4 /8 or an IPv6 /19 lies."""
+        for version, bits in _BITS.items():
+            for first, last in wide_ranges(version, self._starts[version], self._ends[version]):
+                yield " to ".join(format_network(version, end, bits).partition("/")[0] for end in (first, last))
 
     def __or__(self, other: object) -> Networks:
         """Return the set of what is in either."""
         if not isinstance(other, Networks):
             return NotImplemented
-        return Networks.of_ranges(chain(self._ranges(), other._ranges()))
+        return Networks.of_ranges(chain(self.ranges(), other.ranges()))
 
     def __len__(self) -> int:
         """Return the number of ranges after merging."""
@@ -251,7 +271,8 @@ class Networks:
     def __setattr__(self, field: str, value: object) -> None:
         raise AttributeError("Networks are immutable; make another set instead")
 
-    def _ranges(self) -> Iterator[tuple[int, int, int]]:
+    def ranges(self) -> Iterator[tuple[int, int, int]]:
+        """Yield the ranges after merging, in their order, each as `of_ranges` takes it."""
         for version, starts in self._starts.items():
             for first, last in zip(starts, self._ends[version], strict=True):
                 yield version, first, last

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ..core.banpolicy import BanPolicy
 from ..core.errors import ConfigurationError
 from ..core.limits import parse_limits
+from ..core.networklist import check_breadth
 from ..core.networks import Networks
 from ..limiter import FailurePolicy, Limiter, check_failure_policy
 from . import keys
@@ -212,7 +213,9 @@ class Reading:
     def _list(self, name: str, entries: schema.Lists) -> AddressList:
         """Make a blocklist or an allowlist: of networks, or of files from the directory of the configuration file."""
         if isinstance(entries, list) and all(isinstance(entry, str) for entry in entries):
-            return Networks(entries)
+            listed = Networks(entries)
+            check_breadth([listed], name)
+            return listed
         files = []
         for number, entry in enumerate(entries if isinstance(entries, list) else [entries]):
             options = {"path": entry} if isinstance(entry, str) else entry.model_dump(exclude_unset=True)

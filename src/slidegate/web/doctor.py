@@ -20,6 +20,7 @@ from ..core.targets import ban_target
 from ..limiter import Limiter
 from .findings import Finding
 from .keys import PathPattern
+from .lists import AddressList
 from .proxies import UNKNOWN_PEER, ClientAddress
 from .routes import walk
 from .rules import Rule, compile_pattern
@@ -55,7 +56,11 @@ class Guard(Protocol):
 
 
 def examine(
-    gate: Guard, client: ClientAddress, switched_off: str, policies: Collection[BanPolicy]
+    gate: Guard,
+    client: ClientAddress,
+    switched_off: str,
+    policies: Collection[BanPolicy],
+    lists: Mapping[str, AddressList | None],
 ) -> Iterator[Finding]:
     """Yield what is found about a gate before any request.
 
@@ -64,6 +69,7 @@ def examine(
         client: How it finds the client's address.
         switched_off: What switches it off, if anything does.
         policies: Its ban policies.
+        lists: Its block and allow lists, by what they are.
     """
     if switched_off:
         yield Finding("SG110", f"slidegate is switched off ({switched_off}): every request passes")
@@ -81,11 +87,15 @@ def examine(
         yield Finding("SG104", f"{later!r} can never apply: {earlier!r} comes first, covers it and ends the list")
     yield from _about_layers(gate)
     yield from _about_bans(gate, policies)
+    trusted = {} if client.permissive else {"trusted": client.networks}
+    for what, given in {**lists, **trusted}.items():
+        for found in () if given is None else given.wide_ranges():
+            yield Finding("SG114", f"{what} holds everybody from {found}; no registry hands out networks as wide")
 
 
 def _about_address(client: ClientAddress) -> Iterator[Finding]:
     if client.permissive:
-        yield Finding("SG101", "every address is a trusted proxy, so any client can name itself in a header")
+        yield Finding("SG101", "most addresses are trusted proxies, so any client can name itself in a header")
     if client.ipv6_prefix > IPV6_PREFIX:
         yield Finding(
             "SG108",

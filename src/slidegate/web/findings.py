@@ -11,7 +11,7 @@ from ..core.errors import ConfigurationError, closest
 PAGE: Final = "docs/startup.md"
 
 CODES: Final = {
-    "SG101": "every address is a trusted proxy",
+    "SG101": "most addresses are trusted proxies",
     "SG102": "a proxy's header comes in, and no proxy is trusted",
     "SG103": "several processes, each with a memory of its own",
     "SG104": "a rule can never apply",
@@ -24,6 +24,7 @@ CODES: Final = {
     "SG111": "bans meet the proxy, not its clients",
     "SG112": "a honeypot is none",
     "SG113": "who is banned can come back under another value",
+    "SG114": "a list holds a network that nobody has",
 }
 """Every code, with what it is about."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from ..core.errors import ConfigurationError
 from ..core.networkformats import check_format
-from ..core.networklist import NetworkList, NetworkReading
+from ..core.networklist import NetworkList, NetworkReading, check_breadth
 from ..core.networks import Networks
 from ..core.observers import Observers
 from ..core.protocols import Clock, Event, Observer
@@ -80,7 +80,7 @@ class NetworkFiles:
         wall_clock: Returns microseconds of Unix time, by which entries end.
 
     Raises:
-        ConfigurationError: A file cannot be read, or two have one name.
+        ConfigurationError: A file cannot be read, two have one name, or they add up to everybody.
     """
 
     def __init__(
@@ -102,6 +102,7 @@ class NetworkFiles:
         self._follower = Follower(self._read_again, clock)
         self._follower.stamps = {Path(file.path): stamp_of(Path(file.path)) for file in self._files}
         self._lists = tuple((file.name, file.read()) for file in self._files)
+        check_breadth([listed for _, listed in self._lists], "files")
 
     @property
     def counts(self) -> Mapping[str, int]:
@@ -132,6 +133,11 @@ class NetworkFiles:
             for _, listed in self._lists
         )
 
+    def wide_ranges(self) -> Iterator[str]:
+        """Yield what `Networks.wide_ranges` yields for each of the lists, with the name of the list."""
+        for name, listed in self._lists:
+            yield from (f"{found} ({name})" for found in Networks.of_ranges(listed.ranges()).wide_ranges())
+
     def observe(self, observer: Observer) -> None:
         """Tell `observer` of further ``list_reloaded`` and ``list_rejected``, once each however often it is given."""
         if observer not in self._observers:
@@ -156,7 +162,15 @@ class NetworkFiles:
                 listed, level, event = self._replaced(file, before)
                 events.append((level, event))
             lists.append((name, listed))
-        self._lists = tuple(lists)
+        try:
+            check_breadth([listed for _, listed in lists], "files")
+        except ConfigurationError as error:
+            names = [file.name for file in self._files if file.path in changed]
+            details: dict[str, object] = {"list": names[0], "path": ", ".join(sorted(map(str, changed)))}
+            message = f"the lists stay as they are: with {', '.join(map(repr, names))} together, {error}"
+            events = [(logging.ERROR, Event("list_rejected", message, details))]
+        else:
+            self._lists = tuple(lists)
         self._follower.stamps = stamps
         for level, event in events:
             self._tell(level, event)
@@ -197,6 +211,8 @@ def followed(observer: Observer, **lists: AddressList | None) -> tuple[NetworkFi
         if given is not None and not isinstance(given, (Networks, NetworkFiles)):
             example = 'Networks(["192.0.2.0/24"])'
             raise ConfigurationError(f"{what}: expected Networks or NetworkFiles, for example {example}, not {given!r}")
+        if isinstance(given, Networks):
+            check_breadth([given], what)
     files = tuple(given for given in lists.values() if isinstance(given, NetworkFiles))
     for given in files:
         given.observe(observer)

@@ -137,7 +137,8 @@ class RateLimitMiddleware:
         self._silence = check_silence(silence)
         self.findings: list[Finding] = []
         self._watch: Watch | None = Watch(client, abuse.policies.values())
-        for finding in examine(self, client, off, abuse.policies.values()):
+        lists = {"blocklist": blocklist, "allowlist": allowlist}
+        for finding in examine(self, client, off, abuse.policies.values(), lists):
             self._say(finding)
 
     @classmethod

@@ -160,16 +160,16 @@ def client_ip(
         header: ``"x-forwarded-for"``, ``"forwarded"`` (RFC 7239), ``"x-real-ip"`` or whatever your proxy sets.
         ipv4_prefix: Bits of an IPv4 address that make one client, 8 to 32.
         ipv6_prefix: Bits of an IPv6 address that make one client, 32 to 128; above 64 is the start-up finding SG108.
-        trust_all: Allow networks that cover every address: then any client can name itself, so say it aloud.
+        trust_all: Allow networks that cover most addresses: then any client can name itself, so say it aloud.
 
     Raises:
-        ConfigurationError: A network cannot be read or covers every address, or another value is out of its range.
+        ConfigurationError: A network cannot be read, or they cover most addresses, or a value is out of its range.
     """
     networks, unix, hops = _read_trusted(trusted)
-    permissive = networks.covers_everything()
+    permissive = networks.covers_most_of() is not None
     if permissive and not trust_all:
         raise ConfigurationError(
-            "trusted: these networks cover every address, so any client could name itself; list the proxies you run, "
+            "trusted: these networks cover most addresses, so any client could name itself; list the proxies you run, "
             f"{_EXAMPLE} (trust_all=True insists)"
         )
     check_whole(ipv4_prefix, 8, 32, "ipv4_prefix", "for example 32")

@@ -85,7 +85,7 @@ class Client(_Table):
     header: str = Field(default="x-forwarded-for", description="The header in which the proxies name the client.")
     ipv4_prefix: int = Field(default=32, ge=8, le=32, description="Bits of an IPv4 address that make one client.")
     ipv6_prefix: int = Field(default=64, ge=32, le=128, description="Bits of an IPv6 address that make one client.")
-    trust_all: bool = Field(default=False, description="Allow trusted networks that cover every address.")
+    trust_all: bool = Field(default=False, description="Allow trusted networks that cover most addresses.")
 
 
 class ListTable(_Table):
