@@ -59,7 +59,7 @@ def _with_at_sign(endpoint: Any, caller: FrameType) -> bool:
 
     ``RateLimit(...)(page)`` elsewhere leaves `page` a function that may well be a route of its own.
     """
-    code = getattr(list(_layers(endpoint))[-1], "__code__", None)
+    code = getattr(list(layers(endpoint))[-1], "__code__", None)
     if code is None or code.co_filename != caller.f_code.co_filename:
         return False
     last = max(line for _, _, line in code.co_lines() if line is not None)
@@ -68,7 +68,7 @@ def _with_at_sign(endpoint: Any, caller: FrameType) -> bool:
 
 def limits_of(endpoint: Any) -> Iterator[RateLimit]:
     """Yield the limits that decorate an endpoint, the outermost first."""
-    for function in _layers(endpoint):
+    for function in layers(endpoint):
         limit = vars(function).get(LIMIT) if hasattr(function, "__dict__") else None
         if limit is not None:
             yield limit
@@ -81,7 +81,7 @@ def check_places(app: object) -> None:
         ConfigurationError: One does.
     """
     places = list(walk(app))
-    used = {id(function) for place in places for function in _layers(place.route.endpoint)}
+    used = {id(function) for place in places for function in layers(place.route.endpoint)}
     for place in places:
         endpoint = place.route.endpoint
         original, limited = getattr(endpoint, _REPLACED_BY, (None, None))
@@ -93,7 +93,7 @@ def check_places(app: object) -> None:
             )
 
 
-def _layers(endpoint: Any) -> Iterator[Any]:
+def layers(endpoint: Any) -> Iterator[Any]:
     """Yield an endpoint and what it is wrapped around, from the outside."""
     while endpoint is not None:
         yield endpoint
@@ -101,7 +101,7 @@ def _layers(endpoint: Any) -> Iterator[Any]:
 
 
 def _limited_function(limit: RateLimit, endpoint: Callable[..., Any]) -> Callable[..., Any]:
-    core = list(_layers(endpoint))[-1]
+    core = list(layers(endpoint))[-1]
     if inspect.isgeneratorfunction(core) or inspect.isasyncgenfunction(core):
         raise ConfigurationError(
             f"RateLimit: {core.__name__!r} is a generator, whose answer has begun before it runs; "

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Coroutine
 from copy import copy
 from hashlib import blake2b
-from inspect import Parameter, Signature
+from inspect import Parameter, Signature, isclass
 from typing import Any, Final, TypeVar, overload
 
 from starlette.exceptions import HTTPException
@@ -20,7 +20,7 @@ from starlette.types import Scope
 
 from ..core.decision import Bucket, Decision, unique_name, wire_names
 from ..core.errors import ConfigurationError, SlidegateError
-from .decorated import decorate
+from .decorated import decorate, layers
 from .gates import Gate
 from .keys import Key, KeyFunction
 from .record import OFF, RECORD, Record
@@ -29,6 +29,8 @@ from .rules import CostFunction, Limits, LimitsFunction, Rule
 from .startup import names_checked
 
 _MEMO: Final = 4_096
+_METHODS: Final = frozenset({"get", "head", "post", "put", "patch", "delete", "options"})
+"""How the methods of a class such as `HTTPEndpoint` are called that answer requests."""
 _T = TypeVar("_T", bound=Callable[..., Any])
 
 
@@ -115,7 +117,8 @@ class RateLimit:
 
         Args:
             connection: The request or websocket.
-            endpoint: What to call the place where no router says.
+            endpoint: The function that is limited, where that is not the route's own endpoint: it has a bucket of its
+                own at each route.
 
         Raises:
             LimitExceeded: There is no room; the middleware answers.
@@ -161,12 +164,12 @@ class Endpoints:
     def __init__(self, claimed: str) -> None:
         self._claimed = claimed
         self._places = Places()
-        self._gates: dict[tuple[RateLimit, Place | str, int], Gate] = {}
+        self._gates: dict[tuple[RateLimit, Place | str, int, int], tuple[Gate, object]] = {}
         self._names: dict[Place | str, dict[str, str]] = {}
 
     def names(self) -> set[str]:
         """Return the names that users gave to limits that were met so far."""
-        return {gate.rule.name for gate in self._gates.values() if gate.rule.name is not None}
+        return {gate.rule.name for gate, _ in self._gates.values() if gate.rule.name is not None}
 
     def gate(self, limit: RateLimit, scope: Scope, endpoint: object, turn: int = 0) -> Gate:
         """Return what `limit` charges for a request that came by the place of `scope`.
@@ -174,17 +177,18 @@ class Endpoints:
         Args:
             limit: The limit.
             scope: The request's.
-            endpoint: What to call the place where no router says.
+            endpoint: What is limited, if it is a function and not a route.
             turn: How many other limits that look the same have charged this request before.
         """
         place: Place | str | None = self._places.find(scope)
         if place is None:
             function = endpoint or scope.get("endpoint") or limit
-            place = f"{function.__module__}.{getattr(function, '__qualname__', type(function).__qualname__)}"
-        return self._gates.get((limit, place, turn)) or self._make(limit, place, scope, turn)
+            place = _name_of(function)
+        known = self._gates.get((limit, place, turn, id(endpoint)))
+        return self._make(limit, place, scope, endpoint, turn) if known is None else known[0]
 
-    def _make(self, limit: RateLimit, place: Place | str, scope: Scope, turn: int) -> Gate:
-        labels = [place if isinstance(place, str) else place.label]
+    def _make(self, limit: RateLimit, place: Place | str, scope: Scope, endpoint: object, turn: int) -> Gate:
+        labels = [place] if isinstance(place, str) else _labels(place, endpoint)
         rule = copy(limit.rule)
         path = labels[0]
         for required, where in place.above if isinstance(place, Place) else ():
@@ -206,5 +210,20 @@ class Endpoints:
             # Objects made on the way of a request; the buckets they stand for stay.
             self._gates.clear()
             self._names.clear()
-        gate = self._gates[limit, place, turn] = Gate(rule, bucket)
+        # The function is kept as well: the id of one that is gone may be given to another.
+        gate, _ = self._gates[limit, place, turn, id(endpoint)] = Gate(rule, bucket), endpoint
         return gate
+
+
+def _labels(place: Place, endpoint: object) -> list[str]:
+    """Say what a limit is on, for people first: a route, or a function on the way of its requests."""
+    if endpoint is None or any(layer is endpoint for layer in layers(place.route.endpoint)):
+        return [place.label]
+    name = getattr(endpoint, "__name__", type(endpoint).__name__)
+    if isclass(place.route.endpoint) and place.connection == "http" and name in _METHODS:
+        return [f"{name.upper()} {place.template}", _name_of(endpoint)]
+    return [f"{place.label} {name}", _name_of(endpoint)]
+
+
+def _name_of(function: Any) -> str:
+    return f"{function.__module__}.{getattr(function, '__qualname__', type(function).__qualname__)}"

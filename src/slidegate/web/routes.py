@@ -7,6 +7,7 @@ and a request is looked up in it by its endpoint. FastAPI is known here by what 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
@@ -17,9 +18,26 @@ from starlette.types import Scope
 from .keys import route_path
 
 _DEPTH: Final = 16
+_FRONTEND: Final = 0
+"""Stands for the endpoint of frontends, which have none; no object has this id."""
 
 Required: TypeAlias = tuple[object, str]
 """What a router or an application requires of all routes below it, and the path where they begin."""
+
+
+class Frontend:
+    """Files that FastAPI serves where no route matches (`app.frontend`), in the place of a route.
+
+    Args:
+        path: The path below which they are, ``"/"`` for all.
+    """
+
+    endpoint = None
+    methods = ("GET", "HEAD")
+
+    def __init__(self, path: str) -> None:
+        self.path = self.path_format = f"{path.rstrip('/')}/{{path}}"
+        self.path_regex = re.compile(f"{re.escape(path.rstrip('/'))}(?:/.*)?\\Z", re.DOTALL)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -74,18 +92,21 @@ class Places:
         found = self.candidates(scope)
         if len(found) <= 1:
             return found[0] if found else None
+        if _at_frontend(scope):
+            found = sorted(found, key=lambda place: len(place.template), reverse=True)  # as FastAPI chooses
         top = {"path": scope["path"], "root_path": scope.get("app_root_path", scope.get("root_path", ""))}
         return next((place for place in found if place.leads(scope.get("method", "GET"), route_path(top))), None)
 
     def candidates(self, scope: Scope) -> list[Place]:
         """Return the places of the endpoint that a request came to: one, unless several routes lead there."""
         router, endpoint = scope.get("router"), scope.get("endpoint")
-        if router is None or endpoint is None:
+        at = _FRONTEND if _at_frontend(scope) else id(endpoint)
+        if router is None or (endpoint is None and at != _FRONTEND):
             return []
         _, by_endpoint = self._known.get(id(router)) or self._learn(router)
-        if id(endpoint) not in by_endpoint:
+        if at not in by_endpoint:
             _, by_endpoint = self._learn(router)
-        return by_endpoint.get(id(endpoint), [])
+        return by_endpoint.get(at, [])
 
     def below(self, scope: Scope, dependency: object) -> list[Place]:
         """Return the places below the router or application that requires `dependency`."""
@@ -96,7 +117,8 @@ class Places:
     def _learn(self, router: object) -> tuple[object, dict[int, list[Place]]]:
         by_endpoint: dict[int, list[Place]] = {}
         for place in walk(router):
-            by_endpoint.setdefault(id(place.route.endpoint), []).append(place)
+            endpoint = place.route.endpoint
+            by_endpoint.setdefault(_FRONTEND if endpoint is None else id(endpoint), []).append(place)
         known = self._known[id(router)] = router, by_endpoint
         return known
 
@@ -106,8 +128,10 @@ def _below(app: Any, mounts: tuple[Mount | Host, ...]) -> Iterator[Place]:
     while app is not None and not hasattr(app, "routes"):
         app = getattr(app, "app", None)
     if app is not None and len(mounts) < _DEPTH:
-        required = _required(getattr(getattr(app, "router", app), "dependencies", None), _prefix(mounts))
-        yield from _level(app.routes, mounts, tuple(required))
+        router = getattr(app, "router", app)
+        required = tuple(_required(getattr(router, "dependencies", None), _prefix(mounts)))
+        yield from _level(app.routes, mounts, required)
+        yield from _frontends(router, "", mounts, required)
 
 
 def _level(routes: Iterable[Any], mounts: tuple[Mount | Host, ...], above: tuple[Required, ...]) -> Iterator[Place]:
@@ -115,19 +139,36 @@ def _level(routes: Iterable[Any], mounts: tuple[Mount | Host, ...], above: tuple
         if hasattr(listed, "effective_candidates"):
             included, router = listed.include_context, listed.original_router
             where = f"{_prefix(mounts)}{included.prefix}{router.prefix}"
-            required = _required([*included.dependencies, *router.dependencies], where)
-            yield from _level(listed.effective_candidates(), mounts, (*above, *required))
+            required = *above, *_required([*included.dependencies, *router.dependencies], where)
+            yield from _level(listed.effective_candidates(), mounts, required)
+            yield from _frontends(router, included.prefix, mounts, required)
             continue
         route = getattr(listed, "starlette_route", None) or listed
         if isinstance(route, (Mount, Host)):
             # What a router requires ends at a mount: the application there is called as it is.
             yield from _below(route.app, (*mounts, route))
         elif hasattr(route, "endpoint") and hasattr(route, "path_format"):
-            template = f"{_prefix(mounts)}{route.path_format}"
-            methods = getattr(route, "methods", None)
-            names = ",".join(sorted(set(methods) - ({"HEAD"} if "GET" in methods else set()))) if methods else "*"
-            label = f"{names if hasattr(route, 'methods') else 'WS'} {template}"
-            yield Place(mounts, route, above, template, frozenset(methods) if methods else None, label)
+            yield _place(route, mounts, above)
+
+
+def _frontends(
+    router: Any, prefix: str, mounts: tuple[Mount | Host, ...], above: tuple[Required, ...]
+) -> Iterator[Place]:
+    for group in getattr(router, "_low_priority_routes", ()):
+        for served in getattr(group, "routes", ()):
+            yield _place(Frontend(f"{prefix}{served.path}"), mounts, above)
+
+
+def _place(route: Any, mounts: tuple[Mount | Host, ...], above: tuple[Required, ...]) -> Place:
+    template = f"{_prefix(mounts)}{route.path_format}"
+    methods = getattr(route, "methods", None)
+    names = ",".join(sorted(set(methods) - ({"HEAD"} if "GET" in methods else set()))) if methods else "*"
+    label = f"{names if hasattr(route, 'methods') else 'WS'} {template}"
+    return Place(mounts, route, above, template, frozenset(methods) if methods else None, label)
+
+
+def _at_frontend(scope: Scope) -> bool:
+    return "frontend_path" in scope.get("fastapi", ())
 
 
 def _required(dependencies: Iterable[Any] | None, where: str) -> Iterator[Required]:
