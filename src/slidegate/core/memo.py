@@ -1,10 +1,18 @@
-"""Remembering answers in bounded memory."""
+"""Remembering answers in bounded memory.
+
+A question is often a text that a client chose, as long as the server lets it be, so a memo is bounded in bytes and not
+only in entries: a question that weighs more than `MEMO_BYTES` is answered anew each time. That way a memo weighs at
+most `MEMO_SIZE` times `MEMO_BYTES`, 4 MiB, and what the answers weigh.
+"""
 
 from __future__ import annotations
 
+from sys import getsizeof
 from typing import Final, TypeVar
 
 MEMO_SIZE: Final = 4_096
+MEMO_BYTES: Final = 1_024
+"""What the texts of one question may weigh; any address, key and ordinary path is far lighter."""
 
 _K = TypeVar("_K")
 _V = TypeVar("_V")
@@ -15,7 +23,15 @@ def remember(memo: dict[_K, _V], asked: _K, answer: _V, most: int = MEMO_SIZE) -
 
     Emptying costs nothing for an ordinary load, and no more than working everything out again under a flood.
     """
-    if len(memo) >= most:
-        memo.clear()
-    memo[asked] = answer
+    if text_bytes(asked) <= MEMO_BYTES:
+        if len(memo) >= most:
+            memo.clear()
+        memo[asked] = answer
     return answer
+
+
+def text_bytes(asked: object) -> int:
+    """Return what the texts in a question weigh, in bytes of memory."""
+    if isinstance(asked, tuple):
+        return sum(map(text_bytes, asked))
+    return getsizeof(asked) if isinstance(asked, (str, bytes)) else 0

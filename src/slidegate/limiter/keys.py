@@ -8,14 +8,12 @@ are digested with a secret.
 from __future__ import annotations
 
 from hashlib import blake2b
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 from ..core.banlist import MAX_KEY_BYTES, Guarded
 from ..core.errors import ConfigurationError
 from ..core.memo import remember
 from ..core.networks import canonical_key, parse_address, parse_network
-
-_MEMO_LENGTH: Final = 256
 
 Known: TypeAlias = tuple[str, tuple[Guarded, ...]]
 """The spelling of a key, and whose bans refuse it besides its own: the address that it is, if it is one."""
@@ -48,19 +46,14 @@ class Keys:
         encoded = text.encode(errors="surrogatepass")
         if len(encoded) > MAX_KEY_BYTES:
             text = self.digest("long", encoded)
-        known = text, _guards(key)
-        if len(key) <= _MEMO_LENGTH:
-            remember(self.known, key, known)
-        return known
+        return remember(self.known, key, (text, _guards(key)))
 
     def digest(self, kind: str, value: bytes) -> str:
         """Return a key of at most 64 bytes for a value that must not be readable, shown as ``kind#1f3a…``."""
         known = self._digests.get((kind, value))
         if known is None:
             digest = blake2b(kind.encode() + b"\0" + value, key=self._secret, digest_size=16).hexdigest()
-            known = f"{kind[: MAX_KEY_BYTES - 33]}#{digest}"
-            if len(value) <= _MEMO_LENGTH:
-                remember(self._digests, (kind, value), known)
+            known = remember(self._digests, (kind, value), f"{kind[: MAX_KEY_BYTES - 33]}#{digest}")
         return known
 
 

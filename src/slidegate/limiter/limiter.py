@@ -11,7 +11,7 @@ from ..core.banlist import Guarded
 from ..core.decision import Bucket, Check, Decision
 from ..core.errors import ConfigurationError
 from ..core.limits import Limit, check_name, parse_limits
-from ..core.memo import MEMO_SIZE
+from ..core.memo import MEMO_SIZE, remember
 from ..core.observers import Observers
 from ..core.protocols import Clock, Event, Observer, Store
 from ..stores.memory import MemoryStore
@@ -276,7 +276,7 @@ class Limiter(BanCommands):
         buckets = self._buckets.setdefault(check_name(rule, "rule"), {})
         bucket = buckets.setdefault(parsed, Bucket(rule, parsed))
         if isinstance(limits, (str, Limit)):
-            buckets[limits] = bucket
+            remember(buckets, limits, bucket)
         return bucket
 
     def key_for(self, key: str) -> str:

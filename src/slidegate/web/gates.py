@@ -66,7 +66,7 @@ class Gate:
             known = self._plans.get(parsed) or _make_bucket(self.rule, self.bucket.rule, parsed)
             remember(self._plans, parsed, known, _MEMO_PLANS)
             if isinstance(limits, (str, Limit)):
-                self._plans[limits] = known
+                remember(self._plans, limits, known, _MEMO_PLANS)
         return known
 
 

@@ -46,7 +46,6 @@ UNIX: Final = "unix"
 """The entry among trusted proxies that stands for peers without an address."""
 
 MAX_HOPS: Final = 64
-_MEMO_LENGTH: Final = 256
 _EXAMPLE: Final = 'for example client_ip(trusted=["10.0.0.0/8"]), or the number of proxies, client_ip(trusted=1)'
 
 
@@ -107,9 +106,7 @@ class ClientAddress:
         value = field_value(scope, self._header)
         known = self._clients.get((host, value))
         if known is None:
-            known = self._walk(host, value)
-            if len(value) <= _MEMO_LENGTH:
-                remember(self._clients, (host, value), known)
+            known = remember(self._clients, (host, value), self._walk(host, value))
         return known
 
     def _walk(self, host: str, value: str) -> tuple[str, Address | None]:

@@ -1,0 +1,180 @@
+"""What a client can make the gate remember is bounded in bytes, whatever the client may choose the text of."""
+
+from __future__ import annotations
+
+import gc
+import random
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Mount, Route
+
+from slidegate import (
+    BanPolicy,
+    Limiter,
+    MemoryStore,
+    RateLimit,
+    RateLimitMiddleware,
+    Rule,
+    client_ip,
+    combine,
+    cookie,
+    everyone,
+    header,
+    path_param,
+    query,
+)
+from slidegate.core.memo import MEMO_BYTES, MEMO_SIZE, remember
+from slidegate.stores.lmdb import LmdbStore
+
+from .driver import scope_of, send_scope
+
+TEXT = 60_000
+REQUESTS = 60
+ALLOWED = TEXT * REQUESTS // 10
+"""What remembering one text in ten would weigh."""
+
+
+def text_held(root: object) -> int:
+    """Return the bytes of all texts that can be reached from an object, each once."""
+    seen: set[int] = set()
+    held = 0
+    waiting = [root]
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen or isinstance(one, (type, ModuleType)):
+            continue
+        seen.add(id(one))
+        if isinstance(one, (str, bytes, bytearray)):
+            held += sys.getsizeof(one)
+        elif isinstance(one, FunctionType):
+            waiting += one.__closure__ or ()  # its globals are the module's
+        else:
+            waiting += gc.get_referents(one)
+            if isinstance(one, dict):
+                waiting += one  # a dictionary does not tell the collector of keys that are text
+    return held
+
+
+def huge(dice: random.Random) -> str:
+    return f"{dice.randrange(1 << 64):x}".ljust(TEXT, "x")
+
+
+# What a client, or a server in front that believes it, has a choice of.
+CHOICES: dict[str, Callable[[str], dict[str, Any]]] = {
+    "peer": lambda text: {"client": (text, 1)},
+    "address": lambda text: {"client": (f"fe80::1%{text}", 1)},
+    "path": lambda text: {"path": f"/{text}"},
+    "below": lambda text: {"path": f"/below/{text}"},
+    "mounted": lambda text: {"path": f"/mounted/{text}"},
+    "root_path": lambda text: {"path": f"/{text}/x", "root_path": f"/{text}"},
+    "method": lambda text: {"method": text},
+    "query": lambda text: {"query_string": f"token={text}".encode()},
+    "cookie": lambda text: {"headers": {"Cookie": f"session={text}"}},
+    "header": lambda text: {"headers": {"X-API-Key": text}},
+    "origin": lambda text: {
+        "method": "OPTIONS",
+        "headers": {"Origin": text, "Access-Control-Request-Method": text},
+    },
+    "x-forwarded-for": lambda text: {"client": ("10.0.0.1", 1), "headers": {"X-Forwarded-For": f"{text}, 192.0.2.7"}},
+    "garbage": lambda text: {"client": ("10.0.0.1", 1), "headers": {"X-Forwarded-For": text}},
+    "many entries": lambda text: {
+        "client": ("10.0.0.1", 1),
+        "headers": {"X-Forwarded-For": text[:16] + ", 10.0.0.2" * 5_000},
+    },
+    "host": lambda text: {"headers": {"Host": text}},
+}
+
+
+def made(limiter: Limiter) -> RateLimitMiddleware:
+    @RateLimit("1000/hour", key=lambda request: request.url.path)
+    async def ok(request: Any) -> PlainTextResponse:
+        return PlainTextResponse("ok")
+
+    rest = [Route("/{rest:path}", ok, methods=["GET", "POST", "OPTIONS"])]
+    rules = [
+        Rule("*", "9/hour", name="client"),
+        Rule("/below/{what}", "9/hour", key=path_param("what")),
+        Rule("*", "9/hour", key=header("X-API-Key", fallback=client_ip(ipv6_prefix=48))),
+        Rule("*", "9/hour", key=cookie("session")),
+        Rule("*", "9/hour", key=query("token")),
+        Rule("*", "9000/hour", key=combine(client_ip(), header("X-API-Key")), name="both"),
+        Rule("*", "9000/hour", key=lambda request: f"path:{request.url.path}", name="function"),
+        Rule("*", lambda request: "5/minute" + " " * random.randrange(3_000), default_limits="9/minute", name="plans"),
+        Rule("*", "9/hour", action="track", key=header("Host"), capacity=9, on_exceeded=print, name="tracked"),
+        Rule("*", "9/hour", action="shadow", key=header("Host"), name="shadow"),
+        Rule("*", "100000/hour", key=everyone),
+    ]
+    bans = [
+        BanPolicy("50/1h", key=header("X-API-Key"), signals={"refused": 1, 404: 1, 405: 1}, name="by value"),
+        BanPolicy("50/1h"),
+    ]
+    return RateLimitMiddleware(
+        Starlette(routes=[Mount("/mounted", routes=rest), *rest]),
+        limiter=limiter,
+        rules=rules,
+        client=client_ip(["10.0.0.0/8"]),
+        bans=bans,
+    )
+
+
+@pytest.mark.parametrize("store", ["memory", "lmdb"])
+@pytest.mark.parametrize("choice", CHOICES)
+async def test_no_text_of_a_client_is_remembered_at_its_length(choice: str, store: str, tmp_path: Path) -> None:
+    seed = random.randrange(1 << 32)
+    dice = random.Random(seed)
+    limiter = Limiter(MemoryStore() if store == "memory" else LmdbStore(tmp_path))
+    app = made(limiter)
+    await send_scope(app, scope_of())
+    before = text_held(app)
+    for _ in range(REQUESTS):
+        for _ in range(2):
+            text = huge(dice)
+        answer = await send_scope(app, scope_of(**CHOICES[choice](text)))
+        assert answer.status in (200, 403, 404, 405, 429), f"seed {seed}"
+    grown = text_held(app) - before
+    assert grown < ALLOWED, f"{grown} bytes of text are held after {REQUESTS} requests of {TEXT}; seed {seed}"
+    await limiter.close()
+
+
+async def test_the_measure_sees_what_is_remembered() -> None:
+    app = made(Limiter(MemoryStore()))
+    before = text_held(app)
+    kept = app.judge._client._peers  # type: ignore[attr-defined]
+    kept.update({huge(random.Random(n)): ("", None) for n in range(REQUESTS)})
+    assert text_held(app) - before > TEXT * REQUESTS
+
+
+async def test_keys_and_limits_given_to_the_limiter_are_not_remembered_at_their_length() -> None:
+    limiter = Limiter(MemoryStore())
+    await limiter.hit("user:1", "5/minute")
+    before = text_held(limiter)
+    for number in range(REQUESTS):
+        await limiter.hit(f"{number}".ljust(TEXT, "x"), " " * (number + 2_000) + "5/minute")
+    assert text_held(limiter) - before < ALLOWED
+
+
+def test_a_memo_weighs_no_more_than_it_says() -> None:
+    memo: dict[Any, None] = {}
+    for number in range(3 * MEMO_SIZE):
+        remember(memo, ("GET", f"{number}".ljust(number % 2_000, "x")), None)
+        remember(memo, f"{number}".ljust(number % 2_000, "\N{PILE OF POO}"), None)
+        remember(memo, (1, (b"x", str(number).encode() * (number % 300))), None)
+    assert memo
+    assert len(memo) <= MEMO_SIZE
+    assert text_held(memo) <= MEMO_SIZE * MEMO_BYTES
+    assert all(text_held(asked) <= MEMO_BYTES for asked in memo)
+
+
+def test_what_is_too_long_is_answered_all_the_same() -> None:
+    memo: dict[str, int] = {}
+    assert remember(memo, "x" * MEMO_BYTES, 7) == 7
+    assert memo == {}
+    assert remember(memo, "x", 7) == 7
+    assert memo == {"x": 7}
