@@ -21,6 +21,7 @@ from ..core.limits import Limit, parse_limits
 from ..core.protocols import Observer
 from ..limiter import Limiter
 from .abuse import AbuseWatch
+from .broken import Breakable, end_start
 from .calls import Calls
 from .decorated import check_places
 from .doctor import Watch, examine
@@ -47,7 +48,7 @@ _WAITED: Final = Reason.WAITED  # CPython 3.11 takes a call to find a member
 logger = logging.getLogger("slidegate")
 
 
-class RateLimitMiddleware:
+class RateLimitMiddleware(Breakable):
     """Counts requests, and answers those beyond a limit with 429 and an exact `Retry-After`.
 
     Args:
@@ -76,7 +77,8 @@ class RateLimitMiddleware:
         findings: What looks wrong, at start-up or in the first requests; each was logged once.
 
     Raises:
-        ConfigurationError: A value cannot work; the message says what would.
+        ConfigurationError: A value cannot work; the message says what would. Where an application makes its middleware
+            during the start of a server, the gate answers ``lifespan.startup.failed`` instead, see `broken`.
     """
 
     @names_checked
@@ -251,10 +253,7 @@ class RateLimitMiddleware:
             try:
                 check_places(scope.get("app", self.app))
             except ConfigurationError as error:
-                if scope["type"] == "lifespan":
-                    await receive()
-                    await send({"type": "lifespan.startup.failed", "message": str(error)})
-                raise
+                await end_start(error, scope, receive, send)
             self._judged = _JUDGED
             if scope["type"] in _JUDGED:
                 return True

@@ -22,6 +22,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ..core.errors import ConfigurationError
 from ..core.protocols import Event, Observer
 from ..limiter import FailurePolicy, Limiter
+from .broken import Breakable
 from .config import Reading
 from .findings import Finding
 from .following import Follower
@@ -93,7 +94,7 @@ class _ReadGate(RateLimitMiddleware):
             super()._log(finding)
 
 
-class FileGate:
+class FileGate(Breakable):
     """A `RateLimitMiddleware` that follows a configuration file; made by `RateLimitMiddleware.from_file`.
 
     Args:

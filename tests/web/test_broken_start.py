@@ -1,0 +1,294 @@
+"""A gate that cannot be made ends the start of its server, and lets nothing pass where nobody asks for a start."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.responses import PlainTextResponse
+from starlette.routing import Mount, Route
+from starlette.testclient import TestClient
+
+from slidegate import BanPolicy, ConfigurationError, RateLimitMiddleware, Rule
+
+from .driver import hello, scope_of, send_scope
+
+BOUND_S = 120
+"""How long a hang may last; a server that starts on a busy machine takes some seconds."""
+
+Add = Callable[[Any], None]
+
+
+class Strict(RateLimitMiddleware):
+    """A gate of somebody's own, whose constructor goes on after ours."""
+
+    def __init__(self, app: Any, *, limits: str) -> None:
+        super().__init__(app, limits=limits)
+        self.tightest = min(limit.amount for rule in self.rules for limit in rule.limits)
+
+
+class Slotted(RateLimitMiddleware):
+    """A gate of somebody's own with an attribute that has a slot."""
+
+    __slots__ = ("tightest",)
+
+    def __init__(self, app: Any, *, limits: str) -> None:
+        super().__init__(app, limits=limits)
+        self.tightest = 1
+
+
+def made(app: Any, limits: str) -> Any:
+    return RateLimitMiddleware(app, limits=limits)
+
+
+def of_ban(request: object) -> str:
+    return "somebody"
+
+
+def written(directory: Path, text: str | None) -> Path:
+    path = directory / "slidegate.toml"
+    if text is not None:
+        path.write_text(text, "utf-8")
+    return path
+
+
+ADDITIONS: dict[str, tuple[Callable[[Any, Path], None], str]] = {
+    "limits": (lambda app, _: app.add_middleware(RateLimitMiddleware, limits="ten/minute"), "'ten/minute'"),
+    "rules": (lambda app, _: app.add_middleware(RateLimitMiddleware, rules=["5/minute"]), "'5/minute'"),
+    "two names": (
+        lambda app, _: app.add_middleware(RateLimitMiddleware, rules=[Rule("*", "1/s", name="a")] * 2),
+        "are one bucket",
+    ),
+    "bans": (
+        lambda app, _: app.add_middleware(RateLimitMiddleware, bans=BanPolicy("3/1h", key=of_ban)),  # type: ignore[arg-type]
+        "of_ban",
+    ),
+    "an option": (lambda app, _: app.add_middleware(RateLimitMiddleware, limit="5/minute"), "did you mean 'limits'"),
+    "silence": (lambda app, _: app.add_middleware(RateLimitMiddleware, limits="1/s", silence=7), "not 7"),
+    "a subclass": (lambda app, _: app.add_middleware(Strict, limits="ten/minute"), "'ten/minute'"),
+    "a factory": (lambda app, _: app.add_middleware(made, limits="ten/minute"), "'ten/minute'"),
+    "no file": (
+        lambda app, place: app.add_middleware(RateLimitMiddleware.from_file, path=written(place, None)),
+        "slidegate.toml",
+    ),
+    "a bad file": (
+        lambda app, place: app.add_middleware(
+            RateLimitMiddleware.from_file, path=written(place, 'limits = "ten/minute"')
+        ),
+        "ten/minute",
+    ),
+    "a store in a file": (
+        lambda app, place: app.add_middleware(
+            RateLimitMiddleware.from_file, path=written(place, 'store = "lmdb:///dev/null/gate"\nlimits = "5/minute"')
+        ),
+        "/dev/null/gate",
+    ),
+    "an option beside a file": (
+        lambda app, place: app.add_middleware(
+            RateLimitMiddleware.from_file, path=written(place, 'limits = "5/minute"'), on_refused=7
+        ),
+        "7",
+    ),
+}
+
+
+def ok(request: object) -> PlainTextResponse:
+    return PlainTextResponse("ok")
+
+
+async def started(app: Any) -> tuple[list[Any], Exception | None]:
+    """Run the lifespan of an application as servers do; return what it said, and what it raised."""
+    said: list[Any] = []
+
+    async def receive() -> Any:
+        assert not said, "the start is over"
+        return {"type": "lifespan.startup"}
+
+    async def send(message: Any) -> None:
+        said.append(message)
+
+    try:
+        await app({"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}}, receive, send)
+    except Exception as error:
+        return said, error
+    return said, None
+
+
+@pytest.mark.parametrize("framework", [Starlette, FastAPI])
+@pytest.mark.parametrize("what", ADDITIONS)
+async def test_a_gate_that_cannot_be_made_ends_the_start_with_its_message(
+    what: str, framework: Any, tmp_path: Path
+) -> None:
+    add, part = ADDITIONS[what]
+    app = framework()
+    add(app, tmp_path)
+    said, error = await started(app)
+    assert [message["type"] for message in said] == ["lifespan.startup.failed"]
+    assert part in said[0]["message"]
+    assert error is not None
+    assert str(error) in said[0]["message"]
+
+
+@pytest.mark.parametrize("what", ADDITIONS)
+async def test_a_gate_that_cannot_be_made_raises_outside_a_lifespan(what: str, tmp_path: Path) -> None:
+    add, part = ADDITIONS[what]
+    calls: list[tuple[Any, dict[str, Any]]] = []
+
+    class Recorder:
+        def add_middleware(self, made_by: Any, **options: Any) -> None:
+            calls.append((made_by, options))
+
+    add(Recorder(), tmp_path)
+    ((made_by, options),) = calls
+    with pytest.raises(ConfigurationError, match=re.escape(part)):
+        made_by(hello, **options)
+
+
+@pytest.mark.parametrize("what", ADDITIONS)
+async def test_without_a_lifespan_every_request_raises_and_none_passes(what: str, tmp_path: Path) -> None:
+    add, part = ADDITIONS[what]
+    app = Starlette(routes=[Route("/", ok)])
+    add(app, tmp_path)
+    mounted = Starlette(routes=[Mount("/below", app)])
+    for target, path in ((app, "/"), (mounted, "/below/")) * 2:
+        with pytest.raises(ConfigurationError, match=re.escape(part)):
+            await send_scope(target, scope_of(path))
+
+
+async def test_a_request_after_a_start_that_failed_raises_the_same_error() -> None:
+    app = Starlette(routes=[Route("/", ok)], middleware=[Middleware(RateLimitMiddleware, limits="ten/minute")])
+    _, error = await started(app)
+    lengths = []
+    for _ in range(3):
+        with pytest.raises(ConfigurationError) as caught:
+            await send_scope(app, scope_of("/"))
+        assert caught.value is error
+        lengths.append(len(caught.traceback))
+    assert lengths[0] == lengths[-1], "each request makes the traceback longer"
+
+
+async def test_options_without_their_names_end_the_start() -> None:
+    app = Starlette(middleware=[Middleware(RateLimitMiddleware, "5/minute")])  # type: ignore[arg-type]
+    said, error = await started(app)
+    assert [message["type"] for message in said] == ["lifespan.startup.failed"]
+    assert said[0]["message"] == f"TypeError: {error}"
+
+
+async def test_a_gate_among_others_ends_the_start() -> None:
+    good, bad = Middleware(RateLimitMiddleware, limits="5/minute"), Middleware(RateLimitMiddleware, limits="bad")
+    for middleware in ([good, bad], [bad, good], [bad, bad]):
+        said, _ = await started(Starlette(middleware=middleware))
+        assert [message["type"] for message in said] == ["lifespan.startup.failed"]
+
+
+async def test_code_of_the_lifespan_itself_hears_the_constructor() -> None:
+    heard: list[str] = []
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> Any:
+        try:
+            RateLimitMiddleware(hello, limits="ten/minute")
+        except ConfigurationError as error:
+            heard.append(str(error))
+        yield
+
+    app = Starlette(lifespan=lifespan)
+    with TestClient(app):
+        pass
+    assert len(heard) == 1
+
+
+async def test_a_class_that_cannot_be_exchanged_raises_as_ever() -> None:
+    app = Starlette(middleware=[Middleware(Slotted, limits="ten/minute")])
+    said, error = await started(app)
+    assert said == []
+    assert isinstance(error, ConfigurationError)
+
+
+def test_the_test_client_shows_the_error() -> None:
+    app = Starlette(middleware=[Middleware(RateLimitMiddleware, limits="ten/minute")])
+    with pytest.raises(ConfigurationError, match="ten/minute"), TestClient(app):
+        pass
+
+
+# -- real servers ----------------------------------------------------------------------------------------------------
+
+SERVERS = {
+    "uvicorn": ["uvicorn", "site_app:app", "--port", "{port}"],
+    # Where hypercorn 0.18 has workers, it loses the code with which they ended, whatever was wrong.
+    "hypercorn": ["hypercorn", "site_app:app", "--workers", "0", "--bind", "127.0.0.1:{port}"],
+    "granian": ["granian", "site_app:app", "--interface", "asgi", "--port", "{port}"],
+}
+BROKEN = {
+    "limits": ('app.add_middleware(RateLimitMiddleware, limits="ten/minute")', "ten/minute"),
+    "bans": (
+        'app.add_middleware(RateLimitMiddleware, bans=BanPolicy("3/1h", key=lambda request: "a"))',
+        "BanPolicy",
+    ),
+    "file": ('app.add_middleware(RateLimitMiddleware.from_file, path="missing.toml")', "missing.toml"),
+    "store": (
+        "Path('gate.toml').write_text('store = \"lmdb:///dev/null/gate\"\\nlimits = \"5/minute\"')\n"
+        'app.add_middleware(RateLimitMiddleware.from_file, path="gate.toml")',
+        "/dev/null/gate",
+    ),
+}
+
+
+def ends_with_its_message(server: str, broken: str, directory: Path) -> None:
+    """See that a server given a broken configuration ends, says why, and says by its code that it failed."""
+    line, part = BROKEN[broken]
+    (directory / "site_app.py").write_text(
+        "from pathlib import Path\nfrom starlette.applications import Starlette\n"
+        f"from slidegate import BanPolicy, RateLimitMiddleware\napp = Starlette()\n{line}\n",
+        "utf-8",
+    )
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    arguments = [argument.format(port=port) for argument in SERVERS[server]]
+    with (directory / "said").open("w+b") as said:
+        process = subprocess.Popen(
+            [sys.executable, "-m", *arguments], cwd=directory, stdout=said, stderr=said, start_new_session=True
+        )
+        try:
+            until = time.monotonic() + BOUND_S
+            while process.poll() is None:
+                with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1) as client:
+                    client.sendall(b"GET / HTTP/1.1\r\nhost: app.test\r\n\r\n")
+                    answer = client.recv(100)  # a server may listen a little before it starts the application
+                    assert not answer, f"the server serves: {answer!r}"
+                assert time.monotonic() < until, "the server neither ends nor serves"
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(0.05)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        said.seek(0)
+        text = said.read().decode()
+    assert process.returncode != 0, text
+    assert part in text
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_a_server_with_a_broken_configuration_ends_with_its_message(server: str, tmp_path: Path) -> None:
+    ends_with_its_message(server, "limits", tmp_path)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("broken", [name for name in BROKEN if name != "limits"])
+@pytest.mark.parametrize("server", SERVERS)
+def test_every_server_ends_with_every_message(server: str, broken: str, tmp_path: Path) -> None:
+    ends_with_its_message(server, broken, tmp_path)
