@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from slidegate import RateLimit, RateLimitMiddleware
+from slidegate import Limiter, RateLimit, RateLimitMiddleware
 
 from .driver import scope_of, send_scope
 
@@ -101,6 +101,17 @@ async def test_routers_of_nothing_but_a_frontend_count_apart_also_in_a_mounted_a
     found = [await buckets(app, f"/v1/{letter}/app/a.js") for letter in "ab"]
     assert [list(one.values()) for one in found] == [["/v1/a/*"], ["/v1/b/*"]]
     assert await buckets(app, "/v1/a/app") == found[0]
+
+
+async def test_files_of_a_frontend_are_unrouted_in_the_figures_admitted_or_refused(files: Path) -> None:
+    limiter = Limiter()
+    app = FastAPI(middleware=[Middleware(RateLimitMiddleware, limits="3/hour", limiter=limiter)])
+    app.frontend("/app", directory=files)
+    for path in ("/app/a.js", "/none", "/app/a.js", "/app/a.js"):
+        await send_scope(app, scope_of(path))
+    assert {(route, seen.passed, seen.refused) for route, seen in limiter.stats().routes.items()} == {
+        ("(no route)", 3, 1)
+    }
 
 
 class Trees:

@@ -46,6 +46,25 @@ class LimitExceeded(SlidegateError, HTTPException):
         self.decision = decision
 
 
+def carries_only_refusals(error: BaseException) -> bool:
+    """Tell whether an exception is a refusal, or came of one: groups of them, and what was raised from or over one."""
+    pending, seen = [error], set()
+    while pending:
+        found: BaseException | None = pending.pop()
+        if isinstance(found, BaseExceptionGroup):
+            pending += found.exceptions
+            continue
+        while found is not None and not isinstance(found, LimitExceeded) and id(found) not in seen:
+            seen.add(id(found))
+            found = found.__cause__ or found.__context__
+            if isinstance(found, BaseExceptionGroup):
+                pending.append(found)
+                break
+        if not isinstance(found, (LimitExceeded, BaseExceptionGroup)):
+            return False
+    return True
+
+
 class RateLimit:
     """Holds an endpoint to limits: ``Depends(RateLimit("5/second"))``, or ``@RateLimit("5/second")`` at a function.
 
@@ -150,7 +169,8 @@ class RateLimit:
         # All or nothing: what was charged for this request before goes back.
         await record.hand_back()
         record.note(judge, decision)
-        record.refused = decision
+        if not record.answered:
+            record.refused = decision
         raise LimitExceeded(decision)
 
 

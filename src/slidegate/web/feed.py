@@ -60,8 +60,9 @@ class Feed:
 
     def _learn(self, asked: tuple[object, int, int], scope: Scope, record: Record) -> Series:
         labels = tuple([bucket.label for decision in record for bucket, _, _ in decision.checks])
-        places = self._places.candidates(scope)
-        place = self._places.find(scope)
+        # Frontends are no routes here: FastAPI gives them no endpoint, by which routes are remembered.
+        places = [place for place in self._places.candidates(scope) if place.route.endpoint is not None]
+        place = self._places.find(scope) if places else None
         series = self._statistics.series(labels, UNROUTED if place is None else place.label)
         if len(places) <= 1:  # else the path decides
             # What is known by its identity must not make room for something else with the same one.
@@ -97,7 +98,8 @@ class Feed:
         known = self._below.get(id(root))
         if known is None:
             self._refused.clear()
-            known = remember(self._below, id(root), (root, list(walk(root))), _MEMO_ROOTS)
+            routed = [place for place in walk(root) if place.route.endpoint is not None]
+            known = remember(self._below, id(root), (root, routed), _MEMO_ROOTS)
         return known[1]
 
 

@@ -25,7 +25,7 @@ from .broken import Breakable, end_start
 from .calls import Calls
 from .decorated import check_places
 from .doctor import Watch, examine
-from .endpoints import Endpoints, LimitExceeded
+from .endpoints import Endpoints, carries_only_refusals
 from .feed import Feed, Visit
 from .findings import Finding, check_silence
 from .gates import RuleSet, all_rules
@@ -35,7 +35,7 @@ from .messages import MessageKey, MessageLimits, OnExceeded
 from .outgoing import outgoing
 from .proxies import ClientAddress, client_ip
 from .record import OFF, RECORD, Record
-from .refusals import Refusals, Refused
+from .refusals import Refusals, Refused, refused_by
 from .responses import HeaderStyle, HeaderWriter
 from .rules import Exceeded, Rule
 from .startup import check_flag, expect, names_checked, switched_off
@@ -214,20 +214,27 @@ class RateLimitMiddleware(Breakable):
                 receive, send = prepared
             try:
                 await self.app(scope, receive, send)
-            except LimitExceeded:
-                if record.answered or not outermost:
+            except Exception as error:
+                await self._hear(scope, record, error)
+                if not outermost or record.refused is None:
                     raise
+            if outermost and record.refused is not None and not record.answered:
                 # Nobody in between answered; the way out makes the refusal of whatever comes first.
                 first = "http.response.start" if scope["type"] == "http" else "websocket.close"
                 await send({"type": first, "status": 429})
-            except Exception as error:
-                if self.judge.abuse.listens and not record.answered:
-                    await self.judge.abuse.failed(scope, record, error)
-                raise
         else:
             if not outermost:
                 await record.hand_back()
             await self.refuse(scope, receive, send, decision)
+
+    async def _hear(self, scope: Scope, record: Record, error: Exception) -> None:
+        """Take note of an exception that comes out of the application."""
+        if record.refused is None:
+            if self.judge.abuse.listens and not record.answered:
+                await self.judge.abuse.failed(scope, record, error)
+        elif record.judges[0] is self.judge and not carries_only_refusals(error):
+            rule = refused_by(record.refused)
+            self._calls.report("endpoint", rule, error, "the client gets the refusal that came before")
 
     async def _prepare(
         self, scope: Scope, receive: Receive, send: Send, record: Record, decision: Decision

@@ -13,6 +13,7 @@ from typing import Final
 from starlette.types import Message, Receive, Scope, Send
 
 from .feed import Visit
+from .fields import lowered
 from .record import Record
 from .responses import Fields, HeaderWriter
 
@@ -23,6 +24,8 @@ _BODY: Final = frozenset({"http.response.body", "http.response.pathsend", "http.
 _OURS: Final = frozenset(
     {b"ratelimit", b"ratelimit-policy", b"x-ratelimit-limit", b"x-ratelimit-remaining", b"x-ratelimit-reset"}
 )
+_LENGTHS: Final = frozenset(map(len, _OURS))
+"""A look at the length spares nearly every field the making of its name in lower case."""
 _OF_THE_ANSWER: Final = frozenset(
     b"accept-ranges age allow cache-control content-disposition content-encoding content-language content-length "
     b"content-location content-range content-type etag expires last-modified location proxy-authenticate retry-after "
@@ -77,9 +80,9 @@ def _joined(theirs: Iterable[tuple[bytes, bytes]], ours: Fields) -> Fields:
     """Put our fields behind the application's; a field comes once, and ours says what the gate knows."""
     joined = list(theirs)
     for name, _ in joined:
-        if name in _OURS:
+        if len(name) in _LENGTHS and lowered(name) in _OURS:
             own = {name for name, _ in ours}
-            joined = [field for field in joined if field[0] not in own]
+            joined = [field for field in joined if lowered(field[0]) not in own]
             break
     joined += ours
     return joined
@@ -93,15 +96,16 @@ async def _replace(
     scope: Scope, receive: Receive, send: Send, record: Record, writer: HeaderWriter | None, message: Message
 ) -> None:
     """Send the refusal of the gate whose limit it was."""
-    kept: Fields = [field for field in message.get("headers", ()) if field[0].lower() not in _OF_THE_ANSWER]
+    dropped = _OF_THE_ANSWER if writer is None else _OF_THE_ANSWER | _OURS
+    kept: Fields = [field for field in message.get("headers", ()) if lowered(field[0]) not in dropped]
     if writer is not None:
         kept += writer.fields(record)
 
     def send_refusal(message: Message) -> Awaitable[None]:
         if message["type"] in _FIRST and message["type"] != "websocket.close":
             own = message["headers"]
-            present = {name.lower() for name, _ in own}
-            message = {**message, "headers": [*own, *(field for field in kept if field[0].lower() not in present)]}
+            present = {lowered(name) for name, _ in own}
+            message = {**message, "headers": [*own, *(field for field in kept if lowered(field[0]) not in present)]}
         return send(message)
 
     assert record.refused is not None

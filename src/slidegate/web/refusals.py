@@ -22,6 +22,7 @@ from ..core.limits import Limit, format_duration
 from ..core.memo import remember
 from ..core.window import NEVER
 from .calls import Calls, request_of
+from .fields import lowered, sendable
 from .responses import Buckets, Fields, asked_buckets
 from .waiting import Tarpit
 
@@ -98,23 +99,36 @@ class Refusals:
     ) -> bool:
         """Send the user's own answer; False if there is none and nothing was sent."""
         started = False
+        rule = refused_by(decision)
 
         def watch(message: Message) -> Awaitable[None]:
             nonlocal started
+            if message["type"] == "http.response.start":
+                message = self._checked(message, rule)
+                message = {**message, "headers": _completed(message["headers"], fields)}
             started = True
-            return send(_completed(message, fields) if message["type"] == "http.response.start" else message)
+            return send(message)
 
         try:
             answer = on_refused(request_of(scope), decision)
             response = await answer if isawaitable(answer) else answer
             await response(scope, receive, watch)
         except Exception as error:
-            violated = decision.binding
-            rule = violated.name if violated is not None else str(decision.reason)
             self._calls.report("on_refused", rule, error, "the client gets the default answer")
             if started:
                 raise
         return started
+
+    def _checked(self, message: Message, rule: str) -> Message:
+        """Leave out of the user's answer what no server can send; one bad field would cost the client its answer."""
+        status = message.get("status")
+        if not isinstance(status, int) or isinstance(status, bool) or not 200 <= status <= 999:
+            raise ConfigurationError(f"on_refused: expected a status such as 429, not {status!r}")
+        good, bad = sendable(message.get("headers", ()))
+        for field in bad:
+            error = ConfigurationError(f"a header field cannot be sent: {field!r}")
+            self._calls.report("on_refused", rule, error, "the field is left out")
+        return {**message, "headers": good}
 
     def _render(self, asked: _Asked, decision: Decision) -> Rendered:
         violated = [(state.name, state.limit) for state in decision.violated]
@@ -137,6 +151,12 @@ class Refusals:
         if policy is not None:
             rendered = (*rendered[:3], policy.answer)
         return rendered if wait_us is None else _later(rendered, wait_us)
+
+
+def refused_by(decision: Decision) -> str:
+    """Say what refuses: the limit, else the reason."""
+    violated = decision.binding
+    return violated.name if violated is not None else str(decision.reason)
 
 
 def _later(rendered: Rendered, wait_us: int) -> Rendered:
@@ -195,12 +215,10 @@ def _problem(reason: Reason, violated: Sequence[tuple[str, Limit]]) -> tuple[int
     return 429, problem
 
 
-def _completed(message: Message, fields: Fields) -> Message:
+def _completed(headers: Fields, fields: Fields) -> Fields:
     """Add to the user's answer what a refusal must have, unless it is there."""
-    headers = list(message.get("headers", ()))
-    present = {name.lower() for name, _ in headers}
-    wanted = {b"cache-control", b"retry-after"} - present
-    return {**message, "headers": [*headers, *((name, value) for name, value in fields if name in wanted)]}
+    wanted = {b"cache-control", b"retry-after"} - {lowered(name) for name, _ in headers}
+    return [*headers, *((name, value) for name, value in fields if name in wanted)]
 
 
 async def refuse_websocket(scope: Scope, send: Send, status: int, body: bytes, fields: Fields) -> None:
