@@ -284,16 +284,28 @@ class RedisCluster:
         masters: How many of them.
         replicas: How many servers follow the first master; they take its place when it dies.
         program: What to run; by default `REDIS`.
+        fronted: Whether nodes send clients to ports of their own, where the test has proxies.
 
     Attributes:
         servers: The masters, then the replicas.
         count: How many masters there were at the start.
+        fronts: Where each server sends clients.
     """
 
-    def __init__(self, masters: int = 3, replicas: int = 0, *, program: Path | None = None) -> None:
+    def __init__(
+        self, masters: int = 3, replicas: int = 0, *, program: Path | None = None, fronted: bool = False
+    ) -> None:
         self.count = masters
+        ports = [_cluster_port() for _ in range(masters + replicas)]
+        self.fronts = [free_port() for _ in ports] if fronted else ports
         options = ("--cluster-enabled", "yes", "--cluster-node-timeout", "2500", *REPLICATION)
-        self.servers = [RedisServer(*options, program=program, port=_cluster_port()) for _ in range(masters + replicas)]
+        self.servers = [
+            RedisServer(
+                *options, "--cluster-announce-port", str(front), "--cluster-announce-bus-port", str(port + 10_000),
+                program=program, port=port,
+            )
+            for port, front in zip(ports, self.fronts, strict=True)
+        ]  # fmt: skip
 
     @property
     def url(self) -> str:
@@ -357,8 +369,8 @@ class RedisCluster:
     def owner(self, slot: int) -> RedisServer:
         """Return the server that serves a slot."""
         for server in self.running:
-            for low, high, (_, port, *_), *_ in server.command("CLUSTER", "SLOTS"):
-                if low <= slot <= high and port == server.port:
+            for low, high, (_, _, node, *_), *_ in server.command("CLUSTER", "SLOTS"):
+                if low <= slot <= high and node.decode() == self.node_id(server):
                     return server
         raise LookupError(f"nobody serves slot {slot}")
 

@@ -7,11 +7,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from random import getrandbits
 from struct import Struct
+from struct import error as StructError
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from ...core.errors import StoreError, StoreUnavailable
 from ...core.protocols import Clock, Event
 from .clock import ServerClock
+from .faults import SICK, unexpected
 from .script import bans_script, windows_script
 from .wire import Wire, open_wire
 
@@ -23,9 +25,6 @@ Ask: TypeAlias = Callable[..., Awaitable[Any]]
 SLACK_MS: Final = 1_000
 """A key lives this much longer than anything in it counts, so that its end need not be moved with every hit."""
 TEST_SLACK_MS: Final = 86_400_000
-
-SICK: Final = ("READONLY", "LOADING", "MASTERDOWN", "NOAUTH", "NOPERM")
-"""Errors after which another connection may lead to a server that is well, or one that has learnt the password."""
 
 _HEAD: Final = Struct("<qIIB")
 _TIME: Final = Struct("<q")
@@ -87,8 +86,8 @@ class Shared:
         """
         wire = await open_wire(make, self.timeout_s, ServerClock(self.clock))
         try:
-            for script in (windows_script(), bans_script()):
-                await wire.ask(b"SCRIPT", b"LOAD", script.source)
+            loads = [wire.ask(b"SCRIPT", b"LOAD", script.source) for script in (windows_script(), bans_script())]
+            await asyncio.gather(*loads)
         except BaseException:
             wire.close(StoreUnavailable("redis: not in use"))
             raise
@@ -111,16 +110,27 @@ def head(clock: Clock | None, with_meta: int) -> bytes:
 
 def deliver(wire: Wire, requests: Sequence[Request], sent_s: float, answer: Sequence[bytes]) -> Sequence[Event]:
     """Give the answers of a call to those who wait for them; return what is to be told."""
-    (now_us,) = _TIME.unpack(answer[0])
+    try:
+        (now_us,) = _TIME.unpack(answer[0])
+        if len(answer) != len(requests) + 3:
+            raise ValueError
+    except (TypeError, ValueError, LookupError, StructError):
+        # Whoever this is, nothing that it says can be relied on.
+        error = unexpected(wire.place, answer)
+        fail(requests, error)
+        wire.close(error)
+        return ()
     step_us = wire.clock.saw(now_us, int(sent_s * 1_000_000))
     for request, part in zip(requests, answer[3:], strict=True):
         if not request.future.done():
             try:
                 request.future.set_result(request.answered(part, now_us, wire.clock))
-            except Exception as error:  # whatever it is: somebody waits for this, and others for the rest
+            except StoreError as error:
                 request.future.set_exception(error)
                 if any(word in str(error) for word in SICK):
-                    wire.close(StoreUnavailable(str(error)))
+                    wire.close(error)
+            except Exception:  # whatever it is: somebody waits for this, and others for the rest
+                request.future.set_exception(unexpected(wire.place, part))
     if not step_us:
         return ()
     way = "forward, so windows opened early" if step_us > 0 else "back"
@@ -135,6 +145,6 @@ def fail(requests: Sequence[Request], error: StoreError) -> None:
             request.future.set_exception(error)
 
 
-def store_error(error: Exception) -> StoreError:
+def store_error(error: BaseException) -> StoreError:
     """Return what those who wait are told, whatever went wrong."""
     return error if isinstance(error, StoreError) else StoreUnavailable(f"redis: {error!r}")

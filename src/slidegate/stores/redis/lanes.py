@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
 from time import monotonic
@@ -26,7 +26,8 @@ from redis.exceptions import RedisError
 
 from ...core.errors import StoreError, StoreUnavailable
 from ...core.protocols import Event
-from .calls import SICK, Request, Shared, deliver, fail, head, pack_call, store_error
+from .calls import Request, Shared, deliver, fail, head, pack_call, store_error
+from .faults import SICK, refusal
 from .script import Script, windows_script
 from .wire import Wire
 
@@ -34,6 +35,9 @@ MOST_IN_CALL: Final = 64
 """A request takes the server some 5 us, and nobody else is served while a call runs."""
 MOST_CALLS: Final = 16
 SCAN_PART: Final = 500
+NEWS_ONLY: Final = 3
+"""The length of an answer that decides about nothing, because there is news of bans."""
+CLOSED: Final = "redis: the store is closed"
 
 
 class Lane:
@@ -52,6 +56,7 @@ class Lane:
         self._scheduled = False
         self._many = False
         self._recovering = False
+        self._closed = False
         self._opening: asyncio.Task[None] | None = None
         self._wire: Wire | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -77,7 +82,7 @@ class Lane:
             StoreError: None comes, or it is an error.
         """
         while self._wire is None or not self._wire.open:
-            await asyncio.shield(self._open())
+            await self._settled(self._open())
         return await self._wire.ask(*command)
 
     async def run(self, script: Script, keys: Sequence[bytes], asked: Sequence[bytes | int]) -> Any:
@@ -115,12 +120,13 @@ class Lane:
             StoreError: Redis cannot be reached, or answers with an error.
         """
         while self._wire is None or not self._wire.open:
-            await asyncio.shield(self._open())
+            await self._settled(self._open())
         return await remove(self._wire, pattern)
 
     def close(self) -> None:
         """Close the connection; who waits is told."""
-        gone = StoreUnavailable("redis: the store is closed")
+        gone = StoreUnavailable(CLOSED)
+        self._closed = True
         for task in self._tasks:
             task.cancel()
         if self._wire is not None:
@@ -160,14 +166,15 @@ class Lane:
             fail(requests, answer)
         elif isinstance(answer, HiredisError):
             self._refused(wire, requests, str(answer))
-        elif len(answer) == len(requests) + 3:
-            self._shared.bans.known_s = max(self._shared.bans.known_s, sent_s)
-            self._shared.heard(answer[2], sent_s)
-            if not answer[2]:
-                self._start(self.recover())
-            self._shared.tell(deliver(wire, requests, sent_s, answer))
+        elif isinstance(answer, list) and len(answer) == NEWS_ONLY:
+            self._carry(requests, self._catch_up(requests))
         else:
-            self._start(self._catch_up(requests))
+            if isinstance(answer, list) and len(answer) == len(requests) + NEWS_ONLY:
+                self._shared.bans.known_s = max(self._shared.bans.known_s, sent_s)
+                self._shared.heard(answer[2], sent_s)
+                if not answer[2]:
+                    self._start(self.recover())
+            self._shared.tell(deliver(wire, requests, sent_s, answer))
         if self._line and not self._scheduled:
             self._go()
 
@@ -176,24 +183,27 @@ class Lane:
         if error.startswith("NOSCRIPT"):
             self._call(wire, requests, b"EVAL", windows_script().source)
             return
-        fail(requests, StoreUnavailable(f"redis: {wire.place}: {error}"))
+        fail(requests, refusal(wire.place, error))
         if error.startswith(SICK):
-            wire.close(StoreUnavailable(f"redis: {wire.place}: {error}"))
+            wire.close(refusal(wire.place, error))
 
     async def _catch_up(self, requests: Sequence[Request]) -> None:
         """Learn of the latest bans, and ask again for what they do not refuse."""
+        await self._shared.bans.catch_up(self)
+        for request in requests:
+            await self._overtake(request)
+            if not request.future.done():
+                self.add(request)
+
+    async def _overtake(self, request: Request) -> None:
+        """Answer a request that the latest bans refuse."""
         try:
-            await self._shared.bans.catch_up(self)
-            for request in requests:
-                barred = await request.overtaken()
-                if request.future.done():
-                    continue
-                if barred is not None:
-                    request.future.set_result(barred)
-                else:
-                    self.add(request)
-        except Exception as error:
-            fail(requests, store_error(error))
+            barred = await request.overtaken()
+        except StoreError as error:
+            fail((request,), error)
+            return
+        if barred is not None and not request.future.done():
+            request.future.set_result(barred)
 
     # -- the connection ----------------------------------------------------------------------------------------------
 
@@ -224,7 +234,28 @@ class Lane:
         self._line.clear()
         fail(requests, error)
 
-    def _start(self, work: Any) -> asyncio.Task[None]:
+    def _carry(self, requests: Sequence[Request], work: Coroutine[Any, Any, None]) -> None:
+        """Do something for requests that stand in no line meanwhile. If it fails, or is given up, they are told."""
+
+        def ended(task: asyncio.Task[None]) -> None:
+            error = StoreUnavailable(CLOSED) if task.cancelled() else task.exception()
+            if error is not None:
+                fail(requests, store_error(error))
+
+        self._start(work).add_done_callback(ended)
+
+    async def _settled(self, task: asyncio.Task[Any]) -> None:
+        """Wait for a task that nobody owns: who gives up takes it from no one, and hears of its end as an error."""
+        assert task is not asyncio.current_task(), "a task that waits for itself never ends"
+        await asyncio.wait((task,))
+        if task.cancelled():
+            raise StoreUnavailable(CLOSED)
+        task.result()
+
+    def _start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        if self._closed:
+            work.close()
+            raise StoreUnavailable(CLOSED)
         task = self.loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)

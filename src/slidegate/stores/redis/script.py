@@ -15,8 +15,8 @@ from struct import Struct
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from ...core.decision import Bucket, Check, Decision, Reason
-from ...core.errors import StoreUnavailable
 from ...core.memo import remember
+from .faults import refusal
 
 HIT, PEEK, CHARGE, REFUND, RESET, LOOK, GLANCE = 1, 2, 3, 4, 5, 6, 7
 OK, LIMITED, TOO_LARGE, WAITED, NOTHING, CHANGED, FAILED = 0, 1, 2, 3, 4, 5, 255
@@ -140,4 +140,4 @@ def raise_failure(answer: bytes) -> None:
         StoreUnavailable: It is a failure.
     """
     if answer[0] == FAILED:
-        raise StoreUnavailable(f"redis: {answer[1:].decode(errors='replace')}")
+        raise refusal("", answer[1:].decode(errors="replace"))

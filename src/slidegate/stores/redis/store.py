@@ -140,6 +140,14 @@ class RedisStore:
         if self._own:
             await close_client(self._client)
 
+    def part_of(self, checks: Sequence[Check]) -> str | None:
+        """Return which nodes of a cluster are asked about checks; about bans, where there are none."""
+        try:
+            lane = self._lanes.get(asyncio.get_running_loop())
+        except RuntimeError:
+            return None
+        return lane.part_of(key for _, key, _ in checks) if isinstance(lane, ClusterLane) else None
+
     def hit(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Decision | Awaitable[Decision]:
         """Charge every check or none, in one step, and say everything about it."""
         if self.bans.judge(checks, guarded) is not None:

@@ -24,6 +24,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ...core.errors import StoreError, StoreTimeout, StoreUnavailable
 from .clock import ServerClock
+from .faults import refusal
 
 _PUSHED: Final = getattr(hiredis, "PushNotification", ())
 
@@ -88,7 +89,7 @@ class Wire(asyncio.Protocol):
         if isinstance(answer, StoreError):
             raise answer
         if isinstance(answer, hiredis.HiredisError):
-            raise StoreUnavailable(f"redis: {self.place}: {answer}")
+            raise refusal(self.place, answer)
         return answer
 
     def data_received(self, data: bytes) -> None:
