@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from slidegate.core import ConfigurationError, HotKeys
 from slidegate.ops.accesslog import AccessLog
 
-from .racing import THREADS, Unguarded, race
+from .racing import THREADS, Racing, Unguarded, race, race_in_turns
 
 DATA = Path(os.environ.get("SLIDEGATE_DATA") or Path(__file__).resolve().parents[3] / "shared" / "data")
 
@@ -311,7 +311,7 @@ def test_what_cannot_work_is_refused(arguments: dict[str, Any], said: str) -> No
 # -- threads -------------------------------------------------------------------------------------------------------
 
 
-def eight_threads_meet_at_every_slice(keys: HotKeys, rounds: int) -> None:
+def eight_threads_meet_at_every_slice(keys: HotKeys, rounds: int, race: Racing = race) -> None:
     """Hit in 8 threads at the first moment of every slice and see that nothing is lost."""
     race(lambda number, thread: keys.hit(f"t{thread % 4}", number * keys.slice_us), rounds)
     assert keys.hot((rounds - 1) * keys.slice_us) == {f"t{thread}": 2 * rounds for thread in range(THREADS // 2)}
@@ -324,11 +324,11 @@ def test_eight_threads_that_meet_at_the_change_of_a_slice_lose_nothing() -> None
 
 
 def test_without_the_guard_they_would_lose_something() -> None:
-    keys = HotKeys(10, 10, 1, slices=200)
+    keys = HotKeys(10, 10, 1, slices=40)
     keys._lock = Unguarded()
     # Either hits are missing, or a thread notices that the hot keys change while it walks over them.
     with pytest.raises((AssertionError, RuntimeError), match=r"assert|changed size"):
-        eight_threads_meet_at_every_slice(keys, 200)
+        eight_threads_meet_at_every_slice(keys, 40, race_in_turns)
 
 
 def test_eight_threads_hear_of_hot_and_cool_in_turn(rng: random.Random) -> None:

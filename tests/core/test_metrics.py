@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from slidegate.core import ConfigurationError, MetricSummary, MetricWindow
 from slidegate.core.histogram import BOUNDS_US, BUCKETS, LONGEST_US, RELATIVE_ERROR, SHORTEST_US, bucket, quantile_us
 
-from .racing import THREADS, Unguarded, race
+from .racing import THREADS, Racing, Unguarded, race, race_in_turns
 
 NAMES = ("pass", "block", "exception", "success", "occupied_pass", "other", "2xx", "4xx", "5xx", "x" * 65)
 TIMES_US = st.one_of(st.integers(0, 50), st.integers(0, 2 * LONGEST_US))
@@ -292,7 +292,7 @@ def test_a_quantile_is_the_nearest_rank(share: float, rank: int) -> None:
 # -- threads -------------------------------------------------------------------------------------------------------
 
 
-def eight_threads_meet_at_every_slice(window: MetricWindow, rounds: int) -> None:
+def eight_threads_meet_at_every_slice(window: MetricWindow, rounds: int, race: Racing = race) -> None:
     """Record in 8 threads at the first moment of every slice and see that nothing is lost."""
     race(lambda number, thread: window.record(number * window.slice_us, "pass", f"t{thread}", rt_us=thread), rounds)
     read = window.read((rounds - 1) * window.slice_us)
@@ -309,7 +309,7 @@ def test_without_the_guard_they_would_lose_something() -> None:
     window = MetricWindow(3_600, 1_000)
     window._lock = Unguarded()
     with pytest.raises(AssertionError, match="assert"):
-        eight_threads_meet_at_every_slice(window, 300)
+        eight_threads_meet_at_every_slice(window, 40, race_in_turns)
 
 
 def test_eight_threads_with_clocks_apart_lose_nothing(rng: random.Random) -> None:
