@@ -9,19 +9,28 @@ from .decision import Check, Decision, LimitState, Reason
 
 
 class Barred(Decision):
-    """A refusal for who asks and not for how much: by a ban, or by a list. Nothing was counted.
+    """A refusal for who asks and not for how much: by a ban, a list, or a rule for nobody. Nothing was
+    counted.
 
     Args:
         by: See `Decision.by`.
         ban: The ban, if there is one.
         now_us: The store's time, in which the ban ends.
         checks: What was asked for.
+        reason: Why, where there is no ban.
     """
 
     __slots__ = ("_ban", "_by")
 
-    def __init__(self, by: str, ban: Ban | None = None, now_us: int = 0, checks: Sequence[Check] = ()) -> None:
-        super().__init__(False, Reason.BLOCKED if ban is None else Reason.BANNED, now_us, checks)
+    def __init__(
+        self,
+        by: str,
+        ban: Ban | None = None,
+        now_us: int = 0,
+        checks: Sequence[Check] = (),
+        reason: Reason = Reason.BLOCKED,
+    ) -> None:
+        super().__init__(False, reason if ban is None else Reason.BANNED, now_us, checks)
         self._ban = ban
         self._by = by
 
@@ -35,7 +44,7 @@ class Barred(Decision):
 
     @property
     def by(self) -> str:
-        """The policy or who made the ban, or the name of the list."""
+        """The policy or who made the ban, the name of the list, or the rule."""
         return self._by
 
     @property
@@ -45,5 +54,5 @@ class Barred(Decision):
 
     @property
     def retry_after_us(self) -> int | None:
-        """Microseconds until the ban ends; None for a permanent one and for a list."""
+        """Microseconds until the ban ends; None for a permanent one and where there is none."""
         return None if self._ban is None else self._ban.left_us(self.now_us)

@@ -30,6 +30,8 @@ class Reason(StrEnum):
     """A ban is in force; `Decision.ban` says which."""
     BLOCKED = "blocked"
     """The client's address is on the blocklist."""
+    NOBODY = "nobody"
+    """The limits function of a rule says that nobody may pass; nothing was counted."""
     ALLOWLISTED = "allowlisted"
     """The client's address is on the allowlist; nothing was counted."""
     EXEMPT = "exempt"
@@ -167,7 +169,7 @@ class Decision:
 
     @property
     def by(self) -> str:
-        """Who refuses where no limit does: the policy or who made the ban, or the name of the list."""
+        """Who refuses where no limit does: the policy or who made the ban, the name of the list, or the rule."""
         return ""
 
     @property

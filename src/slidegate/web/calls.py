@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import time
 from inspect import isawaitable
-from typing import Final, NoReturn
+from operator import index
+from typing import Final, NoReturn, SupportsIndex
 
 from starlette.requests import HTTPConnection, Request
 from starlette.types import Scope
@@ -36,6 +37,13 @@ async def _no_body() -> NoReturn:
 def request_of(scope: Scope) -> HTTPConnection:
     """Return what functions of the user's get to see: a request whose body cannot be read."""
     return Request(scope, _no_body) if scope["type"] == "http" else HTTPConnection(scope)
+
+
+def _whole(units: object) -> object:
+    """Return a whole number as an `int`, where it is one of another kind: 7.0, or one of numpy's."""
+    if isinstance(units, float) and units.is_integer():
+        return int(units)
+    return index(units) if isinstance(units, SupportsIndex) and not isinstance(units, bool) else units
 
 
 class Calls:
@@ -72,7 +80,7 @@ class Calls:
         if gate.cost_function is not None:
             try:
                 units = gate.cost_function(request)
-                cost = check_cost(await units if isawaitable(units) else units)
+                cost = check_cost(_whole(await units if isawaitable(units) else units))
             except Exception as error:
                 self.report("cost", gate.rule.label, error, "the request costs 1")
         return bucket, key, cost

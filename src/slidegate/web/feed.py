@@ -74,6 +74,8 @@ class Feed:
         labels: tuple[str, ...] = ()
         if len(refusal.checks) == 1 and refusal.readings:
             labels = (refusal.checks[0][0].label,)
+        elif refusal.reason is Reason.NOBODY:
+            labels = (refusal.by,)
         elif refusal.readings:
             violated = {state.rule for state in refusal.violated}
             labels = tuple(bucket.label for bucket, _, _ in refusal.checks if bucket.rule in violated)

@@ -13,7 +13,7 @@ from ..core.limits import Limit, parse_limits
 from ..core.memo import remember
 from ..limiter import Limiter
 from .keys import Key, route_path
-from .rules import Limits, Rule
+from .rules import Limits, Rule, says_nobody
 from .tracking import HotWatch
 
 _MEMO: Final = 2_048
@@ -55,14 +55,18 @@ class Gate:
     def plan(self, limits: Limits) -> Bucket | None:
         """Return the bucket for what a limits function returned; None for ``"unlimited"``.
 
+        Where nobody may pass, it is one without limits.
+
         Raises:
             ConfigurationError: The limits cannot be read.
         """
-        if limits == "unlimited":
-            return None
         known = self._plans.get(limits) if isinstance(limits, (str, Limit)) else None
         if known is None:
-            parsed = parse_limits(limits)
+            if isinstance(limits, str) and limits.strip().lower() == "unlimited":
+                return None
+            if not isinstance(limits, (str, Limit)) and isinstance(limits, Iterable):
+                limits = tuple(limits)  # it may be one that can be read only once
+            parsed = () if says_nobody(limits) else parse_limits(limits)
             known = self._plans.get(parsed) or _make_bucket(self.rule, self.bucket.rule, parsed)
             remember(self._plans, parsed, known, _MEMO_PLANS)
             if isinstance(limits, (str, Limit)):

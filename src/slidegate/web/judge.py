@@ -162,13 +162,21 @@ class Judge:
         if gate.plain:
             return await self.limiter.hit_all((gate.check(request.scope, self.limiter, client_key),), guarded)
         check = await self._calls.check(gate, request.scope, self.limiter, client_key, request)
-        return None if check is None else await self.limiter.hit_all((check,), guarded)
+        return None if check is None else await self._hit((check,), guarded)
+
+    async def _hit(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Decision:
+        """Put one question to the limiter, unless a limits function says that nobody may pass: a ban goes before it."""
+        shut = next((bucket for bucket, _, _ in checks if not bucket.limits), None)
+        if shut is None:
+            return await self.limiter.hit_all(checks, guarded)
+        decision = await self.limiter.hit_all((), guarded)
+        return Barred(shut.label, reason=Reason.NOBODY) if decision.allowed else decision
 
     async def _ask(self, selection: Selection, scope: Scope, client_key: str, guarded: Sequence[Guarded]) -> Decision:
         """Decide with the help of functions of the user's."""
         checks = [await self._calls.check(gate, scope, self.limiter, client_key) for gate in selection.gates]
         counted = [check for check in checks if check is not None]
-        decision = await self.limiter.hit_all(counted, guarded)
+        decision = await self._hit(counted, guarded)
         return decision if counted or not decision.allowed else _EXEMPT
 
     async def _watched(
@@ -188,7 +196,7 @@ class Judge:
                 for key, found in gate.hot.hit(check[1], self.limiter.statistics.now_us()):
                     await self._calls.exceeded(gate, key, found)
                 continue
-            seen = await self.limiter.hit_all((check,))
+            seen = await self._hit((check,))
             if seen.reason is Reason.BANNED:
                 continue  # it was not counted
             if not shadow:

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 _JUDGED: Final = frozenset({"http", "websocket"})
 _WAITED: Final = Reason.WAITED  # CPython 3.11 takes a call to find a member
+_NOBODY: Final = Reason.NOBODY
 logger = logging.getLogger("slidegate")
 
 
@@ -272,7 +273,7 @@ class RateLimitMiddleware(Breakable):
     async def refuse(self, scope: Scope, receive: Receive, send: Send, decision: Decision) -> None:
         """Answer a request that was refused."""
         record = scope[RECORD]
-        if decision.readings and (self.judge.abuse.minds_refusals or len(record) > 1):
+        if (decision.readings or decision.reason is _NOBODY) and (self.judge.abuse.minds_refusals or len(record) > 1):
             await self.judge.strike_refused(scope, record)
         await self._refusals.send(scope, receive, send, decision)
 

@@ -83,6 +83,8 @@ class Refusals:
             return self._to_banned(decision, scope)
         if not readings and decision.reason is Reason.UNAVAILABLE:
             return _later(_UNAVAILABLE, decision.retry_after_us or 0)
+        if decision.reason is Reason.NOBODY:
+            return _for_nobody(decision.by)
         lacking: tuple[bool, ...] = (True,)
         if len(readings) == 1:
             wait_us = readings[0][3]
@@ -156,7 +158,7 @@ class Refusals:
 def refused_by(decision: Decision) -> str:
     """Say what refuses: the limit, else the reason."""
     violated = decision.binding
-    return violated.name if violated is not None else str(decision.reason)
+    return violated.name if violated is not None else decision.by or str(decision.reason)
 
 
 def _later(rendered: Rendered, wait_us: int) -> Rendered:
@@ -180,6 +182,18 @@ _UNAVAILABLE: Final = _written(
         "detail": "This service cannot count requests now; Retry-After says when to try again.",
     },
 )
+
+
+def _for_nobody(rule: str) -> Rendered:
+    problem: dict[str, object] = {
+        "type": f"{_TYPES}quota-exceeded",
+        "title": "Request cannot be satisfied as assigned quota has been exceeded",
+        "status": 429,
+        "detail": "This client's quota is nothing; the request will not pass later either.",
+        "unsatisfiable": True,
+        "violated-policies": [rule],
+    }
+    return _written(429, problem)
 
 
 def _ban_problem(policy: BanPolicy | None, *, ends: bool) -> tuple[int, dict[str, object]]:

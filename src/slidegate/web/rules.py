@@ -40,6 +40,7 @@ Connection: TypeAlias = Literal["http", "websocket"]
 Action: TypeAlias = Literal["limit", "shadow", "track"]
 
 DEFAULT_WAIT_MAX: Final = 16
+_NOTHING: Final = re.compile(r"(?:[^:]{0,64}:)?\s*[-+]?0+\s*(?:/|per\b)", re.ASCII | re.IGNORECASE)
 
 
 class Rule:
@@ -50,8 +51,8 @@ class Rule:
             then share their counts, or ``"*"`` for all. It is compared with the path as the application below the
             middleware sees it: without `root_path`.
         limits: ``"5/minute; 50/hour"``, a `Limit` or several; or a function of the request, sync or async, that returns
-            them or ``"unlimited"``, for limits that depend on who is calling. Needed unless `exempt`.
-        default_limits: What applies when the `limits` function fails.
+            them, ``"unlimited"`` or ``"nobody"``, for limits that depend on who is calling. Needed unless `exempt`.
+        default_limits: What applies when the `limits` function fails; ``"nobody"`` refuses then.
         methods: HTTP methods; GET includes HEAD. A websocket handshake is a GET. By default all.
         connection: ``"http"`` or ``"websocket"``; by default both.
         key: Whom to count: `everyone`, `header(...)`, or a function, sync or async, of the request (which has no body
@@ -142,7 +143,7 @@ class Rule:
         if exempt and limits is not None:
             raise ConfigurationError(f"{self._call}: exempt requests are not counted; leave out limits or exempt=True")
         self.limits_function = limits if callable(limits) else None
-        default = parse_limits(default_limits)
+        default = () if callable(limits) and says_nobody(default_limits) else parse_limits(default_limits)
         self.limits = default if callable(limits) else () if limits is None else parse_limits(limits)
 
     def _read_action(self, action: Action, on_exceeded: Exceeded | None) -> None:
@@ -246,6 +247,13 @@ class Rule:
         # Starlette's router takes "/login\n" for "/login". A limit goes as far as the router does, and further; an
         # exemption not an inch beyond what is written.
         return (pattern.fullmatch(path) if self.exempt else pattern.match(path)) is not None
+
+
+def says_nobody(limits: object) -> bool:
+    """Tell whether limits let nobody through: by the word, or because the amount of one of them is 0."""
+    if isinstance(limits, str):
+        return limits.strip().lower() == "nobody" or any(map(_NOTHING.match, limits.split(";")))
+    return not isinstance(limits, Limit) and isinstance(limits, Iterable) and any(map(says_nobody, limits))
 
 
 def _function_name(function: object) -> str:
