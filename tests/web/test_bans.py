@@ -312,7 +312,7 @@ async def test_a_policy_may_say_that_its_clients_are_wide() -> None:
 
 async def test_requests_without_a_known_peer_are_never_struck() -> None:
     house = House(limits="1/day", bans=policy("1/10m"))
-    assert [await house.status(client=None) for _ in range(4)] == [200, 429, 429, 429]
+    assert [await house.status(client=None, server=None) for _ in range(4)] == [200, 429, 429, 429]
 
 
 @pytest.mark.parametrize(
@@ -576,8 +576,8 @@ async def test_an_exception_of_the_application_is_the_500_that_the_server_makes_
 async def test_a_key_made_of_the_address_and_more_spares_whom_the_address_spares() -> None:
     both = combine(client_ip(), header("X-Tenant"))
     house = House(rules=[], bans=policy("1/10m", signals={404: 1}, key=both))
-    for client in (None, ("127.0.0.1", 1)):
-        assert [await house.status("/404", client=client) for _ in range(3)] == [404] * 3
+    for more in ({"client": None, "server": None}, {"client": ("127.0.0.1", 1)}):
+        assert [await house.status("/404", **more) for _ in range(3)] == [404] * 3
     assert [await house.status("/404") for _ in range(2)] == [404, 403]
 
 

@@ -19,7 +19,17 @@ from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.types import Message, Receive, Scope, Send
 
-from slidegate import ConfigurationError, Limiter, MemoryStore, Networks, RateLimitMiddleware, Reason, Rule, everyone
+from slidegate import (
+    ConfigurationError,
+    Limiter,
+    MemoryStore,
+    Networks,
+    RateLimitMiddleware,
+    Reason,
+    Rule,
+    client_ip,
+    everyone,
+)
 from slidegate.testing import FakeClock
 
 from .driver import PEER, Answer, call, hello, scope_of, send_scope, statuses
@@ -153,14 +163,38 @@ async def test_hp_12_other_scope_types_pass_unchanged(kind: str) -> None:
 async def test_hp_13_requests_without_a_peer_are_one_client(client: Any, caplog: pytest.LogCaptureFixture) -> None:
     gate = limiter()
     app = RateLimitMiddleware(hello, limiter=gate, rules=[Rule("*", "2/hour", name="r")])
-    assert await statuses(app, 3, client=client) == [200, 200, 429]
+    assert await statuses(app, 3, client=client, server=None) == [200, 200, 429]
     assert await statuses(app, 1) == [200]
     assert caplog.text.count("names no peer") == 1
     assert not await gate.peek("unknown-peer", "2/hour", rule="r")
 
 
+@pytest.mark.parametrize("more", [{}, {"type": "websocket"}, {"method": "OPTIONS"}, {"path": "/health"}])
+@pytest.mark.parametrize("server", [("127.0.0.1", 80), ["::1", 8000], ("192.0.2.1", "8000"), ("", 0)])
+async def test_a_request_whose_connection_is_gone_starts_nothing(
+    server: Any, more: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    started: list[object] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        started.append(scope)
+
+    preflight = {"Origin": "https://app.test", "Access-Control-Request-Method": "GET"}
+    for options in ({}, {"client": client_ip(trusted=["unix"])}, {"client": client_ip(trusted=1)}):
+        rules = [Rule("/health", exempt=True), Rule("*", "9/hour", key=everyone)]
+        gate = RateLimitMiddleware(app, rules=rules, **options)
+        scope = scope_of(client=None, server=server, headers=preflight | {"X-Forwarded-For": "192.0.2.7"}, **more)
+        await send_scope(gate, scope)
+        bare = scope_of(server=server, **more)
+        del bare["client"], bare["headers"]
+        await send_scope(gate, bare | {"headers": []})
+        assert gate.findings == []
+        assert gate.limiter.stats().total.refused == 2
+    assert started == []
+
+
 async def test_a_scope_without_the_client_key_is_the_unknown_peer() -> None:
-    scope = scope_of()
+    scope = scope_of(server=("/run/app.sock", None))
     del scope["client"]
     assert (await send_scope(RateLimitMiddleware(hello, limits="1/hour"), scope)).status == 200
 

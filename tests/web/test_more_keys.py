@@ -107,7 +107,7 @@ async def test_a_bare_client_ip_in_a_key_is_the_client_that_the_middleware_finds
     ("peer", "key"), [(None, "unknown-peer"), ("testclient", "peer:testclient"), ("2001:db8::1", "2001:db8::/48")]
 )
 async def test_a_prefix_is_cut_where_there_is_an_address(peer: str | None, key: str) -> None:
-    scope = scope_of(client=(peer, 1) if peer else None)
+    scope = scope_of(client=(peer, 1) if peer else None, server=None)
     assert await keys(Rule("*", "9/hour", key=client_ip(ipv6_prefix=48)), scope) == [key]
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import struct
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 import httpx
 import hypercorn.asyncio
@@ -20,11 +21,11 @@ from fastapi import BackgroundTasks, Depends, FastAPI, WebSocket
 from granian.constants import Interfaces
 from granian.server.embed import Server as Granian
 from starlette.middleware import Middleware
-from starlette.responses import StreamingResponse
+from starlette.responses import PlainTextResponse, StreamingResponse
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
-from slidegate import RateLimit, RateLimitMiddleware
+from slidegate import Networks, RateLimit, RateLimitMiddleware, client_ip
 
 BOUND_S = 20
 """How long a hang may last; nothing here takes as long as a second."""
@@ -75,7 +76,9 @@ class Site:
 
 
 async def with_uvicorn(app: Any, port: int, stop: asyncio.Event) -> None:
-    config = uvicorn.Config(app, port=port, log_level="warning", ws="wsproto", timeout_graceful_shutdown=BOUND_S)
+    options: dict[str, Any] = {"log_level": "warning", "ws": "wsproto", "timeout_graceful_shutdown": BOUND_S}
+    # By default uvicorn believes what peers on loopback write into X-Forwarded-For.
+    config = uvicorn.Config(app, port=port, proxy_headers=False, **options)
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve())
     await stop.wait()
@@ -137,7 +140,67 @@ def site() -> Iterator[tuple[Site, str]]:
         yield site, host
 
 
-@pytest.mark.parametrize("serve", [with_uvicorn, with_hypercorn, with_granian])
+SERVERS: Final = [with_uvicorn, with_hypercorn, with_granian]
+REQUEST: Final = b"GET /plain HTTP/1.1\r\nhost: app.test\r\nx-forwarded-for: 198.51.100.%d\r\n"
+HANDSHAKE: Final = (
+    b"connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n"
+    b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+)
+
+
+def abort(host: str, request: bytes) -> None:
+    """Send a request, and reset the connection before anybody can have read it."""
+    name, _, port = host.rpartition(":")
+    with socket.create_connection((name, int(port)), BOUND_S) as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.sendall(request)
+
+
+class Counter:
+    """An application that counts its starts."""
+
+    def __init__(self) -> None:
+        self.starts = 0
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            for _ in range(2):
+                message = await receive()
+                await send({"type": f"{message['type']}.complete"})
+            return
+        self.starts += 1
+        if scope["type"] == "websocket":
+            await receive()
+            await send({"type": "websocket.close"})
+        else:
+            await PlainTextResponse("hi")(scope, receive, send)
+
+
+@pytest.mark.parametrize("serve", SERVERS)
+@pytest.mark.parametrize(
+    ("most", "forged", "options"),
+    [
+        (3, 60, {}),
+        (0, 60, {"blocklist": Networks(["127.0.0.1"])}),
+        (3, 1, {"client": client_ip(trusted=1)}),
+        (3, 60, {"client": client_ip(trusted=["unix"])}),
+    ],
+)
+def test_aborted_requests_start_no_more_handlers_than_the_limit(
+    serve: Serve, most: int, forged: int, options: dict[str, Any]
+) -> None:
+    here = Counter()
+    with serving(serve, RateLimitMiddleware(here, limits="3/hour", **options)) as host:
+        for number in range(60):
+            abort(host, REQUEST % (number % forged + 1) + (HANDSHAKE if number % 3 == 2 else b"") + b"\r\n")
+        with httpx.Client(timeout=BOUND_S) as client:
+            headers = {"X-Forwarded-For": "198.51.100.1"}
+            statuses = [client.get(f"http://{host}/plain", headers=headers).status_code for _ in range(5)]
+    assert here.starts <= most
+    assert statuses[-1] == (429 if most else 403)
+
+
+@pytest.mark.parametrize("serve", SERVERS)
 def test_an_endpoint_refuses_behind_every_server(serve: Serve) -> None:
     with serving(serve, Site().app) as host, httpx.Client(timeout=BOUND_S) as client:
         answers = [client.get(f"http://{host}/plain") for _ in range(3)]

@@ -273,7 +273,7 @@ async def test_a_proxy_that_is_trusted_or_read_by_the_server_is_no_finding() -> 
 
 async def test_a_server_that_names_no_peer_is_found_once() -> None:
     found = gate()
-    await statuses(found, 3, client=None)
+    await statuses(found, 3, client=None, server=None)
     assert codes(found) == ["SG109"]
 
 
@@ -281,7 +281,7 @@ async def test_only_the_first_requests_are_looked_at() -> None:
     found = gate()
     await statuses(found, WATCHED)
     assert found._watch is None
-    await call(found, client=None, headers={"X-Forwarded-For": "198.51.100.7"})
+    await call(found, client=None, server=None, headers={"X-Forwarded-For": "198.51.100.7"})
     assert codes(found) == []
 
 
@@ -353,7 +353,7 @@ async def test_bans_that_do_not_meet_a_proxy_are_no_finding(options: dict[str, A
 
 async def test_a_peer_without_a_name_is_banned_by_nobody_and_so_no_finding() -> None:
     found = gate(bans=BanPolicy())
-    await call(found, client=None, headers={"X-Forwarded-For": "198.51.100.7"})
+    await call(found, client=None, server=None, headers={"X-Forwarded-For": "198.51.100.7"})
     assert codes(found) == ["SG109", "SG102"]
 
 

@@ -21,7 +21,7 @@ from ..limiter import Limiter
 from .findings import Finding
 from .keys import PathPattern
 from .lists import AddressList
-from .proxies import UNKNOWN_PEER, ClientAddress
+from .proxies import UNKNOWN_PEER, ClientAddress, is_gone
 from .routes import walk
 from .rules import Rule, compile_pattern
 
@@ -266,6 +266,8 @@ class Watch:
         self._left -= 1
         client = scope.get("client")
         host = (client[0] if client else None) or ""
+        if is_gone(scope):
+            return
         if not host and "SG109" not in self._found:
             self._found.add("SG109")
             yield Finding("SG109", f"the server names no peer: all such requests are one client, {UNKNOWN_PEER!r}")

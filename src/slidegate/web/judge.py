@@ -23,12 +23,13 @@ from .calls import Calls
 from .gates import Gate, RuleSet, Selection
 from .lists import AddressList
 from .messages import Watched
-from .proxies import ClientAddress
+from .proxies import ClientAddress, is_gone
 from .record import STATUS, Record, is_preflight
 from .waiting import wait_turn
 
 _ALLOWLISTED: Final = Decision(True, Reason.ALLOWLISTED)
 _EXEMPT: Final = Decision(True, Reason.EXEMPT)
+_GONE: Final = Barred("gone")
 _MEMO: Final = 4_096
 
 
@@ -70,6 +71,8 @@ class Judge:
 
     def decide(self, scope: Scope, before: Record) -> Decision | Awaitable[Decision]:
         """Decide about a request, given what gates further out decided."""
+        if scope.get("client") is None and is_gone(scope):
+            return _GONE  # before anybody believes what its headers say
         client_key, address = self._client.locate(scope)
         if before and before.allowlisted():
             return _ALLOWLISTED

@@ -41,7 +41,7 @@ from .forwarded import field_value, read_node, split_forwarded, split_list
 from .keys import check_header_name
 
 UNKNOWN_PEER: Final = "unknown-peer"
-"""The key of all requests whose server names no peer, for example behind a Unix socket."""
+"""The key of all requests whose server has no peer to name, for example behind a Unix socket."""
 UNIX: Final = "unix"
 """The entry among trusted proxies that stands for peers without an address."""
 
@@ -133,6 +133,17 @@ class ClientAddress:
         else:
             key = UNKNOWN_PEER
         return remember(self._peers, host, (key, address))
+
+
+def is_gone(scope: Scope) -> bool:
+    """Tell whether the connection was reset before the server asked who its peer is.
+
+    uvicorn asks when it takes a connection on; after a reset there is no answer, and it goes on with ``client=None``. A
+    server that has a peer to name says on which host and port it listens; one on a Unix socket has no port. hypercorn
+    drops such a connection, and granian knows the peer from the moment when it came.
+    """
+    server = scope.get("server")
+    return scope.get("client") is None and server is not None and server[1] is not None
 
 
 def client_ip(
