@@ -259,7 +259,41 @@ def speaking(path: str, bans: int) -> Any:
     return bans
 
 
-SCENES = {scene.__name__: scene for scene in (crowd, heirs, starts, killing, banning, readers, stopped, speaking)}
+def growing(path: str, processes: int, rounds: int) -> Any:
+    """Processes open a small file one after the other while it grows, and all go on writing to it.
+
+    Returns the exit codes, the sizes of the file as they were seen, and how many windows it holds at the end.
+    """
+    options: dict[str, Any] = {"map_size": 1 << 16, "max_map_size": 1 << 26}
+    asked, sizes = bucket(5), []
+    data = os.path.join(path, "data.mdb")
+
+    def act(number: int) -> Callable[[int], None]:
+        def fill(writing: int) -> None:
+            store = LmdbStore(path, **options)
+            for turn in range(rounds):
+                for key in range(200):
+                    store.hit(((asked, f"user:{number}-{turn}-{key:>040}", 1),))
+                store.peek(((asked, "user:0", 1),))
+            os.write(writing, b"x")
+
+        return fill
+
+    store = LmdbStore(path, **options)
+    actors = []
+    for number in range(processes):
+        actors.append(actor(act(number)))
+        for key in range(300):
+            store.hit(((asked, f"first:{number}-{key:>040}", 1),))
+            sizes.append(os.stat(data).st_size)
+    codes = [outcome(*one)[1] for one in actors]
+    sizes.append(os.stat(data).st_size)
+    return {"codes": codes, "shrunk": sizes != sorted(sizes), "keys": store.stats().keys, "grown": sizes[-1] > 1 << 20}
+
+
+SCENES = {
+    scene.__name__: scene for scene in (crowd, heirs, starts, killing, banning, readers, stopped, speaking, growing)
+}
 
 if __name__ == "__main__":
     name, place, *given = sys.argv[1:]

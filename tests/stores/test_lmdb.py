@@ -25,7 +25,7 @@ from slidegate.core.errors import StoreTimeout, StoreUnavailable
 from slidegate.limiter import Limiter
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.lmdb.bans import LmdbBans
-from slidegate.stores.lmdb.files import GATE
+from slidegate.stores.lmdb.files import DATA
 from slidegate.stores.lmdb.turns import LOOK_EVERY
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.testing.contract import StoreContract
@@ -134,7 +134,7 @@ class Counted:
 @contextmanager
 def gate_held(store: LmdbStore) -> Iterator[int]:
     """Write for ever, as seen from the store."""
-    gate = os.open(store._env.path / GATE, os.O_RDWR)
+    gate = os.open(store._env.path / DATA, os.O_RDWR)
     fcntl.flock(gate, fcntl.LOCK_EX)
     yield gate
     os.close(gate)

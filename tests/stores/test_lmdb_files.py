@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import collections
-import itertools
+import fcntl
 import os
+import random
 import re
 import shutil
+import signal
 import stat
+import subprocess
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +26,7 @@ from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.lmdb import opening as lmdb_opening
 from slidegate.stores.lmdb.files import check_directory, check_file_system, file_system
 from slidegate.testing import RecordingObserver
-from tests.stores.test_lmdb import fork, gate_held
+from tests.stores.test_lmdb import fork, gate_held, in_another_process
 
 HOUR_US = 3_600_000_000
 ASKED = ((Bucket("rule", parse_limits("5/hour")), "user:ann", 1),)
@@ -115,12 +120,19 @@ def test_the_environment_of_another_program_is_left_alone(tmp_path: Path) -> Non
     assert (tmp_path / "lmdb" / "data.mdb").read_bytes()[8_192 : len(before)] == before[8_192:]
 
 
-def test_another_data_format_of_lmdb_is_left_alone(place: Path) -> None:
-    with (place / "data.mdb").open("r+b") as file:
-        file.seek(20)
-        file.write(b"\x03")
+@pytest.mark.parametrize("marks", [(16, 4_112), (24,)])
+def test_another_data_format_of_lmdb_is_left_alone(place: Path, marks: tuple[int, ...]) -> None:
+    data = place / "data.mdb"
+    content = bytearray(data.read_bytes())
+    mark = content[16:20]
+    for at in marks:
+        content[at : at + 5] = mark + b"\x03"
+    if 16 not in marks:
+        content[16:20] = bytes(4)
+    data.write_bytes(content)
     with pytest.raises(ConfigurationError, match="has LMDB's data format 3; expected 1"):
         LmdbStore(place, **SMALL)
+    assert data.read_bytes() == content
 
 
 def rewrite_version(place: Path, version: int) -> None:
@@ -179,18 +191,152 @@ def test_files_that_are_taken_away_are_made_again(place: Path, monkeypatch: pyte
     store.close()
 
 
-def test_after_a_loss_of_power_every_page_is_looked_at(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("lmdb.verify", reason="this py-lmdb has no verifier")
-    boots = itertools.count(1)
-    monkeypatch.setattr(lmdb_opening, "boot_id", lambda: next(boots).to_bytes(16, "big"))
-    store, heard = opened(place)
-    store.close()
-    assert heard.kinds == []
+def test_before_it_is_opened_every_page_is_looked_at(place: Path) -> None:
     with (place / "data.mdb").open("r+b") as file:
         file.seek(2 * 4_096)
         file.write(b"\xff" * 8 * 4_096)  # the pages that hold everything
     store, heard = opened(place)
-    assert heard.kinds[0] == "store_set_aside"
+    assert heard.kinds == ["store_set_aside", "bans_rescued"]
+    store.close()
+
+
+def test_a_file_that_others_have_open_is_not_read_whole(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError("somebody may be writing")
+
+    first, _ = opened(place)
+    monkeypatch.setattr(lmdb.verify, "verify", fail)
+    pid = fork()
+    if not pid:
+        code = 1
+        try:
+            code = 0 if LmdbStore(place, **SMALL).hit(ASKED) else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert first.hit(ASKED).remaining == 2  # type: ignore[union-attr]
+    first.close()
+
+
+FLIPS = [(seed, 40) for seed in range(6)]
+
+
+@pytest.mark.parametrize(
+    ("seed", "flips"),
+    [*FLIPS, *(pytest.param(seed, flips, marks=pytest.mark.deep) for seed in range(60) for flips in (3, 2_000))],
+)
+def test_whatever_bytes_are_damaged_the_next_worker_starts_and_counts(tmp_path: Path, seed: int, flips: int) -> None:
+    path, chance = tmp_path / "lmdb", random.Random(seed)
+    store = LmdbStore(path, **SMALL)
+    asked = ASKED[0][0]
+    for number in range(400):
+        store.hit(((asked, f"user:{number}", 1),))
+    for number in range(100):
+        store.bans.ban(f"user:{number}", HOUR_US, "by request", "ann")
+    used = store.stats().bytes_used
+    store.close()
+    data = path / "data.mdb"
+    content = bytearray(data.read_bytes())
+    for _ in range(flips):
+        content[chance.randrange(used)] ^= 1 << chance.randrange(8)
+    data.write_bytes(content)
+    code = f"""
+from slidegate.core import Bucket, parse_limits
+from slidegate.stores.lmdb import LmdbStore
+from slidegate.core.errors import StoreUnavailable
+for turn in range(3):
+    store = LmdbStore({str(path)!r}, map_size=1 << 20)
+    asked = Bucket("rule", parse_limits("5/hour"))
+    for number in range(450):
+        for again in range(3):
+            try:
+                store.hit(((asked, f"user:{{number}}", 1),))
+                break
+            except StoreUnavailable:
+                pass  # once: then the file is set aside
+        else:
+            raise SystemExit("it does not recover")
+    store.bans.history()
+    store.close()
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, f"seed {seed}, flips {flips}: {ended.returncode} {ended.stderr[-2_000:]}"
+
+
+def test_a_head_that_is_overwritten_while_the_file_is_open_is_set_aside(place: Path) -> None:
+    store, heard = opened(place)
+    with (place / "data.mdb").open("r+b") as file:
+        for page in range(2):
+            file.seek(page * 4_096 + 16)
+            file.write(b"\xff" * 144)
+    answered = []
+    for _ in range(3):
+        with suppress(StoreUnavailable):
+            answered.append(store.hit(ASKED).remaining)  # type: ignore[union-attr]
+    assert answered[-1] <= 4  # type: ignore[operator]
+    assert "store_set_aside" in heard.kinds
+    store.close()
+
+
+def test_a_process_with_the_same_number_in_another_container_is_an_error_that_says_so(place: Path) -> None:
+    mine, reading, writing = os.getpid(), *os.pipe()
+    pid = fork()
+    if not pid:
+        with (place / "lock.mdb").open("r+b") as file:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, mine)  # as LMDB says that this number is alive
+            os.write(writing, b"x")
+            signal.pause()
+    os.read(reading, 1)
+    try:
+        with pytest.raises(ConfigurationError, match=f"another process with the number {mine}, in another cont"):
+            LmdbStore(place, **SMALL)
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    opened(place)[0].close()
+
+
+@pytest.mark.parametrize("deleted", [("lock.mdb",), ("data.mdb",), ("lock.mdb", "data.mdb")])
+def test_who_starts_beside_a_stopped_writer_whose_files_were_deleted_does_not_hang(
+    place: Path, deleted: tuple[str, ...]
+) -> None:
+    reading, writing = os.pipe()
+    pid = fork()
+    if not pid:
+        own = LmdbStore(place, **SMALL)
+        own._env.begin()
+        os.write(writing, b"x")
+        os.kill(os.getpid(), signal.SIGSTOP)
+        os._exit(0)
+    os.read(reading, 1)
+    os.waitpid(pid, os.WUNTRACED)
+    try:
+        for name in deleted:
+            (place / name).unlink()
+        code = (
+            "from slidegate.stores.lmdb import LmdbStore, opening\n"
+            "from slidegate.core.errors import StoreTimeout\n"
+            "opening.PATIENCE_S = 0.1\n"
+            "try:\n"
+            f"    store = LmdbStore({str(place)!r}, map_size=1 << 20)\n"
+            "    print(store.stats().keys)\n"
+            "except StoreTimeout:\n"
+            "    print('stopped')\n"
+        )
+        ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+        assert ended.stdout == ("0\n" if "data.mdb" in deleted else "stopped\n"), ended.stderr
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def test_a_lock_file_that_is_deleted_while_workers_run_lets_nobody_write_over_them(place: Path) -> None:
+    store, _ = opened(place)
+    (place / "lock.mdb").unlink()
+    in_another_process(store, lambda own: own.hit(ASKED))  # takes over what was counted, in a file of its own
+    assert store.hit(ASKED).remaining == 3  # type: ignore[union-attr]
+    assert store.hit(ASKED).remaining == 2  # type: ignore[union-attr]
+    assert len(store.bans.active()) == 2
     store.close()
 
 
@@ -253,7 +399,7 @@ def as_nobody(act: Callable[[], object]) -> str:
         return pipe.read()
 
 
-@pytest.mark.parametrize("locked", ["data.mdb", "gate", "."])
+@pytest.mark.parametrize("locked", ["data.mdb", "."])
 def test_lm_14_files_of_somebody_else_are_an_error_that_names_them(
     place: Path, locked: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -280,7 +426,7 @@ def test_lm_18_a_directory_that_everybody_may_write_to_is_refused(place: Path) -
         LmdbStore(place, **SMALL)
 
 
-@pytest.mark.parametrize("name", ["data.mdb", "lock.mdb", "gate"])
+@pytest.mark.parametrize("name", ["data.mdb", "lock.mdb"])
 def test_lm_18_nothing_is_written_through_a_link(place: Path, tmp_path: Path, name: str) -> None:
     victim = tmp_path / "victim"
     victim.write_bytes(b"precious")
@@ -299,7 +445,7 @@ def test_a_file_in_the_place_of_the_directory_is_an_error(tmp_path: Path) -> Non
 
 def test_nobody_else_may_read_the_files(place: Path) -> None:
     modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in place.iterdir()}
-    assert modes == {"data.mdb": 0o600, "lock.mdb": 0o600, "gate": 0o600}
+    assert modes == {"data.mdb": 0o600, "lock.mdb": 0o600}
     assert stat.S_IMODE(place.stat().st_mode) == 0o700
 
 

@@ -96,3 +96,14 @@ def test_lm_09_children_of_a_process_with_an_open_store_open_their_own(tmp_path:
 @pytest.mark.parametrize("rounds", [10, pytest.param(100, marks=pytest.mark.deep)])
 def test_lm_19_processes_that_start_at_once_make_one_environment(tmp_path: Path, rounds: int) -> None:
     assert play("starts", tmp_path / "lmdb", 8, rounds) == [[20, 1]] * rounds
+
+
+@pytest.mark.parametrize(("processes", "rounds"), [(4, 10), pytest.param(16, 60, marks=pytest.mark.deep)])
+def test_a_process_that_starts_never_cuts_off_what_others_have_mapped(
+    tmp_path: Path, processes: int, rounds: int
+) -> None:
+    seen = play("growing", tmp_path / "lmdb", processes, rounds)
+    assert seen["codes"] == [0] * processes  # SIGBUS is -7
+    assert not seen["shrunk"]
+    assert seen["grown"]
+    assert seen["keys"] == processes * (rounds * 200 + 300)

@@ -32,6 +32,7 @@ from ...core.errors import StoreUnavailable
 from ...core.protocols import Clock
 from .books import LAST, Book, Rules
 from .env import Environment
+from .opening import BROKEN
 from .records import salvage
 from .turns import Turns
 from .windows import Session
@@ -161,6 +162,8 @@ class LmdbBans:
                         rules.leave()
             finally:
                 self._env.end_read(txn)
+        except BROKEN as error:
+            raise self._env.condemn(error) from error
         except lmdb.Error as error:
             raise StoreUnavailable(f"lmdb: {self._env.path}: {error}") from error
 

@@ -1,8 +1,12 @@
 """An open LMDB environment, and who may write.
 
-Who writes holds the *gate*, an advisory lock (`flock`) on a file beside the data. LMDB has a lock of its own, but a
-wait for that cannot be given up: one stopped process would hang every event loop of the host. A lock that is only ever
-tried cannot. Whoever holds the gate finds LMDB's lock free; if a process dies, the kernel opens its gate.
+Who writes holds the *gate*, an advisory lock (`flock`) on the data file itself: whatever happens to other files, nobody
+gets past it. LMDB has a lock of its own, but a wait for that cannot be given up: one stopped process would hang every
+event loop of the host. A lock that is only ever tried cannot. Whoever holds the gate finds LMDB's lock free; if a
+process dies, the kernel opens its gate.
+
+A process may write through its map of the file, and LMDB cuts the file to the map. So whoever maps it anew, to follow
+one who made it larger or to make it larger, holds the gate, and maps at least the whole file: it never shrinks.
 
 Neither an LMDB environment nor a lock on a file survives `fork`, so a child opens anew. It must not *close* what it has
 inherited: that would empty the places of its parent's readers. It drops it, while nobody is in a transaction.
@@ -13,6 +17,7 @@ from __future__ import annotations
 import fcntl
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -20,14 +25,16 @@ from weakref import WeakSet
 
 import lmdb
 
-from ...core.errors import ConfigurationError, StoreUnavailable
+from ...core.errors import ConfigurationError, StoreTimeout, StoreUnavailable
 from ...core.protocols import Event
+from . import opening
 from .clock import RECORD_EVERY_US, boot_id, boot_us, wall_us, written
-from .files import DATA
-from .opening import CLOCK, Databases, Options, open_files, take_room
+from .files import DATA, LOCK
+from .opening import CLOCK, POLL_S, Databases, Options, open_files, take_room, whole_size, writes_through
 
 _IN_PROCESS_S: Final = 0.05
 _BEFORE_FORK_S: Final = 5.0
+_TOO_SHORT: Final = "its head names pages that the file does not have"
 _NO_DATABASES: Final = Databases(*(None,) * len(Databases._fields))  # type: ignore[arg-type]
 
 
@@ -57,15 +64,15 @@ class Environment:
         self.untold: list[Event] = []
         self.salvage: list[Path] = []
         self._lmdb: Any = None
-        self._gate = -1
+        self._file = -1
         self._lock = threading.Lock()
         self._map = threading.Lock()  # held while the map is read or changes its size
         self._offset_us = 0
         self._looked_us = 0
-        self._inode = 0
+        self._inodes = (0, 0)
         self._suspect = (0, "")
         self._leaves = False  # whether to let go of the files after this transaction
-        self._open()
+        self._open(opening.PATIENCE_S)
         _environments.add(self)
 
     def now_us(self) -> int:
@@ -81,7 +88,7 @@ class Environment:
         try:
             if self._lmdb is None:
                 self._reopen()
-            fcntl.flock(self._gate, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self._lock.release()
             return None
@@ -95,12 +102,12 @@ class Environment:
             raise
 
     def _write(self) -> Any:
-        try:
-            return self._lmdb.begin(self.dbs.windows, write=True)
-        except lmdb.MapResizedError:
-            with self._map:
-                self._lmdb.set_mapsize(0)
-            return self._lmdb.begin(self.dbs.windows, write=True)
+        for _ in range(2):
+            try:
+                return self._lmdb.begin(self.dbs.windows, write=True)
+            except lmdb.MapResizedError:
+                self._map_whole()
+        raise lmdb.CorruptedError(_TOO_SHORT)
 
     def commit(self, txn: Any) -> None:
         """Write a transaction down, and let others write."""
@@ -117,23 +124,25 @@ class Environment:
             self._let_others()
 
     def read(self) -> Any:
-        """Begin to read; `end_read` has to follow. Waits for no other process."""
+        """Begin to read; `end_read` has to follow. Waits for no other process, unless one has made the file larger."""
         if self._lmdb is None:
             with self._lock:
                 if self._lmdb is None:
                     self._reopen()
-        self._map.acquire()
-        try:
+        for _ in range(3):
+            self._map.acquire()
             try:
                 return self._lmdb.begin(self.dbs.windows)
             except lmdb.ReadersFullError:
                 self._lmdb.reader_check()  # slots of processes that are dead
+                self._map.release()
             except lmdb.MapResizedError:
-                self._lmdb.set_mapsize(0)
-            return self._lmdb.begin(self.dbs.windows)
-        except BaseException:
-            self._map.release()
-            raise
+                self._map.release()
+                self._follow()
+            except BaseException:
+                self._map.release()
+                raise
+        raise lmdb.CorruptedError(_TOO_SHORT)
 
     def end_read(self, txn: Any) -> None:
         """End a transaction that `read` began."""
@@ -160,21 +169,53 @@ class Environment:
 
     def _grow(self) -> bool:
         with self._map:
+            if self._lmdb.reader_check():
+                return True  # pages that were kept for readers that are dead can be used again
             before = self._lmdb.info()["map_size"]
-            self._lmdb.set_mapsize(0)  # another process may have made it larger
+            self._map_whole_now()  # another process may have made it larger
             if self._lmdb.info()["map_size"] > before:
                 return True
             size = min(2 * before, self.options.max_map_size)
             if size <= before:
                 return False
             try:
-                take_room(self.path, size, self.options)
+                take_room(self._file, size, self.options)
             except OSError as error:
                 self.untold.append(Event("map_full", f"{self.path} cannot grow to {size} bytes: {error.strerror}"))
                 return False
             self._lmdb.set_mapsize(size)
             self.untold.append(Event("map_grown", f"{self.path} has grown to {size} bytes", {"bytes": size}))
             return True
+
+    def _follow(self) -> None:
+        """Map a file that another process has made larger; see the theory above for why that takes the gate."""
+        until_s = time.monotonic() + _IN_PROCESS_S
+        if not self._lock.acquire(timeout=_IN_PROCESS_S):
+            raise StoreTimeout(f"lmdb: another thread has been writing to {self.path} for {_IN_PROCESS_S:g} s")
+        try:
+            while not self._has_gate():
+                if time.monotonic() > until_s:
+                    raise StoreTimeout(f"lmdb: {self.path} has grown, and another process is writing; is it stopped?")
+                time.sleep(POLL_S)
+            self._map_whole()
+        finally:
+            self._let_others()
+
+    def _has_gate(self) -> bool:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def _map_whole(self) -> None:
+        with self._map:
+            self._map_whole_now()
+
+    def _map_whole_now(self) -> None:
+        # Where nothing is written through the map, the file is shorter than the map, and LMDB cuts nothing off.
+        size = max(whole_size(self._file), self._lmdb.info()["map_size"]) if writes_through(self.options) else 0
+        self._lmdb.set_mapsize(size)
 
     def look_after(self, txn: Any, now_us: int) -> None:
         """About once a second, write the time down, and see whether the files are still those of the path.
@@ -188,10 +229,8 @@ class Environment:
         self._looked_us = now_us
         record = txn.get(CLOCK, None, self.dbs.meta)
         txn.put(CLOCK, written(record, boot_id(), self._offset_us, boot_us(), wall_us()), db=self.dbs.meta)
-        try:
-            self._leaves = (self.path / DATA).stat().st_ino != self._inode
-        except OSError:
-            self._leaves = True
+        self._lmdb.reader_check()  # pages that are kept for a reader that is dead are never used again
+        self._leaves = not self._are_ours()
 
     def sizes(self) -> tuple[int, int, int]:
         """Return the number of windows, and how many bytes of the file have been used and are held."""
@@ -205,11 +244,16 @@ class Environment:
 
     # -- opening and closing -----------------------------------------------------------------------------------------
 
-    def condemn(self, error: Exception) -> None:
-        """Use a data file no more that turned out to be damaged: it is set aside when the files are opened next."""
+    def condemn(self, error: Exception) -> StoreUnavailable:
+        """Use a data file no more that turned out to be damaged: it is set aside when the files are opened next.
+
+        Returns:
+            What to raise.
+        """
         with self._lock, self._map:
-            self._suspect = self._inode, str(error)
+            self._suspect = self._inodes[0], str(error)
             self._close()
+        return StoreUnavailable(f"lmdb: {self.path} is damaged: {error}")
 
     def close(self) -> None:
         """Let go of the files."""
@@ -233,10 +277,17 @@ class Environment:
         if self._lmdb is not None:
             self._lmdb = None
             self.dbs = _NO_DATABASES._replace(secret=self.dbs.secret)
-            os.close(self._gate)
+            os.close(self._file)
+
+    def _are_ours(self) -> bool:
+        """Tell whether the files are still those of the path, also LMDB's, by which it knows who reads."""
+        try:
+            return ((self.path / DATA).stat().st_ino, (self.path / LOCK).stat().st_ino) == self._inodes
+        except OSError:
+            return False
 
     def _let_others(self) -> None:
-        fcntl.flock(self._gate, fcntl.LOCK_UN)
+        fcntl.flock(self._file, fcntl.LOCK_UN)
         if self._leaves:
             with self._map:
                 self._close()
@@ -247,17 +298,17 @@ class Environment:
         self._leaves = False
         if environment is not None:
             environment.close()
-            os.close(self._gate)
+            os.close(self._file)
 
     def _reopen(self) -> None:
         try:
-            self._open()
+            self._open(_IN_PROCESS_S)  # somebody's loop may wait
         except ConfigurationError as error:
             raise StoreUnavailable(str(error)) from error
 
-    def _open(self) -> None:
-        opened = open_files(self.path, self.options, self._suspect)
-        self._lmdb, self._gate, self.dbs, self._offset_us, self._inode, events, salvage = opened
+    def _open(self, patience_s: float) -> None:
+        opened = open_files(self.path, self.options, patience_s, self._suspect)
+        self._lmdb, self._file, self.dbs, self._offset_us, self._inodes, events, salvage = opened
         self.untold += events
         self.salvage += salvage
         self.opened += 1

@@ -1,28 +1,32 @@
 """The files of an LMDB environment: where they may lie, and whether they can be trusted.
 
-A directory holds four: ``data.mdb`` and ``lock.mdb`` are LMDB's own, ``gate`` is locked by whoever writes, and what
-turned out to be damaged is kept as ``data.mdb.corrupt-<time>``.
+A directory holds ``data.mdb`` and ``lock.mdb``, which are LMDB's own, and what turned out to be damaged is kept as
+``data.mdb.corrupt-<time>``.
 
-LMDB maps its file into memory and follows the page numbers that it finds there. In a file that is shorter than its own
-head says this ends the process, so the head is read first, without LMDB.
+LMDB maps its file into memory and follows the page numbers that it finds there, which in a damaged file ends the
+process. So a file is read first, without LMDB: always its head, and every page where no other process has it open.
+Whoever has it open trusts it already, and may be writing to it.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
+import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from struct import Struct
-from typing import Final
+from typing import Any, Final
 
-from ...core.errors import ConfigurationError
+import lmdb.verify
+
+from ...core.errors import ConfigurationError, StoreUnavailable
 
 DATA: Final = "data.mdb"
 LOCK: Final = "lock.mdb"
-GATE: Final = "gate"
 
 # Locks and shared memory do not reach over these to other hosts, and on some of them not even to other processes.
 NETWORKED: Final = frozenset(
@@ -40,6 +44,7 @@ _META: Final = Struct("=IIQQ IHHQQQQQ IHHQQQQQ QQ")  # see MDB_meta in LMDB's md
 _META_FLAG: Final = 0x08
 _MAGIC: Final = 0xBEEFC0DE
 _FORMAT: Final = 1
+_NEWER_HEAD: Final = 24  # where the mark stands in LMDB 1.0
 
 
 def check_directory(path: Path) -> None:
@@ -51,7 +56,7 @@ def check_directory(path: Path) -> None:
     try:
         path.mkdir(mode=0o700, exist_ok=True)
         found = path.stat()
-        linked = [path / name for name in (DATA, LOCK, GATE) if (path / name).is_symlink()]
+        linked = [path / name for name in (DATA, LOCK) if (path / name).is_symlink()]
     except FileNotFoundError:
         raise ConfigurationError(f"lmdb: {path.parent} does not exist; make it, or choose another path") from None
     except FileExistsError:
@@ -121,29 +126,79 @@ def unusable(path: Path, error: OSError) -> ConfigurationError:
     return ConfigurationError(problem)
 
 
-def damage(path: Path) -> str:
-    """Return what is wrong with a data file; empty if it looks right, is empty or is not there.
+class Damaged(StoreUnavailable):
+    """Something is wrong with a data file; the message says what."""
+
+
+def check_data(path: Path) -> None:
+    """See that the data file of a directory can be given to LMDB. Nobody else may write to it meanwhile.
 
     Raises:
+        Damaged: It cannot.
         ConfigurationError: It was written by another major version of LMDB: it may be in order, and is left alone.
     """
+    data = path / DATA
+    short = _check_head(data)
+    if sys.maxsize <= 2**32 or not (short or _nobody_else_has(path / LOCK)):
+        return
     try:
-        size = path.stat().st_size
+        verify: Any = lmdb.verify.verify
+        found = verify(str(data), subdir=False)[:1]
+    except lmdb.verify.VerifyError as error:
+        found = [str(error)]
+    except Exception as error:  # it fell over what it found
+        found = [repr(error)]
+    if found:
+        raise Damaged(short or found[0])
+
+
+def is_file_at(file: int, path: Path) -> bool:
+    """Tell whether an open file is still the one at a path."""
+    try:
+        found = path.stat()
     except FileNotFoundError:
-        return ""
-    if size == 0:
-        return ""
+        return False
+    return os.path.samestat(found, os.fstat(file))
+
+
+def _nobody_else_has(lock: Path) -> bool:
+    """Tell whether no process has the environment open; each keeps a lock on the first byte of LMDB's lock file.
+
+    This process must not have it open: closing the file here would end the lock of LMDB.
+    """
+    try:
+        file = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return True
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
+    except OSError:
+        return False
+    finally:
+        os.close(file)
+    return True
+
+
+def _check_head(path: Path) -> str:
+    """Look at the two first pages; return in which way the file is shorter than they say, if it is.
+
+    Pages at the end that were free before they were written need not be there.
+    """
+    size = path.stat().st_size
     with path.open("rb") as file:
-        first = _meta(file.read(_PAGE_HEAD.size + _META.size))
+        head = file.read(_PAGE_HEAD.size + _META.size)
+        first = _meta(head)
         if first is None:
-            return "it is no LMDB file"
+            if head[_NEWER_HEAD : _NEWER_HEAD + 4] == _MAGIC.to_bytes(4, sys.byteorder):
+                raise _of_another_format(path, int.from_bytes(head[_NEWER_HEAD + 4 : _NEWER_HEAD + 8], sys.byteorder))
+            raise Damaged("it is no LMDB file")
         file_format, page_bytes, _, _ = first
-        if file_format != _FORMAT:
-            raise ConfigurationError(f"lmdb: {path} has LMDB's data format {file_format}; expected {_FORMAT}")
         file.seek(page_bytes)
         second = _meta(file.read(_PAGE_HEAD.size + _META.size))
     if second is None or second[:2] != first[:2]:
-        return "its second page is damaged"
+        raise Damaged("its second page is damaged")
+    if file_format != _FORMAT:
+        raise _of_another_format(path, file_format)
     last_page = max(first, second, key=lambda meta: meta[3])[2]
     if (last_page + 1) * page_bytes > size:
         return f"it ends after {size} bytes, and says that it has {(last_page + 1) * page_bytes}"
@@ -156,6 +211,10 @@ def set_aside(path: Path) -> Path:
     path.rename(kept)
     (path.parent / LOCK).unlink(missing_ok=True)
     return kept
+
+
+def _of_another_format(path: Path, found: int) -> ConfigurationError:
+    return ConfigurationError(f"lmdb: {path} has LMDB's data format {found}; expected {_FORMAT}")
 
 
 def _meta(head: bytes) -> tuple[int, int, int, int] | None:

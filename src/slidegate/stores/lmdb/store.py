@@ -19,7 +19,7 @@ from os import PathLike
 from typing import Final, Literal
 
 try:
-    import lmdb
+    import lmdb  # noqa: F401 - who has it not is told what to install
 except ImportError as error:
     raise ImportError('LmdbStore needs the package lmdb: pip install "slidegate[lmdb]"') from error
 
@@ -43,9 +43,6 @@ DEFAULT_MAP_SIZE: Final = 64 * 2**20
 DEFAULT_MAX_MAP_SIZE: Final = 2**30
 MIN_MAP_SIZE: Final = 2**16
 MAX_MAP_SIZE: Final = 2**40
-SAY_FULL_EVERY_US: Final = 60_000_000
-_MANY: Final = 100_000
-_BROKEN: Final = (lmdb.CorruptedError, lmdb.InvalidError, lmdb.PageNotFoundError, lmdb.PanicError)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from ...core.errors import StoreUnavailable
 from ...core.observers import Observers
 from ...core.protocols import Clock, Event
 from .env import Environment
+from .opening import BROKEN
 from .turns import Job
 from .windows import Session, Upkeep
 
@@ -21,7 +22,6 @@ SAY_FULL_EVERY_US: Final = 60_000_000
 T = TypeVar("T")
 
 _MANY: Final = 100_000
-_BROKEN: Final = (lmdb.CorruptedError, lmdb.InvalidError, lmdb.PageNotFoundError, lmdb.PanicError)
 
 
 class Transactions:
@@ -61,6 +61,8 @@ class Transactions:
                 return ask(Session(txn, self._env.dbs, self._now_us(), self._max_keys, Upkeep()))
             finally:
                 self._env.end_read(txn)
+        except BROKEN as error:
+            raise self._env.condemn(error) from error
         except lmdb.Error as error:
             raise StoreUnavailable(f"lmdb: {self._env.path}: {error}") from error
 
@@ -76,9 +78,8 @@ class Transactions:
                     return self._write(jobs)
                 except lmdb.MapFullError:
                     self._make_room()
-        except _BROKEN as error:
-            self._env.condemn(error)
-            raise StoreUnavailable(f"lmdb: {self._env.path} is damaged: {error}") from error
+        except BROKEN as error:
+            raise self._env.condemn(error) from error
         except (lmdb.Error, OSError) as error:
             raise StoreUnavailable(f"lmdb: {self._env.path}: {error}") from error
 
