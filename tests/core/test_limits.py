@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slidegate.core import ConfigurationError, Limit, parse_duration_us, parse_limits
-from slidegate.core.limits import MAX_AMOUNT, MAX_WINDOW_US, format_duration
+from slidegate.core.limits import MAX_AMOUNT, MAX_WINDOW_US
+from slidegate.core.spans import format_duration
 
 MINUTE_US = 60_000_000
 DAY_US = 86_400_000_000
@@ -56,6 +57,36 @@ def test_cf_01_a_limit_is_read_as_it_is_written(text: str, amount: int, window_u
     resolution = "" if window_us >= 1_000 * 64 else " @10"
     (limit,) = parse_limits(text + resolution)
     assert (limit.amount, limit.window_us) == (amount, window_us)
+
+
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        ("1/month", "a month has no fixed length; write \"30 days\", not 'month'"),
+        ("100 per 2 months", 'write "60 days"'),
+        ("1/year", 'a year has no fixed length; write "365 days"'),
+        ("10/second, 100/minute", "several are separated by \";\": write '10/second; 100/minute'"),
+        ("10/second|100/minute", "write '10/second;100/minute'"),
+        ("100/10", 'which unit? write "100/10s" if seconds are meant'),
+        ("100 per 60", 'write "100/60s"'),
+    ],
+)
+def test_what_other_libraries_write_is_answered_with_what_to_write(text: str, advice: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        parse_limits(text)
+    assert advice in str(caught.value)
+
+
+def test_what_is_advised_can_be_read() -> None:
+    for text in ("1/30 days", "1/365 days", "10/second; 100/minute", "100/10s"):
+        assert parse_limits(text)
+
+
+@pytest.mark.parametrize("text", [" " * 80_000, "5/" + " " * 80_000, "5/minute" + ";" * 80_000, "x" * 4_097])
+def test_a_text_that_is_too_long_is_refused_and_not_repeated(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="expected at most 4096 characters") as caught:
+        parse_limits(text)
+    assert len(str(caught.value)) < 400
 
 
 def test_a_set_of_limits_is_read_in_its_order_with_names_and_resolutions() -> None:
@@ -304,7 +335,11 @@ BAD_ARGUMENTS = [
     ({"window": b"1m"}, "window: expected a span of time"),
     ({"window": 0.0009}, "window: expected 1 ms to 400 days"),
     ({"window": 400 * 86_400 + 1}, "window: expected 1 ms to 400 days"),
-    ({"window": 1e300}, "window: expected 1 ms to 400 days"),
+    ({"window": 1e300}, "window: expected at most 292,000 years"),
+    ({"window": 1e308}, "window: expected a span of time"),
+    ({"window": 10**6_000}, "window: expected at most 292,000 years"),
+    ({"window": 10**9}, "window: expected 1 ms to 400 days"),
+    ({"amount": 10**6_000}, "not a number with too many digits"),
     ({"resolution": 0}, "resolution: expected a whole number from 1 to 3600"),
     ({"resolution": -1}, "not -1"),
     ({"resolution": 1.5}, "not 1.5"),

@@ -17,8 +17,7 @@ from itertools import chain
 from typing import Any, Final, TypeAlias
 
 from .banlist import shown
-from .errors import ConfigurationError
-from .networks import MOST_QUOTED, quoted
+from .errors import MOST_QUOTED, ConfigurationError, quoted
 
 Entry: TypeAlias = tuple[int, str, int | None]
 """(line, text of an address or network, when it ends in microseconds of Unix time if it does)."""

@@ -9,8 +9,8 @@ from datetime import UTC, datetime, timedelta
 from heapq import heapify, heappop, heappush
 from typing import Final, Literal, TypeAlias
 
-from .errors import ConfigurationError
-from .networks import Address, canonical_key, parse_network, prefix_length, quoted
+from .errors import ConfigurationError, quoted
+from .networks import Address, canonical_key, parse_network, prefix_length
 
 Guarded: TypeAlias = str | Address
 """Whose ban refuses a request: a key, or an address that may lie in a banned network."""

@@ -20,10 +20,10 @@ from .limits import (
     Limit,
     check_name,
     check_whole,
-    format_duration,
     parse_duration_us,
     parse_limits,
 )
+from .spans import format_duration
 
 MAX_EXACT: Final = 64
 """Up to so many strikes each is remembered by its moment."""

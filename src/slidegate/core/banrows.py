@@ -13,9 +13,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from .banlist import MAX_KEY_BYTES, Ban, ban_key, clean_reason, shown
 from .banpolicy import MAX_EXACT
 from .bans import Standing, Strike
-from .errors import ConfigurationError
+from .errors import ConfigurationError, quoted
 from .limits import MAX_WINDOW_US, check_name
-from .networks import quoted
 
 Row: TypeAlias = Mapping[str, Any]
 

@@ -13,7 +13,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
+
+MOST_QUOTED: Final = 80
+_LONGEST_WORD: Final = 100
 
 Concerns: TypeAlias = Literal["key", "slot", "server"]
 
@@ -51,5 +54,16 @@ class StoreTimeout(StoreError):
 
 def closest(word: str, choices: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"`` for the choice most like `word`, or an empty string."""
+    if len(word) > _LONGEST_WORD:
+        return ""  # to compare words takes time in proportion to the product of their lengths
     found = difflib.get_close_matches(word, list(choices), n=1)
     return f"; did you mean {found[0]!r}?" if found else ""
+
+
+def quoted(value: object) -> str:
+    """Return what was given as a message shows it: as in Python, and at most 80 characters of it."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no number of more than 4,300 digits
+        text = "a number with too many digits"
+    return text if len(text) <= MOST_QUOTED else text[: MOST_QUOTED - 1] + "…"

@@ -16,41 +16,32 @@ from collections.abc import Iterable
 from datetime import timedelta
 from typing import Final
 
-from .errors import ConfigurationError, closest
+from .errors import ConfigurationError, quoted
+from .spans import SPACES, format_duration, read_span_us
 
 MAX_AMOUNT: Final = 2**31 - 1
 MIN_WINDOW_US: Final = 1_000
 MAX_WINDOW_US: Final = 400 * 86_400_000_000
 MAX_RESOLUTION: Final = 3_600
 MAX_NAME: Final = 64
+MAX_TEXT: Final = 4_096
+"""Characters of a text with limits; forty of them with names fit in."""
+_MAX_SPAN_US: Final = 2**63 - 1
 # 64 counters of 4 bytes cost a quarter of a kilobyte for a busy
 # key and keep the needless wait below 2 % of the window.
 DEFAULT_RESOLUTION: Final = 64
 
 EXAMPLE: Final = '"5/minute; 100 per 2 hours; 10/30s"'
 
-_UNITS_US: Final = {
-    **dict.fromkeys(("us", "microsecond", "microseconds"), 1),
-    **dict.fromkeys(("ms", "millisecond", "milliseconds"), 1_000),
-    **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1_000_000),
-    **dict.fromkeys(("m", "min", "mins", "minute", "minutes"), 60_000_000),
-    **dict.fromkeys(("h", "hr", "hrs", "hour", "hours"), 3_600_000_000),
-    **dict.fromkeys(("d", "day", "days"), 86_400_000_000),
-    **dict.fromkeys(("w", "week", "weeks"), 7 * 86_400_000_000),
-}
-_SHORTEST: Final = (("d", 86_400_000_000), ("h", 3_600_000_000), ("m", 60_000_000), ("s", 1_000_000), ("ms", 1_000))
-
-_DURATION = re.compile(r"\s*([0-9]{0,18})\s*([A-Za-z]+)\s*", re.ASCII)
-_LIMIT = re.compile(
-    r"""\s*
-    (?:(?P<name>[^:;]+?)\s*:)?\s*
-    (?P<amount>[0-9]{1,18})\s*
-    (?:/|\s*per\b)\s*
-    (?P<window>[0-9]*\s*[A-Za-z]+)\s*
-    (?:@\s*(?P<resolution>[0-9]{1,9}))?
-    \s*""",
+# Possessive (`++`), and no two runs of spaces side by side: a hostile text is walked once.
+_LIMIT: Final = re.compile(
+    r"""(?P<amount>[0-9]{1,18}+)\s*+
+    (?:/|per\b)\s*+
+    (?P<window>[0-9]*+\s*+[A-Za-z]++)\s*+
+    (?:@\s*+(?P<resolution>[0-9]{1,9}+))?""",
     re.ASCII | re.VERBOSE,
 )
+_NO_UNIT: Final = re.compile(r"([0-9]{1,18}+)\s*+(?:/|per\b)\s*+([0-9]{1,18}+)", re.ASCII)
 
 
 def parse_duration_us(value: str | float | timedelta, what: str = "duration") -> int:
@@ -63,31 +54,22 @@ def parse_duration_us(value: str | float | timedelta, what: str = "duration") ->
     Raises:
         ConfigurationError: The value is not a positive, finite span of whole microseconds.
     """
-    example = f'for example "30s", "2 hours", timedelta(minutes=5) or a number of seconds, not {value!r}'
+    example = f'for example "30s", "2 hours", timedelta(minutes=5) or a number of seconds, not {quoted(value)}'
     if isinstance(value, timedelta):
         span_us = value // timedelta(microseconds=1)
     elif isinstance(value, str):
-        match = _DURATION.fullmatch(value)
-        unit_us = _UNITS_US.get(match[2].lower()) if match else None
-        if match is None or unit_us is None:
-            hint = closest(match[2].lower(), _UNITS_US) if match else ""
-            raise ConfigurationError(f"{what}: expected a number and a unit, {example}{hint}")
-        span_us = int(match[1] or 1) * unit_us
-    elif isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+        span_us = read_span_us(value, what, example)
+    elif isinstance(value, int) and not isinstance(value, bool):
+        span_us = value * 1_000_000
+    elif isinstance(value, float) and math.isfinite(value * 1_000_000):
         span_us = round(value * 1_000_000)
     else:
         raise ConfigurationError(f"{what}: expected a span of time, {example}")
     if span_us <= 0:
         raise ConfigurationError(f"{what}: expected more than nothing, {example}")
+    if span_us > _MAX_SPAN_US:
+        raise ConfigurationError(f"{what}: expected at most 292,000 years, {example}")
     return span_us
-
-
-def format_duration(span_us: int) -> str:
-    """Write microseconds in the largest unit that divides them: 90_000_000 is ``"90s"``."""
-    for unit, unit_us in _SHORTEST:
-        if span_us % unit_us == 0:
-            return f"{span_us // unit_us}{unit}"
-    return f"{span_us}us"
 
 
 def check_name(name: object, what: str) -> str:
@@ -97,7 +79,7 @@ def check_name(name: object, what: str) -> str:
         ConfigurationError: Not 1 to 64 printable ASCII characters, or one of ``:`` and ``;`` among them.
     """
     if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME:
-        raise ConfigurationError(f'{what}: expected 1 to {MAX_NAME} characters, for example "api", not {name!r}')
+        raise ConfigurationError(f'{what}: expected 1 to {MAX_NAME} characters, for example "api", not {quoted(name)}')
     for character in name:
         if not " " <= character <= "~" or character in ":;":
             raise ConfigurationError(
@@ -116,7 +98,9 @@ def check_whole(value: object, low: int, high: int, what: str, example: str) -> 
         ConfigurationError: It is not; the message says what `what` is, and shows the example.
     """
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise ConfigurationError(f"{what}: expected a whole number from {low} to {high}, {example}, not {value!r}")
+        raise ConfigurationError(
+            f"{what}: expected a whole number from {low} to {high}, {example}, not {quoted(value)}"
+        )
 
 
 class Limit:
@@ -158,7 +142,7 @@ class Limit:
         check_whole(amount, 1, MAX_AMOUNT, "amount", 'for example Limit(100, "1m")')
         window_us = parse_duration_us(window, "window")
         if not MIN_WINDOW_US <= window_us <= MAX_WINDOW_US:
-            raise ConfigurationError(f'window: expected 1 ms to 400 days, for example "30s", not {window!r}')
+            raise ConfigurationError(f'window: expected 1 ms to 400 days, for example "30s", not {quoted(window)}')
         check_whole(resolution, 1, MAX_RESOLUTION, "resolution", "for example 64")
         if resolution * 10 > window_us:
             raise ConfigurationError(
@@ -242,7 +226,7 @@ def parse_limits(limits: str | Limit | Iterable[str | Limit]) -> tuple[Limit, ..
     """
     parts = (limits,) if isinstance(limits, (str, Limit)) else limits
     if not isinstance(parts, Iterable):
-        raise ConfigurationError(f"limits: expected text such as {EXAMPLE} or Limit objects, not {limits!r}")
+        raise ConfigurationError(f"limits: expected text such as {EXAMPLE} or Limit objects, not {quoted(limits)}")
     found: list[Limit] = []
     for part in parts:
         if isinstance(part, Limit):
@@ -250,7 +234,7 @@ def parse_limits(limits: str | Limit | Iterable[str | Limit]) -> tuple[Limit, ..
         elif isinstance(part, str):
             found.extend(_parse_text(part))
         else:
-            raise ConfigurationError(f"limits: expected text such as {EXAMPLE} or Limit objects, not {part!r}")
+            raise ConfigurationError(f"limits: expected text such as {EXAMPLE} or Limit objects, not {quoted(part)}")
     if not found:
         raise ConfigurationError(f"limits: expected at least one, for example {EXAMPLE}")
     by_window: dict[tuple[int, int], Limit] = {}
@@ -264,6 +248,10 @@ def parse_limits(limits: str | Limit | Iterable[str | Limit]) -> tuple[Limit, ..
 
 
 def _parse_text(text: str) -> list[Limit]:
+    if len(text) > MAX_TEXT:
+        raise ConfigurationError(
+            f"limits: expected at most {MAX_TEXT} characters, for example {EXAMPLE}, not {len(text)}: {quoted(text)}"
+        )
     found: list[Limit] = []
     column = 1
     for part in text.split(";"):
@@ -271,19 +259,41 @@ def _parse_text(text: str) -> list[Limit]:
         column += len(part) + 1
         if not part.strip() and found:
             continue  # a trailing ";"
-        where = f"limits: {part.strip()!r} at column {start} of {text!r}"
-        match = _LIMIT.fullmatch(part)
-        if match is None:
-            raise ConfigurationError(f"{where} is not AMOUNT/WINDOW; a correct example is {EXAMPLE}")
+        where = f"limits: {quoted(part.strip())} at column {start} of {quoted(text)}"
         try:
-            found.append(
-                Limit(
-                    int(match["amount"]),
-                    match["window"],
-                    resolution=int(match["resolution"] or DEFAULT_RESOLUTION),
-                    name=match["name"],
-                )
-            )
+            found.append(_parse_limit(part.strip(SPACES)))
         except ConfigurationError as error:
-            raise ConfigurationError(f"{where}: {error}; a correct example is {EXAMPLE}") from None
+            raise ConfigurationError(f"{where}{error}; a correct example is {EXAMPLE}") from None
     return found
+
+
+def _parse_limit(text: str) -> Limit:
+    """Read one limit.
+
+    Raises:
+        ConfigurationError: It is none; the message goes on after the words that name it.
+    """
+    name, colon, rest = text.partition(":")
+    match = _LIMIT.fullmatch((rest if colon else name).strip(SPACES))
+    if match is None or (colon and not name.strip(SPACES)):
+        raise ConfigurationError(f" is not AMOUNT/WINDOW{_what_others_write(text)}")
+    try:
+        return Limit(
+            int(match["amount"]),
+            match["window"],
+            resolution=int(match["resolution"] or DEFAULT_RESOLUTION),
+            name=name.strip(SPACES) if colon else None,
+        )
+    except ConfigurationError as error:
+        raise ConfigurationError(f": {error}") from None
+
+
+def _what_others_write(text: str) -> str:
+    """Return what to write instead of what other libraries read as limits, if it is that."""
+    no_unit = _NO_UNIT.fullmatch(text)
+    if no_unit:
+        return f'; which unit? write "{no_unit[1]}/{no_unit[2]}s" if seconds are meant'
+    for separator in ",|":
+        if separator in text and all(_LIMIT.fullmatch(part.strip(SPACES)) for part in text.split(separator)):
+            return f'; several are separated by ";": write {quoted(text.replace(separator, ";"))}'
+    return ""

@@ -23,14 +23,13 @@ from itertools import chain
 from typing import Final, TypeAlias
 
 from .banexports import COLUMNS, TIMED, Entry, crowdsec, fail2ban, read_json
-from .errors import ConfigurationError, closest
-from .networks import MOST_QUOTED, quoted
+from .errors import MOST_QUOTED, ConfigurationError, closest, quoted
 
 FORMATS: Final = ("auto", "plain", "jsonl", "csv", "nginx", "fail2ban", "crowdsec")
 
 _ADDRESS: Final = re.compile(r"[0-9]{1,3}(\.[0-9]{1,3}){3}(/.*)?|[0-9A-Fa-f]*:[0-9A-Fa-f:.]*:.*")
 _HEADING: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_ -]*")
-_DIRECTIVE: Final = re.compile(r"\s*(deny|allow)\s+(\S+?)\s*;")
+_DIRECTIVE: Final = re.compile(r"\s*+(deny|allow)\s++([^\s;]++)\s*+;")
 
 
 def check_format(format: object, column: object) -> None:
@@ -157,15 +156,16 @@ def _csv(lines: Iterable[str], column: str | int | None) -> Iterator[Entry]:
 
 def _nginx(lines: Iterable[str], skipped: Counter[str]) -> Iterator[Entry]:
     for number, line in enumerate(lines, start=1):
-        rest = line.partition("#")[0].rstrip()
-        while rest:
-            found = _DIRECTIVE.match(rest)
+        text = line.partition("#")[0].rstrip()
+        place = 0
+        while place < len(text):
+            found = _DIRECTIVE.match(text, place)
             if found is None:
                 raise ConfigurationError(
-                    f"line {number}: expected deny, for example deny 192.0.2.0/24; not {quoted(rest)}"
+                    f"line {number}: expected deny, for example deny 192.0.2.0/24; not {quoted(text[place:])}"
                 )
             word, value = found.groups()
-            rest = rest[found.end() :]
+            place = found.end()
             if value == "unix:" or (word, value) == ("allow", "all"):
                 skipped[f"{word} {value}"] += 1
             elif word == "allow":

@@ -23,7 +23,7 @@ from itertools import chain, islice
 from os import PathLike
 from typing import Final, TypeAlias
 
-from .errors import ConfigurationError
+from .errors import ConfigurationError, quoted
 from .publicspace import HALF, public_addresses, wide_ranges
 
 Address: TypeAlias = tuple[int, int]
@@ -36,13 +36,6 @@ _BITS = {4: 32, 6: 128}
 _RUN: Final = 4_096
 _PREFIX = re.compile("0|[1-9][0-9]{0,2}")
 _MAPPED: Final = 0xFFFF
-MOST_QUOTED: Final = 80
-
-
-def quoted(value: object) -> str:
-    """Return what was given as a message shows it: as in Python, and at most 80 characters of it."""
-    text = repr(value)
-    return text if len(text) <= MOST_QUOTED else text[: MOST_QUOTED - 1] + "…"
 
 
 def parse_address(text: str) -> Address | None:

@@ -10,9 +10,8 @@ from typing import Any, Final
 
 from ..core.banlist import Ban, BanChange, Guarded, ban_key, clean_reason
 from ..core.banpolicy import BanPolicy
-from ..core.errors import ConfigurationError
+from ..core.errors import ConfigurationError, quoted
 from ..core.limits import MAX_WINDOW_US, check_whole, parse_duration_us
-from ..core.networks import quoted
 from ..core.protocols import BanBook, Store
 from ..core.targets import NetworkSet, ban_target
 from .failures import Failsafe

@@ -24,8 +24,9 @@ from ..core.banlist import Ban, Guarded
 from ..core.banpolicy import BanPolicy
 from ..core.decision import Check, Decision
 from ..core.errors import ConfigurationError, StoreError, StoreTimeout, closest
-from ..core.limits import format_duration, parse_duration_us
+from ..core.limits import parse_duration_us
 from ..core.protocols import Clock, Event, Store
+from ..core.spans import format_duration
 from ..stores.memory import MemoryStore
 from .breakers import WHOLE, Breakers
 from .decisions import Parted, Unserved

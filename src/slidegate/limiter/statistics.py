@@ -14,9 +14,10 @@ from time import monotonic_ns
 from typing import Final
 
 from ..core.errors import ConfigurationError
-from ..core.limits import format_duration, parse_duration_us
+from ..core.limits import parse_duration_us
 from ..core.metrics import MetricWindow
 from ..core.protocols import Clock, Event
+from ..core.spans import format_duration
 from ..core.summaries import MetricSummary
 
 SLICES: Final = 60

@@ -20,9 +20,9 @@ from ..core.bans import Standing
 from ..core.barred import Barred
 from ..core.decision import Check
 from ..core.errors import ConfigurationError
-from ..core.limits import format_duration
 from ..core.protocols import Clock, Event
 from ..core.rings import Ring, new_window
+from ..core.spans import format_duration
 
 MAX_HISTORY: Final = 10_000
 SAY_EVERY_US: Final = 60_000_000

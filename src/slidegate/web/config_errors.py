@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ..core.errors import ConfigurationError, closest
-from .positions import KeyPath, key_lines, line_of, path_text
+from .positions import MAX_DEPTH, KeyPath, key_lines, line_of, path_text, too_deep
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -61,6 +61,9 @@ _EXAMPLES: Final = {
 _SYNTAX: Final = re.compile(r"(.*) \(at (?:line (\d+), column (\d+)|end of document)\)", re.DOTALL)
 
 
+_DIGITS: Final = re.compile("[0-9][0-9_]{4000}")
+
+
 class PlacedError(ConfigurationError):
     """An error that names its place already."""
 
@@ -87,17 +90,36 @@ class Document:
             ConfigurationError: It cannot be read, or is not TOML.
         """
         try:
-            text = self.path.read_bytes().decode("utf-8-sig")
-            self.data = tomllib.loads(text)
+            content = self.path.read_bytes()
         except OSError as error:
             raise PlacedError(f"{self.path}: cannot be read: {error.strerror or error}") from error
+        self.parse(content)
+
+    def parse(self, content: bytes) -> None:
+        """Parse what the file holds.
+
+        Raises:
+            ConfigurationError: It is not TOML.
+        """
+        text = ""
+        try:
+            text = content.decode("utf-8-sig")
+            if deep := too_deep(text):
+                raise PlacedError(f"{self.path}, line {deep}: a key is nested too deeply; expected at most {MAX_DEPTH}")
+            self.data = tomllib.loads(text)
+            self._lines = key_lines(text)
         except UnicodeDecodeError as error:
             raise PlacedError(f"{self.path}: is not UTF-8 text (byte {error.start})") from None
         except tomllib.TOMLDecodeError as error:
             raise self._syntax_error(text, str(error)) from None
         except RecursionError:
             raise PlacedError(f"{self.path}: is nested too deeply") from None
-        self._lines = key_lines(text)
+        except PlacedError:
+            raise
+        except ValueError:
+            # Python reads no number of more than 4,300 digits.
+            line = next((number for number, row in enumerate(text.split("\n"), 1) if _DIGITS.search(row)), 1)
+            raise PlacedError(f"{self.path}, line {line}: a number has too many digits") from None
 
     def line(self, path: Sequence[str | int]) -> int | None:
         """Return the line of a key, or of what is around it."""
@@ -173,7 +195,10 @@ def _example(path: Sequence[str | int]) -> str:
 
 
 def _wrong_value(kind: str, message: str, context: Mapping[str, Any], path: Sequence[str | int], value: object) -> str:
-    written = json.dumps(value, default=str)
+    try:
+        written = json.dumps(value, default=str)
+    except ValueError:
+        written = "a number with too many digits"
     written = written if len(written) <= 60 else f"{written[:57]}..."
     if kind == "wrong_table":
         return message

@@ -15,15 +15,26 @@ from typing import Final, TypeAlias
 KeyPath: TypeAlias = tuple[str | int, ...]
 """The way to a value: names of keys, and places in arrays."""
 
-_SPACE: Final = re.compile(r"(?:[ \t\r\n]|#[^\n]*)*")
+_SPACE: Final = re.compile(r"(?:[ \t\r\n]++|#[^\n]*+)*+")
 _BLANK: Final = re.compile(r"[ \t]*")
 _BARE: Final = re.compile(r"[A-Za-z0-9_-]+")
 _STRING: Final = re.compile(
-    r'"""(?:[^"\\]|\\.|"(?!""))*"""(?:"{1,2}(?!"))?' r"|'''(?:[^']|'(?!''))*'''(?:'{1,2}(?!'))?"
-    r'|"(?:[^"\\\n]|\\.)*"' r"|'[^'\n]*'",
+    r'"""(?:[^"\\]++|\\.|"(?!""))*+"""(?:"{1,2}(?!"))?' r"|'''(?:[^']++|'(?!''))*+'''(?:'{1,2}(?!'))?"
+    r'|"(?:[^"\\\n]++|\\.)*+"' r"|'[^'\n]*+'",
     re.DOTALL,
 )  # fmt: skip
 _SCALAR: Final = re.compile(r"[^,\]}#\r\n]+")
+
+
+MAX_DEPTH: Final = 32
+"""Names in a dotted key: every reader of TOML takes time in proportion to the square of their number."""
+_DEEP: Final = re.compile(r"""(?<![A-Za-z0-9_-])(?:(?:[A-Za-z0-9_-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){32}""")
+
+
+def too_deep(text: str) -> int | None:
+    """Return the line of a key that has more than `MAX_DEPTH` names; None if there is none. Any text will do."""
+    found = _DEEP.search(text)
+    return None if found is None else text.count("\n", 0, found.start()) + 1
 
 
 def key_lines(text: str) -> dict[KeyPath, int]:
@@ -77,8 +88,10 @@ class _Scanner:
         # A table that is opened by its first dotted key is where that key is.
         self._line += self._text.count("\n", self._counted, self._at)
         self._counted = self._at
-        for length in range(1, len(path) + 1):
-            self._lines.setdefault(path[:length], self._line)
+        # All above a path that is known is known as well.
+        while path and path not in self._lines:
+            self._lines[path] = self._line
+            path = path[:-1]
 
     def _header(self) -> KeyPath:
         array = self._text.startswith("[[", self._at)

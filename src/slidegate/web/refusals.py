@@ -18,8 +18,9 @@ from starlette.types import Message, Receive, Scope, Send
 from ..core.banpolicy import Answer, BanPolicy
 from ..core.decision import Decision, Reason, ceil_s
 from ..core.errors import ConfigurationError
-from ..core.limits import Limit, format_duration
+from ..core.limits import Limit
 from ..core.memo import remember
+from ..core.spans import format_duration
 from ..core.window import NEVER
 from .calls import Calls, request_of
 from .fields import lowered, sendable

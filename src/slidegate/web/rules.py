@@ -23,10 +23,10 @@ from ..core.limits import (
     Limit,
     check_name,
     check_whole,
-    format_duration,
     parse_duration_us,
     parse_limits,
 )
+from ..core.spans import format_duration
 from ..limiter import check_cost
 from .keys import Key, KeyFunction, PathPattern, bind
 from .startup import names_checked

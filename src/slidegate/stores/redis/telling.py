@@ -9,8 +9,8 @@ from typing import Final
 
 from ...core.banlist import Ban, shown
 from ...core.banpolicy import BanPolicy
-from ...core.limits import format_duration
 from ...core.protocols import Event
+from ...core.spans import format_duration
 from .bancodec import text_of, unpack_ban
 
 BANNED, UNBANNED, SHADOW, CAPPED, FULL, FULL_OF_PREFIXES, DROPPED = range(1, 8)

@@ -1,0 +1,142 @@
+"""Whatever reads text takes time in proportion to its length, and a number of any size is an error like any other.
+
+The texts are those that make readers slow: runs of one character and of two, behind every beginning that a reader may
+already have agreed to, and closed in the ways in which such a run may end. What is measured is processor time of this
+process, and only how it grows: eight times the text may take at most 32 times as long, which is a factor of four of
+room, and a half of what a quadratic reader takes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from slidegate import ConfigurationError
+from slidegate.core import parse_duration_us, parse_limits
+from slidegate.core.networkformats import FORMATS, read_entries
+from slidegate.core.networks import canonical_key, parse_network
+from slidegate.ops.accesslog import parse_line
+from slidegate.web.config_errors import Document
+from slidegate.web.forwarded import read_node, split_forwarded, split_list
+
+SHORT, LONG = 4_000, 32_000
+SUSPICIOUS_S = 0.1
+"""A reader that is done with a long text in this time need not be measured twice."""
+PIECES = (
+    *" \t\n,;:/@#.=-+|%\"\\'[](){}<>10axé\0",
+    "a.",
+    "1.",
+    "{",
+    "[1,",
+    "a=1\n",
+    "per",
+    "for=",
+    "deny 1;",
+    "::",
+    "\r\n",
+)
+ENDS = ("", "x")
+
+Reader = Callable[[str], object]
+
+
+def entries(format: str) -> Reader:
+    """Return what reads a list in one format."""
+
+    def read(text: str) -> None:
+        column = "ip" if format == "csv" else None
+        for _, entry, _ in read_entries(text.splitlines(keepends=True), format, column, 0, Counter()):
+            with suppress(ConfigurationError):
+                parse_network(entry)
+
+    return read
+
+
+def document(text: str) -> None:
+    """Read a configuration file, and where its keys stand."""
+    made = Document(Path("slidegate.toml"))
+    made.parse(text.encode(errors="replace"))
+
+
+READERS: dict[str, tuple[Reader, tuple[str, ...]]] = {
+    "limits": (parse_limits, ("", "5/", "5 per ", "a:", "a: 5/minute", "5/minute;", "5/minute @")),
+    "duration": (parse_duration_us, ("", "5", "5 s")),
+    "forwarded": (lambda text: list(split_forwarded(text)), ("", "for=", 'for="', "for=1.2.3.4;", "for=1.2.3.4,")),
+    "list of addresses": (lambda text: list(map(read_node, split_list(text))), ("", "[", '"', "1.2.3.4,")),
+    "node": (read_node, ("", "[", '"', "1.2.3.4:")),
+    "network": (parse_network, ("", "192.0.2.0/", "::", "2001:db8::/", "fe80::1%")),
+    "key": (canonical_key, ("x", "192.0.2.0/", "2001:db8::/")),
+    "toml": (document, ("", "a = ", 'a = "', "a = [", "a = {", "a.", "[a.", "[[a]]\n", "#", '"', "a = 1\n")),
+    "access log": (
+        lambda text: parse_line(text.encode()),
+        ("", "192.0.2.7 - - [", '192.0.2.7 - - [12/May/2024:00:00:17 +0000] "', "{", '{"remote_addr":"', "<13>Jan 1 "),
+    ),
+}
+for _format in FORMATS[:-2]:
+    _beginnings = ("", "192.0.2.7 ", "deny ", "ip,", '{"cidr":"', "[{'sshd': [", "192.0.2.0 -")
+    READERS[f"list, {_format}"] = entries(_format), _beginnings
+READERS["list, fail2ban"] = entries("fail2ban"), ("", "192.0.2.7 ", "[{'sshd': [")
+READERS["list, crowdsec"] = (
+    entries("crowdsec"),
+    ("", "[", "id,source,ip,reason,action\n", '[{"type":"ban","scope":"ip","value":"192.0.2.7","duration":"'),
+)
+
+
+QUOTES = "'" * 3
+SHAPES: dict[str, Callable[[int], str]] = {
+    "dotted key": lambda size: "a." * (size // 2) + "a = 1",
+    "quoted key": lambda size: "'a' . " * (size // 6) + "a = 1",
+    "dotted table": lambda size: "[" + "a." * (size // 2) + "a]\nb = 1",
+    "dots in a string": lambda size: 'a = "' + "a." * (size // 2) + '"',
+    "below many": lambda size: "a = " + "[" * 90 + "1," * (size // 2) + "]" * 90,
+    "inline tables": lambda size: "a = [" + "{b=1}," * (size // 6) + "]",
+    "many tables": lambda size: "[[a]]\nb.c = 1\n" * (size // 14),
+    "many keys": lambda size: "".join(f"k{n} = 1\n" for n in range(size // 10)),
+    "long string": lambda size: "a = " + QUOTES + "x'\n" * (size // 3) + QUOTES,
+    "long key": lambda size: "x" * size + " = 1",
+    "long word": lambda size: "a-" * (size // 2) + "\n",
+    "quotes": lambda size: 'a = ["",' + '"",' * (size // 3) + "]",
+    "comments": lambda size: "#\n" * (size // 2) + "a = 1",
+    "tables below": lambda size: "".join(f"[{'.'.join('a' * 20)}.b{n}]\n" for n in range(size // 50)),
+}
+
+
+def hostile(beginning: str, length: int) -> Iterator[str]:
+    """Yield long texts with one beginning, in an order that does not depend on the length."""
+    pairs = [left + right for left, right in itertools.combinations('a1 ,;"\\', 2)]
+    for piece in (*PIECES, *pairs):
+        for end in ENDS:
+            yield beginning + piece * (length // len(piece)) + end
+
+
+def seconds(read: Reader, text: str) -> float:
+    start = time.process_time()
+    with suppress(ConfigurationError):
+        read(text)
+    return time.process_time() - start
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_reading_takes_time_in_proportion_to_the_text(reader: str) -> None:
+    read, beginnings = READERS[reader]
+    for beginning in beginnings:
+        for short, long in zip(hostile(beginning, SHORT), hostile(beginning, LONG), strict=True):
+            if seconds(read, long) > SUSPICIOUS_S:
+                grown = min(seconds(read, long) for _ in range(3)) / min(seconds(read, short) for _ in range(3))
+                assert grown < 32, f"{long[:60]!r}… takes {grown:.0f} times as long as an eighth of it"
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_configuration_is_read_in_proportion_to_its_length(shape: str) -> None:
+    make = SHAPES[shape]
+    if seconds(document, make(4 * LONG)) > SUSPICIOUS_S:
+        grown = min(seconds(document, make(4 * LONG)) for _ in range(3)) / min(
+            seconds(document, make(4 * SHORT)) for _ in range(3)
+        )
+        assert grown < 32, f"{grown:.0f} times as long as an eighth of it"
