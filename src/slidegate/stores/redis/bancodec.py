@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from struct import Struct
 from typing import Final
 
-from ...core.banlist import Ban, BanChange
+from ...core.banlist import Ban, BanChange, Guarded
 from ...core.banpolicy import BanPolicy
 from ...core.bans import Standing, Strike
 
@@ -19,6 +19,15 @@ _STRIKE: Final = Struct("<qQH")
 _POLICY: Final = Struct("<IqqqdqBBIqHqHHH")
 _STEP: Final = Struct("<q")
 _KINDS: Final = {1: "banned", 2: "unbanned"}
+_TIME: Final = Struct("<q")
+_TOLD: Final = Struct("<HH")
+_MANY: Final = Struct("<H")
+_GUARD: Final = Struct("<BI")
+_KEY: Final = 0
+_BYTES: Final = {4: 4, 6: 16}
+
+UNGUARDED: Final = _MANY.pack(0)
+"""What guards a request that no ban refuses."""
 
 
 def text_of(packed: bytes) -> str:
@@ -117,3 +126,25 @@ def made_name(policy: BanPolicy) -> str:
     """Return what the window of the bans that a policy made is called."""
     most = policy.most
     return f"made:{policy.name}:{most.window_us}:{most.resolution}:{most.exact:d}"
+
+
+def pack_guards(guarded: Sequence[Guarded]) -> bytes:
+    """Pack the keys and addresses whose bans refuse a request."""
+    parts = [_MANY.pack(len(guarded))]
+    for guard in guarded:
+        if isinstance(guard, str):
+            kind, packed = _KEY, bytes_of(guard)
+        else:
+            kind, packed = guard[0], guard[1].to_bytes(_BYTES[guard[0]], "big")
+        parts += (_GUARD.pack(kind, len(packed)), packed)
+    return b"".join(parts)
+
+
+def unpack_told(packed: bytes) -> tuple[int, list[Ban]]:
+    """Read the bans in force that were found, and when that was in the bans' time."""
+    (now_us,), at, bans = _TIME.unpack_from(packed), _TIME.size, []
+    while at < len(packed):
+        key, row = _TOLD.unpack_from(packed, at)
+        at += _TOLD.size + key + row
+        bans.append(unpack_ban(packed[at - row - key : at - row], packed[at - row : at]))
+    return now_us, bans

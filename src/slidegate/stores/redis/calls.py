@@ -35,6 +35,8 @@ class Request(Protocol):
     """What a lane carries."""
 
     future: asyncio.Future[Any]
+    judged: bytes | None
+    """The number of the list of bans that let it pass; None where no ban refuses it, or it was looked up."""
 
     @property
     def key(self) -> str | None:
@@ -46,8 +48,14 @@ class Request(Protocol):
     def answered(self, answer: bytes, now_us: int, clock: ServerClock) -> Any:
         """Return what is to be made of the answer. What it raises is raised where the request is awaited."""
 
-    async def overtaken(self) -> Any:
-        """Return the answer that news of bans make, or None."""
+    def guards(self) -> bytes:
+        """Return whose bans refuse it, packed."""
+
+    def held(self) -> Any:
+        """Return the answer where the bans that are held here refuse it, else None."""
+
+    def refused(self, told: bytes) -> Any:
+        """Return the answer where Redis has found bans, None where it found none; see `RedisBans.refused`."""
 
 
 @dataclass

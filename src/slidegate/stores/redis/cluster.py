@@ -8,8 +8,9 @@ A connection that is lost, or cannot be made, has the cluster asked again; meanw
 What waits for what is a tree, so that no task ever waits for itself: commands wait for the lane to be ready, and what
 makes it ready (`_connect`) uses only `_ask` and `_look`, which wait for connections alone.
 
-The number of the last change of bans lies in one slot, and calls for others cannot see it. So it is asked for once
-every `TRUST_S`. Requests wait for that, but not for long: without it the bans that are known hold, and limits go on.
+The bans lie in one slot, and calls for others cannot see them. So requests are judged by the list that is held here,
+which is refreshed twice in `TRUST_S`. Where it is older they are looked up first, all of a turn in one question; but
+they do not wait for that for long: without an answer the bans that are held count, and limits go on.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from ...core.protocols import Event
 from .answers import TRUST_S
 from .calls import Request, deliver, fail, head, pack_call, store_error
 from .faults import SICK, refusal
+from .held import UNSEEN
 from .lanes import CLOSED, MOST_IN_CALL, Lane, remove
 from .nodes import MOST_REDIRECTIONS, Call, Node, Place, read_slots, shown
 from .racing import first_of
@@ -49,6 +51,9 @@ RETRY_FOR_S: Final = 5.0
 TRY_AGAIN_S: Final = 0.02
 NODES_AT_ONCE: Final = 10
 """While one node has not answered, the next is asked after a tenth of the timeout."""
+
+NO_BANS: Final = b"", b"", b""
+"""What a call for another slot knows of bans."""
 
 _REDIRECTED: Final = re.compile(r"(MOVED|ASK) ([0-9]+) (\S*):([0-9]+)$")
 
@@ -111,11 +116,15 @@ class ClusterLane(Lane):
         requests = list(line)
         line.clear()
         age_s = now_s - self._shared.bans.known_s
-        news = self._hear() if age_s >= TRUST_S / 2 else None
-        if news is not None and age_s >= TRUST_S and self._patient:
-            self._carry(requests, self._go_with_news(news, requests))
-        else:
-            self._group(requests)
+        if age_s >= TRUST_S / 2:
+            self._hear()
+        seen, unseen = list[Request](), list[Request]()
+        for request in requests:
+            known = request.judged is None or (request.judged != UNSEEN and age_s < TRUST_S)
+            (seen if known else unseen).append(request)
+        if unseen:
+            self._carry(unseen, self._look_up(unseen))
+        self._group(seen)
 
     def _group(self, requests: Sequence[Request]) -> None:
         """Send requests, those of one slot together."""
@@ -166,7 +175,7 @@ class ClusterLane(Lane):
             wire.send(_ignore, b"ASKING")
         done = partial(self._came, node, wire, call, monotonic())
         node.calls += 1
-        wire.send(done, call.how, call.what, len(names), *names, head(self._shared.clock, 0), b"", *packed)
+        wire.send(done, call.how, call.what, len(names), *names, head(self._shared.clock, 0), *NO_BANS, *packed)
 
     def _came(self, node: Node, wire: Wire, call: Call, sent_s: float, answer: Any) -> None:
         node.calls -= 1
@@ -270,17 +279,16 @@ class ClusterLane(Lane):
         await self.ask(b"HINCRBY", self._shared.meta, b"hands", 1)
         self._owes_hands = False
 
-    def _hear(self) -> asyncio.Task[Any] | None:
-        """Have the latest bans learnt; return what does it."""
+    def _hear(self) -> None:
+        """Have the latest bans learnt."""
         if self._news is None and monotonic() >= self._news_from_s:
             self._news = self._start(self._learn_news())
-        return self._news
 
     async def _learn_news(self) -> None:
         try:
             if self._owes_hands:
                 await self._tell_hands()
-            await self._shared.bans.catch_up(self)
+            await self._shared.bans.refresh(self)
             self._patient = True
         except StoreError as error:
             now_s, self._patient = monotonic(), False
@@ -292,17 +300,19 @@ class ClusterLane(Lane):
         finally:
             self._news = None
 
-    async def _go_with_news(self, news: asyncio.Task[Any], requests: Sequence[Request]) -> None:
-        """Send what the latest bans do not refuse; where they take too long, those that are known hold."""
-        done, _ = await asyncio.wait((news,), timeout=PATIENCE_S)
-        self._patient = self._patient and bool(done)
-        left = []
-        for request in requests:
-            if self._patient and not request.future.done():
-                await self._overtake(request)
-            if not request.future.done():
-                left.append(request)
-        self._group(left)
+    async def _look_up(self, requests: Sequence[Request]) -> None:
+        """Send what the bans do not refuse; where looking takes too long, those that are held count."""
+        found = [request.held() for request in requests]
+        if self._patient:
+            try:
+                async with asyncio.timeout(PATIENCE_S):
+                    found = await self._shared.bans.look(self, requests)
+            except (StoreError, TimeoutError):
+                self._patient = False  # until the bans could be read
+        for request, barred in zip(requests, found, strict=True):
+            if barred is not None and not request.future.done():
+                request.future.set_result(barred)
+        self._group(requests)
 
     # -- nodes -------------------------------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ from redis.asyncio.sentinel import SentinelConnectionPool
 from redis.exceptions import RedisError
 
 from ...core.errors import StoreError, StoreUnavailable
-from ...core.protocols import Event
+from .bans import LIFE_BYTES
 from .calls import Request, Shared, deliver, fail, head, pack_call, store_error
 from .faults import SICK, refusal
 from .script import Script, windows_script
@@ -34,9 +34,11 @@ from .wire import Wire
 MOST_IN_CALL: Final = 64
 """A request takes the server some 5 us, and nobody else is served while a call runs."""
 MOST_CALLS: Final = 16
+MOST_TRIES: Final = 4
+"""How often a call is sent again that decided nothing: once where bans have changed, more often where data is lost."""
 SCAN_PART: Final = 500
 NEWS_ONLY: Final = 3
-"""The length of an answer that decides about nothing, because there is news of bans."""
+"""The length of an answer that decides about nothing, because there is news of bans or of a loss of data."""
 CLOSED: Final = "redis: the store is closed"
 
 
@@ -55,7 +57,7 @@ class Lane:
         self._calls = 0
         self._scheduled = False
         self._many = False
-        self._recovering = False
+        self._recovery: asyncio.Task[None] | None = None
         self._closed = False
         self._opening: asyncio.Task[None] | None = None
         self._wire: Wire | None = None
@@ -99,19 +101,21 @@ class Lane:
         return await self.ask(b"EVAL", script.source, len(keys), *keys, *asked)
 
     async def recover(self) -> None:
-        """See to it that the secret is there: Redis has lost its data.
+        """Learn the secret and the life of the data again, because Redis has lost data. All who need that share it.
 
         Raises:
             StoreError: Redis cannot be reached, or answers with an error.
         """
-        if not self._recovering:
-            self._recovering = True
-            try:
-                await self._shared.learn_secret(self.ask)
-                message = "redis: all data was lost, so everybody starts anew"
-                self._shared.tell((Event("store_reset", message),))
-            finally:
-                self._recovering = False
+        if self._recovery is None or self._recovery.done():
+            self._recovery = self._start(self._recover())
+        await self._settled(self._recovery)
+
+    def attend(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Do something until the lane is closed, for nobody who waits: a `StoreError` of it is not told."""
+        if self._closed:
+            work.close()
+        else:
+            self._start(work)
 
     async def remove(self, pattern: bytes) -> int:
         """Remove what is called after a pattern, a part at a time; return how many keys that were.
@@ -152,58 +156,54 @@ class Lane:
             if requests:
                 self._call(wire, requests, b"EVALSHA", windows_script().name)
 
-    def _call(self, wire: Wire, requests: Sequence[Request], how: bytes, what: bytes) -> None:
-        shared = self._shared
-        done = partial(self._answered, wire, requests, monotonic())
-        keys, packed = pack_call(requests, 1)
-        names = [shared.meta, *map(shared.name_of, keys)]
+    def _call(self, wire: Wire, requests: Sequence[Request], how: bytes, what: bytes, tries: int = 0) -> None:
+        shared, bans = self._shared, self._shared.bans
+        done = partial(self._answered, wire, requests, monotonic(), tries)
+        keys, packed = pack_call(requests, 2)
+        names = [shared.meta, bans.list_name, *map(shared.name_of, keys)]
+        guards = b""
+        if tries or bans.latest != bans.number or any(request.judged != bans.number for request in requests):
+            guards = b"".join(request.guards() for request in requests)
         self._calls += 1
-        wire.send(done, how, what, len(names), *names, head(shared.clock, 1), shared.bans.number, *packed)
+        known = head(shared.clock, 1), bans.number, bans.life, guards
+        wire.send(done, how, what, len(names), *names, *known, *packed)
 
-    def _answered(self, wire: Wire, requests: Sequence[Request], sent_s: float, answer: Any) -> None:
+    def _answered(self, wire: Wire, requests: Sequence[Request], sent_s: float, tries: int, answer: Any) -> None:
         self._calls -= 1
         if isinstance(answer, StoreError):
             fail(requests, answer)
         elif isinstance(answer, HiredisError):
-            self._refused(wire, requests, str(answer))
+            self._refused(wire, requests, tries, str(answer))
         elif isinstance(answer, list) and len(answer) == NEWS_ONLY:
-            self._carry(requests, self._catch_up(requests))
+            self._carry(requests, self._again(wire, requests, tries + 1, answer[2]))
         else:
             if isinstance(answer, list) and len(answer) == len(requests) + NEWS_ONLY:
-                self._shared.bans.known_s = max(self._shared.bans.known_s, sent_s)
                 self._shared.heard(answer[2], sent_s)
-                if not answer[2]:
-                    self._start(self.recover())
+                self._shared.bans.heard(self, answer[1], sent_s)
             self._shared.tell(deliver(wire, requests, sent_s, answer))
         if self._line and not self._scheduled:
             self._go()
 
-    def _refused(self, wire: Wire, requests: Sequence[Request], error: str) -> None:
+    def _refused(self, wire: Wire, requests: Sequence[Request], tries: int, error: str) -> None:
         """Deal with what Redis says instead of running the script."""
         if error.startswith("NOSCRIPT"):
-            self._call(wire, requests, b"EVAL", windows_script().source)
+            self._call(wire, requests, b"EVAL", windows_script().source, tries)
             return
         fail(requests, refusal(wire.place, error))
         if error.startswith(SICK):
             wire.close(refusal(wire.place, error))
 
-    async def _catch_up(self, requests: Sequence[Request]) -> None:
-        """Learn of the latest bans, and ask again for what they do not refuse."""
-        await self._shared.bans.catch_up(self)
-        for request in requests:
-            await self._overtake(request)
-            if not request.future.done():
-                self.add(request)
+    async def _again(self, wire: Wire, requests: Sequence[Request], tries: int, state: bytes) -> None:
+        """Ask again where nothing was decided: bans have changed, or the data has another life."""
+        if tries > MOST_TRIES:
+            raise StoreUnavailable(f"redis: {wire.place} loses its data again and again")
+        if state[:LIFE_BYTES] != self._shared.bans.life:
+            await self.recover()
+        self._call(wire, requests, b"EVALSHA", windows_script().name, tries)
 
-    async def _overtake(self, request: Request) -> None:
-        """Answer a request that the latest bans refuse."""
-        try:
-            barred = await request.overtaken()
-        except StoreError as error:
-            fail((request,), error)
-            return
-        if barred is not None and not request.future.done():
-            request.future.set_result(barred)
+    async def _recover(self) -> None:
+        await self._shared.bans.notice(self)
+        await self._shared.learn_secret(self.ask)
 
     # -- the connection ----------------------------------------------------------------------------------------------
 

@@ -10,9 +10,11 @@ from ...core.banlist import Guarded
 from ...core.barred import Barred
 from ...core.decision import Check, Decision
 from .answers import Answers
+from .bancodec import UNGUARDED, pack_guards
 from .bans import RedisBans
 from .clock import ServerClock
-from .script import CHANGED, CHARGE, HIT, REQUEST, RESET, Charged, Packing, decision_of, raise_failure
+from .held import guards_of
+from .script import BANNED, CHANGED, CHARGE, HIT, LOOK, REQUEST, RESET, Charged, Packing, decision_of, raise_failure
 
 
 class Tools(NamedTuple):
@@ -26,7 +28,7 @@ class Tools(NamedTuple):
 class Demand:
     """A hit, a peek or a charge."""
 
-    __slots__ = ("_tools", "checks", "future", "guarded", "what")
+    __slots__ = ("_tools", "checks", "future", "guarded", "judged", "what")
 
     def __init__(
         self,
@@ -35,12 +37,14 @@ class Demand:
         what: int,
         checks: Sequence[Check],
         guarded: Sequence[Guarded],
+        judged: bytes | None,
     ) -> None:
         self.future = future
         self._tools = tools
         self.what = what
         self.checks = checks
         self.guarded = guarded
+        self.judged = judged
 
     @property
     def key(self) -> str | None:
@@ -53,6 +57,10 @@ class Demand:
 
     def answered(self, answer: bytes, now_us: int, clock: ServerClock) -> Decision:
         """See `Request`."""
+        if answer[0] == BANNED:
+            barred = self.refused(answer[1:])
+            assert barred is not None, "Redis says that a request is banned, and not by which ban"
+            return barred
         decision = decision_of(answer, self.what, self.checks, now_us)
         if self.what == HIT:
             self._tools.answers.learn(decision, clock)
@@ -60,20 +68,29 @@ class Demand:
             self._tools.answers.forget(self.checks)
         return decision
 
-    async def overtaken(self) -> Barred | None:
+    def guards(self) -> bytes:
         """See `Request`."""
-        return await self._tools.bans.refusal(self.checks, self.guarded, prolong=self.what == HIT)
+        return UNGUARDED if self.judged is None else pack_guards(guards_of(self.checks, self.guarded))
+
+    def held(self) -> Barred | None:
+        """See `Request`."""
+        return self._tools.bans.judge(self.checks, self.guarded)
+
+    def refused(self, told: bytes) -> Barred | None:
+        """See `Request`."""
+        return self._tools.bans.refused(told, self.checks, prolong=self.what in (HIT, LOOK))
 
 
 class Refund:
     """Handing back what a decision charged."""
 
-    __slots__ = ("_charged", "_decision", "_tools", "future")
+    __slots__ = ("_charged", "_decision", "_tools", "future", "judged")
 
     def __init__(
         self, future: asyncio.Future[bool], tools: Tools, decision: Decision, charged: Sequence[Charged | None]
     ) -> None:
         self.future = future
+        self.judged: bytes | None = None
         self._tools = tools
         self._decision = decision
         self._charged = charged
@@ -94,17 +111,25 @@ class Refund:
         self._tools.answers.forget(self._decision.checks)
         return answer[0] == CHANGED
 
-    async def overtaken(self) -> None:
+    def guards(self) -> bytes:
+        """See `Request`."""
+        return UNGUARDED
+
+    def held(self) -> None:
+        """See `Request`."""
+
+    def refused(self, told: bytes) -> None:
         """See `Request`."""
 
 
 class Reset:
     """Forgetting the windows of a key."""
 
-    __slots__ = ("_tools", "future", "key")
+    __slots__ = ("_tools", "future", "judged", "key")
 
     def __init__(self, future: asyncio.Future[bool], tools: Tools, key: str) -> None:
         self.future = future
+        self.judged: bytes | None = None
         self._tools = tools
         self.key = key
 
@@ -118,5 +143,12 @@ class Reset:
         self._tools.answers.forget_key(self.key)
         return answer[0] == CHANGED
 
-    async def overtaken(self) -> None:
+    def guards(self) -> bytes:
+        """See `Request`."""
+        return UNGUARDED
+
+    def held(self) -> None:
+        """See `Request`."""
+
+    def refused(self, told: bytes) -> None:
         """See `Request`."""

@@ -19,7 +19,7 @@ from ...core.memo import remember
 from .faults import refusal
 
 HIT, PEEK, CHARGE, REFUND, RESET, LOOK, GLANCE = 1, 2, 3, 4, 5, 6, 7
-OK, LIMITED, TOO_LARGE, WAITED, NOTHING, CHANGED, FAILED = 0, 1, 2, 3, 4, 5, 255
+OK, LIMITED, TOO_LARGE, WAITED, NOTHING, CHANGED, BANNED, FAILED = 0, 1, 2, 3, 4, 5, 6, 255
 MOST_UNITS: Final = 2**32 - 1
 """No window can hold more, so no larger cost makes a difference."""
 
@@ -47,13 +47,13 @@ class Script(NamedTuple):
 @cache
 def windows_script() -> Script:
     """Return the script that decides about windows."""
-    return _script("rings", "windows")
+    return _script("rings", "banned", "windows")
 
 
 @cache
 def bans_script() -> Script:
     """Return the script that strikes and bans."""
-    return _script("rings", "bans")
+    return _script("rings", "banned", "bans")
 
 
 def _script(*parts: str) -> Script:

@@ -13,6 +13,7 @@ import os
 from collections.abc import Awaitable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 from threading import Lock
 from typing import Any, Final
 
@@ -30,6 +31,7 @@ from .answers import Answers
 from .bans import RedisBans
 from .calls import Ask, Shared
 from .cluster import ClusterLane
+from .held import UNSEEN
 from .lanes import Lane
 from .names import Names
 from .requests import Demand, Refund, Reset, Tools
@@ -150,23 +152,25 @@ class RedisStore:
 
     def hit(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Decision | Awaitable[Decision]:
         """Charge every check or none, in one step, and say everything about it."""
+        judged = self.bans.number
         if self.bans.judge(checks, guarded) is not None:
             barred = self.bans.at_once(checks, guarded)
-            return self._barred(HIT, checks, guarded) if barred is None else barred
+            return self._demand(HIT, checks, guarded, UNSEEN) if barred is None else barred
         answers = self._tools.answers
         if answers.known and (refused := answers.answer(checks)) is not None:
             return refused
-        return self._demand(HIT, checks, guarded)
+        return self._demand(HIT, checks, guarded, judged)
 
     def peek(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Awaitable[Decision]:
         """Say what `hit` would answer now. Changes nothing."""
+        judged = self.bans.number
         if self.bans.judge(checks, guarded) is not None:
-            return self._barred(PEEK, checks, guarded)
-        return self._demand(PEEK, checks, guarded)
+            judged = UNSEEN
+        return self._demand(PEEK, checks, guarded, judged)
 
     def charge(self, checks: Sequence[Check]) -> Awaitable[Decision]:
         """Record every cost in one step, whatever the limits, and say what is left."""
-        return self._demand(CHARGE, checks, ())
+        return self._demand(CHARGE, checks, (), None)
 
     def refund(self, decision: Decision) -> bool | Awaitable[bool]:
         """Hand back what `decision` charged; False where it charged nothing, did so before or it has aged out.
@@ -220,18 +224,22 @@ class RedisStore:
     def _count_denied(self, checks: Sequence[Check]) -> None:
         """Charge refusals that were given here; what Redis does not take is lost."""
         for part in [(check,) for check in checks] if self._is_cluster else [checks]:
-            self._ask(CHARGE, part, ()).add_done_callback(_look_at)
+            self._ask(CHARGE, part, (), None).add_done_callback(_look_at)
 
-    def _demand(self, what: int, checks: Sequence[Check], guarded: Sequence[Guarded]) -> Awaitable[Decision]:
+    def _demand(
+        self, what: int, checks: Sequence[Check], guarded: Sequence[Guarded], judged: bytes | None
+    ) -> Awaitable[Decision]:
         if self._is_spread(checks):
-            return Spread(checks, self._ask, self._hand_back_unheard).decide(what, guarded)
-        return self._ask(what, checks, guarded)
+            return Spread(checks, partial(self._ask, judged=judged), self._hand_back_unheard).decide(what, guarded)
+        return self._ask(what, checks, guarded, judged)
 
-    def _ask(self, what: int, checks: Sequence[Check], guarded: Sequence[Guarded]) -> asyncio.Future[Decision]:
+    def _ask(
+        self, what: int, checks: Sequence[Check], guarded: Sequence[Guarded], judged: bytes | None
+    ) -> asyncio.Future[Decision]:
         lane = self._lane()
         if what in (HIT, CHARGE):
             self._tools.answers.forget(checks)  # they may be other ones when this has been answered
-        request = Demand(lane.loop.create_future(), self._tools, what, checks, guarded)
+        request = Demand(lane.loop.create_future(), self._tools, what, checks, guarded, judged)
         lane.add(request)
         return request.future
 
@@ -258,11 +266,18 @@ class RedisStore:
     # -- connections -------------------------------------------------------------------------------------------------
 
     async def _learn_secret(self, ask: Ask) -> None:
-        """Make the secret known: the one in Redis, or a new one for all; after a loss of data the one known here."""
-        await ask(b"HSETNX", self._shared.meta, b"secret", self._names.secret or os.urandom(32))
-        await ask(b"HSETNX", self._shared.meta, b"hands", 0)
-        secret = await ask(b"HGET", self._shared.meta, b"secret")
-        self._names.use(secret)
+        """Make the secret known: the one in Redis, or a new one for all; after a loss of data the one known here.
+
+        Where it is there nothing is written, so that a worker starts while the server is out of memory.
+        """
+        fields = {b"secret": self._names.secret or os.urandom(32), b"life": os.urandom(8).hex().encode(), b"hands": 0}
+        known = await ask(b"HMGET", self._shared.meta, *fields)
+        if None in known:
+            for name, value in fields.items():
+                await ask(b"HSETNX", self._shared.meta, name, value)
+            known = await ask(b"HMGET", self._shared.meta, *fields)
+        self._names.use(known[0])
+        self.bans.lives(known[1])
 
     async def _connect_once(self) -> None:
         """Connect in an event loop of its own, which makes the secret known."""
@@ -270,12 +285,6 @@ class RedisStore:
         await lane.ask(b"EXISTS", self._shared.meta)
         lane.close()
         await asyncio.sleep(0)
-
-    async def _barred(self, what: int, checks: Sequence[Check], guarded: Sequence[Guarded]) -> Decision:
-        """Answer a demand that is banned as far as is known here."""
-        await self.bans.catch_up(self._lane())
-        barred = await self.bans.refusal(checks, guarded, prolong=what == HIT)
-        return barred if barred is not None else await self._demand(what, checks, guarded)
 
 
 def _look_at(future: asyncio.Future[Any]) -> None:

@@ -71,6 +71,18 @@ class StrikeSums:
         self._flush_later(loop, known)
         return None
 
+    def forget(self, key: str) -> bool:
+        """Forget the strikes of a key that were not sent yet; False if there were none."""
+        unsent = [known for (_, _, struck), known in [*self._sums.items()] if struck == key and known.weight]
+        for known in unsent:
+            known.weight = 0
+        return bool(unsent)
+
+    def clear(self) -> None:
+        """Forget all strikes that were not sent yet."""
+        for known in [*self._sums.values()]:
+            known.weight = 0
+
     async def _flush(self, loop: asyncio.AbstractEventLoop, known: _Sum) -> Ban | None:
         weight, known.weight = known.weight, 0
         known.busy, known.next_s = True, monotonic() + PAUSE_S

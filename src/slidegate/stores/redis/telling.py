@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from struct import Struct
 from time import monotonic
 from typing import Final
@@ -71,6 +71,15 @@ class Teller:
             return []
         self._next_s[event.kind, about] = now_s + SAY_EVERY_S
         return [event]
+
+
+def changes(reports: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
+    """Yield key and row of each ban that a command has made; the row is empty where it took one back."""
+    for report in reports:
+        kind, length = _HEAD.unpack_from(report)
+        if kind in (BANNED, UNBANNED):
+            key, row = report[_HEAD.size : _HEAD.size + length], report[_HEAD.size + length :]
+            yield key, row if kind == BANNED else b""
 
 
 def _about(kind: int, ban: Ban, by: str) -> Event:

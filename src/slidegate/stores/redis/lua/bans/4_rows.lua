@@ -1,14 +1,13 @@
 -- What stands in Redis about bans. All of it lies in one slot of a cluster:
 --
 --   meta        numbers: `bans` (of the last change), `floor` (below it changes are not known any more), `ahead` and
---               `latest` of the bans' time; and what else the store keeps there
---   list        a ban for each key          ends       keys by the end of their ban
+--               `latest` of the bans' time; `parts`, until when each of the others lives; `life`, which is another one
+--               after a loss of data; and what else the store keeps there
+--   list        a ban for each key, see banned/     ends       keys by the end of their ban
 --   changes     keys by the number of their last change, the latest `MOST_CHANGES`
 --   history     the latest `MOST_HISTORY` changes, newest first
 --   standings   for each key, how it stands under each policy     over       keys by the moment when they are forgotten
 --   prefixes    keys that may be prefixes banned by a policy
---
--- Time here never runs back, see core/bans.py: where the server's clock does, `ahead` makes up for it.
 
 local MOST_CHANGES, MOST_HISTORY = 4096, 10000
 local LONGEST_MS = 400 * 86400000
@@ -24,17 +23,15 @@ local function text_of(number)
   return string.format("%.0f", number)
 end
 
-local numbers = redis.call("HMGET", KEYS[META], "bans", "ahead", "latest", "hands")
-local last, ahead, latest = tonumber(numbers[1] or 0), tonumber(numbers[2] or 0), tonumber(numbers[3] or 0)
-local now = max(wall + ahead, latest)
+local numbers = redis.call("HMGET", KEYS[META], "bans", "ahead", "latest", "hands", "life", "parts")
+local last, ahead, latest = tonumber(numbers[1]) or 0, tonumber(numbers[2]) or 0, tonumber(numbers[3]) or 0
+local life, hands, parts = numbers[5] or "", numbers[4] or "", numbers[6]
+local banned = make_banned(KEYS[LIST])
+local now
+now, ahead = banned.time(KEYS[META], wall, ahead, latest)
 
 local function keep_time()
   redis.call("HSET", KEYS[META], "ahead", text_of(ahead), "latest", text_of(now))
-end
-
-if wall + ahead < latest then
-  ahead = latest - wall
-  keep_time()
 end
 
 -- Let a key live until a moment, if it does not live longer already, or for ever.
@@ -46,20 +43,10 @@ local function keep(name, until_at, for_ever)
   end
 end
 
-local function unpack_ban(key, row)
-  local ban = { key = key }
-  local from, by
-  ban.made, ban.ends, ban.wall, ban.prolong, ban.rung, by, from = unpack_from("<i8i8i8i8I4H", row)
-  ban.by, ban.reason = sub(row, from, from + by - 1), sub(row, from + by)
-  return ban
-end
-
-local function pack_ban(ban)
-  return pack("<i8i8i8i8I4H", ban.made, ban.ends, ban.wall, ban.prolong, ban.rung, #ban.by) .. ban.by .. ban.reason
-end
+local unpack_ban, pack_ban = banned.unpack, banned.pack
 
 local function is_over(ban)
-  return ban.ends >= 0 and (now >= ban.ends or wall >= ban.wall + ban.ends - ban.made)
+  return banned.is_over(ban, now, wall)
 end
 
 local function ban_of(key)
@@ -68,6 +55,9 @@ local function ban_of(key)
 end
 
 local function note_change(key)
+  if redis.call("EXISTS", KEYS[CHANGES]) == 0 then
+    redis.call("HSET", KEYS[META], "floor", text_of(last))
+  end
   last = max(last + 1, now)
   redis.call("HSET", KEYS[META], "bans", text_of(last))
   keep_time()
@@ -81,17 +71,29 @@ local function note_change(key)
 end
 
 local function remove_ban(key)
-  redis.call("HDEL", KEYS[LIST], key)
+  if redis.call("HDEL", KEYS[LIST], key) > 0 then
+    banned.count_length(key, -1)
+  end
   redis.call("ZREM", KEYS[ENDS], key)
 end
 
 local function all_end()
-  return redis.call("HLEN", KEYS[LIST]) == redis.call("ZCARD", KEYS[ENDS])
+  return banned.many() == redis.call("ZCARD", KEYS[ENDS])
+end
+
+-- A prefix that a policy has banned.
+local function note_prefix(ban)
+  if ban.rung > 0 and sub(ban.by, -7) == "/prefix" then
+    redis.call("SADD", KEYS[PREFIXES], ban.key)
+    redis.call("PEXPIRE", KEYS[PREFIXES], LONGEST_MS)
+  end
 end
 
 -- Put a ban in force, in the place of one of the same key.
 local function record(ban)
-  redis.call("HSET", KEYS[LIST], ban.key, pack_ban(ban))
+  if redis.call("HSET", KEYS[LIST], ban.key, pack_ban(ban)) > 0 then
+    banned.count_length(ban.key, 1)
+  end
   if ban.ends >= 0 then
     redis.call("ZADD", KEYS[ENDS], text_of(ban.ends), ban.key)
     keep(ENDS, ban.ends)
@@ -100,10 +102,7 @@ local function record(ban)
     redis.call("ZREM", KEYS[ENDS], ban.key)
     redis.call("PERSIST", KEYS[LIST])
   end
-  if ban.rung > 0 and sub(ban.by, -7) == "/prefix" then
-    redis.call("SADD", KEYS[PREFIXES], ban.key)
-    redis.call("PEXPIRE", KEYS[PREFIXES], LONGEST_MS)
-  end
+  note_prefix(ban)
   note_change(ban.key)
 end
 
@@ -120,3 +119,36 @@ local function let_go(most)
     remove_ban(key)
   end
 end
+
+-- Note until when each part lives: 0 where there is none, -1 for ever.
+local function note_parts()
+  local ends = {}
+  for place = LIST, PREFIXES do
+    local left_ms = redis.call("PTTL", KEYS[place])
+    ends[place - 1] = pack("<i8", left_ms == -2 and 0 or left_ms == -1 and -1 or now + left_ms * 1000)
+  end
+  redis.call("HSET", KEYS[META], "parts", table.concat(ends))
+end
+
+-- Redis evicts what has not been used for long, or anything. Where a part is gone that should be there, the data has
+-- another life from now on: so workers learn of it, and put back what they hold.
+local function notice_loss()
+  local due = { "EXISTS" }
+  for place = LIST, parts and PREFIXES or 0 do
+    local ends = unpack_from("<i8", parts, 8 * (place - LIST) + 1)
+    if ends == -1 or ends > now + SURE_US then
+      due[#due + 1] = KEYS[place]
+    end
+  end
+  if #due == 1 or redis.call(unpack(due)) == #due - 1 then
+    return
+  end
+  if redis.call("EXISTS", KEYS[STANDINGS], KEYS[OVER]) == 1 then
+    redis.call("UNLINK", KEYS[STANDINGS], KEYS[OVER])
+  end
+  life = sub(redis.sha1hex(life .. text_of(now)), 1, LIFE_BYTES)
+  redis.call("HSET", KEYS[META], "life", life)
+  note_parts()
+end
+
+notice_loss()

@@ -40,7 +40,7 @@ local function has_room(key, is_prefix, most)
     end
     full_of_prefixes = redis.call("SCARD", KEYS[PREFIXES]) >= share
   end
-  local room = redis.call("HLEN", KEYS[LIST]) < most
+  local room = banned.many() < most
   if room and not full_of_prefixes then
     return true
   end
@@ -174,15 +174,23 @@ function commands.prolong()
   return ""
 end
 
--- how many bans, then key and row of each, then key, name and row of each standing
+-- the bans' time as the caller knows it or -1, how many bans, then key and row of each, then key, name and row of each
+-- standing
 function commands.load()
-  local place, bans = 4, tonumber(ARGV[3])
+  local theirs, bans, place = tonumber(ARGV[3]), tonumber(ARGV[4]), 5
+  if theirs > now then -- the data was lost, and with it how far this time is ahead
+    ahead, now = ahead + theirs - now, theirs
+    keep_time()
+  end
   for _ = 1, bans do
     local ban, other = unpack_ban(ARGV[place], ARGV[place + 1]), ban_of(ARGV[place])
     local longer = other and other.ends >= 0 and (ban.ends < 0 or ban.ends > other.ends)
     if not other or is_over(other) or longer then
       record(ban)
+    elseif other.ends >= 0 and not redis.call("ZSCORE", KEYS[ENDS], other.key) then
+      record(other)
     end
+    note_prefix(ban)
     place = place + 2
   end
   while place < #ARGV do
@@ -201,17 +209,41 @@ function commands.load()
   return ""
 end
 
--- the number of the change that is known: the bans that have changed since, key and row each; 0 if that is not known
+local MOST_NEWS = 250
+
+-- the number of the change that is known: the next changes, at most so many: the number of the last one, whether it is
+-- the last of all, then key and row of each; 0 if what has changed since is not known
 function commands.since()
-  local floor_at = redis.call("HGET", KEYS[META], "floor")
-  if ARGV[3] == "" or tonumber(ARGV[3]) > last or (floor_at and tonumber(ARGV[3]) < tonumber(floor_at)) then
+  local known = tonumber(ARGV[3])
+  local floor_at = redis.call("HGET", KEYS[META], "floor") or 0
+  if not known or known > last or known < (tonumber(floor_at) or 0) then
     return 0
   end
-  local keys = redis.call("ZRANGEBYSCORE", KEYS[CHANGES], "(" .. ARGV[3], "+inf")
-  local found = {}
-  for place, key in ipairs(keys) do
-    found[2 * place - 1] = key
-    found[2 * place] = redis.call("HGET", KEYS[LIST], key) or ""
+  local newest = redis.call("ZRANGE", KEYS[CHANGES], -1, -1, "WITHSCORES")[2]
+  if known < last and tonumber(newest) ~= last then
+    return 0 -- some are lost
+  end
+  local from = "(" .. text_of(known)
+  local news = redis.call("ZRANGEBYSCORE", KEYS[CHANGES], from, "+inf", "WITHSCORES", "LIMIT", 0, MOST_NEWS)
+  local found = { text_of(last), "1" }
+  if #news == 2 * MOST_NEWS then
+    found = { news[#news], tonumber(news[#news]) == last and "1" or "" }
+  end
+  for place = 1, #news, 2 do
+    found[#found + 1] = news[place]
+    found[#found + 1] = redis.call("HGET", KEYS[LIST], news[place]) or ""
+  end
+  return found
+end
+
+-- what guards requests: for each the bans in force
+function commands.find()
+  local found, at, place = {}, 1, 0
+  while at <= #ARGV[3] do
+    local bans
+    bans, at = banned.of_request(ARGV[3], at, now, wall)
+    place = place + 1
+    found[place] = banned.told(bans, now)
   end
   return found
 end
@@ -223,9 +255,13 @@ function commands.clear()
   end
   last = max(last + 1, now)
   redis.call("HSET", KEYS[META], "bans", text_of(last), "floor", text_of(last))
-  numbers[4] = tostring(redis.call("HINCRBY", KEYS[META], "hands", 1))
+  hands = tostring(redis.call("HINCRBY", KEYS[META], "hands", 1))
   return ""
 end
 
 local answer = commands[ARGV[2]]()
-return { pack("<i8i8i8", now, wall, ahead), last > 0 and text_of(last) or "", numbers[4] or "", answer, events }
+if ARGV[2] ~= "since" and ARGV[2] ~= "find" then
+  note_parts()
+end
+local state = life ~= "" and hands ~= "" and life .. hands or ""
+return { pack("<i8i8i8", now, wall, ahead), last > 0 and text_of(last) or "", state, answer, events }

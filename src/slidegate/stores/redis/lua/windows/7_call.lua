@@ -1,8 +1,13 @@
--- One call: ARGV[1] is the head, ARGV[2] the number of the last change of bans that the caller knows, and each further
--- ARGV a request; they are decided in order. The answer is {time, number of bans, number of hand-backs, answers ...}.
--- Where the caller does not know the latest bans there are no answers: it asks for them, and comes again.
+-- One call: ARGV[1] is the head, ARGV[2] the number of the last change of bans that the caller knows, ARGV[3] the life
+-- of the data that it knows, ARGV[4] what guards each request, and each further ARGV a request; they are decided in
+-- order. The answer is {time, number of bans, life and number of hand-backs, answers ...}.
+--
+-- There are no answers where the data has another life: the caller's names are of a secret that is gone. And there are
+-- none where bans have changed and ARGV[4] is empty: the caller asks again, and says what guards the requests. Then
+-- they are judged here, by the bans that stand here, whatever changes meanwhile.
 
-local FAILED = 255
+local FAILED, BANNED = 255, 6
+local FIRST = 5
 local now, slack_ms, with_meta
 now, serials, slack_ms, with_meta = unpack_from("<i8I4I4B", ARGV[1])
 if now < 0 then
@@ -10,27 +15,47 @@ if now < 0 then
   now = clock[1] * 1000000 + clock[2]
 end
 local replies = { pack("<i8", now), "", "" }
+local judged
 if with_meta == 1 then
-  local seen = redis.call("HMGET", KEYS[1], "bans", "hands")
-  replies[2], replies[3] = seen[1] or "", seen[2] or ""
-  if replies[2] ~= ARGV[2] then
+  local seen = redis.call("HMGET", KEYS[1], "bans", "life", "hands", "parts", "ahead", "latest")
+  local list_until = seen[4] and unpack_from("<i8", seen[4]) or 0
+  replies[2], replies[3] = seen[1] or "", seen[2] and seen[3] and seen[2] .. seen[3] or ""
+  if (list_until == -1 or list_until > now + SURE_US) and redis.call("EXISTS", KEYS[2]) == 0 then
+    replies[3] = "" -- the bans are lost
+  end
+  if replies[3] == "" or seen[2] ~= ARGV[3] or (ARGV[4] == "" and replies[2] ~= ARGV[2]) then
     return replies
   end
+  if ARGV[4] ~= "" then
+    local banned, at = make_banned(KEYS[2]), 1
+    local bans_now = banned.time(KEYS[1], now, tonumber(seen[5]) or 0, tonumber(seen[6]) or 0)
+    judged = function()
+      local found
+      found, at = banned.of_request(ARGV[4], at, bans_now, now)
+      return #found > 0 and pack("<B", BANNED) .. banned.told(found, bans_now)
+    end
+  end
 end
+
+local function answer_to(place)
+  return judged and judged() or handle(ARGV[place], now)
+end
+
 local handed_back = false
-for place = 3, #ARGV do
-  local fine, reply = pcall(handle, ARGV[place], now)
-  replies[place + 1] = fine and reply or pack("<B", FAILED) .. tostring(reply)
+for place = FIRST, #ARGV do
+  local fine, reply = pcall(answer_to, place)
+  local why = type(reply) == "table" and reply.err or tostring(reply)
+  replies[place - 1] = fine and reply or pack("<B", FAILED) .. why
   handed_back = handed_back or (fine and unpack_from("<B", reply) == CHANGED)
 end
 if handed_back and with_meta == 1 then
-  replies[3] = tostring(redis.call("HINCRBY", KEYS[1], "hands", 1))
+  replies[3] = sub(replies[3], 1, LIFE_BYTES) .. redis.call("HINCRBY", KEYS[1], "hands", 1)
 end
 local saved, why = pcall(save, now, slack_ms)
 if not saved then
   for place = 4, #replies do
     local status = unpack_from("<B", replies[place])
-    if status ~= LIMITED and status ~= TOO_LARGE and status ~= NOTHING then
+    if status ~= LIMITED and status ~= TOO_LARGE and status ~= NOTHING and status ~= BANNED then
       replies[place] = pack("<B", FAILED) .. (type(why) == "table" and why.err or tostring(why))
     end
   end

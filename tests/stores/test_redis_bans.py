@@ -1,0 +1,185 @@
+"""Bans in Redis as requests meet them: they are decided by what stands there, whatever a worker holds."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slidegate import BanPolicy
+from slidegate.core.banlist import Guarded, ban_key
+from slidegate.core.decision import Decision, Reason
+from slidegate.core.networks import Address, format_network, parse_address
+from slidegate.stores.redis import RedisStore
+from slidegate.stores.redis.lanes import Lane
+from slidegate.testing import FakeClock
+from slidegate.testing.desk import bucket
+from slidegate.testing.player import settle
+
+from ..fault_proxy import FaultProxy
+from ..redis_servers import RedisServer, needs_redis
+
+NUMBER = itertools.count()
+BOUND_S = 20
+PLENTY = bucket("1000000/minute")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    with RedisServer() as running:
+        yield running
+
+
+def fresh_prefix() -> str:
+    """Return a prefix that no other store has."""
+    return f"b{os.getpid()}-{next(NUMBER)}"
+
+
+@asynccontextmanager
+async def workers_at(server: RedisServer, many: int, **options: Any) -> AsyncIterator[list[RedisStore]]:
+    """Open stores that share a prefix."""
+    prefix = fresh_prefix()
+    stores = [RedisStore(server.url, **{"prefix": prefix, **options}) for _ in range(many)]
+    try:
+        yield stores
+    finally:
+        for store in stores:
+            await store.close()
+
+
+async def hit(store: RedisStore, key: str, *guarded: Guarded) -> Decision:
+    return await settle(store.hit(((PLENTY, key, 1),), guarded))
+
+
+def address(text: str) -> Address:
+    found = parse_address(text)
+    assert found is not None
+    return found
+
+
+def never_refreshes(store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a worker hold what it holds, for ever."""
+
+    async def not_at_all(lane: Lane) -> None:
+        return
+
+    monkeypatch.setattr(store.bans, "refresh", not_at_all)
+
+
+ADDRESSES = st.one_of(
+    st.tuples(st.just(4), st.integers(0, 2**32 - 1)),
+    st.tuples(st.just(6), st.integers(2**64, 2**128 - 1)),
+    st.tuples(st.just(6), st.lists(st.sampled_from((0, 0, 0, 1, 0xDB8)), min_size=8, max_size=8).map(
+        lambda groups: sum(group << 16 * place for place, group in enumerate(groups)) | 1 << 127
+    )),
+)  # fmt: skip
+
+
+@st.composite
+def networks(draw: st.DrawFn) -> tuple[Address, str]:
+    """Return an address, and a network that it lies in."""
+    version, value = draw(ADDRESSES)
+    return (version, value), format_network(version, value, draw(st.integers(1, 32 if version == 4 else 128)))
+
+
+@needs_redis
+def test_a_worker_that_knows_nothing_is_told_by_which_ban_a_request_is_refused(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def play(drawn: list[tuple[Address, str]], keys: list[str], others: list[Address]) -> None:
+        async with workers_at(server, 2, clock=FakeClock(1_900_000_000_000_000)) as (one, other):
+            never_refreshes(other, monkeypatch)
+            for place, (_, network) in enumerate(drawn):
+                await one.bans.ban(ban_key(network), (place + 1) * 60_000_000, "", "ann")
+            for key in keys[::2]:
+                await one.bans.ban(key, None, "", "ann")
+            gone = [ban_key(network) for _, network in drawn[::3]]
+            for key in gone:
+                await one.bans.unban(key, "ann")
+            for guard in [*(found for found, _ in drawn), *others, *keys]:
+                expected = await one.bans.find((guard,))
+                assert expected == one.bans.list.find((guard,), *one.bans._time.now_us())
+                answer = await hit(other, "user:ann", guard)
+                assert answer.ban == expected
+                assert answer.reason is (Reason.OK if expected is None else Reason.BANNED)
+
+    with asyncio.Runner() as runner:
+
+        @settings(deadline=None, max_examples=60)
+        @given(
+            st.lists(networks(), max_size=6),
+            st.lists(st.sampled_from(("user:eve", "fade:42/7", "x" * 64, "\ud800", "1.2.3")), max_size=4, unique=True),
+            st.lists(ADDRESSES, max_size=3),
+        )
+        def check(drawn: list[tuple[Address, str]], keys: list[str], others: list[Address]) -> None:
+            runner.run(play(drawn, keys, others))
+
+        check()
+
+
+@needs_redis
+async def test_requests_are_decided_with_at_most_two_calls_while_bans_change_with_each(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[int] = []
+    real = Lane._call
+
+    def call(lane: Lane, wire: Any, requests: Any, how: bytes, what: bytes, tries: int = 0) -> None:
+        tried.append(tries)
+        real(lane, wire, requests, how, what, tries)
+
+    monkeypatch.setattr(Lane, "_call", call)
+    async with FaultProxy(server.port) as proxy, workers_at(server, 1) as (one,):
+        proxy.delay_s = 0.003
+        slow = RedisStore(f"redis://127.0.0.1:{proxy.port}/0", prefix=one._prefix)
+        over = asyncio.Event()
+
+        async def change() -> None:
+            for number in itertools.count():
+                if over.is_set():
+                    return
+                await one.bans.ban(f"198.51.100.{number % 250}", 60_000_000, "", "ann")
+
+        changing = [asyncio.create_task(change()) for _ in range(4)]
+        try:
+            for _ in range(100):
+                answers = await asyncio.gather(*(hit(slow, f"user:{n}", address("192.0.2.7")) for n in range(5)))
+                assert all(answer.reason is Reason.OK for answer in answers)
+            assert len(tried) <= 2 * 500
+            assert max(tried) <= 1
+        finally:
+            over.set()
+            await asyncio.gather(*changing)
+            await slow.close()
+
+
+@needs_redis
+async def test_a_number_that_somebody_wrote_otherwise_keeps_nobody_waiting(server: RedisServer) -> None:
+    async with workers_at(server, 2) as (one, other):
+        await one.bans.ban("192.0.2.0/24", None, "", "ann")
+        for number in ("007", "-1", "many", "1e300"):
+            server.command("HSET", f"{one._prefix}:{{bans}}", "bans", number)
+            async with asyncio.timeout(BOUND_S):
+                assert (await hit(other, "user:ann", address("192.0.2.7"))).reason is Reason.BANNED
+                assert await hit(other, "user:ann", address("198.51.100.7"))
+                assert [ban.key for ban in await other.bans.active()] == ["192.0.2.0/24"]
+
+
+@needs_redis
+async def test_a_new_worker_is_told_of_prolonged_bans_and_prolongs_them(server: RedisServer) -> None:
+    policy = BanPolicy("1/minute", "10m", jitter=0, prolong=True, name="p")
+    clock = FakeClock(1_900_000_000_000_000)
+    async with workers_at(server, 2, clock=clock) as (one, other):
+        assert await one.bans.strike(policy, "user:eve", 1, "")
+        clock.advance(60_000_000)
+        refused = await hit(other, "user:eve")
+        assert refused.retry_after_us == policy.duration_us
+        (ban,) = await one.bans.active()
+        assert ban.ends_us == clock() + policy.duration_us
