@@ -25,6 +25,7 @@ from .lists import AddressList
 from .messages import Watched
 from .proxies import ClientAddress, is_gone
 from .record import STATUS, Record, is_preflight
+from .sockets import OpenSockets
 from .waiting import wait_turn
 
 _ALLOWLISTED: Final = Decision(True, Reason.ALLOWLISTED)
@@ -68,6 +69,7 @@ class Judge:
         self._calls = calls
         self.abuse = abuse
         self._exceeded: dict[tuple[str, str], None] = {}
+        self._sockets = OpenSockets(limiter.find_ban)
 
     def decide(self, scope: Scope, before: Record) -> Decision | Awaitable[Decision]:
         """Decide about a request, given what gates further out decided."""
@@ -243,7 +245,7 @@ class Judge:
         async def banned() -> bool:
             return await self.limiter.find_ban(guarded) is not None
 
-        return Watched(receive, send, banned, partial(self.strike_refused, scope, record))
+        return Watched(receive, send, guarded, banned, partial(self.strike_refused, scope, record), self._sockets.add)
 
     def settling(self, send: Send, decision: Decision) -> Send:
         """Wrap `send` so that the status of the response settles what was reserved; without one, the charge stays."""

@@ -7,12 +7,14 @@ goes on sending is held back by the flow control of its own connection.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Final, Literal, TypeAlias
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Final, Literal, TypeAlias, TypeVar
 
 import anyio
 from starlette.types import Message, Receive, Scope, Send
 
+from ..core.banlist import Guarded
 from ..core.decision import Bucket, Decision, Reason
 from ..core.errors import ConfigurationError
 from ..core.limits import Limit, parse_limits
@@ -22,6 +24,8 @@ from .proxies import ClientAddress
 
 MessageKey: TypeAlias = Literal["connection", "client"] | Key
 OnExceeded: TypeAlias = Literal["close", "drop", "wait"]
+
+T = TypeVar("T")
 
 TRY_AGAIN_LATER: Final = 1013
 """The close code of a connection that went beyond a message limit (IANA's registry of close codes)."""
@@ -80,26 +84,40 @@ class MessageLimits:
 
 
 class Watched:
-    """A connection, seen from the application, that ends at the next message of a client that was banned meanwhile.
+    """A connection, seen from the application, that ends when its client is banned: at its next message, or before.
 
     Args:
         receive: The server's channel.
         send: The server's channel.
+        guarded: Whose bans end it.
         banned: Tells whether a ban refuses the client now.
         struck: Called for each message that a limit refused.
+        accepted: Called with the connection when the application has accepted it; tells whether somebody looks after
+            it from then on, and may interrupt it.
+
+    Attributes:
+        over: Whether it has ended, by a message of either side.
     """
 
     def __init__(
         self,
         receive: Receive,
         send: Send,
+        guarded: Sequence[Guarded],
         banned: Callable[[], Awaitable[bool]],
         struck: Callable[[], Awaitable[None]],
+        accepted: Callable[[Watched], bool],
     ) -> None:
         self._receive = receive
         self._send = send
+        self.guarded = guarded
         self.banned = banned
         self.struck = struck
+        self._accepted = accepted
+        self._looked_after = False
+        self._waiting: asyncio.Task[object] | None = None
+        self._interrupted = False
+        self.over = False
         self._last: Message | None = None
         self._early: list[Message] = []
 
@@ -112,8 +130,14 @@ class Watched:
         """Return the next message, or a disconnect."""
         if self._last is not None:
             return self._last
-        message = self._early.pop() if self._early else await self._receive()
-        if message["type"] == "websocket.receive" and await self.banned():
+        message = self._early.pop() if self._early else await self._unless_interrupted(self._receive())
+        if message is None or self._interrupted:
+            return await self.shut_out()
+        if self._last is not None:
+            return self._last  # it was closed while the application waited
+        if message["type"] == "websocket.disconnect":
+            self.over = True
+        elif message["type"] == "websocket.receive" and await self.banned():
             return await self.shut_out()
         return message
 
@@ -121,6 +145,10 @@ class Watched:
         """Pass a message on; a connection that was closed takes no more (ASGI, "Send after disconnect")."""
         if self._last is None:
             await self._send(message)
+            if message["type"] == "websocket.accept":
+                self._looked_after = self._accepted(self)
+            elif message["type"] == "websocket.close":
+                self.over = True
         elif message["type"] != "websocket.close":
             raise OSError(self._last["reason"])
 
@@ -128,6 +156,7 @@ class Watched:
         """Close the connection, if it is open, and return what the application is told."""
         if self._last is None:
             self._last = {"type": "websocket.disconnect", "code": code, "reason": reason}
+            self.over = True
             await self._send({"type": "websocket.close", "code": code, "reason": reason})
         return self._last
 
@@ -135,8 +164,40 @@ class Watched:
         """Close the connection of a client that is banned."""
         return await self.close(POLICY_VIOLATION, "banned")
 
+    async def interrupt(self) -> None:
+        """Close the connection of a client that is banned, whatever the application waits for.
+
+        Its waiting ends first: there are servers that do not close while they are asked for a message. It is told of
+        the end when the close was sent, because what it does then may end the connection in another way.
+        """
+        if self._interrupted:
+            return
+        self._interrupted = self._waiting is not None
+        if self._waiting is not None:
+            self._waiting.cancel()
+        else:
+            await self.shut_out()
+
+    async def _unless_interrupted(self, waiting: Awaitable[T]) -> T | None:
+        """Wait for something, and return None where the connection is to be closed meanwhile."""
+        if not self._looked_after:
+            return await waiting
+        task = self._waiting = asyncio.current_task()
+        try:
+            return await waiting
+        except asyncio.CancelledError:
+            if not self._interrupted or (task is not None and task.uncancel()):
+                raise
+            return None
+        finally:
+            self._waiting = None
+
     async def wait(self, wait_us: int) -> bool:
         """Wait, and tell whether the client is still there."""
+        await self._unless_interrupted(self._wait(wait_us))
+        return not self._interrupted and (not self._early or self._early[0]["type"] != "websocket.disconnect")
+
+    async def _wait(self, wait_us: int) -> None:
         if not self._early:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._read_ahead, tasks.cancel_scope)
@@ -144,7 +205,6 @@ class Watched:
                 tasks.cancel_scope.cancel()
         else:
             await anyio.sleep(wait_us / 1_000_000)
-        return not self._early or self._early[0]["type"] != "websocket.disconnect"
 
     async def _read_ahead(self, waiting: anyio.CancelScope) -> None:
         """Read one message: the channel says in no other way that the client has gone."""
