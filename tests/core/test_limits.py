@@ -377,3 +377,15 @@ def test_the_message_names_what_the_span_is_for() -> None:
 def test_a_configuration_error_is_a_value_error() -> None:
     with pytest.raises(ValueError, match="amount"):
         Limit(0, "1m")
+
+
+@given(st.integers(1_000, 10**9), st.integers(1, 100), st.integers(0, 10**12))
+def test_a_counted_unit_holds_its_place_for_less_than_two_slices_more_than_the_window(
+    window_us: int, resolution: int, at_us: int
+) -> None:
+    limit = Limit(3_601, timedelta(microseconds=window_us), resolution=resolution)
+    held_us = limit.leaves_us(at_us) - at_us
+    if window_us % limit.slice_us == 0:
+        assert window_us < held_us <= window_us + limit.slice_us
+    else:
+        assert window_us < held_us < window_us + 2 * limit.slice_us

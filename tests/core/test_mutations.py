@@ -27,6 +27,7 @@ import slidegate.core.timestamps
 import slidegate.stores.judging
 import slidegate.stores.memory
 import slidegate.stores.memory_bans
+import slidegate.stores.tables
 from slidegate.core import BookedWindow, CounterWindow, TimestampWindow
 from slidegate.testing import FakeClock
 from slidegate.testing.ban_player import BanPlayer
@@ -48,6 +49,7 @@ from .test_window_properties import (
 
 LIMITS, TIMES, COUNTS = slidegate.core.limits, slidegate.core.timestamps, slidegate.core.counters
 BOOKINGS, MEMORY, JUDGING = slidegate.core.bookings, slidegate.stores.memory, slidegate.stores.judging
+TABLES = slidegate.stores.tables
 STRIKES, LIST, ROWS = slidegate.core.bans, slidegate.core.banlist, slidegate.core.banrows
 LADDERS, MEMORY_BANS = slidegate.core.banpolicy, slidegate.stores.memory_bans
 ROUNDS = 3_000
@@ -159,8 +161,8 @@ STORES = [
     Mutation("peek charges", MEMORY, (("copy(window)", "window"),)),
     Mutation("a second refund hands back again", JUDGING, (("decision.charge.clear()", "pass"),)),
     Mutation("a refusal charges the limits that had room", JUDGING, (("if any(waits):", "if all(waits):"),)),
-    Mutation("reset does nothing", MEMORY, (("table.windows[key] = new_window(table.limit)", "pass"),)),
-    Mutation("rules share windows", MEMORY, (("identity = (rule, limit", "identity = ('', limit"),)),
+    Mutation("reset does nothing", TABLES, (("self.windows[key] = self.new_window()", "pass"),)),
+    Mutation("rules share windows", MEMORY, (("return bucket.rule, limit.window_us", "return '', limit.window_us"),)),
     Mutation("a new amount starts anew", MEMORY, (("= table.fetch(key, now_us)", "= table.windows.get(key)"),)),
 ]
 
@@ -364,8 +366,11 @@ def store(mutation: Mutation) -> Callable[..., slidegate.stores.memory.MemorySto
     if mutation.module is MEMORY:
         return made.MemoryStore
     memory = mutated(Mutation("nothing", MEMORY, ()))
-    if mutation.module in (TIMES, COUNTS):
-        memory.new_window = kit(mutation).window
+    if mutation.module in (TABLES, TIMES, COUNTS):
+        tables = made if mutation.module is TABLES else mutated(Mutation("nothing", TABLES, ()))
+        if mutation.module is not TABLES:
+            tables.new_window = kit(mutation).window
+        memory.Table = tables.Table
         return memory.MemoryStore
     for name in vars(memory).keys() & vars(made).keys():
         if getattr(made, name).__class__ is types.FunctionType and getattr(made, name).__module__ == made.__name__:
@@ -473,7 +478,7 @@ def test_bans_of_a_loaded_copy_without_mutation_pass(module: types.ModuleType, m
 
 def test_a_loaded_copy_without_mutation_passes() -> None:
     kits = [kit(Mutation("nothing", module, ())) for module in (TIMES, COUNTS)]
-    stores = [store(Mutation("nothing", module, ())) for module in (MEMORY, JUDGING)]
+    stores = [store(Mutation("nothing", module, ())) for module in (MEMORY, JUDGING, TABLES)]
     for rolled in bytes_of_any_length(60):
         for whole in kits:
             agrees_with_the_reference(whole, unsteady(rolled))

@@ -29,8 +29,8 @@ from slidegate.core import (
     parse_limits,
 )
 from slidegate.limiter import Limiter
-from slidegate.stores.memory import SWEEP_STEP, MemoryStats, MemoryStore
-from slidegate.stores.tables import SHARED_CELLS
+from slidegate.stores.memory import LEAST_VISITS, SWEEP_STEP, MemoryStats, MemoryStore
+from slidegate.stores.tables import SHARED_CELLS, Table
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.testing.contract import StoreContract
 from slidegate.testing.model import verdict_of
@@ -125,7 +125,7 @@ def _hesitant_rings(monkeypatch: pytest.MonkeyPatch) -> None:
     def new_window(limit: Limit) -> object:
         return times(limit.window_us) if limit.exact else counts(limit.slices, limit.slice_us)
 
-    monkeypatch.setattr(slidegate.stores.memory, "new_window", new_window)
+    monkeypatch.setattr(slidegate.stores.tables, "new_window", new_window)
 
 
 @pytest.mark.usefixtures("_fine_switching", "_hesitant_rings")
@@ -367,11 +367,15 @@ def test_a_charge_in_a_shared_cell_is_refunded() -> None:
 # -- bounded memory --------------------------------------------------------------------------------------------------
 
 
-def cellmates(number: int) -> list[str]:
+def cell_of(store: MemoryStore, key: str) -> int:
+    return Table("rule", Limit(1, "1m"), store.secret, 0).cell_of(key)
+
+
+def cellmates(store: MemoryStore, number: int) -> list[str]:
     """Return keys that fall into one cell."""
     by_cell: dict[int, list[str]] = defaultdict(list)
     for count in range(10_000_000):
-        mates = by_cell[hash(f"key-{count}") % SHARED_CELLS]
+        mates = by_cell[cell_of(store, f"key-{count}")]
         mates.append(f"key-{count}")
         if len(mates) == number:
             return mates
@@ -386,7 +390,7 @@ def test_mk_01_a_flood_of_one_hit_keys_stays_within_max_keys_and_is_told() -> No
     for number in range(120_000):
         key = f"client-{number}"
         if store.hit(((asked, key, 1),)) and number >= 1_000:
-            admitted[hash(key) % SHARED_CELLS] += 1
+            admitted[cell_of(store, key)] += 1
     stats = store.stats()
     assert stats == MemoryStats(keys=1_000, evictions=0, shared_hits=119_000)
     assert max(admitted.values()) == 5  # strangers who meet in a cell share its bound, and nobody gets past it
@@ -418,20 +422,22 @@ def test_no_key_passes_its_bound_while_windows_come_and_go(rng: random.Random) -
             assert spent <= amount, (rule, key)
 
 
-def test_a_key_stays_in_its_cell_until_the_cell_is_empty() -> None:
+def test_a_key_leaves_its_cell_with_a_copy_of_it_where_there_is_room_again() -> None:
     clock = FakeClock()
     store, asked = MemoryStore(max_keys=1, clock=clock), bucket("3/minute")
     store.hit(((asked, "ann", 1),))
     clock.advance("30s")
     assert store.hit(((asked, "bob", 2),)).remaining == 1
     clock.advance("45s")
-    assert store.hit(((asked, "bob", 1),)).remaining == 0  # all three are in the cell
-    clock.advance("44s")
-    assert store.hit(((asked, "bob", 2),)).remaining == 0  # the first two have left, the third has not
-    assert store.stats() == MemoryStats(keys=0, evictions=1, shared_hits=3)  # there was room for a window of bob's own
-    clock.advance("1m")
-    assert store.hit(((asked, "bob", 3),)).remaining == 0
-    assert store.stats() == MemoryStats(keys=1, evictions=1, shared_hits=3)
+    assert store.hit(((asked, "bob", 0),)).remaining == 1  # in the cell: ann's window goes after this answer
+    assert store.stats() == MemoryStats(keys=0, evictions=1, shared_hits=2)
+    assert store.hit(((asked, "bob", 1),)).remaining == 0  # the two that are in the cell came along
+    assert store.stats() == MemoryStats(keys=1, evictions=1, shared_hits=2)
+    clock.advance("14s")
+    refused = store.hit(((asked, "bob", 1),))
+    assert refused.retry_after_us == 1_000_000
+    clock.advance("1s")
+    assert store.hit(((asked, "bob", 2),)).remaining == 0
 
 
 @pytest.mark.parametrize("limits", ["3/minute", "300/minute"])
@@ -439,7 +445,7 @@ def test_colliding_keys_may_be_refused_and_never_pass_together(limits: str) -> N
     clock = FakeClock()
     store, asked = MemoryStore(max_keys=1, clock=clock), bucket(limits)
     amount = asked.limits[0].amount
-    first, second, third = cellmates(3)
+    first, second, third = cellmates(store, 3)
     store.hit(((asked, first, 1),))
     assert store.hit(((asked, second, amount),))
     refused = store.hit(((asked, third, 1),))
@@ -450,24 +456,27 @@ def test_colliding_keys_may_be_refused_and_never_pass_together(limits: str) -> N
     assert store.hit(((asked, third, 1),))
 
 
-def test_two_keys_of_one_demand_in_one_cell_have_to_fit_beside_each_other() -> None:
+def test_two_keys_of_one_demand_in_one_cell_have_to_fit_beside_others_and_not_beside_each_other() -> None:
     clock = FakeClock()
     store, asked = MemoryStore(max_keys=1, clock=clock), bucket("5/minute")
-    first, second, third = cellmates(3)
+    first, second, third = cellmates(store, 3)
     store.hit(((asked, first, 1),))
-    both = ((asked, second, 3), (asked, third, 3))
-    refused = store.hit(both)
-    assert (refused.allowed, refused.reason, refused.remaining) == (False, Reason.LIMITED, 5)
-    assert store.hit(((asked, second, 2), (asked, third, 3))).allowed
-    refused = store.hit(both)
-    assert refused.retry_after_us == MINUTE_US
-    clock.advance("61s")
-    assert store.hit(both).allowed  # windows of their own are free again, for one of them at least
+    both = ((asked, second, 3), (asked, third, 4))
+    assert store.peek(both).allowed
+    assert store.hit(both).allowed
+    assert store.peek(((asked, second, 0),)).remaining == 0  # all seven are in the cell
+    for demand in (both, ((asked, second, 1),)):
+        refused = store.hit(demand)
+        assert (refused.reason, refused.retry_after_us) == (Reason.LIMITED, MINUTE_US)
+    clock.advance(MINUTE_US - 1)
+    assert not store.hit(both)
+    clock.advance(1)
+    assert store.hit(both)
 
 
 def test_a_full_store_says_what_it_would_do_without_doing_it() -> None:
     store, asked = MemoryStore(max_keys=1, clock=FakeClock()), bucket("5/minute")
-    first, second, third = cellmates(3)
+    first, second, third = cellmates(store, 3)
     store.hit(((asked, first, 1),))
     together = ((asked, second, 3), (asked, third, 3))
     assert store.peek(together).allowed is store.hit(together).allowed
@@ -502,7 +511,7 @@ def test_a_full_store_answers_a_peek_as_the_hit_after_it_and_lets_nobody_pass(ro
 def test_the_cell_moves_with_a_changed_amount() -> None:
     store = MemoryStore(max_keys=1, clock=FakeClock())
     wide, narrow = bucket("100/minute"), bucket("10/minute")
-    first, second = cellmates(2)
+    first, second = cellmates(store, 2)
     store.hit(((wide, first, 50),))
     store.hit(((wide, second, 7),))
     assert store.peek(((narrow, second, 0),)).remaining == 3
@@ -574,11 +583,101 @@ def test_a_store_that_nobody_uses_any_more_is_empty_but_for_the_last_key() -> No
     for number in range(200):
         store.hit(((bucket(f"5/{number + 1}s; 70/{number + 1}m", f"rule-{number}"), "ann", 1),))
     last = bucket("5/minute", "last")
-    clock.advance("5h")
-    for _ in range(1_000):
-        store.hit(((last, "bob", 1),))
+    for _ in range(3):  # empty tables are kept for a while
+        clock.advance("5h")
+        for _ in range(1_000):
+            store.hit(((last, "bob", 1),))
     assert store.stats().keys == 1
     assert len(store._tables) == len(store._bound) == 1
+
+
+@pytest.mark.parametrize("order", ["5/second; 1000/hour", "1000/hour; 5/second"])
+def test_idle_keys_of_a_long_window_go_although_a_short_one_empties_again_and_again(order: str) -> None:
+    clock = FakeClock()
+    store, asked = MemoryStore(clock=clock), bucket(order)
+    for number in range(5_000):
+        store.hit(((asked, f"client-{number}", 1),))
+    for _ in range(2_400):  # 80 minutes; a pass through 5,000 windows takes 79 requests
+        clock.advance("2s")
+        store.hit(((asked, "ann", 1),))
+    assert store.stats().keys <= 2
+
+
+def test_every_table_gets_its_turn_and_a_call_looks_at_a_few() -> None:
+    clock, looks = FakeClock(), Counter[str]()
+    store = MemoryStore(clock=clock)
+    rules = [bucket("5/second; 70/second @10", f"rule-{number}") for number in range(500)]
+    for asked in rules:
+        store.hit(((asked, "ann", 1),))
+
+    def visit(table: Table, now_us: int, most: int) -> tuple[int, int]:
+        looks[table.rule] += 1
+        return unpatched(table, now_us, most)
+
+    unpatched = Table.visit
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Table, "visit", visit)
+        clock.advance("2s")
+        for _ in range(len(rules) * 2 * LEAST_VISITS // SWEEP_STEP):
+            before = looks.total()
+            store.hit(((rules[0], "bob", 1),))
+            assert looks.total() - before <= SWEEP_STEP // LEAST_VISITS
+    assert len(looks) == 500
+    assert store.stats().keys <= 2
+
+
+def test_a_table_that_is_used_again_and_again_is_kept_and_one_that_is_not_goes() -> None:
+    clock = FakeClock()
+    store, brief, other = MemoryStore(clock=clock), bucket("5/second"), bucket("5/second", "other")
+    store.hit(((other, "ann", 1),))
+    store.hit(((brief, "ann", 1),))
+    table = store._tables["rule", 1_000_000, 64, True]
+    for _ in range(100):
+        clock.advance("3s")
+        store.hit(((brief, "ann", 1),))
+    assert store._tables == {table.identity: table}
+
+
+def test_the_first_window_of_a_table_is_let_go_of_in_time() -> None:
+    clock = FakeClock()
+    store = MemoryStore(clock=clock)
+    store.hit(((bucket("5/day", "slow"), "ann", 1),))
+    clock.advance("1s")
+    store.hit(((bucket("5/second", "quick"), "ann", 1),))
+    clock.advance("1s")
+    for _ in range(2):
+        store.hit(((bucket("5/day", "slow"), "ann", 1),))
+    assert store.stats() == MemoryStats(keys=1, evictions=1, shared_hits=0)
+
+
+def test_charges_alone_let_go_of_windows_too() -> None:
+    clock = FakeClock()
+    store = MemoryStore(clock=clock)
+    for number in range(1_000):
+        store.charge(((bucket("5/second"), f"client-{number}", 1),))
+        clock.advance("100ms")
+    assert store.stats().keys < 50
+
+
+def test_looking_handing_back_and_resetting_make_no_tables() -> None:
+    clock = FakeClock()
+    store, asked = MemoryStore(clock=clock), bucket("5/minute")
+    decision = store.hit(((asked, "ann", 1),))
+    for _ in range(3):  # the table goes
+        clock.advance("5m")
+        store.hit(())
+    for number in range(100):
+        store.peek(((bucket("5/minute; 70/hour", f"rule-{number}"), "ann", 1),))
+    assert store.refund(decision) is False
+    assert store.reset("ann") is False
+    assert store._tables == store._bound == {}
+
+
+def test_a_peek_at_two_costs_in_a_window_that_is_not_there_yet_sums_them_up() -> None:
+    store, asked = MemoryStore(clock=FakeClock()), bucket("5/minute; 70/hour")
+    twice = ((asked, "ann", 3), (asked, "ann", 3))
+    peeked = store.peek(twice)
+    assert (peeked.reason, peeked.states) == (Reason.TOO_LARGE, store.hit(twice).states)
 
 
 def test_windows_that_moved_to_the_other_ring_are_let_go_like_all_others() -> None:

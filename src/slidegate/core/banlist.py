@@ -103,7 +103,8 @@ class BanList:
 
     def __init__(self) -> None:
         self.by_key: dict[str, Ban] = {}
-        self._networks: dict[int, dict[int, dict[int, str]]] = {4: {}, 6: {}}
+        # The bits of a prefix are packed, because a client can choose integers of one hash: it is modulo 2**61 - 1.
+        self._networks: dict[int, dict[int, dict[bytes, str]]] = {4: {}, 6: {}}
         self._ends: list[tuple[int, str]] = []
 
     def __len__(self) -> int:
@@ -161,7 +162,7 @@ class BanList:
             version, value = key
             bits = _BITS[version]
             for prefix, table in self._networks[version].items():
-                network = table.get(value >> (bits - prefix))
+                network = table.get((value >> (bits - prefix)).to_bytes(16, "big"))
                 if network is not None:
                     found.append(self.by_key[network])
         return found
@@ -245,14 +246,14 @@ def longest(bans: Iterable[Ban]) -> Ban | None:
     return found
 
 
-def _place(key: str) -> tuple[int, int, int] | None:
-    """Return version, prefix length and the bits of the prefix of a key that is a network."""
+def _place(key: str) -> tuple[int, int, bytes] | None:
+    """Return version, prefix length and the bits of the prefix, packed, of a key that is a network."""
     try:
         version, first, last = parse_network(key)
     except ConfigurationError:
         return None
     prefix = prefix_length(version, first, last)
-    return version, prefix, first >> (_BITS[version] - prefix)
+    return version, prefix, (first >> (_BITS[version] - prefix)).to_bytes(16, "big")
 
 
 def _moment(wall_us: int) -> datetime:

@@ -15,8 +15,9 @@ amount keeps its counts. Time is an integer of microseconds and always an argume
 A window of length W touches at most k + 1 aligned slices (k = ceil(W / s)), so as long as the sum over
 them stays within N, no window of length W holds more than N, wherever it starts. The classic reading of k
 slices lets twice as many through: N late in one slice, and N again (1 - 1/k) W later. The price of the extra
-slice is a wait at most one slice longer than needed, and it is known to the microsecond: the oldest slices
-leave one after the other, and the first moment when enough have left is the answer.
+slice is that a unit holds its place longer than W: at most W + s where s divides W, else less than W + 2 s. The wait
+is known to the microsecond: the oldest slices leave one after the other, and the first moment when enough have left
+is the answer.
 
 What both hold, at rest, is three numbers and the rest packed into bytes, because a store may hold a
 million of them:

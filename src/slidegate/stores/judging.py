@@ -8,9 +8,8 @@ from typing import Final, NamedTuple, TypeAlias
 from ..core.bookings import BookedWindow, Note
 from ..core.decision import Bucket, Check, Decision, Reason
 from ..core.limits import Limit
-from ..core.rings import Ring
 from ..core.window import NEVER, Reading
-from .tables import Entry, Table, cell_of
+from .tables import Entry, Table, ring_of
 
 OK: Final = Reason.OK
 LIMITED: Final = Reason.LIMITED
@@ -55,22 +54,21 @@ class Ask(NamedTuple):
     check: int
     """Which check of the demand it belongs to."""
     ahead: int
-    """Units that earlier checks of the demand ask of the same window: it has to fit beside them."""
-    own: int
-    """Units that the demand asks of the same window for the same key, up to and with this one."""
+    """Units that earlier checks of the demand ask of the same window for the same key: it has to fit beside them."""
+    others: int
+    """Units that they ask of it for other keys, where keys share a cell.
+
+    Each key has to fit beside what is in the cell, and not beside these: then each keeps its bound, and a demand that
+    would pass if its keys had windows of their own is not refused for ever.
+    """
 
     def room_us(self, now_us: int, from_us: int) -> int:
         """Return the first moment with room, not before `from_us`; `NEVER` if there is none."""
         window, limit = self.window, self.limit
         if isinstance(window, BookedWindow):
-            room_us = window.room_us(from_us, limit.amount, self.cost, self.ahead)
-        else:
-            wait_us = window.wait_us(now_us, limit.amount - self.ahead - (self.cost or 1))
-            room_us = NEVER if wait_us == NEVER else max(now_us + wait_us, from_us)
-        if room_us == NEVER and self.own <= limit.amount:
-            # Two keys met in a shared cell. When it is empty, each may have a window of its own.
-            return max(window.newest_us + limit.span_us, now_us + 1, from_us)
-        return room_us
+            return window.room_us(from_us, limit.amount, self.cost, self.ahead)
+        wait_us = window.wait_us(now_us, limit.amount - self.ahead - (self.cost or 1))
+        return NEVER if wait_us == NEVER else max(now_us + wait_us, from_us)
 
 
 def judge_all(checks: Sequence[Check], flat: Flat, windows: list[Entry], now_us: int) -> Decision:
@@ -84,7 +82,7 @@ def judge_all(checks: Sequence[Check], flat: Flat, windows: list[Entry], now_us:
     asked = _asked(checks, flat, windows)
     waits = _waits(asked, now_us)
     if not any(waits):
-        readings = [ask.window.spend(now_us, ask.limit.amount, ask.cost) for ask in asked]
+        readings = [ask.window.spend(now_us, ask.limit.amount + ask.others, ask.cost) for ask in asked]
         return Decision(True, OK, now_us, checks, readings, windows)
     reason = TOO_LARGE if NEVER in waits else LIMITED
     if reason is LIMITED:
@@ -106,6 +104,9 @@ def judge_and_keep(checks: Sequence[Check], flat: Flat, windows: list[Entry], no
     for (table, _, key, _), window, after in zip(flat, before, windows, strict=True):
         if after is not window:
             table.replace(key, window, after)
+    if decision.reason is Reason.WAITED:
+        for table, _, key, _ in flat:
+            table.wait_in_cell(key, now_us + decision.wait_us)
     return decision
 
 
@@ -125,10 +126,7 @@ def hand_back(decision: Decision, flat: Flat, now_us: int) -> bool:
         if noted is None:
             continue
         note = noted if isinstance(noted, Note) else Note(noted, decision.now_us, cost)
-        # A window that was reset, evicted or converted since is another object, and has nothing of ours.
-        for window in (table.windows.get(key), table.windows.get(cell_of(key))):
-            if window is None or _ring_of(window) is not _ring_of(note.window):
-                continue
+        for window in table.charged(key, ring_of(note.window)):
             changed |= window.remove(now_us, note.spent_us, note.units)
             if note.waits and isinstance(window, BookedWindow):
                 changed |= window.leave(note.spent_us)
@@ -137,19 +135,15 @@ def hand_back(decision: Decision, flat: Flat, now_us: int) -> bool:
     return changed
 
 
-def _ring_of(window: Entry) -> Ring:
-    return window.ring if isinstance(window, BookedWindow) else window
-
-
 def _asked(checks: Sequence[Check], flat: Flat, windows: Sequence[Entry]) -> list[Ask]:
     owners = [(place, bucket) for place, (bucket, _, _) in enumerate(checks) for _ in bucket.limits]
     units: dict[Entry, dict[str, int]] = {}
     asked: list[Ask] = []
     for window, (_, limit, key, cost), (place, bucket) in zip(windows, flat, owners, strict=True):
         before = units.setdefault(window, {})
-        ahead = sum(before.values())
-        before[key] = before.get(key, 0) + cost
-        asked.append(Ask(window, limit, cost, bucket, place, ahead, before[key]))
+        ahead = before.get(key, 0)
+        asked.append(Ask(window, limit, cost, bucket, place, ahead, sum(before.values()) - ahead))
+        before[key] = ahead + cost
     return asked
 
 

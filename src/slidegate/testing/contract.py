@@ -194,6 +194,20 @@ class StoreContract(ModesContract, BansContract):
             assert refused.remaining == asked.limits[0].amount
 
     @at_a_desk
+    async def test_one_key_that_is_asked_twice_has_to_hold_both_costs(self, desk: Desk) -> None:
+        for rule in ("5/minute", "100/minute"):
+            asked = bucket(rule, rule)
+            amount = asked.limits[0].amount
+            for costs in ((amount, 0), (amount, 1), (amount - 2, 3)):
+                together = [(asked, "ann", cost) for cost in costs]
+                for refused in (await desk.peek(*together), await desk.hit(*together)):
+                    assert (refused.allowed, refused.reason) == (False, Reason.TOO_LARGE)
+                    assert refused.retry_after_us is None
+            assert await desk.hit((asked, "ann", 0), (asked, "ann", amount))
+            waiting = await desk.hit((asked, "ann", amount), (asked, "bob", 1))
+            assert (waiting.reason, waiting.states[1].retry_after_us) == (Reason.LIMITED, 0)
+
+    @at_a_desk
     async def test_a_clock_that_steps_back_frees_nothing_and_freezes_nobody(self, desk: Desk) -> None:
         for rule in ("5/minute", "100/minute"):
             asked = (bucket(rule, rule), "ann", 1)

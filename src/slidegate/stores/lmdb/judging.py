@@ -8,12 +8,12 @@ from hashlib import blake2b
 from typing import Any
 
 from ...core.bookings import BookedWindow, Note
-from ...core.decision import Bucket, Check, Decision
+from ...core.decision import Bucket, Check, Decision, Reason
 from ...core.limits import Limit
 from ...core.memo import remember
 from ...core.window import NEVER
 from ..judging import LIMITED, OK, TOO_LARGE, charge_all, judge_all
-from .windows import Charged, Session, Slot
+from .windows import Charged, Session, Slot, row_of
 
 
 class Judge:
@@ -45,6 +45,10 @@ class Judge:
             slot.window = window  # another one, if this was its first booking
         if decision.charge:
             decision.charge = _noted(decision.charge, slots)
+        if decision.reason is Reason.WAITED:
+            for (key, digest), slot in zip(self._names(checks), slots, strict=True):
+                if slot.shared:
+                    session.wait_in_cell(key, digest, now_us + decision.wait_us)
         return decision
 
     def charge(self, checks: Sequence[Check], session: Session) -> Decision:
@@ -60,16 +64,14 @@ class Judge:
         if not charge:
             return False  # another refund came first
         asked = [(limit, cost) for bucket, _, cost in decision.checks for limit in bucket.limits]
-        for noted, (limit, cost) in zip(charge, asked, strict=True):
+        for noted, (limit, cost), name in zip(charge, asked, self._names(decision.checks), strict=True):
             if noted is None:
                 continue
             note = noted if isinstance(noted, Charged) else Charged(noted, decision.now_us, cost)
-            slot = session.find(note.slot.row, limit, shared=note.slot.shared)
-            if slot is None or slot.serial != note.slot.serial:
-                continue  # it was reset or let go of since
-            changed |= slot.window.remove(session.now_us, note.spent_us, note.units)
-            if note.waits and isinstance(slot.window, BookedWindow):
-                changed |= slot.window.leave(note.spent_us)
+            for slot in _holding(note.slot, row_of(*name), limit, session):
+                changed |= slot.window.remove(session.now_us, note.spent_us, note.units)
+                if note.waits and isinstance(slot.window, BookedWindow):
+                    changed |= slot.window.leave(note.spent_us)
         if changed:
             session.undo.append(partial(decision.charge.extend, charge))
             decision.charge.clear()
@@ -84,6 +86,12 @@ class Judge:
                 slots.append(session.slot(key, digest, limit))
         return flat, slots
 
+    def _names(self, checks: Sequence[Check]) -> list[tuple[str, bytes]]:
+        """Return by what the windows of a demand are found."""
+        return [
+            (key, digest) for bucket, key, _ in checks for digest, _ in self._bound.get(bucket) or self._bind(bucket)
+        ]
+
     def _bind(self, bucket: Bucket) -> tuple[tuple[bytes, Limit], ...]:
         """Work out by what the windows of a bucket are counted, besides the key."""
         return remember(self._bound, bucket, tuple((_digest(bucket.rule, limit), limit) for limit in bucket.limits))
@@ -92,6 +100,19 @@ class Judge:
 def _digest(rule: str, limit: Limit) -> bytes:
     """Return what the windows of a limit have in common, whatever its amount."""
     return blake2b(f"{rule}\n{limit.window_us}\n{limit.resolution}".encode(), digest_size=8).digest()
+
+
+def _holding(charged: Slot, own_row: bytes, limit: Limit, session: Session) -> list[Slot]:
+    """Return the windows that hold what was charged to a slot: it, and the copy that its key has taken since."""
+    found = []
+    slot = session.find(charged.row, limit, shared=charged.shared)
+    if slot is not None and slot.serial == charged.serial:  # else it was reset or let go of since
+        found.append(slot)
+    if charged.shared:
+        own = session.find(own_row, limit, shared=False)
+        if own is not None and own.origin == charged.serial:
+            found.append(own)
+    return found
 
 
 def _noted(charge: Sequence[Any], slots: Sequence[Slot]) -> list[Slot | Charged]:

@@ -2,14 +2,16 @@
 
 A window's row is found by its key, a byte that no text contains, and a digest of what else it is counted by::
 
-    windows   key 0xff digest(rule, window, resolution)    version, serial, expiry, then the window (`core.packed`)
+    windows   key 0xff digest(rule, window, resolution)    version, serial, origin, expiry, window (`core.packed`)
     cells     number of the cell, digest                   the same, for keys that share a cell
+    cells     0xff, row of a window                        the same without a window, for a key that waits in its cell
     ends      when to look again, row                      nothing for a window, a byte for a cell
 
 So all windows of a client lie side by side, mostly on one page, and `forget` finds them.
 
 A window that is made anew, after a reset or because it was let go of, has another *serial*: what was charged to the old
-one cannot be handed back to it.
+one cannot be handed back to it. Its *origin* is the serial of the cell that it began as a copy of, or 0: what was
+charged there before is handed back in both.
 
 `ends` is the index by time. A window gets an entry there when it is first written, and hits do not move it: when its
 time comes, the window is looked at, and if it is still in use the entry is written again for its new expiry.
@@ -29,20 +31,21 @@ from ...core.memo import remember
 from ...core.packed import Kept, expires_us, pack_window, unpack_window
 from ...core.protocols import Event
 from ...core.rings import new_window
-from ..tables import SHARED_CELLS
+from ..tables import SHARED_CELLS, copy_of_cell
 
 if TYPE_CHECKING:
     from .opening import Databases
 
-ROW_VERSION: Final = 1
+ROW_VERSION: Final = 2
 SWEEP_STEP: Final = 16
 SWEEP_PAUSE_US: Final = 100_000
 
-_HEAD: Final = Struct("=BIq")
+_HEAD: Final = Struct("=BIIq")
 HEAD_BYTES: Final = _HEAD.size
 _DUE: Final = Struct(">q")
 _CELL: Final = Struct(">H")
 _BETWEEN: Final = b"\xff"
+_WAITS: Final = b"\xff"  # more than the first byte of any number of a cell
 _serials = count(getrandbits(31))
 
 
@@ -55,17 +58,21 @@ class Slot:
         row: The key of its row.
         shared: Whether that is a cell.
         serial: Tells windows apart that follow each other in one row.
+        origin: The serial of the cell that it began as a copy of, or 0.
         packed: The row as it was read; empty for a new one.
     """
 
-    __slots__ = ("limit", "packed", "row", "serial", "shared", "window")
+    __slots__ = ("limit", "origin", "packed", "row", "serial", "shared", "window")
 
-    def __init__(self, window: Kept, limit: Limit, row: bytes, shared: bool, serial: int, packed: bytes) -> None:
+    def __init__(
+        self, window: Kept, limit: Limit, row: bytes, shared: bool, serial: int, origin: int, packed: bytes
+    ) -> None:
         self.window = window
         self.limit = limit
         self.row = row
         self.shared = shared
         self.serial = serial
+        self.origin = origin
         self.packed = packed
 
 
@@ -106,7 +113,20 @@ class Session:
         upkeep: What is known from earlier ones.
     """
 
-    __slots__ = ("_held", "_max_keys", "asked", "banned", "dbs", "events", "loaded", "now_us", "txn", "undo", "upkeep")
+    __slots__ = (
+        "_held",
+        "_max_keys",
+        "_waiters",
+        "asked",
+        "banned",
+        "dbs",
+        "events",
+        "loaded",
+        "now_us",
+        "txn",
+        "undo",
+        "upkeep",
+    )
 
     def __init__(self, txn: Any, dbs: Databases, now_us: int, max_keys: int, upkeep: Upkeep) -> None:
         self.txn = txn
@@ -120,10 +140,11 @@ class Session:
         self.undo: list[Callable[[], None]] = []  # called if nothing is written after all
         self._max_keys = max_keys
         self._held = -1
+        self._waiters: dict[bytes, int] = {}  # rows of keys that wait in their cells, and until when
 
     def slot(self, key: str, digest: bytes, limit: Limit) -> Slot:
-        """Return the window that counts `key`: its own, its cell while that is in use, else a new one."""
-        row = _text(key) + _BETWEEN + digest
+        """Return the window that counts `key`: its own, else a first one where there is room, else its cell."""
+        row = row_of(key, digest)
         if row not in self.loaded:
             hot = self.upkeep.hot.get(row)
             # Most hits end here: nobody else has changed it. A transaction looks at `windows` where nothing is said.
@@ -140,7 +161,8 @@ class Session:
             if packed is None:
                 return None
             window = unpack_window(packed, limit, self.now_us, HEAD_BYTES)
-            slot = self.loaded[row] = Slot(window, limit, row, shared, _HEAD.unpack_from(packed)[1], packed)
+            _, serial, origin, _ = _HEAD.unpack_from(packed)
+            slot = self.loaded[row] = Slot(window, limit, row, shared, serial, origin, packed)
         elif slot.limit.exact is not limit.exact:
             slot.window = unpack_window(pack_window(slot.window), limit, self.now_us)
             slot.limit = limit
@@ -155,10 +177,20 @@ class Session:
                     self._put(slot, packed)
             elif slot.window.spent:
                 self._put(slot, packed)
-                (_, _, due_us) = _HEAD.unpack_from(slot.packed)
+                (_, _, _, due_us) = _HEAD.unpack_from(slot.packed)
                 self.txn.put(_DUE.pack(due_us) + slot.row, b"c" if slot.shared else b"", db=self.dbs.ends)
+        for row, until_us in self._waiters.items():
+            if self._waits_until_us(row) < 0:
+                self.txn.put(_DUE.pack(until_us) + _WAITS + row, b"c", db=self.dbs.ends)
+            self.txn.put(_WAITS + row, _HEAD.pack(ROW_VERSION, 0, 0, until_us), db=self.dbs.cells)
+        self._waiters.clear()
         if self.now_us >= self.upkeep.sweep_due_us:
             self.sweep(SWEEP_STEP)
+
+    def wait_in_cell(self, key: str, digest: bytes, until_us: int) -> None:
+        """Remember that a key has booked something in its cell."""
+        row = row_of(key, digest)
+        self._waiters[row] = max(until_us, self._waiters.get(row, until_us), self._waits_until_us(row))
 
     def forget(self, key: str) -> bool:
         """Forget the windows of a key; tell whether there were any."""
@@ -193,7 +225,7 @@ class Session:
         packed = self.txn.get(row, None, dbi)
         if packed is None:
             return False  # it was reset
-        due_us = _HEAD.unpack_from(packed)[2]
+        due_us = _HEAD.unpack_from(packed)[3]
         if due_us > self.now_us:
             self.txn.put(_DUE.pack(due_us) + row, cell, db=self.dbs.ends)
             return False
@@ -201,7 +233,8 @@ class Session:
         return not cell
 
     def _put(self, slot: Slot, packed: bytes) -> None:
-        slot.packed = _HEAD.pack(ROW_VERSION, slot.serial, expires_us(slot.window, slot.limit)) + packed
+        expiry_us = expires_us(slot.window, slot.limit)
+        slot.packed = _HEAD.pack(ROW_VERSION, slot.serial, slot.origin, expiry_us) + packed
         if slot.shared:
             self.txn.put(slot.row, slot.packed, db=self.dbs.cells)
             return
@@ -210,26 +243,41 @@ class Session:
             remember(self.upkeep.hot, slot.row, slot)
 
     def _new(self, row: bytes, digest: bytes, limit: Limit) -> Slot:
-        """Return the cell of a row without a window, while it is in use or nothing else is left; else a new window."""
+        """Return the first window of a row's own where there is room for it, else its cell."""
         number = int.from_bytes(blake2b(row, key=self.dbs.secret, digest_size=2).digest(), "big") % SHARED_CELLS
         place = _CELL.pack(number) + digest
         cell = self.find(place, limit, shared=True)
-        if cell is None or not _holds(cell, self.now_us):
-            if self._held < 0:
-                self._held = self.txn.stat(self.dbs.windows)["entries"]
-            if self._held < self._max_keys:
+        if self._held < 0:
+            self._held = self.txn.stat(self.dbs.windows)["entries"]
+        if self._held < self._max_keys:
+            if cell is None or not _holds(cell, self.now_us):
                 self._held += 1
-                return self._make(row, limit, shared=False)
+                return self._make(row, new_window(limit), limit, shared=False)
+            if max(self._waiters.get(row, -1), self._waits_until_us(row)) <= self.now_us:
+                self._held += 1
+                own = copy_of_cell(cell.window, self.now_us)
+                return self._make(row, own, limit, shared=False, origin=cell.serial)
         self.upkeep.shared_hits += 1
         if self.now_us >= self.upkeep.next_shared_event_us:
             self.upkeep.next_shared_event_us = self.now_us + limit.window_us
             message = f"all {self._max_keys} keys are in use, so others are counted in shared cells; raise max_keys"
             self.events.append(Event("keys_shared", message, {"max_keys": self._max_keys}))
-        return cell or self._make(place, limit, shared=True)
+        return cell or self._make(place, new_window(limit), limit, shared=True)
 
-    def _make(self, row: bytes, limit: Limit, *, shared: bool) -> Slot:
-        slot = self.loaded[row] = Slot(new_window(limit), limit, row, shared, next(_serials) & 0xFFFFFFFF, b"")
+    def _make(self, row: bytes, window: Kept, limit: Limit, *, shared: bool, origin: int = 0) -> Slot:
+        serial = next(_serials) & 0xFFFFFFFF or 1  # an origin of 0 is none
+        slot = self.loaded[row] = Slot(window, limit, row, shared, serial, origin, b"")
         return slot
+
+    def _waits_until_us(self, row: bytes) -> int:
+        """Return until when the key of a row waits in its cell; -1 if it does not."""
+        packed = self.txn.get(_WAITS + row, None, self.dbs.cells)
+        return -1 if packed is None else int(_HEAD.unpack_from(packed)[3])
+
+
+def row_of(key: str, digest: bytes) -> bytes:
+    """Return the row of the window of a key's own."""
+    return _text(key) + _BETWEEN + digest
 
 
 def _text(key: str) -> bytes:

@@ -10,17 +10,11 @@ local function make_judge()
   -- the same window before).
   local function room_of(ask, now, from)
     local w, limit = ask.w, ask.limit
-    local room
     if w.booked then
-      room = booking().room(w, from, limit.amount, ask.cost, ask.ahead)
-    else
-      local wait = ring_of(w).wait(w, now, limit.amount - ask.ahead - max(ask.cost, 1))
-      room = wait == NEVER and NEVER or max(now + wait, from)
+      return booking().room(w, from, limit.amount, ask.cost, ask.ahead)
     end
-    if room == NEVER and ask.ahead + ask.cost <= limit.amount then
-      return max((w.booked and booking().newest(w) or w.newest) + w.span, now + 1, from)
-    end
-    return room
+    local wait = ring_of(w).wait(w, now, limit.amount - ask.ahead - max(ask.cost, 1))
+    return wait == NEVER and NEVER or max(now + wait, from)
   end
 
   -- How long each window holds the demand up, and the longest; NEVER as the longest if one does for ever.

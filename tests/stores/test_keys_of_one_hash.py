@@ -1,0 +1,76 @@
+"""Clients choose their addresses. None of the dictionaries that they fill can be filled with keys of one hash.
+
+CPython takes integers modulo 2**61 - 1 for their hash, and an IPv6 network of 48 bits holds 2**19 addresses that are
+equal by it. A dictionary of such keys is as slow as a list.
+"""
+
+from __future__ import annotations
+
+import gc
+import types
+from collections import Counter
+from typing import Any
+
+from slidegate.core import Bucket, parse_limits
+from slidegate.core.banpolicy import BanPolicy
+from slidegate.core.networks import format_network, parse_address
+from slidegate.stores.memory import MemoryStore
+from slidegate.testing import FakeClock
+from slidegate.web.proxies import client_ip
+
+FIRST = 0x20010DB8 << 96
+STEP = 2**61 - 1
+MANY = 300
+
+
+def crafted(shift: int) -> list[str]:
+    """Return prefixes of `128 - shift` bits, of which those with one hash are as many as can be."""
+    return [format_network(6, FIRST + (number * STEP << shift), 128 - shift) for number in range(MANY)]
+
+
+def dictionaries(root: object) -> list[dict[Any, Any]]:
+    """Return the dictionaries that can be reached from an object, leaving out the program itself."""
+    found, seen, waiting = [], set[int](), [root]
+    while waiting:
+        thing = waiting.pop()
+        if id(thing) in seen or isinstance(thing, (type, types.ModuleType, types.FunctionType)):
+            continue
+        seen.add(id(thing))
+        if isinstance(thing, dict):
+            found.append(thing)
+        waiting += gc.get_referents(thing)
+    return found
+
+
+def most_of_one_hash(root: object) -> int:
+    large = [held for held in dictionaries(root) if len(held) >= MANY]
+    assert large, "nothing was filled, so this shows nothing"
+    return max(max(Counter(map(hash, held)).values()) for held in large)
+
+
+def test_the_addresses_have_one_hash_as_integers() -> None:
+    parsed = [parse_address(text.removesuffix("/128")) for text in crafted(0)]
+    assert len({hash(address[1]) for address in parsed if address is not None}) == 1
+
+
+def test_no_dictionary_of_a_memory_store_holds_many_keys_of_one_hash() -> None:
+    store = MemoryStore(clock=FakeClock())
+    bucket = Bucket("rule", parse_limits("5/minute"))
+    policy = BanPolicy("1/minute", "10m", most="1000000/s")
+    for shift in (0, 16, 40):
+        for text in crafted(shift):
+            address = parse_address(text.split("/")[0])
+            assert address is not None
+            store.hit(((bucket, text, 1),), (address,))
+            store.bans.strike(policy, text, 1, "")
+            store.bans.ban(text, None, "", "")
+    assert most_of_one_hash(store) <= 3
+
+
+def test_no_memo_of_the_middleware_holds_many_keys_of_one_hash() -> None:
+    key = client_ip(trusted=["192.0.2.0/24"], ipv6_prefix=128)
+    for text in crafted(0):
+        header = (b"x-forwarded-for", text.removesuffix("/128").encode())
+        for peer in ("192.0.2.7", text.removesuffix("/128")):
+            key.locate({"type": "http", "client": (peer, 1), "headers": [header]})  # type: ignore[attr-defined]
+    assert most_of_one_hash(key) <= 3

@@ -1,0 +1,303 @@
+"""Shared cells: what a flood leaves behind, and that nobody passes a bound on the way from a cell to a window."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from heapq import heapify, heappop, heappush
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import slidegate.stores.lmdb.windows
+import slidegate.stores.tables
+from slidegate.core import Bucket, Check, Decision, Limit, Reason, parse_limits
+from slidegate.stores.lmdb import LmdbStore
+from slidegate.stores.memory import MemoryStore
+from slidegate.testing import FakeClock
+from slidegate.testing.programs import Dice
+
+SECOND_US = 1_000_000
+MINUTE_US = 60 * SECOND_US
+
+HOLD_US = 10 * SECOND_US
+
+Small = Callable[[FakeClock, int], MemoryStore | LmdbStore]
+"""Makes a store of so many windows."""
+
+
+def bucket(limits: str, rule: str = "rule", *, wait_s: int = 0, places: int = 0, count_denied: bool = False) -> Bucket:
+    return Bucket(rule, parse_limits(limits), wait_us=wait_s * SECOND_US, wait_max=places, count_denied=count_denied)
+
+
+@pytest.fixture(params=["memory", "lmdb"])
+def small(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Small]:
+    """Make stores in which all keys without windows of their own meet in one cell."""
+    cells(monkeypatch, 1)
+    made: list[MemoryStore | LmdbStore] = []
+
+    def make(clock: FakeClock, max_keys: int) -> MemoryStore | LmdbStore:
+        if request.param == "memory":
+            made.append(MemoryStore(max_keys=max_keys, clock=clock))
+        else:
+            made.append(LmdbStore(tmp_path / str(len(made)), max_keys=max_keys, clock=clock, map_size=2**20))
+        return made[-1]
+
+    yield make
+    for store in made:
+        store.close()
+
+
+def cells(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    monkeypatch.setattr(slidegate.stores.tables, "SHARED_CELLS", number)
+    monkeypatch.setattr(slidegate.stores.lmdb.windows, "SHARED_CELLS", number)
+
+
+def hit(store: MemoryStore | LmdbStore, *checks: Check) -> Decision:
+    """Charge all checks or none; nobody else is there, so LMDB answers at once as well."""
+    decision = store.hit(checks)
+    assert isinstance(decision, Decision)
+    return decision
+
+
+def test_what_a_flood_leaves_behind_is_gone_after_two_windows(
+    small: Small, monkeypatch: pytest.MonkeyPatch, rng: random.Random
+) -> None:
+    cells(monkeypatch, 3)
+    clock, start_us = FakeClock(), 10**12
+    store, asked = small(clock, 120), bucket("10/minute")
+    # Everybody comes back after 20 to 80 seconds, often with no window left; those of the flood never come again.
+    coming = [(start_us + rng.randrange(MINUTE_US), f"honest-{number}") for number in range(100)]
+    coming += [(start_us + 2 * MINUTE_US + rng.randrange(MINUTE_US), f"fresh-{number}") for number in range(1_000)]
+    heapify(coming)
+    refused = [0] * 15
+    while coming[0][0] < start_us + len(refused) * MINUTE_US:
+        at_us, key = heappop(coming)
+        clock.set(at_us)
+        passes = hit(store, (asked, key, 1))
+        if key.startswith("honest"):
+            refused[(at_us - start_us) // MINUTE_US] += not passes
+            heappush(coming, (at_us + rng.randrange(20 * SECOND_US, 80 * SECOND_US), key))
+    assert refused[:2] == [0, 0]
+    assert refused[2] + refused[3] > 0, "the flood did nothing, so this shows nothing"
+    assert refused[5:] == [0] * 10, refused
+
+
+@pytest.mark.parametrize("limits", ["2/10s", "70/10s @7"])
+def test_the_wait_is_exact_beside_a_stranger_in_the_cell(small: Small, limits: str) -> None:
+    clock = FakeClock(10**12)
+    store, asked = small(clock, 1), bucket(limits)
+    amount = asked.limits[0].amount
+    assert hit(store, (asked, "ann", amount))
+    clock.advance("9s")
+    assert hit(store, (asked, "stranger", amount))  # in the cell that ann would be counted in
+    refused = hit(store, (asked, "ann", 1))
+    assert refused.retry_after_us is not None
+    clock.advance(refused.retry_after_us - 1)
+    assert not hit(store, (asked, "ann", 1))
+    clock.advance(1)
+    assert store.peek(((asked, "ann", 1),)).allowed
+    assert hit(store, (asked, "ann", 1)), "its window was let go of before it was looked up"
+
+
+# -- on the way from a cell to a window ------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class Admitted:
+    """What one key was let through with, by one decision."""
+
+    place: tuple[str, str]
+    at_us: int
+    units: int
+    amount: int
+    decision: Decision
+
+
+class Traffic:
+    """A few keys in a store with room for fewer, and a list of what each of them was let through with."""
+
+    def __init__(self, store: MemoryStore | LmdbStore, clock: FakeClock, dice: Dice) -> None:
+        self.store, self.clock, self.dice = store, clock, dice
+        self.amounts = {"times": 4, "counts": 9, "waits": 4, "waits long": 9}
+        self.admitted: list[Admitted] = []
+        self.decisions: list[Decision] = []
+
+    def bucket(self, rule: str) -> Bucket:
+        limit = Limit(self.amounts[rule], timedelta(microseconds=HOLD_US), resolution=4)
+        waits = rule.startswith("waits")
+        return Bucket(rule, [limit], wait_us=2 * HOLD_US if waits else 0, wait_max=3 if waits else 0)
+
+    def run(self) -> None:
+        while self.dice:
+            self.clock.advance(self.dice.pick((0, self.dice.below(3 * SECOND_US), self.dice.below(2 * HOLD_US))))
+            match self.dice.below(16):
+                case 0:
+                    self.amounts[self.rule()] = self.dice.pick((1, 3, 4, 5, 9, 20))
+                case 1:
+                    key = self.key()
+                    self.store.reset(key)
+                    self.admitted = [one for one in self.admitted if one.place[1] != key]
+                case 2 | 3 | 4 if self.decisions:
+                    self.refund(self.dice.pick(self.decisions))
+                case 5:
+                    for _ in range(8):
+                        hit(self.store)  # so that what is empty goes
+                case kind:
+                    self.ask(patient=kind > 12)
+
+    def rule(self) -> str:
+        return self.dice.pick(list(self.amounts))
+
+    def key(self) -> str:
+        return f"client-{self.dice.below(5)}"
+
+    def ask(self, *, patient: bool) -> None:
+        asked = {
+            (self.rule(), self.key()): self.dice.pick((1, 1, 2, 3, 0)) for _ in range(self.dice.pick((1, 1, 2, 3)))
+        }
+        checks = tuple((self.bucket(rule), key, cost) for (rule, key), cost in asked.items())
+        decision = self.hit(*checks)
+        wait_us = decision.retry_after_us
+        if patient and wait_us:
+            self.clock.advance(wait_us - 1)
+            if not any(self.amounts.keys() & {"waits", "waits long"} & {bucket.rule for bucket, _, _ in checks}):
+                # Else what is booked in the cell may have been in the way, and is not any more in a window of its own.
+                assert not hit(self.store, *checks)
+            self.clock.advance(1)
+            assert self.hit(*checks), f"refused after {wait_us} us, which were to be enough"
+
+    def hit(self, *checks: Check) -> Decision:
+        peeked = self.store.peek(checks)
+        decision = hit(self.store, *checks)
+        assert (peeked.reason, peeked.states) == (decision.reason, decision.states)
+        if decision:
+            self.decisions.append(decision)
+            at_us = self.clock.now_us + decision.wait_us
+            for bucket, key, cost in checks:
+                one = Admitted((bucket.rule, key), at_us, cost, bucket.limits[0].amount, decision)
+                self.admitted.append(one)
+                self.check(one)
+        return decision
+
+    def refund(self, decision: Decision) -> None:
+        mine = [one for one in self.admitted if one.decision is decision]
+        if self.store.refund(decision):
+            assert self.store.refund(decision) is False
+            self.admitted = [one for one in self.admitted if one not in mine]
+
+    def check(self, new: Admitted) -> None:
+        """No window of any length W holds more than the amount, wherever it ends."""
+        others = [one for one in self.admitted if one.place == new.place]
+        for last in others:
+            held = [one for one in others if last.at_us - HOLD_US < one.at_us <= last.at_us]
+            units = sum(one.units for one in held)
+            assert units <= max(one.amount for one in held), (new.place, units)
+
+
+def with_room_again(small: Small, *before: Check) -> tuple[Any, FakeClock, list[Decision]]:
+    """Return a store with room for one key, after `before` was charged in the cell, nine seconds ago."""
+    clock = FakeClock(10**12)
+    store = small(clock, 1)
+    assert hit(store, (bucket("1/10s", "other"), "first", 1))
+    clock.advance("1s")
+    decisions = [hit(store, check) for check in before]
+    clock.advance("9s")
+    for _ in range(3):
+        hit(store)
+    assert (store.stats().keys, store.stats().shared_hits) == (0, len(before))
+    return store, clock, decisions
+
+
+def test_a_key_that_has_moved_is_counted_by_itself(small: Small) -> None:
+    asked = bucket("4/10s")
+    store, clock, _ = with_room_again(small, (asked, "ann", 1), (asked, "bob", 2))
+    assert hit(store, (asked, "ann", 1)).remaining == 0
+    assert store.stats().keys == 1
+    assert hit(store, (asked, "eve", 1)).remaining == 0  # in the cell, where there is no sign of ann's second unit
+    clock.advance("1s")
+    assert hit(store, (asked, "ann", 3)).remaining == 0
+    assert hit(store, (asked, "eve", 3)).remaining == 0
+
+
+def test_a_refund_after_the_move_frees_the_unit_in_the_cell_and_in_the_copy_of_its_key(small: Small) -> None:
+    asked = bucket("4/10s")
+    store, _, (ann, bob) = with_room_again(small, (asked, "ann", 2), (asked, "bob", 2))
+    assert not hit(store, (asked, "ann", 1))  # moves
+    assert store.refund(bob) is True
+    assert not hit(store, (asked, "ann", 1)), "a copy keeps what others spent until it ages out"
+    assert store.refund(ann) is True
+    assert store.refund(ann) is False
+    assert hit(store, (asked, "ann", 2)).remaining == 0
+    assert hit(store, (asked, "eve", 4)).remaining == 0  # in the cell, which is empty
+
+
+def test_a_refund_frees_nothing_in_a_window_that_is_no_copy_of_the_cell(small: Small) -> None:
+    asked = bucket("4/10s @3")  # counted by slices, so that a unit of another charge would do
+    clock = FakeClock(10**12)
+    store = small(clock, 1)
+    assert hit(store, (asked, "first", 1))
+    clock.advance("9s")
+    charged = hit(store, (asked, "ann", 2))
+    clock.advance("9s")
+    hit(store)
+    store.reset("first")
+    for _ in range(3):
+        hit(store)
+    hit(store, (asked, "ann", 1))
+    store.reset("ann")
+    while hit(store, (asked, "ann", 1)):
+        pass
+    own = store.peek(((asked, "ann", 1),))
+    assert store.refund(charged) is True
+    passed = 0
+    while hit(store, (asked, "ann", 1)):
+        passed += 1
+    # Where a reset leaves the window empty, nothing of the charge is in it; where it is made anew, all of it is.
+    assert passed == (0 if isinstance(store, MemoryStore) else 2), own
+
+
+@pytest.mark.parametrize("later", ["2/10s", "2/10s @1", "5/10s @4"])
+def test_a_key_that_waits_in_its_cell_stays_there_until_then(small: Small, later: str) -> None:
+    resolution = "" if later == "2/10s" else later[-3:]
+    asked, waiting = bucket(f"2/10s {resolution}"), bucket(f"2/10s {resolution}", wait_s=30, places=5)
+    store, clock, (_, waited) = with_room_again(small, (asked, "ann", 2), (waiting, "ann", 2))
+    assert waited.reason is Reason.WAITED
+    moment_us, others = waited.now_us + waited.wait_us, bucket(later)
+    assert moment_us > clock.now_us
+    for at_us in (clock.now_us, moment_us - 1):
+        clock.set(at_us)
+        assert not hit(store, (others, "ann", 5))
+        assert store.stats().keys == 0
+    clock.set(moment_us)
+    amount = others.limits[0].amount
+    assert not hit(store, (others, "ann", amount - 1)), "the units for which it waited are not where it is counted"
+    clock.set(moment_us + others.limits[0].leaves_us(0) + others.limits[0].slice_us)
+    assert hit(store, (others, "ann", amount))
+
+
+@pytest.mark.parametrize("max_keys", [1, 2, 3, 8])
+def test_nobody_passes_a_bound_whatever_happens_between_cells_and_windows(
+    small: Small, max_keys: int, monkeypatch: pytest.MonkeyPatch, rng: random.Random
+) -> None:
+    cells(monkeypatch, 2)
+    for _ in range(60):
+        clock = FakeClock(10**12)
+        store = small(clock, max_keys)
+        Traffic(store, clock, Dice(rng.randbytes(rng.choice((60, 300, 600))))).run()
+        store.close()
+
+
+@pytest.mark.deep
+def test_nobody_passes_a_bound_in_very_many_programs(
+    small: Small, monkeypatch: pytest.MonkeyPatch, rng: random.Random
+) -> None:
+    cells(monkeypatch, 2)
+    for _ in range(4_000):
+        clock = FakeClock(10**12)
+        store = small(clock, rng.choice((1, 1, 2, 3, 8)))
+        Traffic(store, clock, Dice(rng.randbytes(rng.choice((60, 300, 600))))).run()
+        store.close()
