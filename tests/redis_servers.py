@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import random
 import re
 import shutil
 import signal
@@ -45,10 +46,17 @@ from redis.retry import Retry
 HOST: Final = "127.0.0.1"
 BOUND_S: Final = 20
 """How long a server may take to start, to answer or to agree with others; none takes as long as a second or two."""
+QUIET_PORTS: Final = range(10_000, 32_000)
+"""Systems give connections higher ports, so no connection takes the port of a server that is away for a moment."""
 OLDEST: Final = (6, 2)
 SLOTS: Final = 16_384
+BUS: Final = 10_000
+"""Nodes of a cluster talk to each other at ports so much higher."""
 REPLICATION: Final = ("--repl-diskless-sync", "yes", "--repl-diskless-sync-delay", "0")
 """Otherwise a master waits five seconds for a second replica to want the same copy."""
+
+
+_random: Final = random.SystemRandom()  # a seed of a test must not have two of them choose the same
 
 
 def version_of(program: str | Path) -> tuple[int, ...]:
@@ -79,11 +87,13 @@ needs_redis: Final = pytest.mark.skipif(REDIS is None, reason="no redis-server: 
 needs_valkey: Final = pytest.mark.skipif(VALKEY is None, reason="no valkey-server: see `python3 dev.py test`")
 
 
-def free_port() -> int:
+def free_port(ports: range = QUIET_PORTS) -> int:
     """Return a port that nobody listens on; somebody may by the time it is used."""
-    with socket.socket() as listener:
-        listener.bind((HOST, 0))
-        return int(listener.getsockname()[1])
+    while True:
+        port = _random.choice(ports)
+        with socket.socket() as listener, suppress(OSError):
+            listener.bind((HOST, port))
+            return port
 
 
 def until(holds: Callable[[], object], what: str) -> None:
@@ -121,7 +131,7 @@ class RedisServer:
         found = program or REDIS
         assert found is not None, "no redis-server"
         self.program, self.options, self.password = found, options, password
-        self.port = port or free_port()
+        self.port = port or self._free_port()
         self.directory = Path(tempfile.mkdtemp(prefix="redis-"))
         self.socket = self.directory / "s"
         self.log: list[str] = []
@@ -263,18 +273,51 @@ class RedisServer:
         return self
 
     def _start_somewhere(self) -> None:
-        try:
-            self.start()
-        except RuntimeError:
-            if not any("Address already in use" in line for line in self.log):
-                raise
-            self.port = free_port()
-            self.start()
+        for _ in range(5):
+            try:
+                self.start()
+                return
+            except RuntimeError:
+                if not any("Address already in use" in line for line in self.log):
+                    raise
+            self.port = self._free_port()
+        self.start()
+
+    def _free_port(self) -> int:
+        return free_port()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class ClusterNode(RedisServer):
+    """A server that is to join a cluster.
+
+    Args:
+        program: What to run; by default `REDIS`.
+        fronted: Whether it sends clients to another port, where a test has a proxy.
+
+    Attributes:
+        front: Where it sends clients; None where that is its own port.
+    """
+
+    def __init__(self, *, program: Path | None = None, fronted: bool = False) -> None:
+        super().__init__("--cluster-enabled", "yes", "--cluster-node-timeout", "2500", *REPLICATION, program=program)
+        self.front = free_port() if fronted else None
+
+    def start(self, *options: str, wait: bool = True) -> None:
+        """See `RedisServer.start`."""
+        told = ("--cluster-announce-port", str(self.front or self.port))
+        super().start(*told, "--cluster-announce-bus-port", str(self.port + BUS), *options, wait=wait)
+
+    def _free_port(self) -> int:
+        while True:
+            port = free_port(range(QUIET_PORTS.start, QUIET_PORTS.stop - BUS))
+            with suppress(OSError), socket.socket() as listener:
+                listener.bind((HOST, port + BUS))
+                return port
 
 
 class RedisCluster:
@@ -289,23 +332,15 @@ class RedisCluster:
     Attributes:
         servers: The masters, then the replicas.
         count: How many masters there were at the start.
-        fronts: Where each server sends clients.
     """
+
+    servers: list[ClusterNode]
 
     def __init__(
         self, masters: int = 3, replicas: int = 0, *, program: Path | None = None, fronted: bool = False
     ) -> None:
         self.count = masters
-        ports = [_cluster_port() for _ in range(masters + replicas)]
-        self.fronts = [free_port() for _ in ports] if fronted else ports
-        options = ("--cluster-enabled", "yes", "--cluster-node-timeout", "2500", *REPLICATION)
-        self.servers = [
-            RedisServer(
-                *options, "--cluster-announce-port", str(front), "--cluster-announce-bus-port", str(port + 10_000),
-                program=program, port=port,
-            )
-            for port, front in zip(ports, self.fronts, strict=True)
-        ]  # fmt: skip
+        self.servers = [ClusterNode(program=program, fronted=fronted) for _ in range(masters + replicas)]
 
     @property
     def url(self) -> str:
@@ -464,13 +499,6 @@ class Sentinel(RedisServer):
 
 def _follows(server: RedisServer) -> bool:
     return bool(server.info("replication").get("master_link_status") == "up")
-
-
-def _cluster_port() -> int:
-    # Nodes talk to each other 10,000 ports higher.
-    while (port := free_port()) > 55_000:
-        pass
-    return port
 
 
 def _cluster_info(server: RedisServer) -> dict[str, str]:

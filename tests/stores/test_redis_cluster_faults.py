@@ -65,9 +65,10 @@ class Scene:
 async def scene(nodes: RedisCluster) -> AsyncIterator[Scene]:
     async with AsyncExitStack() as stack:
         proxies = [FaultProxy(server.port) for server in nodes.servers]
-        for server, proxy, front in zip(nodes.servers, proxies, nodes.fronts, strict=True):
+        for server, proxy in zip(nodes.servers, proxies, strict=True):
             server.command("FLUSHALL")
-            proxy.port = front
+            assert server.front is not None
+            proxy.port = server.front
             await stack.enter_async_context(proxy)
         yield Scene(nodes, proxies)
 

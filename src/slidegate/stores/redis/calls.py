@@ -10,12 +10,15 @@ from struct import Struct
 from struct import error as StructError
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
+from redis.asyncio.sentinel import SentinelConnectionPool
+
 from ...core.errors import StoreError, StoreUnavailable
 from ...core.protocols import Clock, Event
 from .clock import ServerClock
 from .faults import SICK, unexpected
 from .script import bans_script, windows_script
-from .wire import Wire, open_wire
+from .sentinels import open_master
+from .wire import Connect, Make, Wire, open_wire
 
 if TYPE_CHECKING:
     from .bans import RedisBans
@@ -86,13 +89,24 @@ class Shared:
     tell: Callable[[Sequence[Event]], None]
     learn_secret: Callable[[Ask], Awaitable[None]]
 
-    async def open(self, make: Callable[[], Any]) -> Wire:
-        """Connect to a server that knows the scripts.
+    async def open_server(self) -> Wire:
+        """Connect to the one server, or to the master that sentinels name.
 
         Raises:
             StoreError: That failed.
         """
-        wire = await open_wire(make, self.timeout_s, ServerClock(self.clock))
+        pool = self.client.connection_pool
+        if isinstance(pool, SentinelConnectionPool):
+            return await open_master(pool, self.timeout_s, self._open, self.open)
+        return await self.open(pool.make_connection)
+
+    async def open(self, make: Make, name: str = "", connect: Connect | None = None) -> Wire:
+        """Connect to a server that knows the scripts; see `open_wire`.
+
+        Raises:
+            StoreError: That failed.
+        """
+        wire = await self._open(make, name, connect)
         try:
             loads = [wire.ask(b"SCRIPT", b"LOAD", script.source) for script in (windows_script(), bans_script())]
             await asyncio.gather(*loads)
@@ -100,6 +114,9 @@ class Shared:
             wire.close(StoreUnavailable("redis: not in use"))
             raise
         return wire
+
+    async def _open(self, make: Make, name: str = "", connect: Connect | None = None) -> Wire:
+        return await open_wire(make, self.timeout_s, ServerClock(self.clock), name, connect)
 
 
 def pack_call(requests: Sequence[Request], first: int) -> tuple[list[str], list[bytes]]:

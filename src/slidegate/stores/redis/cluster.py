@@ -32,7 +32,7 @@ from .answers import TRUST_S
 from .calls import Request, deliver, fail, head, pack_call, store_error
 from .faults import SICK, refusal
 from .held import UNSEEN
-from .lanes import CLOSED, MOST_IN_CALL, Lane, remove
+from .lanes import CLOSED, MOST_IN_CALL, RETRY_S, Lane, remove
 from .nodes import MOST_REDIRECTIONS, Call, Node, Place, read_slots, shown
 from .racing import first_of
 from .script import CHANGED, windows_script
@@ -44,10 +44,6 @@ PATIENCE_S: Final = 0.02
 """How long requests wait for news of bans: less than a limiter's deadline."""
 NEWS_AGAIN_S: Final = 0.1
 SAY_EVERY_S: Final = 60.0
-RETRY_S: Final = 0.1
-"""How soon a connection that could not be made is tried again by itself, so that who probes finds it there ..."""
-RETRY_FOR_S: Final = 5.0
-"""... for so long after the last request."""
 TRY_AGAIN_S: Final = 0.02
 NODES_AT_ONCE: Final = 10
 """While one node has not answered, the next is asked after a tenth of the timeout."""
@@ -70,7 +66,6 @@ class ClusterLane(Lane):
         self._looking: asyncio.Task[Any] | None = None
         self._news: asyncio.Task[Any] | None = None
         self._news_from_s = self._say_again_s = float("-inf")
-        self._asked_s = float("-inf")
         self._patient = True
         self._owes_hands = False
 
@@ -341,22 +336,22 @@ class ClusterLane(Lane):
             there = type(client.startup_nodes[0])(*node.place, **client.connection_kwargs)
             wire = node.wire = await self._shared.open(lambda: there.connection_class(**there.connection_kwargs))
             self._guard(wire)
-            wire.lost.add_done_callback(partial(self._lost, node))
+            wire.lost.add_done_callback(partial(self._lost_node, node))
         except Exception as error:
             failed = store_error(error)
             if calls := node.take_line():
                 self._send_elsewhere(calls, node.place, failed)
-            self.loop.call_later(RETRY_S, self._retry, node)
+            self.loop.call_later(RETRY_S, self._retry_node, node)
             raise failed from error
         finally:
             node.opening = None
         self._drain(node)
 
-    def _lost(self, node: Node, lost: asyncio.Future[None]) -> None:
-        """Look who has the slots of a node whose connection was lost, and try to reach it before it is asked again."""
-        if not self._closed and not lost.cancelled():  # which it is when the loop ends
+    def _lost_node(self, node: Node, lost: asyncio.Future[None]) -> None:
+        """See `_lost`; somebody else may have the slots of the node by now."""
+        if self._is_wanted and not lost.cancelled():
             self._look_soon()
-            self._open_soon(node)
+            self._retry_node(node)
 
     async def _connect(self) -> None:
         try:
@@ -366,19 +361,17 @@ class ClusterLane(Lane):
             self.loop.call_soon(self._go)
         except Exception as error:
             self._fail_all(store_error(error))
-            self.loop.call_later(RETRY_S, self._retry, None)
+            self.loop.call_later(RETRY_S, self._retry)
             raise store_error(error) from error
         finally:
             self._opening = None
 
-    def _retry(self, node: Node | None) -> None:
-        """Try again to reach a node, or the cluster, if somebody is likely to ask for it."""
-        if self._closed or monotonic() - self._asked_s > RETRY_FOR_S:
-            return
-        if node is None:
-            if not self._ready:
-                self._open()
-        elif not node.is_open and node.place in self._serving:
+    def _retry(self) -> None:
+        if self._is_wanted and not self._ready:
+            self._open()
+
+    def _retry_node(self, node: Node) -> None:
+        if self._is_wanted and not node.is_open and node.place in self._serving:
             self._open_soon(node)
 
     def _look_soon(self) -> asyncio.Task[Any]:

@@ -15,14 +15,11 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Coroutine, Sequence
-from contextlib import suppress
 from functools import partial
 from time import monotonic
 from typing import Any, Final
 
 from hiredis import HiredisError
-from redis.asyncio.sentinel import SentinelConnectionPool
-from redis.exceptions import RedisError
 
 from ...core.errors import StoreError, StoreUnavailable
 from .bans import LIFE_BYTES
@@ -37,6 +34,10 @@ MOST_CALLS: Final = 16
 MOST_TRIES: Final = 4
 """How often a call is sent again that decided nothing: once where bans have changed, more often where data is lost."""
 SCAN_PART: Final = 500
+RETRY_S: Final = 0.25
+"""How soon a connection that could not be made is tried again by itself, so that who probes finds it there ..."""
+RETRY_FOR_S: Final = 5.0
+"""... for so long after the last request."""
 NEWS_ONLY: Final = 3
 """The length of an answer that decides about nothing, because there is news of bans or of a loss of data."""
 CLOSED: Final = "redis: the store is closed"
@@ -59,6 +60,7 @@ class Lane:
         self._many = False
         self._recovery: asyncio.Task[None] | None = None
         self._closed = False
+        self._asked_s = float("-inf")
         self._opening: asyncio.Task[None] | None = None
         self._wire: Wire | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -141,6 +143,7 @@ class Lane:
         """Write calls, as many as may be unanswered."""
         self._scheduled = False
         wire = self._wire
+        self._asked_s = monotonic()
         if wire is None or not wire.open:
             if self._line:
                 self._open()
@@ -214,17 +217,32 @@ class Lane:
 
     async def _connect(self) -> None:
         try:
-            wire = await self._shared.open(self._shared.client.connection_pool.make_connection)
+            wire = await self._shared.open_server()
             self._guard(wire)
+            wire.lost.add_done_callback(self._lost)
             await self._shared.learn_secret(wire.ask)
             self._wire = wire
             self.loop.call_soon(self._go)
         except Exception as error:
             self._fail_all(store_error(error))
+            self.loop.call_later(RETRY_S, self._retry)
             raise store_error(error) from error
         finally:
             self._opening = None
-            await _leave_sentinels(self._shared.client)
+
+    @property
+    def _is_wanted(self) -> bool:
+        """Whether somebody is likely to ask for a connection that is not there."""
+        return not self._closed and monotonic() - self._asked_s <= RETRY_FOR_S
+
+    def _lost(self, lost: asyncio.Future[None]) -> None:
+        """Connect again before somebody asks, so that the next one need not wait."""
+        if self._is_wanted and not lost.cancelled():  # which it is when the loop ends
+            self._retry()
+
+    def _retry(self) -> None:
+        if self._is_wanted and (self._wire is None or not self._wire.open):
+            self._open()
 
     def _guard(self, wire: Wire) -> None:
         self._start(_until_lost(wire))
@@ -274,15 +292,6 @@ async def _until_lost(wire: Wire) -> None:
         await wire.lost
     finally:
         wire.close(StoreUnavailable("redis: the event loop has ended"))
-
-
-async def _leave_sentinels(client: Any) -> None:
-    """Close the connections to sentinels: they belong to this loop, and the next one to ask may be another."""
-    pool = client.connection_pool
-    if isinstance(pool, SentinelConnectionPool):
-        for sentinel in pool.sentinel_manager.sentinels:
-            with suppress(RedisError, OSError):
-                await sentinel.connection_pool.disconnect()
 
 
 async def remove(wire: Wire, pattern: bytes) -> int:

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, TypeAlias
 
 import hiredis
 from redis.asyncio.retry import Retry
@@ -25,6 +25,9 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from ...core.errors import StoreError, StoreTimeout, StoreUnavailable
 from .clock import ServerClock
 from .faults import refusal
+
+Make: TypeAlias = Callable[[], Any]
+Connect: TypeAlias = Callable[[], Awaitable[object]]
 
 _PUSHED: Final = getattr(hiredis, "PushNotification", ())
 
@@ -61,6 +64,11 @@ class Wire(asyncio.Protocol):
         self._connection = connection
         self._transport = connection._writer.transport
         self._transport.set_protocol(self)
+
+    @property
+    def taken(self) -> bool:
+        """Whether there was a connection."""
+        return self._transport is not None
 
     def send(self, done: Callable[[Any], None], *command: bytes | int) -> None:
         """Write a command.
@@ -138,13 +146,17 @@ class Wire(asyncio.Protocol):
                 self._timer = self._loop.call_later(left_s, self._look)
 
 
-async def open_wire(make: Callable[[], Any], timeout_s: float, clock: ServerClock) -> Wire:
+async def open_wire(
+    make: Make, timeout_s: float, clock: ServerClock, name: str = "", connect: Connect | None = None
+) -> Wire:
     """Connect to a server.
 
     Args:
         make: Makes a connection of redis-py.
         timeout_s: How long that, and later any answer, may take.
         clock: The server's time.
+        name: What to call the server in messages; by default its address.
+        connect: Connects what `make` has made; by default its own `connect`.
 
     Raises:
         StoreUnavailable: That failed.
@@ -153,14 +165,25 @@ async def open_wire(make: Callable[[], Any], timeout_s: float, clock: ServerCloc
     connection = make()
     connection.retry = Retry(NoBackoff(), 0)
     known = vars(connection)
-    place = str(known.get("path") or f"{known.get('host')}:{known.get('port')}")
+    place = name or str(known.get("path") or f"{known.get('host')}:{known.get('port')}")
     wire = Wire(asyncio.get_running_loop(), place, timeout_s, clock)
     try:
         async with asyncio.timeout(timeout_s):
-            await connection.connect()
+            await (connect or connection.connect)()
         wire.take(connection)
     except (TimeoutError, RedisTimeoutError) as error:
         raise StoreTimeout(f"redis: {place} could not be reached within {timeout_s:g} s") from error
     except (RedisError, OSError, AttributeError) as error:  # the last, where it was closed at once
         raise StoreUnavailable(f"redis: {place}: {error}") from error
+    finally:
+        if not wire.taken:
+            _let_go(connection)
     return wire
+
+
+def _let_go(connection: Any) -> None:
+    """Close a connection that was not made to its end, as when who wanted it has gone."""
+    writer = getattr(connection, "_writer", None)
+    if writer is not None:
+        writer.transport.abort()
+        connection._reader = connection._writer = None
