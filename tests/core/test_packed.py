@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slidegate.core import BookedWindow, Limit, TimestampWindow, new_window
-from slidegate.core.packed import Kept, expires_us, pack_window, unpack_window
+from slidegate.core.packed import Kept, expires_us, keeps_times, pack_window, unpack_window
 
 WINDOW = "1m"
 EXACT, COUNTED = Limit(5, WINDOW, resolution=8), Limit(9, WINDOW, resolution=8)
@@ -87,6 +87,7 @@ def test_a_window_that_was_written_and_read_answers_as_before(limit: Limit, move
         life.window = unpack_window(b"head" + packed, life.limit, life.now_us, 4)
         assert life.answers() == expected
         assert pack_window(life.window) == packed
+        assert keeps_times(b"head" + packed, 4) is life.limit.exact
 
 
 @pytest.mark.parametrize("limit", [EXACT, COUNTED])

@@ -67,6 +67,14 @@ def unpack_window(packed: bytes, limit: Limit, now_us: int, at: int = 0) -> Kept
     return ring if (ring.__class__ is TimestampWindow) is limit.exact else convert(ring, limit, now_us)
 
 
+def keeps_times(packed: bytes, at: int = 0) -> bool:
+    """Tell whether a window that begins at a byte was written by a ring of times."""
+    if packed[at] == 4:
+        _, _, bookings, waiters = _BOOKINGS.unpack_from(packed, at)
+        at += _BOOKINGS.size + _PAIR_BYTES * bookings + _TIME.size * waiters
+    return packed[at] != 3
+
+
 def expires_us(window: Kept, limit: Limit) -> int:
     """Return the moment from which a window holds nothing any more, if nothing is added to it."""
     if window.__class__ is BookedWindow and window._waiting:

@@ -231,6 +231,22 @@ class StoreContract(ModesContract, BansContract):
             raised = await desk.hit((before, "ann", 0))
             assert raised.remaining == 5
 
+    @at_a_desk
+    async def test_a_refund_from_before_a_changed_amount_lengthens_no_wait(self, desk: Desk) -> None:
+        for amounts in ((100, 10), (100, 90), (10, 5), (10, 100)):  # each kind of ring, and from one to the other
+            before, after = (bucket(f"{amount}/minute", str(amounts)) for amount in amounts)
+            desk.clock.set(desk.clock.now_us // (60 * SECOND_US) * 60 * SECOND_US)  # where a slice begins
+            early = await desk.hit((before, "ann", 2))
+            await desk.charge((before, "ann", amounts[0] - 2))
+            await desk.charge((after, "ann", max(amounts[1] - amounts[0], 0)))
+            refused = await desk.hit((after, "ann", 1))
+            assert refused.retry_after_us
+            await desk.refund(early)
+            again = await desk.peek((after, "ann", 1))
+            assert (again.retry_after_us or 0) <= refused.retry_after_us
+            desk.clock.advance(refused.retry_after_us)
+            assert await desk.hit((after, "ann", 1))
+
     @pytest.mark.parametrize("rule", ["50/hour", "500/hour"])
     def test_threads_with_event_loops_of_their_own_admit_exactly_the_amount(self, rule: str) -> None:
         threads, hits_each = 8, 250

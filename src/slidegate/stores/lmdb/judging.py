@@ -105,11 +105,11 @@ def _digest(rule: str, limit: Limit) -> bytes:
 def _holding(charged: Slot, own_row: bytes, limit: Limit, session: Session) -> list[Slot]:
     """Return the windows that hold what was charged to a slot: it, and the copy that its key has taken since."""
     found = []
-    slot = session.find(charged.row, limit, shared=charged.shared)
+    slot = session.find_same_kind(charged.row, limit, shared=charged.shared)
     if slot is not None and slot.serial == charged.serial:  # else it was reset or let go of since
         found.append(slot)
     if charged.shared:
-        own = session.find(own_row, limit, shared=False)
+        own = session.find_same_kind(own_row, limit, shared=False)
         if own is not None and own.origin == charged.serial:
             found.append(own)
     return found

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ...core.limits import Limit
 from ...core.memo import remember
-from ...core.packed import Kept, expires_us, pack_window, unpack_window
+from ...core.packed import Kept, expires_us, keeps_times, pack_window, unpack_window
 from ...core.protocols import Event
 from ...core.rings import new_window
 from ..tables import SHARED_CELLS, copy_of_cell
@@ -167,6 +167,20 @@ class Session:
             slot.window = unpack_window(pack_window(slot.window), limit, self.now_us)
             slot.limit = limit
         return slot
+
+    def find_same_kind(self, row: bytes, limit: Limit, *, shared: bool) -> Slot | None:
+        """Return the window of a row if it is of the kind that `limit` needs.
+
+        One of the other kind was converted since that limit was last asked, for an amount that holds now. To convert it
+        back would change the waits that were announced.
+        """
+        slot = self.loaded.get(row)
+        if slot is None:
+            packed = self.txn.get(row, None, self.dbs.cells if shared else self.dbs.windows)
+            if packed is None or keeps_times(packed, HEAD_BYTES) is not limit.exact:
+                return None
+            return self.find(row, limit, shared=shared)
+        return slot if slot.limit.exact is limit.exact else None
 
     def save(self) -> None:
         """Write what has changed, and let go of a few windows that are empty."""
