@@ -102,8 +102,11 @@ class Store(Protocol):
     """
 
     @property
-    def secret(self) -> bytes:
-        """The key for digests of client-supplied values: the same for everybody who shares this store."""
+    def secret(self) -> bytes | Awaitable[bytes]:
+        """The key for digests of client-supplied values: the same for everybody who shares this store.
+
+        Where it has to be asked for, this is an awaitable of it, which asks when it is awaited.
+        """
 
     @property
     def bans(self) -> BanBook:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from abc import abstractmethod
 from collections.abc import AsyncIterator, Iterable, Sequence
 from datetime import timedelta
 from inspect import isawaitable
@@ -10,7 +11,7 @@ from typing import Any, Final
 
 from ..core.banlist import Ban, BanChange, Guarded, ban_key, clean_reason
 from ..core.banpolicy import BanPolicy
-from ..core.errors import ConfigurationError, quoted
+from ..core.errors import ConfigurationError, StoreError, StoreUnavailable, quoted
 from ..core.limits import MAX_WINDOW_US, check_whole, parse_duration_us
 from ..core.protocols import BanBook, Store
 from ..core.targets import NetworkSet, ban_target
@@ -32,6 +33,13 @@ class BanCommands:
     _keys: Keys
     _failsafe: Failsafe | None
 
+    @abstractmethod
+    async def prepare(self) -> bool:
+        """See `Limiter.prepare`."""
+
+    @abstractmethod
+    async def _fetch_secret(self) -> None: ...
+
     async def ban(self, key: str, duration: str | float | timedelta, *, reason: str = "", by: str = "manual") -> Ban:
         """Ban an address, a network or a key; a ban that it has is replaced.
 
@@ -51,6 +59,8 @@ class BanCommands:
             length_us = parse_duration_us(duration, "ban: duration")
             if length_us > MAX_WINDOW_US:
                 raise ConfigurationError(f'ban: duration: expected at most 400 days or "permanent", not {duration!r}')
+        ban_key(key)
+        await self._fetch_secret()
         return await within(self.store.bans.ban(self._ban_key(key), length_us, clean_reason(reason), clean_reason(by)))
 
     async def unban(self, key: str, *, by: str = "manual") -> bool:
@@ -59,15 +69,17 @@ class BanCommands:
         Returns:
             False where there was nothing to take back. `banned` says which network's ban an address is under.
         """
+        await self.prepare()
         known, who = self._ban_key(key), clean_reason(by)
-        lifted = [await within(book.unban(known, who)) for book in self._books()]
+        lifted = [await within(book.unban(self._spelled(book, known), who)) for book in self._books()]
         return any(lifted)
 
     async def banned(self, key: str) -> Ban | None:
         """Return the ban that refuses a key or address now, its own or that of a network; None if there is none."""
+        await self.prepare()
         known = self._ban_key(key)
         _, guards = self._keys.learn(key)
-        found = [await within(book.find((known, *guards))) for book in self._books()]
+        found = [await within(book.find((self._spelled(book, known), *guards))) for book in self._books()]
         return next((ban for ban in found if ban is not None), None)
 
     async def bans(self) -> AsyncIterator[Ban]:
@@ -78,6 +90,7 @@ class BanCommands:
 
     async def history(self, key: str | None = None) -> AsyncIterator[BanChange]:
         """Yield what was banned and unbanned lately, oldest first; of `key` alone if it is given."""
+        await self.prepare()
         known = None if key is None else self._ban_key(key)
         changes = [change for book in self._books() for change in await within(book.history())]
         for change in sorted(changes, key=lambda change: change.wall_us):
@@ -106,6 +119,7 @@ class BanCommands:
         if not isinstance(policy, BanPolicy):
             raise ConfigurationError(f'strike: expected a policy such as BanPolicy("20/10m", "1h"), not {policy!r}')
         check_whole(weight, 1, 2**31 - 1, "strike: weight", "for example 1")
+        await self.prepare()
         target = ban_target(policy, self._ban_key(key), protected)
         if target is None:
             return None
@@ -117,6 +131,7 @@ class BanCommands:
     async def find_ban(self, guarded: Sequence[Guarded]) -> Ban | None:
         """Return the ban that refuses one of some keys and addresses, as far as it is known; for code on a hot path."""
         if self._failsafe is not None:
+            await self.prepare()
             return await self._failsafe.find_ban(guarded)
         answer = self.store.bans.find(guarded)
         return await answer if isawaitable(answer) else answer
@@ -125,7 +140,16 @@ class BanCommands:
         """Yield everything known about bans, strikes and rungs as lines of JSON, to write to a file.
 
         Keys made of API keys and the like are digests: they mean the same only under the same `secret`.
+
+        Raises:
+            StoreError: The store does not answer.
         """
+        try:
+            await self._fetch_secret()
+        except StoreError as error:
+            raise StoreUnavailable(
+                f"bans cannot be exported while the secret that their keys are made with is not known: {error}"
+            ) from error
         for row in await within(self.store.bans.dump()):
             yield json.dumps(row, ensure_ascii=True) + "\n"
 
@@ -144,12 +168,17 @@ class BanCommands:
         if isinstance(lines, (str, bytes)) or not isinstance(lines, Iterable):
             raise ConfigurationError(f"bans: expected lines, for example an open file, not {quoted(lines)}")
         rows = [_row(number, line) for number, line in enumerate(lines, start=1)]
+        await self._fetch_secret()
         return await within(self.store.bans.load(rows))
 
     def _books(self) -> list[BanBook]:
         """Return the bans of the store, and those that were made here while it did not answer."""
         local = self._failsafe.local if self._failsafe is not None else None
         return [self.store.bans] if local is None else [local.bans, self.store.bans]
+
+    def _spelled(self, book: BanBook, key: str) -> str:
+        """Return a key as a book of bans has it: that of this process may know it by its provisional digest."""
+        return key if self._failsafe is None or book is self.store.bans else self._failsafe.spelled(key)
 
     def _ban_key(self, key: str) -> str:
         ban_key(key)

@@ -8,6 +8,9 @@ Meanwhile the limiter's `on_error` decides:
   has to pass both as long as anything that was counted here still counts, so recovery is no burst;
 * ``"allow"``: everything passes, uncounted;
 * ``"deny"``: everything is refused, with 503 over HTTP.
+
+A store whose secret for digests has not come yet (`secret`) is away as well. What was counted here until then stands
+under provisional digests, so as long as it counts, the store of this process is asked by that spelling.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ from ..core.spans import format_duration
 from ..stores.memory import MemoryStore
 from .breakers import WHOLE, Breakers
 from .decisions import Parted, Unserved
+from .keys import Keys
 from .within import Deadline, within
 
 OnError: TypeAlias = Literal["local", "allow", "deny"]
@@ -88,12 +92,36 @@ class Failsafe:
         self._strict_until_us = 0
         self._say_again_us: dict[Hashable, int] = {}
         self._said: set[Hashable] = set()
+        self._keys: Keys | None = None
+        self.acquainted = True
+        """Whether the store may be asked: its secret is known."""
+        self.deadline_us = int(self._deadline_s * 1_000_000)
+        """How long a question may take."""
+
+    def now_us(self) -> int:
+        """Return the time by which failures are counted."""
+        return self._clock()
+
+    def acquaint(self, keys: Keys) -> None:
+        """Ask the store from now on: its secret has come. What was counted here keeps its spelling from before."""
+        self.acquainted = True
+        self._keys = keys
+        if self.local is None:
+            self._forget_spelling()
+        if self._troubled:
+            self._recover(())
+
+    def _forget_spelling(self) -> None:
+        if self._keys is not None:
+            self._keys.settle()
+            self._keys = None
 
     @property
     def local(self) -> MemoryStore | None:
         """The store of this process, as long as something that it counted or banned may count."""
         if self._local is not None and not self._troubled and self._clock() >= self._strict_until_us:
             self._local = None
+            self._forget_spelling()
         return self._local
 
     def hit(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Decision | Awaitable[Decision]:
@@ -145,7 +173,7 @@ class Failsafe:
         local = self.local
         if local is None or not decision.allowed:
             return decision
-        other = local.peek(checks, guarded)
+        other = local.peek(self._spelled(checks), self._spelled_guards(guarded))
         return decision if other.allowed else other
 
     async def charge(self, checks: Sequence[Check]) -> Decision:
@@ -169,7 +197,7 @@ class Failsafe:
         answered, ban = await self.ask(lambda: _noting(struck(policy, key, weight, reason, prefix)), nobody)
         if answered or self._on_error != "local":
             return ban
-        ban = self._own().bans.strike(policy, key, weight, reason, prefix)
+        ban = self._own().bans.strike(policy, self.spelled(key), weight, reason, prefix)
         until_us = self._clock() + policy.after.window_us
         self._strict_until_us = max(self._strict_until_us, until_us, (ban and ban.ends_us) or 0)
         return ban
@@ -177,7 +205,13 @@ class Failsafe:
     async def find_ban(self, guarded: Sequence[Guarded]) -> Ban | None:
         """Return the ban that refuses, as far as it is known."""
         ban = await self.ask(lambda: self._store.bans.find(guarded), None)
-        return self.local.bans.find(guarded) if ban is None and self.local is not None else ban
+        if ban is not None or self.local is None:
+            return ban
+        return self.local.bans.find(self._spelled_guards(guarded))
+
+    async def first(self, secret: Awaitable[bytes]) -> bytes | None:
+        """Return the secret of a store that has not been asked for anything yet; None if it does not come in time."""
+        return await self._put(lambda: secret, None, ())
 
     async def ask(self, question: Callable[[], T | Awaitable[T]], default: T, checks: Sequence[Check] = ()) -> T:
         """Return the answer to a question, or `default` where there is none in time.
@@ -187,6 +221,9 @@ class Failsafe:
             default: What to return instead.
             checks: What the question is about; bans, where there are none.
         """
+        return await self._put(question, default, checks) if self.acquainted else default
+
+    async def _put(self, question: Callable[[], T | Awaitable[T]], default: T, checks: Sequence[Check]) -> T:
         if self._troubled and self._breakers.left_alone(checks):
             return default
         try:
@@ -243,11 +280,26 @@ class Failsafe:
             return Unserved(allowed, checks, max(self._breakers.left_us(checks), LEAST_RETRY_US))
         local = self._own()
         if what == "peek":
-            return local.peek(checks, guarded)
+            return local.peek(self._spelled(checks), self._spelled_guards(guarded))
         spans_us = [limit.span_us + limit.slice_us for bucket, _, _ in checks for limit in bucket.limits]
         self._strict_until_us = max(self._strict_until_us, self._clock() + max(spans_us, default=0))
-        decision = local.charge(checks) if what == "charge" else local.hit(checks, guarded)
+        own = self._spelled(checks)
+        decision = local.charge(own) if what == "charge" else local.hit(own, self._spelled_guards(guarded))
         return Parted(decision, [(local, decision)]) if decision.charge else decision
+
+    def spelled(self, key: str) -> str:
+        """Return a key as the store of this process knows it."""
+        return key if self._keys is None else self._keys.before(key)
+
+    def _spelled(self, checks: Sequence[Check]) -> Sequence[Check]:
+        if self._keys is None:
+            return checks
+        return [(bucket, self.spelled(key), cost) for bucket, key, cost in checks]
+
+    def _spelled_guards(self, guarded: Sequence[Guarded]) -> Sequence[Guarded]:
+        if self._keys is None:
+            return guarded
+        return [self.spelled(who) if isinstance(who, str) else who for who in guarded]
 
     def _own(self) -> MemoryStore:
         if self._local is None:
@@ -262,7 +314,7 @@ class Failsafe:
         local = self.local
         if local is None or not shared.allowed:
             return shared
-        own = local.hit(checks, guarded)
+        own = local.hit(self._spelled(checks), self._spelled_guards(guarded))
         if own.ban is not None and own.ban.ends_us is not None:  # it may have been prolonged
             self._strict_until_us = max(self._strict_until_us, own.ban.ends_us)
         if not own.allowed:

@@ -19,6 +19,7 @@ from .bans import BanCommands
 from .failures import DEADLINE, ON_ERROR, Failsafe, OnError, check_failure_policy
 from .keys import Keys, check_secret
 from .leases import Leases
+from .secret import Secret
 from .statistics import Statistics, Stats
 from .urls import open_store
 from .within import within
@@ -35,8 +36,8 @@ class Limiter(BanCommands):
 
     Args:
         store: Where the counts live; by default a new `MemoryStore`.
-        secret: The key for digests of API keys and the like, 16 to 64 bytes; by default the store's own. Limiters with
-            one secret make the same key of the same value.
+        secret: The key for digests of API keys and the like, 16 to 64 bytes; by default the store's own, which is asked
+            for when it is first needed. Limiters with one secret make the same key of the same value.
         observers: Called with each `Event`, for example when the store is full.
         deadline: How long a store may take to answer a request, 1 ms to 60 s.
         on_error: What decides when it does not: ``"local"``, a memory store of this process; ``"allow"`` lets
@@ -77,11 +78,16 @@ class Limiter(BanCommands):
         self._decide: Decide = self.store.hit if safe is None else safe.hit
         self.decide: Decide = self._decide if self._leases is None else self._leases.hit
         """`hit_all` without a coroutine of its own where the store answers at once; for code on a hot path."""
-        self._keys = Keys(self.store.secret if secret is None else check_secret(secret))
+        own = self.store.secret if secret is None else check_secret(secret)
+        self._keys = Keys(own if isinstance(own, bytes) else None)
         self._known = self._keys.known
         self.digest = self._keys.digest
         """Makes a key of at most 64 bytes of a kind and a value that must not be readable: ``kind#1f3a…``. Keyed with
-        the secret: equal for everybody who shares it, and no use elsewhere."""
+        the secret: equal for everybody who shares it, and no use elsewhere. See `prepare`."""
+        self._secret: Secret | None = None
+        if safe is not None and self._keys.provisional:
+            self._secret = Secret(self.store, self._keys, safe)
+            self._decide = self.decide = self._decide_unprepared
         self.statistics = Statistics(self.clock, self.tell)
         """Where gates record what happens to requests; `stats` reads it."""
         self._buckets: dict[str, dict[object, Bucket]] = {}
@@ -114,6 +120,19 @@ class Limiter(BanCommands):
         check_failure_policy(deadline, on_error)
         return cls(open_store(url), secret=secret, observers=observers, deadline=deadline, on_error=on_error)
 
+    async def prepare(self) -> bool:
+        """Learn the secret of the store, if it is not known, in no more time than the deadline.
+
+        Gates do this before they ask for a key. Where it does not come, digests are provisional: this process decides
+        by itself, as `on_error` says, and the keys change when the store answers.
+
+        Returns:
+            Whether it is known.
+        """
+        if self._secret is not None and await self._secret.come():
+            self._be_prepared()
+        return self._secret is None
+
     async def hit(
         self, key: str, limits: str | Limit | Sequence[Limit], cost: int = 1, *, rule: str = DEFAULT_RULE
     ) -> Decision:
@@ -138,6 +157,8 @@ class Limiter(BanCommands):
         try:
             known, guarded = self._known[key]
         except (KeyError, TypeError):
+            if self._secret is not None:
+                await self.prepare()
             known, guarded = self._keys.learn(key)
         if cost.__class__ is not int or cost < 0:
             check_cost(cost)
@@ -167,6 +188,7 @@ class Limiter(BanCommands):
         self, key: str, limits: str | Limit | Sequence[Limit], cost: int = 1, *, rule: str = DEFAULT_RULE
     ) -> Decision:
         """Say what `hit` would answer now. Changes nothing."""
+        await self.prepare()
         known, guarded = self._keys.learn(key)
         return await self.peek_all(((self._bucket(rule, limits), known, cost),), guarded)
 
@@ -175,6 +197,7 @@ class Limiter(BanCommands):
         for _, _, cost in checks:
             check_cost(cost)
         if self._failsafe is not None:
+            await self.prepare()
             return await self._failsafe.peek(tuple(checks), guarded)
         answer = self.store.peek(tuple(checks), guarded)
         return answer if isinstance(answer, Decision) else await answer
@@ -190,6 +213,7 @@ class Limiter(BanCommands):
         Returns:
             An allowed decision: where the key stands now. It can be refunded.
         """
+        await self.prepare()
         return await self.charge_all(((self._bucket(rule, limits), self.key_for(key), units),))
 
     async def charge_all(self, checks: Sequence[Check]) -> Decision:
@@ -197,6 +221,7 @@ class Limiter(BanCommands):
         for _, _, units in checks:
             check_cost(units, "units")
         if self._failsafe is not None:
+            await self.prepare()
             return await self._failsafe.charge(tuple(checks))
         answer = self.store.charge(tuple(checks))
         return answer if isinstance(answer, Decision) else await answer
@@ -216,6 +241,7 @@ class Limiter(BanCommands):
 
     async def reset(self, key: str) -> bool:
         """Forget the windows of `key` under every rule. Returns False where there were none."""
+        await self._fetch_secret()
         known = self.key_for(key)
         if self._leases is not None:
             self._leases.forget(known)
@@ -269,6 +295,28 @@ class Limiter(BanCommands):
         count = self._claimed[rule] = self._claimed.get(rule, 0) + 1
         return rule if count == 1 else f"{rule}#{count}"
 
+    async def _decide_unprepared(self, checks: Sequence[Check], guarded: Sequence[Guarded]) -> Decision:
+        """Decide before the secret of the store is known, or at the moment when it comes."""
+        assert self._failsafe is not None, "a store in memory has its secret"
+        if not await self.prepare():
+            return self._failsafe.instead("hit", checks, guarded)
+        answer = self.decide(self._keys.checks_after(checks), self._keys.guarded_after(guarded))
+        return answer if isinstance(answer, Decision) else await answer
+
+    async def _fetch_secret(self) -> None:
+        """Learn the secret of the store, if it is not known, however long a command may take.
+
+        Raises:
+            StoreError: The store does not answer.
+        """
+        if self._secret is not None:
+            await self._secret.fetch()
+            self._be_prepared()
+
+    def _be_prepared(self) -> None:
+        if self._secret is not None and self._failsafe is not None and self._leases is not None:
+            self._decide, self.decide, self._secret = self._failsafe.hit, self._leases.hit, None
+
     def _bucket(self, rule: str, limits: str | Limit | Sequence[Limit]) -> Bucket:
         parsed = parse_limits(limits)
         if sum(map(len, self._buckets.values())) >= MEMO_SIZE:
@@ -280,7 +328,7 @@ class Limiter(BanCommands):
         return bucket
 
     def key_for(self, key: str) -> str:
-        """Return the spelling of `key` that stores hold: one for each address, at most 64 bytes.
+        """Return the spelling of `key` that stores hold: one for each address, at most 64 bytes. See `prepare`.
 
         Raises:
             ConfigurationError: `key` is not text, or empty.

@@ -274,6 +274,7 @@ class StoreContract(ModesContract, BansContract):
 
     @at_a_desk
     async def test_the_secret_stays_and_closing_twice_is_harmless(self, desk: Desk) -> None:
-        assert desk.store.secret == desk.store.secret
-        assert len(desk.store.secret) >= 16
+        secret = await settle(desk.store.secret)
+        assert await settle(desk.store.secret) == secret
+        assert len(secret) >= 16
         await settle(desk.store.close())

@@ -134,7 +134,8 @@ class RateLimitMiddleware(Breakable):
             self._messages = MessageLimits(message_limits, message_key, on_exceeded, self.limiter, client, claimed)
         self._prepares = self._messages is not None or bool(self.judge.rules.reserving) or abuse.listens
         self._feed = Feed(self.limiter, app) if check_flag("statistics", statistics) else None
-        self._judged: frozenset[str] = frozenset()  # nothing before a look at the routes, and while switched off
+        self._judged: frozenset[str] = frozenset()  # nothing before the first request, and while switched off
+        self._looked = False
         off = switched_off(enabled)
         self._enabled = not off
         self._silence = check_silence(silence)
@@ -256,14 +257,20 @@ class RateLimitMiddleware(Breakable):
         return receive, send
 
     async def _begin(self, scope: Scope, receive: Receive, send: Send) -> bool:
-        """Take what is not judged; True for the first request, which is, after a look at the routes."""
-        if self._enabled and not self._judged:
-            try:
-                check_places(scope.get("app", self.app))
-            except ConfigurationError as error:
-                await end_start(error, scope, receive, send)
-            self._judged = _JUDGED
+        """Take what is not judged; True for the first requests, which are, after a look at the routes.
+
+        They are the first until the secret of the store is known: what they are counted by may be made with it.
+        """
+        if self._enabled:
+            if not self._looked:
+                try:
+                    check_places(scope.get("app", self.app))
+                except ConfigurationError as error:
+                    await end_start(error, scope, receive, send)
+                self._looked = True
             if scope["type"] in _JUDGED:
+                if await self.limiter.prepare():
+                    self._judged = _JUDGED
                 return True
         if scope["type"] in _JUDGED:
             scope[OFF] = True

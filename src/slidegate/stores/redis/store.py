@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from datetime import timedelta
 from functools import partial
 from threading import Lock
@@ -106,18 +105,12 @@ class RedisStore:
         return f"<RedisStore {self._prefix!r}>"
 
     @property
-    def secret(self) -> bytes:
-        """The key for digests, made once for all who share the prefix.
+    def secret(self) -> bytes | Awaitable[bytes]:
+        """The key for digests, made once for all who share the prefix; to be awaited where it is not known yet.
 
-        Where it is not known yet, this waits for Redis.
-
-        Raises:
-            StoreError: Redis does not answer.
+        Awaiting it raises StoreError where Redis does not answer.
         """
-        if not self._names.secret:
-            with ThreadPoolExecutor(1) as pool:
-                pool.submit(lambda: asyncio.run(self._connect_once())).result()
-        return self._names.secret
+        return self._names.secret or _Later(self._fetch_secret)
 
     def observe(self, observer: Observer) -> None:
         """Tell `observer` about this store's events from now on."""
@@ -279,12 +272,20 @@ class RedisStore:
         self._names.use(known[0])
         self.bans.lives(known[1])
 
-    async def _connect_once(self) -> None:
-        """Connect in an event loop of its own, which makes the secret known."""
-        lane = self._lane()
-        await lane.ask(b"EXISTS", self._shared.meta)
-        lane.close()
-        await asyncio.sleep(0)
+    async def _fetch_secret(self) -> bytes:
+        """Ask for anything: before a connection is used, the secret is learnt."""
+        await self._lane().ask(b"EXISTS", self._shared.meta)
+        return self._names.secret
+
+
+class _Later:
+    """Something that is worked out when it is awaited, and not before."""
+
+    def __init__(self, work: Callable[[], Awaitable[bytes]]) -> None:
+        self._work = work
+
+    def __await__(self) -> Generator[Any, None, bytes]:
+        return self._work().__await__()
 
 
 def _look_at(future: asyncio.Future[Any]) -> None:

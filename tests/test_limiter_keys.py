@@ -1,0 +1,95 @@
+"""A digest has one spelling before the secret of the store comes and another afterwards; each leads to the other."""
+
+from __future__ import annotations
+
+import threading
+from typing import TypeAlias
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slidegate.core.decision import Bucket
+from slidegate.core.limits import parse_limits
+from slidegate.limiter.keys import Keys
+
+SECRET = b"s" * 32
+BUCKET = Bucket("rule", parse_limits("5/minute"))
+
+Plan: TypeAlias = "str | tuple[str, tuple[Plan, ...]]"
+"""Text as it stands, or what a key is made of: a digest of a kind, a text that users write, or a key of the limiter."""
+
+plans: st.SearchStrategy[Plan] = st.recursive(
+    st.text(min_size=1, max_size=80),
+    lambda parts: st.tuples(st.sampled_from(["header:X-API-Key", "combined", "text", "key"]), st.tuples(parts, parts)),
+    max_leaves=6,
+)
+
+
+def made(keys: Keys, plan: Plan) -> str:
+    """Make a key by a plan."""
+    if isinstance(plan, str):
+        return plan
+    how, parts = plan
+    text = ":".join(made(keys, part) for part in parts)
+    if how == "text":
+        return text
+    if how == "key":
+        return keys.learn(text)[0]
+    return keys.digest(how, text.encode(errors="surrogatepass"))
+
+
+@given(plans, plans)
+def test_every_key_is_found_by_its_other_spelling(plan: Plan, other: Plan) -> None:
+    late, known = Keys(None), Keys(SECRET)
+    before = [made(late, each) for each in (plan, other)]
+    assert late.provisional
+    late.use(SECRET)
+    assert not late.provisional
+    checks = late.checks_after([(BUCKET, key, 1) for key in before])
+    after = [made(late, each) for each in (plan, other)]
+    assert [key for _, key, _ in checks] == after == [made(known, each) for each in (plan, other)]
+    assert late.guarded_after([*before, (4, 1)]) == [*after, (4, 1)]
+    assert [late.before(key) for key in after] == before
+    late.settle()
+    assert [made(late, each) for each in (plan, other)] == after
+    assert [late.before(key) for key in after] == after
+
+
+def test_two_processes_make_different_provisional_keys() -> None:
+    assert len({Keys(None).digest("header", b"k") for _ in range(10)}) == 10
+
+
+def test_nothing_provisional_is_remembered_by_threads_that_are_overtaken() -> None:
+    for _ in range(200):
+        keys, long = Keys(None), "k" * 100
+        go = threading.Barrier(4)
+
+        def make(keys: Keys = keys, go: threading.Barrier = go, long: str = long) -> None:
+            go.wait()
+            for _ in range(5):
+                keys.digest("header", b"k")
+                keys.learn(long)
+
+        threads = [threading.Thread(target=make) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        go.wait()
+        keys.use(SECRET)
+        keys.settle()
+        for thread in threads:
+            thread.join()
+        known = Keys(SECRET)
+        assert keys.digest("header", b"k") == known.digest("header", b"k")
+        assert keys.learn(long) == known.learn(long)
+
+
+def test_provisional_values_are_remembered_in_bounded_memory() -> None:
+    keys = Keys(None)
+    for number in range(10_000):
+        keys.digest("header", b"%d" % number + b"x" * (number % 2 * 60_000))
+    assert len(keys._made_of) <= 4_096
+    assert max(len(value) for _, value in keys._made_of.values()) <= 1_024
+    keys.use(SECRET)
+    for number in range(10_000):
+        keys.digest("header", b"%d" % number)
+    assert len(keys._before) <= 4_096
