@@ -7,7 +7,17 @@ from typing import Any
 
 import pytest
 
-from slidegate import ConfigurationError, Limit, Limiter, MemoryStore, RateLimitMiddleware, Rule, client_ip, header
+from slidegate import (
+    BanPolicy,
+    ConfigurationError,
+    Limit,
+    Limiter,
+    MemoryStore,
+    RateLimitMiddleware,
+    Rule,
+    client_ip,
+    header,
+)
 
 from .driver import hello
 
@@ -59,6 +69,14 @@ BAD: list[tuple[Callable[[], object], str]] = [
     (lambda: rule("/api/*", "5/minute"), '"/api/{rest:path}"'),
     (lambda: rule("/a/{id:nosuch}", "5/minute"), "nosuch"),
     (lambda: rule("/a/{id}/{id}", "5/minute"), "id"),
+    (lambda: rule("/login?x=1", "5/minute"), "the query is no part of a path; write '/login'"),
+    (lambda: rule(["/a", "/login#top"], "5/minute"), "the fragment is no part of a path; write '/login'"),
+    (lambda: rule("/items/{id", "5/minute"), "'/items/{id' can never match: a brace in it"),
+    (lambda: rule("/items/id}", exempt=True), "a brace in it is no parameter"),
+    (lambda: rule("/items/{id:}", "5/minute"), "a brace in it is no parameter"),
+    (lambda: rule("/items/{ id }", "5/minute"), "a brace in it is no parameter"),
+    (lambda: rule("/caf%C3%A9", "5/minute"), "compared decoded; write '/café'"),
+    (lambda: gate(limits="5/m", bans=BanPolicy(signals={"/.env?x": 1})), "signals: path: '/.env?x' can never match"),
     (lambda: rule("/a"), 'Rule("/a", "5/minute")'.replace('"/a"', "'/a'")),
     (lambda: rule("/a", exempt=True, limits="5/minute"), "exempt"),
     (lambda: rule("/a", "5/minute", methods="POST"), '["GET", "POST"]'),

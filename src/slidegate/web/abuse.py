@@ -27,6 +27,7 @@ from .calls import Calls
 from .keys import Combined, Key, PathParam, Value, everyone, route_path
 from .lists import AddressList
 from .proxies import UNKNOWN_PEER, ClientAddress
+from .readings import readings
 from .record import STATUS, Record
 from .rules import compile_pattern
 
@@ -114,7 +115,10 @@ class AbuseWatch:
             if isinstance(signal, int):
                 self._statuses.setdefault(signal, []).append(Offence(policy, whole, f"status {signal}"))
             elif signal.startswith("/"):
-                pattern, _ = compile_pattern(signal)
+                try:
+                    pattern, _ = compile_pattern(signal)
+                except ConfigurationError as error:
+                    raise ConfigurationError(f"bans: {policy!r}: signals: {error}") from None
                 self._paths.append((pattern, Offence(policy, whole, f"path {signal}")))
             elif signal.endswith("xx"):
                 first = int(signal[0]) * 100
@@ -130,7 +134,8 @@ class AbuseWatch:
 
     def look(self, scope: Scope, before: Record) -> list[Offence]:
         """Return what a request does by itself, as far as no gate further out has seen to it."""
-        found = [offence for pattern, offence in self._paths if pattern.match(route_path(scope))]
+        texts = readings(route_path(scope)) if self._paths else ()
+        found = [offence for pattern, offence in self._paths if any(map(pattern.match, texts))]
         if "malformed" in self._named and is_malformed(scope):
             found += self._named["malformed"]
         for offence in self._named.get("oversized", ()):

@@ -24,6 +24,7 @@ from .lists import AddressList
 from .proxies import UNKNOWN_PEER, ClientAddress, is_gone
 from .routes import walk
 from .rules import Rule, compile_pattern
+from .tree import Tree, layers
 
 WATCHED: Final = 1_000
 """How many requests are looked at for what only requests can show."""
@@ -85,6 +86,7 @@ def examine(
         )
     for earlier, later in hidden_rules(gate.rules):
         yield Finding("SG104", f"{later!r} can never apply: {earlier!r} comes first, covers it and ends the list")
+    yield from _about_roots(gate)
     yield from _about_layers(gate)
     yield from _about_bans(gate, policies)
     trusted = {} if client.permissive else {"trusted": client.networks}
@@ -102,6 +104,18 @@ def _about_address(client: ClientAddress) -> Iterator[Finding]:
             f"ipv6_prefix={client.ipv6_prefix}: one customer usually has a whole /64 and can use any number of its "
             "addresses",
         )
+
+
+def _about_roots(gate: Guard) -> Iterator[Finding]:
+    root = Tree(gate.app).root
+    for rule in gate.rules if root else ():
+        path = next((path for path in rule.paths if rule.exempt and path.startswith(f"{root}/")), None)
+        if path is not None:
+            yield Finding(
+                "SG104",
+                f"{path!r} exempts nothing: the application below takes its root_path {root!r} away from paths; write "
+                f"{path.removeprefix(root)!r}",
+            )
 
 
 def _about_layers(gate: Guard) -> Iterator[Finding]:
@@ -156,9 +170,15 @@ def _by_address(policy: BanPolicy) -> bool:
 def _exempting(rules: Sequence[Rule], path: str) -> Rule | None:
     """Return the rule that exempts a path."""
     for rule in rules:
-        if rule.final and rule.matches("http", "GET", path):
+        if rule.final and _ends(rule, path):
             return rule if rule.exempt else None
     return None
+
+
+def _ends(rule: Rule, path: str) -> bool:
+    """Tell whether a rule ends the list for a request that gets a path."""
+    about = "GET" in (rule.methods or {"GET"}) and rule.connection != "websocket"
+    return about and (not rule.written or any(written.covers(path) for written in rule.written))
 
 
 def _served(app: object, path: str) -> str:
@@ -169,15 +189,6 @@ def _served(app: object, path: str) -> str:
     pattern, _ = compile_pattern(path)
     router = next((layer for layer in layers(app) if hasattr(layer, "routes")), None)
     return next((place.label for place in walk(router) if pattern.match(place.template)), "")
-
-
-def layers(app: object) -> Iterator[object]:
-    """Yield an application and what it wraps, from the outside in."""
-    seen: set[int] = set()
-    while app is not None and id(app) not in seen:
-        seen.add(id(app))
-        yield app
-        app = getattr(app, "app", None)
 
 
 def _is_cors(layer: object) -> bool:

@@ -152,7 +152,7 @@ class RateLimit:
                 "RateLimit: no RateLimitMiddleware stands above this endpoint; write "
                 "app.add_middleware(RateLimitMiddleware, rules=[]), with rules or without"
             )
-        if record.uncounted(scope):
+        if record.allowlisted():
             return
         judge = record.gate.judge
         gate = record.gate.endpoints.gate(self, scope, endpoint)

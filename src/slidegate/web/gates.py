@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from typing import Final, NamedTuple
 
 from starlette.types import Scope
@@ -12,9 +13,11 @@ from ..core.errors import ConfigurationError
 from ..core.limits import Limit, parse_limits
 from ..core.memo import remember
 from ..limiter import Limiter
-from .keys import Key, route_path
+from .keys import Key, read_at, route_path
+from .matching import Sight
 from .rules import Limits, Rule, says_nobody
 from .tracking import HotWatch
+from .tree import Tree, declares
 
 _MEMO: Final = 2_048
 _MEMO_PATH: Final = 256
@@ -51,6 +54,15 @@ class Gate:
     def check(self, scope: Scope, limiter: Limiter, client_key: str) -> Check:
         """Say what to charge for a request, as far as no function of the user's is needed."""
         return self.bucket, client_key if self.key is None else self.key.find(scope, limiter, client_key), self.cost
+
+    def at(self, path: str) -> Gate:
+        """Return the same gate for requests whose path is read as `path`."""
+        key = self.key if self.key is None else read_at(self.key, path)
+        if key is self.key:
+            return self
+        gate = copy(self)
+        gate.key = key
+        return gate
 
     def plan(self, limits: Limits) -> Bucket | None:
         """Return the bucket for what a limits function returned; None for ``"unlimited"``.
@@ -90,12 +102,13 @@ class RuleSet:
     Args:
         rules: The rules.
         claim: Makes of a rule's identity one that nobody else has, as `Limiter.claim` does.
+        app: What the gate guards; its routes say what odd paths lead to.
 
     Raises:
         ConfigurationError: Two rules have one name, or are the same without a name.
     """
 
-    def __init__(self, rules: Sequence[Rule], claim: Callable[[str], str]) -> None:
+    def __init__(self, rules: Sequence[Rule], claim: Callable[[str], str], app: object = None) -> None:
         by_identity: dict[str, Rule] = {}
         self._gates: list[tuple[Rule, Gate | None]] = []
         taken: set[str] = set()
@@ -113,33 +126,46 @@ class RuleSet:
         """Rules that hand back what their `count_if` does not count, by the rule of their bucket."""
         self.looking = {gate.bucket.rule for rule, gate in self._gates if gate and rule.action != "limit"}
         """The rules of the buckets of gates that only look on."""
-        self._known: dict[tuple[str, str, str], Selection] = {}
-        self._always = self._select(("", "", "")) if all(rule.always for rule, _ in self._gates) else None
+        self._tree = Tree(app)
+        self._known: dict[tuple[str, str, str, str], Selection] = {}
+        self._always: Selection | None = None
+        if all(rule.always for rule, _ in self._gates):
+            self._always = self._select({"type": "http", "path": "/"})[0]
 
     def select(self, scope: Scope) -> Selection:
         """Return the gates on the way of a request, in their order."""
         if self._always is not None:
             return self._always
-        asked = scope["type"], scope.get("method", "GET"), route_path(scope)
-        return self._known.get(asked) or self._select(asked)
+        asked = scope["type"], scope.get("method", "GET"), scope["path"], scope.get("root_path", "")
+        return self._known.get(asked) or self._learn(asked, scope)
 
-    def _select(self, asked: tuple[str, str, str]) -> Selection:
+    def takes(self, scope: Scope, method: str) -> bool:
+        """Tell whether a request goes to a route that is known, and names a method itself."""
+        reached = self._tree.reach(scope)
+        return reached is not None and declares(reached.route, method)
+
+    def _learn(self, asked: tuple[str, str, str, str], scope: Scope) -> Selection:
+        selection, lasting = self._select(scope)
+        # A path may be as long as the server lets it be; only ordinary ones are worth remembering.
+        if lasting and sum(map(len, asked)) <= _MEMO_PATH:
+            remember(self._known, asked, selection, _MEMO)
+        return selection
+
+    def _select(self, scope: Scope) -> tuple[Selection, bool]:
+        """Return the gates on the way of a request, and whether they are those of every such request."""
+        sight = Sight(scope, self._tree)
+        path = route_path(scope)
         found: list[Gate] = []
         exempt = False
         for rule, gate in self._gates:
-            if rule.matches(*asked):
+            if gate is not None and (read := sight.limited(rule)) is not None:
+                found.append(gate if read == path else gate.at(read))
+            if rule.final and sight.ended(rule):
                 exempt = rule.exempt
-                if gate is not None:
-                    found.append(gate)
-                if rule.final:
-                    break
+                break
         limiting = tuple(gate for gate in found if gate.rule.action == "limit")
         onlookers = tuple(gate for gate in found if gate.rule.action != "limit")
-        selection = Selection(limiting, all(gate.plain for gate in limiting), onlookers, exempt)
-        # A path may be as long as the server lets it be; only ordinary ones are worth remembering.
-        if len(asked[1]) + len(asked[2]) <= _MEMO_PATH:
-            remember(self._known, asked, selection, _MEMO)
-        return selection
+        return Selection(limiting, all(gate.plain for gate in limiting), onlookers, exempt), sight.lasting
 
     def names(self) -> set[str]:
         """Return the names that users gave to rules."""

@@ -87,6 +87,8 @@ class Judge:
         if self.abuse.keyed:
             guarded = self.abuse.guarded(scope, client_key, address)
         if scope.get("method") == "OPTIONS" and is_preflight(scope):
+            if self.rules.takes(scope, "OPTIONS"):
+                return self._reserve(scope, before, client_key, guarded)
             return self._preflown(client_key, guarded)
         selection = self.rules.select(scope)
         if self.abuse.looks and not selection.exempt and (offences := self.abuse.look(scope, before)):
@@ -117,6 +119,18 @@ class Judge:
         if selection.onlookers:
             return self._watched(selection, scope, client_key, guarded)
         return self._apply(selection, scope, client_key, guarded)
+
+    async def _reserve(self, scope: Scope, before: Record, client_key: str, guarded: Sequence[Guarded]) -> Decision:
+        """Decide about what looks like a CORS preflight, and may come to an endpoint that takes OPTIONS."""
+        selection = self._without(self.rules.select(scope), before)
+        counted = [await self._calls.check(gate, scope, self.limiter, client_key) for gate in selection.gates]
+        checks = [check for check in counted if check is not None]
+        if self._preflight is not None:
+            checks.append((self._preflight, client_key, 1))
+        if checks:
+            return await self.limiter.hit_all(checks, guarded)
+        answer = self._uncounted(guarded)
+        return answer if isinstance(answer, Decision) else await answer
 
     def _preflown(self, client_key: str, guarded: Sequence[Guarded]) -> Decision | Awaitable[Decision]:
         """Decide about a CORS preflight, which no rule counts."""
@@ -261,6 +275,32 @@ class Judge:
             await send(message)
 
         return send_settled
+
+    def returning(self, scope: Scope, send: Send, decision: Decision) -> Send:
+        """Wrap `send` so that what a preflight has reserved goes back if another middleware answers, and no endpoint.
+
+        The router writes the endpoint into the scope before it calls it.
+        """
+        before = scope.get("endpoint")
+        begun = False
+
+        async def send_returned(message: Message) -> None:
+            nonlocal begun
+            if message["type"] in STATUS and not begun:
+                begun = True
+                if scope.get("endpoint") is not before:
+                    await self.settle(decision, message.get("status", STATUS[message["type"]]))
+                else:
+                    await self._return(decision)
+            await send(message)
+
+        return send_returned
+
+    async def _return(self, decision: Decision) -> None:
+        """Hand back what was reserved by rules, and keep what the limit of preflights counts."""
+        for place, (bucket, _, _) in enumerate(decision.checks if decision.charge else ()):
+            if bucket is not self._preflight:
+                await self.limiter.refund(decision.take_out(place))
 
     async def wait(self, receive: Receive, decision: Decision) -> Receive | None:
         """Wait for the place that was booked, and return the channel to go on with.

@@ -10,9 +10,10 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from decimal import Decimal
 from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
 
-from starlette.convertors import Convertor
+from starlette.convertors import Convertor, IntegerConvertor
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
@@ -129,26 +130,29 @@ class PathParam(Value):
         name: str,
         fallback: Key | None,
         patterns: Sequence[PathPattern] = (),
+        read: str = "",
     ) -> None:
         _check_parameter("path_param", name)
         super().__init__(f"path:{name}", f"path:{name}", fallback)
         self.name = name
         self._patterns = patterns
+        self._read = read
 
     def of(self, patterns: Sequence[PathPattern]) -> PathParam:
         """Return the same key for a rule: its own patterns find the parameter before any router does."""
         return PathParam(self.name, self.fallback, patterns)
 
+    def at(self, path: str) -> PathParam:
+        """Return the same key for a request whose path is read as `path`."""
+        return PathParam(self.name, self.fallback, self._patterns, path)
+
     def value(self, scope: Scope) -> bytes:
         value = scope.get("path_params", {}).get(self.name, "")
-        path = route_path(scope) if self._patterns else ""
+        path = self._read or (route_path(scope) if self._patterns else "")
         for pattern, convertors in self._patterns:
             found = pattern.match(path)
             if found is not None:
-                value = found[self.name]
-                # The value and not its spelling: 1, 01 and 001 are one `{id:int}`.
-                with suppress(ValueError):
-                    value = convertors[self.name].convert(value)
+                value = _meaning(convertors[self.name], found[self.name])
                 break
         return str(value).encode(errors="surrogatepass")
 
@@ -258,10 +262,30 @@ def bind(key: Key, patterns: Sequence[PathPattern], paths: Sequence[str]) -> Key
     return key.of(patterns)
 
 
+def read_at(key: Key, path: str) -> Key:
+    """Return a key for a request whose path is read as `path`."""
+    if isinstance(key, Combined):
+        return Combined(tuple(read_at(part, path) for part in key.keys))
+    return key.at(path) if isinstance(key, PathParam) else key
+
+
+def _meaning(convertor: Convertor[Any], text: str) -> str:
+    """Return the value that a parameter means, not its spelling: 1, 01 and 1.0 are one `{id:int}`."""
+    with suppress(ValueError):
+        return str(convertor.convert(text))
+    if isinstance(convertor, IntegerConvertor):
+        with suppress(ValueError, ArithmeticError):
+            return str(int(Decimal(text)))
+    return text
+
+
 def route_path(scope: Scope) -> str:
     """Return the path below `root_path`, as the router at this place sees it."""
-    path: str = scope["path"]
-    root: str = scope.get("root_path", "")
+    return below(scope.get("root_path", ""), scope["path"])
+
+
+def below(root: str, path: str) -> str:
+    """Return a path below a root, as Starlette's routers see it; the path itself if it does not begin with the root."""
     if not root or not path.startswith(root):
         return path
     rest = path[len(root) :]

@@ -34,7 +34,7 @@ from .lists import AddressList, followed
 from .messages import MessageKey, MessageLimits, OnExceeded
 from .outgoing import outgoing
 from .proxies import ClientAddress, client_ip
-from .record import OFF, RECORD, Record
+from .record import OFF, RECORD, Record, is_preflight
 from .refusals import Refusals, Refused, refused_by
 from .responses import HeaderStyle, HeaderWriter
 from .rules import Exceeded, Rule
@@ -120,7 +120,7 @@ class RateLimitMiddleware(Breakable):
         self.judge = Judge(
             self.limiter,
             client,
-            RuleSet(self.rules, self._claim),
+            RuleSet(self.rules, self._claim, app),
             blocklist=blocklist,
             allowlist=allowlist,
             preflight=self._preflights(preflight_limits),
@@ -209,7 +209,8 @@ class RateLimitMiddleware(Breakable):
         if self.judge.abuse.policies and self.judge.spares(scope):
             record.sparing.append(self.judge)
         if decision.allowed:
-            if self._prepares or decision.reason is _WAITED or scope["type"] == "websocket":
+            apart = scope["type"] == "websocket" or scope["method"] == "OPTIONS"
+            if apart or self._prepares or decision.reason is _WAITED:
                 prepared = await self._prepare(scope, receive, send, record, decision)
                 if prepared is None:
                     return
@@ -247,7 +248,9 @@ class RateLimitMiddleware(Breakable):
             if turn is None:
                 return None
             receive = turn
-        if self.judge.rules.reserving:
+        if scope.get("method") == "OPTIONS" and is_preflight(scope):
+            send = self.judge.returning(scope, send, decision)
+        elif self.judge.rules.reserving:
             send = self.judge.settling(send, decision)
         if self.judge.abuse.listens and self.judge not in record.sparing:
             send = self.judge.abuse.listening(scope, send, record)

@@ -7,14 +7,10 @@ parameter, a rule that its function may lift) the 429 is documented, because a c
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from copy import deepcopy
 from functools import wraps
-from typing import Any, Final, NamedTuple, TypeAlias
-
-from starlette.convertors import PathConvertor, StringConvertor
-from starlette.routing import PARAM_REGEX, compile_path
+from typing import Any, Final, NamedTuple
 
 from ..core.banpolicy import BanPolicy
 from ..core.errors import ConfigurationError
@@ -25,6 +21,7 @@ from .gates import all_rules
 from .middleware import RateLimitMiddleware
 from .routes import Place, walk
 from .rules import Rule
+from .segments import Segments, covers, overlap, segments
 
 _DOCUMENTED: Final = "__slidegate_documented__"
 _PROBLEM: Final = "RateLimitProblem"
@@ -58,10 +55,6 @@ _LEGACY: Final = {
     "X-RateLimit-Remaining": {"description": "Units left.", "schema": {"type": "integer"}},
     "X-RateLimit-Reset": {"description": "Unix seconds when all units are back.", "schema": {"type": "integer"}},
 }
-
-Segments: TypeAlias = tuple[str | re.Pattern[str], ...]
-_ANY: Final = re.compile("[^/]+")
-_REST: Final = re.compile(".*")
 
 
 class _Gate(NamedTuple):
@@ -183,7 +176,7 @@ async def _nowhere(scope: object, receive: object, send: object) -> None:
 def _is_limited(place: Place, method: str, gates: Iterable[_Gate]) -> bool:
     if any(limits_of(place.route.endpoint)) or _depends(getattr(place.route, "dependant", None)):
         return True
-    asked = _segments(place.route.path)
+    asked = segments(place.route.path)
     return any(_meets(rule, method, asked) for gate in gates for rule in _until_final(gate.rules, method, asked))
 
 
@@ -198,7 +191,7 @@ def _until_final(rules: Iterable[Rule], method: str, asked: Segments) -> Iterato
     """Yield the rules up to one that surely ends the list for an operation."""
     for rule in rules:
         yield rule
-        if rule.final and _about(rule, method) and any(_covers(_segments(path), asked) for path in _paths(rule)):
+        if rule.final and _about(rule, method) and any(covers(segments(path), asked) for path in _paths(rule)):
             return
 
 
@@ -206,7 +199,7 @@ def _meets(rule: Rule, method: str, asked: Segments) -> bool:
     """Tell whether a rule can refuse a request of an operation."""
     if rule.exempt or rule.action != "limit" or not _about(rule, method):
         return False
-    return any(_overlap(_segments(path), asked) for path in _paths(rule))
+    return any(overlap(segments(path), asked) for path in _paths(rule))
 
 
 def _paths(rule: Rule) -> Iterable[str]:
@@ -215,45 +208,3 @@ def _paths(rule: Rule) -> Iterable[str]:
 
 def _about(rule: Rule, method: str) -> bool:
     return (rule.methods is None or method in rule.methods) and rule.connection != "websocket"
-
-
-def _segments(path: str) -> Segments:
-    """Split a path in Starlette's syntax: text, a pattern where there are parameters, `_REST` for all that follows."""
-    found: list[str | re.Pattern[str]] = []
-    for segment in path.split("/"):
-        whole = PARAM_REGEX.fullmatch(segment)
-        if PARAM_REGEX.search(segment) is None:
-            found.append(segment)
-            continue
-        pattern, _, convertors = compile_path(f"/{segment}")
-        if any(isinstance(convertor, PathConvertor) for convertor in convertors.values()):
-            return (*found, _REST)
-        plain = whole is not None and all(isinstance(convertor, StringConvertor) for convertor in convertors.values())
-        found.append(_ANY if plain else re.compile(pattern.pattern.replace("^/", "^", 1)))
-    return tuple(found)
-
-
-def _overlap(one: Segments, other: Segments) -> bool:
-    """Tell whether some path belongs to both."""
-    if one[:1] == (_REST,) or other[:1] == (_REST,):
-        return True
-    if not one or not other:
-        return not one and not other
-    first, second = one[0], other[0]
-    if isinstance(first, str) and isinstance(second, str):
-        same = first == second
-    elif isinstance(first, str):
-        same = isinstance(second, re.Pattern) and second.match(first) is not None
-    else:
-        same = not isinstance(second, str) or first.match(second) is not None
-    return same and _overlap(one[1:], other[1:])
-
-
-def _covers(rule: Segments, asked: Segments) -> bool:
-    """Tell whether every path of `asked` belongs to `rule` too."""
-    if rule[:1] == (_REST,):
-        return True
-    if not rule or not asked or asked[0] is _REST:
-        return not rule and not asked
-    same = rule[0] is _ANY or (isinstance(rule[0], str) and rule[0] == asked[0])
-    return same and _covers(rule[1:], asked[1:])

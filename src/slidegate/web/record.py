@@ -83,12 +83,6 @@ class Record(list[Decision]):
         names = self.gate.endpoints.names()
         return names.union(*(judge.rules.names() for judge in self.judges))
 
-    def uncounted(self, scope: Scope) -> bool:
-        """Tell whether no limit counts this request: its client is on an allowlist, or it is a CORS preflight."""
-        if scope.get("method") == "OPTIONS" and is_preflight(scope):
-            return True
-        return self.allowlisted()
-
     def allowlisted(self) -> bool:
         """Tell whether the client is on the allowlist of a gate on the way."""
         return any(decision.reason is Reason.ALLOWLISTED for decision in self)

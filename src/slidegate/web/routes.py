@@ -12,10 +12,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from starlette.routing import Host, Mount
+from starlette.routing import Host, Match, Mount
 from starlette.types import Scope
 
 from .keys import route_path
+from .tree import layers, own_root, scope_to_ask
 
 _DEPTH: Final = 16
 _FRONTEND: Final = 0
@@ -75,6 +76,26 @@ class Place:
                 path = "/" + found["path"]
         return (self.methods is None or method in self.methods) and self.route.path_regex.match(path) is not None
 
+    def takes(self, scope: Scope) -> bool:
+        """Tell whether a request comes by this place: its mounts are asked themselves what they make of the path.
+
+        Args:
+            scope: What the outermost router sees.
+        """
+        scope = scope_to_ask(scope)
+        for mount in self.mounts:
+            if isinstance(mount, Host):
+                continue  # one application on two hosts is one place
+            match, child = mount.matches(scope)
+            if match is not Match.FULL:
+                return False
+            scope.update(child)
+            for layer in layers(mount.app):
+                scope["root_path"] = own_root(layer) or scope["root_path"]
+        if isinstance(self.route, Frontend):
+            return self.route.path_regex.match(route_path(scope)) is not None
+        return bool(self.route.matches(scope)[0] is Match.FULL)
+
 
 def walk(app: object) -> Iterator[Place]:
     """Yield every place of an application, a router, or what wraps one."""
@@ -94,8 +115,8 @@ class Places:
             return found[0] if found else None
         if _at_frontend(scope):
             found = sorted(found, key=lambda place: len(place.template), reverse=True)  # as FastAPI chooses
-        top = {"path": scope["path"], "root_path": scope.get("app_root_path", scope.get("root_path", ""))}
-        return next((place for place in found if place.leads(scope.get("method", "GET"), route_path(top))), None)
+        top = {**scope, "root_path": scope.get("app_root_path", scope.get("root_path", ""))}
+        return next((place for place in found if place.takes(top)), None)
 
     def candidates(self, scope: Scope) -> list[Place]:
         """Return the places of the endpoint that a request came to: one, unless several routes lead there."""

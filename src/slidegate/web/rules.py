@@ -11,9 +11,10 @@ from datetime import timedelta
 from hashlib import blake2b
 from inspect import iscoroutinefunction
 from typing import Final, Literal, TypeAlias
+from urllib.parse import unquote
 
 from starlette.requests import HTTPConnection
-from starlette.routing import compile_path
+from starlette.routing import PARAM_REGEX, compile_path
 
 from ..core.decision import Decision
 from ..core.errors import ConfigurationError
@@ -29,6 +30,7 @@ from ..core.limits import (
 from ..core.spans import format_duration
 from ..limiter import check_cost
 from .keys import Key, KeyFunction, PathPattern, bind
+from .readings import Written
 from .startup import names_checked
 
 CostFunction: TypeAlias = Callable[[HTTPConnection], int | Awaitable[int]]
@@ -105,6 +107,7 @@ class Rule:
     ) -> None:
         self.paths = _paths(path)
         self.patterns = tuple(compile_pattern(path) for path in self.paths if path != "*")
+        self.written = tuple(Written(path, pattern) for path, pattern in zip(self.paths, self.patterns, strict=False))
         self.methods = _methods(methods)
         if connection not in (None, "http", "websocket"):
             raise ConfigurationError(f'connection: expected "http" or "websocket", not {connection!r}')
@@ -114,7 +117,7 @@ class Rule:
             raise ConfigurationError(f'key: expected client_ip(), header("X-API-Key") or a function, not {key!r}')
         if getattr(key, "__module__", "").startswith("slidegate.") and not isinstance(key, Key):
             raise ConfigurationError(f'key: {key!r} makes a key; call it, for example header("X-API-Key")')
-        self.key = bind(key, self.patterns, self.paths) if isinstance(key, Key) else key
+        self.key = bind(key, self._spelled(), self.paths) if isinstance(key, Key) else key
         self.cost = cost if callable(cost) else self._fixed_cost(cost)
         if count_if is not None and (not callable(count_if) or iscoroutinefunction(count_if)):
             raise ConfigurationError(
@@ -235,18 +238,10 @@ class Rule:
         """Whether the rule is about every request."""
         return not self.patterns and self.methods is None and self.connection is None
 
-    def matches(self, connection: str, method: str, path: str) -> bool:
-        """Tell whether the rule is about a request."""
-        if self.patterns and not any(self._covers(pattern, path) for pattern, _ in self.patterns):
-            return False
-        return (self.methods is None or method in self.methods) and (
-            self.connection is None or connection == self.connection
-        )
-
-    def _covers(self, pattern: re.Pattern[str], path: str) -> bool:
-        # Starlette's router takes "/login\n" for "/login". A limit goes as far as the router does, and further; an
-        # exemption not an inch beyond what is written.
-        return (pattern.fullmatch(path) if self.exempt else pattern.match(path)) is not None
+    def _spelled(self) -> tuple[PathPattern, ...]:
+        """Return what the paths match with their numbers in any spelling."""
+        pairs = zip(self.written, self.patterns, strict=True)
+        return tuple((written.spelled or pattern, convertors) for written, (pattern, convertors) in pairs)
 
 
 def says_nobody(limits: object) -> bool:
@@ -291,12 +286,31 @@ def compile_pattern(path: object) -> PathPattern:
         raise ConfigurationError(
             f'path: {path!r} is not in Starlette\'s syntax; write "{path.partition("*")[0]}{{rest:path}}" for all below'
         )
+    _check_reachable(path)
     try:
         pattern, _, convertors = compile_path(path)
     except (AssertionError, ValueError) as error:
         raise ConfigurationError(f"path: {path!r} cannot be used: {error}") from None
     # DOTALL: "{rest:path}" must not end at a newline that a narrower route below it takes.
     return re.compile(pattern.pattern, re.DOTALL), convertors
+
+
+def _check_reachable(path: str) -> None:
+    """See that a path is one that requests can have: decoded, and without what follows it in an address."""
+    end = re.search(r"[?#]", path)
+    if end is not None:
+        what = "query" if end[0] == "?" else "fragment"
+        raise ConfigurationError(
+            f"path: {path!r} can never match: the {what} is no part of a path; write {path[: end.start()]!r}"
+        )
+    if re.search(r"[{}]", PARAM_REGEX.sub("", path)):
+        raise ConfigurationError(
+            f'path: {path!r} can never match: a brace in it is no parameter; write for example "/items/{{id:int}}"'
+        )
+    if re.search(r"%[0-9A-Fa-f]{2}", path):
+        raise ConfigurationError(
+            f"path: {path!r} can never match: requests are compared decoded; write {unquote(path)!r}"
+        )
 
 
 def _methods(methods: object) -> frozenset[str] | None:

@@ -1,0 +1,56 @@
+"""Paths in Starlette's syntax, segment by segment: whether two of them can mean one path."""
+
+from __future__ import annotations
+
+import re
+from typing import Final, TypeAlias
+
+from starlette.convertors import PathConvertor, StringConvertor
+from starlette.routing import PARAM_REGEX, compile_path
+
+Segments: TypeAlias = tuple[str | re.Pattern[str], ...]
+
+_ANY: Final = re.compile("[^/]+")
+_REST: Final = re.compile(".*")
+
+
+def segments(path: str) -> Segments:
+    """Split a path in Starlette's syntax: text, a pattern where there are parameters, `_REST` for all that follows."""
+    found: list[str | re.Pattern[str]] = []
+    for segment in path.split("/"):
+        whole = PARAM_REGEX.fullmatch(segment)
+        if PARAM_REGEX.search(segment) is None:
+            found.append(segment)
+            continue
+        pattern, _, convertors = compile_path(f"/{segment}")
+        if any(isinstance(convertor, PathConvertor) for convertor in convertors.values()):
+            return (*found, _REST)
+        plain = whole is not None and all(isinstance(convertor, StringConvertor) for convertor in convertors.values())
+        found.append(_ANY if plain else re.compile(pattern.pattern.replace("^/", "^", 1)))
+    return tuple(found)
+
+
+def overlap(one: Segments, other: Segments) -> bool:
+    """Tell whether some path belongs to both."""
+    if one[:1] == (_REST,) or other[:1] == (_REST,):
+        return True
+    if not one or not other:
+        return not one and not other
+    first, second = one[0], other[0]
+    if isinstance(first, str) and isinstance(second, str):
+        same = first == second
+    elif isinstance(first, str):
+        same = isinstance(second, re.Pattern) and second.match(first) is not None
+    else:
+        same = not isinstance(second, str) or first.match(second) is not None
+    return same and overlap(one[1:], other[1:])
+
+
+def covers(rule: Segments, asked: Segments) -> bool:
+    """Tell whether every path of `asked` belongs to `rule` too."""
+    if rule[:1] == (_REST,):
+        return True
+    if not rule or not asked or asked[0] is _REST:
+        return not rule and not asked
+    same = rule[0] is _ANY or (isinstance(rule[0], str) and rule[0] == asked[0])
+    return same and covers(rule[1:], asked[1:])

@@ -1,0 +1,269 @@
+"""Random trees of routes, and random spellings of the paths that they serve.
+
+Every handler notes that it ran and what the routers found for its parameters. So a test knows, without any matching of
+its own, which path a request had for the routers that really served it.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from fastapi import APIRouter, FastAPI
+from starlette.applications import Starlette
+from starlette.convertors import CONVERTOR_TYPES
+from starlette.endpoints import HTTPEndpoint
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Host, Mount, Route, Router, WebSocketRoute
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp
+from starlette.websockets import WebSocket
+
+from slidegate import RateLimitMiddleware, Rule
+
+PLENTY = "1000000/minute"
+MOUNTS = ["/v1", "/a", "/static", "", "/", "/{}", "/a/{}", "/v1/v1"]
+PATHS = ["/login", "/", "/a", "/v1/login", "/{}", "/{}/{}", "/a/{}", "/{:int}", "/items/{:int}", "/{:path}", "/a\n"]
+WORDS = ["login", "a", "v1", "static", "items", "x", "5", "b", "\u00e9", "A", "a.js"]
+PARAMETER = re.compile(r"\{(\w+)(?::(\w+))?\}")
+
+
+@dataclass
+class Handler:
+    """One endpoint of a tree.
+
+    Attributes:
+        name: Its own name, and that of the rule on it.
+        path: The path that it is at, in Starlette's syntax.
+        inner: The same below the mount that has a gate of its own; None where no mount has.
+    """
+
+    name: str
+    path: str
+    websocket: bool
+    inner: str | None
+    file: bool = False
+
+
+@dataclass
+class Tree:
+    """A random application.
+
+    Attributes:
+        roots: Whether applications in it may have a root path of their own.
+        app: The application.
+        handlers: Everything that can be served, by name.
+        served: Who served the last request, and the values of its parameters.
+    """
+
+    random: Random
+    files: Path
+    roots: bool = True
+    handlers: dict[str, Handler] = field(default_factory=dict)
+    served: list[tuple[str, dict[str, str]]] = field(default_factory=list)
+    app: Any = None
+    parameters: int = 0
+
+    def __post_init__(self) -> None:
+        self.app = self._application("", self.random.randint(0, 12), None, top=True)
+
+    def _application(self, above: str, depth: int, inner: str | None, *, top: bool = False) -> Any:
+        kind = self.random.choice(
+            ["starlette", "fastapi", "fastapi", "router"] if not top else ["starlette", "fastapi"]
+        )
+        redirects = self.random.random() < 0.6
+        if kind != "fastapi":
+            routes = self._routes(above, depth, inner)
+            return Starlette(routes=routes) if kind == "starlette" else Router(routes, redirect_slashes=redirects)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a deprecated way to say the root path, and one in use
+            root = self.random.choice(["", "", "", "/api", "/v1"] if self.roots else [""])
+            app = FastAPI(openapi_url=None, redirect_slashes=redirects, root_path=root)
+        app.router.routes.extend(self._routes(above, depth, inner))
+        for _ in range(self.random.randint(0, 2)):
+            self._include(app, above, inner, self.random.randint(0, 3))
+        return app
+
+    def _include(self, app: Any, above: str, inner: str | None, depth: int) -> None:
+        prefix = self._named(self.random.choice(["", "/v1", "/a", "/{}"]))
+        router = APIRouter()
+        below = inner if inner is None else inner + prefix
+        for _ in range(self.random.randint(1, 2)):
+            path = self._named(self.random.choice([path for path in PATHS if path != "/a\n"]))
+            name = self._add(f"{above}{prefix}{path}", False, None if below is None else below + path)
+            router.add_api_route(path, self._api(name), methods=["GET", "POST"])
+        if depth:
+            self._include(router, above + prefix, below, depth - 1)
+        app.include_router(router, prefix=prefix)
+
+    def _routes(self, above: str, depth: int, inner: str | None) -> list[BaseRoute]:
+        routes = [self._route(above, inner) for _ in range(self.random.randint(1, 3))]
+        if depth:
+            routes.insert(self.random.randint(0, len(routes)), self._mount(above, depth, inner))
+        if depth and self.random.random() < 0.15:
+            host = self.random.choice(["{sub}.example.org", "api.example.org"])
+            routes.insert(0, Host(host, self._application(above, min(depth - 1, 2), inner)))
+        if self.random.random() < 0.1:
+            name = self._add(f"{above}/files/a.js", False, None if inner is None else f"{inner}/files/a.js", file=True)
+            routes.append(Mount("/files", _Files(self, name, self.files)))
+        return routes
+
+    def _mount(self, above: str, depth: int, inner: str | None) -> Mount:
+        path = self._named(self.random.choice(MOUNTS))
+        whole = path.rstrip("/")
+        gate = self.random.random() < 0.2 and inner is None
+        inside = "" if gate else inner if inner is None else inner + whole
+        before = set(self.handlers)
+        below = self._application(above + whole, depth - 1, inside)
+        if not gate:
+            return Mount(path, below)
+        rules = [
+            Rule(self.handlers[name].inner or "/", PLENTY, name=f"inner-{name}")
+            for name in self.handlers
+            if name not in before and self.handlers[name].inner
+        ]
+        return Mount(path, below, middleware=[Middleware(RateLimitMiddleware, rules=rules, statistics=False)])
+
+    def _route(self, above: str, inner: str | None) -> BaseRoute:
+        path = self._named(self.random.choice(PATHS))
+        websocket = self.random.random() < 0.15
+        name = self._add(above + path, websocket, None if inner is None else inner + path)
+        if websocket:
+            return WebSocketRoute(path, self._socket(name))
+        if self.random.random() < 0.2:
+            return Route(path, self._class(name))
+        return Route(path, self._page(name), methods=self.random.choice([["GET"], ["GET", "POST"]]))
+
+    def _named(self, path: str) -> str:
+        """Give the parameters of a path names of their own."""
+
+        def name(found: re.Match[str]) -> str:
+            self.parameters += 1
+            return f"{{p{self.parameters}{found[1]}}}"
+
+        return re.sub(r"\{(:\w+)?\}", lambda found: name(found).replace("None", ""), path)
+
+    def _add(self, path: str, websocket: bool, inner: str | None, *, file: bool = False) -> str:
+        name = f"h{len(self.handlers)}"
+        self.handlers[name] = Handler(name, path, websocket, inner, file)
+        return name
+
+    def _page(self, name: str) -> Any:
+        async def page(request: Request) -> Response:
+            self.served.append((name, dict(request.path_params)))
+            return Response()
+
+        return page
+
+    def _api(self, name: str) -> Any:
+        async def page(request: Request) -> str:
+            self.served.append((name, dict(request.path_params)))
+            return ""
+
+        return page
+
+    def _class(self, name: str) -> Any:
+        return type("Endpoint", (HTTPEndpoint,), {"get": _method(self._page(name)), "post": _method(self._page(name))})
+
+    def _socket(self, name: str) -> Any:
+        async def socket(websocket: WebSocket) -> None:
+            self.served.append((name, dict(websocket.path_params)))
+            await websocket.close()
+
+        return socket
+
+    def spelling(self, changes: int | None = None) -> str:
+        """Return a path that is, or once was, one of the tree."""
+        random = self.random
+        handler = random.choice(list(self.handlers.values()))
+        path = PARAMETER.sub(lambda found: self._value(found[2]), handler.path)
+        if random.random() < 0.1:
+            path = "/" + "/".join(random.choices(WORDS, k=random.randint(1, 5)))
+        for _ in range(random.choice([0, 0, 1, 1, 1, 2, 2, 3, 4]) if changes is None else changes):
+            path = self._changed(path)
+        return path
+
+    def _value(self, kind: str | None) -> str:
+        if kind == "int":
+            return self.random.choice(["5", "05", "123"])
+        words = self.random.choices(WORDS, k=self.random.randint(1, 3) if kind == "path" else 1)
+        return "/".join(words)
+
+    def _changed(self, path: str) -> str:
+        random = self.random
+        at = random.choice([place for place, sign in enumerate(path) if sign == "/"] or [0])
+        place = random.randint(0, len(path))
+        return random.choice(
+            [
+                lambda: path + "\n",
+                lambda: path + "\n",
+                lambda: path + "\n",
+                lambda: f"{path[:at]}/{path[at:]}",
+                lambda: f"{path[:at]}/{path[at:]}\n",
+                lambda: f"{path[:at]}//{path[at:]}",
+                lambda: f"{path[:at]}/.{path[at:]}",
+                lambda: f"{path[:at]}/x/..{path[at:]}",
+                lambda: f"{path[:at]}/..{path[at:]}",
+                lambda: f"{path[:at]};m=1{path[at:]}",
+                lambda: f"{path};m",
+                lambda: f"{path}/",
+                lambda: (
+                    path[:place]
+                    + random.choice(["\n", "\r", "\0", "\t", "\x0b", "\u2028", "%2F", "%0A"])
+                    + path[place:]
+                ),
+                lambda: path[:at] + path,
+                lambda: path[at:],
+                lambda: path.swapcase(),
+                lambda: f"/{random.choice(WORDS)}{path}",
+            ]
+        )()
+
+
+class _Files:
+    """A directory of static files that says when one was served."""
+
+    def __init__(self, tree: Tree, name: str, directory: Path) -> None:
+        self.app = StaticFiles(directory=directory)
+        self._tree = tree
+        self._name = name
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        values = dict(scope["path_params"])
+
+        async def note(message: Any) -> None:
+            if message["type"] == "http.response.start" and message["status"] == 200:
+                self._tree.served.append((self._name, values))
+            await send(message)
+
+        await self.app(scope, receive, note)
+
+
+def _method(page: Any) -> Any:
+    async def method(self: object, request: Request) -> Response:
+        answer = await page(request)
+        assert isinstance(answer, Response)
+        return answer
+
+    return method
+
+
+def filled(path: str, values: dict[str, Any]) -> str:
+    """Return a path with values for its parameters."""
+
+    def text(found: re.Match[str]) -> str:
+        kind = CONVERTOR_TYPES[found[2] or "str"]
+        return str(kind.to_string(values[found[1]]) if found[2] == "int" else values[found[1]])
+
+    return PARAMETER.sub(text, path)
+
+
+def gated(tree: Tree, rules: list[Rule]) -> ASGIApp:
+    """Return the tree behind a gate."""
+    return RateLimitMiddleware(tree.app, rules=rules, statistics=False, headers=None)
