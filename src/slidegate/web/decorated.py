@@ -11,12 +11,12 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial, wraps
 from inspect import Parameter, Signature
-from types import FrameType
+from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import HTTPConnection, Request
-from starlette.types import Message, Receive
+from starlette.types import Message, Receive, Scope
 
 from ..core.errors import ConfigurationError
 from .routes import walk
@@ -28,6 +28,8 @@ LIMIT: Final = "__slidegate_limit__"
 """The attribute of a decorated endpoint that holds its `RateLimit`."""
 _REPLACED_BY: Final = "__slidegate_replaced_by__"
 _CONNECTION: Final = "slidegate_connection"
+MARKS: Final[list[bool]] = []
+"""Holds something as soon as a limit stands on an endpoint, which then may be on the wrong side."""
 
 
 def decorate(limit: RateLimit, endpoint: Any, caller: FrameType) -> Any:
@@ -49,8 +51,12 @@ def decorate(limit: RateLimit, endpoint: Any, caller: FrameType) -> Any:
     else:
         raise ConfigurationError(f'RateLimit: expected limits such as RateLimit("5/second"), not on {endpoint!r}')
     setattr(limited, LIMIT, limit)
-    if inspect.isfunction(endpoint) and _with_at_sign(endpoint, caller):
-        setattr(endpoint, _REPLACED_BY, (endpoint, limited))
+    if _with_at_sign(endpoint, caller):
+        for layer in layers(endpoint):
+            # Any of them may be what a decorator further in has made a route of.
+            if inspect.isfunction(layer) or inspect.isclass(layer):
+                setattr(layer, _REPLACED_BY, (layer, limited))
+                MARKS[:] = [True]
     return limited
 
 
@@ -59,7 +65,11 @@ def _with_at_sign(endpoint: Any, caller: FrameType) -> bool:
 
     ``RateLimit(...)(page)`` elsewhere leaves `page` a function that may well be a route of its own.
     """
-    code = getattr(list(layers(endpoint))[-1], "__code__", None)
+    core = list(layers(endpoint))[-1]
+    code = getattr(core, "__code__", None)
+    if inspect.isclass(core):
+        bodies = (const for const in caller.f_code.co_consts if isinstance(const, CodeType))
+        code = next((body for body in bodies if body.co_qualname == core.__qualname__), None)
     if code is None or code.co_filename != caller.f_code.co_filename:
         return False
     last = max(line for _, _, line in code.co_lines() if line is not None)
@@ -84,13 +94,31 @@ def check_places(app: object) -> None:
     used = {id(function) for place in places for function in layers(place.route.endpoint)}
     for place in places:
         endpoint = place.route.endpoint
-        original, limited = getattr(endpoint, _REPLACED_BY, (None, None))
-        # What wraps the endpoint has a copy of its attributes (`functools.wraps`), so the original says whose they are.
-        if original is not None and original is endpoint and id(limited) not in used:
+        limited = _replaced_by(endpoint)
+        if limited is not None and id(limited) not in used:
             raise ConfigurationError(
                 f"RateLimit: it stands above the decorator that makes the route {place.label!r}, so it would never "
                 f"run; put @RateLimit(...) below it, next to {endpoint.__name__!r}"
             )
+
+
+def check_endpoint(scope: Scope) -> None:
+    """See the same of the endpoint that has just answered a request: its route may have been added after the start.
+
+    Raises:
+        ConfigurationError: Its limit stands above its route decorator.
+    """
+    endpoint = scope.get("endpoint")
+    if _replaced_by(endpoint) is not None:
+        check_places(scope.get("router"))
+        setattr(endpoint, _REPLACED_BY, (None, None))  # another route has the limit; that is not to be seen to again
+
+
+def _replaced_by(endpoint: object) -> object:
+    """Return what a limit has made of an endpoint, if that took its place; None if not."""
+    original, limited = getattr(endpoint, _REPLACED_BY, (None, None))
+    # What wraps the endpoint has a copy of its attributes (`functools.wraps`), so the original says whose they are.
+    return limited if original is not None and original is endpoint else None
 
 
 def layers(endpoint: Any) -> Iterator[Any]:

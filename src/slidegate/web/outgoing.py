@@ -12,6 +12,7 @@ from typing import Final
 
 from starlette.types import Message, Receive, Scope, Send
 
+from .decorated import MARKS, check_endpoint
 from .feed import Visit
 from .fields import lowered
 from .record import Record
@@ -43,6 +44,8 @@ def outgoing(
         nonlocal replaced
         if not record.answered:
             if message["type"] in _FIRST:
+                if MARKS:
+                    check_endpoint(scope)
                 record.answered = True
                 if record.refused is not None:
                     replaced = True
