@@ -162,3 +162,32 @@ async def test_a_worker_starts_while_the_server_is_out_of_memory() -> None:
                 await settle(new.hit(((TEN, "user:bob", 1),)))
             server.command("CONFIG", "SET", "maxmemory", "0")
             assert await hit(new, "user:bob")
+
+
+@needs_redis
+@pytest.mark.parametrize("policy", ["allkeys-lru", "allkeys-random", "volatile-ttl"])
+async def test_bans_outlive_a_server_that_evicts_and_whoever_connects_tells_of_it(policy: str) -> None:
+    with RedisServer("--maxmemory", "4mb", "--maxmemory-policy", policy, "--maxmemory-samples", "1") as server:
+        async with workers_at(server, 2) as (one, late):
+            heard = listen(one)
+            keys = sorted(f"198.51.100.{number}" for number in range(100))
+            for key in keys:
+                await one.bans.ban(key, 3_600_000_000, "", "ann")
+            assert await banned(one) == keys
+            assert heard.kinds[0] == "store_evicts"
+            assert (heard.events[0].details["policy"], policy in one.evicts) == (policy, True)
+            for number in range(40):
+                flood = [settle(one.hit(((TEN, f"user:{number}-{place}", 1),))) for place in range(500)]
+                await asyncio.gather(*flood, return_exceptions=True)  # a server that can evict nothing more says OOM
+                assert await banned(one) == keys
+            assert int(server.info("stats")["evicted_keys"]) > 0
+            assert await banned(late) == keys
+            assert heard.kinds.count("store_evicts") == 1
+
+
+@needs_redis
+async def test_a_server_that_keeps_everything_is_nothing_to_tell_of(server: RedisServer) -> None:
+    async with workers_at(server, 1) as (one,):
+        heard = listen(one)
+        await hit(one)
+        assert (one.evicts, heard.kinds) == ("", [])

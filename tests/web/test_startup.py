@@ -109,6 +109,21 @@ def test_what_is_right_is_not_found() -> None:
     assert codes(gate(Starlette())) == []
 
 
+async def test_a_store_that_forgets_what_it_counts_is_found_when_it_is_known() -> None:
+    class Forgetful(MemoryStore):
+        evicts = ""
+
+    store = Forgetful(clock=FakeClock())
+    found = gate(limiter=Limiter(store))
+    await call(found)
+    assert codes(found) == []
+    store.evicts = "127.0.0.1:6379 evicts keys when it is full (maxmemory-policy allkeys-lru)"
+    for _ in range(3):
+        await call(found)
+    assert codes(found) == ["SG115"]
+    assert "allkeys-lru" in found.findings[0].message
+
+
 def test_an_application_that_wraps_itself_is_looked_at_once() -> None:
     class Knot:
         app: object

@@ -34,7 +34,8 @@ class Event:
         ``store_migrated``: a file of an older layout was taken over.
         ``store_doubtful``: a file lies where not all processes may see it alike.
         ``clock_stepped``: the clock of a server that tells the time was set.
-        ``store_reset``: a server has lost its data.
+        ``store_reset``: a server has lost its data, or a part of the bans.
+        ``store_evicts``: a server throws away what is counted when its memory is full.
         ``map_grown``, ``map_full``: a file has become larger, or must not become larger.
     """
 

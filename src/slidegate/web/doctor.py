@@ -16,6 +16,7 @@ from starlette.types import Scope
 
 from ..core.banpolicy import BanPolicy
 from ..core.networks import IPV6_PREFIX
+from ..core.protocols import Store
 from ..core.targets import ban_target
 from ..limiter import Limiter
 from .findings import Finding
@@ -259,9 +260,11 @@ class Watch:
     Args:
         client: How the gate finds the client's address.
         policies: Its ban policies.
+        store: Where the gate counts.
     """
 
-    def __init__(self, client: ClientAddress, policies: Collection[BanPolicy] = ()) -> None:
+    def __init__(self, client: ClientAddress, policies: Collection[BanPolicy] = (), store: Store | None = None) -> None:
+        self._store = store
         self._trusted = client.trusted
         self._policies = [policy for policy in policies if _by_address(policy)]
         self._left = WATCHED
@@ -275,6 +278,10 @@ class Watch:
     def look(self, scope: Scope) -> Iterator[Finding]:
         """Yield what one request shows, each kind once."""
         self._left -= 1
+        evicts = getattr(self._store, "evicts", "")  # known once a connection was made
+        if evicts and "SG115" not in self._found:
+            self._found.add("SG115")
+            yield Finding("SG115", f"{evicts}, and with them limits and bans; set noeviction")
         client = scope.get("client")
         host = (client[0] if client else None) or ""
         if is_gone(scope):

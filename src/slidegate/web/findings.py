@@ -25,6 +25,7 @@ CODES: Final = {
     "SG112": "a honeypot is none",
     "SG113": "who is banned can come back under another value",
     "SG114": "a list holds a network that nobody has",
+    "SG115": "the store forgets what it counts",
 }
 """Every code, with what it is about."""
 

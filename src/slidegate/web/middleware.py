@@ -140,7 +140,7 @@ class RateLimitMiddleware(Breakable):
         self._enabled = not off
         self._silence = check_silence(silence)
         self.findings: list[Finding] = []
-        self._watch: Watch | None = Watch(client, abuse.policies.values())
+        self._watch: Watch | None = Watch(client, abuse.policies.values(), self.limiter.store)
         lists = {"blocklist": blocklist, "allowlist": allowlist}
         for finding in examine(self, client, off, abuse.policies.values(), lists):
             self._say(finding)

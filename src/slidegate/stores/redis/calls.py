@@ -15,6 +15,7 @@ from redis.asyncio.sentinel import SentinelConnectionPool
 from ...core.errors import StoreError, StoreUnavailable
 from ...core.protocols import Clock, Event
 from .clock import ServerClock
+from .eviction import Eviction
 from .faults import SICK, unexpected
 from .script import bans_script, windows_script
 from .sentinels import open_master
@@ -76,6 +77,7 @@ class Shared:
         heard: Hears of the number of hand-backs, in an answer to what was sent at a monotonic moment.
         tell: Passes events on.
         learn_secret: Sees that the secret is known; is given what sends a command to where `meta` is.
+        eviction: Looks at whether a server throws away what is counted.
     """
 
     client: Any
@@ -88,6 +90,7 @@ class Shared:
     heard: Callable[[bytes, float], None]
     tell: Callable[[Sequence[Event]], None]
     learn_secret: Callable[[Ask], Awaitable[None]]
+    eviction: Eviction
 
     async def open_server(self) -> Wire:
         """Connect to the one server, or to the master that sentinels name.
@@ -109,7 +112,7 @@ class Shared:
         wire = await self._open(make, name, connect)
         try:
             loads = [wire.ask(b"SCRIPT", b"LOAD", script.source) for script in (windows_script(), bans_script())]
-            await asyncio.gather(*loads)
+            await asyncio.gather(*loads, self.eviction.look(wire))
         except BaseException:
             wire.close(StoreUnavailable("redis: not in use"))
             raise

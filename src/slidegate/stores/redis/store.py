@@ -30,6 +30,7 @@ from .answers import Answers
 from .bans import RedisBans
 from .calls import Ask, Shared
 from .cluster import ClusterLane
+from .eviction import Eviction
 from .held import UNSEEN
 from .lanes import Lane
 from .names import Names
@@ -98,6 +99,7 @@ class RedisStore:
             heard=answers.heard,
             tell=self._observers.tell_all,
             learn_secret=self._learn_secret,
+            eviction=Eviction(self._observers.tell_all),
         )
         self._closed = False
 
@@ -111,6 +113,11 @@ class RedisStore:
         Awaiting it raises StoreError where Redis does not answer.
         """
         return self._names.secret or _Later(self._fetch_secret)
+
+    @property
+    def evicts(self) -> str:
+        """Which server evicts keys by which policy; empty where none does, as far as is known yet."""
+        return self._shared.eviction.found
 
     def observe(self, observer: Observer) -> None:
         """Tell `observer` about this store's events from now on."""
