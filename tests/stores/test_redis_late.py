@@ -17,7 +17,7 @@ from slidegate.limiter import breakers
 from slidegate.testing import RecordingObserver
 
 from ..fault_proxy import FaultProxy
-from ..redis_servers import RedisServer, free_port, needs_redis
+from ..redis_servers import RedisCluster, RedisServer, free_port, needs_redis
 from ..web.driver import Answer, call, hello
 from .redis_faults import FAULTS, Place
 
@@ -103,15 +103,15 @@ async def close(*workers: Worker) -> None:
 # -- nobody answers --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("address", ["redis://{}/0", "redis+cluster://{}", "redis+sentinel://{}/gate/0"])
 @pytest.mark.parametrize("where", ["closed", "hung"])
 @pytest.mark.parametrize(
     ("on_error", "expected"), [("local", [200, 200, 200, 429]), ("allow", [200] * 4), ("deny", [503] * 4)]
 )
 async def test_a_limiter_is_made_at_once_and_its_first_requests_are_answered(
-    where: str, on_error: str, expected: list[int], hung: int
+    where: str, on_error: str, expected: list[int], address: str, hung: int
 ) -> None:
-    url = f"redis://127.0.0.1:{hung if where == 'hung' else free_port()}/0"
-    worker = Worker(url, on_error=on_error)
+    worker = Worker(address.format(f"127.0.0.1:{hung if where == 'hung' else free_port()}"), on_error=on_error)
     assert worker.heard.kinds == []
     assert await worker.statuses(4) == expected
     assert worker.heard.kinds == ["store_failed"]
@@ -224,6 +224,26 @@ async def test_a_server_that_is_started_late_is_found() -> None:
         await close(*workers)
     finally:
         server.close()
+
+
+@needs_redis
+async def test_a_cluster_that_hangs_at_the_start_is_found() -> None:
+    with RedisCluster() as cluster:
+        for node in cluster.running:
+            node.pause()
+        workers = [Worker(cluster.url, key=key) for key in KEYS]
+        try:
+            for worker in workers:
+                assert await worker.statuses(4) == [200, 200, 200, 429]
+        finally:
+            for node in cluster.running:
+                node.resume()
+        cluster.wait_ok()
+        for worker in workers:
+            await worker.recovered()
+            assert await worker.statuses(1) == [429]
+        assert len({tuple(worker.digests()) for worker in workers}) == 1
+        await close(*workers)
 
 
 @needs_redis

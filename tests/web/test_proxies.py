@@ -26,8 +26,9 @@ VECTORS = DATA / "vectors"
 def located(peer: str | None, headers: list[tuple[str, str]], **options: Any) -> str | None:
     """Return the whole address of the client, or None where it has none."""
     client = client_ip(**options, ipv6_prefix=128)
+    server = ("127.0.0.1", 80) if peer is not None else ("/run/app.sock", None)
     pairs = [(name.lower().encode(), value.encode("latin-1")) for name, value in headers]
-    key, address = client.locate(scope_of(client=(peer, 1) if peer is not None else None, headers=pairs))
+    key, address = client.locate(scope_of(client=(peer, 1) if peer is not None else None, server=server, headers=pairs))
     return None if address is None else key.removesuffix("/128")
 
 

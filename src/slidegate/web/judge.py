@@ -23,14 +23,14 @@ from .calls import Calls
 from .gates import Gate, RuleSet, Selection
 from .lists import AddressList
 from .messages import Watched
-from .proxies import ClientAddress, is_gone
+from .proxies import GONE, ClientAddress
 from .record import STATUS, Record, is_preflight
 from .sockets import OpenSockets
 from .waiting import wait_turn
 
 _ALLOWLISTED: Final = Decision(True, Reason.ALLOWLISTED)
 _EXEMPT: Final = Decision(True, Reason.EXEMPT)
-_GONE: Final = Barred("gone")
+_GONE: Final = Barred(GONE)
 _MEMO: Final = 4_096
 
 
@@ -73,8 +73,6 @@ class Judge:
 
     def decide(self, scope: Scope, before: Record) -> Decision | Awaitable[Decision]:
         """Decide about a request, given what gates further out decided."""
-        if scope.get("client") is None and is_gone(scope):
-            return _GONE  # before anybody believes what its headers say
         client_key, address = self._client.locate(scope)
         if before and before.allowlisted():
             return _ALLOWLISTED
@@ -83,6 +81,8 @@ class Judge:
                 return _ALLOWLISTED
             if self._blocklist is not None and (name := self._blocklist.find(*address)) is not None:
                 return Barred(name)
+        elif client_key is GONE:
+            return _GONE
         guarded: Sequence[Guarded] = (client_key if address is None else address,)
         if self.abuse.keyed:
             guarded = self.abuse.guarded(scope, client_key, address)

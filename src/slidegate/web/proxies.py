@@ -42,6 +42,8 @@ from .keys import check_header_name
 
 UNKNOWN_PEER: Final = "unknown-peer"
 """The key of all requests whose server has no peer to name, for example behind a Unix socket."""
+GONE: Final = "gone"
+"""The key of a request whose connection is gone: it is refused, see `is_gone`."""
 UNIX: Final = "unix"
 """The entry among trusted proxies that stands for peers without an address."""
 
@@ -97,6 +99,8 @@ class ClientAddress:
     def locate(self, scope: Scope) -> tuple[str, Address | None]:
         """Return the client's key and its address, None where it has none."""
         client = scope.get("client")
+        if client is None and is_gone(scope):
+            return GONE, None  # before anybody believes what its headers say
         host = (client[0] if client else None) or ""
         if self.trusted:
             return self._through_proxies(scope, host)
