@@ -162,6 +162,12 @@ class BookedWindow:
         self._change(counts_us, -units)
         return True
 
+    def lies_ahead(self, now_us: int) -> bool:
+        """See `Window.lies_ahead`; bookings and those who wait move as far as the clock stepped since the last look."""
+        if now_us < self._seen_us and (self._booked or self._waiting):
+            return True
+        return self.ring.lies_ahead(now_us)
+
     def leave(self, moment_us: int) -> bool:
         """Give back the place of one who waits for a moment; False if it has come."""
         if moment_us not in self._waiting:

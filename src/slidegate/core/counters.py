@@ -138,6 +138,10 @@ class CounterWindow:
                 return True
         return False
 
+    def lies_ahead(self, now_us: int) -> bool:
+        """See `Window.lies_ahead`."""
+        return self.spent > 0 and now_us < self.newest_us - self.slice_us
+
     def total(self, now_us: int) -> int:
         """Return the units in the k + 1 slots that end with the slice of `now_us`: what the gate holds to N."""
         return self.spent if now_us < self.leaves_us else self._sum(now_us, 0, self.slice_count)

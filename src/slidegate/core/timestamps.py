@@ -113,6 +113,10 @@ class TimestampWindow:
         self._load(times[:first] + times[first + units :])
         return True
 
+    def lies_ahead(self, now_us: int) -> bool:
+        """See `Window.lies_ahead`."""
+        return self.spent > 0 and now_us < self.newest_us
+
     def total(self, now_us: int) -> int:
         """See `Window.total`."""
         return self.spent - bisect_right(self._times(), now_us - self.window_us)

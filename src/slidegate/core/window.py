@@ -27,7 +27,8 @@ million of them:
 * ``leaves_us``  when the oldest units leave; in between, nothing changes by itself.
 
 A clock that runs back: what is stored ahead of now is moved back to now. Nothing spent comes back, and a
-key is held no longer than a window and a slice, however far the clock stepped.
+key is held no longer than a window and a slice, however far the clock stepped. What was charged in a window
+before anything in it was moved is not handed back any more.
 """
 
 from __future__ import annotations
@@ -77,6 +78,13 @@ class Window(Protocol):
 
     def remove(self, now_us: int, spent_us: int, units: int) -> bool:
         """Hand back units spent at `spent_us`; False, and nothing changed, where they have left already."""
+
+    def lies_ahead(self, now_us: int) -> bool:
+        """Tell whether a look at `now_us` moves units back, because the clock has stepped back behind them.
+
+        What was charged before cannot be found by its moment afterwards: that of another charge may be the same. So a
+        store gives such a window another identity, and hands back nothing that was charged under the old one.
+        """
 
     def total(self, now_us: int) -> int:
         """Return the units in the window at `now_us` without changing anything."""

@@ -175,6 +175,13 @@ class Table:
         self.copies.pop(key, None)
         return True
 
+    def step_back(self, now_us: int) -> None:
+        """Make other windows of those in which a clock that has stepped back to `now_us` moves anything."""
+        for key, window in self.windows.items():
+            if window is not None and window.lies_ahead(now_us):
+                self.windows[key] = copy(window)
+        self.due_us = min(self.due_us, self.limit.leaves_us(now_us))
+
     def visit(self, now_us: int, most: int) -> tuple[int, int]:
         """Look at the next entries, at most `most`, and let go of the empty ones.
 

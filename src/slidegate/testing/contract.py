@@ -222,6 +222,44 @@ class StoreContract(ModesContract, BansContract):
             assert await desk.hit(asked)
 
     @at_a_desk
+    async def test_a_refund_after_the_clock_stepped_back_frees_nobody_elses_units(self, desk: Desk) -> None:
+        for rule, step_us in (("2/minute", -17 * SECOND_US), ("20/minute @10", -50 * SECOND_US)):
+            asked, amount = bucket(rule, rule), bucket(rule).limits[0].amount
+            early = await desk.hit((asked, "ann", amount // 2))
+            desk.clock.advance(step_us)
+            await desk.hit((asked, "ann", 0))  # here the store moves what lies ahead of now
+            desk.clock.advance(-step_us)
+            late = await desk.hit((asked, "ann", amount // 2))
+            assert late.remaining == 0
+            assert await desk.refund(early) is False
+            assert not await desk.hit((asked, "ann", 1))
+            assert await desk.refund(late) is True
+            assert (await desk.hit((asked, "ann", 0))).remaining == amount // 2
+
+    @at_a_desk
+    async def test_what_does_not_lie_ahead_of_a_clock_that_stepped_back_is_refunded(self, desk: Desk) -> None:
+        for rule in ("2/minute", "20/minute @10"):
+            asked = bucket(rule, rule)
+            decision = await desk.hit((asked, "ann", 2))
+            desk.clock.advance(40 * SECOND_US)
+            await desk.hit((asked, "ann", 0), (asked, "bob", 1))
+            desk.clock.advance(-20 * SECOND_US)
+            await desk.hit((asked, "ann", 0), (asked, "bob", 0))
+            assert await desk.refund(decision) is True
+            desk.clock.advance(40 * SECOND_US)
+
+    @at_a_desk
+    async def test_a_place_that_moved_with_the_clock_is_not_taken_from_another(self, desk: Desk) -> None:
+        for rule in ("2/minute", "20/minute @10"):
+            asked, amount = bucket(rule, rule, wait_us=900 * SECOND_US, wait_max=9), bucket(rule).limits[0].amount
+            full, first, second = [await desk.hit((asked, "ann", amount)) for _ in range(3)]
+            desk.clock.advance(first.wait_us - second.wait_us)  # now the second comes when the first should have come
+            waits = await desk.peek((asked, "ann", amount))
+            assert await desk.refund(first) is False
+            assert (await desk.peek((asked, "ann", amount))).wait_us == waits.wait_us
+            assert await desk.refund(full) is False
+
+    @at_a_desk
     async def test_a_changed_amount_keeps_its_counts(self, desk: Desk) -> None:
         for amounts in ((1000, 100), (30, 10), (1000, 10), (1000, 64)):
             before, after = (bucket(f"{amount}/minute", str(amounts)) for amount in amounts)

@@ -36,6 +36,7 @@ class Note(NamedTuple):
     window: ModelWindow
     time_us: int
     units: int
+    steps: int
     waits: bool = False
 
 
@@ -66,13 +67,13 @@ class Model:
                     ask.window.charge(now_us, ask.cost)
                 waits = _waits(asked, now_us) if denied else waits
         elif reason is Reason.OK:
-            notes = [Note(ask.window, now_us, ask.window.charge(now_us, ask.cost)) for ask in asked]
+            notes = _charge(asked, now_us)
         return _sum_up(asked, waits, reason, now_us), notes
 
     def charge(self, checks: Sequence[Check], now_us: int) -> tuple[Verdict, list[Note]]:
         """Charge every check, whatever the limits."""
         asked = self._asked(checks, now_us)
-        notes = [Note(ask.window, now_us, ask.window.charge(now_us, ask.cost)) for ask in asked]
+        notes = _charge(asked, now_us)
         return _sum_up(asked, [0] * len(asked), Reason.OK, now_us), notes
 
     def peek(self, checks: Sequence[Check], now_us: int) -> Verdict:
@@ -83,7 +84,9 @@ class Model:
     def refund(self, charged: list[Note], now_us: int) -> bool:
         """Hand back what has not left yet; tell whether that was anything."""
         changed = False
-        for window, time_us, units, waits in charged:
+        for window, time_us, units, steps, waits in charged:
+            if steps != window.steps:
+                continue
             changed |= window.hand_back(time_us, units, now_us)
             if waits and time_us > now_us:
                 window.waiting.remove(time_us)
@@ -144,7 +147,11 @@ def _book(ask: Ask, moment_us: int, waits: bool) -> Note:
     if waits:
         ask.window.waiting.append(moment_us)
     ask.window.put(ask.window.starts_us(moment_us), ask.cost)
-    return Note(ask.window, moment_us, ask.cost, waits)
+    return Note(ask.window, moment_us, ask.cost, ask.window.steps, waits)
+
+
+def _charge(asked: Sequence[Ask], now_us: int) -> list[Note]:
+    return [Note(ask.window, now_us, ask.window.charge(now_us, ask.cost), ask.window.steps) for ask in asked]
 
 
 def _sum_up(asked: Sequence[Ask], waits: Sequence[int | None], reason: Reason, now_us: int) -> Verdict:

@@ -10,7 +10,8 @@ A charge of a time to come is a booking. A moment has room for a cost if it fits
 every moment at which it still counts.
 
 A window is looked after when a request names it, whether the request passes or not: what has left is struck off, then
-what lies ahead of a clock that stepped back is moved to now, and bookings by as much as the clock.
+what lies ahead of a clock that stepped back is moved to now, and bookings by as much as the clock. Where anything was
+moved, the window is another one to refunds: a charge from before has not kept the moment by which it would be found.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ class ModelWindow:
         self.charges: list[Charge] = []
         self.waiting: list[int] = []
         self.carried = Charge(0, 0)
+        self.steps = 0  # how often a clock that stepped back has moved anything
 
     def starts_us(self, time_us: int) -> int:
         """Return the moment from which a charge of a time counts."""
@@ -75,6 +77,7 @@ class ModelWindow:
         """Bring the window to `now_us` and to the kind that `amount` needs."""
         step_us = max(self.seen_us - now_us, 0)
         booked = [charge for charge in self.charges if charge.time_us > self.seen_us]
+        self.steps += step_us > 0 and bool(booked or self.waiting)
         for charge in booked if step_us else ():
             charge.time_us = self.starts_us(charge.time_us - step_us)
         due = [charge for charge in booked if charge.time_us <= now_us]
@@ -93,9 +96,10 @@ class ModelWindow:
                 self._become_counts(now_us, booked)
             self._strike_off(now_us)
         self.exact = exact
-        for charge in self.charges:
-            if charge not in booked:
-                charge.time_us = min(charge.time_us, now_us)
+        spent = [charge for charge in self.charges if charge not in booked]
+        self.steps += any(self.starts_us(charge.time_us) > now_us for charge in spent)
+        for charge in spent:
+            charge.time_us = min(charge.time_us, now_us)
         self._cap()
 
     def spent(self, at_us: int) -> int:

@@ -128,9 +128,7 @@ class Player:
         if self.model.carries():
             return  # how long a store carries what it cannot keep is its own affair, too
         self.clock.set(max(self.clock.now_us + span_us, 0))
-        self.charged.clear()  # a charge that is moved to another time cannot be found again
-        if any(mode.wait_us for mode in self.modes):
-            await self._look_after_all()  # bookings move by as much as the clock, which a store notices when it looks
+        await self._look_after_all()  # what lies ahead moves back, which a store notices when it looks
 
     async def _look_after_all(self) -> None:
         for rule, key in sorted(self.named):

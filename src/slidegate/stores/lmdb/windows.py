@@ -10,8 +10,9 @@ A window's row is found by its key, a byte that no text contains, and a digest o
 So all windows of a client lie side by side, mostly on one page, and `forget` finds them.
 
 A window that is made anew, after a reset or because it was let go of, has another *serial*: what was charged to the old
-one cannot be handed back to it. Its *origin* is the serial of the cell that it began as a copy of, or 0: what was
-charged there before is handed back in both.
+one cannot be handed back to it. So has a window whose units were moved, because the clock stepped back or because it
+was converted: a charge from before has not kept the moment by which it would be found. Its *origin* is the serial of
+the cell that it began as a copy of, or 0: what was charged there before is handed back in both.
 
 `ends` is the index by time. A window gets an entry there when it is first written, and hits do not move it: when its
 time comes, the window is looked at, and if it is still in use the entry is written again for its new expiry.
@@ -92,11 +93,12 @@ class Upkeep:
         hot: Windows as they were last written, by row: where the row is still the same it need not be read again.
     """
 
-    __slots__ = ("evictions", "hot", "next_shared_event_us", "shared_hits", "sweep_due_us")
+    __slots__ = ("evictions", "hot", "latest_us", "next_shared_event_us", "shared_hits", "sweep_due_us")
 
     def __init__(self) -> None:
         self.hot: dict[bytes, Slot] = {}
         self.evictions = 0
+        self.latest_us = 0
         self.shared_hits = 0
         self.sweep_due_us = 0
         self.next_shared_event_us = 0
@@ -140,6 +142,9 @@ class Session:
         self.undo: list[Callable[[], None]] = []  # called if nothing is written after all
         self._max_keys = max_keys
         self._held = -1
+        if now_us < upkeep.latest_us:
+            upkeep.hot.clear()  # a clock that has stepped back makes other windows of some of them
+        upkeep.latest_us = now_us
         self._waiters: dict[bytes, int] = {}  # rows of keys that wait in their cells, and until when
 
     def slot(self, key: str, digest: bytes, limit: Limit) -> Slot:
@@ -162,6 +167,8 @@ class Session:
                 return None
             window = unpack_window(packed, limit, self.now_us, HEAD_BYTES)
             _, serial, origin, _ = _HEAD.unpack_from(packed)
+            if window.lies_ahead(self.now_us) or keeps_times(packed, HEAD_BYTES) is not limit.exact:
+                serial, origin = _new_serial(), 0
             slot = self.loaded[row] = Slot(window, limit, row, shared, serial, origin, packed)
         elif slot.limit.exact is not limit.exact:
             slot.window = unpack_window(pack_window(slot.window), limit, self.now_us)
@@ -279,8 +286,7 @@ class Session:
         return cell or self._make(place, new_window(limit), limit, shared=True)
 
     def _make(self, row: bytes, window: Kept, limit: Limit, *, shared: bool, origin: int = 0) -> Slot:
-        serial = next(_serials) & 0xFFFFFFFF or 1  # an origin of 0 is none
-        slot = self.loaded[row] = Slot(window, limit, row, shared, serial, origin, b"")
+        slot = self.loaded[row] = Slot(window, limit, row, shared, _new_serial(), origin, b"")
         return slot
 
     def _waits_until_us(self, row: bytes) -> int:
@@ -292,6 +298,10 @@ class Session:
 def row_of(key: str, digest: bytes) -> bytes:
     """Return the row of the window of a key's own."""
     return _text(key) + _BETWEEN + digest
+
+
+def _new_serial() -> int:
+    return next(_serials) & 0xFFFFFFFF or 1  # an origin of 0 is none
 
 
 def _text(key: str) -> bytes:

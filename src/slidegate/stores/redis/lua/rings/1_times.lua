@@ -13,6 +13,16 @@ local floor, max, min = math.floor, math.max, math.min
 local sub, rep, find = string.sub, string.rep, string.find
 local pack, unpack_from = struct.pack, struct.unpack
 
+-- Make another window of one whose units a clock that stepped back moves: what was charged before has not kept the moment
+-- by which it would be found.
+local function renew(w)
+  w.dirty = true
+  if serials then
+    w.serial = serials
+    serials = (serials + 1) % 4294967296
+  end
+end
+
 local function time_at(w, place)
   if place == w.spent - 1 then
     return w.newest
@@ -62,7 +72,7 @@ local function make_times()
       if w.surplus then
         w.surplus_at = min(w.surplus_at, now)
       end
-      w.dirty = true
+      renew(w)
     end
   end
 

@@ -55,6 +55,7 @@ local function make_counts()
     w.full = sub(w.full, 1, kept * 4)
     w.newest = running_at + w.slice
     counts.trim(w)
+    renew(w)
   end
 
   function counts.wait(w, now, room)

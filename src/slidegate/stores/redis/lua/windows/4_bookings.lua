@@ -85,6 +85,9 @@ local function make_bookings()
 
   local function step_back(w, now)
     local step, before = w.seen - now, w.booked
+    if #before > 0 or #w.waiting > 0 then
+      renew(w)
+    end
     w.booked = {}
     for _, entry in ipairs(before) do
       change(w, counts_from(w, entry[1] - step), entry[2])
@@ -108,6 +111,8 @@ local function make_bookings()
     end
     ring_of(w).look(w, now)
   end
+
+  b.look = b.settle
 
   function b.room(w, from, amount, cost, ahead)
     local room = amount - ahead - max(cost, 1)

@@ -160,8 +160,11 @@ local function make_judge()
     local changed = false
     for _, note in ipairs(found) do
       local w, serial, spent_at, units, waits = unpack(note)
+      local ring = w and (w.booked and booking() or ring_of(w))
+      if w then
+        ring.look(w, now) -- where the clock has stepped back, the window is another one
+      end
       if w and w.serial == serial then
-        local ring = w.booked and booking() or ring_of(w)
         changed = ring.remove(w, now, spent_at, units) or changed
         changed = waits and w.booked and booking().leave(w, spent_at) or changed
       end
