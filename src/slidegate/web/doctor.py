@@ -23,9 +23,11 @@ from .findings import Finding
 from .keys import PathPattern
 from .lists import AddressList
 from .proxies import UNKNOWN_PEER, ClientAddress, is_gone
+from .record import Record
 from .routes import walk
 from .rules import Rule, compile_pattern
 from .tree import Tree, layers
+from .users import is_known
 
 WATCHED: Final = 1_000
 """How many requests are looked at for what only requests can show."""
@@ -303,6 +305,17 @@ class Watch:
                 if self._policies and host:
                     yield self._about_bans(host)
                 return
+
+    def look_back(self, scope: Scope, record: Record) -> Iterator[Finding]:
+        """Yield what a request shows when the application is done with it."""
+        if hasattr(record, "userless") and "SG116" not in self._found and is_known(scope):
+            self._found.add("SG116")
+            yield Finding(
+                "SG116",
+                "a limit by `user` counted the client's address, because the user was known only afterwards; put "
+                "AuthenticationMiddleware further out than the gate, or the limit next to the endpoint: "
+                "@RateLimit(..., key=user)",
+            )
 
     def _about_bans(self, host: str) -> Finding:
         """Say what becomes of bans behind a proxy that nobody trusts."""

@@ -8,7 +8,7 @@ refusal looks the same everywhere, and survives endpoints, exception handlers an
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from copy import copy
 from hashlib import blake2b
 from inspect import Parameter, Signature, isclass
@@ -27,6 +27,7 @@ from .record import OFF, RECORD, Record
 from .routes import Place, Places
 from .rules import CostFunction, Limits, LimitsFunction, Rule
 from .startup import names_checked
+from .users import names_user
 
 _MEMO: Final = 4_096
 _METHODS: Final = frozenset({"get", "head", "post", "put", "patch", "delete", "options"})
@@ -109,6 +110,7 @@ class RateLimit:
         )
         # A rule looks for path parameters in its own path; here the router has found them.
         self.rule.key = key
+        self.by_user = names_user(key)
         # FastAPI asks the instance whether calling it is a coroutine and what it wants to be called with. If `__call__`
         # looked like the plain function that it is, FastAPI would drop the coroutine and let everything pass.
         vars(self)["__call__"] = self.check
@@ -162,6 +164,9 @@ class RateLimit:
         if record.charged(gate.bucket, judge.limiter):
             return
         decision = await judge.decide_at(gate, connection)
+        if self.by_user and hasattr(record, "userless"):
+            # The route may have been added after the start, when the order of its dependencies was seen to.
+            record.gate.endpoints.put_users_last(scope)
         if decision is None or decision.allowed:
             if decision is not None:
                 record.note(judge, decision)
@@ -172,6 +177,23 @@ class RateLimit:
         if not record.answered:
             record.refused = decision
         raise LimitExceeded(decision)
+
+
+def put_users_last(places: Iterable[Place]) -> None:
+    """Have FastAPI ask the limits by user after everything else that a route depends on, which may say who it is.
+
+    FastAPI solves what routes, routers and the application require before what the parameters of the endpoint need.
+    """
+    for place in places:
+        dependant = getattr(place.route, "dependant", None)
+        listed = getattr(dependant, "dependencies", None)
+        if dependant is None or not isinstance(listed, list):
+            continue
+        last = [isinstance(call := getattr(needed, "call", None), RateLimit) and call.by_user for needed in listed]
+        if last != sorted(last):
+            # Another list: a request may be on its way through this one.
+            order = sorted(range(len(listed)), key=last.__getitem__)
+            dependant.dependencies = [listed[at] for at in order]
 
 
 class Endpoints:
@@ -186,6 +208,12 @@ class Endpoints:
         self._places = Places()
         self._gates: dict[tuple[RateLimit, Place | str, int, int], tuple[Gate, object]] = {}
         self._names: dict[Place | str, dict[str, str]] = {}
+
+    def put_users_last(self, scope: Scope) -> None:
+        """See to the order of dependencies at the place that a request came by."""
+        place = self._places.find(scope)
+        if place is not None:
+            put_users_last([place])
 
     def names(self) -> set[str]:
         """Return the names that users gave to limits that were met so far."""

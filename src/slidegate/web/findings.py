@@ -26,6 +26,7 @@ CODES: Final = {
     "SG113": "who is banned can come back under another value",
     "SG114": "a list holds a network that nobody has",
     "SG115": "the store forgets what it counts",
+    "SG116": "the user is known too late",
 }
 """Every code, with what it is about."""
 

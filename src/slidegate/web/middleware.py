@@ -25,7 +25,7 @@ from .broken import Breakable, end_start
 from .calls import Calls
 from .decorated import check_places
 from .doctor import Watch, examine
-from .endpoints import Endpoints, carries_only_refusals
+from .endpoints import Endpoints, carries_only_refusals, put_users_last
 from .feed import Feed, Visit
 from .findings import Finding, check_silence
 from .gates import RuleSet, all_rules
@@ -37,6 +37,7 @@ from .proxies import ClientAddress, client_ip
 from .record import OFF, RECORD, Record, is_preflight
 from .refusals import Refusals, Refused, refused_by
 from .responses import HeaderStyle, HeaderWriter
+from .routes import walk
 from .rules import Exceeded, Rule
 from .startup import check_flag, expect, names_checked, switched_off
 
@@ -221,14 +222,22 @@ class RateLimitMiddleware(Breakable):
                 await self._hear(scope, record, error)
                 if not outermost or record.refused is None:
                     raise
-            if outermost and record.refused is not None and not record.answered:
-                # Nobody in between answered; the way out makes the refusal of whatever comes first.
-                first = "http.response.start" if scope["type"] == "http" else "websocket.close"
-                await send({"type": first, "status": 429})
+            if outermost and (self._watch is not None or record.refused is not None):
+                await self._end(scope, send, record)
         else:
             if not outermost:
                 await record.hand_back()
             await self.refuse(scope, receive, send, decision)
+
+    async def _end(self, scope: Scope, send: Send, record: Record) -> None:
+        """See to what is left when the application is done."""
+        if self._watch is not None:
+            for finding in self._watch.look_back(scope, record):
+                self._say(finding)
+        if record.refused is not None and not record.answered:
+            # Nobody in between answered; the way out makes the refusal of whatever comes first.
+            first = "http.response.start" if scope["type"] == "http" else "websocket.close"
+            await send({"type": first, "status": 429})
 
     async def _hear(self, scope: Scope, record: Record, error: Exception) -> None:
         """Take note of an exception that comes out of the application."""
@@ -267,7 +276,8 @@ class RateLimitMiddleware(Breakable):
         if self._enabled:
             if not self._looked:
                 try:
-                    check_places(scope.get("app", self.app))
+                    check_places(app := scope.get("app", self.app))
+                    put_users_last(walk(app))
                 except ConfigurationError as error:
                     await end_start(error, scope, receive, send)
                 self._looked = True

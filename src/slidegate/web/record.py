@@ -36,9 +36,10 @@ class Record(list[Decision]):
         gate: The middleware nearest above, whose limits at endpoints are.
         refused: The refusal of a limit at an endpoint.
         answered: Whether a response has begun.
+        userless: Whether a limit by user counted the address, because the user was not known; set where that is so.
     """
 
-    __slots__ = ("answered", "asked", "gate", "judges", "refused", "sparing")
+    __slots__ = ("answered", "asked", "gate", "judges", "refused", "sparing", "userless")
 
     judges: list[Judge]
     sparing: list[Judge]
@@ -46,6 +47,7 @@ class Record(list[Decision]):
     refused: Decision | None
     answered: bool
     asked: list[tuple[object, str]]
+    userless: bool
 
     def note(self, judge: Judge, decision: Decision) -> None:
         """Add a decision."""

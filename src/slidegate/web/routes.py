@@ -106,7 +106,7 @@ class Places:
     """Finds the place of a request."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[object, dict[int, list[Place]]]] = {}
+        self._known: dict[int, tuple[object, dict[int, list[Place]], int]] = {}
 
     def find(self, scope: Scope) -> Place | None:
         """Return the place that a request came by; None where no router says."""
@@ -124,24 +124,30 @@ class Places:
         at = _FRONTEND if _at_frontend(scope) else id(endpoint)
         if router is None or (endpoint is None and at != _FRONTEND):
             return []
-        _, by_endpoint = self._known.get(id(router)) or self._learn(router)
-        if at not in by_endpoint:
-            _, by_endpoint = self._learn(router)
+        _, by_endpoint, count = self._known.get(id(router)) or self._learn(router)
+        # A function that has a route already may get another one.
+        if at not in by_endpoint or count != _count(router):
+            _, by_endpoint, _ = self._learn(router)
         return by_endpoint.get(at, [])
 
     def below(self, scope: Scope, dependency: object) -> list[Place]:
         """Return the places below the router or application that requires `dependency`."""
-        _, by_endpoint = self._known[id(scope["router"])]
+        _, by_endpoint, _ = self._known[id(scope["router"])]
         places = (place for found in by_endpoint.values() for place in found)
         return [place for place in places if any(required is dependency for required, _ in place.above)]
 
-    def _learn(self, router: object) -> tuple[object, dict[int, list[Place]]]:
+    def _learn(self, router: object) -> tuple[object, dict[int, list[Place]], int]:
+        count = _count(router)
         by_endpoint: dict[int, list[Place]] = {}
         for place in walk(router):
             endpoint = place.route.endpoint
             by_endpoint.setdefault(_FRONTEND if endpoint is None else id(endpoint), []).append(place)
-        known = self._known[id(router)] = router, by_endpoint
+        known = self._known[id(router)] = router, by_endpoint, count
         return known
+
+
+def _count(router: object) -> int:
+    return len(getattr(router, "routes", ()))
 
 
 def _below(app: Any, mounts: tuple[Mount | Host, ...]) -> Iterator[Place]:

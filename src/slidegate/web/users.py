@@ -10,6 +10,7 @@ from uuid import UUID
 from starlette.types import Scope
 
 from ..limiter import Limiter
+from .record import RECORD, Record
 
 logger = logging.getLogger("slidegate")
 
@@ -20,16 +21,18 @@ class _User:
     identity = "user"
 
     def find(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
-        person = scope.get("user")
-        if person is None:
-            person = scope.get("state", {}).get("user")
         try:
-            name = _name_of(person)
+            name = _name_of(_person(scope))
         except Exception:
             # A user object may ask a database; its failure is neither a way past the gate nor a 500.
             logger.exception("key `user`: the user cannot be named, so the client's address is counted")
             name = ""
-        return limiter.key_for(f"user:{name}") if name else client_key
+        if name:
+            return limiter.key_for(f"user:{name}")
+        record: Record | None = scope.get(RECORD)
+        if record is not None:
+            record.userless = True
+        return client_key
 
     def __repr__(self) -> str:
         return "user"
@@ -37,7 +40,27 @@ class _User:
 
 user: Final = _User()
 """Count each authenticated user: `request.user` as Starlette's `AuthenticationMiddleware` sets it (further out than the
-gate), else ``request.state.user``. Nobody logged in: the client's address."""
+gate), else ``request.state.user``, which at an endpoint of FastAPI may be set by a dependency. Nobody logged in: the
+client's address."""
+
+
+def names_user(key: object) -> bool:
+    """Tell whether a key, or one that it is made of or falls back to, is `user`."""
+    parts = [*getattr(key, "keys", ()), *filter(None, [getattr(key, "fallback", None)])]
+    return key is user or any(map(names_user, parts))
+
+
+def is_known(scope: Scope) -> bool:
+    """Tell whether the user of a request is known by now."""
+    try:
+        return _name_of(_person(scope)) != ""
+    except Exception:
+        return False
+
+
+def _person(scope: Scope) -> object:
+    person = scope.get("user")
+    return scope.get("state", {}).get("user") if person is None else person
 
 
 def _name_of(person: object) -> str:
