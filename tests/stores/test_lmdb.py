@@ -7,6 +7,7 @@ import fcntl
 import itertools
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -277,6 +278,106 @@ def test_a_map_that_must_not_grow_lets_go_of_what_is_over_and_says_so(tmp_path: 
     with pytest.raises(StoreUnavailable, match="raise max_map_size or lower max_keys"):
         fill(store, range(10**6, 10**6 + 10_000))
     assert "map_full" in heard.kinds
+    store.close()
+
+
+async def test_in_a_full_file_keys_that_are_known_keep_their_limits(tmp_path: Path) -> None:
+    """New ones share cells, and only where there is no room for these either does `on_error` decide, for them alone."""
+    heard = RecordingObserver()
+    store = LmdbStore(tmp_path / "lmdb", map_size=1 << 19, max_map_size=1 << 19)
+    limiter = Limiter(store, on_error="allow", observers=[heard])
+    known, served, numbers = dict.fromkeys(range(150), 0), 0, itertools.count()
+    for _ in range(20):
+        for key in known:
+            decision = await limiter.hit(f"known:{key:>050}", "15/hour")
+            assert decision.reason is not Reason.UNAVAILABLE, key
+            known[key] += decision.allowed
+        for _ in range(200):
+            fresh = await limiter.hit(f"new:{next(numbers):>050}", "5/hour")
+            served += fresh.reason is not Reason.UNAVAILABLE
+    assert set(known.values()) == {15}
+    assert served > 1_000
+    assert "map_full" in heard.kinds
+    ban = await limiter.ban("known:0", "1h")
+    assert ban in [other async for other in limiter.bans()]
+    store.close()
+
+
+async def test_a_full_file_can_be_opened_again_and_has_room_when_its_windows_have_ended(tmp_path: Path) -> None:
+    clock = FakeClock()
+    options: dict[str, Any] = {"map_size": 1 << 19, "max_map_size": 1 << 19, "clock": clock}
+    store = LmdbStore(tmp_path / "lmdb", **options)
+    limiter = Limiter(store, on_error="deny")
+    for number in range(5_000):
+        await limiter.hit(f"user:{number:>050}", "1/minute")
+    held = store.stats()
+    assert held.keys > 500
+    store.close()
+    store = LmdbStore(tmp_path / "lmdb", **options)
+    limiter = Limiter(store, on_error="deny")
+    assert (await limiter.hit(f"user:{0:>050}", "1/minute")).reason is Reason.LIMITED
+    clock.advance("2m")
+    shared: list[int] = []
+    for turn in range(3):
+        for number in range(400):
+            decision = await limiter.hit(f"later:{turn}-{number:>050}", "1/minute")
+            assert decision or turn == 0, (turn, number)  # the old ones are let go of, a few at each hit
+        shared.append(store.stats().shared_hits)
+        clock.advance("2m")
+    assert shared == shared[:1] * 3
+    assert store.stats().bytes_held == held.bytes_held
+    store.close()
+
+
+def a_reader(store: LmdbStore, number: signal.Signals) -> int:
+    """Start a process that is stopped or killed while it reads; return its id."""
+    reading, writing = os.pipe()
+    pid = fork()
+    if not pid:
+        try:
+            reads = store._env.read()  # ends when nobody holds it
+            os.write(writing, b"x" if reads else b"")
+            os.kill(os.getpid(), number)
+        finally:
+            os._exit(0)
+    os.close(writing)
+    assert os.read(reading, 1) == b"x"
+    os.waitpid(pid, os.WUNTRACED)
+    return pid
+
+
+def test_a_process_that_died_while_it_read_does_not_make_the_file_grow(tmp_path: Path) -> None:
+    heard = RecordingObserver()
+    store = LmdbStore(tmp_path / "lmdb", map_size=1 << 19)
+    store.observe(heard)
+    a_reader(store, signal.SIGKILL)
+    for _ in range(2_000):
+        fill(store, range(5), "100000/hour")
+    assert heard.kinds == []
+    assert store.stats().bytes_held == 1 << 19
+    store.close()
+
+
+def test_a_process_that_is_stopped_while_it_reads_is_noticed_before_the_file_is_full(tmp_path: Path) -> None:
+    heard = RecordingObserver()
+    store = LmdbStore(tmp_path / "lmdb", map_size=1 << 19, max_map_size=1 << 26)
+    store.observe(heard)
+    pid = a_reader(store, signal.SIGSTOP)
+    try:
+        for _ in range(20_000):
+            fill(store, range(5), "10000000/hour")
+            if "reader_stopped" in heard.kinds:
+                break
+        assert store.stats().bytes_held < 1 << 25
+        assert heard.events[heard.kinds.index("reader_stopped")].details["pid"] == pid
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    grown = store.stats().bytes_held
+    for _ in range(1_000):
+        fill(store, range(5), "10000000/hour")
+    assert store.stats().bytes_held <= 2 * grown
+    assert heard.kinds.count("reader_stopped") == 1
     store.close()
 
 

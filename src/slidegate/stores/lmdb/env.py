@@ -34,6 +34,7 @@ from .opening import CLOCK, POLL_S, Databases, Options, open_files, take_room, w
 
 _IN_PROCESS_S: Final = 0.05
 _BEFORE_FORK_S: Final = 5.0
+_FAR_BEHIND: Final = 100  # transactions; a read takes as long as one or two
 _TOO_SHORT: Final = "its head names pages that the file does not have"
 _NO_DATABASES: Final = Databases(*(None,) * len(Databases._fields))  # type: ignore[arg-type]
 
@@ -48,6 +49,7 @@ class Environment:
     Attributes:
         dbs: The databases.
         opened: How often the files have been opened.
+        full: Whether all room is taken that new keys may take.
         untold: Events that nobody has heard yet.
         salvage: Damaged files that were set aside, and may hold bans.
 
@@ -61,6 +63,7 @@ class Environment:
         self.options = options
         self.dbs: Databases
         self.opened = 0
+        self.full = False
         self.untold: list[Event] = []
         self.salvage: list[Path] = []
         self._lmdb: Any = None
@@ -71,6 +74,8 @@ class Environment:
         self._looked_us = 0
         self._inodes = (0, 0)
         self._suspect = (0, "")
+        self._behind: set[tuple[int, int]] = set()  # (process, transaction) of those who read at the last look
+        self._said: set[tuple[int, int]] = set()
         self._leaves = False  # whether to let go of the files after this transaction
         self._open(opening.PATIENCE_S)
         _environments.add(self)
@@ -151,15 +156,19 @@ class Environment:
         finally:
             self._map.release()
 
-    def grow(self, txn: Any) -> Any:
+    def grow(self, txn: Any, most: int) -> Any:
         """Forget a transaction for which there was no room, make the map larger and let others write.
+
+        Args:
+            txn: The transaction.
+            most: How large the map may be.
 
         Returns:
             Another transaction, to make room in, if the map cannot be larger; else None.
         """
         try:
             txn.abort()
-            if not self._grow():
+            if not self._grow(most):
                 return self._write()
         except BaseException:
             self._let_others()
@@ -167,15 +176,16 @@ class Environment:
         self._let_others()
         return None
 
-    def _grow(self) -> bool:
+    def _grow(self, most: int) -> bool:
         with self._map:
+            self._look_at_readers()
             if self._lmdb.reader_check():
                 return True  # pages that were kept for readers that are dead can be used again
             before = self._lmdb.info()["map_size"]
             self._map_whole_now()  # another process may have made it larger
             if self._lmdb.info()["map_size"] > before:
                 return True
-            size = min(2 * before, self.options.max_map_size)
+            size = min(2 * before, most)
             if size <= before:
                 return False
             try:
@@ -184,6 +194,7 @@ class Environment:
                 self.untold.append(Event("map_full", f"{self.path} cannot grow to {size} bytes: {error.strerror}"))
                 return False
             self._lmdb.set_mapsize(size)
+            self.full = size > self.options.max_map_size
             self.untold.append(Event("map_grown", f"{self.path} has grown to {size} bytes", {"bytes": size}))
             return True
 
@@ -216,6 +227,7 @@ class Environment:
         # Where nothing is written through the map, the file is shorter than the map, and LMDB cuts nothing off.
         size = max(whole_size(self._file), self._lmdb.info()["map_size"]) if writes_through(self.options) else 0
         self._lmdb.set_mapsize(size)
+        self.full = self._lmdb.info()["map_size"] > self.options.max_map_size
 
     def look_after(self, txn: Any, now_us: int) -> None:
         """About once a second, write the time down, and see whether the files are still those of the path.
@@ -229,7 +241,8 @@ class Environment:
         self._looked_us = now_us
         record = txn.get(CLOCK, None, self.dbs.meta)
         txn.put(CLOCK, written(record, boot_id(), self._offset_us, boot_us(), wall_us()), db=self.dbs.meta)
-        self._lmdb.reader_check()  # pages that are kept for a reader that is dead are never used again
+        self._lmdb.reader_check()
+        self._look_at_readers()
         self._leaves = not self._are_ours()
 
     def sizes(self) -> tuple[int, int, int]:
@@ -279,6 +292,24 @@ class Environment:
             self.dbs = _NO_DATABASES._replace(secret=self.dbs.secret)
             os.close(self._file)
 
+    def _look_at_readers(self) -> None:
+        """Say who has been reading since an earlier look: as long as it does, no page is used again."""
+        last = self._lmdb.info()["last_txnid"]
+        readers = set()
+        for line in self._lmdb.readers().splitlines()[1:]:
+            number, _, since = line.split()
+            if since.isdecimal() and last - int(since) > _FAR_BEHIND:
+                readers.add((int(number), int(since)))
+        for number, since in readers & self._behind:
+            if (number, since) not in self._said:
+                message = (
+                    f"process {number} has been reading {self.path} for {last - since} transactions, is it stopped? "
+                    f"The file grows until it goes on or ends, up to {self.options.max_map_size} bytes"
+                )
+                self.untold.append(Event("reader_stopped", message, {"pid": number, "transactions": last - since}))
+                self._said.add((number, since))
+        self._behind, self._said = readers, self._said & readers
+
     def _are_ours(self) -> bool:
         """Tell whether the files are still those of the path, also LMDB's, by which it knows who reads."""
         try:
@@ -309,6 +340,7 @@ class Environment:
     def _open(self, patience_s: float) -> None:
         opened = open_files(self.path, self.options, patience_s, self._suspect)
         self._lmdb, self._file, self.dbs, self._offset_us, self._inodes, events, salvage = opened
+        self.full = self._lmdb.info()["map_size"] > self.options.max_map_size
         self.untold += events
         self.salvage += salvage
         self.opened += 1

@@ -18,10 +18,16 @@ from .turns import Job
 from .windows import Session, Upkeep
 
 SAY_FULL_EVERY_US: Final = 60_000_000
+RESERVE: Final = 16
+"""One part in so many is added to a map that is full, for keys that are known."""
+MIN_RESERVE: Final = 2**18
+LARGEST_WINDOW: Final = 2_048
+"""A window takes less, so that many fit into a file."""
 
 T = TypeVar("T")
 
 _MANY: Final = 100_000
+_UNKNOWN: Final = 2**62
 
 
 class Transactions:
@@ -44,6 +50,7 @@ class Transactions:
         self._now_us = now_us
         self._max_keys = max_keys
         self._next_full_event_us = 0
+        self._fitting = _UNKNOWN
         self.observers = Observers()
         self.rescue: Callable[[Path, Session], int] = lambda path, session: 0
         self.tells = False
@@ -80,6 +87,8 @@ class Transactions:
                     self._make_room()
         except BROKEN as error:
             raise self._env.condemn(error) from error
+        except lmdb.MapFullError as error:
+            raise StoreUnavailable(f"lmdb: {self._env.path} is full: {error}", concerns="key") from error
         except (lmdb.Error, OSError) as error:
             raise StoreUnavailable(f"lmdb: {self._env.path}: {error}") from error
 
@@ -94,7 +103,7 @@ class Transactions:
         txn = env.begin()
         if txn is None:
             return None
-        session = Session(txn, env.dbs, self._now_us(), self._max_keys, self.upkeep)
+        session = Session(txn, env.dbs, self._now_us(), self._most_keys(txn), self.upkeep)
         try:
             try:
                 if env.salvage:
@@ -123,31 +132,57 @@ class Transactions:
             count = self.rescue(path, session)
             session.events.append(Event("bans_rescued", f"{count} bans were found in {path}", {"bans": count}))
 
+    def _most_keys(self, txn: Any) -> int:
+        """Return how many windows to hold: in a file that must not grow any more, no more than there are."""
+        if not self._env.full:
+            self._fitting = _UNKNOWN
+            return self._max_keys
+        if self._fitting == _UNKNOWN:
+            least = self._env.options.max_map_size // LARGEST_WINDOW
+            self._fitting = max(txn.stat(self._env.dbs.windows)["entries"], least)
+        return min(self._max_keys, self._fitting)
+
     def _make_room(self) -> None:
         """Make the map larger; where it must not be, let go of all windows that are empty.
 
+        If there are none, new keys are counted in shared cells from then on, and the map gets a last part, for these
+        and for what grows in the windows of keys that are known.
+
         Raises:
-            lmdb.MapFullError: There are none.
+            lmdb.MapFullError: That is in use too.
         """
-        env = self._env
+        env, most = self._env, self._env.options.max_map_size
         txn = env.begin()
         if txn is None:
             return  # somebody else writes, and may make room
-        txn = env.grow(txn)
+        txn = env.grow(txn, most)
         if txn is None:
             self.tell()
             return
         session = Session(txn, env.dbs, self._now_us(), self._max_keys, self.upkeep)
         try:
             gone = session.sweep(_MANY)
+        except lmdb.MapFullError:
+            gone = 0
         except BaseException:
             env.abort(txn)
             raise
-        env.commit(txn)
-        if session.now_us >= self._next_full_event_us:
-            self._next_full_event_us = session.now_us + SAY_FULL_EVERY_US
-            message = f"{env.path} is full, and {gone} empty windows were let go of; raise max_map_size"
-            env.untold.append(Event("map_full", message, {"gone": gone}))
-            self.tell()
-        if not gone:
+        if gone:
+            env.commit(txn)
+        else:
+            txn = env.grow(txn, most + max(most // RESERVE, MIN_RESERVE))
+            if txn is not None:
+                keys = txn.stat(env.dbs.windows)["entries"]
+                env.abort(txn)
+        self._say_full(gone, session.now_us)
+        if not gone and txn is not None:
+            self._fitting = min(self._fitting, keys * 15 // 16) if env.full else self._fitting
             raise lmdb.MapFullError("no empty window is left to let go of; raise max_map_size or lower max_keys")
+
+    def _say_full(self, gone: int, now_us: int) -> None:
+        if now_us >= self._next_full_event_us:
+            self._next_full_event_us = now_us + SAY_FULL_EVERY_US
+            what = f"{gone} empty windows were let go of" if gone else "new keys are counted in shared cells"
+            message = f"{self._env.path} is full, so {what}; raise max_map_size"
+            self._env.untold.append(Event("map_full", message, {"gone": gone}))
+        self.tell()
