@@ -83,6 +83,20 @@ def test_nothing_provisional_is_remembered_by_threads_that_are_overtaken() -> No
         assert keys.learn(long) == known.learn(long)
 
 
+@given(plans, st.integers(0, 3))
+def test_a_secret_that_changes_again_leads_to_the_spelling_of_the_first(plan: Plan, more: int) -> None:
+    keys = Keys(None)
+    first = made(keys, plan)
+    for number in range(more + 1):
+        keys.use(bytes([number]) * 32)
+        assert made(keys, plan) == made(Keys(bytes([number]) * 32), plan)
+    assert keys.before(made(keys, plan)) == first
+    keys.settle()
+    settled = made(keys, plan)
+    keys.use(SECRET)
+    assert keys.before(made(keys, plan)) == settled
+
+
 def test_provisional_values_are_remembered_in_bounded_memory() -> None:
     keys = Keys(None)
     for number in range(10_000):

@@ -18,7 +18,7 @@ from slidegate.testing import RecordingObserver
 
 from ..fault_proxy import FaultProxy
 from ..redis_servers import RedisCluster, RedisServer, free_port, needs_redis
-from ..web.driver import Answer, call, hello
+from ..web.driver import Answer, call, hello, scope_of
 from .redis_faults import FAULTS, Place
 
 DEADLINE_S = 0.25
@@ -227,6 +227,25 @@ async def test_a_server_that_is_started_late_is_found() -> None:
 
 
 @needs_redis
+@pytest.mark.parametrize("given", [None, b"g" * 32])
+async def test_after_a_loss_of_data_workers_make_the_keys_of_whoever_came_first(
+    given: bytes | None, place: Place
+) -> None:
+    old, idle, fresh = (Limiter.from_url(place.url, secret=given, deadline=DEADLINE_S) for _ in range(3))
+    for limiter in (old, idle):
+        assert (await limiter.hit(LONG, LIMITS)).remaining == (2 if limiter is old else 1)
+    first = old.key_for(LONG)
+    place.server.command("FLUSHALL")
+    assert [(await limiter.hit(LONG, LIMITS, 0)).allowed for limiter in (fresh, old, idle)] == [True] * 3
+    assert len({limiter.key_for(LONG) for limiter in (fresh, old, idle)}) == 1
+    assert (fresh.key_for(LONG) == first) is (given is not None)
+    found = [await limiter.hit(LONG, LIMITS) for limiter in (old, idle, fresh, old)]
+    assert [decision.reason for decision in found] == [Reason.OK] * 3 + [Reason.LIMITED]
+    for limiter in (old, idle, fresh):
+        await limiter.close()
+
+
+@needs_redis
 async def test_a_cluster_that_hangs_at_the_start_is_found() -> None:
     with RedisCluster() as cluster:
         for node in cluster.running:
@@ -293,6 +312,61 @@ async def test_provisional_bans_and_strikes_last_here(place: Place) -> None:
     assert [line async for line in worker.limiter.export_bans() if provisional in line] == []
     assert await worker.limiter.unban(known)
     assert await worker.statuses(1) == [200]
+    await close(worker)
+
+
+class Chat:
+    """A websocket through a gate; what comes through is counted."""
+
+    def __init__(self, limiter: Limiter, **options: Any) -> None:
+        options.setdefault("rules", [])
+        self.gate = RateLimitMiddleware(self.app, limiter=limiter, message_key=header("X-API-Key"), **options)
+        self.sent: asyncio.Queue[Any] = asyncio.Queue()
+        self.got: asyncio.Queue[Any] = asyncio.Queue()
+        self.sent.put_nowait({"type": "websocket.connect"})
+        scope = scope_of(headers=HEADERS, type="websocket", subprotocols=[])
+        self.task = asyncio.ensure_future(self.gate(scope, self.sent.get, self.got.put))
+
+    async def app(self, scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "websocket.accept"})
+        scope["path"] = scope["headers"] = None  # as a careless router leaves it
+        while (message := await receive())["type"] == "websocket.receive":
+            await send({"type": "websocket.send", "text": message["text"]})
+
+    async def say(self, text: str) -> str:
+        """Send a message, and return what comes back: a text, or how the connection ended."""
+        self.sent.put_nowait({"type": "websocket.receive", "text": text})
+        return await self.hear()
+
+    async def hear(self) -> str:
+        async with asyncio.timeout(BOUND_S):
+            message = await self.got.get()
+        return str(message.get("text", message.get("code", message["type"])))
+
+
+@needs_redis
+async def test_an_open_websocket_is_counted_and_banned_by_the_keys_that_everybody_makes(place: Place) -> None:
+    await place.proxy.refuse()
+    worker = Worker(place.url)
+    bans = BanPolicy("9/1h", key=header("X-API-Key"))
+    chats = [Chat(worker.limiter, message_limits="4/hour", bans=bans) for _ in range(2)]
+    assert [await chat.hear() for chat in chats] == ["websocket.accept"] * 2
+    assert [await chats[0].say(text) for text in "ab"] == ["a", "b"]
+    await place.proxy.accept()
+    await worker.recovered()
+    assert await chats[0].say("c") == "c"
+    key = worker.limiter.digest("header:X-API-Key", b"k-1")
+    assert chats[0].gate._messages is not None
+    bucket = chats[0].gate._messages._bucket
+    async with Limiter.from_url(place.url, deadline=DEADLINE_S) as other:
+        assert (await other.peek_all([(bucket, key, 4)])).allowed is False
+        assert (await other.peek_all([(bucket, key, 3)])).allowed is True
+        await other.ban(key, "1h")
+    assert await chats[1].say("d") == "1008"
+    for chat in chats:
+        chat.task.cancel()
+    await asyncio.gather(*(chat.task for chat in chats), return_exceptions=True)
     await close(worker)
 
 

@@ -63,21 +63,28 @@ class Keys:
         self._after: dict[str, str] = {}
 
     @property
+    def secret(self) -> bytes:
+        """The key for digests, as far as it is known."""
+        return self._spelling.secret
+
+    @property
     def provisional(self) -> bool:
         """Whether digests are made with a secret that is this process's own for now."""
         return self._spelling.provisional
 
     def use(self, secret: bytes) -> None:
-        """Make digests with the secret that has come; `before` returns what they were."""
-        provisional = self._spelling.secret
-        self._spelling = _Spelling(secret, before=provisional)
+        """Make digests with the secret that has come, or another one; `before` returns what they were."""
+        old = self._spelling
+        self._spelling = _Spelling(secret, before=old.secret if old.before is None else old.before)
+        for memo in (self.known, self._digests, self._before, self._after):
+            memo.clear()
         # A digest that was made of others comes behind them.
         for text, (kind, value) in list(self._made_of.items()):
             self._after[text] = _digest(secret, kind, _respelled(value, self._after))
         self._made_of.clear()
 
     def settle(self) -> None:
-        """Forget the provisional secret: what was counted under its digests counts no more."""
+        """Forget the secret from before: what was counted under its digests counts no more."""
         if not self._spelling.provisional:
             self._spelling = _Spelling(self._spelling.secret)
             self._before.clear()
@@ -111,7 +118,11 @@ class Keys:
         if len(encoded) > MAX_KEY_BYTES:
             text = self.digest("long", encoded)
         known = text, _guards(key)
-        return remember(self.known, key, known) if spelling.settled else known
+        if spelling.settled:
+            remember(self.known, key, known)
+            if self._spelling is not spelling:  # another thread has changed it, and perhaps emptied the memo before
+                self.known.pop(key, None)
+        return known
 
     def digest(self, kind: str, value: bytes) -> str:
         """Return a key of at most 64 bytes for a value that must not be readable, shown as ``kind#1f3a…``."""
@@ -122,8 +133,10 @@ class Keys:
         digest = _digest(spelling.secret, kind, value)
         text = f"{kind[: MAX_KEY_BYTES - 33]}#{digest}"
         if spelling.settled:
-            return remember(self._digests, (kind, value), text)
-        if spelling.before is None:
+            remember(self._digests, (kind, value), text)
+            if self._spelling is not spelling:
+                self._digests.pop((kind, value), None)
+        elif spelling.before is None:
             if text_bytes(value) <= MEMO_BYTES:
                 remember(self._made_of, digest, (kind, value))
         else:

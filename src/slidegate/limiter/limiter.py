@@ -88,6 +88,8 @@ class Limiter(BanCommands):
         if safe is not None and self._keys.provisional:
             self._secret = Secret(self.store, self._keys, safe)
             self._decide = self.decide = self._decide_unprepared
+        if safe is not None and secret is None:
+            self.store.observe(self._follow_secret)
         self.statistics = Statistics(self.clock, self.tell)
         """Where gates record what happens to requests; `stats` reads it."""
         self._buckets: dict[str, dict[object, Bucket]] = {}
@@ -286,6 +288,11 @@ class Limiter(BanCommands):
         """The clock given to a store of this process; None for the store's own."""
         return self.store.clock if isinstance(self.store, MemoryStore) else None
 
+    @property
+    def spelling(self) -> object:
+        """Stands for how digests are made; another object when they are made otherwise. See `prepare`."""
+        return self._keys.secret
+
     def tell(self, event: Event) -> None:
         """Tell the observers of something that happened above the store."""
         self._observers.tell(event)
@@ -312,6 +319,14 @@ class Limiter(BanCommands):
         if self._secret is not None:
             await self._secret.fetch()
             self._be_prepared()
+
+    def _follow_secret(self, event: Event) -> None:
+        """Make the digests of everybody else, where a store that lost its data was given another secret."""
+        if event.kind == "store_reset" and self._secret is None and self._failsafe is not None:
+            own = self.store.secret
+            if isinstance(own, bytes) and own != self._keys.secret:
+                self._keys.use(own)
+                self._failsafe.acquaint(self._keys)
 
     def _be_prepared(self) -> None:
         if self._secret is not None and self._failsafe is not None and self._leases is not None:

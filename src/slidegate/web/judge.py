@@ -21,6 +21,7 @@ from ..limiter import Limiter
 from .abuse import AbuseWatch, Offence
 from .calls import Calls
 from .gates import Gate, RuleSet, Selection
+from .held import Held
 from .lists import AddressList
 from .messages import Watched
 from .proxies import GONE, ClientAddress
@@ -254,10 +255,10 @@ class Judge:
     def watch_over(self, scope: Scope, receive: Receive, send: Send, record: Record) -> Watched:
         """Return a websocket that ends when its client is banned."""
         client_key, address = self._client.locate(scope)
-        guarded = self.abuse.guarded(scope, client_key, address)
+        guarded = Held(self.limiter, scope, lambda scope: self.abuse.guarded(scope, client_key, address))
 
         async def banned() -> bool:
-            return await self.limiter.find_ban(guarded) is not None
+            return await self.limiter.find_ban(guarded()) is not None
 
         return Watched(receive, send, guarded, banned, partial(self.strike_refused, scope, record), self._sockets.add)
 

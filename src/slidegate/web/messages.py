@@ -19,6 +19,7 @@ from ..core.decision import Bucket, Decision, Reason
 from ..core.errors import ConfigurationError
 from ..core.limits import Limit, parse_limits
 from ..limiter import Limiter
+from .held import Held
 from .keys import Key
 from .proxies import ClientAddress
 
@@ -75,12 +76,11 @@ class MessageLimits:
         """Return a connection with its messages counted."""
         if self._key == "connection":
             # What lives as long as the connection needs no store that others share, and goes when it goes.
-            limiter, key = Limiter(), "connection"
-        else:
-            limiter, key = self._limiter, self._client.locate(scope)[0]
-            if isinstance(self._key, Key):
-                key = self._key.find(scope, limiter, key)
-        return Counted(socket, self._bucket, limiter, key, self._on_exceeded)
+            own = Limiter()
+            return Counted(socket, self._bucket, own, Held(own, scope, lambda _: "connection"), self._on_exceeded)
+        client_key, find = self._client.locate(scope)[0], self._key.find if isinstance(self._key, Key) else None
+        key = Held(self._limiter, scope, lambda s: client_key if find is None else find(s, self._limiter, client_key))
+        return Counted(socket, self._bucket, self._limiter, key, self._on_exceeded)
 
 
 class Watched:
@@ -89,7 +89,7 @@ class Watched:
     Args:
         receive: The server's channel.
         send: The server's channel.
-        guarded: Whose bans end it.
+        guarded: Returns whose bans end it.
         banned: Tells whether a ban refuses the client now.
         struck: Called for each message that a limit refused.
         accepted: Called with the connection when the application has accepted it; tells whether somebody looks after
@@ -103,14 +103,14 @@ class Watched:
         self,
         receive: Receive,
         send: Send,
-        guarded: Sequence[Guarded],
+        guarded: Callable[[], Sequence[Guarded]],
         banned: Callable[[], Awaitable[bool]],
         struck: Callable[[], Awaitable[None]],
         accepted: Callable[[Watched], bool],
     ) -> None:
         self._receive = receive
         self._send = send
-        self.guarded = guarded
+        self._guarded = guarded
         self.banned = banned
         self.struck = struck
         self._accepted = accepted
@@ -120,6 +120,11 @@ class Watched:
         self.over = False
         self._last: Message | None = None
         self._early: list[Message] = []
+
+    @property
+    def guarded(self) -> Sequence[Guarded]:
+        """Whose bans end it."""
+        return self._guarded()
 
     @property
     def channels(self) -> tuple[Receive, Send]:
@@ -221,13 +226,16 @@ class Counted:
         socket: The connection.
         bucket: What its messages are counted in.
         limiter: Where.
-        key: Under which key.
+        key: Returns the key under which they are.
         on_exceeded: What becomes of a message beyond the limit.
     """
 
-    def __init__(self, socket: Watched, bucket: Bucket, limiter: Limiter, key: str, on_exceeded: OnExceeded) -> None:
+    def __init__(
+        self, socket: Watched, bucket: Bucket, limiter: Limiter, key: Held[str], on_exceeded: OnExceeded
+    ) -> None:
         self._socket = socket
-        self._checks = ((bucket, key, 1),)
+        self._bucket = bucket
+        self._key = key
         self._limiter = limiter
         self._on_exceeded = on_exceeded
 
@@ -259,5 +267,5 @@ class Counted:
                 return await self._socket.close(TRY_AGAIN_LATER, "message limit exceeded")
 
     async def _hit(self) -> Decision:
-        answer = self._limiter.decide(self._checks, ())
+        answer = self._limiter.decide(((self._bucket, self._key(), 1),), ())
         return answer if isinstance(answer, Decision) else await answer
