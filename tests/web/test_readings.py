@@ -249,3 +249,10 @@ async def test_a_honeypot_is_one_in_every_reading() -> None:
     for path in ("/.env", "//.env", "/x/../.env", "/.env\n"):
         app = RateLimitMiddleware(hello, rules=[], bans=bans)
         assert await statuses(app, 1, path, raw_path=b"/") == [403], path
+
+
+async def test_an_odd_path_that_is_too_long_to_be_read_is_counted_on_every_rule_and_exempt_from_none() -> None:
+    rules = [Rule("/a/{rest:path}", exempt=True), Rule("/b", "9/m"), Rule("/c", "9/m", methods=["POST"])]
+    for length, counted in ((4_000, []), (5_000, ["/b"])):
+        assert await charged(hello, rules, "/a/" + "/" * length) == counted
+        assert await charged(hello, rules, "/a/" + "x" * length) == []

@@ -7,12 +7,10 @@ path could mean. An ordinary path has one reading, and the routes are not asked.
 
 from __future__ import annotations
 
-from functools import cached_property
-
 from starlette.types import Scope
 
 from .keys import below
-from .readings import Written, readings
+from .readings import LONGEST, Written, is_odd, readings
 from .rules import Rule
 from .segments import overlap, segments
 from .tree import Reached, Tree
@@ -30,23 +28,41 @@ class Sight:
         self._scope = scope
         self._tree = tree
         self._asked = False
+        self._reached: Reached | None = None
+        self._type: str = scope["type"]
+        self._method: str = scope.get("method", "GET")
         path: str = scope["path"]
         given: str = scope.get("root_path", "")
         root = tree.root or given
-        here = below(root, path)
-        as_given = below(given, path)
         # What a mount has read is no part of the root that a rule may be written with.
         self._prefix = "" if "app_root_path" in scope else root
+        self._path = here = below(root, path) if root else path
+        self._every: tuple[str, ...] = (here,)
+        self._direct: tuple[str, ...] = (here,)
+        self._odd: tuple[str, ...] = ()
+        self._endless = False
+        self._ordinary = not (root or tree.rooted or is_odd(here) or (here[-1:] == "/" and here != "/"))
+        if not self._ordinary:
+            self._look(path, given, root)
+
+    def _look(self, path: str, given: str, root: str) -> None:
+        """Find all readings, and ask the routes where they can say more."""
+        here, as_given = self._path, below(given, path)
+        if len(path) > LONGEST and is_odd(path):
+            # To read it in every way costs more than it is worth: no honest client sends it.
+            self._endless = True
+            return
         self._every = readings(here)
-        self._direct = [here] if here == as_given else [here, as_given]
-        self._odd = [*self._every[1:], *readings(as_given)[1:]]
-        if given and not tree.known(scope):
+        if here != as_given:
+            self._direct = (here, as_given)
+        self._odd = (*self._every[1:], *readings(as_given)[1:])
+        if given and not self._tree.known(self._scope):
             # Who serves this may look at the path with its root.
             self._odd += readings(path)
         # Files are found with a slash at their end too; a mount reads a path anew that does not begin with its root.
         odd = len(self._every) > 1 or (here[-1:] == "/" and here != "/")
-        if (odd or tree.rooted or (root and here == path)) and self.reached is not None:
-            self._direct.append(self.reached.text)
+        if (odd or self._tree.rooted or (root and here == path)) and self.reached is not None:
+            self._direct = (*self._direct, self.reached.text)
             if self.reached.text != here.rstrip("/"):
                 self._every = (*self._every, self.reached.text)
 
@@ -55,21 +71,28 @@ class Sight:
         """Whether every request with this type, method, path and root is seen alike."""
         return not self._asked or not self._tree.varies
 
-    @cached_property
+    @property
     def reached(self) -> Reached | None:
         """Where the request is led, if the routes below say so."""
-        self._asked = True
-        return self._tree.reach(self._scope)
+        if not self._asked:
+            self._asked = True
+            self._reached = self._tree.reach(self._scope)
+        return self._reached
 
     def limited(self, rule: Rule) -> str | None:
         """Return the reading by which a rule applies, if it does not exempt; None if it does not apply."""
-        method: str = self._scope.get("method", "GET")
-        if rule.methods is not None and method not in rule.methods and method.lower().upper() not in rule.methods:
+        methods = rule.methods
+        if methods is not None and self._method not in methods and self._method.lower().upper() not in methods:
             return None
-        if rule.connection is not None and self._scope["type"] != rule.connection:
+        if rule.connection is not None and self._type != rule.connection:
             return None
-        if not rule.written:
-            return self._direct[0]
+        if not rule.written or self._endless:
+            return self._path
+        for written in rule.written:
+            if self._ordinary and written.generous.match(self._path) is not None:
+                return self._path
+        if self._ordinary and not rule.has_spellings:
+            return None
         for written in rule.written:
             if (read := written.meets(self._direct, self._prefix)) is not None:
                 return read
@@ -77,9 +100,9 @@ class Sight:
 
     def ended(self, rule: Rule) -> bool:
         """Tell whether a rule that ends the list does so here: in every reading."""
-        if rule.methods is not None and self._scope.get("method", "GET") not in rule.methods:
+        if rule.methods is not None and self._method not in rule.methods:
             return False
-        if rule.connection is not None and self._scope["type"] != rule.connection:
+        if rule.connection is not None and self._type != rule.connection:
             return False
         return not rule.written or all(any(written.covers(text) for written in rule.written) for text in self._every)
 

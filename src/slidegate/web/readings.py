@@ -29,6 +29,8 @@ from starlette.routing import PARAM_REGEX
 from .keys import PathPattern
 from .segments import segments
 
+LONGEST: Final = 4_096
+"""The length of a path up to which its readings are worked out."""
 _ODD: Final = re.compile(r"//|/\.\.?(?:[/;\n]|\Z)|[;\n]")
 _DOTS_LAST: Final = re.compile(r"/\.\.?\Z")
 _MATRIX: Final = re.compile(r";[^/]*")
@@ -47,8 +49,8 @@ def is_odd(path: str) -> bool:
 
 
 def readings(path: str) -> tuple[str, ...]:
-    """Return every text that a router may take a path for, first the path itself."""
-    if not is_odd(path):
+    """Return every text that a router may take a path for, first the path itself; of a very long one only itself."""
+    if len(path) > LONGEST or not is_odd(path):
         return (path,)
     found = {path: None}
     for step in (_without_newlines, _without_matrix, _without_dots, _with_single_slashes, _without_dots):

@@ -15,7 +15,8 @@ from typing import Any, Final, TypeAlias
 from starlette.routing import Host, Match, Mount
 from starlette.types import Scope
 
-from .keys import route_path
+from .keys import below, route_path
+from .readings import is_odd
 from .tree import layers, own_root, scope_to_ask
 
 _DEPTH: Final = 16
@@ -115,7 +116,13 @@ class Places:
             return found[0] if found else None
         if _at_frontend(scope):
             found = sorted(found, key=lambda place: len(place.template), reverse=True)  # as FastAPI chooses
-        top = {**scope, "root_path": scope.get("app_root_path", scope.get("root_path", ""))}
+        root = scope.get("app_root_path", scope.get("root_path", ""))
+        path = below(root, scope["path"])
+        if not is_odd(path):
+            for place in found:
+                if place.leads(scope.get("method", "GET"), path):
+                    return place
+        top = {**scope, "root_path": root}
         return next((place for place in found if place.takes(top)), None)
 
     def candidates(self, scope: Scope) -> list[Place]:

@@ -108,6 +108,7 @@ class Rule:
         self.paths = _paths(path)
         self.patterns = tuple(compile_pattern(path) for path in self.paths if path != "*")
         self.written = tuple(Written(path, pattern) for path, pattern in zip(self.paths, self.patterns, strict=False))
+        self.has_spellings = any(written.spelled is not None for written in self.written)
         self.methods = _methods(methods)
         if connection not in (None, "http", "websocket"):
             raise ConfigurationError(f'connection: expected "http" or "websocket", not {connection!r}')

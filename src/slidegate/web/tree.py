@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 from starlette.routing import Host, Match, Mount
@@ -59,14 +60,14 @@ class Tree:
 
     def __init__(self, app: object) -> None:
         self._app = app
-        self._seen: tuple[int, tuple[bool, bool]] | None = None
+        self._size: int | None = None
+        self._rooted = self._varies = False
 
     def reach(self, scope: Scope) -> Reached | None:
         """Return where a request is led; None where nothing is known, or no route takes it."""
-        app = self._app
-        way = _Way()
+        app, way = self._app, _Way()
         if self._router is None:
-            if "router" in scope or not hasattr(scope.get("app"), "routes"):
+            if not self.known(scope):
                 return None
             # Something between the gate and its application does not show what it wraps.
             app, way = scope["app"], way._replace(sure=False)
@@ -80,7 +81,7 @@ class Tree:
         """Tell whether there are routes to be asked."""
         return self._router is not None or ("router" not in scope and hasattr(scope.get("app"), "routes"))
 
-    @property
+    @cached_property
     def root(self) -> str:
         """The `root_path` that the application below gives itself, whatever the server says; empty if it does not."""
         return next(filter(None, map(own_root, layers(self._app))), "")
@@ -88,21 +89,23 @@ class Tree:
     @property
     def rooted(self) -> bool:
         """Whether an application somewhere below gives itself a `root_path`."""
-        return self._survey()[0]
+        if self._router is not None and len(self._router.routes) != self._size:
+            self._survey()
+        return self._rooted
 
     @property
     def varies(self) -> bool:
         """Whether a route somewhere below looks at more than type, method, path and root, as hosts do."""
-        return self._router is None or self._survey()[1]
+        return self._router is None or self._varies
 
-    def _survey(self) -> tuple[bool, bool]:
-        size = len(getattr(self._router, "routes", ()))
-        if self._seen is None or self._seen[0] != size:
-            found = list(_peculiar(self._app, 0))
-            self._seen = size, ("root" in found, "route" in found)
-        return self._seen[1]
+    def _survey(self) -> None:
+        """Look through all routes, again when the outermost router has others."""
+        self._size = len(self._router.routes)
+        found = list(_peculiar(self._app, 0))
+        self._rooted = "root" in found
+        self._varies = "route" in found
 
-    @property
+    @cached_property
     def _router(self) -> Any:
         return next((layer for layer in layers(self._app) if hasattr(layer, "routes")), None)
 
