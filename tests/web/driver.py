@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field
 from typing import Any
 
 import anyio
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from slidegate.web.following import THREAD
 
 PEER = "203.0.113.9"
 
@@ -89,6 +92,14 @@ async def call(app: ASGIApp, path: str = "/", method: str = "GET", **more: Any) 
 
 async def statuses(app: ASGIApp, count: int, path: str = "/", method: str = "GET", **more: Any) -> list[int]:
     return [(await call(app, path, method, **more)).status for _ in range(count)]
+
+
+def end_of_looks() -> None:
+    """Wait until every look at a file that a request has begun is over."""
+    for thread in threading.enumerate():
+        if thread.name == THREAD:
+            thread.join(60)
+            assert not thread.is_alive()
 
 
 async def hello(scope: Scope, receive: Receive, send: Send) -> None:

@@ -28,7 +28,7 @@ from slidegate.core import parse_address
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.web.lists import NetworkList
 
-from .driver import PEER, call, hello, statuses
+from .driver import PEER, call, end_of_looks, hello, statuses
 
 WRITTEN_US = 1_800_000_000_000_000
 DECISIONS = "id,source,ip,reason,action,country,as,events_count,expiration,simulated,alert_id\n"
@@ -58,12 +58,16 @@ class Desk:
         return made
 
     async def pause(self, lists: NetworkFiles) -> None:
-        """Let the time of two looks pass."""
-        for _ in range(2):
-            self.clock.advance("1s")
+        """Let a change be seen, and stand still for long enough."""
+        for span in ("1s", "10s"):
+            self.clock.advance(span)
             assert lists.due()
             await lists.look()
             assert not lists.due()
+
+    async def wait_for_the_shrunk(self, lists: NetworkFiles) -> None:
+        self.clock.advance("60s")
+        await lists.look()
 
 
 @pytest.fixture
@@ -317,8 +321,10 @@ async def test_a_list_of_nothing_is_taken_where_it_is_meant_and_is_a_warning(
     desk.write("a.netset", "# nothing\n")
     desk.write("jail.txt", "\n")
     await desk.pause(lists)
-    assert desk.heard.kinds == ["list_reloaded", "list_reloaded"]
-    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
+    assert desk.heard.kinds == ["list_shrunk", "list_shrunk"]
+    await desk.wait_for_the_shrunk(lists)
+    assert desk.heard.kinds[2:] == ["list_reloaded", "list_reloaded"]
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * 4
     assert found(lists, "192.0.2.7") is None
     assert lists.counts == {"a": 0, "jail": 0}
 
@@ -357,7 +363,7 @@ async def test_a_file_that_is_still_being_written_is_not_read(desk: Desk) -> Non
         desk.clock.advance("1s")
         await lists.look()
         assert found(lists, "192.0.2.7") == "a"
-    desk.clock.advance("1s")
+    desk.clock.advance("10s")
     await lists.look()
     assert found(lists, "198.51.100.7") == "a"
 
@@ -393,40 +399,122 @@ async def test_an_observer_hears_once_and_one_that_fails_stops_nothing(
     assert "deaf" in caplog.text
 
 
-async def test_a_client_that_leaves_while_a_file_is_read_stops_nothing(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_no_lookup_waits_for_a_file_that_is_read(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     lists = desk.lists(desk.write("a.netset", "192.0.2.0/24\n"))
-    loop, begun, go_on = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
+    begun, go_on = threading.Event(), threading.Event()
     reading = NetworkFile.read
     read = 0
 
     def slow(file: NetworkFile) -> NetworkList:
         nonlocal read
         read += 1
-        loop.call_soon_threadsafe(begun.set)
+        begun.set()
         assert go_on.wait(60)
         return reading(file)
 
     monkeypatch.setattr(NetworkFile, "read", slow)
+    app = RateLimitMiddleware(hello, limits="9/hour", blocklist=lists)
     desk.write("a.netset", "198.51.100.0/24\n")
     desk.clock.advance("1s")
     await lists.look()
-    desk.clock.advance("1s")
-    leaving = asyncio.create_task(lists.look())
-    await begun.wait()
+    desk.clock.advance("10s")
+    assert await statuses(app, 1) == [200], "the request that looks"
+    assert await asyncio.to_thread(begun.wait, 60)
     assert not lists.due(), "others do not wait for the file"
     assert found(lists, "192.0.2.7") == "a"
     desk.clock.advance("1s")
-    await lists.look()
-    leaving.cancel()
+    assert await statuses(app, 1) == [200]
     go_on.set()
-    await asyncio.wait([leaving])
-    assert leaving.cancelled()
-    await asyncio.to_thread(lists._follower._reading.acquire)  # it is held until the file has been read
+    await asyncio.to_thread(end_of_looks)
     assert read == 1, "nor is it read twice at a time"
     assert desk.heard.kinds == ["list_reloaded"]
     assert found(lists, "198.51.100.7") == "a"
+
+
+# -- what may be taken ---------------------------------------------------------------------------------------------
+
+
+def rows(count: int) -> str:
+    return "".join(f"198.51.{number >> 8}.{number & 255}\n" for number in range(count))
+
+
+async def test_a_file_that_is_renamed_into_place_is_taken_at_the_next_look_however_short_it_is(desk: Desk) -> None:
+    path = desk.write("a.netset", rows(1_000))
+    lists = desk.lists(path)
+    for count in (600, 5, 900):
+        (desk.directory / "fresh").write_text(rows(count))
+        (desk.directory / "fresh").replace(path)
+        desk.clock.advance("1s")
+        await lists.look()
+        assert lists.counts == {"a": count}
+    assert desk.heard.kinds == ["list_reloaded"] * 3
+
+
+async def test_a_list_that_has_lost_most_of_its_entries_in_place_waits_for_a_minute_more(desk: Desk) -> None:
+    other = desk.write("b.netset", rows(3))
+    lists = desk.lists(desk.write("a.netset", rows(1_000)), other)
+    desk.write("a.netset", rows(499))
+    await desk.pause(lists)
+    assert desk.heard.kinds == ["list_shrunk"]
+    (event,) = desk.heard.events
+    assert event.details == {"list": "a", "path": str(desk.directory / "a.netset"), "count": 499, "before": 1_000}
+    desk.write("b.netset", rows(2))
+    for _ in range(59):
+        desk.clock.advance("1s")
+        await lists.look()
+    assert lists.counts == {"a": 1_000, "b": 2}, "others do not wait for it"
+    desk.clock.advance("1s")
+    await lists.look()
+    assert lists.counts == {"a": 499, "b": 2}
+    assert desk.heard.kinds == ["list_shrunk", "list_reloaded", "list_reloaded"]
+
+
+async def test_half_of_the_entries_is_no_loss_to_wait_for(desk: Desk) -> None:
+    lists = desk.lists(desk.write("a.netset", rows(1_000)))
+    desk.write("a.netset", rows(500))
+    await desk.pause(lists)
+    assert lists.counts == {"a": 500}
+
+
+def test_whatever_a_writer_does_in_place_no_half_of_its_file_is_taken(desk: Desk) -> None:
+    """A writer empties the file, writes parts of it, and pauses for less than ten seconds at a time."""
+    seed = random.randrange(1 << 32)
+    dice = random.Random(seed)
+    path = desk.write("a.netset", rows(100))
+    lists = desk.lists(path)
+    for version in range(101, 130):
+        text = rows(version)
+        place = 0
+        while place < len(text):
+            place += dice.randrange(1, 700)
+            desk.write("a.netset", text[:place])
+            for _ in range(dice.randrange(1, 10)):
+                desk.clock.advance("1s")
+                anyio.run(lists.look)
+                assert lists.counts == {"a": version - 1}, f"seed {seed}"
+        anyio.run(desk.pause, lists)
+        assert lists.counts == {"a": version}, f"seed {seed}"
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("# entries: 2\n192.0.2.1\n192.0.2.2\n", 2),
+        ("192.0.2.1\n192.0.2.1\n; Entries:2", 2),
+        ("# entries: 2 subnets\n192.0.2.1\n", 1),
+        ("# entries: 2\n192.0.2.1\n", None),
+        ("192.0.2.1\n# entries: 1\n# entries: 2\n", None),
+        ("# entries: 1\ndeny 192.0.2.1;\n", 1),
+        ("# entries: 9\ndeny 192.0.2.1;\n", None),
+    ],
+)
+def test_a_file_that_says_how_many_entries_it_has_is_held_to_it(desk: Desk, text: str, count: int | None) -> None:
+    path = desk.write("a.netset", text)
+    if count is None:
+        with pytest.raises(ConfigurationError, match=r"a\.netset, expected [29] entries, as a comment in it says, but"):
+            desk.lists(path)
+    else:
+        assert desk.lists(path).counts == {"a": count}
 
 
 def test_no_lookup_sees_half_a_list_while_lists_are_swapped_under_eight_threads(desk: Desk) -> None:
@@ -459,7 +547,7 @@ def test_no_lookup_sees_half_a_list_while_lists_are_swapped_under_eight_threads(
             texts = (there, here) if number % 2 == 0 else (here, there)
             for name, text in zip(("one.netset", "two.netset"), texts, strict=True):
                 desk.write(name, text)
-            lists._read_again()
+            anyio.run(desk.pause, lists)
     finally:
         stop.set()
         for thread in threads:
@@ -487,15 +575,17 @@ def test_a_middleware_follows_its_lists_as_requests_come(backend: str, desk: Des
         assert await statuses(app, 2) == [200, 429]
         desk.write("block.netset", "203.0.113.0/24\n")
         desk.write("allow.netset", "198.51.100.0/24\n")
-        for _ in range(2):
-            desk.clock.advance("1s")
+        for span in ("1s", "10s"):
+            desk.clock.advance(span)
             await call(app, client=("192.0.2.8", 1))
+            end_of_looks()
         assert await statuses(app, 1) == [403]
         assert await statuses(app, 3, client=("198.51.100.7", 1)) == [200] * 3
         desk.write("block.netset", "bad\n")
-        for _ in range(2):
-            desk.clock.advance("1s")
+        for span in ("1s", "10s"):
+            desk.clock.advance(span)
             await call(app, client=("192.0.2.8", 1))
+            end_of_looks()
         assert await statuses(app, 1) == [403]
 
     anyio.run(main, backend=backend)
@@ -525,6 +615,7 @@ async def test_many_requests_at_once_look_at_the_files_once(desk: Desk, monkeypa
     for _ in range(50):
         desk.clock.advance("100ms")
         await asyncio.gather(*(call(app) for _ in range(10)))
+        end_of_looks()
     assert looks == 5
 
 
@@ -560,9 +651,10 @@ async def test_lists_of_a_configuration_change_without_it_and_with_it(desk: Desk
     app = configured(desk, 'blocklist = [{ path = "a.netset" }]\n', limiter=limiter)
 
     async def pause() -> None:
-        for _ in range(2):
-            desk.clock.advance("1s")
+        for span in ("1s", "10s"):
+            desk.clock.advance(span)
             await call(app, client=("192.0.2.99", 1))
+            end_of_looks()
 
     desk.write("a.netset", "203.0.113.0/24\n")
     await pause()
@@ -592,7 +684,8 @@ def test_a_swap_is_seen_whatever_the_order_of_changes(desk: Desk) -> None:
         name = pick.choice("ab")
         text = pick.choice(["# nothing\n", "192.0.2.0/24\n", "198.51.100.0/24\n", "192.0.2.0/99\n"])
         desk.write(f"{name}.netset", text)
-        lists._read_again()
+        anyio.run(desk.pause, lists)
+        anyio.run(desk.wait_for_the_shrunk, lists)
         if "/99" not in text:
             model[name] = text
         for address in ("192.0.2.7", "198.51.100.7"):

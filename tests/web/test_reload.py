@@ -18,7 +18,7 @@ from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.web.config import Reading
 from slidegate.web.reload import FileGate
 
-from .driver import call, hello, statuses
+from .driver import call, end_of_looks, hello, statuses
 
 PLAIN = '[[rules]]\npath = "*"\nlimits = "3/hour"\n'
 
@@ -46,10 +46,11 @@ class Desk:
         os.utime(path, ns=(0, self._written * 1_000_000_000))
 
     async def pause(self, app: FileGate) -> None:
-        """Let the time of two looks pass, with a request that is not counted at each of them."""
-        for _ in range(2):
-            self.clock.advance("1s")
+        """Let a change be seen and stand still for long enough, with a request that is not counted at each look."""
+        for span in ("1s", "10s"):
+            self.clock.advance(span)
             await call(app, "/", "OPTIONS", headers={"Origin": "x", "Access-Control-Request-Method": "GET"})
+            end_of_looks()
 
 
 @pytest.fixture
@@ -128,6 +129,7 @@ async def test_between_two_looks_the_file_system_is_left_alone(desk: Desk, monke
     for _ in range(50):
         desk.clock.advance("100ms")
         await statuses(app, 10)
+        end_of_looks()
     assert looks == 5
 
 
@@ -254,15 +256,18 @@ async def test_the_lifespan_passes_untouched(desk: Desk) -> None:
     assert seen == [(scope, anyio.sleep_forever, anyio.sleep_forever)]
 
 
-async def test_a_client_that_leaves_while_the_file_is_read_stops_nothing(
+async def test_no_request_waits_for_the_file_not_even_the_one_that_looks(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app = desk.gate(PLAIN)
-    loop, begun, go_on = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
+    begun, go_on = threading.Event(), threading.Event()
     options = Reading.options
+    read = 0
 
     def slow(reading: Reading) -> dict[str, Any]:
-        loop.call_soon_threadsafe(begun.set)
+        nonlocal read
+        read += 1
+        begun.set()
         assert go_on.wait(60)
         return options(reading)
 
@@ -270,17 +275,16 @@ async def test_a_client_that_leaves_while_the_file_is_read_stops_nothing(
     desk.write(PLAIN.replace("3/hour", "1/hour"))
     desk.clock.advance("1s")
     assert await statuses(app, 1) == [200]
-    desk.clock.advance("1s")
-    leaving = asyncio.create_task(call(app))
-    await begun.wait()
-    assert await statuses(app, 1) == [200], "others do not wait for the file"
-    desk.clock.advance("1s")
-    assert await statuses(app, 2) == [200, 429], "nor is it read twice at a time"
-    leaving.cancel()
+    end_of_looks()
+    desk.clock.advance("10s")
+    assert await statuses(app, 1) == [200], "the one that looks"
+    assert await asyncio.to_thread(begun.wait, 60)
+    for answer in (200, 429):
+        desk.clock.advance("1s")
+        assert await statuses(app, 1) == [answer], "others"
     go_on.set()
-    await asyncio.wait([leaving])
-    assert leaving.cancelled()
-    await asyncio.to_thread(app._follower._reading.acquire)  # it is held until the file has been read
+    await asyncio.to_thread(end_of_looks)
+    assert read == 1, "nor is it read twice at a time"
     assert desk.heard.kinds == ["config_reloaded"]
     assert "q=1;" in (await call(app)).headers["ratelimit-policy"]
 
@@ -301,11 +305,13 @@ def test_cf_07_a_hundred_reloads_under_load_lose_no_request_and_no_count(backend
             desk.write(PLAIN.replace("3/hour", "400/hour") + comment)
             desk.clock.advance("1s")
             await visit()
-            desk.clock.advance("1s")
+            end_of_looks()
+            desk.clock.advance("10s")
             # One of these has the file read in a thread, and the others go on meanwhile.
             async with anyio.create_task_group() as tasks:
                 for _ in range(10):
                     tasks.start_soon(visit)
+            end_of_looks()
 
     anyio.run(main, backend=backend)
     assert set(desk.heard.kinds) == {"config_reloaded", "config_rejected"}, f"seed {seed}"
@@ -345,11 +351,11 @@ async def test_a_ban_outlives_the_file_that_made_it_and_its_rung_counts_under_th
     assert (await call(app, "/.env")).headers["retry-after"] == "60"
     desk.write("rules = []\n")
     await desk.pause(app)
-    assert (await call(app)).headers["retry-after"] == "58"
+    assert (await call(app)).headers["retry-after"] == "49"
     desk.write(BANS.replace("3/1h", "1/1h").replace('"1m"', '"2m"'))
     await desk.pause(app)
-    assert (await call(app)).headers["retry-after"] == "56", "a ban keeps its end"
-    desk.clock.advance("56s")
+    assert (await call(app)).headers["retry-after"] == "38", "a ban keeps its end"
+    desk.clock.advance("38s")
     assert await statuses(app, 1) == [200]
     assert (await call(app, "/.env")).headers["retry-after"] == "480", "the second ban, under the new duration"
 
@@ -378,3 +384,75 @@ async def test_a_policy_that_cannot_be_used_leaves_the_one_at_work(desk: Desk) -
     assert desk.heard.kinds == ["config_rejected"]
     assert "line 7: bans.scanning.key: expected 'client' or 'user'" in desk.heard.events[0].message
     assert await statuses(app, 2, "/.env") == [200, 403]
+
+
+# -- what may be taken ---------------------------------------------------------------------------------------------
+
+
+async def test_a_file_that_is_renamed_into_place_is_taken_at_the_next_look(desk: Desk) -> None:
+    app = desk.gate(PLAIN)
+    for number in range(1, 4):
+        fresh = desk.path.with_name("slidegate.fresh")
+        fresh.write_text(PLAIN.replace("3/hour", f"{number}/day"))
+        fresh.replace(desk.path)
+        desk.clock.advance("1s")
+        await call(app)
+        end_of_looks()
+        assert f"q={number};w=86400" in (await call(app)).headers["ratelimit-policy"]
+    assert desk.heard.kinds.count("config_reloaded") == 3
+
+
+async def test_a_link_that_leads_elsewhere_is_taken_at_the_next_look(desk: Desk) -> None:
+    app = desk.gate(PLAIN)
+    desk.write(PLAIN.replace("3/hour", "1/day"), "next.toml")
+    link = desk.path.with_name("link")
+    link.symlink_to("next.toml")
+    link.replace(desk.path)
+    desk.clock.advance("1s")
+    await call(app)
+    end_of_looks()
+    assert desk.heard.kinds == ["config_reloaded", "windows_restarted"]
+    assert "q=1;w=86400" in (await call(app)).headers["ratelimit-policy"]
+
+
+@pytest.mark.parametrize("anew", [False, True], ids=["overwritten", "removed and written anew"])
+async def test_a_writer_that_pauses_in_mid_file_is_waited_for(desk: Desk, anew: bool) -> None:
+    whole = PLAIN + '[[rules]]\npath = "/more"\nlimits = "1/hour"\n'
+    app = desk.gate(whole)
+    if anew:
+        desk.path.unlink()
+        desk.path.touch()
+    for part in range(3):
+        desk.path.write_text(whole[: len(whole) // 3 * (part + 1)])
+        if anew:
+            # As if its directory had been left alone while it was written.
+            os.utime(desk.path.parent, ns=(0, desk.path.stat().st_mtime_ns - 1_000_000))
+        for _ in range(9):
+            desk.clock.advance("1s")
+            await call(app)
+            end_of_looks()
+    assert desk.heard.events == []
+    desk.path.write_text(whole + "# whole\n")
+    os.utime(desk.path.parent, ns=(0, desk.path.stat().st_mtime_ns - 1_000_000))
+    await desk.pause(app)
+    assert desk.heard.kinds == ["config_reloaded"]
+    assert len(app.app.rules) == 2
+
+
+async def test_a_file_that_has_lost_most_of_its_rules_in_place_waits_for_a_minute_more(desk: Desk) -> None:
+    more = "".join(f'[[rules]]\npath = "/{n}"\nlimits = "1/hour"\n' for n in range(9))
+    app = desk.gate(PLAIN + more)
+    desk.write(PLAIN)
+    await desk.pause(app)
+    assert desk.heard.kinds == ["config_shrunk"]
+    assert "has 1 rules left of 10" in desk.heard.events[0].message
+    for _ in range(59):
+        desk.clock.advance("1s")
+        await call(app)
+        end_of_looks()
+    assert (len(app.app.rules), len(desk.heard.events)) == (10, 1)
+    desk.clock.advance("1s")
+    await call(app)
+    end_of_looks()
+    assert len(app.app.rules) == 1
+    assert desk.heard.kinds == ["config_shrunk", "config_reloaded"]

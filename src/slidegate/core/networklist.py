@@ -7,22 +7,23 @@ to end, and nothing is built anew.
 
 from __future__ import annotations
 
-import os
-import stat
+import io
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from os import PathLike
+from typing import Final
 
 from .errors import ConfigurationError
 from .networkformats import check_format, read_entries
 from .networks import Networks, parse_network, prefix_length
 from .publicspace import HALF
+from .wholefile import read_whole
 
-
-def _open_at_once(path: str, flags: int) -> int:
-    """Open a file, without waiting for who might write to it if it is a pipe; Windows has no such pipes."""
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+MOST_BYTES: Final = 32 << 20
+"""The size of a file: more than a million networks, and what they take while they are read is bounded."""
+_PROMISE: Final = re.compile(r"[#;]\s*+entries:\s*+([0-9]{1,12})\s*+", re.IGNORECASE)
 
 
 class NetworkReading:
@@ -60,28 +61,40 @@ class NetworkReading:
 
     def __iter__(self) -> Iterator[tuple[int, int, int, int | None]]:
         try:
-            with open(self.path, encoding="utf-8-sig", errors="replace", opener=_open_at_once) as file:
-                found = os.fstat(file.fileno())
-                if not stat.S_ISREG(found.st_mode):
-                    raise ConfigurationError("networks: expected a file that can be read again, no pipe or device")
-                self.written_us = found.st_mtime_ns // 1_000
-                entries = read_entries(self._watched(file), self._format, self._column, self.written_us, self.skipped)
-                for line, text, ends_us in entries:
-                    try:
-                        version, first, last = parse_network(text, strict=self._strict)
-                        if not prefix_length(version, first, last):
-                            raise ConfigurationError(f"network: {text!r} is every address; leave it out")
-                    except ConfigurationError as error:
-                        raise ConfigurationError(f"line {line}: {error}") from None
-                    yield version, first, last, ends_us
+            content, self.written_us = read_whole(self.path, MOST_BYTES)
         except OSError as error:
             raise ConfigurationError(f"networks: cannot read {self.path}: {error.strerror or error}") from error
         except ConfigurationError as error:
+            raise ConfigurationError(f"{self.path}, networks: {error}") from None
+        try:
+            yield from self._entries(io.TextIOWrapper(io.BytesIO(content), "utf-8-sig", "replace"))
+        except ConfigurationError as error:
             raise ConfigurationError(f"{self.path}, {error}") from None
 
-    def _watched(self, lines: Iterable[str]) -> Iterator[str]:
+    def _entries(self, lines: Iterable[str]) -> Iterator[tuple[int, int, int, int | None]]:
+        promised: list[int] = []
+        count = 0
+        entries = read_entries(
+            self._watched(lines, promised), self._format, self._column, self.written_us, self.skipped
+        )
+        for line, text, ends_us in entries:
+            try:
+                version, first, last = parse_network(text, strict=self._strict)
+                if not prefix_length(version, first, last):
+                    raise ConfigurationError(f"network: {text!r} is every address; leave it out")
+            except ConfigurationError as error:
+                raise ConfigurationError(f"line {line}: {error}") from None
+            count += 1
+            yield version, first, last, ends_us
+        for number in promised:
+            if number != count:
+                raise ConfigurationError(f"expected {number} entries, as a comment in it says, but there are {count}")
+
+    def _watched(self, lines: Iterable[str], promised: list[int]) -> Iterator[str]:
         for line in lines:
             self.blank = self.blank and line.isspace()
+            if line[:1] in ("#", ";") and (found := _PROMISE.fullmatch(line)):
+                promised.append(int(found[1]))
             yield line
 
 

@@ -59,7 +59,7 @@ class Reading:
         on_tracked: Exceeded | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.stamps: dict[Path, Stamp] = {path: stamp_of(path)}
+        self.stamps: dict[Path, Stamp | None] = {path: stamp_of(path)}
         self._document = Document(path)
         self._code = code
         self._limiter_at = limiter_at

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ..core.errors import ConfigurationError, closest
+from ..core.wholefile import read_whole
 from .positions import MAX_DEPTH, KeyPath, key_lines, line_of, path_text, too_deep
 
 if TYPE_CHECKING:
@@ -61,6 +62,8 @@ _EXAMPLES: Final = {
 _SYNTAX: Final = re.compile(r"(.*) \(at (?:line (\d+), column (\d+)|end of document)\)", re.DOTALL)
 
 
+MOST_BYTES: Final = 2 << 20
+"""The size of a configuration; 20,000 rules are one MiB, and to read it takes a hundred times its size in memory."""
 _DIGITS: Final = re.compile("[0-9][0-9_]{4000}")
 
 
@@ -90,9 +93,11 @@ class Document:
             ConfigurationError: It cannot be read, or is not TOML.
         """
         try:
-            content = self.path.read_bytes()
+            content = read_whole(self.path, MOST_BYTES).content
         except OSError as error:
             raise PlacedError(f"{self.path}: cannot be read: {error.strerror or error}") from error
+        except ConfigurationError as error:
+            raise PlacedError(f"{self.path}: {error}") from None
         self.parse(content)
 
     def parse(self, content: bytes) -> None:

@@ -20,7 +20,7 @@ from ..core.networklist import NetworkList, NetworkReading, check_breadth
 from ..core.networks import Networks
 from ..core.observers import Observers
 from ..core.protocols import Clock, Event, Observer
-from .following import Follower, stamp_of
+from .following import SHRUNK_S, Change, Follower, stamp_of
 
 logger = logging.getLogger("slidegate")
 
@@ -71,8 +71,10 @@ class NetworkFiles:
     """Lists of networks, each in a file with a name, that follow their files.
 
     Give it to a `RateLimitMiddleware` as `blocklist` or `allowlist`: it looks at the files at most once a second, when
-    requests come, and reads those that have changed. A file that cannot be read, that has vanished, or that is suddenly
-    blank, changes nothing. Entries that end are left out from their end on.
+    requests come, and reads those that have changed, in a thread. A file that is renamed into place takes over at once,
+    one that is changed in place when it has stood still for ten seconds, and for another minute if it has lost more
+    than half of its entries. A file that cannot be read, that has vanished, or that is suddenly blank, changes nothing.
+    Entries that end are left out from their end on.
 
     Args:
         files: The files, or their paths. The name of the first that holds an address is the one that is said.
@@ -139,7 +141,7 @@ class NetworkFiles:
             yield from (f"{found} ({name})" for found in Networks.of_ranges(listed.ranges()).wide_ranges())
 
     def observe(self, observer: Observer) -> None:
-        """Tell `observer` of further ``list_reloaded`` and ``list_rejected``, once each however often it is given."""
+        """Tell `observer` of further ``list_reloaded``, ``list_rejected`` and ``list_shrunk``, once each."""
         if observer not in self._observers:
             self._observers.add(observer)
 
@@ -147,33 +149,43 @@ class NetworkFiles:
         """Tell whether the last look at the files is a second old."""
         return self._follower.due()
 
+    def look_aside(self) -> None:
+        """Look at the files in a thread, and read there those that have changed; return at once."""
+        self._follower.look_aside()
+
     async def look(self) -> None:
-        """Look at the files, and read those that have changed, in a thread."""
+        """Do the same, and wait for the end of it."""
         await self._follower.look()
 
-    def _read_again(self) -> None:
-        stamps = {path: stamp_of(path) for path in self._follower.stamps}
-        changed = {path for path, stamp in stamps.items() if stamp != self._follower.stamps[path]}
+    def _read_again(self, changes: Mapping[Path, Change]) -> set[Path]:
         events: list[tuple[int, Event]] = []
         lists = []
+        waiting: set[Path] = set()
         for file, (name, before) in zip(self._files, self._lists, strict=True):
-            listed = before
-            if file.path in changed:
+            listed, change = before, changes.get(Path(file.path))
+            if change is not None:
                 listed, level, event = self._replaced(file, before)
-                events.append((level, event))
+                if change.loses_too_much(before.count, listed.count):
+                    listed, level, event = before, logging.WARNING, _shrunk(file, before.count, listed.count)
+                    waiting.add(change.path)
+                if not change.still():
+                    waiting.add(change.path)
+                    listed = before
+                else:
+                    events.append((level, event))
             lists.append((name, listed))
         try:
             check_breadth([listed for _, listed in lists], "files")
         except ConfigurationError as error:
-            names = [file.name for file in self._files if file.path in changed]
-            details: dict[str, object] = {"list": names[0], "path": ", ".join(sorted(map(str, changed)))}
+            names = [file.name for file in self._files if file.path in changes]
+            details: dict[str, object] = {"list": names[0], "path": ", ".join(sorted(map(str, changes)))}
             message = f"the lists stay as they are: with {', '.join(map(repr, names))} together, {error}"
             events = [(logging.ERROR, Event("list_rejected", message, details))]
         else:
             self._lists = tuple(lists)
-        self._follower.stamps = stamps
         for level, event in events:
             self._tell(level, event)
+        return waiting
 
     def _replaced(self, file: NetworkFile, before: NetworkList) -> tuple[NetworkList, int, Event]:
         """Return the list to go on with, and what to say about it."""
@@ -195,6 +207,14 @@ class NetworkFiles:
     def _tell(self, level: int, event: Event) -> None:
         logger.log(level, "%s: %s", event.kind, event.message)
         self._observers.tell(event)
+
+
+def _shrunk(file: NetworkFile, before: int, now: int) -> Event:
+    message = (
+        f"list {file.name!r} stays as it is for {SHRUNK_S:.0f} s more: it was changed in place and has {now} entries "
+        f"left of {before}, as a file does that is not written yet; what is renamed into place is taken at once"
+    )
+    return Event("list_shrunk", message, {"list": file.name, "path": str(file.path), "count": now, "before": before})
 
 
 AddressList: TypeAlias = Networks | NetworkFiles

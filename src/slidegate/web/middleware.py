@@ -312,7 +312,7 @@ class RateLimitMiddleware(Breakable):
         """Look at what the first requests show, and now and then at the files of the lists."""
         for lists in self._lists:
             if lists.due():
-                await lists.look()
+                lists.look_aside()
         if self._watch is not None:
             for finding in self._watch.look(scope):
                 self._say(finding)

@@ -12,7 +12,7 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any, Final
@@ -25,7 +25,7 @@ from ..limiter import FailurePolicy, Limiter
 from .broken import Breakable
 from .config import Reading
 from .findings import Finding
-from .following import Follower
+from .following import SHRUNK_S, Change, Follower
 from .middleware import RateLimitMiddleware
 from .rules import Exceeded
 
@@ -134,7 +134,7 @@ class FileGate(Breakable):
         self._on_tracked = on_tracked
         self._shared = _Shared(observers)
         self._clock = clock
-        self._follower = Follower(self._take_over, clock)
+        self._follower = Follower(self._take_over, clock, together=True)
         self.app: RateLimitMiddleware = self._read()
 
     @property
@@ -150,7 +150,7 @@ class FileGate(Breakable):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Have one request judged by the gate at work."""
         if scope["type"] != "lifespan" and self._follower.due():
-            await self._follower.look()
+            self._follower.look_aside()
         await self.app(scope, receive, send)
 
     def _read(self) -> RateLimitMiddleware:
@@ -162,22 +162,46 @@ class FileGate(Breakable):
             self._follower.stamps = reading.stamps
         return _ReadGate(self._guarded, self._shared, options)
 
-    def _take_over(self) -> None:
-        before = self.app.rules
+    def _take_over(self, changes: Mapping[Path, Change]) -> Collection[Path]:
+        before, stamps = self.app.rules, self._follower.stamps
+        made: RateLimitMiddleware | None = None
+        message = ""
         try:
-            self.app = self._read()
+            made = self._read()
         except ConfigurationError as error:
-            self._tell(logging.ERROR, "config_rejected", f"the rules at work stay: {error}")
+            message = f"the rules at work stay: {error}"
         except Exception as error:
             logger.exception("reading %s failed", self._path)
-            self._tell(logging.ERROR, "config_rejected", f"the rules at work stay: {error!r}")
+            message = f"the rules at work stay: {error!r}"
+        still = all(change.still() for change in changes.values())
+        main = changes.get(self._path)
+        shrunk = made is not None and main is not None and main.loses_too_much(len(before), len(made.rules))
+        if shrunk or not still:
+            self._follower.stamps = stamps
+            if still and made is not None:
+                self._tell(logging.WARNING, "config_shrunk", _shrunk(self._path, len(before), len(made.rules)))
+            return changes
+        if made is None:
+            self._tell(logging.ERROR, "config_rejected", message)
         else:
-            self._tell(logging.INFO, "config_reloaded", f"{self._path}: rules at work: {len(self.app.rules)}")
-            windows = {rule.label: {limit.same_window for limit in rule.limits} for rule in before}
-            for rule in self.app.rules:
-                if windows.get(rule.label, set()) - {limit.same_window for limit in rule.limits}:
-                    self._tell(logging.INFO, "windows_restarted", f"rule {rule.label!r} counts anew in other windows")
+            self._put_to_work(made)
+        return ()
+
+    def _put_to_work(self, made: RateLimitMiddleware) -> None:
+        before, self.app = self.app.rules, made
+        self._tell(logging.INFO, "config_reloaded", f"{self._path}: rules at work: {len(made.rules)}")
+        windows = {rule.label: {limit.same_window for limit in rule.limits} for rule in before}
+        for rule in made.rules:
+            if windows.get(rule.label, set()) - {limit.same_window for limit in rule.limits}:
+                self._tell(logging.INFO, "windows_restarted", f"rule {rule.label!r} counts anew in other windows")
 
     def _tell(self, level: int, kind: str, message: str) -> None:
         logger.log(level, "%s: %s", kind, message)
         self.limiter.tell(Event(kind, message, {"path": str(self._path)}))
+
+
+def _shrunk(path: Path, before: int, now: int) -> str:
+    return (
+        f"the rules at work stay for {SHRUNK_S:.0f} s more: {path} was changed in place and has {now} rules left of "
+        f"{before}, as a file does that is not written yet; what is renamed into place is taken at once"
+    )
