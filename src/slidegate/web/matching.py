@@ -104,7 +104,9 @@ class Sight:
             return False
         if rule.connection is not None and self._type != rule.connection:
             return False
-        return not rule.written or all(any(written.covers(text) for written in rule.written) for text in self._every)
+        if not rule.written:
+            return True
+        return not self._endless and all(any(written.covers(text) for written in rule.written) for text in self._every)
 
     def _oddly(self, written: Written) -> str | None:
         """Return an odd reading that a path of a rule matches, where the route that is reached may be meant by it."""
