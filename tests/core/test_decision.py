@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
 from slidegate.core import NEVER, Bucket, Decision, Limit, Reason, parse_limits
@@ -184,3 +186,50 @@ def test_a_check_that_is_taken_out_leaves_the_rest_as_if_it_had_cost_nothing() -
     assert decision.charge == [None, None, "c"]
     assert decision.take_out(1).charge == ["c"]
     assert readings[0] == (2, 60, 9, 0), "the store's own list is not touched"
+
+
+@pytest.mark.parametrize(
+    ("costs", "spent", "shown"),
+    [
+        ((1, 240), (1, 240), "tokens"),  # 59 more by requests, 3 by tokens
+        ((1, 240), (58, 240), "requests"),
+        ((1, 1), (1, 945), "tokens"),
+        ((1, 16), (1, 57), "tokens"),
+        ((1, 16), (1, 56), "requests"),  # 59 and 59: the later one
+        ((1, 16), (1, 55), "requests"),  # 59 and 59 and a bit
+        ((1, 0), (1, 990), "tokens"),  # what says its cost only afterwards counts as 1
+        ((1, 0), (1, 40), "requests"),
+        ((0, 0), (50, 991), "tokens"),
+        ((240, 1), (0, 0), "requests"),
+        ((1, 240), (60, 1_000), "requests"),  # none fits: the later one
+        ((2, 240), (61, 1_000), "requests"),  # a lowered amount
+    ],
+)
+def test_the_limit_under_which_the_fewest_more_such_requests_fit_decides_an_admission(
+    costs: tuple[int, int], spent: tuple[int, int], shown: str
+) -> None:
+    buckets = [Bucket("requests", parse_limits("60/minute")), Bucket("tokens", parse_limits("1000/minute"))]
+    for order in (1, -1):
+        checks: list[Check] = [(bucket, "ann", cost) for bucket, cost in zip(buckets, costs, strict=True)][::order]
+        seen = [(units, 9 - place, 0, 0) for place, units in enumerate(spent)][::order]
+        decision = Decision(True, Reason.OK, 0, checks, seen)
+        assert decision.binding is not None
+        assert (decision.binding.name, decision.binding.cost) == (shown, costs[shown == "tokens"])
+
+
+def test_the_limit_shown_is_that_of_the_brute_force() -> None:
+    random = Random(20)
+    for _ in range(2_000):
+        amounts = [random.randint(1, 60) for _ in range(random.randint(1, 4))]
+        buckets = [Bucket(f"b{place}", (Limit(amount, "1m"),)) for place, amount in enumerate(amounts)]
+        checks: list[Check] = [(bucket, "ann", random.randint(1, 9)) for bucket in buckets]
+        seen = [(random.randint(0, amount), random.randint(0, 9), 0, 0) for amount in amounts]
+        state = Decision(True, Reason.OK, 0, checks, seen).binding
+        assert state is not None
+        fits = []
+        for (_, _, cost), amount, (spent, *_) in zip(checks, amounts, seen, strict=True):
+            count = 0
+            while spent + cost <= amount:
+                spent, count = spent + cost, count + 1
+            fits.append(count)
+        assert fits[int(state.name[1:])] == min(fits), f"{amounts} {checks} {seen}"

@@ -234,3 +234,16 @@ async def test_hi_04_the_body_never_shows_what_the_client_sent() -> None:
     assert answer.status == 429
     assert b"<" not in answer.body
     assert json.loads(answer.body)["violated-policies"] == ["/x{rest|path}", "default"]
+
+
+@pytest.mark.parametrize("headers", ["draft", "both"])
+@pytest.mark.parametrize("apart", [False, True])
+async def test_the_limit_under_which_the_fewest_more_such_requests_fit_is_shown(apart: bool, headers: Any) -> None:
+    requests, tokens = Rule("*", "60/minute", name="requests"), Rule("*", "1000/minute", cost=240, name="tokens")
+    for rules in ([requests, tokens], [tokens, requests]):
+        limiter = Limiter(MemoryStore(clock=FakeClock()))
+        app = RateLimitMiddleware(hello, rules=rules[-1:] if apart else rules, limiter=limiter, headers=headers)
+        if apart:
+            app = RateLimitMiddleware(app, rules=rules[:1], limiter=limiter, headers=headers)
+        shown = [(await call(app)).headers["ratelimit"].partition(";t=")[0] for _ in range(5)]
+        assert shown == [f'"tokens";r={left}' for left in (760, 520, 280, 40, 40)]

@@ -7,37 +7,12 @@ read from it is worked out when they ask.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from enum import StrEnum
 from typing import Any, NamedTuple, TypeAlias
 
 from .banlist import Ban
 from .limits import Limit
+from .reasons import Reason as Reason
 from .window import NEVER, Reading
-
-
-class Reason(StrEnum):
-    """Why a request was let through or refused."""
-
-    OK = "ok"
-    """Every limit had room."""
-    WAITED = "waited"
-    """Let through after a wait: a place is booked for `Decision.wait_us` from now."""
-    LIMITED = "limited"
-    """A limit had no room; `Decision.retry_after` says when it will."""
-    TOO_LARGE = "too_large"
-    """The cost is larger than a limit: it can never pass."""
-    BANNED = "banned"
-    """A ban is in force; `Decision.ban` says which."""
-    BLOCKED = "blocked"
-    """The client's address is on the blocklist."""
-    NOBODY = "nobody"
-    """The limits function of a rule says that nobody may pass; nothing was counted."""
-    ALLOWLISTED = "allowlisted"
-    """The client's address is on the allowlist; nothing was counted."""
-    EXEMPT = "exempt"
-    """No limit applies to this request; nothing was counted."""
-    UNAVAILABLE = "unavailable"
-    """The store did not answer, and `on_error` says "allow" or "deny"; nothing was counted."""
 
 
 class Bucket:
@@ -121,6 +96,8 @@ class LimitState(NamedTuple):
     """How long until the oldest spent unit leaves: 0 if nothing is spent."""
     reset_after_us: int
     """How long until everything spent has left: 0 if nothing is spent."""
+    cost: int = 1
+    """Units that the request asked for."""
 
 
 class Decision:
@@ -179,22 +156,20 @@ class Decision:
 
     @property
     def binding(self) -> LimitState | None:
-        """The limit that decides: refused, the one with the longest wait; let through, the one with the least left.
-
-        None where no limit was asked.
-        """
+        """The limit that decides: of a refusal the longest wait, else the fewest more such requests; None without limits."""
         readings = self.readings
         if not readings:
             return None
         asked = self._asked()
-        place = binding_place(self.allowed, [bucket.limits[at].amount for bucket, _, at in asked], readings)
+        amounts = [bucket.limits[at].amount for bucket, _, _, at in asked]
+        place = binding_place(self.allowed, amounts, readings, unequal_costs(self.checks))
         return self._state(*asked[place], readings[place])
 
-    def _asked(self) -> list[tuple[Bucket, str, int]]:
-        """Return whose reading is whose: bucket, key and the place of the limit in the bucket."""
-        return [(bucket, key, at) for bucket, key, _ in self.checks for at in range(len(bucket.limits))]
+    def _asked(self) -> list[tuple[Bucket, str, int, int]]:
+        """Return whose reading is whose: bucket, key, cost and the place of the limit in the bucket."""
+        return [(bucket, key, cost, at) for bucket, key, cost in self.checks for at in range(len(bucket.limits))]
 
-    def _state(self, bucket: Bucket, key: str, at: int, reading: Reading) -> LimitState:
+    def _state(self, bucket: Bucket, key: str, cost: int, at: int, reading: Reading) -> LimitState:
         spent, leaves_us, newest_us, wait_us = reading
         limit = bucket.limits[at]
         return LimitState(
@@ -206,6 +181,7 @@ class Decision:
             retry_after_us=None if wait_us == NEVER else wait_us,
             more_after_us=leaves_us - self.now_us if spent else 0,
             reset_after_us=newest_us + limit.span_us - self.now_us if spent else 0,
+            cost=cost,
         )
 
     def take_out(self, place: int) -> Decision:
@@ -290,14 +266,27 @@ class Decision:
         return tuple(state for state in self.states if state.retry_after_us != 0)
 
 
-def binding_place(allowed: bool, amounts: Sequence[int], readings: Sequence[Reading]) -> int:
-    """Return the place of the reading that decides, given the amount of each limit; see `Decision.binding`."""
+def unequal_costs(checks: Sequence[Check]) -> Sequence[int]:
+    """Return what a request costs under each limit, in the order of its readings; empty where that is always the same.
+
+    A cost of 0, whose request says only afterwards what it costs, counts as 1: it has no other number of requests.
+    """
+    first = checks[0][2]
+    for _, _, cost in checks:
+        if cost != first:
+            return [max(cost, 1) for bucket, _, cost in checks for _ in bucket.limits]
+    return ()
+
+
+def binding_place(allowed: bool, amounts: Sequence[int], readings: Sequence[Reading], costs: Sequence[int] = ()) -> int:
+    """Return the place of the reading that decides, given each limit's amount, and the costs where they differ."""
     if not allowed:
         waits = [(reading[3] == NEVER, reading[3]) for reading in readings]
         return waits.index(max(waits))
     place = 0
     for at in range(1, len(readings)):  # not with min(): most responses that name several limits come here
-        more = amounts[at] - readings[at][0] - (amounts[place] - readings[place][0])
+        left, least = amounts[at] - readings[at][0], amounts[place] - readings[place][0]
+        more = left * costs[place] - least * costs[at] if costs else left - least
         if more < 0 or (more == 0 and readings[at][1] > readings[place][1]):
             place = at
     return place

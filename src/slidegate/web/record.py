@@ -102,7 +102,7 @@ class Record(list[Decision]):
 
     @property
     def decision(self) -> Decision:
-        """The decision that matters most: a refusal, else the one with the least left."""
+        """The decision that matters most: a refusal, else the one after which the fewest more such requests fit."""
         return tightest(self)
 
 

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, TypeAlias
+from fractions import Fraction
+from typing import Final, Literal, NamedTuple, TypeAlias
 
-from ..core.decision import Bucket, Decision, binding_place, ceil_s
+from ..core.decision import Bucket, Decision, binding_place, ceil_s, unequal_costs
 from ..core.limits import Limit
 from ..core.memo import remember
 
 HeaderStyle: TypeAlias = Literal["draft", "legacy", "both"]
 Fields: TypeAlias = list[tuple[bytes, bytes]]
+_NONE: Final = Fraction(0)
 Buckets: TypeAlias = Bucket | tuple[Bucket, ...]
 
 
@@ -80,7 +82,11 @@ class HeaderWriter:
         """Do what `fields` does for one decision in the draft's style: nearly every response has just that."""
         buckets, readings = asked_buckets(decision), decision.readings
         field, names, amounts = self._known.get(buckets) or self._learn(buckets)
-        place = binding_place(decision.allowed, amounts, readings) if len(readings) > 1 else 0
+        place = 0
+        if len(readings) > 1:
+            checks = decision.checks
+            costs = () if len(checks) == 1 else unequal_costs(checks)
+            place = binding_place(decision.allowed, amounts, readings, costs)
         spent, leaves_us, _, _ = readings[place]
         remaining = amounts[place] - spent
         more_after_s = -((decision.now_us - leaves_us) // 1_000_000) if spent else 0
@@ -105,10 +111,13 @@ def asked_buckets(decision: Decision) -> Buckets:
 
 
 def tightest(decisions: Sequence[Decision]) -> Decision:
-    """Return the decision that matters most to the client: a refusal, else the one with the least left."""
+    """Return the decision that matters most to the client: a refusal, else the one after which the fewest more such
+    requests fit."""
 
-    def order(decision: Decision) -> tuple[bool, bool, int, int]:
-        remaining = decision.remaining
-        return decision.allowed, remaining is None, remaining or 0, -decision.more_after_us
+    def order(decision: Decision) -> tuple[bool, bool, Fraction, int]:
+        state = decision.binding
+        if state is None:
+            return decision.allowed, True, _NONE, 0
+        return decision.allowed, False, Fraction(state.remaining, max(state.cost, 1)), -state.more_after_us
 
     return min(decisions, key=order)
