@@ -29,6 +29,7 @@ from ..redis_servers import RedisServer, needs_redis
 NUMBER = itertools.count()
 BOUND_S = 20
 PLENTY = bucket("1000000/minute")
+PLAIN = bucket("5/hour")
 
 
 @pytest.fixture(scope="module")
@@ -183,3 +184,50 @@ async def test_a_new_worker_is_told_of_prolonged_bans_and_prolongs_them(server: 
         assert refused.retry_after_us == policy.duration_us
         (ban,) = await one.bans.active()
         assert ban.ends_us == clock() + policy.duration_us
+
+
+# -- what was summed here and not sent yet -----------------------------------------------------------------------------
+
+
+@needs_redis
+@pytest.mark.parametrize("after", [3, 20])
+async def test_strikes_that_were_not_sent_yet_are_forgotten_by_an_unban(server: RedisServer, after: int) -> None:
+    policy = BanPolicy(f"{after}/hour", "1h", name="p")
+    async with workers_at(server, 1) as (one,):
+        for _ in range(3):
+            for _ in range(after - 1):
+                assert await one.bans.strike(policy, "user:eve", 1, "") is None
+            assert await one.bans.unban("user:eve", "ann")
+        for _ in range(after - 1):
+            assert await one.bans.strike(policy, "user:eve", 1, "") is None
+        assert await one.bans.strike(policy, "user:eve", 1, "")
+
+
+@needs_redis
+async def test_strikes_of_others_are_sent_all_the_same(server: RedisServer) -> None:
+    policy = BanPolicy("20/hour", "1h", name="p")
+    async with workers_at(server, 1) as (one,):
+        for _ in range(10):
+            await one.bans.strike(policy, "user:eve", 1, "")
+            await one.bans.strike(policy, "user:bob", 1, "")
+        await one.bans.unban("user:eve", "ann")
+        assert await one.bans.strike(policy, "user:bob", 10, "")
+
+
+@needs_redis
+async def test_refusals_that_were_not_charged_yet_are_forgotten_by_a_reset(server: RedisServer) -> None:
+    counting = bucket("5/hour", count_denied=True)
+    async with workers_at(server, 1) as (one,):
+        both = ((counting, "user:eve", 1), (counting, "user:bob", 1))
+        for _ in range(6):
+            await settle(one.hit(both))
+        for _ in range(10):
+            assert not await settle(one.hit(both))
+        assert sum(known.given for known in one._tools.answers.known.values()) > 0
+        await settle(one.reset("user:eve"))
+        assert (await settle(one.hit(((counting, "user:eve", 1),)))).remaining == 4
+        newest_us = before = (await settle(one.peek(((PLAIN, "user:bob", 1),)))).readings[0][2]
+        async with asyncio.timeout(BOUND_S):
+            while newest_us == before:  # until what was summed is charged to the other key
+                newest_us = (await settle(one.peek(((PLAIN, "user:bob", 1),)))).readings[0][2]
+        assert (await settle(one.peek(((PLAIN, "user:eve", 0),)))).remaining == 4

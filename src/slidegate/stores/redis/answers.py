@@ -28,7 +28,7 @@ TRUST_S: Final = 1.0
 class Known:
     """A refusal: what was seen, until when nothing leaves by itself, and how often it was given from here."""
 
-    __slots__ = ("clock", "counts", "decision", "given", "next_s", "steps", "until_us")
+    __slots__ = ("clock", "counts", "decision", "given", "next_s", "reset", "steps", "until_us")
 
     def __init__(self, decision: Decision, clock: ServerClock, *, counts: bool) -> None:
         self.decision = decision
@@ -37,6 +37,7 @@ class Known:
         self.until_us = min(reading[1] for reading in decision.readings if reading[0])
         self.counts = counts
         self.given = 0
+        self.reset: set[str] = set()  # the keys whose windows were forgotten meanwhile
         self.next_s = monotonic() + (PAUSE_S if counts else TRUST_S)
 
     def lasts(self) -> bool:
@@ -111,6 +112,13 @@ class Answers:
         for checks in self._about.pop(key, ()):
             self.known.pop(checks, None)
 
+    def forget_windows(self, key: str) -> None:
+        """Forget what is known of a key whose windows are forgotten, and what was not charged to them yet."""
+        for checks in self._about.get(key, ()):
+            if checks in self.known:
+                self.known[checks].reset.add(key)
+        self.forget_key(key)
+
     def clear(self) -> None:
         """Forget everything."""
         self.known.clear()
@@ -127,4 +135,6 @@ class Answers:
         if self.known.get(checks) is known:
             del self.known[checks]
         if self._charge is not None:
-            self._charge([(bucket, key, cost * known.given) for bucket, key, cost in checks if bucket.count_denied])
+            due = [check for check in checks if check[0].count_denied and check[1] not in known.reset]
+            if due:
+                self._charge([(bucket, key, cost * known.given) for bucket, key, cost in due])

@@ -140,7 +140,7 @@ class Reset:
     def answered(self, answer: bytes, now_us: int, clock: ServerClock) -> bool:
         """See `Request`."""
         raise_failure(answer)
-        self._tools.answers.forget_key(self.key)
+        self._tools.answers.forget_windows(self.key)
         return answer[0] == CHANGED
 
     def guards(self) -> bytes:

@@ -188,7 +188,7 @@ class RedisStore:
     def reset(self, key: str) -> Awaitable[bool]:
         """Forget the windows of `key` under every rule; False where there were none."""
         lane = self._lane()
-        self._tools.answers.forget_key(key)
+        self._tools.answers.forget_windows(key)
         request = Reset(lane.loop.create_future(), self._tools, key)
         lane.add(request)
         return request.future
