@@ -60,7 +60,10 @@ def change(url: str, per_second: int) -> None:
         started_s, done = time.perf_counter(), 0
         for number in itertools.count():
             due = int((time.perf_counter() - started_s) * per_second) - done
-            tasks = [store.bans.ban(f"198.18.{n // 256 % 256}.{n % 256}", 60_000_000, "", "bench") for n in range(done, done + due)]
+            tasks = [
+                store.bans.ban(f"198.18.{n // 256 % 256}.{n % 256}", 60_000_000, "", "bench")
+                for n in range(done, done + due)
+            ]
             await asyncio.gather(*tasks)
             done += due
             if number % 50 == 49:

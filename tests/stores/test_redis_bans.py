@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -13,11 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slidegate import BanPolicy
+from slidegate import BanPolicy, Limiter
 from slidegate.core.banlist import Guarded, ban_key
 from slidegate.core.decision import Decision, Reason
 from slidegate.core.networks import Address, format_network, parse_address
 from slidegate.stores.redis import RedisStore
+from slidegate.stores.redis.bans import CHUNK
 from slidegate.stores.redis.lanes import Lane
 from slidegate.testing import FakeClock
 from slidegate.testing.desk import bucket
@@ -231,3 +232,43 @@ async def test_refusals_that_were_not_charged_yet_are_forgotten_by_a_reset(serve
             while newest_us == before:  # until what was summed is charged to the other key
                 newest_us = (await settle(one.peek(((PLAIN, "user:bob", 1),)))).readings[0][2]
         assert (await settle(one.peek(((PLAIN, "user:eve", 0),)))).remaining == 4
+
+
+# -- many bans ---------------------------------------------------------------------------------------------------------
+
+
+async def turns_of(work: Awaitable[object]) -> int:
+    """Return how many turns an event loop takes while some work is done: in each of them others go on."""
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    counting = asyncio.create_task(count())
+    try:
+        await work
+    finally:
+        counting.cancel()
+    return turns
+
+
+@needs_redis
+async def test_many_bans_are_read_in_steps_between_which_others_go_on(server: RedisServer) -> None:
+    many = 4_000
+    async with workers_at(server, 2) as (one, other):
+        for first in range(0, many, 500):
+            some = [f"2001:db8:{n:x}::/64" for n in range(first, first + 500)]
+            await asyncio.gather(*(one.bans.ban(key, 3_600_000_000, "", "ann") for key in some))
+        limiter = Limiter(other)
+
+        async def drain(found: AsyncIterator[object]) -> None:
+            assert len([each async for each in found]) >= many
+
+        assert await turns_of(other.bans.active()) >= many // CHUNK
+        for work in (limiter.history(), limiter.export_bans(), limiter.bans()):
+            assert await turns_of(drain(work)) >= 2 * many // CHUNK
+        rows = await other.bans.dump()
+        assert await turns_of(one.bans.load(rows)) >= many // CHUNK

@@ -17,7 +17,7 @@ from ..core.protocols import BanBook, Store
 from ..core.targets import NetworkSet, ban_target
 from .failures import Failsafe
 from .keys import Keys
-from .within import within
+from .within import in_turns, within
 
 PERMANENT: Final = "permanent"
 
@@ -85,7 +85,7 @@ class BanCommands:
     async def bans(self) -> AsyncIterator[Ban]:
         """Yield the bans in force."""
         for book in self._books():
-            for ban in await within(book.active()):
+            async for ban in in_turns(await within(book.active())):
                 yield ban
 
     async def history(self, key: str | None = None) -> AsyncIterator[BanChange]:
@@ -93,7 +93,7 @@ class BanCommands:
         await self.prepare()
         known = None if key is None else self._ban_key(key)
         changes = [change for book in self._books() for change in await within(book.history())]
-        for change in sorted(changes, key=lambda change: change.wall_us):
+        async for change in in_turns(sorted(changes, key=lambda change: change.wall_us)):
             if known is None or change.ban.key == known:
                 yield change
 
@@ -150,7 +150,7 @@ class BanCommands:
             raise StoreUnavailable(
                 f"bans cannot be exported while the secret that their keys are made with is not known: {error}"
             ) from error
-        for row in await within(self.store.bans.dump()):
+        async for row in in_turns(await within(self.store.bans.dump())):
             yield json.dumps(row, ensure_ascii=True) + "\n"
 
     async def import_bans(self, lines: Iterable[str]) -> int:
