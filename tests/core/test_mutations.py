@@ -35,6 +35,8 @@ from slidegate.testing.ban_programs import ban_program
 from slidegate.testing.player import Player
 from slidegate.testing.programs import program
 
+from ..stores import memory_scenes as scenes
+from ..stores import test_shared_cells as shared_cells
 from .test_window_properties import (
     Kit,
     Traffic,
@@ -333,6 +335,142 @@ BANS = [
     ),
 ]
 
+# Random programs seldom come to where these differ, so each has to fail a scene of its own.
+AFTER_THE_LOCK = ("        with self._lock:\n            ", "        if True:\n            ")
+SCENES: list[tuple[Mutation, Callable[[scenes.NewStore], None]]] = [
+    (
+        Mutation("a reset without the lock", MEMORY, (tuple(edge + "return sum(" for edge in AFTER_THE_LOCK),)),
+        scenes.every_call_looks_under_the_lock,
+    ),
+    (
+        Mutation(
+            "a peek without the lock",
+            MEMORY,
+            (tuple(edge + "barred = self.bans.judge(checks, guarded, prolong=F" for edge in AFTER_THE_LOCK),),
+        ),
+        scenes.every_call_looks_under_the_lock,
+    ),
+    (
+        Mutation(
+            "a new table does not wake the sweep",
+            MEMORY,
+            (("        self._sweep_due_us = min(self._sweep_due_us, table.due_us)\n", ""),),
+        ),
+        scenes.a_new_table_wakes_the_sweep,
+    ),
+    (
+        Mutation(
+            "a debt never sweeps",
+            MEMORY,
+            (
+                (
+                    "for table, _, key, _ in flat], now_us)\n            if now",
+                    "for table, _, key, _ in flat], now_us)\n            if 0 > now",
+                ),
+            ),
+        ),
+        scenes.debts_let_go_of_windows_too,
+    ),
+    (
+        Mutation(
+            "a debt comes before what was booked before it",
+            BOOKINGS,
+            (("        self.settle(now_us)\n        return self.ring.charge", "        return self.ring.charge"),),
+        ),
+        scenes.a_debt_comes_after_what_was_booked_before_it,
+    ),
+    (
+        Mutation(
+            "an empty newest slot is kept", COUNTS, (("while pairs and not pairs[-1][1]:", "while 0 and pairs:"),)
+        ),
+        scenes.a_refund_closes_the_slice_that_it_emptied,
+    ),
+    (
+        Mutation(
+            "a cost of nothing is refused as if the amount were larger",
+            COUNTS,
+            (("if amount - (cost or 1) == self._blocked_room", "if amount - cost == self._blocked_room"),),
+        ),
+        scenes.a_cost_of_nothing_waits_for_the_lowered_amount,
+    ),
+    (
+        Mutation(
+            "keys that meet have to fit beside each other",
+            JUDGING,
+            (("ahead = before.get(key, 0)", "ahead = sum(before.values())"),),
+        ),
+        scenes.a_cost_of_the_whole_amount_waits_beside_a_stranger,
+    ),
+    (
+        Mutation("keys that meet are charged as one", JUDGING, (("limit.amount + ask.others", "limit.amount"),)),
+        scenes.a_cost_of_the_whole_amount_waits_beside_a_stranger,
+    ),
+    (
+        Mutation(
+            "who waits takes a place where there is room",
+            JUDGING,
+            (("waits=check in lacking and not again", "waits=not again"),),
+        ),
+        scenes.who_waits_takes_no_place_where_there_is_room,
+    ),
+    (
+        Mutation(
+            "a moment comes before the one that was asked for",
+            BOOKINGS,
+            (("at_us = max(at_us, moment_us)", "at_us = moment_us"),),
+        ),
+        scenes.a_moment_for_several_limits_is_not_before_any_of_them,
+    ),
+    (
+        Mutation("a refund finds what a step has moved", MEMORY, (("now_us < self._latest_us:", "False:"),)),
+        scenes.a_refund_does_not_find_what_a_step_of_the_clock_has_moved,
+    ),
+]
+
+ONE_CELL = ("SHARED_CELLS: Final = 4_096", "SHARED_CELLS: Final = 1")
+CELLS: list[tuple[Mutation, Callable[[shared_cells.Small], None]]] = [
+    (
+        Mutation(
+            "a key leaves its cell with nothing",
+            TABLES,
+            (ONE_CELL, ("return copy_of_cell(cell, now_us)", "return self.new_window()")),
+        ),
+        shared_cells.test_a_key_that_has_moved_is_counted_by_itself,
+    ),
+    (
+        Mutation(
+            "a key leaves the cell in which it waits",
+            TABLES,
+            (ONE_CELL, ("if table is not None and table.waiters.get(number, {}).get(key, now_us) > now_us:", "if 0:")),
+        ),
+        lambda small: shared_cells.test_a_key_that_waits_in_its_cell_stays_there_until_then(small, "2/10s"),
+    ),
+    (
+        Mutation(
+            "a changed amount forgets who waits in a cell",
+            TABLES,
+            (ONE_CELL, ("self.waiters[key] = self.twin.waiters.pop(key)", "self.twin.waiters.pop(key)")),
+        ),
+        lambda small: shared_cells.test_a_key_that_waits_in_its_cell_stays_there_until_then(small, "5/10s @4"),
+    ),
+    (
+        Mutation(
+            "a refund leaves the copy of its key as it is",
+            TABLES,
+            (ONE_CELL, ("            found.append(own)\n", "            pass\n")),
+        ),
+        shared_cells.test_a_refund_after_the_move_frees_the_unit_in_the_cell_and_in_the_copy_of_its_key,
+    ),
+    (
+        Mutation(
+            "a refund takes from whatever window its key has",
+            TABLES,
+            (ONE_CELL, ("self.copies.get(key) == (ring_of(own), ring)", "True")),
+        ),
+        shared_cells.test_a_refund_frees_nothing_in_a_window_that_is_no_copy_of_the_cell,
+    ),
+]
+
 
 def mutated(mutation: Mutation) -> types.ModuleType:
     """Return a module of the mutated source."""
@@ -428,13 +566,56 @@ def test_the_store_contract_catches(mutation: Mutation) -> None:
     assert_caught(lambda rolled: play(rolled, broken))
 
 
-@pytest.mark.parametrize("mutation", PLACES, ids=lambda mutation: mutation.what)
-def test_the_store_contract_catches_broken_places(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
+def break_places(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put the methods of a mutated window with bookings in the place of the whole ones."""
     made = mutated(mutation)
     for name, method in vars(made.BookedWindow).items():
         if isinstance(method, types.FunctionType):
             monkeypatch.setattr(BookedWindow, name, method)
     made.BookedWindow = BookedWindow
+
+
+@pytest.mark.parametrize(("mutation", "scene"), SCENES, ids=lambda row: getattr(row, "what", ""))
+def test_a_scene_catches(
+    mutation: Mutation, scene: Callable[[scenes.NewStore], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if mutation.module is BOOKINGS:
+        break_places(mutation, monkeypatch)
+        broken = slidegate.stores.memory.MemoryStore
+    else:
+        broken = store(mutation)
+    with pytest.raises(AssertionError):
+        scene(broken)
+
+
+@pytest.mark.parametrize(("mutation", "scene"), CELLS, ids=lambda row: getattr(row, "what", ""))
+def test_a_scene_of_shared_cells_catches(mutation: Mutation, scene: Callable[[shared_cells.Small], None]) -> None:
+    broken = store(mutation)
+    with pytest.raises(AssertionError):
+        scene(lambda clock, max_keys: broken(max_keys=max_keys, clock=clock))
+
+
+def test_a_ring_without_the_check_hands_back_twice() -> None:
+    broken = kit(
+        Mutation(
+            "units <= spent",
+            TIMES,
+            (("< self.leaves_us and 0 < units <= self.spent:", "< self.leaves_us and 0 < units:"),),
+        )
+    )
+    with pytest.raises(AssertionError):
+        scenes.nothing_is_handed_back_twice(broken.window)
+
+
+def test_seconds_that_are_cut_off_are_caught() -> None:
+    broken = mutated(Mutation("int for round", LIMITS, (("round(value * 1_000_000)", "int(value * 1_000_000)"),)))
+    with pytest.raises(AssertionError):
+        scenes.seconds_are_rounded(broken.parse_duration_us)
+
+
+@pytest.mark.parametrize("mutation", PLACES, ids=lambda mutation: mutation.what)
+def test_the_store_contract_catches_broken_places(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
+    break_places(mutation, monkeypatch)
     assert_caught(lambda rolled: play(rolled, slidegate.stores.memory.MemoryStore))
 
 

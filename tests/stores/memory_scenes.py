@@ -1,0 +1,206 @@
+"""Short scenes that a memory store has to play right. Each of them bites: see tests/core/test_mutations.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from slidegate.core import Bucket, Check, CounterWindow, Limit, Reason, TimestampWindow, parse_duration_us, parse_limits
+from slidegate.core.limits import Limit as AnyLimit
+from slidegate.stores.memory import MemoryStore
+from slidegate.testing import FakeClock
+
+SECOND_US = 1_000_000
+
+NewStore: TypeAlias = Callable[..., MemoryStore]
+
+
+def bucket(limits: str, rule: str = "rule", *, wait_s: int = 0, places: int = 0) -> Bucket:
+    return Bucket(rule, parse_limits(limits), wait_us=wait_s * SECOND_US, wait_max=places)
+
+
+class Listed(str):
+    """A key that may be looked up only under the lock of a store."""
+
+    store: MemoryStore | None = None
+
+    def __hash__(self) -> int:
+        assert self.store is None or self.store._lock.locked(), "a window is looked up without the lock"
+        return super().__hash__()
+
+
+def every_call_looks_under_the_lock(new_store: NewStore) -> None:
+    """Looking and resetting race with hits as much as hits do with each other."""
+    store, key = new_store(clock=FakeClock()), Listed("ann")
+    for asked in (bucket("5/minute"), bucket("5/minute; 70/hour")):
+        checks = ((asked, key, 1),)
+        store.hit(checks)
+        key.store = store
+        decision = store.hit(checks)
+        store.peek(checks)
+        store.charge(checks)
+        store.refund(decision)
+        store.reset(key)
+        key.store = None
+
+
+def a_new_table_wakes_the_sweep(new_store: NewStore) -> None:
+    """The windows of a rule that comes later are not left to the rules that are there already."""
+    clock = FakeClock()
+    store, slow, quick = new_store(clock=clock), bucket("5/day", "slow"), bucket("5/second", "quick")
+    store.hit(((slow, "ann", 1),))
+    clock.advance("1s")
+    store.hit(((quick, "ann", 1),))
+    clock.advance("1s")
+    store.hit(((slow, "ann", 1),))
+    assert store.stats().keys == 1
+
+
+def debts_let_go_of_windows_too(new_store: NewStore) -> None:
+    """A store that is only ever charged holds no more than one that is hit."""
+    clock = FakeClock()
+    store = new_store(clock=clock)
+    for number in range(100):
+        store.charge(((bucket("5/second"), f"client-{number}", 1),))
+        clock.advance("1s")
+    assert store.stats().keys < 10
+
+
+def a_debt_comes_after_what_was_booked_before_it(new_store: NewStore) -> None:
+    """What was booked for 10 s leaves at 20 s, and a debt of 15 s at 25 s."""
+    clock = FakeClock()
+    store, asked = new_store(clock=clock), bucket("2/10s", wait_s=60, places=5)
+    store.hit(((asked, "ann", 2),))
+    assert store.hit(((asked, "ann", 1),)).wait_us == 10 * SECOND_US
+    clock.advance("15s")
+    store.charge(((asked, "ann", 1),))
+    clock.advance("6s")
+    assert store.peek(((bucket("2/10s"), "ann", 0),)).remaining == 1
+
+
+def a_refund_closes_the_slice_that_it_emptied(new_store: NewStore) -> None:
+    """The newest slice that still counts something says when all has left, also where the oldest has left meanwhile."""
+    clock = FakeClock()
+    store, asked = new_store(clock=clock), bucket("20/60s @10")
+    store.hit(((asked, "ann", 1),))
+    clock.advance("30s")
+    store.hit(((asked, "ann", 1),))
+    clock.advance("30s")
+    decision = store.hit(((asked, "ann", 1),))
+    clock.advance("6s")  # the first has left
+    assert store.refund(decision) is True
+    peeked = store.peek(((asked, "ann", 0),))
+    assert (peeked.remaining, peeked.reset_after_us) == (19, 30 * SECOND_US)
+
+
+def a_cost_of_nothing_waits_for_the_lowered_amount(new_store: NewStore) -> None:
+    """Under 99 instead of 100, two units have to leave before anything passes, and they are in two slices."""
+    clock = FakeClock()
+    store, before, after = new_store(clock=clock), bucket("100/60s @10"), bucket("99/60s @10")
+    assert store.hit(((after, "ann", 0),))
+    for cost in (1, 1, 98):
+        store.hit(((before, "ann", cost),))
+        clock.advance("6s")
+    assert store.hit(((before, "ann", 1),)).retry_after_us == 48 * SECOND_US
+    assert store.hit(((after, "ann", 0),)).retry_after_us == 54 * SECOND_US
+
+
+def a_cost_of_the_whole_amount_waits_beside_a_stranger(new_store: NewStore) -> None:
+    """In one cell, a demand for two keys that each need all of it passes when the cell is empty."""
+    clock = FakeClock()
+    store, asked = new_store(clock=clock, max_keys=1), bucket("5/60s")
+    assert store.hit(((bucket("5/hour", "other"), "first", 1),))
+    assert store.hit(((asked, "stranger", 1),))
+    (ann, bob) = mates(store, asked)
+    assert store.hit(((asked, ann, 3), (asked, bob, 4)))
+    assert store.peek(((asked, bob, 0),)).remaining == 0
+    clock.advance("60s")
+    assert store.hit(((asked, "stranger", 1),))
+    both = ((asked, ann, 5), (asked, bob, 5))
+    refused = store.hit(both)
+    assert (refused.reason, refused.retry_after_us) == (Reason.LIMITED, 60 * SECOND_US)
+    clock.advance(60 * SECOND_US - 1)
+    assert not store.hit(both)
+    clock.advance(1)
+    assert store.hit(both)
+
+
+def mates(store: MemoryStore, asked: Bucket) -> tuple[str, str]:
+    """Return two keys that meet in the cell in which "stranger" is counted."""
+    found = [key for key in (f"client-{number}" for number in range(100_000)) if not free(store, (asked, key, 5))]
+    return found[0], found[1]
+
+
+def free(store: MemoryStore, check: Check) -> bool:
+    return store.peek((check,)).allowed
+
+
+def who_waits_takes_no_place_where_there_is_room(new_store: NewStore) -> None:
+    """Places are for those who wait for the limits of a rule, not for those who pass it on their way to another."""
+    store = new_store(clock=FakeClock())
+    tight, wide = bucket("1/10s", "tight", wait_s=60, places=5), bucket("2/10s", "wide", wait_s=60, places=1)
+    for reason in (Reason.OK, Reason.WAITED):
+        assert store.hit(((tight, "ann", 1), (wide, "ann", 1))).reason is reason
+    assert store.hit(((wide, "ann", 2),)).reason is Reason.WAITED
+
+
+def a_moment_for_several_limits_is_not_before_any_of_them(new_store: NewStore) -> None:
+    """One limit has room at 40 s. The other has bookings for 10 s and 45 s: what passes at 40 s is there at 45 s."""
+    store = new_store(clock=FakeClock())
+    first, second, third = (
+        bucket(limits, name, wait_s=90, places=9)
+        for name, limits in (("first", "2/10s"), ("second", "1/40s"), ("third", "1/45s"))
+    )
+    store.hit(((first, "ann", 2), (second, "ann", 1), (third, "ann", 1)))
+    assert store.hit(((first, "ann", 2),)).wait_us == 10 * SECOND_US
+    assert store.hit(((first, "ann", 2), (third, "ann", 1))).wait_us == 45 * SECOND_US
+    assert store.hit(((first, "ann", 2), (second, "ann", 1))).wait_us == 55 * SECOND_US
+
+
+def a_refund_does_not_find_what_a_step_of_the_clock_has_moved(new_store: NewStore) -> None:
+    """A unit of 100 s is moved to 50 s, and another comes at 100 s. It is not the one that is handed back."""
+    for limits in ("2/60s", "20/60s @10"):
+        clock = FakeClock(100 * SECOND_US)
+        store, asked = new_store(clock=clock), bucket(limits)
+        half = asked.limits[0].amount // 2
+        early = store.hit(((asked, "ann", half),))
+        clock.set(50 * SECOND_US)
+        store.hit(((asked, "ann", 0),))
+        clock.set(100 * SECOND_US)
+        late = store.hit(((asked, "ann", half),))
+        assert late
+        assert store.refund(early) is False
+        assert not store.hit(((asked, "ann", 1),))
+        assert store.refund(late) is True
+
+
+def nothing_is_handed_back_twice(
+    window: Callable[[AnyLimit], TimestampWindow | CounterWindow],
+) -> None:
+    """Also at the beginning of time, where an empty ring says 0 for the newest unit."""
+    for limit in (Limit(5, "10s"), Limit(500, "10s")):
+        ring = window(limit)
+        ring.add(0, 1)
+        assert ring.remove(0, 0, 1) is True
+        assert ring.remove(0, 0, 1) is False
+        assert ring.spent == 0
+
+
+def seconds_are_rounded(parse: Callable[[float, str], int] = parse_duration_us) -> None:
+    """A float that means whole microseconds is mostly a little more or less."""
+    for span_us in range(1, 3_000):
+        assert parse(span_us / 1_000_000, "window") == span_us
+
+
+SCENES: list[Callable[[NewStore], None]] = [
+    every_call_looks_under_the_lock,
+    a_new_table_wakes_the_sweep,
+    debts_let_go_of_windows_too,
+    a_debt_comes_after_what_was_booked_before_it,
+    a_refund_closes_the_slice_that_it_emptied,
+    a_cost_of_nothing_waits_for_the_lowered_amount,
+    a_cost_of_the_whole_amount_waits_beside_a_stranger,
+    who_waits_takes_no_place_where_there_is_room,
+    a_moment_for_several_limits_is_not_before_any_of_them,
+    a_refund_does_not_find_what_a_step_of_the_clock_has_moved,
+]
