@@ -300,7 +300,7 @@ def test_what_crowdsec_calls_a_decision_is_shown_in_one_short_line() -> None:
 # -- what is refused -------------------------------------------------------------------------------------------------
 
 BAD = [
-    ("192.0.2.0 192.0.2.255 24\n", "plain", "line 1: expected one address or network a line, not '192."),
+    ("192.0.2.0 192.0.2.255 24\n", "plain", "line 1: expected one address, network or range a line, "),
     ("\n192.0.2.1 2001:db8::1", "plain", "line 2: expected one address"),
     ('{"cidr":"192.0.2.0/24"}\n{"cidr":"198', "auto", "line 2: not JSON"),
     ('{"cidr":"192.0.2.0/24"}\n[1]', "auto", 'line 2: expected an object with a cidr, for example {"cidr": "192.0'),
@@ -440,6 +440,84 @@ def test_a_file_that_was_cut_off_is_never_read_as_something_else(format: str, da
         return
     # Nobody can tell that 192.0.2.1 was to be 192.0.2.17, but all before it is what it was.
     assert found[:-1] == whole[: max(len(found) - 1, 0)]
+
+
+# -- ranges ----------------------------------------------------------------------------------------------------------
+
+RANGE = Networks.of_ranges([(4, 0x0100_0000, 0x0100_00FF)])
+BETWEEN = ("-", " - ", " -", "- ", " to ", " TO ", "\u2013", " \u2014 ", "..", "...", "\t-\t")
+
+
+@pytest.mark.parametrize("format", ["auto", "plain"])
+@pytest.mark.parametrize("between", BETWEEN)
+@pytest.mark.parametrize("behind", ["", " AU", " # a comment", "; a comment", "\t12"])
+def test_a_range_is_read_as_the_range_that_it_is(between: str, behind: str, format: str, tmp_path: Path) -> None:
+    path = written(tmp_path / "list", f"# ranges\n1.0.0.0{between}1.0.0.255{behind}\n")
+    assert Networks.from_file(path, format=format) == RANGE
+    path = written(tmp_path / "list", f"2001:db8::1{between}2001:db8::ff{behind}\n")
+    base = 0x2001_0DB8 << 96
+    assert Networks.from_file(path, format=format) == Networks.of_ranges([(6, base + 1, base + 255)])
+
+
+@pytest.mark.parametrize("text", ["1.0.0.0 /24", "1.0.0.0 / 24", "1.0.0.0\t/24 AU", "1.0.0.0 /24 # a comment"])
+def test_a_prefix_that_stands_apart_is_read(text: str, tmp_path: Path) -> None:
+    assert Networks.from_file(written(tmp_path / "list", text + "\n")) == RANGE
+
+
+def test_a_range_in_a_column_is_read(tmp_path: Path) -> None:
+    path = written(tmp_path / "list", "ip,country\n1.0.0.0 - 1.0.0.127,AU\n1.0.0.128-1.0.0.255,AU\n")
+    assert Networks.from_file(path) == RANGE
+
+
+# Whoever writes one of these means more than one address, in a form that is not read.
+MEANT = (
+    "1.0.0.0,1.0.0.255,AU",
+    '"1.0.0.0","1.0.0.255","AU"',
+    "1.0.0.0, 255.255.255.0",
+    "1.0.0.0 255.255.255.0",
+    "1.0.0.0 0.0.0.255",
+    "1.0.0.0 1.0.0.255",
+    "1.0.0.0 1.0.2.255",
+    "1.0.0.0\t1.0.0.255\tAU",
+    "1.0.0.0 mask 255.255.255.0",
+    "1.0.0.0 netmask 255.255.255.0",
+    "1.0.0.0/255.255.255.0",
+    "1.0.0.0;1.0.0.255;AU",
+    "1.0.0.0|1.0.0.255|AU",
+    "1.0.0.255 - 1.0.0.0",
+    "1.0.0.0 - 2001:db8::",
+    "1.0.0.0 - 1.0.0",
+    "1.0.0.0 - 1.0.0.256",
+    "1.0.0.0 -24",
+    "1.0.0.0 /",
+    "1.0.0.0 /2x",
+    "1.0.0.0 to",
+    "1.0.0.*",
+    "1.0.0.0-255",
+    "16777216,16777471,AU",
+)
+
+
+@pytest.mark.parametrize("text", MEANT)
+@pytest.mark.parametrize("place", [1, 2])
+def test_what_means_more_than_an_address_never_becomes_one(text: str, place: int, tmp_path: Path) -> None:
+    """In the first line the format is guessed by it; in a further one it follows what is plain."""
+    before = "" if place == 1 else "192.0.2.0/24\n"
+    with pytest.raises(ConfigurationError, match=rf"list, line {place}: "):
+        Networks.from_file(written(tmp_path / "list", f"{before}{text}\n"))
+
+
+@pytest.mark.parametrize("text", ["1.0.0.0 255.255.255.0", "1.0.0.0 1.0.0.255"])
+def test_nor_where_fail2ban_is_said_to_have_written_it(text: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"list, line 1: .* may be the ends of a range"):
+        Networks.from_file(written(tmp_path / "list", text), format="fail2ban")
+
+
+@pytest.mark.parametrize(
+    "text", ["192.0.2.7 5", "192.0.2.7 spam", "192.0.2.7 AS64496", "192.0.2.7 ; SBL1", "192.0.2.7 # -"]
+)
+def test_further_columns_are_not_read(text: str, tmp_path: Path) -> None:
+    assert Networks.from_file(written(tmp_path / "list", text)) == Networks(["192.0.2.7"])
 
 
 # -- files -----------------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from typing import Any, Final, TypeAlias
 
 from .banlist import shown
 from .errors import MOST_QUOTED, ConfigurationError, quoted
+from .networkranges import check_neighbours
 
 Entry: TypeAlias = tuple[int, str, int | None]
 """(line, text of an address or network, when it ends in microseconds of Unix time if it does)."""
@@ -59,7 +60,15 @@ def fail2ban(lines: Iterable[str], skipped: Counter[str]) -> Iterator[Entry]:
         if timed:
             yield number, timed[1], _end_of_ban_us(timed[2], int(timed[3]), number)
             continue
-        for address in _jails(text, number) if text.startswith("[") else text.replace(",", " ").split():
+        if text.startswith("["):
+            yield from ((number, address, None) for address in _jails(text, number))
+            continue
+        addresses = text.replace(",", " ").split()
+        try:
+            check_neighbours(addresses)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"line {number}: {error}") from None
+        for address in addresses:
             yield number, address, None
 
 

@@ -3,8 +3,9 @@
 A parser takes the lines of a file and gives its entries: the line, the text of an address or network, and the moment
 at which the entry ends where the format has one. Whether the text *is* a network is for others to say.
 
-* ``plain``: an entry a line. What follows ``#`` or ``;`` is a comment (netset files, Spamhaus DROP text), and further
-  columns are not read (the score of IPsum).
+* ``plain``: an entry a line, which may be a range (``192.0.2.0 - 192.0.2.99``). What follows ``#`` or ``;`` is a
+  comment (netset files, Spamhaus DROP text), and further columns are not read (the score of IPsum), unless they look
+  like a part of the entry: then the line is an error.
 * ``jsonl``: an object with a ``cidr`` a line (Spamhaus DROP). Its last line says how many there are.
 * ``csv``: the column named or numbered (from 1) by `column`; the first if none is.
 * ``nginx``: ``deny`` directives. ``allow all`` is skipped; another ``allow`` is an exception, which a list has not.
@@ -24,6 +25,7 @@ from typing import Final, TypeAlias
 
 from .banexports import COLUMNS, TIMED, Entry, crowdsec, fail2ban, read_json
 from .errors import MOST_QUOTED, ConfigurationError, closest, quoted
+from .networkranges import begins_with_range, is_address, leading_entry, may_be_range
 
 FORMATS: Final = ("auto", "plain", "jsonl", "csv", "nginx", "fail2ban", "crowdsec")
 
@@ -91,6 +93,8 @@ def _guess(line: str) -> str:
     if _DIRECTIVE.match(line):
         return "nginx"
     words = line.split()
+    if (len(words) == 2 and may_be_range(*words)) or begins_with_range(line):
+        return "plain"  # which reads it, or says that it may be a range
     if TIMED.fullmatch(line) or (len(words) > 1 and all(map(_ADDRESS.fullmatch, words))):
         return "fail2ban"
     return "csv" if "," in line.partition("#")[0].partition(";")[0] else "plain"
@@ -98,12 +102,17 @@ def _guess(line: str) -> str:
 
 def _plain(lines: Iterable[str], skipped: Counter[str]) -> Iterator[Entry]:
     for number, line in enumerate(lines, start=1):
-        text = line.partition("#")[0].partition(";")[0].strip()
+        text, _, comment = line.partition("#")[0].partition(";")
+        text = text.strip()
         if text:
-            columns = text.split(None, 2)
-            if len(columns) > 1 and _ADDRESS.fullmatch(columns[1]):
-                raise ConfigurationError(f"line {number}: expected one address or network a line, not {quoted(text)}")
-            yield number, columns[0], None
+            if is_address(comment.partition(";")[0].strip()):
+                raise ConfigurationError(
+                    f"line {number}: expected a comment behind the semicolon, and no address: {quoted(line.strip())}"
+                )
+            try:
+                yield number, leading_entry(text), None
+            except ConfigurationError as error:
+                raise ConfigurationError(f"line {number}: {error}") from None
 
 
 def _jsonl(lines: Iterable[str], skipped: Counter[str]) -> Iterator[Entry]:
@@ -146,6 +155,11 @@ def _csv(lines: Iterable[str], column: str | int | None) -> Iterator[Entry]:
             elif place >= len(row):
                 raise ConfigurationError(
                     f"line {rows.line_num}: expected {place + 1} columns, but there are {len(row)}"
+                )
+            elif column is None and len(row) > 1 and is_address(row[0].strip()) and is_address(row[1].strip()):
+                raise ConfigurationError(
+                    f"line {rows.line_num}: two addresses may be the ends of a range: {quoted(', '.join(row))}; write "
+                    f"{row[0].strip()} - {row[1].strip()} in one column, or name the column that is meant"
                 )
             elif not first or not _HEADING.fullmatch(row[place].strip()):
                 yield rows.line_num, row[place].strip(), None

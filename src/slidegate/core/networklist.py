@@ -17,6 +17,7 @@ from typing import Final
 
 from .errors import ConfigurationError
 from .networkformats import check_format, read_entries
+from .networkranges import parse_range
 from .networks import Networks, parse_network, prefix_length
 from .publicspace import HALF
 from .wholefile import read_whole
@@ -79,7 +80,7 @@ class NetworkReading:
         )
         for line, text, ends_us in entries:
             try:
-                version, first, last = parse_network(text, strict=self._strict)
+                version, first, last = (parse_range if ends_us is None else parse_network)(text, strict=self._strict)
                 if not prefix_length(version, first, last):
                     raise ConfigurationError(f"network: {text!r} is every address; leave it out")
             except ConfigurationError as error:
