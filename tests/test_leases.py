@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Awaitable, Sequence
@@ -25,7 +27,7 @@ from slidegate.limiter import Limiter
 from slidegate.limiter import shares as shares_module
 from slidegate.limiter.leased import Lease, Leased
 from slidegate.limiter.leases import Leases
-from slidegate.limiter.shares import Share
+from slidegate.limiter.shares import Share, Shares
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import FakeClock
@@ -651,10 +653,39 @@ async def test_a_reset_forgets_the_lease_with_the_windows() -> None:
     scene, bucket = Scene(), leased()
     await scene.warm(bucket)
     assert await scene.limiter.reset("ann") is True
-    assert scene.share(bucket).lease is None
+    assert not scene.share(bucket).covers(1, 0)
     for _ in range(40):
         assert await scene.hit(bucket)
     assert not await scene.hit(bucket)
+
+
+def test_a_reset_in_one_thread_goes_with_new_leases_in_others() -> None:
+    shares, bucket, wrong = Shares(SharedStore(FakeClock()), None, lambda: 0), leased(), list[Exception]()  # type: ignore[arg-type]
+
+    async def look(names: range) -> None:
+        for name in names:
+            shares.find(bucket, f"user:{name}")
+
+    def loops() -> None:
+        try:
+            for _ in range(150):
+                asyncio.run(look(range(300)))
+        except Exception as error:
+            wrong.append(error)
+
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    threads = [threading.Thread(target=loops) for _ in range(2)]
+    try:
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            shares.forget("user:1")
+    finally:
+        sys.setswitchinterval(interval_s)
+        for thread in threads:
+            thread.join()
+    assert wrong == []
 
 
 async def test_leases_are_bounded_in_number_and_old_ones_go_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,6 +69,10 @@ class Lease:
         if self.timer is not None:
             self.timer.cancel()
 
+    def void(self) -> None:
+        """Let nobody spend it, nor hand anything of it back; safe from any thread."""
+        self.until_us = self.units = 0
+
     def part(self, units: int) -> Decision:
         """Return a decision that charged some of the units, to be refunded once."""
         ((bucket, key, _),) = self.decision.checks

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Sequence
+from threading import Lock
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -83,6 +84,7 @@ class Shares:
         self._safe = safe
         self._clock = clock
         self._closed = False
+        self._lock = Lock()
         self._by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[Bucket, str], Share]] = (
             WeakKeyDictionary()
         )
@@ -94,7 +96,8 @@ class Shares:
         loop = asyncio.get_running_loop()
         known, shares = self._last
         if known is not loop:
-            shares = self._by_loop.setdefault(loop, {})
+            with self._lock:
+                shares = self._by_loop.setdefault(loop, {})
             self._last = loop, shares
         share = shares.get((bucket, key))
         if share is None:
@@ -108,7 +111,7 @@ class Shares:
 
     async def prepare(self, share: Share, cost: int) -> bool:
         """Wait for a lease for a request, if it is worth one; False if the store did not answer."""
-        if share.lease is not None and not share.lease.units:
+        if share.lease is not None and share.lease.units <= 0:
             self._give_up(share)
         if share.flight is None:
             size = 0 if self._closed else share.size(cost, self._clock())
@@ -134,19 +137,27 @@ class Shares:
         return task
 
     def forget(self, key: str) -> None:
-        """Give up the leases of a key whose windows are about to be forgotten."""
-        for shares in list(self._by_loop.values()):
-            for share in [share for share in shares.values() if share.key == key and share.lease is not None]:
-                self._give_up(share)
+        """Let nobody spend the leases of a key whose windows are about to be forgotten, in any thread.
+
+        Each event loop gives its own up later: what it does with them is not safe from another thread.
+        """
+        with self._lock:
+            tables = list(self._by_loop.values())
+        for shares in tables:
+            for share in shares.copy().values():
+                if share.key == key and (lease := share.lease) is not None:
+                    lease.void()
 
     async def close(self) -> None:
         """Hand everything back; requests ask for themselves from now on."""
         self._closed = True
         await self._settle()  # what is on its way comes before what it brings goes back
-        for shares in list(self._by_loop.values()):
-            for share in shares.values():
+        with self._lock:
+            tables = list(self._by_loop.values())
+            self._by_loop.clear()
+        for shares in tables:
+            for share in shares.copy().values():
                 self._end(share)
-        self._by_loop.clear()
         self._last = None, {}
         await self._settle()
 
@@ -155,7 +166,7 @@ class Shares:
         try:
             if share.lease is not None:
                 lease = self._give_up(share)
-                if lease.units:
+                if lease.units > 0:
                     await self._safe.refund(lease.part(lease.units))
             if not size:
                 return True
@@ -191,7 +202,7 @@ class Shares:
         """End a lease, and hand back what is left of it."""
         if share.lease is not None:
             lease = self._give_up(share)
-            if lease.units:
+            if lease.units > 0:
                 self.start(self._safe.refund(lease.part(lease.units)))
 
     def _give_up(self, share: Share) -> Lease:

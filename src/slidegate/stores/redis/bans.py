@@ -40,6 +40,7 @@ from .bancodec import (
     unpack_standings,
     unpack_told,
 )
+from .faults import sensible
 from .held import NEVER_S, HeldBans
 from .script import bans_script
 from .sums import Strike, StrikeSums
@@ -107,6 +108,7 @@ class RedisBans(HeldBans):
 
     # -- what users ask for ------------------------------------------------------------------------------------------
 
+    @sensible
     async def find(self, guarded: Sequence[Guarded]) -> Ban | None:
         """Return the ban in force that refuses one of `guarded`, the one that lasts longest. Changes nothing."""
         (found,), _ = await self._command("find", [pack_guards(guarded)])
@@ -123,6 +125,7 @@ class RedisBans(HeldBans):
         made, _ = await self._strike(Strike(policy, key, reason, prefix), weight)
         return made
 
+    @sensible
     async def _strike(self, strike: Strike, weight: int) -> tuple[Ban | None, int]:
         """Count strikes in Redis; return the ban that was made, and how many are missing for the next."""
         policy, key = strike.policy, bytes_of(strike.key)
@@ -136,6 +139,7 @@ class RedisBans(HeldBans):
         self._teller.tell(reports, policy)
         return (unpack_ban(key, row) if row else None), missing
 
+    @sensible
     async def ban(self, key: str, length_us: int | None, reason: str, by: str) -> Ban:
         """Ban a key by hand, None for ever; a ban that it has is replaced."""
         known = bytes_of(key)
@@ -144,6 +148,7 @@ class RedisBans(HeldBans):
         self._teller.tell(reports)
         return unpack_ban(known, row)
 
+    @sensible
     async def unban(self, key: str, by: str) -> bool:
         """Take the ban of exactly this key back, and forget its strikes and rungs; False if there was neither."""
         unsent = self._sums.forget(key)
@@ -151,6 +156,7 @@ class RedisBans(HeldBans):
         self._teller.tell(reports, by=by)
         return bool(changed) or unsent
 
+    @sensible
     async def active(self) -> list[Ban]:
         """Return the bans in force."""
         await self.refresh(self._lane())
@@ -159,11 +165,13 @@ class RedisBans(HeldBans):
         parts = [[ban for ban in part if not ban.is_over(now_us, wall_us)] async for part in in_steps(held)]
         return [ban for part in parts for ban in part]
 
+    @sensible
     async def history(self) -> list[BanChange]:
         """Return the last 10,000 changes, oldest first."""
         entries = await self._lane().ask(b"LRANGE", self._keys[4], 0, -1)
         return [unpack_change(entry) async for part in in_steps(reversed(entries)) for entry in part]
 
+    @sensible
     async def dump(self) -> list[Row]:
         """Return everything known about bans, strikes and rungs, as `core.banrows` writes it."""
         bans, standings = await self.active(), list[tuple[str, str, Standing]]()
@@ -174,6 +182,7 @@ class RedisBans(HeldBans):
             rows = to_rows(Bans(bans, standings), *self._time.now_us())
         return [row async for some in in_steps(rows) for row in some]
 
+    @sensible
     async def load(self, rows: Sequence[Row]) -> int:
         """Take over what `dump` returned; of two bans of a key the one that lasts longer stays."""
         lane = self._lane()
@@ -191,6 +200,7 @@ class RedisBans(HeldBans):
         await self.refresh(lane)
         return len(known.bans)
 
+    @sensible
     async def clear(self) -> None:
         """Forget all bans, strikes, rungs and changes."""
         self._sums.clear()
@@ -242,6 +252,7 @@ class RedisBans(HeldBans):
         ban = longest(bans)
         return None if ban is None else Barred(ban.by, ban, now_us, checks)
 
+    @sensible
     async def look(self, lane: Lane, requests: Sequence[Request]) -> list[Barred | None]:
         """Return the refusals of requests by the bans that stand in Redis, None for each that is not refused."""
         guards = b"".join(request.guards() for request in requests)
@@ -283,6 +294,7 @@ class RedisBans(HeldBans):
         """Let Redis notice whether a part of the bans is gone, which begins another life."""
         await self._ask(lane, "since", [b""])
 
+    @sensible
     async def refresh(self, lane: Lane) -> None:
         """Learn of what has changed, a part at a time.
 

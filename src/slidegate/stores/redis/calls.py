@@ -30,6 +30,9 @@ SLACK_MS: Final = 1_000
 """A key lives this much longer than anything in it counts, so that its end need not be moved with every hit."""
 TEST_SLACK_MS: Final = 86_400_000
 
+STATE_PARTS: Final = 3
+"""An answer begins with the time, the number of the last change of bans, and that of hand-backs."""
+
 _HEAD: Final = Struct("<qIIB")
 _TIME: Final = Struct("<q")
 _SERVER_TIME: Final = -1
@@ -136,11 +139,20 @@ def head(clock: Clock | None, with_meta: int) -> bytes:
     return _HEAD.pack(clock(), getrandbits(32), TEST_SLACK_MS, with_meta)
 
 
+def says_state(answer: Any) -> bool:
+    """Tell whether an answer begins as the script's do; where there is no more of it, nothing was decided."""
+    return (
+        isinstance(answer, list)
+        and len(answer) >= STATE_PARTS
+        and type(answer[0]) is type(answer[1]) is type(answer[2]) is bytes
+    )
+
+
 def deliver(wire: Wire, requests: Sequence[Request], sent_s: float, answer: Sequence[bytes]) -> Sequence[Event]:
     """Give the answers of a call to those who wait for them; return what is to be told."""
     try:
         (now_us,) = _TIME.unpack(answer[0])
-        if len(answer) != len(requests) + 3:
+        if len(answer) != len(requests) + STATE_PARTS:
             raise ValueError
     except (TypeError, ValueError, LookupError, StructError):
         # Whoever this is, nothing that it says can be relied on.
@@ -149,7 +161,7 @@ def deliver(wire: Wire, requests: Sequence[Request], sent_s: float, answer: Sequ
         wire.close(error)
         return ()
     step_us = wire.clock.saw(now_us, int(sent_s * 1_000_000))
-    for request, part in zip(requests, answer[3:], strict=True):
+    for request, part in zip(requests, answer[STATE_PARTS:], strict=True):
         if not request.future.done():
             try:
                 request.future.set_result(request.answered(part, now_us, wire.clock))

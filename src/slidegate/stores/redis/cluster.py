@@ -29,7 +29,7 @@ from redis.crc import key_slot
 from ...core.errors import StoreError, StoreUnavailable
 from ...core.protocols import Event
 from .answers import TRUST_S
-from .calls import Request, deliver, fail, head, pack_call, store_error
+from .calls import STATE_PARTS, Request, deliver, fail, head, pack_call, store_error
 from .faults import SICK, refusal
 from .held import UNSEEN
 from .lanes import CLOSED, MOST_IN_CALL, RETRY_S, Lane, remove
@@ -51,6 +51,7 @@ NODES_AT_ONCE: Final = 10
 NO_BANS: Final = b"", b"", b""
 """What a call for another slot knows of bans."""
 
+_CHANGED: Final = bytes((CHANGED,))
 _REDIRECTED: Final = re.compile(r"(MOVED|ASK) ([0-9]+) (\S*):([0-9]+)$")
 
 
@@ -180,7 +181,7 @@ class ClusterLane(Lane):
             self._bounced(wire, call, str(answer))
         else:
             self._shared.tell(deliver(wire, call.requests, sent_s, answer))
-            if wire.open and any(type(part) is bytes and part[0] == CHANGED for part in answer[3:]):
+            if wire.open and any(type(part) is bytes and part[:1] == _CHANGED for part in answer[STATE_PARTS:]):
                 self._start(self._tell_hands())
         self._drain(node)
 

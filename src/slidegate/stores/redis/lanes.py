@@ -23,7 +23,7 @@ from hiredis import HiredisError
 
 from ...core.errors import StoreError, StoreUnavailable
 from .bans import LIFE_BYTES
-from .calls import Request, Shared, deliver, fail, head, pack_call, store_error
+from .calls import STATE_PARTS, Request, Shared, deliver, fail, head, pack_call, says_state, store_error
 from .faults import SICK, refusal
 from .script import Script, windows_script
 from .wire import Wire
@@ -38,8 +38,6 @@ RETRY_S: Final = 0.25
 """How soon a connection that could not be made is tried again by itself, so that who probes finds it there ..."""
 RETRY_FOR_S: Final = 5.0
 """... for so long after the last request."""
-NEWS_ONLY: Final = 3
-"""The length of an answer that decides about nothing, because there is news of bans or of a loss of data."""
 CLOSED: Final = "redis: the store is closed"
 
 
@@ -177,10 +175,10 @@ class Lane:
             fail(requests, answer)
         elif isinstance(answer, HiredisError):
             self._refused(wire, requests, tries, str(answer))
-        elif isinstance(answer, list) and len(answer) == NEWS_ONLY:
+        elif says_state(answer) and len(answer) == STATE_PARTS:
             self._carry(requests, self._again(wire, requests, tries + 1, answer[2]))
         else:
-            if isinstance(answer, list) and len(answer) == len(requests) + NEWS_ONLY:
+            if says_state(answer) and len(answer) == len(requests) + STATE_PARTS:
                 self._shared.heard(answer[2], sent_s)
                 self._shared.bans.heard(self, answer[1], sent_s)
             self._shared.tell(deliver(wire, requests, sent_s, answer))
@@ -245,7 +243,12 @@ class Lane:
             self._open()
 
     def _guard(self, wire: Wire) -> None:
-        self._start(_until_lost(wire))
+        """Close a connection when the lane is closed, or its loop ends, which cancels tasks also before they began."""
+        if self._closed:
+            wire.close(StoreUnavailable(CLOSED))
+        else:
+            guard = self._start(_until_lost(wire))
+            guard.add_done_callback(lambda _: wire.close(StoreUnavailable("redis: the event loop has ended")))
 
     def _fail_all(self, error: StoreError) -> None:
         requests = list(self._line)
@@ -287,11 +290,7 @@ class Lane:
 
 
 async def _until_lost(wire: Wire) -> None:
-    """Close a connection when its loop ends: a loop cancels its tasks then."""
-    try:
-        await wire.lost
-    finally:
-        wire.close(StoreUnavailable("redis: the event loop has ended"))
+    await wire.lost
 
 
 async def remove(wire: Wire, pattern: bytes) -> int:

@@ -16,7 +16,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from ...core.decision import Bucket, Check, Decision, Reason
 from ...core.memo import remember
-from .faults import refusal
+from ...core.window import NEVER
+from .faults import refusal, unexpected
 
 HIT, PEEK, CHARGE, REFUND, RESET, LOOK, GLANCE = 1, 2, 3, 4, 5, 6, 7
 OK, LIMITED, TOO_LARGE, WAITED, NOTHING, CHANGED, BANNED, FAILED = 0, 1, 2, 3, 4, 5, 6, 255
@@ -113,6 +114,8 @@ def decision_of(answer: bytes, what: int, checks: Sequence[Check], now_us: int) 
     status = answer[0]
     if len(answer) == _ONE.size and what == HIT and status != FAILED:
         _, spent, leaves_us, newest_us, wait_us, serial = _ONE.unpack(answer)
+        if wait_us < NEVER:
+            raise unexpected("", answer)
         return Decision(
             status == OK,
             _REASONS[status],
@@ -125,6 +128,8 @@ def decision_of(answer: bytes, what: int, checks: Sequence[Check], now_us: int) 
     asked = sum(len(bucket.limits) for bucket, _, _ in checks)
     end = 1 + asked * _READING.size
     rows = list(_READING.iter_unpack(answer[1:end]))
+    if len(rows) != asked or any(row[3] < NEVER for row in rows):
+        raise unexpected("", answer)
     charge: Any = ()
     if what in (HIT, CHARGE) and status in (OK, WAITED):
         charge = [serial for *_, serial in rows]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Generator, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from threading import Lock
@@ -20,7 +21,7 @@ from redis.asyncio import Redis, RedisCluster
 
 from ...core.banlist import Guarded
 from ...core.decision import Check, Decision
-from ...core.errors import ConfigurationError, StoreUnavailable
+from ...core.errors import ConfigurationError, StoreError, StoreUnavailable
 from ...core.limits import check_whole, parse_duration_us
 from ...core.observers import Observers
 from ...core.protocols import Clock, Observer
@@ -219,11 +220,14 @@ class RedisStore:
     def _hand_back_unheard(self, decision: Decision) -> None:
         """Hand a part of a demand back; what Redis does not take stays charged."""
         charged, decision.charge = decision.charge, ()
-        self._hand_back(decision, charged).add_done_callback(_look_at)
+        with suppress(StoreError):  # the store has been closed meanwhile
+            self._hand_back(decision, charged).add_done_callback(_look_at)
 
     def _count_denied(self, checks: Sequence[Check]) -> None:
         """Charge refusals that were given here; what Redis does not take is lost."""
         for part in [(check,) for check in checks] if self._is_cluster else [checks]:
+            if self._closed:
+                return
             self._ask(CHARGE, part, (), None).add_done_callback(_look_at)
 
     def _demand(

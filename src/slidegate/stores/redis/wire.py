@@ -29,6 +29,9 @@ from .faults import refusal
 Make: TypeAlias = Callable[[], Any]
 Connect: TypeAlias = Callable[[], Awaitable[object]]
 
+MOST_UNREAD: Final = 2**26
+"""How many bytes of one answer to keep; the longest that is asked for, 10,000 changes of bans, is a tenth of that."""
+
 _PUSHED: Final = getattr(hiredis, "PushNotification", ())
 
 
@@ -52,6 +55,7 @@ class Wire(asyncio.Protocol):
         self.place = place
         self._timeout_s = timeout_s
         self._reader = hiredis.Reader(notEnoughData=self)
+        self._unread = 0
         self._waiting: deque[tuple[Callable[[Any], None], float]] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._connection: Any = None
@@ -104,14 +108,20 @@ class Wire(asyncio.Protocol):
         """Give the answers in `data` to those who wait for them."""
         reader = self._reader
         reader.feed(data)
+        self._unread += len(data)
         try:
             while (answer := reader.gets()) is not self:
+                self._unread = 0
                 if _PUSHED and isinstance(answer, _PUSHED):
                     continue
                 done, _ = self._waiting.popleft()
                 done(answer)
-        except (hiredis.ProtocolError, IndexError) as error:
+        except Exception as error:  # whatever it is, what comes next may belong to nobody
             self.close(StoreUnavailable(f"redis: {self.place} does not speak Redis: {error!r}"))
+        if self._unread > MOST_UNREAD:
+            self.close(
+                StoreUnavailable(f"redis: {self.place} gave {self._unread} bytes of an answer that does not end")
+            )
 
     def connection_lost(self, error: BaseException | None) -> None:
         """Tell all who wait."""
