@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import warnings
 from dataclasses import dataclass, field
+from inspect import Parameter, Signature
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -25,7 +26,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 from starlette.websockets import WebSocket
 
-from slidegate import RateLimitMiddleware, Rule
+from slidegate import RateLimit, RateLimitMiddleware, Rule
 
 PLENTY = "1000000/minute"
 MOUNTS = ["/v1", "/a", "/static", "", "/", "/{}", "/a/{}", "/v1/v1"]
@@ -60,6 +61,7 @@ class Tree:
         app: The application.
         handlers: Everything that can be served, by name.
         served: Who served the last request, and the values of its parameters.
+        shared: The handlers that are one function with a limit of its own.
     """
 
     random: Random
@@ -69,8 +71,18 @@ class Tree:
     served: list[tuple[str, dict[str, str]]] = field(default_factory=list)
     app: Any = None
     parameters: int = 0
+    shared: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        @RateLimit(PLENTY)
+        async def shared(request: Request) -> Response:
+            # The names of the parameters tell apart the routes of one function; it is not noted where there are none.
+            values = dict(request.path_params)
+            wanted = [name for name in self.shared if parameters(self.handlers[name].path) == set(values) != set()]
+            self.served += [(name, values) for name in wanted if len(wanted) == 1]
+            return Response()
+
+        self._shared = shared
         self.app = self._application("", self.random.randint(0, 12), None, top=True)
 
     def _application(self, above: str, depth: int, inner: str | None, *, top: bool = False) -> Any:
@@ -88,7 +100,42 @@ class Tree:
         app.router.routes.extend(self._routes(above, depth, inner))
         for _ in range(self.random.randint(0, 2)):
             self._include(app, above, inner, self.random.randint(0, 3))
+        if self.random.random() < 0.2:
+            self._frontend(app, above, inner)
         return app
+
+    def _frontend(self, app: Any, above: str, inner: str | None) -> None:
+        path = self.random.choice(["/", "/a", "/static"])
+        served = f"{path.rstrip('/')}/a.js"
+        name = self._add(above + served, False, None if inner is None else inner + served)
+        app.frontend(path, directory=self.files)
+        files = app.router._low_priority_routes[0].routes[-1].app
+        answer = files.file_response
+
+        def note(full_path: Any, stat_result: Any, scope: Any, status_code: int = 200) -> Any:
+            self.served.append((name, dict(scope.get("path_params", {}))))
+            return answer(full_path, stat_result, scope, status_code)
+
+        files.file_response = note
+
+    def _number(self, router: APIRouter, above: str, inner: str | None) -> None:
+        """Add a route that makes a number of a parameter itself, and is known to rules as one of a number."""
+        path = self._named("/items/{}")
+        parameter = PARAMETER.findall(path)[0][0]
+        typed = path.replace("}", ":int}")
+        name = self._add(above + typed, False, None if inner is None else inner + typed)
+        page = self._api(name)
+
+        async def numbered(request: Request, **number: int) -> str:
+            return str(await page(request))
+
+        vars(numbered)["__signature__"] = Signature(
+            [
+                Parameter("request", Parameter.KEYWORD_ONLY, annotation=Request),
+                Parameter(parameter, Parameter.KEYWORD_ONLY, annotation=int),
+            ]
+        )
+        router.add_api_route(path, numbered)
 
     def _include(self, app: Any, above: str, inner: str | None, depth: int) -> None:
         prefix = self._named(self.random.choice(["", "/v1", "/a", "/{}"]))
@@ -98,6 +145,8 @@ class Tree:
             path = self._named(self.random.choice([path for path in PATHS if path != "/a\n"]))
             name = self._add(f"{above}{prefix}{path}", False, None if below is None else below + path)
             router.add_api_route(path, self._api(name), methods=["GET", "POST"])
+        if self.random.random() < 0.5:
+            self._number(router, above + prefix, below)
         if depth:
             self._include(router, above + prefix, below, depth - 1)
         app.include_router(router, prefix=prefix)
@@ -138,6 +187,9 @@ class Tree:
             return WebSocketRoute(path, self._socket(name))
         if self.random.random() < 0.2:
             return Route(path, self._class(name))
+        if self.random.random() < 0.2:
+            self.shared[name] = path
+            return Route(path, self._shared)
         return Route(path, self._page(name), methods=self.random.choice([["GET"], ["GET", "POST"]]))
 
     def _named(self, path: str) -> str:
@@ -191,7 +243,7 @@ class Tree:
 
     def _value(self, kind: str | None) -> str:
         if kind == "int":
-            return self.random.choice(["5", "05", "123"])
+            return self.random.choice(["5", "05", "123", "5", "+5", "5.0", "-5", " 5", "0-5", "5_0"])
         words = self.random.choices(WORDS, k=self.random.randint(1, 3) if kind == "path" else 1)
         return "/".join(words)
 
@@ -254,12 +306,18 @@ def _method(page: Any) -> Any:
     return method
 
 
+def parameters(path: str) -> set[str]:
+    """Return the names of the parameters of a path."""
+    return {found[1] for found in PARAMETER.finditer(path)}
+
+
 def filled(path: str, values: dict[str, Any]) -> str:
     """Return a path with values for its parameters."""
 
     def text(found: re.Match[str]) -> str:
         kind = CONVERTOR_TYPES[found[2] or "str"]
-        return str(kind.to_string(values[found[1]]) if found[2] == "int" else values[found[1]])
+        value = values[found[1]]
+        return kind.to_string(value) if isinstance(value, int) else str(value)
 
     return PARAMETER.sub(text, path)
 

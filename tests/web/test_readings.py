@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import warnings
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,11 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
-from starlette.routing import BaseRoute, Mount, Route
+from starlette.routing import BaseRoute, Host, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
-from slidegate import BanPolicy, RateLimit, RateLimitMiddleware, Rule, path_param
+from slidegate import BanPolicy, RateLimit, RateLimitMiddleware, Rule, combine, everyone, path_param
 
 from .driver import call, hello, scope_of, send_scope, statuses
 
@@ -256,3 +257,76 @@ async def test_an_odd_path_that_is_too_long_to_be_read_is_counted_on_every_rule_
     for length, counted in ((4_000, []), (5_000, ["/b"])):
         assert await charged(hello, rules, "/a/" + "/" * length) == counted
         assert await charged(hello, rules, "/a/" + "x" * length) == []
+
+
+class _Normalising:
+    """A middleware that changes the path, and of which nothing is known."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        path = posixpath.normpath(scope["path"])
+        await self.app({**scope, "path": path}, receive, send)
+
+
+async def test_routes_behind_what_may_change_the_path_take_no_reading_away() -> None:
+    routes = [Route("/login", page), Route("/{a}/{b}/{c}", page)]
+    rules = [Rule("/login", "1/minute")]
+    app = RateLimitMiddleware(_Normalising(Starlette(routes=routes)), rules=rules)
+    assert await statuses(app, 2, "/x/../login") == [200, 429]
+    app = Starlette(routes=routes, middleware=[Middleware(RateLimitMiddleware, rules=rules), Middleware(_Normalising)])
+    assert await statuses(app, 2, "/x/../login") == [200, 429]
+    assert await statuses(routed(rules, *routes), 2, "/x/../login") == [200, 200], (
+        "the route that it reaches is another"
+    )
+
+
+class _Hiding:
+    """A middleware that does not show what it wraps."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._wrapped = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await self._wrapped(scope, receive, send)
+
+
+async def test_the_routes_of_the_application_are_asked_where_a_middleware_hides_them() -> None:
+    app = Starlette(
+        routes=[Mount("/v1", routes=[Route("/v1/login", page)])],
+        middleware=[
+            Middleware(RateLimitMiddleware, rules=[Rule("/v1/v1/login", "1/minute")]),
+            Middleware(_Hiding),
+        ],
+    )
+    assert await statuses(app, 2, "/v1/login\n", raw_path=b"/") == [200, 429]
+
+
+async def test_a_route_that_fails_to_say_takes_no_limit_away() -> None:
+    class Failing(Route):
+        def matches(self, scope: Any) -> Any:
+            raise LookupError(scope["path"])
+
+    app = Starlette(routes=[Failing("/x", page), Route("/login", page)])
+    gate = RateLimitMiddleware(app, rules=[Rule("/login", "1/minute")])
+    with pytest.raises(LookupError):
+        await call(gate, "//login")
+    assert await statuses(gate, 1, "//login") == [429]
+
+
+async def test_an_odd_path_is_not_remembered_where_a_host_decides() -> None:
+    inner = Starlette(routes=[Route("/{rest:path}", page)])
+    routes = [Host("one.example", inner), Mount("/v1", routes=[Route("/v1/login", page)])]
+    app = routed([Rule("/v1/v1/login", "1/minute")], *routes)
+    for host, expected in (("one.example", 200), ("two.example", 200), ("two.example", 429), ("one.example", 200)):
+        answer = await call(app, "/v1/login\n", raw_path=b"/", headers={"host": host})
+        assert answer.status == expected
+
+
+@pytest.mark.parametrize("key", [path_param("tenant"), combine(path_param("tenant"), everyone)])
+async def test_an_odd_spelling_of_a_path_is_counted_under_the_same_value(key: Any) -> None:
+    app = routed([Rule("/{tenant}/jobs", "1/minute", key=key)], Mount("/{tenant}", routes=[Route("/jobs", page)]))
+    for tenant in ("one", "two"):
+        assert await statuses(app, 1, f"/{tenant}/jobs") == [200]
+        assert await statuses(app, 1, f"/{tenant}//jobs\n", raw_path=b"/", client=("192.0.2.1", 1)) == [429]

@@ -69,13 +69,20 @@ class Place:
 
     def leads(self, method: str, path: str) -> bool:
         """Tell whether a request comes by this place; `path` is the one that the outermost router sees."""
+        if self.methods is not None and method not in self.methods:
+            return False
+        rest = self.rest(path)
+        return rest is not None and self.route.path_regex.match(rest) is not None
+
+    def rest(self, path: str) -> str | None:
+        """Return what the mounts on the way leave of an ordinary path; None if it does not come by them."""
         for mount in self.mounts:
             if isinstance(mount, Mount):
                 found = mount.path_regex.match(path)
                 if found is None:
-                    return False
+                    return None
                 path = "/" + found["path"]
-        return (self.methods is None or method in self.methods) and self.route.path_regex.match(path) is not None
+        return path
 
     def takes(self, scope: Scope) -> bool:
         """Tell whether a request comes by this place: its mounts are asked themselves what they make of the path.
@@ -118,10 +125,10 @@ class Places:
             found = sorted(found, key=lambda place: len(place.template), reverse=True)  # as FastAPI chooses
         root = scope.get("app_root_path", scope.get("root_path", ""))
         path = below(root, scope["path"])
-        if not is_odd(path):
-            for place in found:
-                if place.leads(scope.get("method", "GET"), path):
-                    return place
+        for place in () if is_odd(path) else found:
+            # Where the mounts have read what they seem to have read, they need not be asked.
+            if place.leads(scope.get("method", "GET"), path) and _read(scope, root, path, place.rest(path)):
+                return place
         top = {**scope, "root_path": root}
         return next((place for place in found if place.takes(top)), None)
 
@@ -199,6 +206,11 @@ def _place(route: Any, mounts: tuple[Mount | Host, ...], above: tuple[Required, 
     names = ",".join(sorted(set(methods) - ({"HEAD"} if "GET" in methods else set()))) if methods else "*"
     label = f"{names if hasattr(route, 'methods') else 'WS'} {template}"
     return Place(mounts, route, above, template, frozenset(methods) if methods else None, label)
+
+
+def _read(scope: Scope, root: str, path: str, rest: str | None) -> bool:
+    """Tell whether the root that routers have come to is the one they were given, and what they read of the path."""
+    return rest is not None and scope.get("root_path", "") == root + path.removesuffix(rest)
 
 
 def _at_frontend(scope: Scope) -> bool:
