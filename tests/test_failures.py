@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Awaitable, Sequence
 from typing import Any
 
@@ -22,8 +23,9 @@ from slidegate import (
     Rule,
 )
 from slidegate.core.decision import Check, Decision
-from slidegate.core.errors import StoreUnavailable
+from slidegate.core.errors import StoreTimeout, StoreUnavailable
 from slidegate.limiter import breakers
+from slidegate.limiter.within import MOST_DONE, Deadline
 from slidegate.testing import FakeClock, RecordingObserver
 
 from .web.driver import scope_of, send_scope
@@ -231,6 +233,56 @@ async def test_a_store_that_answers_by_futures_is_given_up_in_time_as_well() -> 
     assert [bool(decision) for decision in decisions] == [True] * 3 + [False] * 2
     assert {str(future.exception()) for future in made} == {"no answer within 0.02 s"}
     assert ward.heard.kinds == ["store_failed"]
+
+
+@pytest.mark.parametrize("at_once", [1, 7, 64])
+async def test_a_request_whose_answer_has_come_is_let_go_of_long_before_the_deadline(at_once: int) -> None:
+    deadline, loop = Deadline(60.0), asyncio.get_running_loop()
+    hung = [loop.create_future() for _ in range(50)]
+    for future in hung:
+        deadline.watch(future)
+    seen = list[weakref.ref[asyncio.Future[int]]]()
+    for _ in range(5_000 // at_once):
+        futures = [loop.create_future() for _ in range(at_once)]
+        for future in futures:
+            deadline.watch(future)
+        await asyncio.sleep(0)
+        for future in futures:
+            future.set_result(1)
+        seen += map(weakref.ref, futures)
+    del futures, future
+    await asyncio.sleep(0)
+    alive = sum(ref() is not None for ref in seen)
+    assert alive <= 2 * len(hung) + MOST_DONE
+    assert not any(future.done() for future in hung)
+
+
+async def test_futures_that_are_watched_together_or_one_after_the_other_are_each_given_up() -> None:
+    deadline, loop = Deadline(0.02), asyncio.get_running_loop()
+    futures = [loop.create_future() for _ in range(300)]
+    for number, future in enumerate(futures):
+        deadline.watch(future)
+        if number % 3 == 0:
+            await asyncio.sleep(0)
+        if number % 7 == 0:
+            future.cancel()
+    async with asyncio.timeout(LONG):
+        await asyncio.wait(futures)
+    assert all(future.cancelled() or "0.02 s" in str(future.exception()) for future in futures)
+
+
+def test_one_deadline_serves_event_loops_that_come_and_go() -> None:
+    deadline = Deadline(0.001)
+
+    async def play() -> None:
+        future = asyncio.get_running_loop().create_future()
+        deadline.watch(future)
+        with pytest.raises(StoreTimeout):
+            await future
+
+    for _ in range(20):
+        asyncio.run(play())
+    assert len(deadline._lines) <= 2
 
 
 async def test_a_store_that_fails_again_and_again_is_left_alone_but_for_a_probe() -> None:
