@@ -56,7 +56,7 @@ def test_one_line_holds_every_client_to_a_hundred_requests_a_minute(steady_ns: F
     assert refused.headers["ratelimit-policy"] == '"default";q=100;w=60'
     assert refused.headers["ratelimit"] == f'"default";r=0;t={refused.headers["retry-after"]}'
     assert refused.json()["violated-policies"] == ["default"]
-    steady_ns.advance(int(refused.headers["retry-after"]) * 10**9)
+    steady_ns.set(steady_ns() + int(refused.headers["retry-after"]) * 10**9)
     assert client.get("/").status_code == 404
 
 
@@ -142,7 +142,7 @@ def test_the_whole_thing_bans_at_the_twentieth_refusal_and_for_longer_each_time(
 ) -> None:
     for least_s in (3_600, 4 * 3_600, 16 * 3_600, 64 * 3_600, 7 * 86_400, 7 * 86_400):
         for number in range(4):  # of a minute's 5, with 5 refusals each
-            steady_ns.advance(60 * 10**9)
+            steady_ns.set(steady_ns() + 60 * 10**9)
             assert visitor.statuses(10, "/login", "POST") == [404] * 5 + [429] * 5, number
         refused = visitor.answer("/")
         assert refused.status_code == 403
@@ -151,9 +151,9 @@ def test_the_whole_thing_bans_at_the_twentieth_refusal_and_for_longer_each_time(
         assert least_s <= wait_s <= min(1.1 * least_s, 7 * 86_400)
         assert visitor.statuses(1, "/health") == [403], "whatever the rules say"
         assert visitor.statuses(1, "/health", client="203.0.113.10") == [404], "a neighbour"
-        steady_ns.advance((wait_s - 1) * 10**9)
+        steady_ns.set(steady_ns() + (wait_s - 1) * 10**9)
         assert visitor.statuses(1, "/") == [403]
-        steady_ns.advance(10**9)
+        steady_ns.set(steady_ns() + 10**9)
         assert visitor.statuses(1, "/") == [404]
 
 
@@ -173,7 +173,7 @@ async def test_bans_by_hand_without_http(steady_ns: FakeClock) -> None:
     assert [ban async for ban in limiter.bans()] == []
     assert (await limiter.hit("203.0.113.7", "5/minute; 50/hour")).remaining == 4
     await limiter.ban("203.0.113.7", "1h", reason="manual")
-    steady_ns.advance(3_600 * 10**9)
+    steady_ns.set(steady_ns() + 3_600 * 10**9)
     assert (await limiter.hit("203.0.113.7", "5/minute; 50/hour")).allowed
 
 
@@ -243,7 +243,7 @@ def route_middleware() -> ASGIApp:
 def test_an_endpoint_is_held_to_five_a_second(app: Callable[[], ASGIApp], steady_ns: FakeClock) -> None:
     client = TestClient(app())
     assert [client.get("/search").status_code for _ in range(6)] == [200] * 5 + [429]
-    steady_ns.advance(10**9)
+    steady_ns.set(steady_ns() + 10**9)
     assert client.get("/search").status_code == 200
 
 

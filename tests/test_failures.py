@@ -291,13 +291,13 @@ async def test_a_store_that_fails_again_and_again_is_left_alone_but_for_a_probe(
     for _ in range(20):
         await ward.hit()
     assert ward.store.asked == breakers.FAILURES_TO_OPEN
-    ward.clock.advance(breakers.OPEN_US)
+    ward.clock.advance(us=breakers.OPEN_US)
     await asyncio.gather(*(ward.hit() for _ in range(20)))
     assert ward.store.asked == breakers.FAILURES_TO_OPEN + 1
     ward.store.error = None
     await ward.hit()
     assert ward.store.asked == breakers.FAILURES_TO_OPEN + 1
-    ward.clock.advance(breakers.OPEN_US)
+    ward.clock.advance(us=breakers.OPEN_US)
     await ward.hit()
     assert not ward.safe._troubled
     assert ward.heard.kinds == ["store_failed", "store_recovered"]
@@ -309,7 +309,7 @@ async def test_a_probe_whose_client_leaves_is_followed_by_another() -> None:
     for _ in range(breakers.FAILURES_TO_OPEN):
         await ward.hit()
     ward.store.error, ward.store.hangs = None, True
-    ward.clock.advance(breakers.OPEN_US)
+    ward.clock.advance(us=breakers.OPEN_US)
     probe = asyncio.create_task(ward.limiter.hit("ann", "3/hour"))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
@@ -387,7 +387,7 @@ async def test_a_strike_may_be_the_probe_that_finds_the_store_well() -> None:
     for _ in range(breakers.FAILURES_TO_OPEN):
         await ward.hit()
     ward.store.error = None
-    ward.clock.advance(breakers.OPEN_US)
+    ward.clock.advance(us=breakers.OPEN_US)
     await ward.limiter.strike("eve", BanPolicy("9/1h"))
     assert (await ward.hit()).allowed
     with pytest.raises(ConfigurationError):
@@ -515,7 +515,7 @@ async def test_a_probe_that_meets_a_foreign_value_is_followed_by_another_at_once
         parts.sick["ann"] = StoreUnavailable("?", concerns="server" if number < breakers.FAILURES_TO_OPEN else "key")
         await ward.hit()
         if number == breakers.FAILURES_TO_OPEN - 1:
-            ward.clock.advance(breakers.OPEN_US)
+            ward.clock.advance(us=breakers.OPEN_US)
     parts.sick.clear()
     assert (await ward.hit()).allowed
 
@@ -560,7 +560,7 @@ def test_the_bound_of_one_process_holds_through_failures_and_recoveries(moves: l
             elif move == "well":
                 ward.store.error = None
             elif move == "wait":
-                ward.clock.advance(number * 7_000_000)
+                ward.clock.advance(us=number * 7_000_000)
             elif (await ward.hit("4/30s", cost=number)).allowed:
                 # What the shared store admitted before it fell ill is not known here: promise 1 says, per process.
                 admitted += [ward.clock.now_us] * number if ward.safe._local is not None else []

@@ -63,12 +63,12 @@ class SharedStore:
     async def answer(self, question: Any, *arguments: Any) -> Any:
         assert not self.closed
         self.asked[question.__name__] += 1
-        self.clock.advance(self.before_us)
+        self.clock.advance(us=self.before_us)
         await asyncio.sleep(0)
         await self.gate.wait()
         answer = question(*arguments)
         await asyncio.sleep(0)
-        self.clock.advance(self.after_us)
+        self.clock.advance(us=self.after_us)
         if self.loses:
             raise StoreUnavailable("the answer is lost")
         return answer
@@ -319,7 +319,7 @@ def test_what_is_refused_for_the_sake_of_leases_is_no_more_than_others_hold(step
         scene, bucket = Scene(3), leased()
         admitted = MemoryStore(clock=scene.clock)
         for at, cost, pause_us in steps:
-            scene.clock.advance(pause_us)
+            scene.clock.advance(us=pause_us)
             decision = await scene.hit(bucket, at=at, cost=cost)
             await scene.settle()
             if decision:
@@ -455,7 +455,7 @@ async def test_a_leased_decision_reads_as_the_store_last_said_with_what_is_held_
     await scene.hit(bucket, cost=4)
     decision = await scene.hit(bucket)
     assert isinstance(decision, Leased)
-    scene.clock.advance(1_000)
+    scene.clock.advance(us=1_000)
     later = await scene.hit(bucket)
     assert (later.allowed, later.reason, later.retry_after_us) == (True, Reason.OK, 0)
     assert later.remaining == 40 - 4 - 8
@@ -466,7 +466,7 @@ async def test_a_leased_decision_reads_as_the_store_last_said_with_what_is_held_
 
 async def test_a_limit_with_several_windows_is_leased_until_the_first_of_their_slices_ends() -> None:
     scene, bucket = Scene(), leased("40/1s @4; 70/2500ms @7")
-    scene.clock.advance(100_000)
+    scene.clock.advance(us=100_000)
     await scene.warm(bucket)
     ends = [(START_US + 100_000) // limit.slice_us * limit.slice_us + limit.slice_us for limit in bucket.limits]
     assert min(ends) - 1_000 < scene.lease(bucket).until_us < min(ends)

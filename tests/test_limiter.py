@@ -497,7 +497,7 @@ async def test_a_bad_cost_leaves_no_trace(limiter: Limiter, clock: FakeClock, rn
         with pytest.raises(ConfigurationError):
             await limiter.hit("ann", "100/minute", cost)  # type: ignore[arg-type]
     for _ in range(200):
-        clock.advance(rng.randrange(3 * SECOND_US))
+        clock.advance(us=rng.randrange(3 * SECOND_US))
         await limiter.hit("ann", "100/minute")
     assert (await limiter.hit("bob", "100/minute")).remaining == 99
 

@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -24,11 +25,27 @@ MINUTE_US = 60_000_000
 def test_a_fake_clock_stands_still_until_it_is_told_to_move() -> None:
     clock = FakeClock()
     assert (clock(), clock(), FakeClock(5)()) == (0, 0, 5)
-    for span in (7, "30s", timedelta(milliseconds=1), -2, timedelta(microseconds=-1)):
+    for span in ("30s", timedelta(milliseconds=1), timedelta(microseconds=-1)):
         clock.advance(span)
+    clock.advance(us=7)
+    clock.advance(us=-2)
     assert clock() == 30_001_004
     clock.set(12)
     assert (clock(), repr(clock)) == (12, "<FakeClock 12>")
+
+
+@pytest.mark.parametrize("span", [60, 0, 0.5, True, -1])
+def test_a_bare_number_is_no_span_since_nobody_knows_its_unit(span: Any) -> None:
+    clock = FakeClock()
+    with pytest.raises(ConfigurationError, match=r'for example advance\("60s"\) or advance\(us=60\), not '):
+        clock.advance(span)
+    assert clock() == 0
+
+
+def test_a_span_and_microseconds_add_up() -> None:
+    clock = FakeClock()
+    clock.advance("1s", us=-1)
+    assert clock() == 999_999
 
 
 def test_a_fake_clock_names_a_span_that_it_cannot_read() -> None:

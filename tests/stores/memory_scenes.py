@@ -119,9 +119,9 @@ def a_cost_of_the_whole_amount_waits_beside_a_stranger(new_store: NewStore) -> N
     both = ((asked, ann, 5), (asked, bob, 5))
     refused = store.hit(both)
     assert (refused.reason, refused.retry_after_us) == (Reason.LIMITED, 60 * SECOND_US)
-    clock.advance(60 * SECOND_US - 1)
+    clock.advance(us=60 * SECOND_US - 1)
     assert not store.hit(both)
-    clock.advance(1)
+    clock.advance(us=1)
     assert store.hit(both)
 
 

@@ -63,7 +63,7 @@ class Ledger:
                 if self.store.refund(decision):
                     self.let_through.remove(decision)
             case Step(span_us):
-                self.clock.advance(abs(span_us))
+                self.clock.advance(us=abs(span_us))
 
     def breaches(self) -> list[str]:
         charges = defaultdict(list)
@@ -111,7 +111,7 @@ async def test_waiting_tasks_pass_at_the_rate_of_the_limit(rng: random.Random) -
                 assert await limiter.refund(decision) is True
             else:
                 passed.append(clock.now_us + decision.wait_us)
-        clock.advance(rng.randrange(100_000))
+        clock.advance(us=rng.randrange(100_000))
     for first_us in passed:
         assert sum(first_us <= at_us < first_us + SECOND_US for at_us in passed) <= 5
     assert len(passed) > 50
@@ -214,9 +214,9 @@ def test_ordinary_buckets_of_the_same_rule_see_what_is_booked() -> None:
     assert store.hit(((bucket("2/minute", wait_s=60, places=1), "ann", 2),)).wait_us == 60 * SECOND_US
     refused = store.hit(((plain, "ann", 1),))
     assert (refused.reason, refused.retry_after_us) == (Reason.LIMITED, 120 * SECOND_US)
-    clock.advance(120 * SECOND_US - 1)
+    clock.advance(us=120 * SECOND_US - 1)
     assert not store.hit(((plain, "ann", 1),))
-    clock.advance(1)
+    clock.advance(us=1)
     assert store.hit(((plain, "ann", 1),))
 
 

@@ -45,10 +45,10 @@ class Scene:
         self.heard = RecordingObserver()
         self.store.observe(self.heard)
 
-    def advance(self, span: int | str) -> None:
+    def advance(self, span: str | None = None, *, us: int = 0) -> None:
         """Let time go on by both clocks."""
         for clock in (self.clock, self.wall):
-            clock.advance(span)
+            clock.advance(span, us=us)
 
     def strike(self, key: str, policy: BanPolicy = AT_ONCE, times: int = 1, prefix: str = "") -> int | None:
         """Strike, and return the rung of the ban that the last strike made."""
@@ -75,10 +75,10 @@ class Scene:
 def test_bn_03_a_ban_ends_at_its_end_and_nothing_has_to_run_for_it() -> None:
     scene, threads = Scene(), threading.active_count()
     scene.bans.ban("ann", 600 * SECOND_US, "", "eve")
-    scene.advance(600 * SECOND_US - 1)
+    scene.advance(us=600 * SECOND_US - 1)
     refused = scene.hit("ann")
     assert (refused.reason, refused.retry_after) == (Reason.BANNED, 1)
-    scene.advance(1)
+    scene.advance(us=1)
     assert (scene.hit("ann").reason, scene.hit("ann").retry_after) == (Reason.OK, 0)
     assert threading.active_count() == threads
 
@@ -114,7 +114,7 @@ def test_bn_06_a_restart_keeps_what_is_left_and_the_rung() -> None:
 def test_ck_02_steps_of_the_wall_clock_prolong_no_ban() -> None:
     scene = Scene()
     scene.bans.ban("ann", 600 * SECOND_US, "", "eve")
-    scene.wall.advance(-DAY_US)
+    scene.wall.advance(us=-DAY_US)
     assert scene.hit("ann").retry_after_us == 600 * SECOND_US
     scene.clock.advance("599s")
     assert scene.hit("ann").retry_after_us == SECOND_US
@@ -153,7 +153,7 @@ def test_a_store_clock_that_steps_back_prolongs_no_ban_and_holds_no_strike() -> 
     scene = Scene(now_us=DAY_US)
     scene.strike("ann")
     scene.strike("bob", PLAIN, 2)
-    scene.clock.advance(-DAY_US)
+    scene.clock.advance(us=-DAY_US)
     assert scene.hit("ann").retry_after_us == 600 * SECOND_US
     scene.advance("1m")
     assert scene.strike("bob", PLAIN, 2) is None
@@ -558,7 +558,7 @@ def test_that_there_is_no_room_is_told_once_a_minute(kind: str) -> None:
     policy = AT_ONCE if kind == "bans_full" else PLAIN
     for number in range(300):
         scene.strike(f"user:{number}", policy)
-        scene.advance(SECOND_US // 2)  # two and a half minutes
+        scene.advance(us=SECOND_US // 2)  # two and a half minutes
     told = [event for event in scene.heard.events if event.kind == kind]
     assert len(told) == 3
     assert told[0].details["max_bans"] == 5

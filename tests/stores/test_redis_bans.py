@@ -180,7 +180,7 @@ async def test_a_new_worker_is_told_of_prolonged_bans_and_prolongs_them(server: 
     clock = FakeClock(1_900_000_000_000_000)
     async with workers_at(server, 2, clock=clock) as (one, other):
         assert await one.bans.strike(policy, "user:eve", 1, "")
-        clock.advance(60_000_000)
+        clock.advance(us=60_000_000)
         refused = await hit(other, "user:eve")
         assert refused.retry_after_us == policy.duration_us
         (ban,) = await one.bans.active()

@@ -327,10 +327,10 @@ async def test_mk_12_the_fallback_is_bounded_and_let_go_of_after_recovery(client
     await place.proxy.accept()
     async with asyncio.timeout(10 * SLACK_S):
         while "store_recovered" not in heard.kinds:
-            clock.advance(breakers.OPEN_US)
+            clock.advance(us=breakers.OPEN_US)
             await within_slack(safe.hit([(BUCKET, "key", 1)]))
     assert safe._local is not None
-    clock.advance(2 * 3_600_000_000)
+    clock.advance(us=2 * 3_600_000_000)
     await within_slack(safe.hit([(BUCKET, "key", 1)]))
     assert safe._local is None
     await store.close()

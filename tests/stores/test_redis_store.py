@@ -153,7 +153,7 @@ def test_batches_leave_the_windows_of_the_core_byte_for_byte(server: RedisServer
         memory = MemoryStore(clock=clock)
         async with store_at(server, clock=clock, readable=True) as store:
             for asks, pause_us in batches:
-                clock.advance(pause_us)
+                clock.advance(us=pause_us)
                 answers = [getattr(store, what)(((asked, key, cost),)) for key, cost, what in asks]
                 expected = [getattr(memory, what)(((asked, key, cost),)) for key, cost, what in asks]
                 for answer, decision in zip(answers, expected, strict=True):

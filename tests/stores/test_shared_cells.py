@@ -103,9 +103,9 @@ def test_the_wait_is_exact_beside_a_stranger_in_the_cell(small: Small, limits: s
     assert hit(store, (asked, "stranger", amount))  # in the cell that ann would be counted in
     refused = hit(store, (asked, "ann", 1))
     assert refused.retry_after_us is not None
-    clock.advance(refused.retry_after_us - 1)
+    clock.advance(us=refused.retry_after_us - 1)
     assert not hit(store, (asked, "ann", 1))
-    clock.advance(1)
+    clock.advance(us=1)
     assert store.peek(((asked, "ann", 1),)).allowed
     assert hit(store, (asked, "ann", 1)), "its window was let go of before it was looked up"
 
@@ -140,7 +140,7 @@ class Traffic:
 
     def run(self) -> None:
         while self.dice:
-            self.clock.advance(self.dice.pick((0, self.dice.below(3 * SECOND_US), self.dice.below(2 * HOLD_US))))
+            self.clock.advance(us=self.dice.pick((0, self.dice.below(3 * SECOND_US), self.dice.below(2 * HOLD_US))))
             match self.dice.below(16):
                 case 0:
                     self.amounts[self.rule()] = self.dice.pick((1, 3, 4, 5, 9, 20))
@@ -170,11 +170,11 @@ class Traffic:
         decision = self.hit(*checks)
         wait_us = decision.retry_after_us
         if patient and wait_us:
-            self.clock.advance(wait_us - 1)
+            self.clock.advance(us=wait_us - 1)
             if not any(self.amounts.keys() & {"waits", "waits long"} & {bucket.rule for bucket, _, _ in checks}):
                 # Else what is booked in the cell may have been in the way, and is not any more in a window of its own.
                 assert not hit(self.store, *checks)
-            self.clock.advance(1)
+            self.clock.advance(us=1)
             assert self.hit(*checks), f"refused after {wait_us} us, which were to be enough"
 
     def hit(self, *checks: Check) -> Decision:

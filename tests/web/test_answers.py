@@ -48,14 +48,14 @@ async def test_the_time_to_more_counts_down_and_never_exceeds_retry_after() -> N
     clock = FakeClock()
     app = gate(Rule("*", "2/10s", name="api"), clock=clock)
     await call(app)
-    clock.advance(3_000_001)
+    clock.advance(us=3_000_001)
     assert (await call(app)).headers["ratelimit"] == '"api";r=0;t=7'
     refused = await call(app)
     assert refused.headers["ratelimit"] == '"api";r=0;t=7'
     assert refused.headers["retry-after"] == "7"
-    clock.advance(6_999_998)
+    clock.advance(us=6_999_998)
     assert (await call(app)).status == 429
-    clock.advance(1)
+    clock.advance(us=1)
     assert (await call(app)).status == 200
 
 
@@ -94,7 +94,7 @@ async def test_wm_19_a_short_wait_is_one_second_in_the_header_and_exact_in_the_d
     app = gate(Rule("*", "2/50ms"), clock=clock)
     for scope in scopes[:2]:
         await send_scope(app, scope)
-    clock.advance(10_000)
+    clock.advance(us=10_000)
     answer = await send_scope(app, scopes[2])
     assert answer.headers["retry-after"] == "1"
     decision: Decision = scopes[2]["slidegate"].decision

@@ -78,10 +78,10 @@ def peer(address: str) -> dict[str, Any]:
 async def test_refusals_by_limit_ban_and_the_ban_ends_by_itself() -> None:
     house = House(limits="1/day", bans=policy("3/10m", "10m"))
     assert [await house.status() for _ in range(5)] == [200, 429, 429, 429, 403]
-    house.clock.advance(600_000_000 - 1)
+    house.clock.advance(us=600_000_000 - 1)
     last = await house.ask()
     assert (last.status, last.headers["retry-after"]) == (403, "1")
-    house.clock.advance(1)
+    house.clock.advance(us=1)
     after = await house.ask()
     assert after.status == 429  # the day's limit holds
     assert await house.status(**peer("198.51.100.1")) == 200

@@ -65,14 +65,14 @@ class Site:
         )
 
     async def item(self, request: Request) -> Response:
-        self.clock.advance(30 * MS)
+        self.clock.advance(us=30 * MS)
         return PlainTextResponse("x", int(request.query_params.get("status", "200")))
 
     async def stream(self, request: Request) -> Response:
         async def chunks() -> AsyncIterator[bytes]:
             for _ in range(4):
                 yield b"x"
-                self.clock.advance(100 * MS)
+                self.clock.advance(us=100 * MS)
 
         return StreamingResponse(chunks())
 
@@ -88,7 +88,7 @@ class Site:
 
     async def background(self, request: Request) -> Response:
         def work() -> None:
-            self.clock.advance(60_000 * MS)
+            self.clock.advance(us=60_000 * MS)
             raise RuntimeError("later")
 
         return PlainTextResponse("x", background=BackgroundTask(work))
@@ -100,7 +100,7 @@ class Site:
     async def talk(self, socket: WebSocket) -> None:
         await socket.accept()
         while (await socket.receive())["type"] != "websocket.disconnect":
-            self.clock.advance(1_000 * MS)
+            self.clock.advance(us=1_000 * MS)
 
     async def ask(self, path: str, **more: Any) -> int:
         return (await send_scope(self.app, scope_of(path, **more))).status
@@ -228,9 +228,9 @@ async def by_hand(*messages: Message, error: BaseException | None = None, **scop
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         for message in messages:
-            clock.advance(10 * MS)
+            clock.advance(us=10 * MS)
             await send(message)
-        clock.advance(10 * MS)
+        clock.advance(us=10 * MS)
         if error is not None:
             raise error
 
@@ -306,7 +306,7 @@ async def test_a_clock_that_runs_back_breaks_no_answer() -> None:
     site = Site()
 
     async def back(request: Request) -> Response:
-        site.clock.advance(-500 * MS)
+        site.clock.advance(us=-500 * MS)
         return PlainTextResponse("x")
 
     site.app.router.routes.append(Route("/back", back))

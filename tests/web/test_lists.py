@@ -202,7 +202,7 @@ def test_an_entry_ends_by_itself_to_the_microsecond(desk: Desk) -> None:
     written_us = WRITTEN_US + 1
     desk.wall_clock.set(written_us + 3_600_000_000 - 1)
     assert found(lists, "192.0.2.7") == "ends"
-    desk.wall_clock.advance(1)
+    desk.wall_clock.advance(us=1)
     assert found(lists, "192.0.2.7") is None
     assert found(lists, "2001:db8::7") == "ends"
     desk.wall_clock.advance("1h")

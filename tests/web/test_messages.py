@@ -77,7 +77,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
     clock = FakeClock()
 
     async def sleep(seconds: float) -> None:
-        clock.advance(round(seconds * 1_000_000))
+        clock.advance(us=round(seconds * 1_000_000))
         await anyio.lowlevel.checkpoint()
 
     monkeypatch.setattr(messages, "Limiter", lambda: Limiter(MemoryStore(clock=clock)))

@@ -76,7 +76,7 @@ async def test_on_exceeded_may_be_async_and_may_fail(caplog: pytest.LogCaptureFi
 
 async def test_the_decision_says_that_the_limit_has_no_room_and_how_long_that_can_last() -> None:
     site = Site("3/5s")
-    site.clock.advance(1_250_000)
+    site.clock.advance(us=1_250_000)
     await site.ask(4)
     ((_, decision),) = site.told
     assert (decision.allowed, decision.reason, decision.now_us) == (False, Reason.LIMITED, site.clock.now_us)
@@ -89,7 +89,7 @@ async def test_the_decision_says_that_the_limit_has_no_room_and_how_long_that_ca
 async def test_what_the_decision_says_is_when_the_key_has_cooled() -> None:
     site = Site("3/5s")
     await site.ask(4)
-    site.clock.advance(site.told[0][1].retry_after_us or 0)
+    site.clock.advance(us=site.told[0][1].retry_after_us or 0)
     await site.ask(3)
     assert site.keys == [PEER]
     await site.ask(1)

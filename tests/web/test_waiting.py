@@ -27,7 +27,7 @@ class Turnstile:
     async def sleep(self, wait_s: float) -> None:
         self.waits_s.append(wait_s)
         await self.opened.wait()
-        self.clock.advance(round(wait_s * 1_000_000))
+        self.clock.advance(us=round(wait_s * 1_000_000))
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+from ..core.errors import ConfigurationError, quoted
 from ..core.limits import parse_duration_us
 from ..core.protocols import Event
 
@@ -29,17 +30,27 @@ class FakeClock:
     def __repr__(self) -> str:
         return f"<FakeClock {self.now_us}>"
 
-    def advance(self, span: int | str | timedelta) -> None:
-        """Move on by `span`: whole microseconds, text such as ``"30s"``, or a `timedelta`.
+    def advance(self, span: str | timedelta | None = None, *, us: int = 0) -> None:
+        """Move on: ``advance("30s")``, ``advance(timedelta(minutes=1))`` or ``advance(us=250)``.
+
+        Args:
+            span: Text such as ``"30s"``, or a `timedelta`.
+            us: Microseconds, instead of a span or beside it.
 
         Microseconds and a `timedelta` may be negative: the clock then steps back.
 
         Raises:
-            ConfigurationError: The text is not a span of time.
+            ConfigurationError: The span is a bare number, of which nobody knows the unit, or cannot be read.
         """
         if isinstance(span, timedelta):
-            span = span // timedelta(microseconds=1)
-        self.now_us += span if isinstance(span, int) else parse_duration_us(span, "span")
+            us += span // timedelta(microseconds=1)
+        elif isinstance(span, str):
+            us += parse_duration_us(span, "span")
+        elif span is not None:
+            raise ConfigurationError(
+                f'span: expected text or a timedelta, for example advance("60s") or advance(us=60), not {quoted(span)}'
+            )
+        self.now_us += us
 
     def set(self, now_us: int) -> None:
         """Move to `now_us`, forwards or backwards."""

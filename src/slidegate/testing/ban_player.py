@@ -79,10 +79,10 @@ class BanPlayer:
             case Unban(key):
                 await self._unban(key)
             case Wait(span_us):
-                self.clock.advance(span_us)
+                self.clock.advance(us=span_us)
             case WaitForEnd(offset_us):
                 ends_us = [ban.ends_us for ban in self.model.active(self.now_us) if ban.ends_us is not None]
-                self.clock.advance(max(min(ends_us, default=0) + offset_us - self.now_us, 0))
+                self.clock.advance(us=max(min(ends_us, default=0) + offset_us - self.now_us, 0))
             case Restart(ahead_us, again):
                 await self._restart(max(self.clock.now_us + ahead_us, 0), again)
 

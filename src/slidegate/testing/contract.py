@@ -65,9 +65,9 @@ class StoreContract(ModesContract, BansContract):
             assert [decision.allowed for decision in decisions] == [True] * amount + [False]
             wait_us = decisions[-1].retry_after_us
             assert wait_us is not None
-            desk.clock.advance(wait_us - 1)
+            desk.clock.advance(us=wait_us - 1)
             assert not await desk.hit(asked)
-            desk.clock.advance(1)
+            desk.clock.advance(us=1)
             assert await desk.hit(asked)
 
     @at_a_desk
@@ -78,7 +78,7 @@ class StoreContract(ModesContract, BansContract):
         await desk.hit(asked)
         desk.clock.advance("30s")
         assert (await desk.hit(asked)).remaining == 0
-        desk.clock.advance(1)
+        desk.clock.advance(us=1)
         assert (await desk.hit(asked)).retry_after_us == 30 * SECOND_US - 1
 
     @at_a_desk
@@ -132,9 +132,9 @@ class StoreContract(ModesContract, BansContract):
         for rule in ("5/minute", "100/minute"):
             asked = (bucket(rule, rule), "ann", 3)
             late, early = await desk.hit(asked), await desk.hit((asked[0], "bob", 3))
-            desk.clock.advance(early.reset_after_us - 1)
+            desk.clock.advance(us=early.reset_after_us - 1)
             assert await desk.refund(early) is True
-            desk.clock.advance(1)
+            desk.clock.advance(us=1)
             await desk.hit(asked)
             assert await desk.refund(late) is False
             assert (await desk.peek((asked[0], "ann", 1))).remaining == asked[0].limits[0].amount - 4
@@ -213,12 +213,12 @@ class StoreContract(ModesContract, BansContract):
             asked = (bucket(rule, rule), "ann", 1)
             (limit,) = asked[0].limits
             await desk.hit((asked[0], "ann", limit.amount))
-            desk.clock.advance(-86_400 * SECOND_US)
+            desk.clock.advance(us=-86_400 * SECOND_US)
             refused = await desk.hit(asked)
             assert not refused
             assert refused.retry_after_us is not None
             assert refused.retry_after_us <= limit.window_us + limit.slice_us
-            desk.clock.advance(refused.retry_after_us)
+            desk.clock.advance(us=refused.retry_after_us)
             assert await desk.hit(asked)
 
     @at_a_desk
@@ -226,9 +226,9 @@ class StoreContract(ModesContract, BansContract):
         for rule, step_us in (("2/minute", -17 * SECOND_US), ("20/minute @10", -50 * SECOND_US)):
             asked, amount = bucket(rule, rule), bucket(rule).limits[0].amount
             early = await desk.hit((asked, "ann", amount // 2))
-            desk.clock.advance(step_us)
+            desk.clock.advance(us=step_us)
             await desk.hit((asked, "ann", 0))  # here the store moves what lies ahead of now
-            desk.clock.advance(-step_us)
+            desk.clock.advance(us=-step_us)
             late = await desk.hit((asked, "ann", amount // 2))
             assert late.remaining == 0
             assert await desk.refund(early) is False
@@ -241,19 +241,20 @@ class StoreContract(ModesContract, BansContract):
         for rule in ("2/minute", "20/minute @10"):
             asked = bucket(rule, rule)
             decision = await desk.hit((asked, "ann", 2))
-            desk.clock.advance(40 * SECOND_US)
+            desk.clock.advance(us=40 * SECOND_US)
             await desk.hit((asked, "ann", 0), (asked, "bob", 1))
-            desk.clock.advance(-20 * SECOND_US)
+            desk.clock.advance(us=-20 * SECOND_US)
             await desk.hit((asked, "ann", 0), (asked, "bob", 0))
             assert await desk.refund(decision) is True
-            desk.clock.advance(40 * SECOND_US)
+            desk.clock.advance(us=40 * SECOND_US)
 
     @at_a_desk
     async def test_a_place_that_moved_with_the_clock_is_not_taken_from_another(self, desk: Desk) -> None:
         for rule in ("2/minute", "20/minute @10"):
             asked, amount = bucket(rule, rule, wait_us=900 * SECOND_US, wait_max=9), bucket(rule).limits[0].amount
             full, first, second = [await desk.hit((asked, "ann", amount)) for _ in range(3)]
-            desk.clock.advance(first.wait_us - second.wait_us)  # now the second comes when the first should have come
+            # Now the second comes when the first should have come.
+            desk.clock.advance(us=first.wait_us - second.wait_us)
             waits = await desk.peek((asked, "ann", amount))
             assert await desk.refund(first) is False
             assert (await desk.peek((asked, "ann", amount))).wait_us == waits.wait_us
@@ -282,7 +283,7 @@ class StoreContract(ModesContract, BansContract):
             await desk.refund(early)
             again = await desk.peek((after, "ann", 1))
             assert (again.retry_after_us or 0) <= refused.retry_after_us
-            desk.clock.advance(refused.retry_after_us)
+            desk.clock.advance(us=refused.retry_after_us)
             assert await desk.hit((after, "ann", 1))
 
     @pytest.mark.parametrize("rule", ["50/hour", "500/hour"])

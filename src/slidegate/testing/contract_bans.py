@@ -50,10 +50,10 @@ class BansContract(StrikesContract):
         assert (refused.reason, refused.retry_after_us, refused.by) == (Reason.BANNED, HOUR_US, "ann")
         assert refused.ban == made
         assert refused.states == ()
-        bans.clock.advance(HOUR_US - 1)
+        bans.clock.advance(us=HOUR_US - 1)
         refused = await bans.hit("192.0.2.7")
         assert (refused.reason, refused.retry_after_us, refused.retry_after) == (Reason.BANNED, 1, 1)
-        bans.clock.advance(1)
+        bans.clock.advance(us=1)
         assert await bans.hit("192.0.2.7")
         assert await bans.banned() == []
 
@@ -165,9 +165,9 @@ class BansContract(StrikesContract):
         assert (await new.hit("user:eve")).retry_after_us == 300 * SECOND_US
         assert (await new.hit("192.0.2.9")).retry_after_us is None
         assert new.heard.kinds == []
-        clock.advance(300 * SECOND_US - 1)
+        clock.advance(us=300 * SECOND_US - 1)
         assert not await new.hit("user:eve")
-        clock.advance(1)
+        clock.advance(us=1)
         assert await new.hit("user:eve")
         made = await new.strike("user:eve", 3)
         assert made is not None
@@ -202,8 +202,8 @@ class BansContract(StrikesContract):
         bans = BanDesk(desk)
         await bans.ban("user:eve")
         for step in (-86_400, 86_400, -86_400):
-            bans.clock.advance(step * SECOND_US)
+            bans.clock.advance(us=step * SECOND_US)
             refused = await bans.hit("user:eve")
             assert refused or (refused.retry_after_us or 0) <= HOUR_US
-        bans.clock.advance(HOUR_US)
+        bans.clock.advance(us=HOUR_US)
         assert await bans.hit("user:eve")

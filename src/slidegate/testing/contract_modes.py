@@ -22,9 +22,9 @@ class ModesContract:
             refused = await desk.hit(asked)
             assert refused.reason is Reason.LIMITED
             assert refused.retry_after_us == owed.reset_after_us
-            desk.clock.advance(owed.reset_after_us - 1)
+            desk.clock.advance(us=owed.reset_after_us - 1)
             assert not await desk.hit(asked)
-            desk.clock.advance(1)
+            desk.clock.advance(us=1)
             assert (await desk.hit(asked)).remaining == 4
 
     @at_a_desk
@@ -44,7 +44,7 @@ class ModesContract:
             for _ in range(3):
                 owed = await desk.charge((asked[0], "ann", 10**30))
             assert not await desk.hit(asked)
-            desk.clock.advance(owed.reset_after_us)
+            desk.clock.advance(us=owed.reset_after_us)
             assert await desk.hit(asked)
 
     @at_a_desk
@@ -57,9 +57,9 @@ class ModesContract:
         assert (refused.reason, refused.remaining) == (Reason.LIMITED, 0)
         assert refused.retry_after_us == 21 * SECOND_US  # the refused ones of 0:20, 0:40 and 0:59 hold it until 1:20
         assert await desk.refund(refused) is False
-        desk.clock.advance(21 * SECOND_US - 1)
+        desk.clock.advance(us=21 * SECOND_US - 1)
         assert (await desk.peek(asked)).retry_after_us == 20 * SECOND_US + 1  # asking would count
-        desk.clock.advance(1)
+        desk.clock.advance(us=1)
         assert await desk.hit(asked)
 
     @at_a_desk
@@ -79,16 +79,16 @@ class ModesContract:
             assert (await desk.hit(asked)).wait_us == waited.wait_us
             refused = await desk.hit(asked)  # two wait already
             assert (refused.reason, refused.retry_after_us) == (Reason.LIMITED, waited.wait_us)
-            desk.clock.advance(waited.wait_us)
+            desk.clock.advance(us=waited.wait_us)
             assert (await desk.hit((asked[0], "ann", 3))).remaining == 0
 
     @at_a_desk
     async def test_who_would_wait_too_long_is_refused(self, desk: Desk) -> None:
         asked = (bucket("1/minute", wait_us=10 * SECOND_US, wait_max=5), "ann", 1)
         await desk.hit(asked)
-        desk.clock.advance(50 * SECOND_US - 1)
+        desk.clock.advance(us=50 * SECOND_US - 1)
         assert (await desk.hit(asked)).reason is Reason.LIMITED
-        desk.clock.advance(1)
+        desk.clock.advance(us=1)
         assert (await desk.peek(asked)).wait_us == 10 * SECOND_US
         assert (await desk.hit(asked)).wait_us == 10 * SECOND_US
         assert (await desk.hit(asked)).retry_after_us == 70 * SECOND_US  # behind the one that waits
@@ -103,7 +103,7 @@ class ModesContract:
             assert await desk.refund(first) is False
             second = await desk.hit(asked)
             assert second.wait_us == first.wait_us
-            desk.clock.advance(second.wait_us)
+            desk.clock.advance(us=second.wait_us)
             assert (await desk.peek(asked)).remaining == 3
             assert await desk.refund(second) is True  # an ordinary charge by now
             assert (await desk.peek(asked)).remaining == 4

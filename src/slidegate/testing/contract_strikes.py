@@ -27,7 +27,7 @@ class StrikesContract:
         assert await bans.strike("user:eve", 2) is None
         bans.clock.advance("1m")  # both have left
         assert await bans.strike("user:eve", 2) is None
-        bans.clock.advance(60 * SECOND_US - 1)
+        bans.clock.advance(us=60 * SECOND_US - 1)
         made = await bans.strike("user:eve")
         assert made is not None
         assert (made.key, made.by, made.reason, made.rung, made.prolong_us) == ("user:eve", "abuse", "refused", 1, 0)

@@ -75,9 +75,9 @@ class Player:
             case Step(span_us) if span_us < 0:
                 await self._step_back(span_us)
             case Step(span_us):
-                self.clock.advance(span_us)
+                self.clock.advance(us=span_us)
             case Align(slice_us, offset_us):
-                self.clock.advance(slice_us - self.clock.now_us % slice_us + offset_us)
+                self.clock.advance(us=slice_us - self.clock.now_us % slice_us + offset_us)
             case Change(rule, limit, amount):
                 self._change(rule, limit, amount)
 
@@ -85,9 +85,9 @@ class Player:
         wait_us = await self._hit(demand, plain)
         if patient and wait_us:
             # Without modes: one would charge the refusal, or turn it into a wait of a microsecond.
-            self.clock.advance(wait_us - 1)
+            self.clock.advance(us=wait_us - 1)
             same(await self._hit(demand, plain=True), 1)
-            self.clock.advance(1)
+            self.clock.advance(us=1)
             same(await self._hit(demand, plain=True), 0)
 
     async def _hit(self, demand: Demand, plain: bool = False) -> int | None:
