@@ -209,8 +209,10 @@ def _place(route: Any, mounts: tuple[Mount | Host, ...], above: tuple[Required, 
 
 
 def _read(scope: Scope, root: str, path: str, rest: str | None) -> bool:
-    """Tell whether the root that routers have come to is the one they were given, and what they read of the path."""
-    return rest is not None and scope.get("root_path", "") == root + path.removesuffix(rest)
+    """Tell whether the mounts on the way have read of a path all but `rest`, as it seems, and left that to be read."""
+    return (
+        rest is not None and scope.get("root_path", "") == root + path.removesuffix(rest) and route_path(scope) == rest
+    )
 
 
 def _at_frontend(scope: Scope) -> bool:
