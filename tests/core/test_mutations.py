@@ -402,7 +402,7 @@ SCENES: list[tuple[Mutation, Callable[[scenes.NewStore], None]]] = [
         scenes.a_cost_of_the_whole_amount_waits_beside_a_stranger,
     ),
     (
-        Mutation("keys that meet are charged as one", JUDGING, (("limit.amount + ask.others", "limit.amount"),)),
+        Mutation("keys that meet are charged as one", JUDGING, (("        if ask.others:", "        if 0:"),)),
         scenes.a_cost_of_the_whole_amount_waits_beside_a_stranger,
     ),
     (

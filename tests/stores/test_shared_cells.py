@@ -15,6 +15,7 @@ import pytest
 import slidegate.stores.lmdb.windows
 import slidegate.stores.tables
 from slidegate.core import Bucket, Check, Decision, Limit, Reason, parse_limits
+from slidegate.core.limits import MAX_AMOUNT
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.memory import MemoryStore
 from slidegate.testing import FakeClock
@@ -263,6 +264,18 @@ def test_a_refund_frees_nothing_in_a_window_that_is_no_copy_of_the_cell(small: S
         passed += 1
     # Where a reset leaves the window empty, nothing of the charge is in it; where it is made anew, all of it is.
     assert passed == (2 if isinstance(store, LmdbStore) else 0)
+
+
+@pytest.mark.parametrize("limits", [f"{MAX_AMOUNT}/10s @1", "4/10s @4"])
+def test_keys_of_one_demand_that_meet_keep_their_bounds_whatever_is_handed_back(small: Small, limits: str) -> None:
+    store, asked = small(FakeClock(10**12), 1), bucket(limits)
+    amount = asked.limits[0].amount
+    assert hit(store, (bucket("1/hour", "other"), "first", 1))
+    together = hit(store, *((asked, key, amount) for key in ("ann", "bob", "eve")))
+    assert together, "each of them fits into the cell"
+    for place in (2, 1):  # more than a slice can count is not counted, and not handed back
+        store.refund(together.take_out(place))
+        assert not hit(store, (asked, "ann", 1)), "what ann spent is in the cell"
 
 
 @pytest.mark.parametrize("later", ["2/10s", "2/10s @1", "5/10s @4"])

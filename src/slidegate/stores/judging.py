@@ -82,8 +82,7 @@ def judge_all(checks: Sequence[Check], flat: Flat, windows: list[Entry], now_us:
     asked = _asked(checks, flat, windows)
     waits = _waits(asked, now_us)
     if not any(waits):
-        readings = [ask.window.spend(now_us, ask.limit.amount + ask.others, ask.cost) for ask in asked]
-        return Decision(True, OK, now_us, checks, readings, windows)
+        return _spend(checks, asked, windows, now_us)
     reason = TOO_LARGE if NEVER in waits else LIMITED
     if reason is LIMITED:
         lacking = {ask.check for ask, wait_us in zip(asked, waits, strict=True) if wait_us}
@@ -164,6 +163,21 @@ def _waits(asked: Sequence[Ask], now_us: int) -> list[int]:
         if NEVER in waits or max(rooms, default=from_us) == from_us:
             return waits
         from_us = max(rooms)
+
+
+def _spend(checks: Sequence[Check], asked: Sequence[Ask], windows: Sequence[Entry], now_us: int) -> Decision:
+    """Charge all windows, in which there is room."""
+    readings: list[Reading] = []
+    charged: list[Entry | Note] = list(windows)
+    for place, ask in enumerate(asked):
+        if ask.others:
+            # There is room for each key, but the ring may not be able to count all of them.
+            kept = ask.window.charge(now_us, ask.cost, ask.window.spent + ask.cost)
+            charged[place] = Note(ask.window, now_us, kept)
+            readings.append((ask.window.spent, ask.window.leaves_us, ask.window.newest_us, 0))
+        else:
+            readings.append(ask.window.spend(now_us, ask.limit.amount, ask.cost))
+    return Decision(True, OK, now_us, checks, readings, charged)
 
 
 def _may_wait(ask: Ask, wait_us: int) -> bool:
