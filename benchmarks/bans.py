@@ -10,10 +10,13 @@ import time
 import tracemalloc
 from collections.abc import Callable
 
+from starlette.types import Receive, Scope, Send
+
 from benchmarks.measure import Candidate, rounds, table, versions
-from slidegate import BanPolicy, MemoryStore
+from slidegate import BanPolicy, Limiter, MemoryStore, RateLimitMiddleware
 from slidegate.core import Bucket, parse_limits
 from slidegate.core.networks import format_network, parse_address
+from slidegate.web.abuse import Offence
 
 HITS = 20_000
 BANS = 100_000
@@ -25,6 +28,8 @@ NO_BAN = "hit, no ban"
 OTHERS = f"hit, {BANS:,} bans in force, none of them the client's"
 BANNED = "hit of a banned address"
 HELD = "hit of an address in a banned network"
+STRIKE = "strike of one key, of 10,000 in 10 minutes"
+STRIKE_OF_A_GATE = "the same by a gate"
 
 
 def with_bans(count: int) -> MemoryStore:
@@ -71,6 +76,27 @@ def strikes(store: MemoryStore, policy: BanPolicy, key: Callable[[int], str]) ->
     return run
 
 
+def strikes_of_a_gate(policy: BanPolicy) -> Candidate:
+    """Return a candidate that strikes as a gate does, which has found the client's address."""
+    limiter = Limiter()
+    limiter.store.bans.strike(policy, "user:decoy", 1_000_000, "benchmark")
+    gate = RateLimitMiddleware(nothing, rules=[], limiter=limiter, bans=policy, statistics=False)
+    abuse, offence = gate.judge.abuse, Offence(policy, 1, "benchmark")
+    address = parse_address(CLIENT)
+
+    async def run() -> float:
+        started_s = time.perf_counter()
+        for _ in range(HITS):
+            await abuse.strike(offence, {}, CLIENT, address)
+        return (time.perf_counter() - started_s) / HITS * 1_000_000
+
+    return run
+
+
+async def nothing(scope: Scope, receive: Receive, send: Send) -> None:
+    """Stand below a gate."""
+
+
 def bytes_held(fill: Callable[[MemoryStore, int], object], count: int) -> float:
     """Return the bytes that a store holds for each of `count` fillings."""
     store = MemoryStore(max_bans=count)
@@ -100,13 +126,14 @@ def main() -> None:
         BANNED: hits(full, CLIENT, allowed=False),
         HELD: hits(full, "192.0.2.7", allowed=False),
         "strike of one key, 64 remembered": strikes(MemoryStore(), rare, lambda number: CLIENT),
-        "strike of one key, of 10,000 in 10 minutes": strikes(MemoryStore(), many, lambda number: CLIENT),
+        STRIKE: strikes(MemoryStore(), many, lambda number: CLIENT),
+        STRIKE_OF_A_GATE: strikes_of_a_gate(many),
         f"strike of one of {HITS:,} keys": strikes(MemoryStore(), rare, lambda number: f"user:{number}"),
         "strike of a banned key": strikes(full, rare, lambda number: CLIENT),
     }
     taken = asyncio.run(rounds(candidates, options.rounds))
     print(versions())
-    print(table(taken, {OTHERS: NO_BAN, BANNED: NO_BAN, HELD: NO_BAN}))
+    print(table(taken, {OTHERS: NO_BAN, BANNED: NO_BAN, HELD: NO_BAN, STRIKE_OF_A_GATE: STRIKE}))
     networks = [format_network(6, FIRST + (number << 64), 64) for number in range(BANS)]
     ban = bytes_held(lambda store, number: store.bans.ban(networks[number], HOUR_US, "why", "abuse"), BANS)
     once = bytes_held(lambda store, number: store.bans.strike(rare, networks[number], 1, "why"), BANS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -603,7 +604,9 @@ async def test_a_client_that_leaves_while_it_is_struck_is_struck() -> None:
     house.limiter.store.bans.strike = slowly  # type: ignore[method-assign,assignment]
     with anyio.move_on_after(0):
         await house.ask("/404")
-    assert await house.banned() == {PEER: 1}
+    with anyio.fail_after(20):
+        while await house.banned() != {PEER: 1}:
+            await anyio.lowlevel.checkpoint()
 
 
 async def test_a_banned_key_is_told_to_nobody_as_hot_or_shadowed() -> None:
@@ -756,3 +759,17 @@ async def test_unban_forgives() -> None:
 def test_policies_that_cannot_work_are_refused_at_construction(bans: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message.replace("(", r"\(")):
         House(bans=bans, rules=[])
+
+
+@pytest.mark.parametrize("peer", ["203.0.113.9", "2001:db8:1:2::9"])
+async def test_a_strike_reads_no_address_that_is_at_hand(peer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*arguments: Any) -> Any:
+        raise AssertionError(f"read again: {arguments}")
+
+    house = House(rules=[], bans=policy("4/10m", signals={404: 1, "/trap": 1}), allowlist=Networks(["192.0.2.0/24"]))
+    await house.status("/404", client=(peer, 1))  # reads it once, and remembers
+    with monkeypatch.context() as patched:
+        patched.setattr(socket, "inet_pton", refused)
+        assert [await house.status(path, client=(peer, 1)) for path in ("/404", "/trap")] == [404, 200]
+    assert await house.banned() == {}
+    assert [await house.status("/404", client=(peer, 1)) for _ in range(2)] == [404, 403]

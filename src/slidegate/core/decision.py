@@ -156,7 +156,7 @@ class Decision:
 
     @property
     def binding(self) -> LimitState | None:
-        """The limit that decides: of a refusal the longest wait, else the fewest more such requests; None without limits."""
+        """The limit that decides: of the longest wait, else of the fewest more such requests; None without limits."""
         readings = self.readings
         if not readings:
             return None

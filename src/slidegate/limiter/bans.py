@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
 from datetime import timedelta
 from inspect import isawaitable
 from typing import Any, Final
@@ -123,10 +123,15 @@ class BanCommands:
         target = ban_target(policy, self._ban_key(key), protected)
         if target is None:
             return None
-        answer = (self.store.bans if self._failsafe is None else self._failsafe).strike(
-            policy, target[0], weight, clean_reason(reason), target[1]
-        )
+        answer = self.strike_target(target, policy, weight, clean_reason(reason))
         return await answer if isawaitable(answer) else answer
+
+    def strike_target(
+        self, target: tuple[str, str], policy: BanPolicy, weight: int, reason: str
+    ) -> Ban | Awaitable[Ban | None] | None:
+        """Do what `strike` does for what `ban_target` has found, with a clean reason; for code on a hot path."""
+        book = self.store.bans if self._failsafe is None else self._failsafe
+        return book.strike(policy, target[0], weight, reason, target[1])
 
     async def find_ban(self, guarded: Sequence[Guarded]) -> Ban | None:
         """Return the ban that refuses one of some keys and addresses, as far as it is known; for code on a hot path."""

@@ -9,21 +9,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from inspect import isawaitable
 from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-import anyio
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Scope, Send
 from starlette.websockets import WebSocketDisconnect
 
-from ..core.banlist import Ban, Guarded
+from ..core.banlist import Ban, Guarded, clean_reason
 from ..core.banpolicy import BanPolicy
 from ..core.errors import ConfigurationError
 from ..core.networks import Address
-from ..core.targets import WIDEST, ban_target
+from ..core.targets import WIDEST, ban_target, range_target
 from ..limiter import Limiter
 from .calls import Calls
+from .finishing import to_the_end
 from .keys import Combined, Key, PathParam, Value, everyone, route_path
 from .lists import AddressList
 from .proxies import UNKNOWN_PEER, ClientAddress
@@ -52,10 +53,15 @@ class _Protected:
     """Networks that no policy bans: those of trusted proxies and of the allowlist."""
 
     def __init__(self, client: ClientAddress, allowlist: AddressList | None) -> None:
-        self._lists = [client.networks] if allowlist is None else [client.networks, allowlist]
+        self._lists: list[AddressList] = [client.networks] if client.trusted else []
+        if allowlist is not None:
+            self._lists.append(allowlist)
 
     def overlaps(self, version: int, first: int, last: int) -> bool:
-        return any(networks.overlaps(version, first, last) for networks in self._lists)
+        for networks in self._lists:  # noqa: SIM110 - any() costs a generator for each strike
+            if networks.overlaps(version, first, last):
+                return True
+        return False
 
 
 class AbuseWatch:
@@ -95,6 +101,8 @@ class AbuseWatch:
         self._limiter = limiter
         self._client = client
         self._protected = _Protected(client, allowlist)
+        self._spare = {4: 32 - client.prefix(4), 6: 128 - client.prefix(6)}
+        """How many bits of an address tell nothing of its client."""
         self._keys: list[Key] = [policy.key for policy in self.policies.values() if policy.key is not None]
         self.keyed = bool(self._keys)
         self._paths: list[tuple[re.Pattern[str], Offence]] = []
@@ -119,7 +127,7 @@ class AbuseWatch:
                     pattern, _ = compile_pattern(signal)
                 except ConfigurationError as error:
                     raise ConfigurationError(f"bans: {policy!r}: signals: {error}") from None
-                self._paths.append((pattern, Offence(policy, whole, f"path {signal}")))
+                self._paths.append((pattern, Offence(policy, whole, clean_reason(f"path {signal}"))))
             elif signal.endswith("xx"):
                 first = int(signal[0]) * 100
                 for status in set(range(first, first + 100)) - set(policy.signals):
@@ -143,19 +151,31 @@ class AbuseWatch:
                 found.append(offence)
         return self._not_seen_to(found, before.judges)
 
-    async def strike(self, offence: Offence, scope: Scope, client_key: str) -> Ban | None:
+    async def strike(self, offence: Offence, scope: Scope, client_key: str, address: Address | None) -> Ban | None:
         """Count a strike of whoever sent a request. A client that leaves meanwhile does not take it back."""
+        policy, weight, reason = offence
+        if policy.key is not None or address is None or not self._limiter.per_process:
+            return await to_the_end(self._strike(offence, scope, client_key))
+        version, value = address
+        spare = self._spare[version]
+        first = value >> spare << spare
+        target = range_target(policy, client_key, version, first, first | (1 << spare) - 1, self._protected)
+        if target is None:
+            return None
+        answer = self._limiter.strike_target(target, policy, weight, reason)
+        return await to_the_end(answer) if isawaitable(answer) else answer
+
+    async def _strike(self, offence: Offence, scope: Scope, client_key: str) -> Ban | None:
+        """Count a strike where that takes more: a key to be made, or a store that others share."""
         policy, weight, reason = offence
         key = client_key if policy.key is None else policy.key.find(scope, self._limiter, client_key)
         if key == UNKNOWN_PEER or (isinstance(policy.key, Combined) and not self._may_ban(policy, client_key)):
             return None  # everybody whose server names no peer, or who comes by a proxy of one's own
-        ban = None
-        with anyio.CancelScope(shield=True):
-            try:
-                ban = await self._limiter.strike(key, policy, weight, reason, protected=self._protected)
-            except ConfigurationError as error:  # a key of the user's own that cannot be one
-                self._calls.report("key", policy.name, error, "nobody is struck")
-        return ban
+        try:
+            return await self._limiter.strike(key, policy, weight, reason, protected=self._protected)
+        except ConfigurationError as error:  # a key of the user's own that cannot be one
+            self._calls.report("key", policy.name, error, "nobody is struck")
+        return None
 
     def _may_ban(self, policy: BanPolicy, client_key: str) -> bool:
         return client_key != UNKNOWN_PEER and ban_target(policy, client_key, self._protected) is not None
@@ -163,7 +183,7 @@ class AbuseWatch:
     async def refused(self, scope: Scope, outer: Sequence[Judge]) -> None:
         """Strike for a refusal by a limit, as far as no gate further out does."""
         for offence in self._not_seen_to(self._named.get("refused", ()), outer):
-            await self.strike(offence, scope, self._client.locate(scope)[0])
+            await self.strike(offence, scope, *self._client.locate(scope))
 
     def listening(self, scope: Scope, send: Send, record: Record) -> Send:
         """Wrap `send` so that the status of the application's answer strikes."""
@@ -192,7 +212,7 @@ class AbuseWatch:
         if record.spared_by(record.judges[place]):
             return
         for offence in self._not_seen_to(offences, record.judges[:place]):
-            await self.strike(offence, scope, self._client.locate(scope)[0])
+            await self.strike(offence, scope, *self._client.locate(scope))
 
     def _not_seen_to(self, offences: Sequence[Offence], outer: Sequence[Judge]) -> list[Offence]:
         """Leave out what a gate further out strikes for under the same policy: one offence is one strike."""

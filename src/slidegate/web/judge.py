@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Sequence
 from functools import partial
 from typing import Final
 
-import anyio
 from starlette.requests import HTTPConnection
 from starlette.types import Message, Receive, Scope, Send
 
@@ -20,6 +19,7 @@ from ..core.protocols import Event
 from ..limiter import Limiter
 from .abuse import AbuseWatch, Offence
 from .calls import Calls
+from .finishing import hand_back
 from .gates import Gate, RuleSet, Selection
 from .held import Held
 from .lists import AddressList
@@ -107,7 +107,7 @@ class Judge:
     ) -> Decision:
         """Decide after what the request itself has done: a strike may ban it at once."""
         for offence in offences:
-            await self.abuse.strike(offence, scope, client_key)
+            await self.abuse.strike(offence, scope, *self._client.locate(scope))
         answer = self._decide(selection, scope, before, client_key, guarded)
         return answer if isinstance(answer, Decision) else await answer
 
@@ -244,7 +244,7 @@ class Judge:
 
     async def strike(self, scope: Scope, offence: Offence) -> Ban | None:
         """Count a strike of whoever sent a request."""
-        return await self.abuse.strike(offence, scope, self._client.locate(scope)[0])
+        return await self.abuse.strike(offence, scope, *self._client.locate(scope))
 
     async def strike_refused(self, scope: Scope, record: Record) -> None:
         """Strike for a refusal by a limit, under the policies of all gates on the way."""
@@ -299,9 +299,9 @@ class Judge:
 
     async def _return(self, decision: Decision) -> None:
         """Hand back what was reserved by rules, and keep what the limit of preflights counts."""
-        for place, (bucket, _, _) in enumerate(decision.checks if decision.charge else ()):
-            if bucket is not self._preflight:
-                await self.limiter.refund(decision.take_out(place))
+        checks = decision.checks if decision.charge else ()
+        places = [place for place, (bucket, _, _) in enumerate(checks) if bucket is not self._preflight]
+        await hand_back([(self.limiter, decision.take_out(place)) for place in places])
 
     async def wait(self, receive: Receive, decision: Decision) -> Receive | None:
         """Wait for the place that was booked, and return the channel to go on with.
@@ -313,16 +313,17 @@ class Judge:
             turn = await wait_turn(receive, decision.wait_us)
         finally:
             if turn is None:
-                with anyio.CancelScope(shield=True):
-                    await self.limiter.refund(decision)
+                await hand_back([(self.limiter, decision)])
         return turn
 
     async def settle(self, decision: Decision, status: int) -> None:
         """Hand back what was reserved by rules that do not count an answer of this status."""
         if not decision.charge:
             return  # a refusal further in has handed everything back
+        parts = []
         for place, (bucket, _, _) in enumerate(decision.checks):
             rule = self.rules.reserving.get(bucket.rule)
             if rule is None or rule.count_if is None or self._calls.counts(rule.count_if, rule.label, status):
                 continue
-            await self.limiter.refund(decision.take_out(place))
+            parts.append((self.limiter, decision.take_out(place)))
+        await hand_back(parts)

@@ -8,6 +8,7 @@ from starlette.types import Scope
 
 from ..core.decision import Bucket, Decision, Reason
 from ..limiter import Limiter
+from .finishing import hand_back
 from .responses import tightest
 
 if TYPE_CHECKING:
@@ -94,11 +95,16 @@ class Record(list[Decision]):
         return self.refused is not None or not self[-1].allowed
 
     async def hand_back(self) -> None:
-        """Hand back what was charged so far, except where refused requests count."""
-        for judge, decision in zip(self.judges, self, strict=True):
-            for place, (bucket, _, _) in enumerate(decision.checks if decision.charge else ()):
-                if not bucket.count_denied:
-                    await judge.limiter.refund(decision.take_out(place))
+        """Hand back what was charged so far, except where refused requests count: all of it, also if the request is
+        cancelled meanwhile."""
+        await hand_back(
+            [
+                (judge.limiter, decision.take_out(place))
+                for judge, decision in zip(self.judges, self, strict=True)
+                for place, (bucket, _, _) in enumerate(decision.checks if decision.charge else ())
+                if not bucket.count_denied
+            ]
+        )
 
     @property
     def decision(self) -> Decision:

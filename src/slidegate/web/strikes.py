@@ -6,7 +6,7 @@ from typing import Literal
 
 from starlette.requests import HTTPConnection
 
-from ..core.banlist import Ban
+from ..core.banlist import Ban, clean_reason
 from ..core.errors import ConfigurationError, closest
 from ..core.limits import check_whole
 from .abuse import Offence
@@ -50,4 +50,5 @@ async def strike(
     if record.spared_by(judge):
         return None
     held = judge.abuse.policies[policy]
-    return await judge.strike(request.scope, Offence(held, held.after.amount if weight == "ban" else weight, reason))
+    whole = held.after.amount if weight == "ban" else weight
+    return await judge.strike(request.scope, Offence(held, whole, clean_reason(reason)))
