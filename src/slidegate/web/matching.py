@@ -41,7 +41,8 @@ class Sight:
         self._direct: tuple[str, ...] = (here,)
         self._odd: tuple[str, ...] = ()
         self._endless = False
-        self._ordinary = not (root or tree.rooted or is_odd(here) or (here[-1:] == "/" and here != "/"))
+        clear = not root or (here != path and tree.known(scope))
+        self._ordinary = clear and not (tree.rooted or is_odd(here) or (here[-1:] == "/" and here != "/"))
         if not self._ordinary:
             self._look(path, given, root)
 
@@ -88,15 +89,21 @@ class Sight:
             return None
         if not rule.written or self._endless:
             return self._path
-        for written in rule.written:
-            if self._ordinary and written.generous.match(self._path) is not None:
-                return self._path
         if self._ordinary and not rule.has_spellings:
-            return None
+            return self._limited_plainly(rule)
         for written in rule.written:
             if (read := written.meets(self._direct, self._prefix)) is not None:
                 return read
         return next((read for written in rule.written if (read := self._oddly(written)) is not None), None)
+
+    def _limited_plainly(self, rule: Rule) -> str | None:
+        path, prefix = self._path, self._prefix
+        for written in rule.written:
+            if written.generous.match(path) is not None:
+                return path
+            if prefix and written.rooted(prefix) and written.generous.match(prefix + path) is not None:
+                return prefix + path
+        return None
 
     def ended(self, rule: Rule) -> bool:
         """Tell whether a rule that ends the list does so here: in every reading."""

@@ -96,7 +96,7 @@ class Written:
 
     def rooted(self, root: str) -> bool:
         """Tell whether the path is written with the root."""
-        return bool(root) and self.path.startswith(f"{root}/")
+        return self.path.startswith(root) and self.path[len(root) :].startswith("/") and root != ""
 
     def _first(self, pattern: re.Pattern[str], texts: Sequence[str], root: str) -> str | None:
         found = next((text for text in texts if pattern.match(text)), None)

@@ -84,6 +84,11 @@ class Place:
                 path = "/" + found["path"]
         return path
 
+    @property
+    def hosts(self) -> bool:
+        """Whether the host of a request decides about the way."""
+        return any(isinstance(mount, Host) for mount in self.mounts)
+
     def takes(self, scope: Scope) -> bool:
         """Tell whether a request comes by this place: its mounts are asked themselves what they make of the path.
 
@@ -92,8 +97,6 @@ class Place:
         """
         scope = scope_to_ask(scope)
         for mount in self.mounts:
-            if isinstance(mount, Host):
-                continue  # one application on two hosts is one place
             match, child = mount.matches(scope)
             if match is not Match.FULL:
                 return False
@@ -125,12 +128,14 @@ class Places:
             found = sorted(found, key=lambda place: len(place.template), reverse=True)  # as FastAPI chooses
         root = scope.get("app_root_path", scope.get("root_path", ""))
         path = below(root, scope["path"])
-        for place in () if is_odd(path) else found:
+        for place in () if is_odd(path) or any(place.hosts for place in found) else found:
             # Where the mounts have read what they seem to have read, they need not be asked.
             if place.leads(scope.get("method", "GET"), path) and _read(scope, root, path, place.rest(path)):
                 return place
         top = {**scope, "root_path": root}
-        return next((place for place in found if place.takes(top)), None)
+        taking = next((place for place in found if place.takes(top)), None)
+        # One application on two hosts is one place.
+        return next((place for place in found if taking is not None and _same_path(place, taking)), None)
 
     def candidates(self, scope: Scope) -> list[Place]:
         """Return the places of the endpoint that a request came to: one, unless several routes lead there."""
@@ -213,6 +218,12 @@ def _read(scope: Scope, root: str, path: str, rest: str | None) -> bool:
     return (
         rest is not None and scope.get("root_path", "") == root + path.removesuffix(rest) and route_path(scope) == rest
     )
+
+
+def _same_path(one: Place, other: Place) -> bool:
+    """Tell whether two places differ by their hosts at most."""
+    mounts = [[mount for mount in place.mounts if isinstance(mount, Mount)] for place in (one, other)]
+    return one.route is other.route and mounts[0] == mounts[1]
 
 
 def _at_frontend(scope: Scope) -> bool:
