@@ -6,6 +6,7 @@ import asyncio
 import fcntl
 import itertools
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -21,10 +23,12 @@ from urllib.parse import quote
 import pytest
 
 from slidegate.core import Bucket, ConfigurationError, Decision, Reason, parse_limits
+from slidegate.core.banlist import Ban, Guarded, ban_key
 from slidegate.core.banpolicy import BanPolicy
 from slidegate.core.errors import StoreTimeout, StoreUnavailable
 from slidegate.limiter import Limiter
 from slidegate.stores.lmdb import LmdbStore
+from slidegate.stores.lmdb import books as lmdb_books
 from slidegate.stores.lmdb.bans import LmdbBans
 from slidegate.stores.lmdb.files import DATA
 from slidegate.stores.lmdb.turns import LOOK_EVERY
@@ -101,6 +105,23 @@ class TestContractOverTwoProcesses(StoreContract):
 
     def make_store(self, clock: FakeClock) -> Any:
         return TwoProcesses(self.places.new(), self.remote, clock)
+
+
+@pytest.mark.deep
+@pytest.mark.usefixtures("_places", "_bans_in_small_parts")
+class TestContractWhileBansAreRead(StoreContract):
+    in_memory = True
+    places: Places
+
+    def make_store(self, clock: FakeClock) -> LmdbStore:
+        return LmdbStore(self.places.new(), clock=clock, **SMALL)
+
+
+@pytest.fixture(scope="class")
+def _bans_in_small_parts() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(lmdb_books, "STEP", 2)
+        yield
 
 
 # -- when a transaction takes place -----------------------------------------------------------------------------------
@@ -244,6 +265,97 @@ async def test_a_job_that_fails_fails_alone(store: LmdbStore) -> None:
     first, failed, last = await asyncio.gather(*jobs, return_exceptions=True)
     assert isinstance(failed, ConfigurationError)
     assert [first.remaining, last.remaining] == [1000 - LOOK_EVERY - 1, 1000 - LOOK_EVERY - 2]  # type: ignore[union-attr]
+
+
+# -- many bans -------------------------------------------------------------------------------------------------------
+
+
+def some_network(chance: random.Random) -> str:
+    if chance.random() < 0.3:
+        return f"user:{chance.randrange(30)}"
+    if chance.random() < 0.5:
+        return str(ip_network((0xC0000200 + chance.randrange(256), chance.choice((24, 28, 31, 32))), strict=False))
+    value = (0x20010DB8 << 96) + (chance.randrange(4) << 64) + chance.randrange(8)
+    return str(ip_network((value, chance.choice((32, 64, 127, 128))), strict=False))
+
+
+def some_guarded(chance: random.Random) -> Guarded:
+    if chance.random() < 0.3:
+        return f"user:{chance.randrange(30)}"
+    if chance.random() < 0.5:
+        return 4, 0xC0000200 + chance.randrange(256)
+    return 6, (0x20010DB8 << 96) + (chance.randrange(4) << 64) + chance.randrange(8)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_list_of_bans_that_is_not_read_yet_answers_as_one_that_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    monkeypatch.setattr(lmdb_books, "STEP", 3)
+    chance, clock = random.Random(seed), FakeClock()
+    whole, cold = (LmdbStore(tmp_path / "lmdb", clock=clock, **SMALL) for _ in range(2))
+    rules = cold.bans._rules
+    for turn in range(400):
+        store, key = chance.choice((whole, cold)), ban_key(some_network(chance))
+        if chance.random() < 0.6:
+            length_us = chance.choice((None, 50, MINUTE_US))
+            store.bans.ban(key, length_us, "by request", "ann")
+        elif chance.random() < 0.5:
+            store.bans.unban(key, "ann")
+        clock.advance("20us")
+        guarded = [some_guarded(chance) for _ in range(3)]
+        found = [store.bans.find(guarded) for store in (cold, whole)]
+        lasts = [None if ban is None else (ban.ends_us,) for ban in found]  # of two that last as long, either is told
+        assert lasts[0] == lasts[1], f"seed {seed}, turn {turn}: {found}"
+        if chance.random() < 0.3:
+            cold.bans._read_book(type(rules).read_on)
+        if chance.random() < 0.02:
+            rules.forget()
+    assert sorted(ban.key for ban in cold.bans.active()) == sorted(ban.key for ban in whole.bans.active())
+    cold.close()
+    whole.close()
+
+
+async def test_no_event_loop_waits_until_all_bans_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lmdb_books, "STEP", 20)
+    first, asked = LmdbStore(tmp_path / "lmdb", **SMALL), bucket("1000/hour")
+    for number in range(500):
+        answer = first.bans.ban(f"user:{number}", MINUTE_US, "by request", "ann")
+        assert not isinstance(answer, Ban) or answer.key
+        await asyncio.sleep(0)
+    await Limiter(first).ban("192.0.2.0/24", "1h")
+    read, most = 0, 0
+    unpack = lmdb_books.unpack_record
+
+    def counted(packed: bytes, at: int = 0) -> Any:
+        nonlocal read, most
+        read += 1
+        most = max(most, read)
+        return unpack(packed, at)
+
+    async def turn() -> None:
+        nonlocal read
+        while True:
+            read = 0
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(lmdb_books, "unpack_record", counted)
+    turning = asyncio.create_task(turn())
+    second = LmdbStore(tmp_path / "lmdb", **SMALL)
+    limiter = Limiter(second, on_error="deny")
+    assert (await limiter.hit("192.0.2.7", "5/hour")).reason is Reason.BANNED
+    assert (await limiter.hit("user:17", "5/hour")).reason is Reason.BANNED
+    assert await limiter.hit("user:free", "5/hour")
+    while not second.bans._rules.list.is_whole:
+        assert second.hit(((asked, "user:free", 1),))
+        await asyncio.sleep(0.001)
+    assert len([ban async for ban in limiter.bans()]) == 501
+    assert len([change async for change in limiter.history()]) == 501
+    assert len([line async for line in limiter.export_bans()]) == 502
+    assert most < 5 * 20 + 40 + 30  # a part and what a few requests look up, in one turn
+    turning.cancel()
+    second.close()
+    first.close()
 
 
 # -- room ------------------------------------------------------------------------------------------------------------

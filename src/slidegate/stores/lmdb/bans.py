@@ -1,12 +1,13 @@
 """The bans of an LMDB environment.
 
 Every process holds the bans in force in a list of its own, because a request has to be looked up by the networks that
-it may lie in. The environment says how many changes there have been, and which keys they were about: whoever reads
-another number than it knows looks these keys up before it goes on. That number is read in every transaction, so what
-one process bans, the next request of any other knows::
+it may lie in. Where there are many, it reads them a part at a time, so that no event loop waits for them, and looks
+every request up in the rows meanwhile. The environment says how many changes there have been, and which keys they were
+about: whoever reads another number than it knows looks these keys up before it goes on. That number is read in every
+transaction, so what one process bans, the next request of any other knows::
 
     meta "bans"   the number of the last change
-    changes       number                          key: the last `MAX_CHANGES`; who is further behind reads all bans
+    changes       number                          key: the last `MAX_CHANGES`; who is far behind reads all bans again
     bans          key                             record (`records`)
     history       number                          record, of what was banned and unbanned
 
@@ -15,27 +16,31 @@ The rules are those of `memory_bans`, which works here on rows instead of on dic
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from threading import RLock
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import lmdb
 
 from ...core.banlist import Ban, BanChange, Guarded
 from ...core.banpolicy import BanPolicy
-from ...core.banrows import Row
+from ...core.banrows import Bans, Row, to_rows
 from ...core.barred import Barred
 from ...core.decision import Check
-from ...core.errors import StoreUnavailable
+from ...core.errors import StoreError, StoreUnavailable
 from ...core.protocols import Clock
-from .books import LAST, Book, Rules
+from .books import LAST, Book, Rules, changes_of
 from .env import Environment
 from .opening import BROKEN
 from .records import salvage
 from .turns import Turns
 from .windows import Session
+
+PAUSE_S: Final = 0.001
 
 T = TypeVar("T")
 
@@ -56,7 +61,13 @@ class LmdbBans:
         self._turns = turns
         self._rules = Rules(now_us, wall_us, most)
         self._mutex = RLock()  # jobs may run in a thread while the loop reads
+        self._reading: asyncio.AbstractEventLoop | None = None  # the one that will read on in the list
+        self._closed = False
         self._known: tuple[int, bytes | None] = 0, None  # the opening and the change of which the list is
+
+    def close(self) -> None:
+        """Read nothing any more."""
+        self._closed = True
 
     def find(self, guarded: Sequence[Guarded]) -> Ban | None:
         """Return the ban in force that refuses one of `guarded`, the one that lasts longest. Changes nothing."""
@@ -76,17 +87,40 @@ class LmdbBans:
         """Take the ban of exactly this key back, and forget its strikes and rungs; False if there was neither."""
         return self._write(lambda rules: rules.unban(key, by))
 
-    def active(self) -> list[Ban]:
+    def active(self) -> list[Ban] | Awaitable[list[Ban]]:
         """Return the bans in force."""
-        return self._read(lambda rules: rules.active())
+        return _gathered(self._parts("bans", Rules.active_of))
 
-    def history(self) -> list[BanChange]:
+    def history(self) -> list[BanChange] | Awaitable[list[BanChange]]:
         """Return the last 10,000 changes, oldest first."""
-        return self._read(lambda rules: rules.history())
+        return _gathered(self._parts("history", lambda rules, rows: changes_of(rows)))
 
-    def dump(self) -> list[Row]:
+    def dump(self) -> list[Row] | Awaitable[list[Row]]:
         """Return everything known about bans, strikes and rungs, as `core.banrows` writes it."""
-        return self._read(lambda rules: rules.dump())
+        return _gathered(self._dumped())
+
+    def _dumped(self) -> Iterator[Sequence[Row]]:
+        now_us, wall_us = self._read(Rules.moments)
+        head, *_ = to_rows(Bans([], []), now_us, wall_us)
+        yield [head]
+        for bans in self._parts("bans", Rules.active_of):
+            yield list(to_rows(Bans(list(bans), []), now_us, wall_us))[1:]
+        for standings in self._parts("struck", Rules.standings_of):
+            yield list(to_rows(Bans([], list(standings)), now_us, wall_us))[1:]
+
+    def _parts(
+        self, name: str, read: Callable[[Rules, Sequence[tuple[bytes, bytes]]], Sequence[T]]
+    ) -> Iterator[Sequence[T]]:
+        """Yield what stands in a database, a part at a time, each in a transaction of its own."""
+        row: bytes | None = b""
+        while row is not None:
+
+            def part(rules: Rules, book: Book, row: bytes = row) -> tuple[Sequence[T], bytes | None]:
+                rows, following = book.part(getattr(book.dbs, name), row)
+                return read(rules, rows), following
+
+            found, row = self._read_book(part)
+            yield found
 
     def load(self, rows: Sequence[Row]) -> int | Awaitable[int]:
         """Take over what `dump` returned; of two bans of a key the one that lasts longer stays."""
@@ -101,7 +135,8 @@ class LmdbBans:
     ) -> tuple[Barred | None, bool]:
         """Return the refusal of a demand by a ban, if there is one, and whether the demand prolongs any."""
         number = session.txn.get(LAST, None, session.dbs.meta)
-        if self._known == (self._env.opened, number) and not self._rules.list.by_key:
+        bans = self._rules.list
+        if self._known == (self._env.opened, number) and bans.is_whole and not bans.by_key:
             session.banned = False  # until a job of this session bans
             return None, False
         with self._mutex:
@@ -151,13 +186,17 @@ class LmdbBans:
             return answer
 
     def _read(self, do: Callable[[Rules], T]) -> T:
+        return self._read_book(lambda rules, book: do(rules))
+
+    def _read_book(self, do: Callable[[Rules, Book], T]) -> T:
         try:
             txn = self._env.read()
             try:
                 with self._mutex:
-                    rules = self._open(Book(txn, self._env.dbs), txn.get(LAST, None, self._env.dbs.meta))
+                    book = Book(txn, self._env.dbs)
+                    rules = self._open(book, txn.get(LAST, None, self._env.dbs.meta))
                     try:
-                        return do(rules)
+                        return do(rules, book)
                     finally:
                         rules.leave()
             finally:
@@ -173,10 +212,45 @@ class LmdbBans:
             self._rules.forget()
         self._rules.open(book)
         self._known = self._env.opened, number
+        if not self._rules.list.is_whole:
+            self._read_on_soon()
         return self._rules
+
+    def _read_on_soon(self) -> None:
+        """Read what is missing in the list, a part at a time; without an event loop it is looked up when needed."""
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return
+        if self._reading is not loop:
+            self._reading = loop
+            loop.call_later(PAUSE_S, self._read_on)
+
+    def _read_on(self) -> None:
+        self._reading = None
+        if not self._closed:
+            with suppress(StoreError):  # the next transaction begins again
+                self._read_book(Rules.read_on)
 
     def _forget(self) -> None:
         with self._mutex:
             self._rules.forget()
             self._rules.told.clear()
             self._known = 0, None
+
+
+def _gathered(parts: Iterator[Sequence[T]]) -> list[T] | Awaitable[list[T]]:
+    """Return what all parts have; where an event loop is running, an awaitable that lets it turn between them."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return [one for part in parts for one in part]
+    return _paced(parts)
+
+
+async def _paced(parts: Iterator[Sequence[T]]) -> list[T]:
+    found: list[T] = []
+    for part in parts:
+        found += part
+        await asyncio.sleep(0)
+    return found

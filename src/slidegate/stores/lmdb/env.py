@@ -156,6 +156,15 @@ class Environment:
         finally:
             self._map.release()
 
+    def begin_again(self, txn: Any) -> Any:
+        """Forget what a transaction has done, and begin another in its place."""
+        try:
+            txn.abort()
+            return self._write()
+        except BaseException:
+            self._let_others()
+            raise
+
     def grow(self, txn: Any, most: int) -> Any:
         """Forget a transaction for which there was no room, make the map larger and let others write.
 

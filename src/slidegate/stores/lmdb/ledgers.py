@@ -29,6 +29,11 @@ _POLICY: Final = Struct("=B?qqIqIQ")
 _VERSION: Final = 1
 
 
+def policy_of(row: bytes) -> str:
+    """Return the name of the policy of a row of `struck`."""
+    return text_of(row[: -_PLACE.size - 1])
+
+
 class Standings(dict[str, Standing]):
     """The standings under one policy; as a dict it holds those that the job has read."""
 

@@ -146,6 +146,7 @@ class LmdbStore:
         """Let go of the files, unless another store of this process uses them."""
         if self._is_open:
             self._is_open = False
+            self.bans.close()
             self._turns.close()
             close_environment(self._env)
 

@@ -26,7 +26,7 @@ LARGEST_WINDOW: Final = 2_048
 
 T = TypeVar("T")
 
-_MANY: Final = 100_000
+_STEPS: Final = (10_000, 256, 16)
 _UNKNOWN: Final = 2**62
 
 
@@ -159,14 +159,19 @@ class Transactions:
         if txn is None:
             self.tell()
             return
-        session = Session(txn, env.dbs, self._now_us(), self._max_keys, self.upkeep)
-        try:
-            gone = session.sweep(_MANY)
-        except lmdb.MapFullError:
-            gone = 0
-        except BaseException:
-            env.abort(txn)
-            raise
+        gone, now_us = 0, self._now_us()
+        for step in _STEPS:
+            before = _rows(txn, env)
+            try:
+                Session(txn, env.dbs, now_us, self._max_keys, self.upkeep).sweep(step)
+            except lmdb.MapFullError:  # to let go of many takes room for a copy of as many pages
+                txn = env.begin_again(txn)
+                continue
+            except BaseException:
+                env.abort(txn)
+                raise
+            gone = before - _rows(txn, env)
+            break
         if gone:
             env.commit(txn)
         else:
@@ -174,7 +179,7 @@ class Transactions:
             if txn is not None:
                 keys = txn.stat(env.dbs.windows)["entries"]
                 env.abort(txn)
-        self._say_full(gone, session.now_us)
+        self._say_full(gone, now_us)
         if not gone and txn is not None:
             self._fitting = min(self._fitting, keys * 15 // 16) if env.full else self._fitting
             raise lmdb.MapFullError("no empty window is left to let go of; raise max_map_size or lower max_keys")
@@ -186,3 +191,7 @@ class Transactions:
             message = f"{self._env.path} is full, so {what}; raise max_map_size"
             self._env.untold.append(Event("map_full", message, {"gone": gone}))
         self.tell()
+
+
+def _rows(txn: Any, env: Environment) -> int:
+    return int(txn.stat(env.dbs.windows)["entries"] + txn.stat(env.dbs.cells)["entries"])
