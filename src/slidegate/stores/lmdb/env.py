@@ -49,7 +49,7 @@ class Environment:
     Attributes:
         dbs: The databases.
         opened: How often the files have been opened.
-        full: Whether all room is taken that new keys may take.
+        held: How many bytes are mapped.
         untold: Events that nobody has heard yet.
         salvage: Damaged files that were set aside, and may hold bans.
 
@@ -63,7 +63,7 @@ class Environment:
         self.options = options
         self.dbs: Databases
         self.opened = 0
-        self.full = False
+        self.held = 0
         self.untold: list[Event] = []
         self.salvage: list[Path] = []
         self._lmdb: Any = None
@@ -203,7 +203,7 @@ class Environment:
                 self.untold.append(Event("map_full", f"{self.path} cannot grow to {size} bytes: {error.strerror}"))
                 return False
             self._lmdb.set_mapsize(size)
-            self.full = size > self.options.max_map_size
+            self.held = size
             self.untold.append(Event("map_grown", f"{self.path} has grown to {size} bytes", {"bytes": size}))
             return True
 
@@ -236,7 +236,7 @@ class Environment:
         # Where nothing is written through the map, the file is shorter than the map, and LMDB cuts nothing off.
         size = max(whole_size(self._file), self._lmdb.info()["map_size"]) if writes_through(self.options) else 0
         self._lmdb.set_mapsize(size)
-        self.full = self._lmdb.info()["map_size"] > self.options.max_map_size
+        self.held = self._lmdb.info()["map_size"]
 
     def look_after(self, txn: Any, now_us: int) -> None:
         """About once a second, write the time down, and see whether the files are still those of the path.
@@ -349,7 +349,7 @@ class Environment:
     def _open(self, patience_s: float) -> None:
         opened = open_files(self.path, self.options, patience_s, self._suspect)
         self._lmdb, self._file, self.dbs, self._offset_us, self._inodes, events, salvage = opened
-        self.full = self._lmdb.info()["map_size"] > self.options.max_map_size
+        self.held = self._lmdb.info()["map_size"]
         self.untold += events
         self.salvage += salvage
         self.opened += 1

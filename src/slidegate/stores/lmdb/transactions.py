@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -26,8 +27,9 @@ LARGEST_WINDOW: Final = 2_048
 
 T = TypeVar("T")
 
-_STEPS: Final = (10_000, 256, 16)
+_STEPS: Final = (2_000, 64, 8, 1)
 _UNKNOWN: Final = 2**62
+_FULL: Final = "no empty window is left to let go of; raise max_map_size or lower max_keys"
 
 
 class Transactions:
@@ -50,7 +52,7 @@ class Transactions:
         self._now_us = now_us
         self._max_keys = max_keys
         self._next_full_event_us = 0
-        self._fitting = _UNKNOWN
+        self._windows = self._rows = _UNKNOWN  # how many a full file may hold
         self.observers = Observers()
         self.rescue: Callable[[Path, Session], int] = lambda path, session: 0
         self.tells = False
@@ -110,6 +112,7 @@ class Transactions:
                     self._rescue(session)
                 answers = [job(session) for job in jobs]
                 session.save()
+                self._check_room(txn)
                 env.look_after(txn, session.now_us)
             except BaseException:
                 env.abort(txn)
@@ -134,19 +137,37 @@ class Transactions:
 
     def _most_keys(self, txn: Any) -> int:
         """Return how many windows to hold: in a file that must not grow any more, no more than there are."""
-        if not self._env.full:
-            self._fitting = _UNKNOWN
+        if self._env.held <= self._env.options.max_map_size:
+            self._windows = self._rows = _UNKNOWN
             return self._max_keys
-        if self._fitting == _UNKNOWN:
-            least = self._env.options.max_map_size // LARGEST_WINDOW
-            self._fitting = max(txn.stat(self._env.dbs.windows)["entries"], least)
-        return min(self._max_keys, self._fitting)
+        if self._windows == _UNKNOWN:
+            self._windows = max(txn.stat(self._env.dbs.windows)["entries"], self._least_rows())
+        return min(self._max_keys, self._windows)
+
+    def _check_room(self, txn: Any) -> None:
+        """See that the last part of a full file is left to those who are known, and for letting go.
+
+        Raises:
+            lmdb.MapFullError: There are more rows than when it was begun.
+        """
+        most = self._env.options.max_map_size
+        if self._env.held <= most:
+            return
+        if self._env.held > most + _reserve(most):
+            rows = _rows(txn, self._env)
+            if self._rows == _UNKNOWN:
+                self._rows = max(rows, self._least_rows())
+            if rows > self._rows:
+                raise lmdb.MapFullError(_FULL)
+
+    def _least_rows(self) -> int:
+        return self._env.options.max_map_size // LARGEST_WINDOW
 
     def _make_room(self) -> None:
         """Make the map larger; where it must not be, let go of all windows that are empty.
 
-        If there are none, new keys are counted in shared cells from then on, and the map gets a last part, for these
-        and for what grows in the windows of keys that are known.
+        If there are none, new keys are counted in shared cells from then on, and the map gets another part, for these
+        and for what grows in the windows of keys that are known. The last part is for the latter alone.
 
         Raises:
             lmdb.MapFullError: That is in use too.
@@ -159,7 +180,7 @@ class Transactions:
         if txn is None:
             self.tell()
             return
-        gone, now_us = 0, self._now_us()
+        now_us = self._now_us()
         for step in _STEPS:
             before = _rows(txn, env)
             try:
@@ -171,18 +192,22 @@ class Transactions:
                 env.abort(txn)
                 raise
             gone = before - _rows(txn, env)
-            break
-        if gone:
-            env.commit(txn)
-        else:
-            txn = env.grow(txn, most + max(most // RESERVE, MIN_RESERVE))
-            if txn is not None:
-                keys = txn.stat(env.dbs.windows)["entries"]
-                env.abort(txn)
-        self._say_full(gone, now_us)
-        if not gone and txn is not None:
-            self._fitting = min(self._fitting, keys * 15 // 16) if env.full else self._fitting
-            raise lmdb.MapFullError("no empty window is left to let go of; raise max_map_size or lower max_keys")
+            if not gone:
+                break
+            with suppress(lmdb.MapFullError):
+                env.commit(txn)
+                self._say_full(gone, now_us)
+                return
+            txn = env.begin()
+            if txn is None:
+                return  # somebody else writes, and may make room
+        txn = env.grow(txn, most + _reserve(most))
+        if txn is not None:
+            txn = env.grow(txn, most + _reserve(most) + MIN_RESERVE)
+        self._say_full(0, now_us)
+        if txn is not None:
+            env.abort(txn)
+            raise lmdb.MapFullError(_FULL)
 
     def _say_full(self, gone: int, now_us: int) -> None:
         if now_us >= self._next_full_event_us:
@@ -195,3 +220,7 @@ class Transactions:
 
 def _rows(txn: Any, env: Environment) -> int:
     return int(txn.stat(env.dbs.windows)["entries"] + txn.stat(env.dbs.cells)["entries"])
+
+
+def _reserve(most: int) -> int:
+    return max(most // RESERVE, MIN_RESERVE)
