@@ -437,3 +437,72 @@ def summary(log: AccessLog) -> tuple[object, ...]:
     shares = [round(100 * sum(record.status // 100 == kind for record in records) / len(records), 1) for kind in (4, 5)]
     clients = {record.client for record in records}
     return log.total, log.skipped.total(), len(clients), min(days), max(days), *shares
+
+
+# -- what strangers put into a line ----------------------------------------------------------------------------------
+
+
+USERS = ("a[b", "[", "[x] y", "a] b", "] [", '\\"', 'a] \\" [b', "a b c", "192.0.2.9", "] \\x22GET")
+
+
+@pytest.mark.parametrize("user", USERS)
+@pytest.mark.parametrize("ident", ["-", "192.0.2.8", "joe"])
+def test_whatever_the_user_is_called_the_line_is_read_and_the_client_is_the_first(user: str, ident: str) -> None:
+    line = COMMON.replace("- -", f"{ident} {user}")
+    assert parse_line(line.encode()) == RECORD
+
+
+@given(
+    ident=st.text(st.characters(codec="latin-1", exclude_categories=["Cc", "Z"], exclude_characters='"'), min_size=1),
+    user=st.text(st.characters(codec="latin-1", exclude_categories=["Cc"], exclude_characters='"'), min_size=1),
+)
+def test_no_name_makes_another_client_of_an_address(ident: str, user: str) -> None:
+    found = parse_line(COMMON.replace("- -", f"{ident} {user}").encode())
+    assert found == RECORD or (found is Skip.FORMAT and not user.strip())
+
+
+def test_a_virtual_host_in_front_is_none_if_it_is_an_address() -> None:
+    assert parse_line(f"example.org {COMMON}".encode()) == RECORD
+    assert parse_line(f"example.org:443 {COMMON}".encode()) == RECORD
+    found = parse_line(f"198.51.100.1 {COMMON}".encode())
+    assert isinstance(found, AccessRecord)
+    assert found.client == "198.51.100.1"
+
+
+SYSLOG = (
+    "<190>May 12 12:00:00 web1 nginx: ",
+    "<190>May  2 12:00:00 nginx: ",
+    "May 12 12:00:00 web1 nginx[811]: ",
+    "2024-05-12T12:00:00.123456+00:00 web1 nginx: ",
+    "<190>1 2024-05-12T12:00:00Z web1 nginx 811 - - ",
+    "May 12 12:00:00 web1.example.org httpd[4]: ",
+)
+
+
+@pytest.mark.parametrize("prefix", SYSLOG)
+@pytest.mark.parametrize("line", [COMMON, f"example.org {COMMON}", json.dumps(NGINX)])
+def test_what_syslog_writes_in_front_is_left_out(prefix: str, line: str) -> None:
+    assert parse_line((prefix + line).encode()) == parse_line(line.encode())
+    assert isinstance(parse_line(line.encode()), AccessRecord)
+
+
+@pytest.mark.parametrize("filling", [b"\n", b"x"], ids=["lines", "one line"])
+def test_a_small_file_that_unpacks_to_ten_gibibytes_is_given_up_in_a_clear_word(filling: bytes, tmp_path: Path) -> None:
+    # A member of gzip may follow another, so one MiB is enough to make any length.
+    member = gzip.compress(filling * (1_048_576 // len(filling)))
+    path = tmp_path / "log.gz"
+    path.write_bytes(gzip.compress(COMMON.encode() + b"\n") + member * 10_240)
+    log = AccessLog(path)
+    assert list(log) == [RECORD]
+    assert log.skipped[Skip.BOMB] == 1
+    assert log.total < 5_000_000
+
+
+def test_a_log_of_nothing_but_one_check_is_read_whole(tmp_path: Path) -> None:
+    lines = "".join(COMMON.replace("12:00:00", f"12:{n // 60 % 60:02}:{n % 60:02}") + "\n" for n in range(100_000))
+    path = tmp_path / "log.gz"
+    path.write_bytes(gzip.compress(lines.encode()))
+    assert path.stat().st_size < 400_000
+    log = AccessLog(path)
+    assert sum(1 for _ in log) == 100_000
+    assert not log.skipped

@@ -7,7 +7,8 @@ The format is found anew for every line, because rotated files are concatenated 
 
 A log is written by strangers. Whatever a line holds, it becomes a record or one more in `AccessLog.skipped`, so that
 `read` and the sum of `skipped` are the number of lines; nothing in a file raises. Lines are read up to
-`MAX_LINE_BYTES`, so neither a line without an end nor a gzip bomb fills the memory.
+`MAX_LINE_BYTES`, so neither a line without an end nor a gzip bomb fills the memory, and gzip data that unpacks to far
+more than any log is given up. What syslog writes in front of a line is left out.
 """
 
 from __future__ import annotations
@@ -24,12 +25,16 @@ from enum import StrEnum
 from functools import lru_cache
 from os import PathLike
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 from ..core.networks import parse_address
 
 # nginx reads at most four header buffers of 8 KiB, so a line with every header in it stays below this.
 MAX_LINE_BYTES: Final = 65_536
+MAX_RATIO: Final = 300
+"""How far gzip data may unpack: logs of nothing but one health check reach a third of it, and newlines 1,030."""
+MIN_BOMB_BYTES: Final = 1 << 20
+_PIECE: Final = 1_024
 
 _MAX_TIME_CHARACTERS: Final = 64
 _MAX_TIME_US: Final = 253_402_300_800_000_000  # the year 10000
@@ -40,8 +45,14 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 # Possessive (`*+`), so that a hostile line cannot make the pattern walk back and forth.
 _QUOTED: Final = r'"((?:[^"\\]++|\\.)*+)"'
-_LINE: Final = re.compile(
-    rf'([^"\[]++)\[([^\]"]{{1,64}}+)\] {_QUOTED} (\S++) (?:[0-9]++|-)(?:$| (?:{_QUOTED} {_QUOTED})?)', re.ASCII
+_BEHIND_TIME: Final = re.compile(rf"\] {_QUOTED} (\S++) (?:[0-9]++|-)(?:$| (?:{_QUOTED} {_QUOTED})?)", re.ASCII)
+# As nginx writes to syslog, and as syslog writes to files: RFC 3164 with or without a host, RFC 5424, ISO times.
+_SYSLOG: Final = re.compile(
+    r"(?:<[0-9]{1,3}>)?(?:1 )?"
+    r"(?:[A-Z][a-z]{2} [ 0-9][0-9] [0-9]{2}:[0-9]{2}:[0-9]{2}"
+    r"|[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]{8,18}(?:Z|[+-][0-9:]{4,6})) "
+    r"(?:(?:[^\s:\[]{1,255} )?[\w./-]{1,64}(?:\[[0-9]{1,10}\])?:|[^\s:]{1,255} [\w./-]{1,64} \S{1,10} \S{1,32} -) ",
+    re.ASCII,
 )
 _REQUEST: Final = re.compile(r"([A-Za-z][\w-]*+) (\S++) HTTP/[0-9](?:\.[0-9])?", re.ASCII)
 _METHOD: Final = re.compile(r"[A-Za-z][\w-]*+", re.ASCII)
@@ -63,6 +74,7 @@ class Skip(StrEnum):
     TIME = "unreadable time"
     STATUS = "no status"
     GZIP = "damaged gzip data"
+    BOMB = "gzip data that unpacks to far more than any log"
 
 
 class AccessRecord(NamedTuple):
@@ -127,29 +139,53 @@ def parse_line(line: bytes) -> AccessRecord | Skip:
     if len(line) > MAX_LINE_BYTES:
         return Skip.TOO_LONG
     text = line.decode(errors="replace")
+    prefix = _SYSLOG.match(text)
+    text = text[prefix.end() :] if prefix else text
     return _parse_json(text) if text[0] == "{" else _parse_text(text)
+
+
+class _Packed:
+    """Gives gzip data in small pieces, so that what was taken tells what was unpacked."""
+
+    def __init__(self, file: io.BufferedReader) -> None:
+        self._file = file
+        self.taken = 0
+
+    def read(self, size: int = -1) -> bytes:
+        part = self._file.read(min(size, _PIECE) if size >= 0 else _PIECE)
+        self.taken += len(part)
+        return part
 
 
 def _lines(file: io.BufferedReader) -> Iterator[bytes | Skip]:
     magic = file.peek(len(_GZIP_MAGIC))[: len(_GZIP_MAGIC)]
-    source = gzip.GzipFile(fileobj=file) if magic == _GZIP_MAGIC else file
+    packed = _Packed(file) if magic == _GZIP_MAGIC else None
+    source = file if packed is None else gzip.GzipFile(fileobj=cast(Any, packed))
+    unpacked = 0
+    rest_of_long_line = False
     try:
         while line := source.readline(MAX_LINE_BYTES + 1):
-            if len(line) <= MAX_LINE_BYTES or line.endswith(b"\n"):
-                yield line
-                continue
-            yield Skip.TOO_LONG
-            while line and not line.endswith(b"\n"):
-                line = source.readline(MAX_LINE_BYTES)
+            unpacked += len(line)
+            if packed is not None and unpacked > MIN_BOMB_BYTES + MAX_RATIO * packed.taken:
+                yield Skip.BOMB
+                return
+            whole = line.endswith(b"\n")
+            if not rest_of_long_line:
+                yield line if whole or len(line) <= MAX_LINE_BYTES else Skip.TOO_LONG
+            rest_of_long_line = not whole
     except (EOFError, gzip.BadGzipFile, zlib.error):
         yield Skip.GZIP
 
 
 def _parse_text(text: str) -> AccessRecord | Skip:
-    match = _LINE.match(text)
-    if match is None:
+    # A user name may hold anything but a bare quotation mark, so the time is what stands in front of the first field
+    # in quotation marks.
+    end = text.find('] "')
+    match = _BEHIND_TIME.match(text, end) if end >= 0 else None
+    head, bracket, time = text[:end].rpartition("[")
+    if match is None or not bracket or not 0 < len(time) <= _MAX_TIME_CHARACTERS:
         return Skip.FORMAT
-    head, time, request, status, _, agent = match.groups()
+    request, status, _, agent = match.groups()
     words = head.split()
     if len(words) < 3:
         return Skip.FORMAT
@@ -159,9 +195,14 @@ def _parse_text(text: str) -> AccessRecord | Skip:
 
 
 def _is_virtual_host(first: str, second: str) -> bool:
-    """Tell a virtual host from a client: a fourth word may also come from a user name with a space in it."""
+    """Tell a virtual host from a client: a fourth word may also come from a user name with a space in it.
+
+    An address in front is the client: the second word may be what the client's own identd says.
+    """
+    if parse_address(first) is not None:
+        return False
     _, colon, port = first.rpartition(":")
-    return parse_address(second) is not None or (colon != "" and port.isdigit() and parse_address(first) is None)
+    return parse_address(second) is not None or (colon != "" and port.isdigit())
 
 
 def _record(
