@@ -26,11 +26,13 @@ def accepts(document: dict[str, Any]) -> bool:
 
 
 def parsed(text: str | bytes) -> dict[str, Any] | None:
-    """Return a document, None if it is no TOML."""
+    """Return a document, None if it is no TOML, or if it has a number that cannot be shown."""
     try:
-        return tomllib.loads(text if isinstance(text, str) else text.decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError):
+        document = tomllib.loads(text if isinstance(text, str) else text.decode())
+        repr(document)  # jsonschema shows what it refuses
+    except (ValueError, RecursionError):
         return None
+    return document
 
 
 def shown() -> list[str]:
