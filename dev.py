@@ -23,12 +23,22 @@ if sys.version_info < (3, 11):  # noqa: UP036 - this file is what says so; the p
 
 ROOT = Path(__file__).resolve().parent
 REQUIREMENTS = ROOT / "requirements"
-SETS = ("uv", "demo", "dev", "bench")
+SETS = ("uv", "demo", "dev", "bench", "lowest")
 MAIN = ROOT / ".venv"
 BENCH = ROOT / ".venv-bench"
+LOWEST = ROOT / ".venv-lowest"
 PYTEST = ("-m", "coverage", "run", "-m", "pytest")
 STORES = ("tests/stores", "tests/examples", "tests/test_redis_servers.py", "tests/test_limiter_urls.py")
 """The tests that start servers and processes; the others run beside them."""
+
+
+WITH_LOWEST = (
+    "tests/stores", "tests/test_limiter.py", "tests/test_limiter_urls.py", "tests/test_failures.py",
+    "tests/test_leases.py", "tests/web/test_config.py", "tests/web/test_middleware.py",
+)  # fmt: skip
+"""The tests that go through every library that is declared."""
+LENIENT = ("-o", "addopts=-ra -m 'not deep' -p no:valkey", "-W", "default")
+"""Old versions warn of what new ones have mended, and an old pytest does not know all of our settings."""
 
 
 def run(*command: object, **environment: str) -> int:
@@ -213,6 +223,11 @@ def bench(args: list[str]) -> int:
     return run(environment(BENCH, "bench"), "-m", f"benchmarks.{args[0]}", *args[1:])
 
 
+def lowest(args: list[str]) -> int:
+    """Run tests of stores, limiters and the gate with the lowest versions declared; arguments choose others."""
+    return run(environment(LOWEST, "lowest"), "-m", "pytest", *LENIENT, *(args or WITH_LOWEST))
+
+
 def lock(args: list[str]) -> int:
     """Compile requirements/*.in to *.txt; --upgrade moves to the newest versions."""
     python = with_uv(MAIN)
@@ -221,13 +236,14 @@ def lock(args: list[str]) -> int:
     for name in SETS:
         files = (f"requirements/{name}.in", "--output-file", f"requirements/{name}.txt")
         header = ("--custom-compile-command", "python3 dev.py lock")
-        code = run(python, "-m", "uv", "pip", "compile", *options, *header, *files, *args)
+        declared = ("pyproject.toml", "--all-extras", "--resolution", "lowest-direct") if name == "lowest" else ()
+        code = run(python, "-m", "uv", "pip", "compile", *options, *header, *declared, *files, *args)
         if code:
             return code
     return 0
 
 
-COMMANDS = {command.__name__: command for command in (demo, test, deep, lint, docs, bench, lock)}
+COMMANDS = {command.__name__: command for command in (demo, test, deep, lint, docs, bench, lowest, lock)}
 
 
 def main() -> int:

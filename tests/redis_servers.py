@@ -44,8 +44,9 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 HOST: Final = "127.0.0.1"
-BOUND_S: Final = 20
-"""How long a server may take to start, to answer or to agree with others; none takes as long as a second or two."""
+BOUND_S: Final = 60
+"""How long a server may take to start, to answer or to agree with others. It is waited for by its state, so this is
+only how long a hang lasts: where nothing else runs, none takes as long as a second or two."""
 QUIET_PORTS: Final = range(10_000, 32_000)
 """Systems give connections higher ports, so no connection takes the port of a server that is away for a moment."""
 OLDEST: Final = (6, 2)
@@ -368,18 +369,22 @@ class RedisCluster:
             if number < self.count:
                 low, high = number * SLOTS // self.count, (number + 1) * SLOTS // self.count
                 server.command("CLUSTER", "ADDSLOTS", *range(low, high))
-            if server is not first:
-                server.command("CLUSTER", "MEET", HOST, first.port)
-        until(lambda: all(self._knows(server) == len(self.servers) for server in self.servers), "nodes meet")
+        until(self._have_met, "nodes meet")
         for replica in self.servers[self.count :]:
             replica.command("CLUSTER", "REPLICATE", self.node_id(first))
         self.wait_ok()
         for replica in self.servers[self.count :]:
             until(partial(_follows, replica), "a replica follows")
 
-    @staticmethod
-    def _knows(server: RedisServer) -> int:
-        return int(_cluster_info(server)["cluster_known_nodes"])
+    def _have_met(self) -> bool:
+        """Tell whether all nodes know each other; who is late is introduced again, because introductions expire."""
+        ids = {self.node_id(server) for server in self.servers}
+        late = [server for server in self.servers if _nodes_of(server) != ids]
+        for server in late:
+            for other in self.servers:
+                if other is not server:
+                    server.command("CLUSTER", "MEET", HOST, other.port)
+        return not late
 
     @property
     def masters(self) -> list[RedisServer]:
@@ -392,8 +397,15 @@ class RedisCluster:
         return [server for server in self.servers if server.runs]
 
     def wait_ok(self) -> None:
-        """Come back when every server that runs sees every slot served."""
-        until(lambda: all(_cluster_info(server)["cluster_state"] == "ok" for server in self.running), "cluster state")
+        """Come back when all servers that run agree that each slot is served, and by one of them."""
+        until(self._agree, "the nodes of a cluster agree")
+
+    def _agree(self) -> bool:
+        here = {self.node_id(server) for server in self.running}
+        maps = {_slots_of(server) for server in self.running}
+        owners = {owner for row in maps for _, _, owner in row}
+        states = {_cluster_info(server)["cluster_state"] for server in self.running}
+        return states == {"ok"} and len(maps) == 1 and owners <= here
 
     @staticmethod
     def node_id(server: RedisServer) -> str:
@@ -404,9 +416,9 @@ class RedisCluster:
     def owner(self, slot: int) -> RedisServer:
         """Return the server that serves a slot."""
         for server in self.running:
-            for low, high, (_, _, node, *_), *_ in server.command("CLUSTER", "SLOTS"):
-                if low <= slot <= high and node.decode() == self.node_id(server):
-                    return server
+            own = self.node_id(server)
+            if any(low <= slot <= high and owner == own for low, high, owner in _slots_of(server)):
+                return server
         raise LookupError(f"nobody serves slot {slot}")
 
     def slot_of(self, key: str) -> int:
@@ -499,6 +511,18 @@ class Sentinel(RedisServer):
 
 def _follows(server: RedisServer) -> bool:
     return bool(server.info("replication").get("master_link_status") == "up")
+
+
+def _nodes_of(server: RedisServer) -> set[str]:
+    """Return whom a node knows by name, itself included, and not only by introduction."""
+    rows = [line.split() for line in server.command("CLUSTER", "NODES").decode().splitlines()]
+    return {name for name, _, flags, *_ in rows if "handshake" not in flags}
+
+
+def _slots_of(server: RedisServer) -> frozenset[tuple[int, int, str]]:
+    """Return who has which slots, as a server knows it."""
+    rows = server.command("CLUSTER", "SLOTS")
+    return frozenset((low, high, node.decode()) for low, high, (_, _, node, *_), *_ in rows)
 
 
 def _cluster_info(server: RedisServer) -> dict[str, str]:

@@ -24,6 +24,7 @@ from time import monotonic
 from typing import Any, Final
 
 from hiredis import HiredisError
+from redis.asyncio.cluster import ClusterNode
 from redis.crc import key_slot
 
 from ...core.errors import StoreError, StoreUnavailable
@@ -334,7 +335,7 @@ class ClusterLane(Lane):
         """Connect to a node, and send what waits for it, there or to who has the slots by now."""
         try:
             client = self._shared.client
-            there = type(client.startup_nodes[0])(*node.place, **client.connection_kwargs)
+            there: Any = ClusterNode(*node.place, **client.connection_kwargs)
             wire = node.wire = await self._shared.open(lambda: there.connection_class(**there.connection_kwargs))
             self._guard(wire)
             wire.lost.add_done_callback(partial(self._lost_node, node))
@@ -388,7 +389,7 @@ class ClusterLane(Lane):
         """Ask nodes, until one answers, who has which slots."""
         try:
             known = [place for place, node in self._nodes.items() if node.is_open]
-            known += [(node.host, node.port) for node in self._shared.client.startup_nodes]
+            known += [(node.host, node.port) for node in self._shared.client.nodes_manager.startup_nodes.values()]
             tries = [partial(self._slots_of, place) for place in dict.fromkeys([*known, *self._serving])]
             apart_s = self._shared.timeout_s / NODES_AT_ONCE
             self._places = await first_of(tries, apart_s, "redis: no node of the cluster is known")
