@@ -65,7 +65,8 @@ class RateLimitMiddleware(Breakable):
         on_refused: Makes the answer to a refused HTTP request, sync or async, from the request (which has no body here)
             and the decision.
         headers: ``"draft"`` (RateLimit and RateLimit-Policy), ``"legacy"`` (X-RateLimit-*), ``"both"`` or None.
-        preflight_limits: What CORS preflights of one client are held to; no rule counts them. None for no limit.
+        preflight_limits: What CORS preflights of one client are held to; rules count only those that come to an
+            endpoint which takes OPTIONS. None for no limit.
         message_limits: What the messages of an accepted websocket are held to, for example ``"10/second"``.
         message_key: ``"connection"`` counts the messages of each websocket by itself, ``"client"`` those of all
             websockets of a client together; or a key such as `header`.

@@ -50,12 +50,13 @@ class Rule:
 
     Args:
         path: A path in Starlette's syntax (``"/items/{id:int}"``, ``"/api/{rest:path}"``), a list of such paths, which
-            then share their counts, or ``"*"`` for all. It is compared with the path as the application below the
-            middleware sees it: without `root_path`.
+            then share their counts, or ``"*"`` for all. It is compared with the path below `root_path`: a limit applies
+            if one reading of the request's path leads to it, `exempt` and `final` only if all readings do.
         limits: ``"5/minute; 50/hour"``, a `Limit` or several; or a function of the request, sync or async, that returns
             them, ``"unlimited"`` or ``"nobody"``, for limits that depend on who is calling. Needed unless `exempt`.
         default_limits: What applies when the `limits` function fails; ``"nobody"`` refuses then.
-        methods: HTTP methods; GET includes HEAD. A websocket handshake is a GET. By default all.
+        methods: HTTP methods; GET includes HEAD. A websocket handshake is a GET. By default all. A limit holds them in
+            any case.
         connection: ``"http"`` or ``"websocket"``; by default both.
         key: Whom to count: `everyone`, `header(...)`, or a function, sync or async, of the request (which has no body
             here) that returns text, or None to leave the request uncounted. By default the middleware's `client`.
