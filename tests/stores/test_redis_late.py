@@ -16,6 +16,8 @@ from slidegate.core.decision import Bucket
 from slidegate.core.errors import StoreError, StoreUnavailable
 from slidegate.core.limits import parse_limits
 from slidegate.limiter import breakers
+from slidegate.limiter.within import Deadline
+from slidegate.stores.redis import RedisStore
 from slidegate.testing import RecordingObserver
 
 from ..fault_proxy import FaultProxy
@@ -65,16 +67,18 @@ def hung() -> Iterator[int]:
 class Worker:
     """A process of its own, as far as Redis can tell: a limiter, and a gate on it."""
 
-    def __init__(self, url: str, *, on_error: Any = "local", key: str = "header", **options: Any) -> None:
+    def __init__(
+        self, url: str, *, on_error: Any = "local", key: str = "header", deadline_s: float = DEADLINE_S, **options: Any
+    ) -> None:
         self.heard = RecordingObserver()
         self.limiter = Limiter.from_url(
-            f"{url}?timeout=250ms", deadline=DEADLINE_S, on_error=on_error, observers=[self.heard]
+            f"{url}?timeout={deadline_s * 1000:.0f}ms", deadline=deadline_s, on_error=on_error, observers=[self.heard]
         )
         rules = [] if "bans" in options else [Rule("*", LIMITS, key=KEYS[key], name="rule")]
         self.gate = RateLimitMiddleware(hello, limiter=self.limiter, rules=rules, **options)
 
     async def answer(self, headers: dict[str, str] = HEADERS, path: str = "/") -> Answer:
-        async with asyncio.timeout(DEADLINE_S + BOUND_S):
+        async with asyncio.timeout(BOUND_S + BOUND_S):
             return await call(self.gate, path, headers=headers)
 
     async def statuses(self, count: int, headers: dict[str, str] = HEADERS) -> list[int]:
@@ -87,11 +91,19 @@ class Worker:
                 await asyncio.sleep(0.02)
 
     async def recovered(self) -> None:
+        """Come back when Redis decides again, and from now on in whatever time a busy machine takes."""
         await self.prepared()
         async with asyncio.timeout(BOUND_S):
             while self.heard.kinds[-1:] == ["store_failed"]:
                 await self.limiter.hit("probe", "1000000/minute")
                 await asyncio.sleep(0.02)
+        store, safe = self.limiter.store, self.limiter._failsafe
+        assert isinstance(store, RedisStore)
+        assert safe is not None
+        safe._deadline_s, safe._deadline, store._shared.timeout_s = BOUND_S, Deadline(BOUND_S), BOUND_S
+        for lane in store._lanes.values():
+            if lane._wire is not None:
+                lane._wire._timeout_s = BOUND_S
 
     def digests(self) -> list[str]:
         return [self.limiter.digest("header:X-API-Key", b"k-1"), self.limiter.key_for(LONG)]
@@ -199,7 +211,7 @@ async def test_after_any_fault_at_the_start_all_workers_make_the_same_keys(fault
         assert len({tuple(worker.digests()) for worker in workers}) == len(workers)
     for worker in workers:
         await worker.recovered()
-    fresh = Worker(place.url)
+    fresh = Worker(place.url, deadline_s=BOUND_S)
     await fresh.prepared()
     assert {tuple(worker.digests()) for worker in workers} == {tuple(fresh.digests())}
     # No burst: what was counted here still counts here, and is counted there from now on.
@@ -233,7 +245,7 @@ async def test_a_server_that_is_started_late_is_found() -> None:
 async def test_after_a_loss_of_data_workers_make_the_keys_of_whoever_came_first(
     given: bytes | None, place: Place
 ) -> None:
-    old, idle, fresh = (Limiter.from_url(place.url, secret=given, deadline=DEADLINE_S) for _ in range(3))
+    old, idle, fresh = (Limiter.from_url(place.url, secret=given, deadline=BOUND_S) for _ in range(3))
     for limiter in (old, idle):
         assert (await limiter.hit(LONG, LIMITS)).remaining == (2 if limiter is old else 1)
     first = old.key_for(LONG)
@@ -428,7 +440,7 @@ async def test_an_open_websocket_is_counted_and_banned_by_the_keys_that_everybod
     key = worker.limiter.digest("header:X-API-Key", b"k-1")
     assert chats[0].gate._messages is not None
     bucket = chats[0].gate._messages._bucket
-    async with Limiter.from_url(place.url, deadline=DEADLINE_S) as other:
+    async with Limiter.from_url(place.url, deadline=BOUND_S) as other:
         assert (await other.peek_all([(bucket, key, 4)])).allowed is False
         assert (await other.peek_all([(bucket, key, 3)])).allowed is True
         await other.ban(key, "1h")
@@ -441,7 +453,7 @@ async def test_an_open_websocket_is_counted_and_banned_by_the_keys_that_everybod
 
 @needs_redis
 async def test_where_redis_answers_no_key_is_provisional(place: Place) -> None:
-    workers = [Worker(place.url, key=key) for key in KEYS] * 2
+    workers = [Worker(place.url, key=key, deadline_s=BOUND_S) for key in KEYS] * 2
     for worker in workers:
         assert (await worker.answer()).status == 200
         assert worker.heard.kinds == []
@@ -454,7 +466,7 @@ async def test_where_redis_answers_no_key_is_provisional(place: Place) -> None:
 async def test_keys_that_were_made_before_anything_was_awaited_are_those_that_others_make(place: Place) -> None:
     bucket = Bucket("own", parse_limits("2/hour"))
     for expected in (Reason.OK, Reason.OK, Reason.LIMITED):
-        async with Limiter.from_url(place.url, deadline=DEADLINE_S) as limiter:
+        async with Limiter.from_url(place.url, deadline=BOUND_S) as limiter:
             inner = limiter.digest("inner", b"a")
             outer = limiter.digest("outer", f"<{inner}>".encode())
             keys = [inner, f"{inner}:more", outer, limiter.key_for(LONG + outer)]
@@ -466,7 +478,7 @@ async def test_keys_that_were_made_before_anything_was_awaited_are_those_that_ot
 @pytest.mark.parametrize("key", KEYS)
 @pytest.mark.parametrize("length", [3, 3_000])
 async def test_many_first_requests_at_once_are_counted_together(length: int, key: str, place: Place) -> None:
-    workers = [Worker(place.url, key=key) for _ in range(4)]
+    workers = [Worker(place.url, key=key, deadline_s=BOUND_S) for _ in range(4)]
     headers = {"X-API-Key": "k" * length, "Cookie": f"session={'s' * length}"}
     answers = await asyncio.gather(*(worker.answer(headers) for worker in workers for _ in range(25)))
     assert sorted(answer.status for answer in answers) == [200] * 3 + [429] * 97
