@@ -141,12 +141,39 @@ def test_wheel_runs_from_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert run.stdout.startswith(str(wheel))
 
 
-def test_source_distribution_can_be_tested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def source_distribution(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Build the source distribution and unpack it; return where."""
     monkeypatch.chdir(ROOT)
-    with tarfile.open(tmp_path / hatchling.build.build_sdist(str(tmp_path))) as archive:
-        held = {name.partition("/")[2] for name in archive.getnames()}
-    assert {"dev.py", "LICENSE", "pyproject.toml", "requirements/dev.txt", "tests/test_house.py"} <= held
-    assert {name for name in held if name.startswith(".")} <= {".gitignore"}
+    with tarfile.open(place / hatchling.build.build_sdist(str(place))) as archive:
+        archive.extractall(place, filter="data")
+    (root,) = (path for path in place.iterdir() if path.is_dir())
+    return root
+
+
+def test_source_distribution_holds_every_file_of_the_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = source_distribution(tmp_path, monkeypatch)
+    held = {path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()}
+    # Tests read files of all kinds: whatever is left out, one of them may need.
+    assert {path.relative_to(ROOT).as_posix() for path in text_files()} <= held | {"PKG-INFO"}
+    assert {name for name in held if name.startswith(".")} <= {".gitignore", ".ci/run"}
+    assert os.access(root / ".ci" / "run", os.X_OK)
+
+
+@pytest.mark.deep
+def test_the_tests_of_the_source_distribution_pass_where_nothing_else_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = source_distribution(tmp_path, monkeypatch)
+    places = ("core", "ops", "web/test_middleware.py", "web/test_config.py", "stores/test_lmdb_files.py")
+    files = ("test_docs.py", "test_public_api.py", "test_architecture.py", "test_limiter.py", "test_typing.py")
+    chosen = [str(root / "tests" / part) for part in (*places, *files, "test_house.py")]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen]
+    paths = os.pathsep.join((str(root / "src"), str(root)))
+    ended = subprocess.run(
+        command, cwd=root, env={**dev.child_environment(), "PYTHONPATH": paths}, capture_output=True, text=True
+    )
+    assert ended.returncode == 0, ended.stdout[-4_000:] + ended.stderr[-2_000:]
+    assert re.search(r"\d{3,} passed", ended.stdout)
 
 
 # -- dev.py --------------------------------------------------------------------------------------------------------

@@ -107,3 +107,17 @@ def test_a_process_that_starts_never_cuts_off_what_others_have_mapped(
     assert not seen["shrunk"]
     assert seen["grown"]
     assert seen["keys"] == processes * (rounds * 200 + 300)
+
+
+@pytest.mark.parametrize(
+    ("processes", "rounds", "seed"),
+    [(4, 12, 1), *(pytest.param(8, 60, seed, marks=pytest.mark.deep) for seed in range(4))],
+)
+def test_after_faults_every_process_answers_from_the_store(
+    tmp_path: Path, processes: int, rounds: int, seed: int
+) -> None:
+    seen = play("faults", tmp_path / "lmdb", processes, rounds, seed)
+    assert seen["codes"] == [], f"seed {seed}: somebody ended by itself: {seen}"  # SIGABRT is -6, SIGBUS is -7
+    assert seen["silent"] == 0, f"seed {seed}: {seen}"
+    # Whoever has not noticed yet that the path has another file counts in the old one, up to a second.
+    assert seen["admitted"] <= seen["amount"] * 2 * seen["files"], f"seed {seed}: {seen}"
