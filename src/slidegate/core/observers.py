@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 
+from .logs import logger
 from .protocols import Event, Observer
-
-logger = logging.getLogger("slidegate")
 
 
 class Observers:

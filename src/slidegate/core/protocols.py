@@ -10,6 +10,7 @@ from .banlist import Ban, BanChange, Guarded
 from .banpolicy import BanPolicy
 from .banrows import Row
 from .decision import Check, Decision
+from .logs import escaped
 
 Clock: TypeAlias = Callable[[], int]
 """Returns the time in whole microseconds, not below 0. Its start does not matter, its rate does."""
@@ -38,11 +39,20 @@ class Event:
         ``store_reset``: a server has lost its data, or a part of the bans.
         ``store_evicts``: a server throws away what is counted when its memory is full.
         ``map_grown``, ``map_full``: a file has become larger, or must not become larger.
+
+    Attributes:
+        kind: One of these.
+        message: One line of printable characters for people.
+        details: What it is about.
     """
 
     kind: str
     message: str
     details: Mapping[str, object] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        # Observers write it to logs of their own; what it is about stands in the details as it is.
+        object.__setattr__(self, "message", escaped(self.message))
 
 
 class Observer(Protocol):

@@ -16,7 +16,6 @@ under provisional digests, so as long as it counts, the store of this process is
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from datetime import timedelta
 from inspect import isawaitable
@@ -28,6 +27,7 @@ from ..core.banpolicy import BanPolicy
 from ..core.decision import Check, Decision
 from ..core.errors import ConfigurationError, StoreError, StoreTimeout, closest
 from ..core.limits import parse_duration_us
+from ..core.logs import logger
 from ..core.protocols import Clock, Event, Store
 from ..core.spans import format_duration
 from ..stores.memory import MemoryStore
@@ -50,8 +50,6 @@ _MIN_US: Final = 1_000
 _MAX_US: Final = 60_000_000
 
 T = TypeVar("T")
-
-logger = logging.getLogger("slidegate")
 
 
 class Failsafe:

@@ -7,7 +7,6 @@ default answer. Each failure is logged with the rule's name, once a minute.
 
 from __future__ import annotations
 
-import logging
 import time
 from inspect import isawaitable
 from operator import index
@@ -18,13 +17,12 @@ from starlette.types import Scope
 
 from ..core.decision import Check, Decision
 from ..core.errors import ConfigurationError
+from ..core.logs import logger
 from ..limiter import Limiter, check_cost
 from .gates import Gate
 from .rules import StatusFunction
 
 LOG_PAUSE_S: Final = 60.0
-
-logger = logging.getLogger("slidegate")
 
 
 async def _no_body() -> NoReturn:

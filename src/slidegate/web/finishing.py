@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Sequence
 from typing import Any, Final, TypeVar
 
 import anyio
 
 from ..core.decision import Decision
+from ..core.logs import logger
 from ..limiter import Limiter
 
 T = TypeVar("T")
 
-logger = logging.getLogger("slidegate")
 
 _running: Final[set[asyncio.Future[Any]]] = set()
 """Who else holds them: an event loop does not hold its tasks."""

@@ -11,7 +11,6 @@ pauses. Whoever reads may ask for another minute, for a file that has lost most 
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -20,14 +19,14 @@ from typing import Final, NamedTuple, TypeAlias
 
 import anyio.to_thread
 
+from ..core.logs import logger
+
 LOOK_EVERY_S: Final = 1.0
 STILL_S: Final = 10.0
 """How long a file that is changed in place has to stand still."""
 SHRUNK_S: Final = 60.0
 """How much longer it has to, where it has lost more than half of its entries."""
 THREAD: Final = "slidegate-files"
-
-logger = logging.getLogger("slidegate")
 
 
 class Stamp(NamedTuple):

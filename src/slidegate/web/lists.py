@@ -15,14 +15,13 @@ from pathlib import Path
 from typing import TypeAlias
 
 from ..core.errors import ConfigurationError
+from ..core.logs import logger
 from ..core.networkformats import check_format
 from ..core.networklist import NetworkList, NetworkReading, check_breadth
 from ..core.networks import Networks
 from ..core.observers import Observers
 from ..core.protocols import Clock, Event, Observer
 from .following import SHRUNK_S, Change, Follower, stamp_of
-
-logger = logging.getLogger("slidegate")
 
 
 @dataclass(frozen=True, slots=True)

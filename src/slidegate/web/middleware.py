@@ -7,7 +7,6 @@ the header fields of the tightest. Nothing about a request is kept on the middle
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Final
@@ -18,6 +17,7 @@ from ..core.banpolicy import BanPolicy
 from ..core.decision import Bucket, Decision, Reason
 from ..core.errors import ConfigurationError
 from ..core.limits import Limit, parse_limits
+from ..core.logs import logger
 from ..core.protocols import Observer
 from ..limiter import Limiter
 from .abuse import AbuseWatch
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 _JUDGED: Final = frozenset({"http", "websocket"})
 _WAITED: Final = Reason.WAITED  # CPython 3.11 takes a call to find a member
 _NOBODY: Final = Reason.NOBODY
-logger = logging.getLogger("slidegate")
 
 
 class RateLimitMiddleware(Breakable):

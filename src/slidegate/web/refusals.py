@@ -84,7 +84,7 @@ class Refusals:
             return self._to_banned(decision, scope)
         if not readings and decision.reason is Reason.UNAVAILABLE:
             return _later(_UNAVAILABLE, decision.retry_after_us or 0)
-        if decision.reason is Reason.NOBODY:
+        if not readings and decision.reason is Reason.NOBODY:
             return _for_nobody(decision.by)
         lacking: tuple[bool, ...] = (True,)
         if len(readings) == 1:

@@ -20,6 +20,7 @@ from typing import Any, Final
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..core.errors import ConfigurationError
+from ..core.logs import logger
 from ..core.protocols import Event, Observer
 from ..limiter import FailurePolicy, Limiter
 from .broken import Breakable
@@ -31,8 +32,6 @@ from .rules import Exceeded
 
 # For these, None in code means what leaving them out means.
 _NONE_IS_NOTHING: Final = frozenset({"client", "limiter", "limits", "rules"})
-
-logger = logging.getLogger("slidegate")
 
 
 SECRET_VARIABLE: Final = "SLIDEGATE_SECRET"

@@ -8,20 +8,18 @@ answer is a ban. What it finds is closed; the server then tells the application,
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Final, Protocol
 from weakref import WeakSet
 
 from ..core.banlist import Ban, Guarded
+from ..core.logs import logger
 
 EVERY_S: Final = 0.4
 """How long after the end of a look the next one begins: with the deadline of a store, all of it takes less than 1 s."""
 AT_ONCE: Final = 256
 """How many connections one question is about."""
-
-logger = logging.getLogger("slidegate")
 
 
 class Socket(Protocol):

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Final
 from uuid import UUID
 
 from starlette.types import Scope
 
+from ..core.logs import logger
 from ..limiter import Limiter
 from .record import RECORD, Record
-
-logger = logging.getLogger("slidegate")
 
 
 class _User:

@@ -1,0 +1,88 @@
+"""The log, into which nobody writes but us.
+
+What is logged may hold what a client has sent: a key, a path, the message of an exception that a function of the user's
+raised over it. A line break in that would be a line of the log that nobody wrote, and an escape sequence would speak to
+the operator's terminal. So everything goes through one filter on the logger: a message is one line of printable
+characters, and a traceback is lines of them. The exception itself stays on the record for whoever reports it elsewhere.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from traceback import TracebackException
+from typing import Final
+
+MOST: Final = 4_096
+"""How many characters of a message are logged."""
+MOST_OF_A_LINE: Final = 512
+MOST_LINES: Final = 200
+MOST_FRAMES: Final = 32
+
+_CAUSE: Final = "The above exception was the direct cause of the following exception:"
+_CONTEXT: Final = "During handling of the above exception, another exception occurred:"
+
+
+def escaped(text: str, most: int = MOST) -> str:
+    """Return at most so many printable characters of a text; others are escaped, as in Python."""
+    if len(text) <= most and text.isprintable():
+        return text
+    clean = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[:most])
+    return clean if len(clean) <= most and len(text) <= most else clean[: most - 1] + "\u2026"
+
+
+def trace(error: BaseException) -> str:
+    """Return the traceback of an exception, no line of which is of somebody else's making."""
+    lines = list(_lines(TracebackException.from_exception(error, limit=-MOST_FRAMES), ""))
+    left_out = len(lines) - MOST_LINES
+    if left_out > 0:
+        lines = [*lines[: MOST_LINES // 2], f"... {left_out} lines ...", *lines[-MOST_LINES // 2 :]]
+    return "\n".join(lines)
+
+
+def _lines(told: TracebackException, margin: str) -> Iterator[str]:
+    if told.__cause__ is not None:
+        yield from _lines(told.__cause__, margin)
+        yield margin + _CAUSE
+    elif told.__context__ is not None and not told.__suppress_context__:
+        yield from _lines(told.__context__, margin)
+        yield margin + _CONTEXT
+    yield f"{margin}Traceback (most recent call last):"
+    for frame in told.stack.format():
+        yield from (margin + escaped(line, MOST_OF_A_LINE) for line in frame.splitlines())
+    yield margin + escaped("".join(told.format_exception_only()).rstrip("\n"), MOST_OF_A_LINE)
+    for part in told.exceptions or ():
+        yield from _lines(part, f"{margin}  | ")
+
+
+def _clean(record: logging.LogRecord) -> bool:
+    """Make a record one that can be written as it is."""
+    try:
+        message = record.getMessage()
+    except Exception:  # something that cannot even say what it is
+        args = record.args if isinstance(record.args, tuple) else ()
+        record.args = tuple(map(_sayable, args))
+        message = record.getMessage()
+    clean = escaped(message)
+    if clean is not message:
+        record.msg, record.args = clean, ()
+    error = record.exc_info[1] if record.exc_info else None
+    if error is not None:
+        try:
+            record.exc_text = trace(error)  # what formatters take, if it is there
+        except Exception as failure:
+            record.exc_text = f"{type(error).__name__}, whose traceback cannot be written: {type(failure).__name__}"
+    return True
+
+
+def _sayable(value: object) -> object:
+    try:
+        str(value), repr(value)
+    except Exception as error:
+        return f"<{type(value).__name__} that cannot be written: {type(error).__name__}>"
+    return value
+
+
+logger: Final = logging.getLogger("slidegate")
+"""Where all of the project writes."""
+logger.addFilter(_clean)

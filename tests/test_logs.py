@@ -1,0 +1,357 @@
+"""Nobody else writes in the log: whatever a client sends or a function raises, it stays on lines of our own making."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+
+from slidegate import (
+    BanPolicy,
+    Limiter,
+    MemoryStore,
+    NetworkFiles,
+    RateLimit,
+    RateLimitMiddleware,
+    Rule,
+    everyone,
+    strike,
+    user,
+)
+from slidegate.core.logs import MOST, MOST_LINES, MOST_OF_A_LINE, escaped, logger, trace
+from slidegate.core.protocols import Event
+from slidegate.testing import FakeClock
+from slidegate.web import sockets
+from slidegate.web.finishing import to_the_end
+
+from .web.driver import call, hello, scope_of, send_scope
+
+SOURCE = Path(__file__).resolve().parents[1] / "src" / "slidegate"
+EVIL = "x\r\nERROR root: you are hacked\x1b[2J\x1b]0;title\x07\u202e\u2028\x85\x00\udcff" + "A" * 9_000
+FORGED = "ERROR root: you are hacked"
+
+
+@pytest.fixture
+def log() -> Iterator[StringIO]:
+    """What a plain handler writes, one record after the other, each begun by a mark."""
+    written = StringIO()
+    handler = logging.StreamHandler(written)
+    handler.setFormatter(logging.Formatter("\x01%(levelname)s %(message)s"))
+    logger.addHandler(handler)
+    yield written
+    logger.removeHandler(handler)
+
+
+def records(log: StringIO) -> list[list[str]]:
+    return [record.rstrip("\n").split("\n") for record in log.getvalue().split("\x01")[1:]]
+
+
+def check(log: StringIO, expected: str) -> None:
+    """See that something was logged about `expected`, and nothing in a form that is not ours."""
+    found = records(log)
+    assert any(expected in line for lines in found for line in lines), log.getvalue()
+    for first, *further in found:
+        assert len(first) <= MOST + 20
+        assert len(further) <= MOST_LINES + 1
+        for line in (first, *further):
+            assert line.isprintable(), repr(line)
+            assert not line.lstrip(" |").startswith(FORGED), line
+        assert all(len(line) <= MOST_OF_A_LINE + 40 for line in further)
+
+
+class Evil(Exception):
+    """Says something bad, whoever asks."""
+
+    def __str__(self) -> str:
+        return EVIL
+
+    def __repr__(self) -> str:
+        return EVIL
+
+
+class Mute(Exception):
+    """Fails when it is asked what it is."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no")
+
+    __repr__ = __str__
+
+
+def failing(error: type[Exception]) -> Callable[..., Any]:
+    def function(*arguments: object) -> Any:
+        try:
+            {}[EVIL]
+        except KeyError as cause:
+            fault = error(EVIL)
+            fault.add_note(EVIL)
+            raise fault from cause
+
+    return function
+
+
+@pytest.mark.parametrize("error", [Evil, Mute, ValueError, KeyError, lambda text: ExceptionGroup(text, [Evil(text)])])
+@pytest.mark.parametrize("what", ["limits", "key", "cost", "count_if", "on_exceeded", "on_refused"])
+async def test_functions_of_the_users(what: str, error: Any, log: StringIO) -> None:
+    function = failing(error)
+    name = EVIL[:1] + "y"
+    if what == "limits":
+        gate = RateLimitMiddleware(hello, rules=[Rule("*", function, name=name)])
+    elif what == "on_refused":
+        gate = RateLimitMiddleware(hello, rules=[Rule("*", "1/hour", name=name)], on_refused=function)
+    elif what == "on_exceeded":
+        rule = Rule("*", "1/hour", name=name, action="track", on_exceeded=function)
+        gate = RateLimitMiddleware(hello, rules=[rule])
+    else:
+        options: dict[str, Any] = {what: function}
+        gate = RateLimitMiddleware(hello, rules=[Rule("*", "1/hour", name=name, **options)])
+    for _ in range(2):
+        await call(gate)
+    check(log, f"{what} function of rule 'xy' failed")
+
+
+async def test_header_fields_that_cannot_be_sent(log: StringIO) -> None:
+    def refused(*_: object) -> Any:
+        return PlainTextResponse("no", headers={"x": EVIL.encode("ascii", "replace").decode()})
+
+    gate = RateLimitMiddleware(hello, limits="1/hour", on_refused=refused)
+    for _ in range(2):
+        await call(gate)
+    check(log, "a header field cannot be sent")
+
+
+async def test_an_endpoint_that_fails_beside_its_refusal(log: StringIO) -> None:
+    limit = RateLimit("1/hour")
+
+    async def page(request: Any) -> Any:
+        try:
+            await limit.check(request)
+        except Exception:
+            pass
+        else:
+            return PlainTextResponse("hi")
+        return failing(Evil)()
+
+    app = Starlette(routes=[Route("/", page)], middleware=[Middleware(RateLimitMiddleware, rules=[])])
+    assert [(await call(app)).status for _ in range(2)] == [200, 429]
+    check(log, "endpoint function of rule")
+
+
+async def test_a_user_that_cannot_be_named(log: StringIO) -> None:
+    class Person:
+        identity = property(failing(Evil))
+
+    gate = RateLimitMiddleware(hello, rules=[Rule("*", "9/hour", key=user)])
+    await send_scope(gate, scope_of(user=Person()))
+    check(log, "the user cannot be named")
+
+
+async def test_bans_strikes_and_shadows(log: StringIO) -> None:
+    heard: list[Event] = []
+    limiter = Limiter(observers=[heard.append])
+
+    async def page(request: Any) -> Any:
+        await strike(request, "ban", EVIL)
+        return PlainTextResponse("hi")
+
+    policies = [BanPolicy("9/10m", "1h", name="p")]
+    rules = [Rule("*", "1/hour", key=lambda request: f"user:{EVIL}"[:60], action="shadow", name="shadow")]
+    gate = Middleware(RateLimitMiddleware, rules=rules, limiter=limiter, bans=policies)
+    app = Starlette(routes=[Route("/", page)], middleware=[gate])
+    await call(app, client=("198.51.100.1", 1))
+    await call(app, client=("198.51.100.2", 1))
+    await limiter.ban(f"user:{EVIL}"[:64], "1h", reason=EVIL, by=EVIL)
+    await limiter.unban(f"user:{EVIL}"[:64], by=EVIL)
+    check(log, "is banned until")
+    assert {event.kind for event in heard} >= {"banned", "unbanned", "shadow_refused"}
+    assert all(event.message.isprintable() for event in heard)
+
+
+def test_events_of_any_kind(log: StringIO) -> None:
+    store = MemoryStore(clock=FakeClock())
+    store.observe(failing(Evil))
+    store._observers.tell_all([Event("store_reset", EVIL)])
+    check(log, "store_reset: x\\r\\nERROR root")
+    check(log, "failed")
+
+
+class Sick:
+    """A store whose server says bad things."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(MemoryStore(), name)
+
+    def hit(self, *arguments: object) -> Any:
+        raise Evil(EVIL)
+
+
+async def test_a_store_that_fails(log: StringIO) -> None:
+    heard: list[Event] = []
+    gate = RateLimitMiddleware(hello, limits="9/hour", limiter=Limiter(Sick(), observers=[heard.append]))  # type: ignore[arg-type]
+    for _ in range(4):
+        await call(gate)
+    check(log, "store_failed")
+    assert all(event.message.isprintable() for event in heard)
+
+
+async def test_files_of_lists(log: StringIO, tmp_path: Path) -> None:
+    name = "a\nERROR root: you are hacked\x1b[2J.txt"
+    (tmp_path / name).write_text("192.0.2.0/24\n", "utf-8")
+    now_s = [0.0]
+    gate = RateLimitMiddleware(
+        hello, limits="99/hour", blocklist=NetworkFiles([tmp_path / name], clock=lambda: now_s[0])
+    )
+    (tmp_path / "new").write_text(EVIL.encode("utf-8", "replace").decode(), "utf-8")
+    (tmp_path / "new").replace(tmp_path / name)
+    for _ in range(30):
+        now_s[0] += 2
+        await call(gate)
+    check(log, "list_rejected")
+
+
+async def test_open_websockets_that_cannot_be_looked_through(log: StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sockets, "EVERY_S", 0)
+
+    class Open:
+        guarded = ("x",)
+        over = False
+
+    async def find(guarded: object) -> Any:
+        failing(Evil)()
+
+    watch, socket = sockets.OpenSockets(find), Open()
+    watch.add(socket)  # type: ignore[arg-type]
+    async with asyncio.timeout(20):
+        while not log.getvalue():  # noqa: ASYNC110 - what is waited for tells nobody
+            await asyncio.sleep(0)
+    socket.over = True
+    check(log, "were not looked through")
+
+
+async def test_work_that_fails_after_its_request_was_cancelled(log: StringIO) -> None:
+    go = asyncio.Event()
+
+    async def work() -> None:
+        await go.wait()
+        raise Evil(EVIL)
+
+    waiting = asyncio.create_task(to_the_end(work()))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    go.set()
+    async with asyncio.timeout(20):
+        while not log.getvalue():  # noqa: ASYNC110 - what is waited for tells nobody
+            await asyncio.sleep(0)
+    check(log, "work for a request that was cancelled failed")
+
+
+async def test_findings_name_what_requests_hold(log: StringIO) -> None:
+    gate = RateLimitMiddleware(hello, rules=[Rule("*", "9/hour", key=everyone)])
+    await call(gate, headers=[(b"x-forwarded-for", EVIL.encode("utf-8", "replace"))], client=("10.0.0.1", 1))
+    check(log, "SG102")
+
+
+def test_every_module_writes_by_the_one_logger() -> None:
+    """What is not driven above has no other way either: there is no other logger, and no `print` or `warnings`."""
+    for path in SOURCE.rglob("*.py"):
+        tree = ast.parse(path.read_text("utf-8"))
+        called = {
+            node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call)
+        }
+        if path.name != "logs.py":
+            assert "getLogger" not in called, path
+        assert not called & {"print_exc", "print_exception", "print_stack", "warn"}, path
+
+
+def test_the_exception_stays_on_the_record_and_tracebacks_name_the_frames(log: StringIO) -> None:
+    seen: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = seen.append  # type: ignore[method-assign]
+    logger.addHandler(handler)
+    with pytest.raises(ValueError, match="hacked") as caught:
+        failing(ValueError)()
+    error = caught.value
+    logger.error("it failed for %s of %d %%", "ann", 7, exc_info=error)
+    assert seen[0].exc_info is not None
+    assert seen[0].exc_info[1] is error
+    assert (seen[0].msg, seen[0].args) == ("it failed for %s of %d %%", ("ann", 7)), "a clean one stays a template"
+    logger.removeHandler(handler)
+    (lines,) = records(log)
+    text = "\n".join(lines)
+    assert lines[0] == "ERROR it failed for ann of 7 %"
+    assert "direct cause" in text
+    assert text.count("Traceback (most recent call last):") == 2
+    assert "in function" in text
+    assert any(line.startswith("ValueError: x\\r\\nERROR") for line in lines)
+
+
+def test_deep_and_wide_tracebacks_are_cut() -> None:
+    def deeper(depth: int) -> None:
+        if depth:
+            deeper(depth - 1) if depth % 2 else deepest(depth - 1)
+        raise ValueError("deep")
+
+    def deepest(depth: int) -> None:
+        deeper(depth)
+
+    error: Exception = ValueError("first")
+    for _ in range(100):
+        try:
+            deeper(100)
+        except ValueError as next_one:
+            next_one.__cause__ = error
+            error = next_one
+    lines = trace(ExceptionGroup("wide", [error] * 50)).split("\n")
+    assert len(lines) <= MOST_LINES + 1
+    assert any(line.startswith("... ") for line in lines)
+
+
+@given(st.text(alphabet=st.characters(), max_size=80), st.integers(2, 60))
+def test_escaped_text_is_printable_and_bounded_and_good_text_stays(text: str, most: int) -> None:
+    found = escaped(text, most)
+    assert found.isprintable()
+    assert len(found) <= most
+    if text.isprintable() and len(text) <= most:
+        assert found is text
+    elif len(text) <= most and "\u2026" not in found:
+        assert found == "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def test_what_was_raised_over_another_exception_is_told_with_it(log: StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+    def over() -> None:
+        try:
+            failing(ValueError)()
+        except ValueError:
+            raise KeyError(EVIL)  # noqa: B904 - that is what is tested
+
+    def instead() -> None:
+        try:
+            failing(ValueError)()
+        except ValueError:
+            raise KeyError(EVIL) from None
+
+    for function, parts in ((over, 3), (instead, 1)):
+        with pytest.raises(KeyError) as caught:
+            function()
+        logger.error("%s", function.__name__, exc_info=caught.value)
+        assert log.getvalue().partition(function.__name__)[2].count("Traceback (most recent call last):") == parts
+    check(log, "During handling")
+    monkeypatch.setattr("slidegate.core.logs.trace", failing(Evil))
+    logger.error("third", exc_info=caught.value)
+    check(log, "KeyError, whose traceback cannot be written: Evil")
