@@ -1,7 +1,7 @@
 """Bans on Redis, for those who are not banned: requests beside many changes of bans, and a start with many bans.
 
 Innocent clients ask while another process bans and unbans addresses, and every answer of the server is late by as much
-as `--delay` says. Counted is who got an answer of the store within the limiter's deadline of 50 ms. Then a worker
+as `--delay` says. Counted is who got an answer of the store within the limiter's deadline of a second. Then a worker
 starts while there are as many bans as `--bans` says, and the most processor time is taken that its event loop spent on
 anything in one go.
 
@@ -84,7 +84,7 @@ async def beside_changes(url: str, options: argparse.Namespace) -> None:
             changing = multiprocessing.get_context("spawn").Process(target=change, args=(url, per_second), daemon=True)
             changing.start()
             store = RedisStore(f"redis://127.0.0.1:{late}/0", prefix=PREFIX)
-            limiter = Limiter(store, deadline="50ms", on_error="deny")
+            limiter = Limiter(store, deadline="1s", on_error="deny")
             await store.bans.active()
             await asyncio.sleep(2.0)
             waits_s, without = await ask(limiter, options.seconds)

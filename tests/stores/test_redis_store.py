@@ -12,16 +12,12 @@ from functools import cache
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from redis.asyncio import Redis
 
 from slidegate import BanPolicy, ConfigurationError, StoreUnavailable
 from slidegate.core.decision import Bucket, Decision, Reason
 from slidegate.core.limits import parse_limits
 from slidegate.core.networks import parse_address
-from slidegate.core.packed import pack_window
-from slidegate.stores.memory import MemoryStore
 from slidegate.stores.redis import RedisStore
 from slidegate.stores.redis.clock import ServerClock
 from slidegate.testing import FakeClock, RecordingObserver
@@ -130,50 +126,6 @@ class TestCluster(AtServer):
             await Player(store, clock, program.rules).play(program.moves)
         finally:
             await store.close()
-
-
-# -- the script against the core, bit for bit --------------------------------------------------------------------------
-
-LIMITS = parse_limits("3/1s @10; 3/7s; 40/2s @10; 40/9s @5")
-KEYS = ("ann", "bob", "eve")
-ASKS = st.lists(
-    st.tuples(st.sampled_from(KEYS), st.integers(0, 6), st.sampled_from(("hit", "hit", "hit", "charge", "peek"))),
-    min_size=1,
-    max_size=40,
-)
-BATCHES = st.lists(st.tuples(ASKS, st.integers(0, 2_000_000)), min_size=1, max_size=6)
-
-
-@needs_redis
-def test_batches_leave_the_windows_of_the_core_byte_for_byte(server: RedisServer) -> None:
-    asked = Bucket("rule", LIMITS)
-
-    async def play(batches: list[tuple[list[tuple[str, int, str]], int]]) -> None:
-        clock = FakeClock(1_900_000_000_000_001)
-        memory = MemoryStore(clock=clock)
-        async with store_at(server, clock=clock, readable=True) as store:
-            for asks, pause_us in batches:
-                clock.advance(us=pause_us)
-                answers = [getattr(store, what)(((asked, key, cost),)) for key, cost, what in asks]
-                expected = [getattr(memory, what)(((asked, key, cost),)) for key, cost, what in asks]
-                for answer, decision in zip(answers, expected, strict=True):
-                    assert (await settle(answer)).states == decision.states
-            for key in KEYS:
-                look = ((asked, key, 0),)  # what has left is let go of when somebody looks
-                assert (await settle(store.hit(look))).states == memory.hit(look).states
-                rows = server.command("HGETALL", f"{store._prefix}:w:{{{key}}}")
-                kept = [table.windows.get(key) for table in memory._tables.values()]
-                windows = {pack_window(window) for window in kept if window is not None and window.spent}
-                assert {row[5:] for row in rows.values()} == windows
-
-    with asyncio.Runner() as runner:
-
-        @settings(deadline=None, max_examples=60)
-        @given(BATCHES)
-        def check(batches: list[tuple[list[tuple[str, int, str]], int]]) -> None:
-            runner.run(play(batches))
-
-        check()
 
 
 # -- batching ----------------------------------------------------------------------------------------------------------
