@@ -94,7 +94,7 @@ SHAPES: dict[str, Callable[[int], str]] = {
     "quoted key": lambda size: "'a' . " * (size // 6) + "a = 1",
     "dotted table": lambda size: "[" + "a." * (size // 2) + "a]\nb = 1",
     "dots in a string": lambda size: 'a = "' + "a." * (size // 2) + '"',
-    "below many": lambda size: "a = " + "[" * 90 + "1," * (size // 2) + "]" * 90,
+    "below many": lambda size: "a = " + "[" * 90 + "1," * (size // 8) + "]" * 90,
     "inline tables": lambda size: "a = [" + "{b=1}," * (size // 6) + "]",
     "many tables": lambda size: "[[a]]\nb.c = 1\n" * (size // 14),
     "many keys": lambda size: "".join(f"k{n} = 1\n" for n in range(size // 10)),

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slidegate.core import ConfigurationError, Limit, parse_duration_us, parse_limits
+from slidegate.core.errors import closest
 from slidegate.core.limits import MAX_AMOUNT, MAX_WINDOW_US
 from slidegate.core.spans import format_duration
 
@@ -389,3 +390,8 @@ def test_a_counted_unit_holds_its_place_for_less_than_two_slices_more_than_the_w
         assert window_us < held_us <= window_us + limit.slice_us
     else:
         assert window_us < held_us < window_us + 2 * limit.slice_us
+
+
+def test_no_advice_is_looked_for_by_comparing_words_without_end() -> None:
+    assert closest("minut", ["minute"]) == "; did you mean 'minute'?"
+    assert closest("minute" * 100_000, ["minute"]) == ""
