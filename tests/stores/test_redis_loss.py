@@ -155,7 +155,7 @@ async def test_a_worker_starts_while_the_server_is_out_of_memory() -> None:
             for _ in range(10):
                 await hit(old)
             server.command("CONFIG", "SET", "maxmemory", "1")
-            assert len(await asyncio.to_thread(lambda: new.secret)) == 32
+            assert len(await settle(new.secret)) == 32
             assert (await settle(new.hit(((TEN, "user:eve", 1),)))).reason is Reason.BANNED
             assert (await settle(new.hit(((TEN, "user:ann", 1),)))).reason is Reason.LIMITED
             with pytest.raises(StoreError, match="OOM"):
