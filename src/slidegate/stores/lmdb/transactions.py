@@ -52,6 +52,8 @@ class Transactions:
         self._now_us = now_us
         self._max_keys = max_keys
         self._next_full_event_us = 0
+        self._opened = 0
+        self._most_bytes = env.options.max_map_size
         self._windows = self._rows = _UNKNOWN  # how many a full file may hold
         self.observers = Observers()
         self.rescue: Callable[[Path, Session], int] = lambda path, session: 0
@@ -105,14 +107,17 @@ class Transactions:
         txn = env.begin()
         if txn is None:
             return None
-        session = Session(txn, env.dbs, self._now_us(), self._most_keys(txn), self.upkeep)
+        is_full = env.held > self._most_bytes
+        most = self._most_keys(txn) if is_full else self._max_keys
+        session = Session(txn, env.dbs, self._now_us(), most, self.upkeep)
         try:
             try:
                 if env.salvage:
                     self._rescue(session)
                 answers = [job(session) for job in jobs]
                 session.save()
-                self._check_room(txn)
+                if is_full:
+                    self._check_room(txn)
                 env.look_after(txn, session.now_us)
             except BaseException:
                 env.abort(txn)
@@ -137,9 +142,8 @@ class Transactions:
 
     def _most_keys(self, txn: Any) -> int:
         """Return how many windows to hold: in a file that must not grow any more, no more than there are."""
-        if self._env.held <= self._env.options.max_map_size:
-            self._windows = self._rows = _UNKNOWN
-            return self._max_keys
+        if self._opened != self._env.opened:  # another file
+            self._opened, self._windows, self._rows = self._env.opened, _UNKNOWN, _UNKNOWN
         if self._windows == _UNKNOWN:
             self._windows = max(txn.stat(self._env.dbs.windows)["entries"], self._least_rows())
         return min(self._max_keys, self._windows)
@@ -150,10 +154,7 @@ class Transactions:
         Raises:
             lmdb.MapFullError: There are more rows than when it was begun.
         """
-        most = self._env.options.max_map_size
-        if self._env.held <= most:
-            return
-        if self._env.held > most + _reserve(most):
+        if self._env.held > self._most_bytes + _reserve(self._most_bytes):
             rows = _rows(txn, self._env)
             if self._rows == _UNKNOWN:
                 self._rows = max(rows, self._least_rows())
@@ -161,7 +162,7 @@ class Transactions:
                 raise lmdb.MapFullError(_FULL)
 
     def _least_rows(self) -> int:
-        return self._env.options.max_map_size // LARGEST_WINDOW
+        return self._most_bytes // LARGEST_WINDOW
 
     def _make_room(self) -> None:
         """Make the map larger; where it must not be, let go of all windows that are empty.
@@ -172,7 +173,7 @@ class Transactions:
         Raises:
             lmdb.MapFullError: That is in use too.
         """
-        env, most = self._env, self._env.options.max_map_size
+        env, most = self._env, self._most_bytes
         txn = env.begin()
         if txn is None:
             return  # somebody else writes, and may make room
