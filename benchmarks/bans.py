@@ -15,8 +15,8 @@ from starlette.types import Receive, Scope, Send
 from benchmarks.measure import Candidate, rounds, table, versions
 from slidegate import BanPolicy, Limiter, MemoryStore, RateLimitMiddleware
 from slidegate.core import Bucket, parse_limits
-from slidegate.core.networks import format_network, parse_address
-from slidegate.web.abuse import Offence
+from slidegate.core.addresses import format_network, parse_address
+from slidegate.web.bans.signals import Offence
 
 HITS = 20_000
 BANS = 100_000

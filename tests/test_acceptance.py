@@ -16,7 +16,7 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 from starlette.types import ASGIApp
 
-import slidegate.stores.memory
+import slidegate.stores.memory.store
 from slidegate import (
     BanPolicy,
     Limiter,
@@ -40,7 +40,7 @@ PROXY = "10.0.0.1"
 def steady_ns(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
     """Stop the clock of every memory store."""
     clock = FakeClock(10**15)
-    monkeypatch.setattr(slidegate.stores.memory, "monotonic_ns", clock)
+    monkeypatch.setattr(slidegate.stores.memory.store, "monotonic_ns", clock)
     return clock
 
 

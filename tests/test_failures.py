@@ -13,19 +13,11 @@ from hypothesis import strategies as st
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
-from slidegate import (
-    BanPolicy,
-    ConfigurationError,
-    Limiter,
-    MemoryStore,
-    RateLimitMiddleware,
-    Reason,
-    Rule,
-)
+from slidegate import BanPolicy, ConfigurationError, Limiter, MemoryStore, RateLimitMiddleware, Reason, Rule
 from slidegate.core.decision import Check, Decision
 from slidegate.core.errors import StoreTimeout, StoreUnavailable
 from slidegate.limiter import breakers
-from slidegate.limiter.within import MOST_DONE, Deadline
+from slidegate.limiter.deadlines import MOST_DONE, Deadline
 from slidegate.testing import FakeClock, RecordingObserver
 
 from .web.driver import scope_of, send_scope

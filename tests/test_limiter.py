@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from slidegate.core import Bucket, Check, ConfigurationError, Decision, Event, Limit, Observer, Reason, parse_limits
-from slidegate.core.banlist import Guarded
-from slidegate.core.networks import address_key, canonical_key
+from slidegate.core.addresses import address_key, canonical_key
+from slidegate.core.bans.in_force import Guarded
 from slidegate.limiter import MAX_KEY_BYTES, Limiter
-from slidegate.stores.memory import MemoryStore
+from slidegate.stores.memory.store import MemoryStore
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.testing.contract import StoreContract
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from slidegate.core import ConfigurationError, Networks, Reason
-from slidegate.core.banpolicy import BanPolicy
+from slidegate.core.bans.policy import BanPolicy
 from slidegate.limiter import Limiter
-from slidegate.stores.memory import MemoryStore
+from slidegate.stores.memory.store import MemoryStore
 from slidegate.testing import FakeClock, RecordingObserver
 
 from .test_limiter import SlowStore

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from slidegate.core.decision import Bucket
 from slidegate.core.limits import parse_limits
-from slidegate.limiter.keys import Keys
+from slidegate.limiter.key_spelling import Keys
 
 SECRET = b"s" * 32
 BUCKET = Bucket("rule", parse_limits("5/minute"))

@@ -20,7 +20,7 @@ from redis.backoff import NoBackoff
 
 from slidegate import ConfigurationError, Limiter
 from slidegate.stores.redis import RedisStore
-from slidegate.stores.redis.addresses import SCHEMES, Address, close_client, open_client, read_address
+from slidegate.stores.redis.urls import SCHEMES, Address, close_client, open_client, read_address
 
 from .fault_proxy import HOST, FaultProxy
 from .redis_servers import RedisCluster, RedisServer, ReplicaPair, Sentinel, needs_redis

@@ -33,8 +33,8 @@ from slidegate import (
 from slidegate.core.logs import MOST, MOST_LINES, MOST_OF_A_LINE, escaped, logger, trace
 from slidegate.core.protocols import Event
 from slidegate.testing import FakeClock
-from slidegate.web import sockets
 from slidegate.web.finishing import to_the_end
+from slidegate.web.websockets import ban_sweep as sockets
 
 from .web.driver import call, hello, scope_of, send_scope
 

@@ -19,11 +19,11 @@ import pytest
 
 from slidegate import ConfigurationError
 from slidegate.core import parse_duration_us, parse_limits
-from slidegate.core.networkformats import FORMATS, read_entries
-from slidegate.core.networks import canonical_key, parse_network
+from slidegate.core.addresses import canonical_key, parse_network
+from slidegate.netlists.formats import FORMATS, read_entries
 from slidegate.ops.accesslog import parse_line
-from slidegate.web.config_errors import Document
-from slidegate.web.forwarded import read_node, split_forwarded, split_list
+from slidegate.web.config.messages import Document
+from slidegate.web.keys.forwarded import read_node, split_forwarded, split_list
 
 SHORT, LONG = 4_000, 32_000
 SUSPICIOUS_S = 0.1

@@ -12,12 +12,12 @@ import pytest
 
 from slidegate.core import Bucket, ConfigurationError, Event, Reason, parse_limits
 from slidegate.limiter import Limiter
-from slidegate.stores.memory import MemoryStore
+from slidegate.stores.memory.store import MemoryStore
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.testing.contract import StoreContract
-from slidegate.testing.model import Model, Verdict
-from slidegate.testing.model_window import Answer
-from slidegate.testing.programs import Dice, program
+from slidegate.testing.contract.programs import Dice, program
+from slidegate.testing.reference.model import Model, Verdict
+from slidegate.testing.reference.model_window import Answer
 
 MINUTE_US = 60_000_000
 
@@ -77,7 +77,7 @@ def test_clock_and_observer_need_nothing_and_the_contract_says_what_it_needs() -
     code = """
 import sys
 sys.modules["hypothesis"] = sys.modules["pytest"] = None
-import slidegate.testing, slidegate.testing.model
+import slidegate.testing, slidegate.testing.reference.model
 try:
     import slidegate.testing.contract
 except ImportError as error:

@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from slidegate.core.banpolicy import BanPolicy
-from slidegate.stores.memory import MemoryStore
-from slidegate.testing.ban_model import BanModel, Stand
-from slidegate.testing.ban_player import BanPlayer
-from slidegate.testing.ban_programs import Hit, Strike, ban_program
+from slidegate.core.bans.policy import BanPolicy
+from slidegate.stores.memory.store import MemoryStore
+from slidegate.testing.contract.ban_player import BanPlayer
+from slidegate.testing.contract.ban_programs import Hit, Strike, ban_program
+from slidegate.testing.reference.ban_model import BanModel, Stand
 
 POLICY = BanPolicy("3/60s", "10s", factor=2, jitter=0, forgive="100s", prefix_after="2/1h", most="2/1000s")
 SECOND_US = 1_000_000

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from time import perf_counter_ns
 
 from slidegate import Limiter, Traffic
-from slidegate.core.summaries import ResponseTimes
+from slidegate.core.statistics.summary import ResponseTimes
 from slidegate.limiter.statistics import SLICE_US, Statistics
 from slidegate.ops.accesslog import AccessRecord
 from slidegate.testing import FakeClock

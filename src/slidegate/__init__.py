@@ -7,28 +7,28 @@ Counts requests per client, lets at most N through in *any* window of length W, 
 
 from __future__ import annotations
 
-from .core.banlist import Ban, BanChange
-from .core.banpolicy import BanPolicy
+from .core.bans.in_force import Ban, BanChange
+from .core.bans.policy import BanPolicy
 from .core.decision import Decision, LimitState, Reason
 from .core.errors import ConfigurationError, SlidegateError, StoreError, StoreTimeout, StoreUnavailable
 from .core.limits import Limit, parse_limits
-from .core.networks import Networks
 from .core.protocols import Event, Observer, Store
 from .limiter import Limiter
 from .limiter.statistics import Stats, Traffic
-from .stores.memory import MemoryStore
-from .stores.tables import MemoryStats
-from .web.charges import charge
-from .web.endpoints import LimitExceeded, RateLimit
-from .web.findings import Finding
-from .web.keys import combine, cookie, everyone, header, path_param, query
-from .web.lists import NetworkFile, NetworkFiles
+from .netlists.networks import Networks
+from .stores.memory.store import MemoryStore
+from .stores.memory.tables import MemoryStats
+from .web.bans.strike import strike
+from .web.endpoints.charge import charge
+from .web.endpoints.rate_limit import LimitExceeded, RateLimit
+from .web.findings.codes import Finding
+from .web.keys.client_ip import client_ip
+from .web.keys.key import combine, cookie, everyone, header, path_param, query
+from .web.keys.user import user
+from .web.lists.network_files import NetworkFile, NetworkFiles
 from .web.middleware import RateLimitMiddleware
 from .web.openapi import document_limits
-from .web.proxies import client_ip
-from .web.rules import Rule
-from .web.strikes import strike
-from .web.users import user
+from .web.rules.rule import Rule
 
 __version__ = "0.1.0"
 

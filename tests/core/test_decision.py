@@ -8,7 +8,7 @@ import pytest
 
 from slidegate.core import NEVER, Bucket, Decision, Limit, Reason, parse_limits
 from slidegate.core.decision import Check, ceil_s
-from slidegate.core.window import Reading
+from slidegate.core.windows.theory import Reading
 
 SECOND_US = 1_000_000
 NOW_US = 1_000 * SECOND_US

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slidegate.core import ConfigurationError, Limit, parse_duration_us, parse_limits
+from slidegate.core.durations import format_duration
 from slidegate.core.errors import closest
 from slidegate.core.limits import MAX_AMOUNT, MAX_WINDOW_US
-from slidegate.core.spans import format_duration
 
 MINUTE_US = 60_000_000
 DAY_US = 86_400_000_000

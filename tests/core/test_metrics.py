@@ -13,7 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slidegate.core import ConfigurationError, MetricSummary, MetricWindow
-from slidegate.core.histogram import BOUNDS_US, BUCKETS, LONGEST_US, RELATIVE_ERROR, SHORTEST_US, bucket, quantile_us
+from slidegate.core.statistics.histogram import (
+    BOUNDS_US,
+    BUCKETS,
+    LONGEST_US,
+    RELATIVE_ERROR,
+    SHORTEST_US,
+    bucket,
+    quantile_us,
+)
 
 from .racing import THREADS, Racing, Unguarded, race, race_in_turns
 

@@ -16,24 +16,24 @@ from typing import NamedTuple
 
 import pytest
 
-import slidegate.core.banlist
-import slidegate.core.banpolicy
-import slidegate.core.banrows
-import slidegate.core.bans
-import slidegate.core.bookings
-import slidegate.core.counters
+import slidegate.core.bans.in_force
+import slidegate.core.bans.policy
+import slidegate.core.bans.rows
+import slidegate.core.bans.standing
 import slidegate.core.limits
-import slidegate.core.timestamps
+import slidegate.core.windows.bookings
+import slidegate.core.windows.counters
+import slidegate.core.windows.timestamps
 import slidegate.stores.judging
-import slidegate.stores.memory
-import slidegate.stores.memory_bans
-import slidegate.stores.tables
+import slidegate.stores.memory.bans
+import slidegate.stores.memory.store
+import slidegate.stores.memory.tables
 from slidegate.core import BookedWindow, CounterWindow, TimestampWindow
 from slidegate.testing import FakeClock
-from slidegate.testing.ban_player import BanPlayer
-from slidegate.testing.ban_programs import ban_program
-from slidegate.testing.player import Player
-from slidegate.testing.programs import program
+from slidegate.testing.contract.ban_player import BanPlayer
+from slidegate.testing.contract.ban_programs import ban_program
+from slidegate.testing.contract.player import Player
+from slidegate.testing.contract.programs import program
 
 from ..stores import memory_scenes as scenes
 from ..stores import test_shared_cells as shared_cells
@@ -49,11 +49,11 @@ from .test_window_properties import (
     waits_exactly_as_long_as_it_says,
 )
 
-LIMITS, TIMES, COUNTS = slidegate.core.limits, slidegate.core.timestamps, slidegate.core.counters
-BOOKINGS, MEMORY, JUDGING = slidegate.core.bookings, slidegate.stores.memory, slidegate.stores.judging
-TABLES = slidegate.stores.tables
-STRIKES, LIST, ROWS = slidegate.core.bans, slidegate.core.banlist, slidegate.core.banrows
-LADDERS, MEMORY_BANS = slidegate.core.banpolicy, slidegate.stores.memory_bans
+LIMITS, TIMES, COUNTS = slidegate.core.limits, slidegate.core.windows.timestamps, slidegate.core.windows.counters
+BOOKINGS, MEMORY, JUDGING = slidegate.core.windows.bookings, slidegate.stores.memory.store, slidegate.stores.judging
+TABLES = slidegate.stores.memory.tables
+STRIKES, LIST, ROWS = slidegate.core.bans.standing, slidegate.core.bans.in_force, slidegate.core.bans.rows
+LADDERS, MEMORY_BANS = slidegate.core.bans.policy, slidegate.stores.memory.bans
 ROUNDS = 3_000
 
 
@@ -498,7 +498,7 @@ def kit(mutation: Mutation) -> Kit:
     return Kit(window=lambda limit: times(limit.window_us) if limit.exact else counts(limit.slices, limit.slice_us))
 
 
-def store(mutation: Mutation) -> Callable[..., slidegate.stores.memory.MemoryStore]:
+def store(mutation: Mutation) -> Callable[..., slidegate.stores.memory.store.MemoryStore]:
     """Return a memory store, broken."""
     made = mutated(mutation)
     if mutation.module is MEMORY:
@@ -534,7 +534,7 @@ def assert_caught(attempt: Callable[[bytes], None]) -> None:
     pytest.fail(f"not caught in {ROUNDS} rounds", pytrace=False)
 
 
-def play(rolled: bytes, new_store: Callable[..., slidegate.stores.memory.MemoryStore]) -> None:
+def play(rolled: bytes, new_store: Callable[..., slidegate.stores.memory.store.MemoryStore]) -> None:
     """Play a random program to a store and the reference."""
     made = program(rolled)
     clock = FakeClock(made.start_us)
@@ -581,7 +581,7 @@ def test_a_scene_catches(
 ) -> None:
     if mutation.module is BOOKINGS:
         break_places(mutation, monkeypatch)
-        broken = slidegate.stores.memory.MemoryStore
+        broken = slidegate.stores.memory.store.MemoryStore
     else:
         broken = store(mutation)
     with pytest.raises(AssertionError):
@@ -616,7 +616,7 @@ def test_seconds_that_are_cut_off_are_caught() -> None:
 @pytest.mark.parametrize("mutation", PLACES, ids=lambda mutation: mutation.what)
 def test_the_store_contract_catches_broken_places(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
     break_places(mutation, monkeypatch)
-    assert_caught(lambda rolled: play(rolled, slidegate.stores.memory.MemoryStore))
+    assert_caught(lambda rolled: play(rolled, slidegate.stores.memory.store.MemoryStore))
 
 
 def break_bans(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -636,7 +636,7 @@ def break_bans(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
 def play_bans(rolled: bytes) -> None:
     """Play a random program of strikes and bans to a memory store and the reference."""
     made = ban_program(rolled)
-    player = BanPlayer(lambda clock: slidegate.stores.memory.MemoryStore(clock=clock), made.start_us, made.policies)
+    player = BanPlayer(lambda clock: MEMORY.MemoryStore(clock=clock), made.start_us, made.policies)
     asyncio.run(player.play(made.moves))
 
 

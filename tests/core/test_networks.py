@@ -17,8 +17,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slidegate.core import ConfigurationError, Networks, parse_address
-from slidegate.core.networks import format_network, parse_network, quoted
+from slidegate import ConfigurationError, Networks
+from slidegate.core import parse_address
+from slidegate.core.addresses import format_network, parse_network
+from slidegate.core.errors import quoted
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = Path(os.environ.get("SLIDEGATE_DATA") or ROOT.parent / "shared" / "data") / "blocklists"

@@ -7,9 +7,9 @@ from datetime import timedelta
 import pytest
 
 from slidegate.core import NEVER, CounterWindow, Limit, TimestampWindow, convert, new_window
-from slidegate.core.counters import MAX_SLICE_COUNT
 from slidegate.core.decision import ceil_s
 from slidegate.core.limits import MAX_RESOLUTION
+from slidegate.core.windows.counters import MAX_SLICE_COUNT
 
 SECOND_US = 1_000_000
 

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slidegate.core import NEVER, Limit, new_window
-from slidegate.testing.model_window import Answer, Charge, ModelWindow
-from slidegate.testing.programs import YEAR_2100_US, Dice
+from slidegate.testing.contract.programs import YEAR_2100_US, Dice
+from slidegate.testing.reference.model_window import Answer, Charge, ModelWindow
 
 
 class Kit(NamedTuple):

@@ -19,7 +19,7 @@ from typing import Any
 from slidegate.core import Bucket, ConfigurationError, parse_limits
 from slidegate.core.errors import StoreError
 from slidegate.stores.lmdb import LmdbStore
-from slidegate.stores.lmdb import opening as lmdb_opening
+from slidegate.stores.lmdb.files import opening as lmdb_opening
 
 HOUR_US = 3_600_000_000
 SHARED_AMOUNT = 300

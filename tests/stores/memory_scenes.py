@@ -5,9 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-from slidegate.core import Bucket, Check, CounterWindow, Limit, Reason, TimestampWindow, parse_duration_us, parse_limits
+from slidegate.core import (
+    Bucket,
+    Check,
+    CounterWindow,
+    Limit,
+    Reason,
+    TimestampWindow,
+    parse_duration_us,
+    parse_limits,
+)
 from slidegate.core.limits import Limit as AnyLimit
-from slidegate.stores.memory import MemoryStore
+from slidegate.stores.memory.store import MemoryStore
 from slidegate.testing import FakeClock
 
 SECOND_US = 1_000_000

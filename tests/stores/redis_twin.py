@@ -8,16 +8,16 @@ from datetime import timedelta
 from typing import Any
 
 from slidegate import BanPolicy
-from slidegate.core.banlist import Ban, ban_key
+from slidegate.core.addresses import parse_address
+from slidegate.core.bans.in_force import Ban, ban_key
 from slidegate.core.decision import Bucket, Check, Decision
 from slidegate.core.limits import Limit
-from slidegate.core.networks import parse_address
-from slidegate.core.packed import pack_window
-from slidegate.stores.memory import MemoryStore
+from slidegate.core.windows.codec import pack_window
+from slidegate.stores.memory.store import MemoryStore
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import FakeClock
-from slidegate.testing.player import settle
-from slidegate.testing.programs import (
+from slidegate.testing.contract.player import settle
+from slidegate.testing.contract.programs import (
     KEYS,
     Align,
     Ask,

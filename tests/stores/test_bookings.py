@@ -12,9 +12,9 @@ from hypothesis import given
 
 from slidegate.core import BookedWindow, Bucket, Decision, Limit, Reason, parse_limits
 from slidegate.limiter import Limiter
-from slidegate.stores.memory import MemoryStore
+from slidegate.stores.memory.store import MemoryStore
 from slidegate.testing import FakeClock
-from slidegate.testing.programs import Ask, Debt, Mode, Program, Refund, Step, programs
+from slidegate.testing.contract.programs import Ask, Debt, Mode, Program, Refund, Step, programs
 
 SECOND_US = 1_000_000
 
@@ -187,7 +187,7 @@ def test_a_window_that_is_let_go_of_its_bookings_still_takes_refunds() -> None:
 
 
 def test_strangers_in_a_shared_cell_wait_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slidegate.stores.tables.SHARED_CELLS", 1)
+    monkeypatch.setattr("slidegate.stores.memory.tables.SHARED_CELLS", 1)
     clock = FakeClock()
     store, asked = MemoryStore(max_keys=1, clock=clock), bucket("2/minute", wait_s=60, places=1)
     store.hit(((asked, "first", 1),))

@@ -12,11 +12,11 @@ from collections import Counter
 from typing import Any
 
 from slidegate.core import Bucket, parse_limits
-from slidegate.core.banpolicy import BanPolicy
-from slidegate.core.networks import format_network, parse_address
-from slidegate.stores.memory import MemoryStore
+from slidegate.core.addresses import format_network, parse_address
+from slidegate.core.bans.policy import BanPolicy
+from slidegate.stores.memory.store import MemoryStore
 from slidegate.testing import FakeClock
-from slidegate.web.proxies import client_ip
+from slidegate.web.keys.client_ip import client_ip
 
 FIRST = 0x20010DB8 << 96
 STEP = 2**61 - 1

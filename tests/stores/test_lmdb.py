@@ -23,15 +23,15 @@ from urllib.parse import quote
 import pytest
 
 from slidegate.core import Bucket, ConfigurationError, Decision, Reason, parse_limits
-from slidegate.core.banlist import Ban, Guarded, ban_key
-from slidegate.core.banpolicy import BanPolicy
+from slidegate.core.bans.in_force import Ban, Guarded, ban_key
+from slidegate.core.bans.policy import BanPolicy
 from slidegate.core.errors import StoreTimeout, StoreUnavailable
 from slidegate.limiter import Limiter
 from slidegate.stores.lmdb import LmdbStore
-from slidegate.stores.lmdb import books as lmdb_books
-from slidegate.stores.lmdb.bans import LmdbBans
-from slidegate.stores.lmdb.files import DATA
-from slidegate.stores.lmdb.turns import LOOK_EVERY
+from slidegate.stores.lmdb.bans import ban_rows as lmdb_books
+from slidegate.stores.lmdb.bans.bans import LmdbBans
+from slidegate.stores.lmdb.batching import LOOK_EVERY
+from slidegate.stores.lmdb.files.data_files import DATA
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.testing.contract import StoreContract
 from tests.stores.lmdb_remote import SMALL, Remote, TwoProcesses
@@ -548,7 +548,7 @@ def test_what_was_counted_and_banned_outlives_the_store(tmp_path: Path) -> None:
 
 
 def test_who_is_far_behind_reads_all_bans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slidegate.stores.lmdb.books.MAX_CHANGES", 8)
+    monkeypatch.setattr("slidegate.stores.lmdb.bans.ban_rows.MAX_CHANGES", 8)
     one, other = (LmdbStore(tmp_path / "lmdb", **SMALL) for _ in range(2))
     for count in (3, 20):
         for number in range(count):
@@ -615,7 +615,7 @@ def test_without_an_event_loop_a_hit_waits_for_the_gate(store: LmdbStore, monkey
         timer.start()
         assert store.hit(asked).remaining == 4  # type: ignore[union-attr]
         timer.join()
-    monkeypatch.setattr("slidegate.stores.lmdb.turns.PATIENCE_S", 0.02)
+    monkeypatch.setattr("slidegate.stores.lmdb.batching.PATIENCE_S", 0.02)
     with gate_held(store), pytest.raises(StoreTimeout, match=r"has been writing for 0.02 s"):
         store.hit(asked)
 

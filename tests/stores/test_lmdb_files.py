@@ -23,8 +23,8 @@ import pytest
 from slidegate.core import Bucket, ConfigurationError, parse_limits
 from slidegate.core.errors import StoreTimeout, StoreUnavailable
 from slidegate.stores.lmdb import LmdbStore
-from slidegate.stores.lmdb import opening as lmdb_opening
-from slidegate.stores.lmdb.files import check_directory, check_file_system, file_system
+from slidegate.stores.lmdb.files import opening as lmdb_opening
+from slidegate.stores.lmdb.files.data_files import check_directory, check_file_system, file_system
 from slidegate.testing import RecordingObserver
 from tests.stores.test_lmdb import fork, gate_held, in_another_process
 
@@ -171,7 +171,7 @@ def test_damage_that_shows_later_is_an_error_and_then_a_new_start(place: Path, m
         raise lmdb.CorruptedError("mdb_get: page 7 is not there")
 
     with monkeypatch.context() as patched:
-        patched.setattr("slidegate.stores.lmdb.windows.Session.save", damaged)
+        patched.setattr("slidegate.stores.lmdb.window_rows.Session.save", damaged)
         with pytest.raises(StoreUnavailable, match="is damaged: mdb_get: page 7"):
             store.hit(ASKED)
     assert store.hit(ASKED).remaining == 4  # type: ignore[union-attr]

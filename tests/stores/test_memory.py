@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import slidegate.stores.memory
-import slidegate.stores.tables
+import slidegate.stores.memory.store
+import slidegate.stores.memory.tables
 from slidegate.core import (
     Bucket,
     ConfigurationError,
@@ -29,13 +29,13 @@ from slidegate.core import (
     parse_limits,
 )
 from slidegate.limiter import Limiter
-from slidegate.stores.memory import LEAST_VISITS, SWEEP_STEP, MemoryStats, MemoryStore
-from slidegate.stores.tables import SHARED_CELLS, Table
+from slidegate.stores.memory.store import LEAST_VISITS, SWEEP_STEP, MemoryStats, MemoryStore
+from slidegate.stores.memory.tables import SHARED_CELLS, Table
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.testing.contract import StoreContract
-from slidegate.testing.model import verdict_of
-from slidegate.testing.player import Player
-from slidegate.testing.programs import Dice
+from slidegate.testing.contract.player import Player
+from slidegate.testing.contract.programs import Dice
+from slidegate.testing.reference.model import verdict_of
 
 MINUTE_US = 60_000_000
 HOUR_US = 3_600_000_000
@@ -125,7 +125,7 @@ def _hesitant_rings(monkeypatch: pytest.MonkeyPatch) -> None:
     def new_window(limit: Limit) -> object:
         return times(limit.window_us) if limit.exact else counts(limit.slices, limit.slice_us)
 
-    monkeypatch.setattr(slidegate.stores.tables, "new_window", new_window)
+    monkeypatch.setattr(slidegate.stores.memory.tables, "new_window", new_window)
 
 
 @pytest.mark.usefixtures("_fine_switching", "_hesitant_rings")
@@ -489,7 +489,7 @@ def test_a_full_store_answers_a_peek_as_the_hit_after_it_and_lets_nobody_pass(ro
     rules = [bucket("4/10s @4", "times"), bucket("9/10s @3; 20/25s @2", "counts")]
     admitted: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(slidegate.stores.tables, "SHARED_CELLS", 3)  # so that keys meet
+        patch.setattr(slidegate.stores.memory.tables, "SHARED_CELLS", 3)  # so that keys meet
         while dice:
             clock.advance(us=dice.pick((0, dice.below(4_000_000), dice.below(20_000_000))))
             asked = {(dice.below(2), dice.below(6)): dice.pick((1, 0, 2, 4)) for _ in range(dice.pick((1, 1, 2, 3)))}
@@ -727,7 +727,7 @@ def test_looking_and_handing_back_make_no_windows() -> None:
 
 def test_ck_01_steps_of_the_wall_clock_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     steady_ns = FakeClock(10**15)
-    monkeypatch.setattr(slidegate.stores.memory, "monotonic_ns", steady_ns)
+    monkeypatch.setattr(slidegate.stores.memory.store, "monotonic_ns", steady_ns)
     plain, asked = MemoryStore(), bucket("10/minute")
     answers = []
     for step_s in (0, -3_600, 3_600, 86_400 * 365, -(10**9)):

@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 
 from slidegate.core import Bucket, ConfigurationError, Decision, Reason, parse_limits
-from slidegate.core.banpolicy import BanPolicy
-from slidegate.core.banrows import from_rows
-from slidegate.core.bans import Standing
-from slidegate.core.networks import format_network, parse_address
+from slidegate.core.addresses import format_network, parse_address
+from slidegate.core.bans.policy import BanPolicy
+from slidegate.core.bans.rows import from_rows
+from slidegate.core.bans.standing import Standing
 from slidegate.limiter import Limiter
-from slidegate.stores import memory_bans
-from slidegate.stores.memory import MemoryStore
+from slidegate.stores.memory import bans as memory_bans
+from slidegate.stores.memory.store import MemoryStore
 from slidegate.testing import FakeClock, RecordingObserver
 
 SECOND_US = 1_000_000

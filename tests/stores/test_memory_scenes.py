@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slidegate.core import new_window
-from slidegate.stores.memory import MemoryStore
+from slidegate.stores.memory.store import MemoryStore
 
 from .memory_scenes import SCENES, NewStore, nothing_is_handed_back_twice, seconds_are_rounded
 

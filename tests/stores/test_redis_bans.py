@@ -14,15 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slidegate import BanPolicy, Limiter
-from slidegate.core.banlist import Guarded, ban_key
+from slidegate.core.addresses import Address, format_network, parse_address
+from slidegate.core.bans.in_force import Guarded, ban_key
 from slidegate.core.decision import Decision, Reason
-from slidegate.core.networks import Address, format_network, parse_address
 from slidegate.stores.redis import RedisStore
-from slidegate.stores.redis.bans import CHUNK
-from slidegate.stores.redis.lanes import Lane
+from slidegate.stores.redis.bans.bans import CHUNK
+from slidegate.stores.redis.wire.pipeline import Lane
 from slidegate.testing import FakeClock
-from slidegate.testing.desk import bucket
-from slidegate.testing.player import settle
+from slidegate.testing.contract.desk import bucket
+from slidegate.testing.contract.player import settle
 
 from ..fault_proxy import FaultProxy
 from ..redis_servers import RedisServer, needs_redis

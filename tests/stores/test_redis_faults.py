@@ -19,7 +19,8 @@ from slidegate import Decision, Limiter, Reason
 from slidegate.core.decision import Bucket, Check
 from slidegate.core.errors import StoreUnavailable
 from slidegate.core.limits import parse_limits
-from slidegate.limiter import breakers, failures
+from slidegate.limiter import breakers
+from slidegate.limiter import failsafe as failures
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import FakeClock, RecordingObserver
 

@@ -16,7 +16,7 @@ from slidegate.core.decision import Bucket
 from slidegate.core.errors import StoreError, StoreUnavailable
 from slidegate.core.limits import parse_limits
 from slidegate.limiter import breakers
-from slidegate.limiter.within import Deadline
+from slidegate.limiter.deadlines import Deadline
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import RecordingObserver
 

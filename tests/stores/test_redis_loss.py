@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from slidegate import BanPolicy, StoreError
+from slidegate.core.addresses import parse_address
 from slidegate.core.decision import Decision, Reason
-from slidegate.core.networks import parse_address
 from slidegate.stores.redis import RedisStore
-from slidegate.stores.redis.bans import PARTS
+from slidegate.stores.redis.bans.bans import PARTS
 from slidegate.testing import RecordingObserver
-from slidegate.testing.desk import bucket
-from slidegate.testing.player import settle
+from slidegate.testing.contract.desk import bucket
+from slidegate.testing.contract.player import settle
 
 from ..redis_servers import RedisServer, needs_redis
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slidegate.core.errors import StoreUnavailable
-from slidegate.stores.redis.racing import first_of
+from slidegate.stores.redis.wire.first_answer import first_of
 
 APART_S = 0.001
 KINDS = st.lists(st.sampled_from(["answers", "fails", "hangs", "answers late"]), max_size=5)

@@ -17,8 +17,9 @@ from slidegate import BanPolicy, Decision
 from slidegate.core.decision import Bucket
 from slidegate.core.errors import StoreError, StoreUnavailable
 from slidegate.core.limits import parse_limits
-from slidegate.stores.redis import RedisStore, wire
-from slidegate.stores.redis.script import HIT, LIMITED, decision_of
+from slidegate.stores.redis import RedisStore
+from slidegate.stores.redis.packing import HIT, LIMITED, decision_of
+from slidegate.stores.redis.wire import connection as wire
 
 from ..fault_proxy import FaultProxy, stop_listening
 from ..redis_servers import RedisCluster, RedisServer, needs_redis

@@ -16,11 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slidegate import StoreError
-from slidegate.stores.redis import RedisStore, script
+from slidegate.stores.redis import RedisStore
+from slidegate.stores.redis import packing as script
 from slidegate.testing import FakeClock
-from slidegate.testing.desk import bucket
-from slidegate.testing.player import settle
-from slidegate.testing.programs import YEAR_2100_US, Program, program, programs
+from slidegate.testing.contract.desk import bucket
+from slidegate.testing.contract.player import settle
+from slidegate.testing.contract.programs import YEAR_2100_US, Program, program, programs
 
 from ..redis_servers import RedisServer, needs_redis
 from .redis_twin import MOST_BANS, BanTwin, Twin

@@ -15,16 +15,16 @@ import pytest
 from redis.asyncio import Redis
 
 from slidegate import BanPolicy, ConfigurationError, StoreUnavailable
+from slidegate.core.addresses import parse_address
 from slidegate.core.decision import Bucket, Decision, Reason
 from slidegate.core.limits import parse_limits
-from slidegate.core.networks import parse_address
 from slidegate.stores.redis import RedisStore
-from slidegate.stores.redis.clock import ServerClock
+from slidegate.stores.redis.server_clock import ServerClock
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.testing.contract import StoreContract
-from slidegate.testing.desk import bucket
-from slidegate.testing.player import Player, settle
-from slidegate.testing.programs import Program
+from slidegate.testing.contract.desk import bucket
+from slidegate.testing.contract.player import Player, settle
+from slidegate.testing.contract.programs import Program
 
 from ..redis_servers import VALKEY, RedisCluster, RedisServer, needs_redis, needs_valkey
 
@@ -207,7 +207,7 @@ class Ahead:
         self.ahead_s = 0.0
         for module in ("answers", "bans", "held", "lanes", "cluster", "sums"):
             monkeypatch.setattr(f"slidegate.stores.redis.{module}.monotonic", self.monotonic)
-        monkeypatch.setattr("slidegate.stores.redis.clock.monotonic_ns", lambda: int(self.monotonic() * 1e9))
+        monkeypatch.setattr("slidegate.stores.redis.server_clock.monotonic_ns", lambda: int(self.monotonic() * 1e9))
 
     def monotonic(self) -> float:
         """Return the time in seconds."""

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-import slidegate.stores.lmdb.windows
-import slidegate.stores.tables
+import slidegate.stores.lmdb.window_rows
+import slidegate.stores.memory.tables
 from slidegate.core import Bucket, Check, Decision, Limit, Reason, parse_limits
 from slidegate.core.limits import MAX_AMOUNT
 from slidegate.stores.lmdb import LmdbStore
-from slidegate.stores.memory import MemoryStore
+from slidegate.stores.memory.store import MemoryStore
 from slidegate.testing import FakeClock
-from slidegate.testing.programs import Dice
+from slidegate.testing.contract.programs import Dice
 
 SECOND_US = 1_000_000
 MINUTE_US = 60 * SECOND_US
@@ -53,8 +53,8 @@ def small(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def cells(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    monkeypatch.setattr(slidegate.stores.tables, "SHARED_CELLS", number)
-    monkeypatch.setattr(slidegate.stores.lmdb.windows, "SHARED_CELLS", number)
+    monkeypatch.setattr(slidegate.stores.memory.tables, "SHARED_CELLS", number)
+    monkeypatch.setattr(slidegate.stores.lmdb.window_rows, "SHARED_CELLS", number)
 
 
 def hit(store: MemoryStore | LmdbStore, *checks: Check) -> Decision:

@@ -10,7 +10,7 @@ import anyio
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from slidegate.web.following import THREAD
+from slidegate.web.lists.watching import THREAD
 
 PEER = "203.0.113.9"
 

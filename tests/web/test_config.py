@@ -25,8 +25,8 @@ from slidegate import (
     client_ip,
 )
 from slidegate.testing import FakeClock
-from slidegate.web import schema
-from slidegate.web.reload import FileGate
+from slidegate.web.config import schema
+from slidegate.web.config.file_gate import FileGate
 
 from .driver import PEER, call, hello, statuses
 
@@ -372,7 +372,7 @@ def test_without_the_validating_library_the_error_says_what_to_install(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "pydantic", None)
-    monkeypatch.delitem(sys.modules, "slidegate.web.schema", raising=False)
+    monkeypatch.delitem(sys.modules, "slidegate.web.config.schema", raising=False)
     with pytest.raises(ConfigurationError, match=r"pip install 'slidegate\[config\]'"):
         gate(file, 'limits = "1/s"')
 

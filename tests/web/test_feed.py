@@ -33,7 +33,7 @@ from slidegate import (
 from slidegate.limiter import statistics
 from slidegate.limiter.statistics import OTHER, UNROUTED, Stats, Traffic
 from slidegate.testing import FakeClock, RecordingObserver
-from slidegate.web import routes
+from slidegate.web.paths import routes
 
 from .driver import scope_of, send_scope
 from .test_messages import BYE, Socket, texts

@@ -22,7 +22,7 @@ from websockets.sync.client import connect
 from slidegate import BanPolicy, Limiter, RateLimitMiddleware, header
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.redis import RedisStore
-from slidegate.web import sockets
+from slidegate.web.websockets import ban_sweep as sockets
 
 from ..redis_servers import RedisServer, needs_redis
 from .driver import scope_of

@@ -8,7 +8,16 @@ from typing import Any
 
 import pytest
 
-from slidegate import ConfigurationError, Limiter, MemoryStore, RateLimitMiddleware, Rule, client_ip, everyone, header
+from slidegate import (
+    ConfigurationError,
+    Limiter,
+    MemoryStore,
+    RateLimitMiddleware,
+    Rule,
+    client_ip,
+    everyone,
+    header,
+)
 from slidegate.testing import FakeClock
 
 from .driver import PEER, call, hello, scope_of, send_scope, statuses

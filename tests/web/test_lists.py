@@ -26,7 +26,7 @@ from slidegate import (
 )
 from slidegate.core import parse_address
 from slidegate.testing import FakeClock, RecordingObserver
-from slidegate.web.lists import NetworkList
+from slidegate.web.lists.network_files import NetworkList
 
 from .driver import PEER, call, end_of_looks, hello, statuses
 

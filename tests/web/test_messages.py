@@ -25,9 +25,9 @@ from slidegate import (
     everyone,
     header,
 )
-from slidegate.limiter.decisions import Unserved
+from slidegate.limiter.stand_ins import Unserved
 from slidegate.testing import FakeClock
-from slidegate.web import messages
+from slidegate.web.websockets import message_limits as messages
 
 from .driver import scope_of
 

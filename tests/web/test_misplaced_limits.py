@@ -15,7 +15,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Mount
 
 from slidegate import ConfigurationError, RateLimit, RateLimitMiddleware
-from slidegate.web.decorated import check_places
+from slidegate.web.endpoints.decorator import check_places
 
 from .driver import call, statuses
 

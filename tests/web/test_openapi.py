@@ -25,7 +25,7 @@ from slidegate import (
     document_limits,
     everyone,
 )
-from slidegate.web.segments import covers, overlap, segments
+from slidegate.web.paths.segments import covers, overlap, segments
 
 
 def get() -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from slidegate.web.positions import KeyPath, key_lines, line_of, path_text
+from slidegate.web.config.toml_lines import KeyPath, key_lines, line_of, path_text
 
 PAGE = '''\
 limits = "5/minute"  # [not.a.table]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from slidegate import ConfigurationError, Networks, RateLimitMiddleware, client_ip
 from slidegate.core import parse_address
-from slidegate.web.forwarded import MAX_FIELD
+from slidegate.web.keys.forwarded import MAX_FIELD
 
 from .driver import call, hello, scope_of
 

@@ -15,8 +15,8 @@ import pytest
 
 from slidegate import BanPolicy, Limiter, MemoryStore, RateLimitMiddleware, Rule
 from slidegate.testing import FakeClock, RecordingObserver
-from slidegate.web.config import Reading
-from slidegate.web.reload import FileGate
+from slidegate.web.config.file_gate import FileGate
+from slidegate.web.config.file_options import Reading
 
 from .driver import call, end_of_looks, hello, statuses
 
@@ -214,7 +214,7 @@ async def test_what_no_one_foresaw_keeps_the_rules_at_work_as_well(
     def fails(*args: object) -> None:
         raise RuntimeError("no such luck")
 
-    monkeypatch.setattr("slidegate.web.reload.Reading.options", fails)
+    monkeypatch.setattr("slidegate.web.config.file_gate.Reading.options", fails)
     desk.write(PLAIN + "#")
     await desk.pause(app)
     assert await statuses(app, 4) == [200, 200, 200, 429]

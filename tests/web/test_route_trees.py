@@ -13,7 +13,7 @@ import pytest
 from starlette.routing import compile_path
 
 from slidegate import Rule
-from slidegate.web.routes import walk
+from slidegate.web.paths.routes import walk
 
 from .driver import scope_of
 from .route_trees import PLENTY, Tree, filled, gated

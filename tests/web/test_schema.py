@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 
 from scripts import make_schema
-from slidegate.web.schema import Configuration, json_schema
+from slidegate.web.config.schema import Configuration, json_schema
 
 from .test_config import BAD
 from .test_positions import paths

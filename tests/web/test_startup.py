@@ -34,8 +34,8 @@ from slidegate import (
     user,
 )
 from slidegate.testing import FakeClock
-from slidegate.web.doctor import WATCHED, hidden_rules, many_workers
-from slidegate.web.findings import CODES, PAGE, Finding
+from slidegate.web.findings.checks import WATCHED, hidden_rules, many_workers
+from slidegate.web.findings.codes import CODES, PAGE, Finding
 
 from .driver import PEER, call, hello, statuses
 

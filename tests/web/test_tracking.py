@@ -12,7 +12,7 @@ import pytest
 
 from slidegate import ConfigurationError, Decision, Limiter, MemoryStore, RateLimitMiddleware, Reason, Rule
 from slidegate.testing import FakeClock
-from slidegate.web.tracking import HotWatch
+from slidegate.web.rules.tracking import HotWatch
 
 from .driver import PEER, call, hello, scope_of, statuses
 

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from .bookings import BookedWindow, Note
-from .counters import CounterWindow
+from .addresses import parse_address
 from .decision import Bucket, Check, Decision, LimitState, Reason
 from .errors import ConfigurationError, SlidegateError
-from .hotkeys import HotKeys
 from .limits import Limit, parse_duration_us, parse_limits
-from .metrics import MetricWindow
-from .networks import Networks, parse_address
+from .networks import Networks
 from .protocols import Clock, Event, Observer, Store
-from .rings import Ring, convert, new_window
-from .summaries import MetricSummary
-from .timestamps import TimestampWindow
-from .totals import RollingTotals
-from .window import NEVER, Reading, Window
+from .statistics.hot_keys import HotKeys
+from .statistics.metrics import MetricWindow
+from .statistics.summary import MetricSummary
+from .statistics.totals import RollingTotals
+from .windows.bookings import BookedWindow, Note
+from .windows.counters import CounterWindow
+from .windows.rings import Ring, convert, new_window
+from .windows.theory import NEVER, Reading, Window
+from .windows.timestamps import TimestampWindow
 
 __all__ = [
     "NEVER",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .banlist import Ban
+from .bans.in_force import Ban
 from .decision import Check, Decision, LimitState, Reason
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from .banlist import Ban
+from .bans.in_force import Ban
 from .limits import Limit
 from .reasons import Reason as Reason
-from .window import NEVER, Reading
+from .windows.theory import NEVER, Reading
 
 
 class Bucket:

@@ -16,8 +16,8 @@ from collections.abc import Iterable
 from datetime import timedelta
 from typing import Final
 
+from .durations import SPACES, format_duration, read_span_us
 from .errors import ConfigurationError, quoted
-from .spans import SPACES, format_duration, read_span_us
 
 MAX_AMOUNT: Final = 2**31 - 1
 MIN_WINDOW_US: Final = 1_000

@@ -1,11 +1,7 @@
-"""IPv4 and IPv6 addresses and networks.
+"""A set of IPv4 and IPv6 networks.
 
-An address is handled as (version, integer): never as an `ipaddress` object, whose hash collides on crafted
-addresses, and never as text, of which one address has many. IPv4 mapped into IPv6 (``::ffff:0:0/96``) *is* IPv4,
-however it is spelled, decided from its bits.
-
-A set of networks is a sorted list of ranges that neither overlap nor touch, one list for each version, and a
-lookup is one binary search. It never changes: to change a list, make another one and swap it.
+It is a sorted list of ranges that neither overlap nor touch, one list for each version, and a lookup is one binary
+search. It never changes: to change a list, make another one and swap it.
 
 Plain lists of integers: 200,000 networks are read in half a second and found in less than a microsecond, and hold
 about 90 bytes each; arrays would hold less, and make an integer at each step of a search.
@@ -13,130 +9,17 @@ about 90 bytes each; arrays would hold less, and make an integer at each step of
 
 from __future__ import annotations
 
-import ipaddress
-import re
-import socket
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from heapq import merge
 from itertools import chain, islice
-from os import PathLike
-from typing import Final, TypeAlias
+from typing import Final, Self
 
-from .errors import ConfigurationError, quoted
-from .publicspace import HALF, public_addresses, wide_ranges
+from .addresses import BITS, format_network, parse_address, parse_network
+from .errors import ConfigurationError
+from .public_space import HALF, public_addresses, wide_ranges
 
-Address: TypeAlias = tuple[int, int]
-"""(4 or 6, the address as an integer)."""
-
-IPV6_PREFIX: Final = 64
-"""One customer's line is usually a /64 (RFC 6177, RIPE-690), so that is one client."""
-
-_BITS = {4: 32, 6: 128}
 _RUN: Final = 4_096
-_PREFIX = re.compile("0|[1-9][0-9]{0,2}")
-_MAPPED: Final = 0xFFFF
-
-
-def parse_address(text: str) -> Address | None:
-    """Read an address as a peer or a header gives it; None if it is not one.
-
-    Strict: no leading zeros, no shortened or numeric IPv4, ASCII digits only. An IPv6 zone is dropped.
-    """
-    try:
-        return 4, int.from_bytes(socket.inet_pton(socket.AF_INET, text), "big")
-    except (OSError, ValueError):
-        pass
-    try:
-        value = _ipv6(text.partition("%")[0])
-    except (OSError, ValueError):
-        return None
-    return (4, value & 0xFFFF_FFFF) if value >> 32 == _MAPPED else (6, value)
-
-
-def is_unspecified(address: Address) -> bool:
-    """Tell whether an address is ``0.0.0.0`` or ``::``, which no client has."""
-    return not address[1]
-
-
-def _ipv6(text: str) -> int:
-    return int.from_bytes(socket.inet_pton(socket.AF_INET6, text), "big")
-
-
-def format_network(version: int, value: int, prefix: int) -> str:
-    """Write the network of `prefix` bits around an address; a whole IPv4 address without its prefix length.
-
-    RFC 5952 text: lower case, zeros compressed. A bare IPv6 address would mean its /64, so that keeps its length.
-    """
-    bits = _BITS[version]
-    base = value >> (bits - prefix) << (bits - prefix)
-    text = str(ipaddress.IPv4Address(base) if version == 4 else ipaddress.IPv6Address(base))
-    return text if prefix == bits == 32 else f"{text}/{prefix}"
-
-
-def parse_network(text: str, *, strict: bool = True) -> tuple[int, int, int]:
-    """Read an address or a network in CIDR notation as (version, first address, last address).
-
-    Args:
-        text: ``"192.0.2.7"``, ``"192.0.2.0/24"``, ``"2001:db8::/32"``.
-        strict: Whether bits behind the prefix are an error; otherwise they are cleared.
-
-    Raises:
-        ConfigurationError: The text is neither, or has host bits set while `strict`.
-    """
-    host, slash, length = text.partition("/")
-    address = None if "%" in host else parse_address(host)
-    if address is None:
-        raise ConfigurationError(f"network: {quoted(text)} is not an address or network, for example 192.0.2.0/24")
-    version, value = address
-    bits = 128 if ":" in host else 32
-    prefix = bits
-    if slash:
-        if not _PREFIX.fullmatch(length) or int(length) > bits:
-            raise ConfigurationError(
-                f"network: {quoted(text)} needs a prefix length from 0 to {bits}, for example {host}/{bits}"
-            )
-        prefix = int(length)
-    if bits == 128 and version == 4:
-        if prefix < 96:
-            raise ConfigurationError(
-                f"network: {quoted(text)} holds every IPv4 address; write 0.0.0.0/0 or ::/0 if that is meant"
-            )
-        bits, prefix = 32, prefix - 96
-    size = 1 << (bits - prefix)
-    first = value & -size
-    if strict and first != value:
-        raise ConfigurationError(
-            f"network: {quoted(text)} has host bits set; did you mean {format_network(version, value, prefix)}? "
-            "(strict=False clears them)"
-        )
-    return version, first, first + size - 1
-
-
-def prefix_length(version: int, first: int, last: int) -> int:
-    """Return the prefix length of a network, given its first and last address."""
-    return _BITS[version] - (last - first).bit_length()
-
-
-def canonical_key(key: str) -> str:
-    """Return the one spelling of a key that is an address or network, any other key as it is."""
-    if not key[0].isalnum() and key[0] != ":":
-        return key
-    address = parse_address(key)
-    if address is not None:
-        return address_key(*address)
-    if "/" in key:
-        try:
-            version, first, last = parse_network(key, strict=False)
-        except ConfigurationError:
-            return key
-        return format_network(version, first, prefix_length(version, first, last))
-    return key
-
-
-def address_key(version: int, value: int, ipv4_prefix: int = 32, ipv6_prefix: int = IPV6_PREFIX) -> str:
-    """Return the key of a client's address: the network of its prefix length, as text."""
-    return format_network(version, value, ipv4_prefix if version == 4 else ipv6_prefix)
 
 
 class Networks:
@@ -163,44 +46,10 @@ class Networks:
         self._merge(parse_network(str(network), strict=strict) for network in networks)
 
     @classmethod
-    def of_ranges(cls, ranges: Iterable[tuple[int, int, int]]) -> Networks:
+    def of_ranges(cls, ranges: Iterable[tuple[int, int, int]]) -> Self:
         """Make a set of ranges, each (4 or 6, first address, last address)."""
         made = cls()
         made._merge(ranges)
-        return made
-
-    @classmethod
-    def from_file(
-        cls,
-        path: str | PathLike[str],
-        *,
-        strict: bool = True,
-        format: str = "auto",
-        column: str | int | None = None,
-    ) -> Networks:
-        """Read a file of networks, in any of the formats that `NetworkFile` has.
-
-        What ends some day does not end here, since a set never changes: `NetworkFiles` keeps to that. What was over
-        already when the file was written is left out.
-
-        Args:
-            path: The file.
-            strict: Whether host bits behind a prefix are an error; otherwise they are cleared.
-            format: The name of the format; by default the first lines tell.
-            column: The column of a CSV file, by its name or by its number from 1; by default the first.
-
-        Raises:
-            ConfigurationError: The file or a line of it cannot be read, or it lists everybody.
-        """
-        from .networklist import NetworkReading, check_breadth
-
-        reading = NetworkReading(path, strict=strict, format=format, column=column)
-        made = cls.of_ranges(
-            (version, first, last)
-            for version, first, last, ends_us in reading
-            if ends_us is None or ends_us > reading.written_us
-        )
-        check_breadth([made], str(path))
         return made
 
     def __contains__(self, address: object) -> bool:
@@ -238,15 +87,15 @@ class Networks:
 
     def wide_ranges(self) -> Iterator[str]:
         """Yield, as text, each range in which a public network wider than an IPv4 /8 or an IPv6 /19 lies."""
-        for version, bits in _BITS.items():
+        for version, bits in BITS.items():
             for first, last in wide_ranges(version, self._starts[version], self._ends[version]):
                 yield " to ".join(format_network(version, end, bits).partition("/")[0] for end in (first, last))
 
-    def __or__(self, other: object) -> Networks:
-        """Return the set of what is in either."""
+    def __or__(self, other: object) -> Self:
+        """Return the set of all addresses of both."""
         if not isinstance(other, Networks):
             return NotImplemented
-        return Networks.of_ranges(chain(self.ranges(), other.ranges()))
+        return self.of_ranges(chain(self.ranges(), other.ranges()))
 
     def __len__(self) -> int:
         """Return the number of ranges after merging."""

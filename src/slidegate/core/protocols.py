@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
-from .banlist import Ban, BanChange, Guarded
-from .banpolicy import BanPolicy
-from .banrows import Row
+from .bans.in_force import Ban, BanChange, Guarded
+from .bans.policy import BanPolicy
+from .bans.rows import Row
 from .decision import Check, Decision
 from .logs import escaped
 

@@ -7,22 +7,22 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Final, Self, TypeAlias
 
-from ..core.banlist import Guarded
+from ..core.bans.in_force import Guarded
 from ..core.decision import Bucket, Check, Decision
 from ..core.errors import ConfigurationError
 from ..core.limits import Limit, check_name, parse_limits
 from ..core.memo import MEMO_SIZE, remember
 from ..core.observers import Observers
 from ..core.protocols import Clock, Event, Observer, Store
-from ..stores.memory import MemoryStore
-from .bans import BanCommands
-from .failures import DEADLINE, ON_ERROR, Failsafe, OnError, check_failure_policy
-from .keys import Keys, check_secret
-from .leases import Leases
+from ..stores.memory.store import MemoryStore
+from .ban_commands import BanCommands
+from .deadlines import within
+from .failsafe import DEADLINE, ON_ERROR, Failsafe, OnError, check_failure_policy
+from .key_spelling import Keys, check_secret
+from .leasing import Leases
+from .open_store import open_store
 from .secret import Secret
 from .statistics import Statistics, Stats
-from .urls import open_store
-from .within import within
 
 DEFAULT_RULE: Final = "hit"
 

@@ -18,9 +18,9 @@ from collections.abc import Awaitable
 
 from ..core.protocols import Store
 from . import breakers
-from .failures import Failsafe
-from .keys import Keys
-from .within import within
+from .deadlines import within
+from .failsafe import Failsafe
+from .key_spelling import Keys
 
 
 class Secret:

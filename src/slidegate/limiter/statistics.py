@@ -13,12 +13,12 @@ from threading import Lock
 from time import monotonic_ns
 from typing import Final
 
+from ..core.durations import format_duration
 from ..core.errors import ConfigurationError
 from ..core.limits import parse_duration_us
-from ..core.metrics import MetricWindow
 from ..core.protocols import Clock, Event
-from ..core.spans import format_duration
-from ..core.summaries import MetricSummary
+from ..core.statistics.metrics import MetricWindow
+from ..core.statistics.summary import MetricSummary
 
 SLICES: Final = 60
 SLICE_US: Final = 5_000_000

@@ -27,7 +27,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
-from ..core.networks import parse_address
+from ..core.addresses import parse_address
 
 # nginx reads at most four header buffers of 8 KiB, so a line with every header in it stays below this.
 MAX_LINE_BYTES: Final = 65_536

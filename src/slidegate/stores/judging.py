@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple, TypeAlias
 
-from ..core.bookings import BookedWindow, Note
 from ..core.decision import Bucket, Check, Decision, Reason
 from ..core.limits import Limit
-from ..core.window import NEVER, Reading
-from .tables import Entry, Table, ring_of
+from ..core.windows.bookings import BookedWindow, Note
+from ..core.windows.theory import NEVER, Reading
+from .memory.tables import Entry, Table, ring_of
 
 OK: Final = Reason.OK
 LIMITED: Final = Reason.LIMITED

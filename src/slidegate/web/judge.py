@@ -12,22 +12,22 @@ from typing import Final
 from starlette.requests import HTTPConnection
 from starlette.types import Message, Receive, Scope, Send
 
-from ..core.banlist import Ban, Guarded, shown
+from ..core.bans.in_force import Ban, Guarded, shown
 from ..core.barred import Barred
 from ..core.decision import Bucket, Check, Decision, Reason
 from ..core.protocols import Event
 from ..limiter import Limiter
-from .abuse import AbuseWatch, Offence
-from .calls import Calls
+from .bans.signals import AbuseWatch, Offence
 from .finishing import hand_back
-from .gates import Gate, RuleSet, Selection
-from .held import Held
-from .lists import AddressList
-from .messages import Watched
-from .proxies import GONE, ClientAddress
+from .keys.client_ip import GONE, ClientAddress
+from .lists.network_files import AddressList
 from .record import STATUS, Record, is_preflight
-from .sockets import OpenSockets
+from .rules.buckets import Gate, RuleSet, Selection
+from .rules.user_functions import Calls
 from .waiting import wait_turn
+from .websockets.ban_sweep import OpenSockets
+from .websockets.held import Held
+from .websockets.message_limits import Watched
 
 _ALLOWLISTED: Final = Decision(True, Reason.ALLOWLISTED)
 _EXEMPT: Final = Decision(True, Reason.EXEMPT)

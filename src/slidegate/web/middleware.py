@@ -13,36 +13,36 @@ from typing import TYPE_CHECKING, Any, Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ..core.banpolicy import BanPolicy
+from ..core.bans.policy import BanPolicy
 from ..core.decision import Bucket, Decision, Reason
 from ..core.errors import ConfigurationError
 from ..core.limits import Limit, parse_limits
 from ..core.logs import logger
 from ..core.protocols import Observer
 from ..limiter import Limiter
-from .abuse import AbuseWatch
+from .answers.header_fields import HeaderStyle, HeaderWriter
+from .answers.refusals import Refusals, Refused, refused_by
+from .answers.sending import outgoing
+from .answers.traffic import Feed, Visit
+from .bans.signals import AbuseWatch
 from .broken import Breakable, end_start
-from .calls import Calls
-from .decorated import check_places
-from .doctor import Watch, examine
-from .endpoints import Endpoints, carries_only_refusals, put_users_last
-from .feed import Feed, Visit
-from .findings import Finding, check_silence
-from .gates import RuleSet, all_rules
+from .endpoints.decorator import check_places
+from .endpoints.rate_limit import Endpoints, carries_only_refusals, put_users_last
+from .findings.checks import Watch, examine
+from .findings.codes import Finding, check_silence
 from .judge import Judge
-from .lists import AddressList, followed
-from .messages import MessageKey, MessageLimits, OnExceeded
-from .outgoing import outgoing
-from .proxies import ClientAddress, client_ip
+from .keys.client_ip import ClientAddress, client_ip
+from .lists.network_files import AddressList, followed
+from .options import check_flag, expect, names_checked, switched_off
+from .paths.routes import walk
 from .record import OFF, RECORD, Record, is_preflight
-from .refusals import Refusals, Refused, refused_by
-from .responses import HeaderStyle, HeaderWriter
-from .routes import walk
-from .rules import Exceeded, Rule
-from .startup import check_flag, expect, names_checked, switched_off
+from .rules.buckets import RuleSet, all_rules
+from .rules.rule import Exceeded, Rule
+from .rules.user_functions import Calls
+from .websockets.message_limits import MessageKey, MessageLimits, OnExceeded
 
 if TYPE_CHECKING:
-    from .reload import FileGate
+    from .config.file_gate import FileGate
 
 _JUDGED: Final = frozenset({"http", "websocket"})
 _WAITED: Final = Reason.WAITED  # CPython 3.11 takes a call to find a member
@@ -171,7 +171,7 @@ class RateLimitMiddleware(Breakable):
         Raises:
             ConfigurationError: The file cannot be used; the message names the line and the key.
         """
-        from .reload import FileGate
+        from .config.file_gate import FileGate
 
         return FileGate(app, path, observers=observers, on_tracked=on_tracked, **options)
 

@@ -12,16 +12,16 @@ from copy import deepcopy
 from functools import wraps
 from typing import Any, Final, NamedTuple
 
-from ..core.banpolicy import BanPolicy
+from ..core.bans.policy import BanPolicy
 from ..core.errors import ConfigurationError
-from .decorated import limits_of
-from .endpoints import RateLimit
-from .findings import CODES
-from .gates import all_rules
+from .endpoints.decorator import limits_of
+from .endpoints.rate_limit import RateLimit
+from .findings.codes import CODES
 from .middleware import RateLimitMiddleware
-from .routes import Place, walk
-from .rules import Rule
-from .segments import Segments, covers, overlap, segments
+from .paths.routes import Place, walk
+from .paths.segments import Segments, covers, overlap, segments
+from .rules.buckets import all_rules
+from .rules.rule import Rule
 
 _DOCUMENTED: Final = "__slidegate_documented__"
 _PROBLEM: Final = "RateLimitProblem"

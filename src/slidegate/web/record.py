@@ -8,8 +8,8 @@ from starlette.types import Scope
 
 from ..core.decision import Bucket, Decision, Reason
 from ..limiter import Limiter
+from .answers.header_fields import tightest
 from .finishing import hand_back
-from .responses import tightest
 
 if TYPE_CHECKING:
     from .judge import Judge

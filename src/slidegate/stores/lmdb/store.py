@@ -23,21 +23,21 @@ try:
 except ImportError as error:
     raise ImportError('LmdbStore needs the package lmdb: pip install "slidegate[lmdb]"') from error
 
-from ...core.banlist import Guarded
+from ...core.bans.in_force import Guarded
 from ...core.decision import Check, Decision
 from ...core.errors import ConfigurationError
 from ...core.limits import check_whole
 from ...core.protocols import Clock, Observer
 from ..judging import LIMITED
-from ..memory import DEFAULT_MAX_BANS, DEFAULT_MAX_KEYS
-from .bans import LmdbBans
-from .judging import Judge
-from .opening import Options
-from .refusals import Refusals
-from .shared import close_environment, open_environment
-from .transactions import Transactions
-from .turns import Turns
-from .windows import Session
+from ..memory.store import DEFAULT_MAX_BANS, DEFAULT_MAX_KEYS
+from .bans.bans import LmdbBans
+from .batching import Turns
+from .decide import Judge
+from .files.opening import Options
+from .files.registry import close_environment, open_environment
+from .files.transactions import Transactions
+from .known_refusals import Refusals
+from .window_rows import Session
 
 DEFAULT_MAP_SIZE: Final = 64 * 2**20
 DEFAULT_MAX_MAP_SIZE: Final = 2**30

@@ -6,15 +6,27 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from ...core.banlist import Guarded
+from ...core.bans.in_force import Guarded
 from ...core.barred import Barred
 from ...core.decision import Check, Decision
-from .answers import Answers
-from .bancodec import UNGUARDED, pack_guards
-from .bans import RedisBans
-from .clock import ServerClock
-from .held import guards_of
-from .script import BANNED, CHANGED, CHARGE, HIT, LOOK, REQUEST, RESET, Charged, Packing, decision_of, raise_failure
+from .bans.ban_codec import UNGUARDED, pack_guards
+from .bans.ban_replica import guards_of
+from .bans.bans import RedisBans
+from .known_refusals import Answers
+from .packing import (
+    BANNED,
+    CHANGED,
+    CHARGE,
+    HIT,
+    LOOK,
+    REQUEST,
+    RESET,
+    Charged,
+    Packing,
+    decision_of,
+    raise_failure,
+)
+from .server_clock import ServerClock
 
 
 class Tools(NamedTuple):

@@ -19,25 +19,25 @@ from typing import Any, Final
 
 from redis.asyncio import Redis, RedisCluster
 
-from ...core.banlist import Guarded
+from ...core.bans.in_force import Guarded
 from ...core.decision import Check, Decision
 from ...core.errors import ConfigurationError, StoreError, StoreUnavailable
 from ...core.limits import check_whole, parse_duration_us
 from ...core.observers import Observers
 from ...core.protocols import Clock, Observer
-from ..memory import DEFAULT_MAX_BANS
-from .addresses import Client, close_client, open_client
-from .answers import Answers
-from .bans import RedisBans
-from .calls import Ask, Shared
-from .cluster import ClusterLane
-from .eviction import Eviction
-from .held import UNSEEN
-from .lanes import Lane
-from .names import Names
+from ..memory.store import DEFAULT_MAX_BANS
+from .bans.ban_replica import UNSEEN
+from .bans.bans import RedisBans
+from .cluster.cluster_pipeline import ClusterLane
+from .cluster.multi_slot import Spread, parts_of
+from .key_names import Names
+from .known_refusals import Answers
+from .packing import CHARGE, HIT, PEEK, Packing
 from .requests import Demand, Refund, Reset, Tools
-from .script import CHARGE, HIT, PEEK, Packing
-from .spread import Spread, parts_of
+from .urls import Client, close_client, open_client
+from .wire.batch import Ask, Shared
+from .wire.eviction import Eviction
+from .wire.pipeline import Lane
 
 DEFAULT_MAX_WAITING: Final = 10_000
 DEFAULT_TIMEOUT: Final = "1s"

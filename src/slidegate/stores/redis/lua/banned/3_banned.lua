@@ -25,7 +25,7 @@ local function make_banned(list)
     return ban.ends >= 0 and (now >= ban.ends or wall >= ban.wall + ban.ends - ban.made)
   end
 
-  -- The bans' time, and how far it is ahead of the server's. It never runs back, see core/bans.py: where the server's
+  -- The bans' time, and how far it is ahead of the server's. It never runs back, see core/bans/standing.py: where the server's
   -- does, what it is ahead makes up for it, for everybody.
   function b.time(meta, wall, ahead, latest)
     if wall + ahead < latest then

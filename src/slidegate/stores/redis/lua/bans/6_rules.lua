@@ -1,4 +1,4 @@
--- The rules of stores/memory_bans.py. What happened is told in `events`: the caller puts it into words.
+-- The rules of stores/memory/bans.py. What happened is told in `events`: the caller puts it into words.
 
 local BANNED, UNBANNED, SHADOW, CAPPED, FULL, FULL_OF_PREFIXES, DROPPED = 1, 2, 3, 4, 5, 6, 7
 local events = {}

@@ -1,7 +1,7 @@
--- The exact ring, as core/timestamps.py: the time of every unit, oldest first.
+-- The exact ring, as core/windows/timestamps.py: the time of every unit, oldest first.
 --
 -- A window is a table: `exact`, `spent`, `newest`, `leaves` as in the core; `older` (times) or `full` and `running`
--- (counts) packed as core/packed.py packs them; the limit's `span`, `window`, `slice`, `slices`, `resolution`;
+-- (counts) packed as core/windows/codec.py packs them; the limit's `span`, `window`, `slice`, `slices`, `resolution`;
 -- `dirty` once it differs from what is stored. Numbers are doubles. Times are microseconds below 2^53, which is the
 -- year 2255, so sums and differences of them are exact, and so is `a % b`: the quotient is at least 1/b below the next
 -- whole number, which is more than rounding can add to it while a < 2^53.

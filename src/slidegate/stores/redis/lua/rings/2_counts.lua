@@ -1,4 +1,4 @@
--- The ring of counts, as core/counters.py: one number for the newest slice, `running`, and `full`, those of the slices
+-- The ring of counts, as core/windows/counters.py: one number for the newest slice, `running`, and `full`, those of the slices
 -- before it, oldest first; the first of them is never 0.
 
 local MOST_COUNTED = 4294967295

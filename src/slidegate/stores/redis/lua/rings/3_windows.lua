@@ -1,4 +1,4 @@
--- Windows at rest, as core/packed.py writes them, and moving from one ring to the other, as core/rings.py.
+-- Windows at rest, as core/windows/codec.py writes them, and moving from one ring to the other, as core/windows/rings.py.
 -- A stored value is a version, a serial, and the window. A window that is made anew has another serial.
 
 local VERSION = 1

@@ -1,0 +1,260 @@
+"""The bans in force: found by key, and by the address that lies in a banned network."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from heapq import heapify, heappop, heappush
+from typing import Final, Literal, TypeAlias
+
+from ..addresses import Address, canonical_key, parse_network, prefix_length
+from ..errors import ConfigurationError, quoted
+
+Guarded: TypeAlias = str | Address
+"""Whose ban refuses a request: a key, or an address that may lie in a banned network."""
+
+MAX_REASON: Final = 256
+MAX_KEY_BYTES: Final = 64
+"""How long a key in a store may be; longer ones come as digests."""
+_SLACK: Final = 64
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_BITS: Final = {4: 32, 6: 128}
+_LONGEST_ADDRESS: Final = 64
+_LIKE_AN_ADDRESS: Final = re.compile(r"\d+|0[xX][0-9a-fA-F.]+|[\da-fA-F%\[\]]*[.:/][\da-fA-F.:/%\[\]]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Ban:
+    """A key that is refused until a moment.
+
+    Attributes:
+        key: An address or network in its one spelling, or any other key.
+        reason: Why, for the operator: at most 256 printable characters. Clients never see it.
+        by: The policy that made it, or who did.
+        rung: The how manyth ban in a row it is; 0 for one made by hand.
+        made_us: When it began, in the store's time.
+        ends_us: When it ends, in the store's time; None for never.
+        wall_us: When it began, in Unix time.
+        prolong_us: How long it goes on after a request while banned; 0 if requests do not prolong it.
+    """
+
+    key: str
+    reason: str
+    by: str
+    rung: int
+    made_us: int
+    ends_us: int | None
+    wall_us: int
+    prolong_us: int = 0
+
+    @property
+    def since(self) -> datetime:
+        """When it began (UTC)."""
+        return _moment(self.wall_us)
+
+    @property
+    def until(self) -> datetime | None:
+        """When it ends (UTC); None for never."""
+        return None if self.ends_us is None else _moment(self.wall_us + self.ends_us - self.made_us)
+
+    def left_us(self, now_us: int) -> int | None:
+        """Return how long it still lasts at a moment of the store's time; None for ever."""
+        return None if self.ends_us is None else max(self.ends_us - now_us, 0)
+
+    def is_over(self, now_us: int, wall_us: int) -> bool:
+        """Tell whether it has ended by either clock: one that stood still while the machine did must not prolong it."""
+        if self.ends_us is None:
+            return False
+        return now_us >= self.ends_us or wall_us >= self.wall_us + self.ends_us - self.made_us
+
+
+@dataclass(frozen=True, slots=True)
+class BanChange:
+    """An entry of the history of bans.
+
+    Attributes:
+        kind: What happened.
+        ban: The ban that was made, or taken back.
+        wall_us: When, in Unix time.
+        by: The policy or who did it.
+    """
+
+    kind: Literal["banned", "unbanned"]
+    ban: Ban
+    wall_us: int
+    by: str
+
+    @property
+    def at(self) -> datetime:
+        """When it happened (UTC)."""
+        return _moment(self.wall_us)
+
+
+class BanList:
+    """Bans by key, at most one each, with a heap of their ends to let go of those that are over.
+
+    Attributes:
+        by_key: The bans, those among them that are over and not let go of yet. To look at only.
+    """
+
+    __slots__ = ("_ends", "_networks", "by_key")
+
+    def __init__(self) -> None:
+        self.by_key: dict[str, Ban] = {}
+        # The bits of a prefix are packed, because a client can choose integers of one hash: it is modulo 2**61 - 1.
+        self._networks: dict[int, dict[int, dict[bytes, str]]] = {4: {}, 6: {}}
+        self._ends: list[tuple[int, str]] = []
+
+    def __len__(self) -> int:
+        return len(self.by_key)
+
+    def __iter__(self) -> Iterator[Ban]:
+        return iter(self.by_key.values())
+
+    def get(self, key: str) -> Ban | None:
+        """Return the ban of exactly this key, whether or not it is over."""
+        return self.by_key.get(key)
+
+    def add(self, ban: Ban) -> None:
+        """Put a ban in force, in the place of one of the same key."""
+        self.by_key[ban.key] = ban
+        place = _place(ban.key)
+        if place is not None:
+            version, prefix, value = place
+            self._networks[version].setdefault(prefix, {})[value] = ban.key
+        if ban.ends_us is not None:
+            heappush(self._ends, (ban.ends_us, ban.key))
+            if len(self._ends) > 2 * len(self.by_key) + _SLACK:  # keys that were banned again and again
+                self._ends = [(other.ends_us, other.key) for other in self if other.ends_us is not None]
+                heapify(self._ends)
+
+    def remove(self, key: str) -> Ban | None:
+        """Take a ban out, and return it."""
+        ban = self.by_key.pop(key, None)
+        place = _place(key) if ban is not None else None
+        if place is not None:
+            version, prefix, value = place
+            table = self._networks[version][prefix]
+            del table[value]
+            if not table:
+                del self._networks[version][prefix]
+        return ban
+
+    def find(self, guarded: Iterable[Guarded], now_us: int, wall_us: int) -> Ban | None:
+        """Return the ban in force of one of `guarded` that lasts longest. Changes nothing."""
+        return longest(self.in_force(guarded, now_us, wall_us))
+
+    def in_force(self, guarded: Iterable[Guarded], now_us: int, wall_us: int) -> list[Ban]:
+        """Return the bans in force of `guarded`, one perhaps more than once. Changes nothing."""
+        return [ban for ban in self.named(guarded) if not ban.is_over(now_us, wall_us)]
+
+    def named(self, guarded: Iterable[Guarded]) -> list[Ban]:
+        """Return the bans of `guarded`, also those that are over, one perhaps more than once. Changes nothing."""
+        found: list[Ban] = []
+        for key in guarded:
+            if isinstance(key, str):
+                ban = self.by_key.get(key)
+                if ban is not None:
+                    found.append(ban)
+                continue
+            version, value = key
+            bits = _BITS[version]
+            for prefix, table in self._networks[version].items():
+                network = table.get((value >> (bits - prefix)).to_bytes(16, "big"))
+                if network is not None:
+                    found.append(self.by_key[network])
+        return found
+
+    def prolong(self, ban: Ban, now_us: int) -> Ban:
+        """Let a ban that requests prolong go on from now, and return it."""
+        if ban.ends_us is None or now_us + ban.prolong_us <= ban.ends_us:
+            return ban
+        # The entry in the heap stays: it is looked at again when the old end has passed.
+        prolonged = self.by_key[ban.key] = replace(ban, ends_us=now_us + ban.prolong_us)
+        return prolonged
+
+    def let_go(self, now_us: int, wall_us: int, most: int = 2) -> None:
+        """Forget bans that are over, looking at no more than `most` of those that should end first."""
+        for _ in range(most):
+            if not self._ends or self._ends[0][0] > now_us:
+                return
+            _, key = heappop(self._ends)
+            ban = self.by_key.get(key)
+            if ban is None or ban.ends_us is None:
+                continue
+            if ban.is_over(now_us, wall_us):
+                self.remove(key)
+            else:
+                heappush(self._ends, (ban.ends_us, key))
+
+
+def ban_key(key: object) -> str:
+    """Return the one spelling of what a ban is for: an address or network, or any other key.
+
+    Raises:
+        ConfigurationError: It is empty or no text, looks like an address and is none, or is every address there is.
+    """
+    example = 'for example "192.0.2.7", "192.0.2.0/24" or "user:42"'
+    if not isinstance(key, str) or not key:
+        raise ConfigurationError(f"ban: expected an address, a network or a key, {example}, not {quoted(key)}")
+    known = canonical_key(key)
+    place = _place(known)
+    if place is None and len(key) <= _LONGEST_ADDRESS and _LIKE_AN_ADDRESS.fullmatch(key.strip()):
+        raise ConfigurationError(
+            f'ban: {key!r} is no address or network; write {example}, and "key:{key}" if it is a key'
+        )
+    if place is not None and place[1] == 0:
+        raise ConfigurationError(f"ban: {key!r} is every address there is; to close the service, use its front end")
+    return known
+
+
+def clean_reason(reason: object) -> str:
+    """Return a reason of at most 256 printable characters; others are escaped, as in Python.
+
+    Raises:
+        ConfigurationError: It is no text.
+    """
+    if not isinstance(reason, str):
+        raise ConfigurationError(f'reason: expected text, for example "scanner", not {quoted(reason)}')
+    return shown(reason)
+
+
+def shown(text: str) -> str:
+    """Return text as messages show it: at most 256 printable characters; others are escaped, as in Python.
+
+    A key may be what a client sent: a line break in it would be a line of the log that nobody wrote.
+    """
+    clean = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[:MAX_REASON])
+    return clean if len(clean) <= MAX_REASON else clean[: MAX_REASON - 1] + "…"
+
+
+def lasts_longer(ban: Ban, than: Ban) -> bool:
+    """Tell whether one ban ends later than another, in one store's time."""
+    if ban.ends_us is None or than.ends_us is None:
+        return ban.ends_us is None and than.ends_us is not None
+    return ban.ends_us > than.ends_us
+
+
+def longest(bans: Iterable[Ban]) -> Ban | None:
+    """Return the ban that ends last, the first of several; None if there is none."""
+    found: Ban | None = None
+    for ban in bans:
+        if found is None or lasts_longer(ban, found):
+            found = ban
+    return found
+
+
+def _place(key: str) -> tuple[int, int, bytes] | None:
+    """Return version, prefix length and the bits of the prefix, packed, of a key that is a network."""
+    try:
+        version, first, last = parse_network(key)
+    except ConfigurationError:
+        return None
+    prefix = prefix_length(version, first, last)
+    return version, prefix, (first >> (_BITS[version] - prefix)).to_bytes(16, "big")
+
+
+def _moment(wall_us: int) -> datetime:
+    return _EPOCH + timedelta(microseconds=wall_us)

@@ -1,0 +1,261 @@
+"""What a ban policy is made of: pure numbers and words, checked once.
+
+`bans` says what they mean.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from datetime import timedelta
+from hashlib import sha1
+from types import MappingProxyType
+from typing import Any, Final, Literal, TypeAlias
+
+from ..durations import format_duration
+from ..errors import ConfigurationError, closest
+from ..limits import MAX_NAME, MAX_WINDOW_US, Limit, check_name, check_whole, parse_duration_us, parse_limits
+
+MAX_EXACT: Final = 64
+"""Up to so many strikes each is remembered by its moment."""
+
+Action: TypeAlias = Literal["ban", "shadow"]
+Answer: TypeAlias = Literal["problem", "drop", "tarpit"]
+Weight: TypeAlias = int | Literal["ban"]
+
+SIGNALS: Final = ("refused", "malformed", "oversized")
+"""What can strike besides statuses and paths."""
+
+PREFIX_NAME: Final = "/prefix"
+"""What a policy's name ends with where it bans prefixes."""
+
+_EXAMPLE: Final = '{"refused": 1, 401: 1, "/wp-login.php": "ban"}'
+_STATUS: Final = re.compile("[0-9]{3}")
+_MAX_FACTOR: Final = 1_000
+_MIN_FACTOR: Final = 1.1
+
+
+class BanPolicy:
+    """Shuts out keys that keep abusing. Immutable.
+
+    Args:
+        after: How many strikes within which time ban: ``"20/10m"``.
+        duration: How long the first ban lasts, 1 s to 400 days.
+        factor: How many times longer each further ban lasts: 1, or 1.1 to 1000.
+        longest: How long a ban lasts at most; by default 7 days, or `duration` if that is longer.
+        jitter: The part of its length, 0 to 1, by which a ban may be longer, so that not all come back at once. It is
+            the same each time for one key and rung.
+        forgive: How long a key has to be clean to step one rung down.
+        signals: What strikes, and how heavily: ``"refused"`` (a limit refused the request), a status of the
+            application's answers (404, ``"4xx"``), a path (``"/.env"``, as in a rule), ``"malformed"`` or
+            ``"oversized"``. A weight is a whole number, or ``"ban"`` for all that a ban
+            takes. `strike` works without being named here.
+        name: What the policy is called; policies of one name share their strikes.
+        key: Who is struck and banned: a built-in key such as `header`; by default the client's address.
+        action: ``"ban"``, or ``"shadow"`` to report who would be banned and ban nobody.
+        prolong: Whether requests while banned begin the ban anew. They never do that for a prefix: others send them.
+        status: The status of the answer to a banned client, 403 or 429.
+        answer: ``"problem"`` (problem details), ``"drop"`` (no body, and the connection is closed where the server
+            can), or ``"tarpit"`` (problem details after a delay).
+        delay: How long a tarpit holds an answer, at most 60 s.
+        most: How many bans this policy may make in which time.
+        prefix_after: How many different addresses of one prefix have to be banned within which time for the prefix to
+            be banned: ``"4/1h"``, at most 64. None for never.
+        ipv4_prefix: Bits of that prefix for IPv4 addresses, 16 to 31. Strikes ban no network that is wider than both
+            this and a /24.
+        ipv6_prefix: Bits of that prefix for IPv6 addresses, 24 to 63; likewise, and a /48.
+        ban_private: Whether loopback, private and link-local addresses can be banned.
+        max_body: Beyond how many bytes of declared content a request is ``"oversized"``.
+
+    Raises:
+        ConfigurationError: A value cannot work; the message says what would.
+    """
+
+    name: str
+    after: Limit
+    duration_us: int
+    factor: float
+    longest_us: int
+    jitter: float
+    forgive_us: int
+    signals: Mapping[str | int, Weight]
+    key: Any
+    action: Action
+    prolong: bool
+    status: int
+    answer: Answer
+    delay_us: int
+    most: Limit
+    prefix: BanPolicy | None
+    """The policy for prefixes, whose strikes are bans of this one."""
+    ipv4_prefix: int
+    ipv6_prefix: int
+    ban_private: bool
+    max_body: int
+    grain_us: int
+    """Strikes are counted from multiples of this."""
+    ladder_us: tuple[int, ...]
+    """How long the first, second ... ban lasts, without jitter; the last is for all further ones."""
+
+    def __init__(
+        self,
+        after: str | Limit = "20/10m",
+        duration: str | float | timedelta = "1h",
+        *,
+        factor: float = 4,
+        longest: str | float | timedelta | None = None,
+        jitter: float = 0.1,
+        forgive: str | float | timedelta = "24h",
+        signals: Mapping[str | int, Weight] | None = None,
+        name: str = "abuse",
+        key: Any = None,
+        action: Action = "ban",
+        prolong: bool = False,
+        status: int = 403,
+        answer: Answer = "problem",
+        delay: str | float | timedelta = "5s",
+        most: str | Limit = "100/minute",
+        prefix_after: str | Limit | None = None,
+        ipv4_prefix: int = 24,
+        ipv6_prefix: int = 56,
+        ban_private: bool = False,
+        max_body: int = 10_000_000,
+    ) -> None:
+        set_field = self.__dict__.__setitem__
+        set_field("name", check_name(name, "ban policy name"))
+        set_field("after", _one_limit(after, "after", "20/10m"))
+        self._set_ladder(duration, factor, longest, jitter)
+        set_field("forgive_us", _span_us(forgive, "forgive", "24h"))
+        set_field("signals", _check_signals({"refused": 1} if signals is None else signals))
+        set_field("key", key)
+        set_field("action", _choice(action, ("ban", "shadow"), "action"))
+        set_field("answer", _choice(answer, ("problem", "drop", "tarpit"), "answer"))
+        if not isinstance(status, int) or status not in (403, 429):
+            raise ConfigurationError(f"status: expected 403 or 429, not {status!r}")
+        set_field("status", status)
+        set_field("delay_us", _span_us(delay, "delay", "5s", least_us=1_000, most_us=60_000_000))
+        set_field("most", _one_limit(most, "most", "100/minute"))
+        check_whole(ipv4_prefix, 16, 31, "ipv4_prefix", "for example 24")
+        check_whole(ipv6_prefix, 24, 63, "ipv6_prefix", "for example 56")
+        set_field("ipv4_prefix", ipv4_prefix)
+        set_field("ipv6_prefix", ipv6_prefix)
+        check_whole(max_body, 1, 2**50, "max_body", "for example 10_000_000")
+        set_field("max_body", max_body)
+        set_field("prolong", _flag(prolong, "prolong"))
+        set_field("ban_private", _flag(ban_private, "ban_private"))
+        set_field("grain_us", 1 if self.after.amount <= MAX_EXACT else -(-self.after.window_us // MAX_EXACT))
+        set_field("prefix", None if prefix_after is None else self._for_prefixes(prefix_after))
+
+    def __setattr__(self, field: str, value: object) -> None:
+        raise AttributeError(f"a BanPolicy is immutable; make another one instead of setting {field}")
+
+    def __repr__(self) -> str:
+        return f"<BanPolicy {self.name!r} after {self.after}, {format_duration(self.duration_us)}>"
+
+    def length_us(self, rung: int, key: str) -> int:
+        """Return how long the ban of `key` on a rung (1 for the first) lasts.
+
+        The jitter is the first 16 bits of SHA-1 over policy, key and rung: nothing secret, but the same everywhere.
+        """
+        length_us = self.ladder_us[min(rung, len(self.ladder_us)) - 1]
+        if not self.jitter:
+            return length_us
+        share = int.from_bytes(sha1(f"{self.name}\n{key}\n{rung}".encode(errors="surrogatepass")).digest()[:2], "big")
+        return min(length_us + int(length_us * self.jitter) // 65_536 * share, self.longest_us)
+
+    def _set_ladder(self, duration: object, factor: object, longest: object, jitter: object) -> None:
+        duration_us = _span_us(duration, "duration", "1h")
+        longest_us = max(7 * 86_400_000_000, duration_us) if longest is None else _span_us(longest, "longest", "7d")
+        if longest_us < duration_us:
+            raise ConfigurationError(f"longest: {longest!r} is shorter than duration, {duration!r}; it is the most")
+        if not _is_number(factor) or not (factor == 1 or _MIN_FACTOR <= factor <= _MAX_FACTOR):  # type: ignore[operator]
+            raise ConfigurationError(f"factor: expected 1, or {_MIN_FACTOR} to {_MAX_FACTOR}, not {factor!r}")
+        if not _is_number(jitter) or not 0 <= jitter <= 1:  # type: ignore[operator]
+            raise ConfigurationError(f"jitter: expected a part from 0 to 1, for example 0.1, not {jitter!r}")
+        ladder = [duration_us]
+        while factor != 1 and ladder[-1] < longest_us:
+            ladder.append(min(int(duration_us * factor ** len(ladder)), longest_us))  # type: ignore[operator]
+        values = {"duration_us": duration_us, "factor": factor, "longest_us": longest_us, "jitter": jitter}
+        self.__dict__.update(values, ladder_us=tuple(ladder))
+
+    def _for_prefixes(self, after: str | Limit) -> BanPolicy:
+        """Return what bans prefixes: the same ladder, and bans for strikes."""
+        limit = _one_limit(after, "prefix_after", "4/1h")
+        if not 2 <= limit.amount <= MAX_EXACT:
+            raise ConfigurationError(
+                f'prefix_after: expected 2 to {MAX_EXACT} addresses, for example "4/1h", not {after!r}'
+            )
+        name = self.name + PREFIX_NAME
+        if len(name) > MAX_NAME:
+            most = MAX_NAME - len(PREFIX_NAME)
+            raise ConfigurationError(f"ban policy name: with prefix_after at most {most} characters, not {self.name!r}")
+        prefix = object.__new__(BanPolicy)
+        prefix.__dict__.update(self.__dict__, name=name, after=limit, grain_us=1, prefix=None, prolong=False)
+        return prefix
+
+
+def _one_limit(value: str | Limit, what: str, example: str) -> Limit:
+    try:
+        limits = parse_limits(value)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{what}: {error}") from None
+    if len(limits) != 1:
+        raise ConfigurationError(f'{what}: expected one, for example "{example}", not {value!r}')
+    return limits[0]
+
+
+def _span_us(value: Any, what: str, example: str, *, least_us: int = 1_000_000, most_us: int = MAX_WINDOW_US) -> int:
+    span_us = parse_duration_us(value, what)
+    if not least_us <= span_us <= most_us:
+        raise ConfigurationError(
+            f'{what}: expected {format_duration(least_us)} to {format_duration(most_us)}, for example "{example}", '
+            f"not {value!r}"
+        )
+    return span_us
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _flag(value: object, what: str) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigurationError(f"{what}: expected True or False, not {value!r}")
+    return value
+
+
+def _choice(value: object, choices: tuple[str, ...], what: str) -> str:
+    if value not in choices:
+        names = ", ".join(f'"{choice}"' for choice in choices)
+        raise ConfigurationError(f"{what}: expected one of {names}, not {value!r}{closest(str(value), choices)}")
+    return str(value)
+
+
+def _check_signals(signals: object) -> Mapping[str | int, Weight]:
+    if not isinstance(signals, Mapping):
+        raise ConfigurationError(
+            f"signals: expected what strikes and how heavily, for example {_EXAMPLE}, not {signals!r}"
+        )
+    checked: dict[str | int, Weight] = {}
+    for signal, weight in signals.items():
+        known: str | int = int(signal) if isinstance(signal, str) and _STATUS.fullmatch(signal) else signal
+        if not _is_signal(known):
+            hint = closest(signal, SIGNALS) if isinstance(signal, str) else ""
+            raise ConfigurationError(
+                f'signals: {signal!r} is no status from 100 to 599, no class such as "4xx", no path and none of '
+                f"{', '.join(SIGNALS)}; for example {_EXAMPLE}{hint}"
+            )
+        if weight != "ban":
+            check_whole(weight, 1, 1_000_000, f"signals: weight of {signal!r}", 'or "ban", for example 1')
+        checked[known] = weight
+    return MappingProxyType(checked)
+
+
+def _is_signal(signal: object) -> bool:
+    if isinstance(signal, int):
+        return not isinstance(signal, bool) and 100 <= signal <= 599
+    if not isinstance(signal, str):
+        return False
+    is_class = len(signal) == 3 and signal[0] in "12345" and signal[1:] == "xx"
+    return signal in SIGNALS or is_class or signal.startswith("/")

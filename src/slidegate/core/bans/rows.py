@@ -1,0 +1,144 @@
+"""Bans as rows of plain values, to take them from one store to another: to a new process, to another tier.
+
+Times in rows are Unix microseconds. A row is read as time that has passed since it was written, and no time passes
+backwards: with the clock set back meanwhile, a ban lasts as long as it still had then, and never longer. Strikes that
+are dated later than their row is read count as of then: in the future none would ever leave its window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from ..errors import ConfigurationError, quoted
+from ..limits import MAX_WINDOW_US, check_name
+from .in_force import MAX_KEY_BYTES, Ban, ban_key, clean_reason, shown
+from .policy import MAX_EXACT
+from .standing import Standing, Strike
+
+Row: TypeAlias = Mapping[str, Any]
+
+_VERSION: Final = 1
+_MOST: Final = 2**53
+
+
+class Bans(NamedTuple):
+    """What a store knows about bans.
+
+    Attributes:
+        bans: The bans in force.
+        standings: (policy, key, standing) of each key that has one.
+    """
+
+    bans: list[Ban]
+    standings: list[tuple[str, str, Standing]]
+
+
+def to_rows(known: Bans, now_us: int, wall_us: int) -> Iterator[dict[str, Any]]:
+    """Write rows at a moment: `now_us` in the store's time, `wall_us` in Unix time."""
+    ahead_us = wall_us - now_us
+    yield {"slidegate": "bans", "version": _VERSION, "written_us": wall_us}
+    for ban in known.bans:
+        yield {
+            "ban": ban.key,
+            "reason": ban.reason,
+            "by": ban.by,
+            "rung": ban.rung,
+            "made_us": ban.made_us + ahead_us,
+            "ends_us": None if ban.ends_us is None else ban.ends_us + ahead_us,
+            "since_us": ban.wall_us,
+            "prolong_us": ban.prolong_us,
+        }
+    for policy, key, standing in known.standings:
+        yield {
+            "standing": key,
+            "policy": policy,
+            "rung": standing.rung,
+            "last_us": standing.last_us + ahead_us,
+            "until_us": standing.until_us + ahead_us,
+            "strikes": [[strike.at_us + ahead_us, strike.weight, strike.source] for strike in standing.strikes],
+        }
+
+
+def from_rows(rows: Iterable[Row], now_us: int, wall_us: int) -> Bans:
+    """Read rows at another moment, perhaps of another store. Bans that are over by now are left out.
+
+    Raises:
+        ConfigurationError: A row cannot be read; the message says which, counted from 1.
+    """
+    known = Bans([], [])
+    behind_us = 0
+    number = 0
+    for number, row in enumerate(rows, start=1):
+        try:
+            if number == 1:
+                behind_us = now_us - max(wall_us, _written_us(row))
+            elif "ban" in row:
+                ban = _ban(row, behind_us)
+                if not ban.is_over(now_us, wall_us):
+                    known.bans.append(ban)
+            else:
+                known.standings.append(_standing(row, behind_us, now_us))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigurationError(f"bans, row {number}: cannot be read: {shown(repr(error))}") from None
+    if not number:
+        raise ConfigurationError("bans: there is nothing to read, not even the row that an export begins with")
+    return known
+
+
+def _written_us(row: Row) -> int:
+    if row["slidegate"] != "bans" or row["version"] != _VERSION:
+        raise ValueError(f"not an export of bans of version {_VERSION}")
+    return _whole(row["written_us"])
+
+
+def _ban(row: Row, behind_us: int) -> Ban:
+    ends_us = None if row["ends_us"] is None else _whole(row["ends_us"]) + behind_us
+    made_us = _whole(row["made_us"]) + behind_us
+    return Ban(
+        _key(row["ban"]),
+        clean_reason(row["reason"]),
+        clean_reason(row["by"]),
+        _whole(row["rung"], 0),
+        made_us,
+        ends_us,
+        _whole(row["since_us"]),
+        _whole(row["prolong_us"], 0),
+    )
+
+
+def _standing(row: Row, behind_us: int, now_us: int) -> tuple[str, str, Standing]:
+    strikes = [
+        Strike(min(_whole(at_us) + behind_us, now_us), _whole(weight, 1), _source(source))
+        for at_us, weight, source in row["strikes"]
+    ]
+    if len(strikes) > MAX_EXACT + 1:
+        raise ValueError(f"expected at most {MAX_EXACT + 1} strikes, not {len(strikes)}")
+    last_us = min(_whole(row["last_us"]) + behind_us, now_us)
+    # A ban in force ends later than now: its rung is clean from then on. None lasts longer than this.
+    until_us = min(_whole(row["until_us"]) + behind_us, now_us + MAX_WINDOW_US)
+    standing = Standing(_whole(row["rung"], 0), last_us, until_us, strikes)
+    return check_name(row["policy"], "policy"), _key(row["standing"]), standing
+
+
+def _whole(value: object, least: int = -_MOST) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= _MOST:
+        raise ValueError(f"expected a whole number from {least} to {_MOST}, not {quoted(value)}")
+    return value
+
+
+def _key(value: object) -> str:
+    # Longer keys come as digests, and who writes rows by hand has not the secret that they take.
+    return _short(ban_key(value))
+
+
+def _source(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"expected text, not {quoted(value)}")
+    return _short(value)
+
+
+def _short(text: str) -> str:
+    if len(text.encode(errors="surrogatepass")) > MAX_KEY_BYTES:
+        raise ValueError(f"expected a key of at most {MAX_KEY_BYTES} bytes, not {quoted(text)}")
+    return text

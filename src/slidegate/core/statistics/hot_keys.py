@@ -1,0 +1,224 @@
+"""Which keys are hot: heavy hitters of a sliding window, in memory that does not grow with the number of keys.
+
+Time is cut into k slices of ``s = ceil(W / k)``, and the newest and the k before it are held, because a window of
+length W touches at most k + 1 aligned slices. Each slice has a summary of Misra and Gries ("Finding repeated
+elements", Science of Computer Programming 2, 1982): a count for each of at most c keys. When one key too many comes,
+all c + 1 counts go down by one, and those at 0 are let go: of any key the slice has now missed at most one hit more.
+So a slice with n hits misses at most ``n / (c + 1)`` of a key, and a hit costs O(1) on average, because c + 1 hits
+pay for each walk over c + 1 counts. Summaries of several slices are merged by adding counts and errors (Agarwal,
+Cormode, Huang, Phillips, Wei, Yi: "Mergeable Summaries", PODS 2012, section 3).
+
+With H hits in the k + 1 slices, n of them of one key, and the counts of that key adding up to m::
+
+        m <= n <= m + e                 e = the errors of the slices, added up; e <= H / (c + 1)
+
+A key becomes hot at a hit where ``m + min(e, T // 2) > T``, T being the threshold, and cools where a slice begins
+without it. Hence:
+
+* **none is missed**: the hit that is more than the T-th of a key in a window of length W finds it hot, as long as
+  ``e <= T // 2``, for which ``H <= (c + 1) * (T // 2)`` is enough. In a busier window that is certain only of a hit
+  that is more than the ``T + e - T // 2``-th.
+* **none is made up**: a hot key has had more than ``T - min(e, T // 2)`` hits in the k + 1 slices, the last W + s.
+* with at most c keys in each slice e is 0, and the count over the k + 1 slices is exact.
+
+A window in which nobody can be told apart therefore reports too few, never half the world.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from datetime import timedelta
+from threading import Lock
+from typing import Final, TypeAlias
+
+from ..errors import ConfigurationError
+from ..limits import check_whole, parse_duration_us
+
+Told: TypeAlias = Callable[[str, int], object]
+
+# Now and then one hit walks over as many counts: about a millisecond, which an event loop can bear.
+MAX_CAPACITY: Final = 10_000
+
+_BEFORE_ALL: Final = -(2**63)
+
+
+class HotKeys:
+    """Finds the keys with more than `threshold` hits in a window; the module's head states the error, for all threads.
+
+    A key that passes the threshold is told once, and once more when it has cooled. There is no timer: hits leave where
+    slices start, and what has cooled is noticed by the first hit of any key in a new slice, or by `cool`.
+
+    Memory is bounded by ``(slices + 1) * capacity`` counts, and as many hot keys, however many keys there are.
+
+    Args:
+        capacity: c, how many keys are counted in each slice, 1 to 10,000.
+        threshold: T, 1 or more: a key with more hits than this is hot.
+        window: ``"5s"``, a `timedelta` or seconds.
+        slices: k, how many slices make up the window, 1 to 3600.
+        on_hot: Called with the key and its hits (at least so many) when it passes the threshold.
+        on_cool: Called with the key and its hits when it is found below.
+
+    Calls come one after the other, in the order of what happened, in the thread of a `hit` or `cool`, which they must
+    not hold up. They may use this object. What one of them raises goes to the caller, and the rest is told by the
+    next call.
+
+    Attributes:
+        dropped: Hits that came when their slice had been forgotten already.
+
+    Raises:
+        ConfigurationError: An argument is outside its range.
+    """
+
+    __slots__ = (
+        "_hot",
+        "_lock",
+        "_newest",
+        "_on_cool",
+        "_on_hot",
+        "_ring",
+        "_telling",
+        "_to_tell",
+        "capacity",
+        "dropped",
+        "slice_us",
+        "threshold",
+    )
+
+    def __init__(
+        self,
+        capacity: int,
+        threshold: int,
+        window: str | float | timedelta,
+        *,
+        slices: int = 5,
+        on_hot: Told | None = None,
+        on_cool: Told | None = None,
+    ) -> None:
+        example = 'for example HotKeys(1_000, 100, "5s")'
+        check_whole(capacity, 1, MAX_CAPACITY, "capacity", example)
+        check_whole(threshold, 1, 2**31 - 1, "threshold", example)
+        check_whole(slices, 1, 3_600, "slices", "for example 5")
+        for name, told in (("on_hot", on_hot), ("on_cool", on_cool)):
+            if told is not None and not callable(told):
+                raise ConfigurationError(f"{name}: expected a function of key and hits, not {told!r}")
+        self.capacity = capacity
+        self.threshold = threshold
+        self.slice_us = -(-parse_duration_us(window, "window") // slices)
+        self.dropped = 0
+        self._ring = [_Summary() for _ in range(slices + 1)]
+        self._newest = _BEFORE_ALL
+        self._hot: dict[str, None] = {}
+        self._on_hot = on_hot
+        self._on_cool = on_cool
+        self._lock = Lock()
+        self._telling = Lock()
+        self._to_tell: deque[tuple[Told, str, int]] = deque()
+
+    def hit(self, key: str, now_us: int) -> None:
+        """Count one hit of a key in the slice of `now_us`, or nowhere if that has been forgotten."""
+        number = now_us // self.slice_us
+        with self._lock:
+            if number > self._newest:
+                self._open(number)
+            elif number <= self._newest - len(self._ring):
+                self.dropped += 1
+                return
+            summary = self._ring[number % len(self._ring)]
+            counts = summary.counts
+            counts[key] = counts.get(key, 0) + 1
+            if len(counts) > self.capacity:
+                summary.shrink()
+            if key not in self._hot:
+                self._look(key)
+        if self._to_tell:
+            self._tell()
+
+    def cool(self, now_us: int) -> None:
+        """Notice what has cooled by `now_us` without waiting for a hit."""
+        number = now_us // self.slice_us
+        with self._lock:
+            if number > self._newest:
+                self._open(number)
+        self._tell()
+
+    def hot(self, now_us: int) -> dict[str, int]:
+        """Return the keys that are hot at `now_us`, with the hits that they have had at least. Changes nothing."""
+        with self._lock:
+            live = self._live(now_us // self.slice_us)
+            room = self._room(live)
+            found = {key: _hits(live, key) for key in self._hot}
+            return {key: hits for key, hits in found.items() if hits > room}
+
+    def error(self, now_us: int) -> int:
+        """Return e at `now_us`: of no key have more hits than this gone uncounted in the k + 1 slices."""
+        with self._lock:
+            return sum(summary.missed for summary in self._live(now_us // self.slice_us))
+
+    def _open(self, number: int) -> None:
+        """Begin a slice: those passed over are empty, and what has cooled is noticed."""
+        held = len(self._ring)
+        for passed in range(max(self._newest, number - held) + 1, number + 1):
+            self._ring[passed % held] = _Summary()
+        self._newest = number
+        self._let_cool()
+
+    def _live(self, number: int) -> list[_Summary]:
+        """Return the summaries, of those in the ring, of the k + 1 slices that end with `number`."""
+        held = len(self._ring)
+        first, last = max(number, self._newest) - held + 1, min(number, self._newest)
+        return [self._ring[live % held] for live in range(first, last + 1)]
+
+    def _room(self, live: list[_Summary]) -> int:
+        """Return what a key's counts have to exceed."""
+        return self.threshold - min(sum(summary.missed for summary in live), self.threshold // 2)
+
+    def _look(self, key: str) -> None:
+        hits = missed = 0
+        for summary in self._ring:
+            hits += summary.counts.get(key, 0)
+            missed += summary.missed
+        if hits > self.threshold - min(missed, self.threshold // 2):
+            if len(self._hot) >= len(self._ring) * self.capacity:
+                # Only keys that are counted somewhere stay hot, so this makes room.
+                self._let_cool()
+            self._hot[key] = None
+            if self._on_hot is not None:
+                self._to_tell.append((self._on_hot, key, hits))
+
+    def _let_cool(self) -> None:
+        room = self._room(self._ring)
+        for key in [key for key in self._hot if _hits(self._ring, key) <= room]:
+            del self._hot[key]
+            if self._on_cool is not None:
+                self._to_tell.append((self._on_cool, key, _hits(self._ring, key)))
+
+    def _tell(self) -> None:
+        # Whoever is telling tells everything, so that a key is never told cool before it is told hot. A call that comes
+        # from inside a callback, or from another thread meanwhile, leaves its news to that one.
+        while self._to_tell and self._telling.acquire(blocking=False):
+            try:
+                while self._to_tell:
+                    told, key, hits = self._to_tell.popleft()
+                    told(key, hits)
+            finally:
+                self._telling.release()
+
+
+class _Summary:
+    """The counts of one slice, and how many hits of any key they may have missed."""
+
+    __slots__ = ("counts", "missed")
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = {}
+        self.missed = 0
+
+    def shrink(self) -> None:
+        """Take one off every count."""
+        self.counts = {key: count - 1 for key, count in self.counts.items() if count > 1}
+        self.missed += 1
+
+
+def _hits(summaries: list[_Summary], key: str) -> int:
+    return sum(summary.counts.get(key, 0) for summary in summaries)

@@ -1,0 +1,140 @@
+"""Totals of amounts over several windows at once, from one ring of prefix sums.
+
+The ring keeps, for each slice, the sum of everything that was added before the slice started::
+
+        slice     q-m        q-m+1              q        q+1
+                  |----------|-- . . . . . . . .|--------|       q is the running slice
+        prefix    P(q-m)     P(q-m+1)           P(q)     T       T: the sum of everything
+
+        completed(m) = P(q) - P(q-m)            the m full slices before the running one
+        running(m)   = T    - P(q-m+1)          the running slice and the m - 1 before it
+
+What enters a window is added to T, what leaves it is in the prefix that is taken away: an addition touches one
+number, whatever the number of windows and their lengths, and a window costs one subtraction when it is read. Nothing
+is ever summed up again, and because amounts are whole numbers of any size nothing drifts.
+
+Opening a slice writes one prefix for every slice passed, at most one turn of the ring. An amount for an earlier slice
+that the ring still holds is added to the prefixes behind it: one for a thread that was held up at the change of a
+slice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from threading import Lock
+from typing import Final
+
+from ..errors import ConfigurationError
+from ..limits import check_whole
+
+MAX_SLICES: Final = 1_000_000
+
+_BEFORE_ALL: Final = -(2**63)
+
+
+class RollingTotals:
+    """Sums of amounts, money in and out for example, over several windows, for all threads.
+
+    Memory: one whole number for each slice of the longest window, at most 40 bytes while amounts stay below 2**60.
+
+    Args:
+        slice_us: Length of a slice, in microseconds. Slices start at multiples of it.
+        windows_us: Lengths of the windows, in microseconds; each a whole number of slices, at most 1,000,000.
+
+    Attributes:
+        dropped: Amounts that came when their slice had left the ring already.
+
+    Raises:
+        ConfigurationError: No window, the same one twice, or one that is not a whole number of slices.
+    """
+
+    __slots__ = ("_before", "_held", "_lock", "_newest", "_total", "_windows", "dropped", "slice_us")
+
+    def __init__(self, slice_us: int, windows_us: Iterable[int]) -> None:
+        example = "for example RollingTotals(60_000_000, [300_000_000, 3_600_000_000])"
+        check_whole(slice_us, 1, 2**62, "slice_us", example)
+        self.slice_us = slice_us
+        self.dropped = 0
+        self._windows: dict[int, int] = {}
+        if not isinstance(windows_us, Iterable):
+            raise ConfigurationError(f"windows_us: expected several lengths, {example}, not {windows_us!r}")
+        for window_us in windows_us:
+            check_whole(window_us, 1, MAX_SLICES * slice_us, "windows_us", example)
+            if window_us % slice_us:
+                raise ConfigurationError(
+                    f"windows_us: a window of {window_us} us is not a whole number of slices of {slice_us} us; "
+                    f"use a multiple, for example {(window_us // slice_us + 1) * slice_us}"
+                )
+            if window_us in self._windows:
+                raise ConfigurationError(f"windows_us: {window_us} comes twice; name each window once")
+            self._windows[window_us] = window_us // slice_us
+        if not self._windows:
+            raise ConfigurationError(f"windows_us: expected at least one window, {example}")
+        self._lock = Lock()
+        self._held = max(self._windows.values()) + 1  # the running slice, and the full ones of the longest window
+        self._before = [0] * self._held
+        self._newest = _BEFORE_ALL
+        self._total = 0
+
+    @property
+    def windows_us(self) -> tuple[int, ...]:
+        """The windows, in the order they were given."""
+        return tuple(self._windows)
+
+    def add(self, now_us: int, amount: int) -> None:
+        """Add an amount to the slice of `now_us`, or to nothing if that has left the ring.
+
+        Args:
+            now_us: When it came, in microseconds.
+            amount: A whole number of any sign and size, for example cents.
+
+        Raises:
+            ValueError: The amount is not a whole number: sums of floats would drift.
+        """
+        if type(amount) is not int:
+            raise ValueError(f"amount: expected a whole number, for example 1999 cents, not {amount!r}")
+        number = now_us // self.slice_us
+        with self._lock:
+            if number != self._newest:
+                if number > self._newest:
+                    self._open(number)
+                elif not self._add_late(number, amount):
+                    self.dropped += 1
+                    return
+            self._total += amount
+
+    def completed(self, now_us: int) -> dict[int, int]:
+        """Return, by window in microseconds, the totals of its full slices before the running one."""
+        return self._totals(now_us // self.slice_us)
+
+    def running(self, now_us: int) -> dict[int, int]:
+        """Return, by window in microseconds, the totals of its slices up to and with the running one."""
+        return self._totals(now_us // self.slice_us + 1)
+
+    def _totals(self, end: int) -> dict[int, int]:
+        with self._lock:
+            until = self._prefix(end)
+            return {window_us: until - self._prefix(end - slices) for window_us, slices in self._windows.items()}
+
+    def _prefix(self, number: int) -> int:
+        """Return the sum of what was added before a slice; what the ring has let go of counts as before all."""
+        if number > self._newest:
+            return self._total
+        return self._before[max(number, self._newest - self._held + 1) % self._held]
+
+    def _open(self, number: int) -> None:
+        """Make a slice the newest one: before it, and before every slice passed over, lies all that there is."""
+        passed = min(number - self._newest, self._held)
+        first = (number - passed + 1) % self._held
+        until_end = min(passed, self._held - first)
+        self._before[first : first + until_end] = [self._total] * until_end
+        self._before[: passed - until_end] = [self._total] * (passed - until_end)
+        self._newest = number
+
+    def _add_late(self, number: int, amount: int) -> bool:
+        """Add an amount to the prefixes behind an earlier slice; False where the ring does not hold it any more."""
+        if number <= self._newest - self._held:
+            return False
+        for later in range(number + 1, self._newest + 1):
+            self._before[later % self._held] += amount
+        return True

@@ -1,0 +1,1 @@
+"""The arithmetic of windows: the theory, the two rings, places to wait for, and their bytes."""

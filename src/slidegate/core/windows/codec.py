@@ -1,0 +1,120 @@
+"""Windows as bytes, for stores that keep them outside the process.
+
+A window at rest is a few numbers and a run of them, and that is what is written, in the byte order of the machine:
+
+========================  =============================================================================================
+kind (one byte)           what follows
+========================  =============================================================================================
+1: times                  units (uint16), newest time (int64), the other times, oldest first (int64 each)
+2: times and a surplus    surplus units (uint64), their newest time (int64), then as 1
+3: counts                 end of the newest slice (int64), its count (uint32), all units (uint64), the counts of the
+                          slices before it, oldest first (uint32 each)
+4: bookings               last look (int64), how many bookings and waiters (uint32 each), the bookings (moment int64,
+                          units uint64), the waiters' moments (int64 each), then the ring as 1 to 3
+========================  =============================================================================================
+
+What else a window knows (its length, its slices) is its limit's, which is given when it is read.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from struct import Struct, pack, unpack_from
+from typing import Final, TypeAlias
+
+from ..limits import Limit
+from .bookings import BookedWindow
+from .counters import CounterWindow
+from .rings import Ring, convert
+from .timestamps import TimestampWindow
+
+Kept: TypeAlias = Ring | BookedWindow
+"""What a store keeps for one key under one limit."""
+
+_TIMES: Final = Struct("=BHq")
+_SURPLUS: Final = Struct("=BQqHq")
+_COUNTS: Final = Struct("=BqIQ")
+_BOOKINGS: Final = Struct("=BqII")
+_TIME: Final = Struct("=q")
+_PAIR_BYTES: Final = 16
+
+
+def pack_window(window: Kept) -> bytes:
+    """Write a window."""
+    if isinstance(window, BookedWindow):
+        if not window._booked and not window._waiting:
+            return pack_window(window.ring)
+        booked = [number for pair in window._booked for number in pair]
+        numbers = f"={'qQ' * len(window._booked)}{len(window._waiting)}q"
+        head = _BOOKINGS.pack(4, window._seen_us, len(window._booked), len(window._waiting))
+        return head + pack(numbers, *booked, *window._waiting) + pack_window(window.ring)
+    if isinstance(window, CounterWindow):
+        return _COUNTS.pack(3, window.newest_us, window._running, window.spent) + window._full
+    if window._surplus is None:
+        return _TIMES.pack(1, window.spent, window.newest_us) + window._older
+    return _SURPLUS.pack(2, *window._surplus, window.spent, window.newest_us) + window._older
+
+
+def unpack_window(packed: bytes, limit: Limit, now_us: int, at: int = 0) -> Kept:
+    """Read a window that begins at a byte, as the kind of ring that `limit` needs now.
+
+    The limit's window and resolution are those of the window that was written; its amount may have crossed the
+    resolution since, see `rings.convert`.
+    """
+    if packed[at] == 4:
+        return _unpack_booked(packed, limit, now_us, at)
+    ring = _unpack_ring(packed, limit, at)
+    return ring if (ring.__class__ is TimestampWindow) is limit.exact else convert(ring, limit, now_us)
+
+
+def keeps_times(packed: bytes, at: int = 0) -> bool:
+    """Tell whether a window that begins at a byte was written by a ring of times."""
+    if packed[at] == 4:
+        _, _, bookings, waiters = _BOOKINGS.unpack_from(packed, at)
+        at += _BOOKINGS.size + _PAIR_BYTES * bookings + _TIME.size * waiters
+    return packed[at] != 3
+
+
+def expires_us(window: Kept, limit: Limit) -> int:
+    """Return the moment from which a window holds nothing any more, if nothing is added to it."""
+    if window.__class__ is BookedWindow and window._waiting:
+        return max(window.newest_us + limit.span_us, window._waiting[-1])
+    return window.newest_us + limit.span_us
+
+
+def _unpack_ring(packed: bytes, limit: Limit, at: int) -> Ring:
+    kind = packed[at]
+    if kind == 3:
+        counters = CounterWindow(limit.slices, limit.slice_us)
+        _, counters.newest_us, counters._running, counters.spent = _COUNTS.unpack_from(packed, at)
+        counters._full = packed[at + _COUNTS.size :]
+        counters._trim()
+        return counters
+    times = TimestampWindow(limit.window_us)
+    if kind == 1:
+        _, times.spent, times.newest_us = _TIMES.unpack_from(packed, at)
+        times._older = older = packed[at + _TIMES.size :]
+    else:
+        _, units, surplus_us, times.spent, times.newest_us = _SURPLUS.unpack_from(packed, at)
+        times._surplus = units, surplus_us
+        times._older = older = packed[at + _SURPLUS.size :]
+    if times.spent:
+        times.leaves_us = (_TIME.unpack_from(older)[0] if older else times.newest_us) + times.window_us
+    return times
+
+
+def _unpack_booked(packed: bytes, limit: Limit, now_us: int, at: int) -> BookedWindow:
+    _, seen_us, bookings, waiters = _BOOKINGS.unpack_from(packed, at)
+    numbers = unpack_from(f"={'qQ' * bookings}{waiters}q", packed, at + _BOOKINGS.size)
+    ring = _unpack_ring(packed, limit, at + _BOOKINGS.size + _PAIR_BYTES * bookings + _TIME.size * waiters)
+    exact = ring.__class__ is TimestampWindow
+    window = BookedWindow(ring, limit if exact is limit.exact else _other_kind(limit), seen_us)
+    window._booked = list(zip(numbers[: 2 * bookings : 2], numbers[1 : 2 * bookings : 2], strict=True))
+    window._waiting = list(numbers[2 * bookings :])
+    return window if exact is limit.exact else window.converted(limit, now_us)
+
+
+def _other_kind(limit: Limit) -> Limit:
+    """Return a limit with the same window that needs the other ring; what it admits does not matter."""
+    amount = limit.resolution + 1 if limit.exact else limit.resolution
+    return Limit(amount, timedelta(microseconds=limit.window_us), resolution=limit.resolution)

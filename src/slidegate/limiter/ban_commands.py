@@ -1,0 +1,199 @@
+"""What users do with bans."""
+
+from __future__ import annotations
+
+import json
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
+from datetime import timedelta
+from inspect import isawaitable
+from typing import Any, Final
+
+from ..core.bans.in_force import Ban, BanChange, Guarded, ban_key, clean_reason
+from ..core.bans.policy import BanPolicy
+from ..core.bans.targets import NetworkSet, ban_target
+from ..core.errors import ConfigurationError, StoreError, StoreUnavailable, quoted
+from ..core.limits import MAX_WINDOW_US, check_whole, parse_duration_us
+from ..core.protocols import BanBook, Store
+from .deadlines import in_turns, within
+from .failsafe import Failsafe
+from .key_spelling import Keys
+
+PERMANENT: Final = "permanent"
+
+
+class BanCommands:
+    """The part of a `Limiter` that deals with bans.
+
+    A ban of an address or network refuses every address in it; a bare IPv6 address means its /64, and
+    ``2001:db8::1/128`` exactly itself. Any other key is refused where it is counted.
+    """
+
+    store: Store
+    _keys: Keys
+    _failsafe: Failsafe | None
+
+    @abstractmethod
+    async def prepare(self) -> bool:
+        """See `Limiter.prepare`."""
+
+    @abstractmethod
+    async def _fetch_secret(self) -> None: ...
+
+    async def ban(self, key: str, duration: str | float | timedelta, *, reason: str = "", by: str = "manual") -> Ban:
+        """Ban an address, a network or a key; a ban that it has is replaced.
+
+        Args:
+            key: ``"203.0.113.7"``, ``"203.0.113.0/24"``, ``"user:42"``, or a key as `bans` or the details of an event
+                have it. Write ``f"user:{name}"`` where users choose the name: by itself, a name that reads as an
+                address or network bans that.
+            duration: How long, up to 400 days, or ``"permanent"``.
+            reason: For the operator; clients do not see it. Kept to 256 printable characters.
+            by: Who bans.
+
+        Raises:
+            ConfigurationError: The key is none, or every address there is; or the duration cannot be used.
+        """
+        length_us = None
+        if duration != PERMANENT:
+            length_us = parse_duration_us(duration, "ban: duration")
+            if length_us > MAX_WINDOW_US:
+                raise ConfigurationError(f'ban: duration: expected at most 400 days or "permanent", not {duration!r}')
+        ban_key(key)
+        await self._fetch_secret()
+        return await within(self.store.bans.ban(self._ban_key(key), length_us, clean_reason(reason), clean_reason(by)))
+
+    async def unban(self, key: str, *, by: str = "manual") -> bool:
+        """Take the ban of exactly this key back, and forgive it: strikes and rungs are forgotten.
+
+        Returns:
+            False where there was nothing to take back. `banned` says which network's ban an address is under.
+        """
+        await self.prepare()
+        known, who = self._ban_key(key), clean_reason(by)
+        lifted = [await within(book.unban(self._spelled(book, known), who)) for book in self._books()]
+        return any(lifted)
+
+    async def banned(self, key: str) -> Ban | None:
+        """Return the ban that refuses a key or address now, its own or that of a network; None if there is none."""
+        await self.prepare()
+        known = self._ban_key(key)
+        _, guards = self._keys.learn(key)
+        found = [await within(book.find((self._spelled(book, known), *guards))) for book in self._books()]
+        return next((ban for ban in found if ban is not None), None)
+
+    async def bans(self) -> AsyncIterator[Ban]:
+        """Yield the bans in force."""
+        for book in self._books():
+            async for ban in in_turns(await within(book.active())):
+                yield ban
+
+    async def history(self, key: str | None = None) -> AsyncIterator[BanChange]:
+        """Yield what was banned and unbanned lately, oldest first; of `key` alone if it is given."""
+        await self.prepare()
+        known = None if key is None else self._ban_key(key)
+        changes = [change for book in self._books() for change in await within(book.history())]
+        async for change in in_turns(sorted(changes, key=lambda change: change.wall_us)):
+            if known is None or change.ban.key == known:
+                yield change
+
+    async def strike(
+        self, key: str, policy: BanPolicy, weight: int = 1, reason: str = "", *, protected: NetworkSet | None = None
+    ) -> Ban | None:
+        """Count a strike of `key` under a policy, and return the ban if it made one.
+
+        Nothing is counted while the key is banned, for addresses that the policy may not ban, and for networks wider
+        than a /24 or a /48, unless the policy bans prefixes that are.
+
+        Args:
+            key: Who did it. Write ``f"user:{name}"`` where users choose the name: by itself, a name that reads as an
+                address or network strikes that.
+            policy: What the strike counts towards.
+            weight: How many strikes it stands for, 1 or more.
+            reason: For the operator, if it bans.
+            protected: Networks that must not be banned.
+
+        Raises:
+            ConfigurationError: The key, the policy or the weight cannot be used.
+        """
+        if not isinstance(policy, BanPolicy):
+            raise ConfigurationError(f'strike: expected a policy such as BanPolicy("20/10m", "1h"), not {policy!r}')
+        check_whole(weight, 1, 2**31 - 1, "strike: weight", "for example 1")
+        await self.prepare()
+        target = ban_target(policy, self._ban_key(key), protected)
+        if target is None:
+            return None
+        answer = self.strike_target(target, policy, weight, clean_reason(reason))
+        return await answer if isawaitable(answer) else answer
+
+    def strike_target(
+        self, target: tuple[str, str], policy: BanPolicy, weight: int, reason: str
+    ) -> Ban | Awaitable[Ban | None] | None:
+        """Do what `strike` does for what `ban_target` has found, with a clean reason; for code on a hot path."""
+        book = self.store.bans if self._failsafe is None else self._failsafe
+        return book.strike(policy, target[0], weight, reason, target[1])
+
+    async def find_ban(self, guarded: Sequence[Guarded]) -> Ban | None:
+        """Return the ban that refuses one of some keys and addresses, as far as it is known; for code on a hot path."""
+        if self._failsafe is not None:
+            await self.prepare()
+            return await self._failsafe.find_ban(guarded)
+        answer = self.store.bans.find(guarded)
+        return await answer if isawaitable(answer) else answer
+
+    async def export_bans(self) -> AsyncIterator[str]:
+        """Yield everything known about bans, strikes and rungs as lines of JSON, to write to a file.
+
+        Keys made of API keys and the like are digests: they mean the same only under the same `secret`.
+
+        Raises:
+            StoreError: The store does not answer.
+        """
+        try:
+            await self._fetch_secret()
+        except StoreError as error:
+            raise StoreUnavailable(
+                f"bans cannot be exported while the secret that their keys are made with is not known: {error}"
+            ) from error
+        async for row in in_turns(await within(self.store.bans.dump())):
+            yield json.dumps(row, ensure_ascii=True) + "\n"
+
+    async def import_bans(self, lines: Iterable[str]) -> int:
+        """Take over what `export_bans` wrote: all of it, or nothing. Time that passed since then has passed.
+
+        Where a key is banned on both sides, the ban that lasts longer stays; a second import changes nothing. All of it
+        is read in one go, which for 100,000 bans takes seconds, so do it before you serve.
+
+        Returns:
+            How many bans were in it and are not over.
+
+        Raises:
+            ConfigurationError: A line cannot be read, or there is no room.
+        """
+        if isinstance(lines, (str, bytes)) or not isinstance(lines, Iterable):
+            raise ConfigurationError(f"bans: expected lines, for example an open file, not {quoted(lines)}")
+        rows = [_row(number, line) for number, line in enumerate(lines, start=1)]
+        await self._fetch_secret()
+        return await within(self.store.bans.load(rows))
+
+    def _books(self) -> list[BanBook]:
+        """Return the bans of the store, and those that were made here while it did not answer."""
+        local = self._failsafe.local if self._failsafe is not None else None
+        return [self.store.bans] if local is None else [local.bans, self.store.bans]
+
+    def _spelled(self, book: BanBook, key: str) -> str:
+        """Return a key as a book of bans has it: that of this process may know it by its provisional digest."""
+        return key if self._failsafe is None or book is self.store.bans else self._failsafe.spelled(key)
+
+    def _ban_key(self, key: str) -> str:
+        ban_key(key)
+        return self._keys.learn(key)[0]
+
+
+def _row(number: int, line: object) -> Any:
+    try:
+        if not isinstance(line, str):
+            raise ValueError("no text")
+        return json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(f"bans, line {number}: expected JSON, not {quoted(line)}: {error}") from None

@@ -1,0 +1,351 @@
+"""What happens when a store does not answer.
+
+Every question has a deadline. A part of the store that fails again and again is left alone for a while: see `breakers`.
+
+Meanwhile the limiter's `on_error` decides:
+
+* ``"local"``: a memory store of this process counts, by the same limits. When the shared store answers again, a request
+  has to pass both as long as anything that was counted here still counts, so recovery is no burst;
+* ``"allow"``: everything passes, uncounted;
+* ``"deny"``: everything is refused, with 503 over HTTP.
+
+A store whose secret for digests has not come yet (`secret`) is away as well. What was counted here until then stands
+under provisional digests, so as long as it counts, the store of this process is asked by that spelling.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from datetime import timedelta
+from inspect import isawaitable
+from time import monotonic_ns, time_ns
+from typing import Any, Final, Literal, TypeAlias, TypeVar
+
+from ..core.bans.in_force import Ban, Guarded
+from ..core.bans.policy import BanPolicy
+from ..core.decision import Check, Decision
+from ..core.durations import format_duration
+from ..core.errors import ConfigurationError, StoreError, StoreTimeout, closest
+from ..core.limits import parse_duration_us
+from ..core.logs import logger
+from ..core.protocols import Clock, Event, Store
+from ..stores.memory.store import MemoryStore
+from .breakers import WHOLE, Breakers
+from .deadlines import Deadline, within
+from .key_spelling import Keys
+from .stand_ins import Parted, Unserved
+
+OnError: TypeAlias = Literal["local", "allow", "deny"]
+FailurePolicy: TypeAlias = tuple[str, OnError]
+"""The deadline and what decides after it."""
+
+DEADLINE: Final = "50ms"
+ON_ERROR: Final = "local"
+LEAST_RETRY_US: Final = 1_000_000
+SAY_EVERY_US: Final = 60_000_000
+MOST_SAID: Final = 100
+_CHOICES: Final = ("local", "allow", "deny")
+_MIN_US: Final = 1_000
+_MAX_US: Final = 60_000_000
+
+T = TypeVar("T")
+
+
+class Failsafe:
+    """Asks a store that can fail, and answers in its place when it does.
+
+    Args:
+        store: The store.
+        deadline: How long a question may take, 1 ms to 60 s.
+        on_error: What to do then.
+        tell: Hears of the events ``store_failed`` and ``store_recovered``.
+        clock: Returns microseconds that never run back.
+
+    Raises:
+        ConfigurationError: A value cannot work.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        deadline: str | float | timedelta,
+        on_error: OnError,
+        tell: Callable[[Event], None],
+        clock: Clock = lambda: monotonic_ns() // 1000,
+    ) -> None:
+        check_failure_policy(deadline, on_error)
+        self._store = store
+        self._deadline_s = parse_duration_us(deadline, "deadline") / 1_000_000
+        self._deadline = Deadline(self._deadline_s)
+        # A timer for each request costs as much as a whole hit on a store of this host.
+        keep = getattr(store, "keep_deadline", None)
+        self._keeps_deadline = keep is not None and keep(self._deadline_s)
+        self._on_error = on_error
+        self._tell = tell
+        self._clock = clock
+        self._local: MemoryStore | None = None
+        self._breakers = Breakers(store, int(self._deadline_s * 1_000_000), lambda: self._clock())
+        self._troubled = self._breakers.troubled
+        self._strict_until_us = 0
+        self._say_again_us: dict[Hashable, int] = {}
+        self._said: set[Hashable] = set()
+        self._keys: Keys | None = None
+        self.acquainted = True
+        """Whether the store may be asked: its secret is known."""
+        self.deadline_us = int(self._deadline_s * 1_000_000)
+        """How long a question may take."""
+
+    def now_us(self) -> int:
+        """Return the time by which failures are counted."""
+        return self._clock()
+
+    def acquaint(self, keys: Keys) -> None:
+        """Ask the store from now on: its secret has come. What was counted here keeps its spelling from before."""
+        self.acquainted = True
+        self._keys = keys
+        if self.local is None:
+            self._forget_spelling()
+        if self._troubled:
+            self._recover(())
+
+    def _forget_spelling(self) -> None:
+        if self._keys is not None:
+            self._keys.settle()
+            self._keys = None
+
+    @property
+    def local(self) -> MemoryStore | None:
+        """The store of this process, as long as something that it counted or banned may count."""
+        if self._local is not None and not self._troubled and self._clock() >= self._strict_until_us:
+            self._local = None
+            self._forget_spelling()
+        return self._local
+
+    def hit(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Decision | Awaitable[Decision]:
+        """Charge every check or none; see `Store.hit`."""
+        if self._troubled and self._breakers.left_alone(checks):
+            return self.instead("hit", checks, guarded)
+        try:
+            answer = self._store.hit(checks, guarded)
+        except ConfigurationError:
+            raise
+        except Exception as error:
+            self._fail(error, checks)
+            return self.instead("hit", checks, guarded)
+        if isinstance(answer, Decision):
+            if self._troubled:
+                self._recover(checks)
+            return answer if self._local is None else self._strictly(answer, checks, guarded)
+        return self._wait_for_hit(answer, checks, guarded)
+
+    async def _wait_for_hit(
+        self, answer: Awaitable[Decision], checks: Sequence[Check], guarded: Sequence[Guarded]
+    ) -> Decision:
+        try:
+            if self._keeps_deadline:
+                decision = await answer
+            elif isinstance(answer, asyncio.Future):
+                self._deadline.watch(answer)
+                decision = await answer
+            else:
+                decision = await within(answer, self._deadline_s)
+        except (ConfigurationError, asyncio.CancelledError):
+            self._breakers.probe_again(checks)
+            raise
+        except Exception as error:
+            self._fail(error, checks)
+            return self.instead("hit", checks, guarded)
+        if self._troubled:
+            self._recover(checks)
+        if self._local is None:
+            return decision
+        strict = self._strictly(decision, checks, guarded)
+        return strict if isinstance(strict, Decision) else await strict
+
+    async def peek(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Decision:
+        """Say what `hit` would answer now."""
+        decision = await self.ask(lambda: self._store.peek(checks, guarded), None, checks)
+        if decision is None:
+            return self.instead("peek", checks, guarded)
+        local = self.local
+        if local is None or not decision.allowed:
+            return decision
+        other = local.peek(self._spelled(checks), self._spelled_guards(guarded))
+        return decision if other.allowed else other
+
+    async def charge(self, checks: Sequence[Check]) -> Decision:
+        """Record every cost, whatever the limits."""
+        decision = await self.ask(lambda: self._store.charge(checks), None, checks)
+        return self.instead("charge", checks) if decision is None else decision
+
+    async def refund(self, decision: Decision) -> bool:
+        """Hand back what a decision charged, wherever that was; False, and no more, where a store does not answer."""
+        if not isinstance(decision, Parted):
+            return await self.ask(lambda: self._store.refund(decision), False, decision.checks)
+        changed = False
+        for store, part in decision.parts:
+            changed |= await self.refund(part) if store is self._store else await within(store.refund(part))
+        return changed
+
+    async def strike(self, policy: BanPolicy, key: str, weight: int, reason: str, prefix: str = "") -> Ban | None:
+        """Count a strike: here, with `on_error="local"`, while the store does not answer."""
+        nobody: tuple[bool, Ban | None] = (False, None)
+        struck = self._store.bans.strike
+        answered, ban = await self.ask(lambda: _noting(struck(policy, key, weight, reason, prefix)), nobody)
+        if answered or self._on_error != "local":
+            return ban
+        ban = self._own().bans.strike(policy, self.spelled(key), weight, reason, prefix)
+        until_us = self._clock() + policy.after.window_us
+        self._strict_until_us = max(self._strict_until_us, until_us, (ban and ban.ends_us) or 0)
+        return ban
+
+    async def find_ban(self, guarded: Sequence[Guarded]) -> Ban | None:
+        """Return the ban that refuses, as far as it is known."""
+        ban = await self.ask(lambda: self._store.bans.find(guarded), None)
+        if ban is not None or self.local is None:
+            return ban
+        return self.local.bans.find(self._spelled_guards(guarded))
+
+    async def first(self, secret: Awaitable[bytes]) -> bytes | None:
+        """Return the secret of a store that has not been asked for anything yet; None if it does not come in time."""
+        return await self._put(lambda: secret, None, ())
+
+    async def ask(self, question: Callable[[], T | Awaitable[T]], default: T, checks: Sequence[Check] = ()) -> T:
+        """Return the answer to a question, or `default` where there is none in time.
+
+        Args:
+            question: Asks the store.
+            default: What to return instead.
+            checks: What the question is about; bans, where there are none.
+        """
+        return await self._put(question, default, checks) if self.acquainted else default
+
+    async def _put(self, question: Callable[[], T | Awaitable[T]], default: T, checks: Sequence[Check]) -> T:
+        if self._troubled and self._breakers.left_alone(checks):
+            return default
+        try:
+            answer = await within(question(), self._deadline_s)
+        except (ConfigurationError, asyncio.CancelledError):
+            self._breakers.probe_again(checks)
+            raise
+        except Exception as error:
+            self._fail(error, checks)
+            return default
+        if self._troubled:
+            self._recover(checks)
+        return answer
+
+    def _fail(self, error: BaseException, checks: Sequence[Check]) -> None:
+        """Take note that a question was not answered, and say so now and then."""
+        narrow = isinstance(error, StoreError) and error.concerns != "server"
+        if narrow:
+            # Somebody answered, so the server is well, or as well as it was.
+            self._breakers.probe_again(checks)
+            what: Hashable = f"for a {error.concerns}"  # type: ignore[attr-defined]
+            where = f" {what}"
+        else:
+            what = self._breakers.failed(checks)
+            where = _at(what)
+        now_us = self._clock()
+        if now_us < self._say_again_us.get(what, now_us):
+            return
+        if len(self._say_again_us) >= MOST_SAID:
+            self._say_again_us.clear()
+        self._say_again_us[what] = now_us + SAY_EVERY_US
+        if not narrow:
+            self._said.add(what)
+        shown = str(error) if isinstance(error, StoreTimeout) else repr(error)
+        message = f"the store failed{where}, so on_error={self._on_error!r} decides: {shown}"
+        logger.error("store_failed: %s", message)
+        self._tell(Event("store_failed", message, {"on_error": self._on_error, "error": shown}))
+
+    def _recover(self, checks: Sequence[Check]) -> None:
+        """Take note that a question was answered; say so if it was said that they are not."""
+        for part, failures in self._breakers.answered(checks).items():
+            if part in self._said:
+                self._said.discard(part)
+                message = f"the store answers again{_at(part)}, after {failures} questions without an answer"
+                logger.warning("store_recovered: %s", message)
+                self._tell(Event("store_recovered", message, {"failures": failures}))
+
+    def instead(
+        self, what: Literal["hit", "peek", "charge"], checks: Sequence[Check], guarded: Sequence[Guarded] = ()
+    ) -> Decision:
+        """Answer in the place of the store."""
+        if self._on_error != "local":
+            allowed = self._on_error == "allow" or what == "charge"
+            return Unserved(allowed, checks, max(self._breakers.left_us(checks), LEAST_RETRY_US))
+        local = self._own()
+        if what == "peek":
+            return local.peek(self._spelled(checks), self._spelled_guards(guarded))
+        spans_us = [limit.span_us + limit.slice_us for bucket, _, _ in checks for limit in bucket.limits]
+        self._strict_until_us = max(self._strict_until_us, self._clock() + max(spans_us, default=0))
+        own = self._spelled(checks)
+        decision = local.charge(own) if what == "charge" else local.hit(own, self._spelled_guards(guarded))
+        return Parted(decision, [(local, decision)]) if decision.charge else decision
+
+    def spelled(self, key: str) -> str:
+        """Return a key as the store of this process knows it."""
+        return key if self._keys is None else self._keys.before(key)
+
+    def _spelled(self, checks: Sequence[Check]) -> Sequence[Check]:
+        if self._keys is None:
+            return checks
+        return [(bucket, self.spelled(key), cost) for bucket, key, cost in checks]
+
+    def _spelled_guards(self, guarded: Sequence[Guarded]) -> Sequence[Guarded]:
+        if self._keys is None:
+            return guarded
+        return [self.spelled(who) if isinstance(who, str) else who for who in guarded]
+
+    def _own(self) -> MemoryStore:
+        if self._local is None:
+            self._local = MemoryStore(clock=self._clock, wall_clock=lambda: time_ns() // 1000)
+            self._local.observe(self._tell)
+        return self._local
+
+    def _strictly(
+        self, shared: Decision, checks: Sequence[Check], guarded: Sequence[Guarded]
+    ) -> Decision | Awaitable[Decision]:
+        """Let a request pass only if what was counted here while the store was away lets it pass too."""
+        local = self.local
+        if local is None or not shared.allowed:
+            return shared
+        own = local.hit(self._spelled(checks), self._spelled_guards(guarded))
+        if own.ban is not None and own.ban.ends_us is not None:  # it may have been prolonged
+            self._strict_until_us = max(self._strict_until_us, own.ban.ends_us)
+        if not own.allowed:
+            return self._take_back(shared, own)
+        shown = own if own.wait_us > shared.wait_us else shared
+        return Parted(shown, [(self._store, shared), (local, own)])
+
+    async def _take_back(self, shared: Decision, own: Decision) -> Decision:
+        await asyncio.shield(self.refund(shared))
+        return own
+
+
+def _at(part: Hashable) -> str:
+    """Return which part of a store a message is about."""
+    return "" if part is WHOLE else f" at {part}"
+
+
+async def _noting(answer: Ban | Awaitable[Ban | None] | None) -> tuple[bool, Ban | None]:
+    """Return an answer with a note that there was one."""
+    return True, await answer if isawaitable(answer) else answer
+
+
+def check_failure_policy(deadline: Any, on_error: object) -> None:
+    """See that a deadline and what to do after it can work.
+
+    Raises:
+        ConfigurationError: They cannot.
+    """
+    if not _MIN_US <= parse_duration_us(deadline, "deadline") <= _MAX_US:
+        shortest, longest = format_duration(_MIN_US), format_duration(_MAX_US)
+        raise ConfigurationError(f'deadline: expected {shortest} to {longest}, for example "50ms", not {deadline!r}')
+    if on_error not in _CHOICES:
+        names = ", ".join(f'"{choice}"' for choice in _CHOICES)
+        raise ConfigurationError(
+            f"on_error: expected one of {names}, not {on_error!r}{closest(str(on_error), _CHOICES)}"
+        )

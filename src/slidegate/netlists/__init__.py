@@ -1,0 +1,1 @@
+"""Files of networks: the I/O that the core must not do."""

@@ -1,0 +1,1 @@
+"""Bans in rows of LMDB."""

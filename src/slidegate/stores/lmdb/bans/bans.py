@@ -1,0 +1,256 @@
+"""The bans of an LMDB environment.
+
+Every process holds the bans in force in a list of its own, because a request has to be looked up by the networks that
+it may lie in. Where there are many, it reads them a part at a time, so that no event loop waits for them, and looks
+every request up in the rows meanwhile. The environment says how many changes there have been, and which keys they were
+about: whoever reads another number than it knows looks these keys up before it goes on. That number is read in every
+transaction, so what one process bans, the next request of any other knows::
+
+    meta "bans"   the number of the last change
+    changes       number                          key: the last `MAX_CHANGES`; who is far behind reads all bans again
+    bans          key                             record (`records`)
+    history       number                          record, of what was banned and unbanned
+
+The rules are those of `memory_bans`, which works here on rows instead of on dicts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from threading import RLock
+from typing import Final, TypeVar
+
+import lmdb
+
+from ....core.bans.in_force import Ban, BanChange, Guarded
+from ....core.bans.policy import BanPolicy
+from ....core.bans.rows import Bans, Row, to_rows
+from ....core.barred import Barred
+from ....core.decision import Check
+from ....core.errors import StoreError, StoreUnavailable
+from ....core.protocols import Clock
+from ..batching import Turns
+from ..files.environment import Environment
+from ..files.opening import BROKEN
+from ..window_rows import Session
+from .ban_codec import salvage
+from .ban_rows import LAST, Book, Rules, changes_of
+
+PAUSE_S: Final = 0.001
+
+T = TypeVar("T")
+
+
+class LmdbBans:
+    """Bans for all processes of a host; made by `LmdbStore`.
+
+    Args:
+        env: The environment.
+        turns: When jobs are done.
+        now_us: The store's clock.
+        wall_us: Unix time, in microseconds; None for the system's.
+        most: How many bans, and the strikes of how many keys, to hold.
+    """
+
+    def __init__(self, env: Environment, turns: Turns, now_us: Clock, wall_us: Clock | None, most: int) -> None:
+        self._env = env
+        self._turns = turns
+        self._rules = Rules(now_us, wall_us, most)
+        self._mutex = RLock()  # jobs may run in a thread while the loop reads
+        self._reading: asyncio.AbstractEventLoop | None = None  # the one that will read on in the list
+        self._closed = False
+        self._known: tuple[int, bytes | None] = 0, None  # the opening and the change of which the list is
+
+    def close(self) -> None:
+        """Read nothing any more."""
+        self._closed = True
+
+    def find(self, guarded: Sequence[Guarded]) -> Ban | None:
+        """Return the ban in force that refuses one of `guarded`, the one that lasts longest. Changes nothing."""
+        return self._read(lambda rules: rules.find(guarded))
+
+    def strike(
+        self, policy: BanPolicy, key: str, weight: int, reason: str, prefix: str = ""
+    ) -> Ban | Awaitable[Ban | None] | None:
+        """Count a strike, and ban the key if that is one too many; return the ban that was made by it."""
+        return self._write(lambda rules: rules.strike(policy, key, weight, reason, prefix))
+
+    def ban(self, key: str, length_us: int | None, reason: str, by: str) -> Ban | Awaitable[Ban]:
+        """Ban a key by hand, None for ever; a ban that it has is replaced."""
+        return self._write(lambda rules: rules.ban(key, length_us, reason, by))
+
+    def unban(self, key: str, by: str) -> bool | Awaitable[bool]:
+        """Take the ban of exactly this key back, and forget its strikes and rungs; False if there was neither."""
+        return self._write(lambda rules: rules.unban(key, by))
+
+    def active(self) -> list[Ban] | Awaitable[list[Ban]]:
+        """Return the bans in force."""
+        return _gathered(self._parts("bans", Rules.active_of))
+
+    def history(self) -> list[BanChange] | Awaitable[list[BanChange]]:
+        """Return the last 10,000 changes, oldest first."""
+        return _gathered(self._parts("history", lambda rules, rows: changes_of(rows)))
+
+    def dump(self) -> list[Row] | Awaitable[list[Row]]:
+        """Return everything known about bans, strikes and rungs, as `core.banrows` writes it."""
+        return _gathered(self._dumped())
+
+    def _dumped(self) -> Iterator[Sequence[Row]]:
+        now_us, wall_us = self._read(Rules.moments)
+        head, *_ = to_rows(Bans([], []), now_us, wall_us)
+        yield [head]
+        for bans in self._parts("bans", Rules.active_of):
+            yield list(to_rows(Bans(list(bans), []), now_us, wall_us))[1:]
+        for standings in self._parts("struck", Rules.standings_of):
+            yield list(to_rows(Bans([], list(standings)), now_us, wall_us))[1:]
+
+    def _parts(
+        self, name: str, read: Callable[[Rules, Sequence[tuple[bytes, bytes]]], Sequence[T]]
+    ) -> Iterator[Sequence[T]]:
+        """Yield what stands in a database, a part at a time, each in a transaction of its own."""
+        row: bytes | None = b""
+        while row is not None:
+
+            def part(rules: Rules, book: Book, row: bytes = row) -> tuple[Sequence[T], bytes | None]:
+                rows, following = book.part(getattr(book.dbs, name), row)
+                return read(rules, rows), following
+
+            found, row = self._read_book(part)
+            yield found
+
+    def load(self, rows: Sequence[Row]) -> int | Awaitable[int]:
+        """Take over what `dump` returned; of two bans of a key the one that lasts longer stays."""
+        return self._write(lambda rules: rules.load(rows))
+
+    def any(self) -> bool:
+        """Tell whether this process knows of any ban."""
+        return bool(self._rules.list.by_key)
+
+    def judge(
+        self, session: Session, checks: Sequence[Check], guarded: Sequence[Guarded]
+    ) -> tuple[Barred | None, bool]:
+        """Return the refusal of a demand by a ban, if there is one, and whether the demand prolongs any."""
+        number = session.txn.get(LAST, None, session.dbs.meta)
+        bans = self._rules.list
+        if self._known == (self._env.opened, number) and bans.is_whole and not bans.by_key:
+            session.banned = False  # until a job of this session bans
+            return None, False
+        with self._mutex:
+            rules = self._open(Book(session.txn, session.dbs), number)
+            barred = rules.judge(checks, guarded, prolong=False)
+            rules.leave()
+            return barred, barred is not None and rules.prolongs(checks, guarded)
+
+    def suspects(self, checks: Sequence[Check], guarded: Sequence[Guarded]) -> bool:
+        """Tell whether a demand is refused by the bans that this process knew last."""
+        with self._mutex:
+            return self._rules.judge(checks, guarded, prolong=False) is not None
+
+    def prolong(self, barred: Barred, guarded: Sequence[Guarded], session: Session) -> Barred:
+        """Let the bans of a refused demand go on that requests prolong, and return the refusal as it is then."""
+        prolonged = self._work(lambda rules: rules.judge(barred.checks, guarded, prolong=True), session)
+        return barred if prolonged is None else prolonged
+
+    def rescue(self, path: Path, session: Session) -> int:
+        """Take over the bans that are found in a damaged file; return how many are still in force."""
+        try:
+            found = salvage(path)
+        except OSError:
+            return 0
+        return self._work(lambda rules: rules.take_over(found), session)
+
+    # -- transactions ------------------------------------------------------------------------------------------------
+
+    def _write(self, do: Callable[[Rules], T]) -> T | Awaitable[T]:
+        return self._turns.run(partial(self._work, do))
+
+    def _work(self, do: Callable[[Rules], T], session: Session) -> T:
+        with self._mutex:
+            session.undo.append(self._forget)
+            session.banned = True
+            book = Book(session.txn, session.dbs)
+            rules = self._open(book, session.txn.get(LAST, None, session.dbs.meta))
+            rules.list.book = book
+            try:
+                answer = do(rules)
+                rules.close(book)
+            finally:
+                rules.leave()
+            self._known = self._env.opened, session.txn.get(LAST, None, session.dbs.meta)
+            session.events.extend(rules.told)
+            rules.told.clear()
+            return answer
+
+    def _read(self, do: Callable[[Rules], T]) -> T:
+        return self._read_book(lambda rules, book: do(rules))
+
+    def _read_book(self, do: Callable[[Rules, Book], T]) -> T:
+        try:
+            txn = self._env.read()
+            try:
+                with self._mutex:
+                    book = Book(txn, self._env.dbs)
+                    rules = self._open(book, txn.get(LAST, None, self._env.dbs.meta))
+                    try:
+                        return do(rules, book)
+                    finally:
+                        rules.leave()
+            finally:
+                self._env.end_read(txn)
+        except BROKEN as error:
+            raise self._env.condemn(error) from error
+        except lmdb.Error as error:
+            raise StoreUnavailable(f"lmdb: {self._env.path}: {error}") from error
+
+    def _open(self, book: Book, number: bytes | None) -> Rules:
+        opened, _ = self._known
+        if opened != self._env.opened:
+            self._rules.forget()
+        self._rules.open(book)
+        self._known = self._env.opened, number
+        if not self._rules.list.is_whole:
+            self._read_on_soon()
+        return self._rules
+
+    def _read_on_soon(self) -> None:
+        """Read what is missing in the list, a part at a time; without an event loop it is looked up when needed."""
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return
+        if self._reading is not loop:
+            self._reading = loop
+            loop.call_later(PAUSE_S, self._read_on)
+
+    def _read_on(self) -> None:
+        self._reading = None
+        if not self._closed:
+            with suppress(StoreError):  # the next transaction begins again
+                self._read_book(Rules.read_on)
+
+    def _forget(self) -> None:
+        with self._mutex:
+            self._rules.forget()
+            self._rules.told.clear()
+            self._known = 0, None
+
+
+def _gathered(parts: Iterator[Sequence[T]]) -> list[T] | Awaitable[list[T]]:
+    """Return what all parts have; where an event loop is running, an awaitable that lets it turn between them."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return [one for part in parts for one in part]
+    return _paced(parts)
+
+
+async def _paced(parts: Iterator[Sequence[T]]) -> list[T]:
+    found: list[T] = []
+    for part in parts:
+        found += part
+        await asyncio.sleep(0)
+    return found

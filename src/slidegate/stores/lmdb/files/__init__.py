@@ -1,0 +1,1 @@
+"""The files of an LMDB store: opening, locking, growing and checking them."""

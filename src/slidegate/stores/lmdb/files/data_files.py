@@ -1,0 +1,233 @@
+"""The files of an LMDB environment: where they may lie, and whether they can be trusted.
+
+A directory holds ``data.mdb`` and ``lock.mdb``, which are LMDB's own, and what turned out to be damaged is kept as
+``data.mdb.corrupt-<time>``.
+
+LMDB maps its file into memory and follows the page numbers that it finds there, which in a damaged file ends the
+process. So a file is read first, without LMDB: always its head, and every page where no other process has it open.
+Whoever has it open trusts it already, and may be writing to it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from struct import Struct
+from typing import Any, Final
+
+import lmdb.verify
+
+from ....core.errors import ConfigurationError, StoreUnavailable
+
+DATA: Final = "data.mdb"
+LOCK: Final = "lock.mdb"
+
+# Locks and shared memory do not reach over these to other hosts, and on some of them not even to other processes.
+NETWORKED: Final = frozenset(
+    (
+        *("9p", "afs", "beegfs", "ceph", "cifs", "coda", "fuse.cephfs", "fuse.glusterfs", "fuse.rclone", "fuse.s3fs"),
+        *("fuse.sshfs", "gfs2", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4", "ocfs2", "smb", "smb2", "smb3"),
+        *("smbfs", "vboxsf", "virtiofs"),
+    )
+)
+DOUBTFUL: Final = frozenset(["overlay", "aufs", "ecryptfs"])
+
+_MOUNTS: Final = Path("/proc/self/mountinfo")
+_PAGE_HEAD: Final = Struct("=QHHHH")  # number, unused, flags, lower, upper
+_META: Final = Struct("=IIQQ IHHQQQQQ IHHQQQQQ QQ")  # see MDB_meta in LMDB's mdb.c
+_META_FLAG: Final = 0x08
+_MAGIC: Final = 0xBEEFC0DE
+_FORMAT: Final = 1
+_NEWER_HEAD: Final = 24  # where the mark stands in LMDB 1.0
+
+
+def check_directory(path: Path) -> None:
+    """Make the directory of an environment if it is not there, and see that nobody else can put files into it.
+
+    Raises:
+        ConfigurationError: It cannot be used; the message says why, who owns it and what to do.
+    """
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+        found = path.stat()
+        linked = [path / name for name in (DATA, LOCK) if (path / name).is_symlink()]
+    except FileNotFoundError:
+        raise ConfigurationError(f"lmdb: {path.parent} does not exist; make it, or choose another path") from None
+    except FileExistsError:
+        raise ConfigurationError(
+            f"lmdb: {path} is a file; expected a directory, or a path where one can be made"
+        ) from None
+    except OSError as error:
+        raise unusable(path, error) from error
+    if found.st_mode & stat.S_IWOTH:
+        raise ConfigurationError(f"lmdb: everybody may write to {path}, and change counts and bans; chmod o-w {path}")
+    for link in linked:
+        raise ConfigurationError(f"lmdb: {link} is a symbolic link; remove it, or choose another path")
+
+
+def check_file_system(path: Path, mounts: Iterable[str] | None = None) -> str:
+    """Return a warning about the file system of a path, empty if there is nothing to say; see `file_system`.
+
+    Raises:
+        ConfigurationError: Other hosts or processes may use the files there without seeing our locks.
+    """
+    kind = file_system(path, mounts)
+    if kind in NETWORKED:
+        raise ConfigurationError(
+            f"lmdb: {path} lies on {kind}, over which locks and shared memory do not reach; choose a path on a local "
+            "disk, or RedisStore for several hosts"
+        )
+    if kind in DOUBTFUL or kind.startswith("fuse"):
+        return f"{path} lies on {kind}: only processes that share this mount count together; a local disk is safer"
+    return ""
+
+
+def file_system(path: Path, mounts: Iterable[str] | None = None) -> str:
+    """Return the type of the file system that a path lies on, as `mount` calls it; empty where that is not known.
+
+    Args:
+        path: A path without symbolic links.
+        mounts: The lines of ``/proc/self/mountinfo``; by default those of this machine.
+    """
+    if mounts is None:
+        try:
+            mounts = _MOUNTS.read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:
+            return ""
+    found, length = "", -1
+    for line in mounts:
+        before, _, after = line.partition(" - ")
+        point = Path(before.split(" ")[4].replace("\\040", " "))
+        if (path == point or point in path.parents) and len(point.parts) >= length:
+            found, length = after.split(" ")[0], len(point.parts)
+    return found
+
+
+def unusable(path: Path, error: OSError) -> ConfigurationError:
+    """Say that a path cannot be used, whose it is, and what to do."""
+    place = Path(error.filename or path)
+    problem = f"lmdb: {place} cannot be used: {error.strerror or error}"
+    if not isinstance(error, PermissionError):
+        return ConfigurationError(f"{problem}; free some space, or choose another path")
+    for known in (place, *place.parents):
+        with suppress(OSError):
+            found = known.stat()
+            return ConfigurationError(
+                f"{problem}; {known} belongs to user {found.st_uid} ({stat.filemode(found.st_mode)}), and this "
+                f"process is user {os.geteuid()}: give it to that user, or choose another path; all workers have "
+                "to be one user"
+            )
+    return ConfigurationError(problem)
+
+
+class Damaged(StoreUnavailable):
+    """Something is wrong with a data file; the message says what."""
+
+
+def check_data(path: Path) -> None:
+    """See that the data file of a directory can be given to LMDB. Nobody else may write to it meanwhile.
+
+    Raises:
+        Damaged: It cannot.
+        ConfigurationError: It was written by another major version of LMDB: it may be in order, and is left alone.
+    """
+    data = path / DATA
+    short = _check_head(data)
+    if sys.maxsize <= 2**32 or not (short or _nobody_else_has(path / LOCK)):
+        return
+    try:
+        verify: Any = lmdb.verify.verify
+        found = verify(str(data), subdir=False)[:1]
+    except lmdb.verify.VerifyError as error:
+        found = [str(error)]
+    except Exception as error:  # it fell over what it found
+        found = [repr(error)]
+    if found:
+        raise Damaged(short or found[0])
+
+
+def is_file_at(file: int, path: Path) -> bool:
+    """Tell whether an open file is still the one at a path."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return False
+    return os.path.samestat(found, os.fstat(file))
+
+
+def _nobody_else_has(lock: Path) -> bool:
+    """Tell whether no process has the environment open; each keeps a lock on the first byte of LMDB's lock file.
+
+    This process must not have it open: closing the file here would end the lock of LMDB.
+    """
+    try:
+        file = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return True
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
+    except OSError:
+        return False
+    finally:
+        os.close(file)
+    return True
+
+
+def _check_head(path: Path) -> str:
+    """Look at the two first pages; return in which way the file is shorter than they say, if it is.
+
+    Pages at the end that were free before they were written need not be there.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        head = file.read(_PAGE_HEAD.size + _META.size)
+        first = _meta(head)
+        if first is None:
+            if head[_NEWER_HEAD : _NEWER_HEAD + 4] == _MAGIC.to_bytes(4, sys.byteorder):
+                raise _of_another_format(path, int.from_bytes(head[_NEWER_HEAD + 4 : _NEWER_HEAD + 8], sys.byteorder))
+            raise Damaged("it is no LMDB file")
+        file_format, page_bytes, _, _ = first
+        file.seek(page_bytes)
+        second = _meta(file.read(_PAGE_HEAD.size + _META.size))
+    if second is None or second[:2] != first[:2]:
+        raise Damaged("its second page is damaged")
+    if file_format != _FORMAT:
+        raise _of_another_format(path, file_format)
+    last_page = max(first, second, key=lambda meta: meta[3])[2]
+    if (last_page + 1) * page_bytes > size:
+        return f"it ends after {size} bytes, and says that it has {(last_page + 1) * page_bytes}"
+    return ""
+
+
+def set_aside(path: Path) -> Path:
+    """Keep a damaged data file under another name, and return that."""
+    kept = path.with_name(f"{path.name}.corrupt-{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}")
+    path.rename(kept)
+    (path.parent / LOCK).unlink(missing_ok=True)
+    return kept
+
+
+def _of_another_format(path: Path, found: int) -> ConfigurationError:
+    return ConfigurationError(f"lmdb: {path} has LMDB's data format {found}; expected {_FORMAT}")
+
+
+def _meta(head: bytes) -> tuple[int, int, int, int] | None:
+    """Return format, bytes of a page, number of the last page and of the last transaction; None if this is no head."""
+    if len(head) < _PAGE_HEAD.size + _META.size:
+        return None
+    _, _, flags, _, _ = _PAGE_HEAD.unpack_from(head)
+    values = _META.unpack_from(head, _PAGE_HEAD.size)
+    magic, file_format, page_bytes, last_page, transaction = values[0], values[1], values[4], values[-2], values[-1]
+    if (
+        magic != _MAGIC
+        or not flags & _META_FLAG
+        or page_bytes not in (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
+    ):
+        return None
+    return file_format, page_bytes, last_page, transaction

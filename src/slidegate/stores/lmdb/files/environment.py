@@ -1,0 +1,373 @@
+"""An open LMDB environment, and who may write.
+
+Who writes holds the *gate*, an advisory lock (`flock`) on the data file itself: whatever happens to other files, nobody
+gets past it. LMDB has a lock of its own, but a wait for that cannot be given up: one stopped process would hang every
+event loop of the host. A lock that is only ever tried cannot. Whoever holds the gate finds LMDB's lock free; if a
+process dies, the kernel opens its gate.
+
+A process may write through its map of the file, and LMDB cuts the file to the map. So whoever maps it anew, to follow
+one who made it larger or to make it larger, holds the gate, and maps at least the whole file: it never shrinks.
+
+Neither an LMDB environment nor a lock on a file survives `fork`, so a child opens anew. It must not *close* what it has
+inherited: that would empty the places of its parent's readers. It drops it, while nobody is in a transaction.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+from weakref import WeakSet
+
+import lmdb
+
+from ....core.errors import ConfigurationError, StoreTimeout, StoreUnavailable
+from ....core.protocols import Event
+from . import opening
+from .data_files import DATA, LOCK
+from .host_clock import RECORD_EVERY_US, boot_id, boot_us, wall_us, written
+from .opening import CLOCK, POLL_S, Databases, Options, open_files, take_room, whole_size, writes_through
+
+_IN_PROCESS_S: Final = 0.05
+_BEFORE_FORK_S: Final = 5.0
+_FAR_BEHIND: Final = 100  # transactions; a read takes as long as one or two
+_TOO_SHORT: Final = "its head names pages that the file does not have"
+_NO_DATABASES: Final = Databases(*(None,) * len(Databases._fields))  # type: ignore[arg-type]
+
+
+class Environment:
+    """An environment; `shared.open_environment` returns one.
+
+    Args:
+        path: Its directory, without symbolic links.
+        options: How to open it.
+
+    Attributes:
+        dbs: The databases.
+        opened: How often the files have been opened.
+        held: How many bytes are mapped.
+        untold: Events that nobody has heard yet.
+        salvage: Damaged files that were set aside, and may hold bans.
+
+    Raises:
+        ConfigurationError: The files cannot be used; the message says what would help.
+        StoreTimeout: Another process holds the gate.
+    """
+
+    def __init__(self, path: Path, options: Options) -> None:
+        self.path = path
+        self.options = options
+        self.dbs: Databases
+        self.opened = 0
+        self.held = 0
+        self.untold: list[Event] = []
+        self.salvage: list[Path] = []
+        self._lmdb: Any = None
+        self._file = -1
+        self._lock = threading.Lock()
+        self._map = threading.Lock()  # held while the map is read or changes its size
+        self._offset_us = 0
+        self._looked_us = 0
+        self._inodes = (0, 0)
+        self._suspect = (0, "")
+        self._behind: set[tuple[int, int]] = set()  # (process, transaction) of those who read at the last look
+        self._said: set[tuple[int, int]] = set()
+        self._leaves = False  # whether to let go of the files after this transaction
+        self._open(opening.PATIENCE_S)
+        _environments.add(self)
+
+    def now_us(self) -> int:
+        """Return the time of this host; see `clock`."""
+        return boot_us() + self._offset_us
+
+    # -- writing and reading -----------------------------------------------------------------------------------------
+
+    def begin(self) -> Any:
+        """Begin to write; None while somebody else does. `commit` or `abort` has to follow, in the same thread."""
+        if not self._lock.acquire(timeout=_IN_PROCESS_S):
+            return None
+        try:
+            if self._lmdb is None:
+                self._reopen()
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._lock.release()
+            return None
+        except BaseException:
+            self._lock.release()
+            raise
+        try:
+            return self._write()
+        except BaseException:
+            self._let_others()
+            raise
+
+    def _write(self) -> Any:
+        for _ in range(2):
+            try:
+                return self._lmdb.begin(self.dbs.windows, write=True)
+            except lmdb.MapResizedError:
+                self._map_whole()
+        raise lmdb.CorruptedError(_TOO_SHORT)
+
+    def commit(self, txn: Any) -> None:
+        """Write a transaction down, and let others write."""
+        try:
+            txn.commit()
+        finally:
+            self._let_others()
+
+    def abort(self, txn: Any) -> None:
+        """Forget a transaction, and let others write."""
+        try:
+            txn.abort()
+        finally:
+            self._let_others()
+
+    def read(self) -> Any:
+        """Begin to read; `end_read` has to follow. Waits for no other process, unless one has made the file larger."""
+        if self._lmdb is None:
+            with self._lock:
+                if self._lmdb is None:
+                    self._reopen()
+        for _ in range(3):
+            self._map.acquire()
+            try:
+                return self._lmdb.begin(self.dbs.windows)
+            except lmdb.ReadersFullError:
+                self._lmdb.reader_check()  # slots of processes that are dead
+                self._map.release()
+            except lmdb.MapResizedError:
+                self._map.release()
+                self._follow()
+            except BaseException:
+                self._map.release()
+                raise
+        raise lmdb.CorruptedError(_TOO_SHORT)
+
+    def end_read(self, txn: Any) -> None:
+        """End a transaction that `read` began."""
+        try:
+            txn.abort()
+        finally:
+            self._map.release()
+
+    def begin_again(self, txn: Any) -> Any:
+        """Forget what a transaction has done, and begin another in its place."""
+        try:
+            txn.abort()
+            return self._write()
+        except BaseException:
+            self._let_others()
+            raise
+
+    def grow(self, txn: Any, most: int) -> Any:
+        """Forget a transaction for which there was no room, make the map larger and let others write.
+
+        Args:
+            txn: The transaction.
+            most: How large the map may be.
+
+        Returns:
+            Another transaction, to make room in, if the map cannot be larger; else None.
+        """
+        try:
+            txn.abort()
+            if not self._grow(most):
+                return self._write()
+        except BaseException:
+            self._let_others()
+            raise
+        self._let_others()
+        return None
+
+    def _grow(self, most: int) -> bool:
+        with self._map:
+            self._look_at_readers()
+            if self._lmdb.reader_check():
+                return True  # pages that were kept for readers that are dead can be used again
+            before = self._lmdb.info()["map_size"]
+            self._map_whole_now()  # another process may have made it larger
+            if self._lmdb.info()["map_size"] > before:
+                return True
+            size = min(2 * before, most)
+            if size <= before:
+                return False
+            try:
+                take_room(self._file, size, self.options)
+            except OSError as error:
+                self.untold.append(Event("map_full", f"{self.path} cannot grow to {size} bytes: {error.strerror}"))
+                return False
+            self._lmdb.set_mapsize(size)
+            self.held = size
+            self.untold.append(Event("map_grown", f"{self.path} has grown to {size} bytes", {"bytes": size}))
+            return True
+
+    def _follow(self) -> None:
+        """Map a file that another process has made larger; see the theory above for why that takes the gate."""
+        until_s = time.monotonic() + _IN_PROCESS_S
+        if not self._lock.acquire(timeout=_IN_PROCESS_S):
+            raise StoreTimeout(f"lmdb: another thread has been writing to {self.path} for {_IN_PROCESS_S:g} s")
+        try:
+            while not self._has_gate():
+                if time.monotonic() > until_s:
+                    raise StoreTimeout(f"lmdb: {self.path} has grown, and another process is writing; is it stopped?")
+                time.sleep(POLL_S)
+            self._map_whole()
+        finally:
+            self._let_others()
+
+    def _has_gate(self) -> bool:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def _map_whole(self) -> None:
+        with self._map:
+            self._map_whole_now()
+
+    def _map_whole_now(self) -> None:
+        # Where nothing is written through the map, the file is shorter than the map, and LMDB cuts nothing off.
+        size = max(whole_size(self._file), self._lmdb.info()["map_size"]) if writes_through(self.options) else 0
+        self._lmdb.set_mapsize(size)
+        self.held = self._lmdb.info()["map_size"]
+
+    def look_after(self, txn: Any, now_us: int) -> None:
+        """About once a second, write the time down, and see whether the files are still those of the path.
+
+        Args:
+            txn: What to write to.
+            now_us: Any clock.
+        """
+        if self._looked_us <= now_us < self._looked_us + RECORD_EVERY_US:
+            return
+        self._looked_us = now_us
+        record = txn.get(CLOCK, None, self.dbs.meta)
+        txn.put(CLOCK, written(record, boot_id(), self._offset_us, boot_us(), wall_us()), db=self.dbs.meta)
+        self._lmdb.reader_check()
+        self._look_at_readers()
+        self._leaves = not self._are_ours()
+
+    def sizes(self) -> tuple[int, int, int]:
+        """Return the number of windows, and how many bytes of the file have been used and are held."""
+        txn = self.read()
+        try:
+            info = self._lmdb.info()
+            used = (info["last_pgno"] + 1) * self._lmdb.stat()["psize"]
+            return txn.stat(self.dbs.windows)["entries"], used, info["map_size"]
+        finally:
+            self.end_read(txn)
+
+    # -- opening and closing -----------------------------------------------------------------------------------------
+
+    def condemn(self, error: Exception) -> StoreUnavailable:
+        """Use a data file no more that turned out to be damaged: it is set aside when the files are opened next.
+
+        Returns:
+            What to raise.
+        """
+        with self._lock, self._map:
+            self._suspect = self._inodes[0], str(error)
+            self._close()
+        return StoreUnavailable(f"lmdb: {self.path} is damaged: {error}")
+
+    def close(self) -> None:
+        """Let go of the files."""
+        with self._lock, self._map:
+            self._close()
+
+    def before_fork(self) -> None:
+        """Let nobody be in a transaction while the process forks."""
+        for lock in (self._lock, self._map):
+            lock.acquire(timeout=_BEFORE_FORK_S)
+
+    def after_fork(self) -> None:
+        """Let transactions go on; called in the parent."""
+        for lock in (self._lock, self._map):
+            if lock.locked():
+                lock.release()
+
+    def forked(self) -> None:
+        """Let go of what the parent holds; called in the child."""
+        self._lock, self._map = threading.Lock(), threading.Lock()
+        if self._lmdb is not None:
+            self._lmdb = None
+            self.dbs = _NO_DATABASES._replace(secret=self.dbs.secret)
+            os.close(self._file)
+
+    def _look_at_readers(self) -> None:
+        """Say who has been reading since an earlier look: as long as it does, no page is used again."""
+        last = self._lmdb.info()["last_txnid"]
+        readers = set()
+        for line in self._lmdb.readers().splitlines()[1:]:
+            number, _, since = line.split()
+            if since.isdecimal() and last - int(since) > _FAR_BEHIND:
+                readers.add((int(number), int(since)))
+        for number, since in readers & self._behind:
+            if (number, since) not in self._said:
+                message = (
+                    f"process {number} has been reading {self.path} for {last - since} transactions, is it stopped? "
+                    f"The file grows until it goes on or ends, up to {self.options.max_map_size} bytes"
+                )
+                self.untold.append(Event("reader_stopped", message, {"pid": number, "transactions": last - since}))
+                self._said.add((number, since))
+        self._behind, self._said = readers, self._said & readers
+
+    def _are_ours(self) -> bool:
+        """Tell whether the files are still those of the path, also LMDB's, by which it knows who reads."""
+        try:
+            return ((self.path / DATA).stat().st_ino, (self.path / LOCK).stat().st_ino) == self._inodes
+        except OSError:
+            return False
+
+    def _let_others(self) -> None:
+        fcntl.flock(self._file, fcntl.LOCK_UN)
+        if self._leaves:
+            with self._map:
+                self._close()
+        self._lock.release()
+
+    def _close(self) -> None:
+        environment, self._lmdb = self._lmdb, None
+        self._leaves = False
+        if environment is not None:
+            environment.close()
+            os.close(self._file)
+
+    def _reopen(self) -> None:
+        try:
+            self._open(_IN_PROCESS_S)  # somebody's loop may wait
+        except ConfigurationError as error:
+            raise StoreUnavailable(str(error)) from error
+
+    def _open(self, patience_s: float) -> None:
+        opened = open_files(self.path, self.options, patience_s, self._suspect)
+        self._lmdb, self._file, self.dbs, self._offset_us, self._inodes, events, salvage = opened
+        self.held = self._lmdb.info()["map_size"]
+        self.untold += events
+        self.salvage += salvage
+        self.opened += 1
+
+
+_environments: WeakSet[Environment] = WeakSet()
+
+
+def _for_each(what: Callable[[Environment], None]) -> Callable[[], None]:
+    def call() -> None:
+        for environment in list(_environments):
+            what(environment)
+
+    return call
+
+
+os.register_at_fork(
+    before=_for_each(Environment.before_fork),
+    after_in_parent=_for_each(Environment.after_fork),
+    after_in_child=_for_each(Environment.forked),
+)

@@ -1,0 +1,339 @@
+"""Opening the files of an LMDB environment, under the lock of `env`: nobody else opens or writes them meanwhile."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from mmap import ALLOCATIONGRANULARITY
+from pathlib import Path
+from shutil import copyfileobj
+from typing import Any, Final, NamedTuple
+
+import lmdb
+
+from ....core.errors import ConfigurationError, StoreTimeout, StoreUnavailable
+from ....core.protocols import Event
+from .data_files import (
+    DATA,
+    LOCK,
+    Damaged,
+    check_data,
+    check_directory,
+    check_file_system,
+    is_file_at,
+    set_aside,
+    unusable,
+)
+from .host_clock import boot_id, boot_us, offset_us, wall_us, written
+
+SCHEMA_VERSION: Final = 1
+PATIENCE_S: Final = 5.0
+"""How long to wait for the gate where nobody else limits it."""
+POLL_S: Final = 0.000_5
+CHECKED_PER_S: Final = 32 * 2**20
+"""How much of a file is checked in a second, at least: who waits for whoever checks it waits so much longer."""
+CLOCK: Final = b"clock"
+# Without room taken beforehand, a full disk ends a process that writes through its map.
+CAN_TAKE_ROOM: Final = hasattr(os, "posix_fallocate")
+
+# What LMDB says where it finds something in a file that it never wrote.
+BROKEN: Final = (
+    *(lmdb.CorruptedError, lmdb.InvalidError, lmdb.PageNotFoundError, lmdb.PanicError, lmdb.PageFullError),
+    *(lmdb.CursorFullError, lmdb.IncompatibleError),
+)
+
+_MAX_READERS: Final = 1_022
+_ATTEMPTS: Final = 10
+_PAGE: Final = max(ALLOCATIONGRANULARITY, 2**16)
+_ROOM_TO_OPEN: Final = 2**20
+_KEPT: Final = ("meta", "bans", "changes", "history")
+_COUNTS: Final = ("windows", "cells", "ends", "standings", "struck", "policies")
+_OURS: Final = 5  # more of our names than another program has by chance
+_SCHEMA: Final = b"schema"
+_SECRET: Final = b"secret"
+
+
+class Databases(NamedTuple):
+    """The databases of an environment, and its secret."""
+
+    meta: Any
+    bans: Any
+    changes: Any
+    history: Any
+    windows: Any
+    cells: Any
+    ends: Any
+    standings: Any
+    struck: Any
+    policies: Any
+    secret: bytes
+
+
+class Options(NamedTuple):
+    """How an environment is opened; the same for all stores of a process that share it."""
+
+    map_size: int
+    max_map_size: int
+    safe: bool
+
+
+class _Moved(StoreUnavailable):
+    """The data file was deleted or replaced while it was opened."""
+
+
+class Opened(NamedTuple):
+    """An environment, and what was found out while it was opened.
+
+    Attributes:
+        lmdb: LMDB's environment.
+        file: The data file, opened to be locked by whoever writes, and to take room.
+        dbs: The databases.
+        offset_us: What to add to the boot clock.
+        inodes: Those of the data file and of LMDB's lock file.
+        events: What is to be told.
+        salvage: Damaged files that were set aside, and may hold bans.
+    """
+
+    lmdb: Any
+    file: int
+    dbs: Databases
+    offset_us: int
+    inodes: tuple[int, int]
+    events: list[Event]
+    salvage: list[Path]
+
+
+def open_files(path: Path, options: Options, patience_s: float, suspect: tuple[int, str]) -> Opened:
+    """Open an environment; make it if there is none, and set it aside if it is damaged.
+
+    Args:
+        path: Its directory, without symbolic links.
+        options: How to open it.
+        patience_s: How long to wait for another process that writes or opens it.
+        suspect: The inode of a data file that must not be used any more, and why.
+
+    Raises:
+        ConfigurationError: The files cannot be used; the message says what would help.
+        StoreTimeout: Another process holds the files.
+    """
+    check_directory(path)
+    warning = check_file_system(path)
+    events = [Event("store_doubtful", warning)] if warning else []
+    salvage: list[Path] = []
+    for _ in range(_ATTEMPTS):
+        file = _lock_data(path, patience_s)
+        try:
+            opened = _open(path, options, file, suspect, events, salvage)
+        except BaseException as error:
+            try:
+                if not _put_right(path / DATA, error, events, salvage):
+                    raise
+            finally:
+                os.close(file)
+        else:
+            fcntl.flock(file, fcntl.LOCK_UN)
+            return opened
+    raise ConfigurationError(f"lmdb: {path} is damaged again as soon as it is made; is the disk in order?")
+
+
+def take_room(file: int, size: int, options: Options) -> None:
+    """Have the disk give all room at once: with a writable map, a disk that is full later would end the process.
+
+    Raises:
+        OSError: The disk is full.
+    """
+    if writes_through(options):
+        os.posix_fallocate(file, 0, size)
+
+
+def writes_through(options: Options) -> bool:
+    """Tell whether pages are written through the map, into room that was taken before."""
+    return CAN_TAKE_ROOM and not options.safe
+
+
+def whole_size(file: int) -> int:
+    """Return how many bytes a map has to have, so that it cuts nothing off that another process may have mapped.
+
+    A writable map cuts the file to its own size. The file is never shorter than the largest map, so a map of the whole
+    file is safe, as long as nobody else makes it larger meanwhile: whoever maps holds the lock on the file.
+    """
+    return -(-os.fstat(file).st_size // _PAGE) * _PAGE
+
+
+def _lock_data(path: Path, patience_s: float) -> int:
+    """Open the data file and lock it, which keeps everybody else from writing to it and from opening it.
+
+    Raises:
+        ConfigurationError: It cannot be opened.
+        StoreTimeout: Somebody else has held it for long.
+    """
+    until_s = time.monotonic() + patience_s
+    while True:
+        try:
+            file = os.open(path / DATA, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            raise unusable(path, error) from error
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if is_file_at(file, path / DATA):
+                return file
+        except BlockingIOError:
+            # At start, another process may be checking the whole file before it opens it.
+            if time.monotonic() > until_s + (patience_s >= PATIENCE_S and os.fstat(file).st_size / CHECKED_PER_S):
+                os.close(file)
+                raise StoreTimeout(
+                    f"lmdb: another process has held {path} for {patience_s:g} s; is it stopped?"
+                ) from None
+        except BaseException:
+            os.close(file)
+            raise
+        os.close(file)
+        time.sleep(POLL_S)
+
+
+def _put_right(data: Path, error: BaseException, events: list[Event], salvage: list[Path]) -> bool:
+    """Set a data file aside that turned out to be damaged; tell whether another attempt may go better.
+
+    Raises:
+        ConfigurationError: It is not damaged, and cannot be used.
+    """
+    if isinstance(error, _Moved):
+        return True
+    if isinstance(error, (Damaged, *BROKEN)):
+        try:
+            kept = set_aside(data)
+        except OSError as failed:
+            raise unusable(data, failed) from failed
+        salvage.append(kept)
+        message = f"{data} was damaged ({error}): it is kept as {kept.name}, and counting starts afresh"
+        events.append(Event("store_set_aside", message, {"path": str(kept), "damage": str(error)}))
+        return True
+    if isinstance(error, lmdb.LockError):  # LMDB locks a byte of its lock file for each process that reads
+        raise ConfigurationError(
+            f"lmdb: {data.parent} is in use by another process with the number {os.getpid()}, in another container; "
+            "let the containers share one namespace of process ids, or use RedisStore"
+        ) from error
+    if isinstance(error, lmdb.Error):
+        raise ConfigurationError(f"lmdb: {data.parent} cannot be opened: {error}") from error
+    if isinstance(error, OSError):
+        raise unusable(data.parent, error) from error
+    return False
+
+
+def _open(
+    path: Path, options: Options, file: int, suspect: tuple[int, str], events: list[Event], salvage: list[Path]
+) -> Opened:
+    inode, size = os.fstat(file).st_ino, whole_size(file)
+    if inode == suspect[0]:
+        raise Damaged(suspect[1])
+    if size:
+        check_data(path)
+        if not (path / LOCK).exists():
+            _start_apart(path, file)
+            raise _Moved
+    else:
+        # It belongs to a data file that is gone, and somebody who is stopped may hold LMDB's own lock in it for ever.
+        (path / LOCK).unlink(missing_ok=True)
+    environment = lmdb.open(
+        str(path),
+        map_size=max(options.map_size, size),
+        max_dbs=len(_KEPT) + len(_COUNTS),
+        max_readers=_MAX_READERS,
+        sync=options.safe,
+        metasync=options.safe,
+        writemap=writes_through(options),
+        mode=0o600,
+        max_spare_txns=0,  # a place among the readers that is kept between reads does not survive a fork
+    )
+    try:
+        if not is_file_at(file, path / DATA):
+            raise _Moved
+        environment.reader_check()
+        take_room(file, environment.info()["map_size"], options)
+        dbs, offset = _load_with_room(path, environment, file, options, events)
+        return Opened(environment, file, dbs, offset, (inode, (path / LOCK).stat().st_ino), events, salvage)
+    except BaseException:
+        environment.close()
+        raise
+
+
+def _start_apart(path: Path, file: int) -> None:
+    """Go on in a copy of a data file whose lock file is gone.
+
+    Processes that have the file open still know of each other by the lock file that was deleted. With another one they
+    would not see who writes or reads, and overwrite it. They notice within a second that the path has another file.
+    """
+    fresh = path / f"{DATA}.new"
+    fresh.unlink(missing_ok=True)
+    with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as copy:
+        with open(file, "rb", closefd=False) as data:
+            data.seek(0)
+            copyfileobj(data, copy, 2**20)
+        os.fsync(copy.fileno())
+    os.close(os.open(path / LOCK, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600))
+    fresh.replace(path / DATA)
+
+
+def _load_with_room(
+    path: Path, environment: Any, file: int, options: Options, events: list[Event]
+) -> tuple[Databases, int]:
+    """Load; where not even for that there is room, make some: who cannot open a full file cannot let go of anything."""
+    try:
+        return _load(path, environment, events)
+    except lmdb.MapFullError:
+        size = environment.info()["map_size"] + _ROOM_TO_OPEN
+        take_room(file, size, options)
+        environment.set_mapsize(size)
+        return _load(path, environment, events)
+
+
+def _load(path: Path, environment: Any, events: list[Event]) -> tuple[Databases, int]:
+    """Read what stands in `meta`, or write it; return the databases and the clock's offset."""
+    with environment.begin(write=True) as txn:
+        version = _version(path, environment, txn)
+        meta = environment.open_db(b"meta", txn)
+        kept = [environment.open_db(name.encode(), txn) for name in _KEPT]
+        counts = [environment.open_db(name.encode(), txn) for name in _COUNTS]
+        if version < SCHEMA_VERSION:
+            for dbi in counts:
+                txn.drop(dbi, delete=False)
+            message = f"{path} had layout version {version}: bans were taken over, and counting starts afresh"
+            events.append(Event("store_migrated", message, {"from": version, "to": SCHEMA_VERSION}))
+        txn.put(_SCHEMA, bytes([SCHEMA_VERSION, 255 - SCHEMA_VERSION]), db=meta)
+        secret = txn.get(_SECRET, None, meta)
+        if secret is None:
+            secret = os.urandom(32)
+            txn.put(_SECRET, secret, db=meta)
+        record, boot = txn.get(CLOCK, None, meta), boot_id()
+        offset = offset_us(record, boot, boot_us(), wall_us())
+        txn.put(CLOCK, written(record, boot, offset, boot_us(), wall_us()), db=meta)
+    return Databases._make([*kept, *counts, secret]), offset
+
+
+def _version(path: Path, environment: Any, txn: Any) -> int:
+    """Return the layout's version; that of this module in an environment without anything.
+
+    Raises:
+        ConfigurationError: The environment belongs to something else, or to a newer version.
+        Damaged: It is ours, and what says so cannot be read.
+    """
+    with txn.cursor() as cursor:
+        names = {bytes(name) for name in cursor.iternext(values=False)}
+    if not names:
+        return SCHEMA_VERSION
+    version = None
+    if b"meta" in names:
+        version = txn.get(_SCHEMA, None, environment.open_db(b"meta", txn))
+    if not version:
+        if len(names.intersection(name.encode() for name in (*_KEPT, *_COUNTS))) > _OURS:
+            raise Damaged("it has no layout version")
+        raise ConfigurationError(f"lmdb: {path} holds other data; choose a directory for slidegate alone")
+    if sum(version) != 255 and len(version) > 1:
+        raise Damaged(f"its layout version is {version.hex()}")
+    if version[0] > SCHEMA_VERSION:
+        raise ConfigurationError(
+            f"lmdb: {path} was written with layout version {version[0]}, and this slidegate reads {SCHEMA_VERSION}; "
+            "upgrade slidegate, or choose another path"
+        )
+    return int(version[0])

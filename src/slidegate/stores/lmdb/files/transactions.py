@@ -1,0 +1,227 @@
+"""The transactions of an LMDB store: one that reads, and one that does jobs, whatever gets in its way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import lmdb
+
+from ....core.errors import StoreUnavailable
+from ....core.observers import Observers
+from ....core.protocols import Clock, Event
+from ..batching import Job
+from ..window_rows import Session, Upkeep
+from .environment import Environment
+from .opening import BROKEN
+
+SAY_FULL_EVERY_US: Final = 60_000_000
+RESERVE: Final = 16
+"""One part in so many is added to a map that is full, for keys that are known."""
+MIN_RESERVE: Final = 2**18
+LARGEST_WINDOW: Final = 2_048
+"""A window takes less, so that many fit into a file."""
+
+T = TypeVar("T")
+
+_STEPS: Final = (2_000, 64, 8, 1)
+_UNKNOWN: Final = 2**62
+_FULL: Final = "no empty window is left to let go of; raise max_map_size or lower max_keys"
+
+
+class Transactions:
+    """Runs transactions, and tells what happened in them.
+
+    Args:
+        env: The environment.
+        now_us: The store's clock.
+        max_keys: How many windows to hold.
+
+    Attributes:
+        observers: Who hears events.
+        rescue: Takes over the bans of a damaged file, and returns how many.
+        tells: Whether events are told; until then they are kept for those who will observe.
+        upkeep: What the transactions of this process know of each other.
+    """
+
+    def __init__(self, env: Environment, now_us: Clock, max_keys: int) -> None:
+        self._env = env
+        self._now_us = now_us
+        self._max_keys = max_keys
+        self._next_full_event_us = 0
+        self._opened = 0
+        self._most_bytes = env.options.max_map_size
+        self._windows = self._rows = _UNKNOWN  # how many a full file may hold
+        self.observers = Observers()
+        self.rescue: Callable[[Path, Session], int] = lambda path, session: 0
+        self.tells = False
+        self.upkeep = Upkeep()
+
+    def read(self, ask: Callable[[Session], T]) -> T:
+        """Return what `ask` says about a session in which nothing can be written; waits for nobody.
+
+        Raises:
+            StoreUnavailable: The files cannot be read.
+        """
+        try:
+            txn = self._env.read()
+            try:
+                return ask(Session(txn, self._env.dbs, self._now_us(), self._max_keys, Upkeep()))
+            finally:
+                self._env.end_read(txn)
+        except BROKEN as error:
+            raise self._env.condemn(error) from error
+        except lmdb.Error as error:
+            raise StoreUnavailable(f"lmdb: {self._env.path}: {error}") from error
+
+    def write(self, jobs: Sequence[Job]) -> list[Any] | None:
+        """Do jobs in one transaction and return their answers; None while another process or thread writes.
+
+        Raises:
+            StoreUnavailable: The files are damaged or full.
+        """
+        try:
+            while True:
+                try:
+                    return self._write(jobs)
+                except lmdb.MapFullError:
+                    self._make_room()
+        except BROKEN as error:
+            raise self._env.condemn(error) from error
+        except lmdb.MapFullError as error:
+            raise StoreUnavailable(f"lmdb: {self._env.path} is full: {error}", concerns="key") from error
+        except (lmdb.Error, OSError) as error:
+            raise StoreUnavailable(f"lmdb: {self._env.path}: {error}") from error
+
+    def tell(self) -> None:
+        """Tell of what nobody has heard yet."""
+        if self.tells and self._env.untold:
+            events, self._env.untold = self._env.untold, []
+            self.observers.tell_all(events)
+
+    def _write(self, jobs: Sequence[Job]) -> list[Any] | None:
+        env = self._env
+        txn = env.begin()
+        if txn is None:
+            return None
+        is_full = env.held > self._most_bytes
+        most = self._most_keys(txn) if is_full else self._max_keys
+        session = Session(txn, env.dbs, self._now_us(), most, self.upkeep)
+        try:
+            try:
+                if env.salvage:
+                    self._rescue(session)
+                answers = [job(session) for job in jobs]
+                session.save()
+                if is_full:
+                    self._check_room(txn)
+                env.look_after(txn, session.now_us)
+            except BaseException:
+                env.abort(txn)
+                raise
+            env.commit(txn)
+        except BaseException:
+            self.upkeep.hot.clear()
+            for undo in session.undo:
+                undo()
+            raise
+        if session.events or env.untold:
+            env.untold += session.events
+            self.tell()
+        return answers
+
+    def _rescue(self, session: Session) -> None:
+        while self._env.salvage:
+            path = self._env.salvage.pop()
+            session.undo.append(partial(self._env.salvage.append, path))
+            count = self.rescue(path, session)
+            session.events.append(Event("bans_rescued", f"{count} bans were found in {path}", {"bans": count}))
+
+    def _most_keys(self, txn: Any) -> int:
+        """Return how many windows to hold: in a file that must not grow any more, no more than there are."""
+        if self._opened != self._env.opened:  # another file
+            self._opened, self._windows, self._rows = self._env.opened, _UNKNOWN, _UNKNOWN
+        if self._windows == _UNKNOWN:
+            self._windows = max(txn.stat(self._env.dbs.windows)["entries"], self._least_rows())
+        return min(self._max_keys, self._windows)
+
+    def _check_room(self, txn: Any) -> None:
+        """See that the last part of a full file is left to those who are known, and for letting go.
+
+        Raises:
+            lmdb.MapFullError: There are more rows than when it was begun.
+        """
+        if self._env.held > self._most_bytes + _reserve(self._most_bytes):
+            rows = _rows(txn, self._env)
+            if self._rows == _UNKNOWN:
+                self._rows = max(rows, self._least_rows())
+            if rows > self._rows:
+                raise lmdb.MapFullError(_FULL)
+
+    def _least_rows(self) -> int:
+        return self._most_bytes // LARGEST_WINDOW
+
+    def _make_room(self) -> None:
+        """Make the map larger; where it must not be, let go of all windows that are empty.
+
+        If there are none, new keys are counted in shared cells from then on, and the map gets another part, for these
+        and for what grows in the windows of keys that are known. The last part is for the latter alone.
+
+        Raises:
+            lmdb.MapFullError: That is in use too.
+        """
+        env, most = self._env, self._most_bytes
+        txn = env.begin()
+        if txn is None:
+            return  # somebody else writes, and may make room
+        txn = env.grow(txn, most)
+        if txn is None:
+            self.tell()
+            return
+        now_us = self._now_us()
+        for step in _STEPS:
+            before = _rows(txn, env)
+            try:
+                Session(txn, env.dbs, now_us, self._max_keys, self.upkeep).sweep(step)
+            except lmdb.MapFullError:  # to let go of many takes room for a copy of as many pages
+                txn = env.begin_again(txn)
+                continue
+            except BaseException:
+                env.abort(txn)
+                raise
+            gone = before - _rows(txn, env)
+            if not gone:
+                break
+            with suppress(lmdb.MapFullError):
+                env.commit(txn)
+                self._say_full(gone, now_us)
+                return
+            txn = env.begin()
+            if txn is None:
+                return  # somebody else writes, and may make room
+        txn = env.grow(txn, most + _reserve(most))
+        if txn is not None:
+            txn = env.grow(txn, most + _reserve(most) + MIN_RESERVE)
+        self._say_full(0, now_us)
+        if txn is not None:
+            env.abort(txn)
+            raise lmdb.MapFullError(_FULL)
+
+    def _say_full(self, gone: int, now_us: int) -> None:
+        if now_us >= self._next_full_event_us:
+            self._next_full_event_us = now_us + SAY_FULL_EVERY_US
+            what = f"{gone} empty windows were let go of" if gone else "new keys are counted in shared cells"
+            message = f"{self._env.path} is full, so {what}; raise max_map_size"
+            self._env.untold.append(Event("map_full", message, {"gone": gone}))
+        self.tell()
+
+
+def _rows(txn: Any, env: Environment) -> int:
+    return int(txn.stat(env.dbs.windows)["entries"] + txn.stat(env.dbs.cells)["entries"])
+
+
+def _reserve(most: int) -> int:
+    return max(most // RESERVE, MIN_RESERVE)

@@ -1,0 +1,79 @@
+"""Refusals that are known to last.
+
+A refusal is remembered together with the rows that it was decided on. As long as these rows are the same, and nothing
+has left the windows in them, the same demand is refused. To see that takes a reading transaction, which waits for
+nobody, and no look into the windows. Whatever anybody hands back or resets, in any process, changes a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ...core.decision import Check, Decision
+from ...core.memo import remember
+from ...core.windows.bookings import BookedWindow
+from ...core.windows.codec import pack_window
+from ...core.windows.theory import Reading
+from ..judging import LIMITED
+from .window_rows import HEAD_BYTES, Session, Slot
+
+
+class _Known(NamedTuple):
+    """A refusal: from when until when nothing changes by itself, what was seen, and (row, is a cell, window) each."""
+
+    from_us: int
+    until_us: int
+    readings: Sequence[Reading]
+    rows: Sequence[tuple[bytes, bool, bytes]]
+
+
+class Refusals:
+    """What is known to be refused."""
+
+    def __init__(self) -> None:
+        self.known: dict[Sequence[Check], _Known] = {}
+
+    def remember(self, decision: Decision, slots: Sequence[Slot]) -> None:
+        """Take note of a refusal by the windows of `slots`, unless the next one may be answered in another way.
+
+        A window with bookings has to be looked at each time: they move with the clock.
+        """
+        if any(bucket.count_denied or bucket.wait_us for bucket, _, _ in decision.checks):
+            return
+        if any(isinstance(slot.window, BookedWindow) for slot in slots):
+            return
+        until_us = min(reading[1] for reading in decision.readings if reading[0])
+        rows = [(slot.row, slot.shared, pack_window(slot.window)) for slot in slots]
+        known = _Known(decision.now_us, until_us, decision.readings, rows)
+        remember(self.known, tuple(decision.checks), known)
+
+    def lasts(self, checks: Sequence[Check], now_us: int) -> bool:
+        """Tell whether a demand is known to be refused, if its rows are still the same."""
+        known = self.known.get(checks)
+        if known is None:
+            return False
+        if known.from_us <= now_us < known.until_us:
+            return True
+        self.known.pop(checks, None)
+        return False
+
+    def answer(self, checks: Sequence[Check], session: Session) -> Decision | None:
+        """Return the refusal of a demand that `lasts`; None if a row has changed."""
+        known = self.known.get(checks)
+        if known is None:
+            return None
+        for row, shared, window in known.rows:
+            packed = session.txn.get(row, None, session.dbs.cells if shared else session.dbs.windows)
+            if packed is None or packed[HEAD_BYTES:] != window:
+                self.known.pop(checks, None)
+                return None
+        now_us = max(session.now_us, known.from_us)
+        if now_us >= known.until_us:
+            return None  # it ended meanwhile
+        passed_us = now_us - known.from_us
+        readings = [
+            (spent, leaves_us, newest_us, wait_us and wait_us - passed_us)
+            for spent, leaves_us, newest_us, wait_us in known.readings
+        ]
+        return Decision(False, LIMITED, now_us, checks, readings)

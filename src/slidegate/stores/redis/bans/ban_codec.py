@@ -1,0 +1,150 @@
+"""How bans, standings and policies are packed for Redis; ``lua/bans`` reads and writes the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from struct import Struct
+from typing import Final
+
+from ....core.bans.in_force import Ban, BanChange, Guarded
+from ....core.bans.policy import BanPolicy
+from ....core.bans.standing import Standing, Strike
+
+_FOR_EVER: Final = -1
+_MOST: Final = 2**32 - 1
+_BAN: Final = Struct("<qqqqIH")
+_CHANGE: Final = Struct("<BqHH")
+_STANDING: Final = Struct("<IqqqqHH")
+_STRIKE: Final = Struct("<qQH")
+_POLICY: Final = Struct("<IqqqdqBBIqHqHHH")
+_STEP: Final = Struct("<q")
+_KINDS: Final = {1: "banned", 2: "unbanned"}
+_TIME: Final = Struct("<q")
+_TOLD: Final = Struct("<HH")
+_MANY: Final = Struct("<H")
+_GUARD: Final = Struct("<BI")
+_KEY: Final = 0
+_BYTES: Final = {4: 4, 6: 16}
+
+UNGUARDED: Final = _MANY.pack(0)
+"""What guards a request that no ban refuses."""
+
+
+def text_of(packed: bytes) -> str:
+    """Return text as it was before `bytes_of`."""
+    return packed.decode(errors="surrogatepass")
+
+
+def bytes_of(text: str) -> bytes:
+    """Return any text as bytes, also one that is no proper Unicode."""
+    return text.encode(errors="surrogatepass")
+
+
+def pack_ban(ban: Ban) -> bytes:
+    """Pack a ban without its key."""
+    ends_us = _FOR_EVER if ban.ends_us is None else max(ban.ends_us, 0)
+    by = bytes_of(ban.by)
+    return (
+        _BAN.pack(ban.made_us, ends_us, ban.wall_us, ban.prolong_us, min(ban.rung, _MOST), len(by))
+        + by
+        + bytes_of(ban.reason)
+    )
+
+
+def unpack_ban(key: bytes, packed: bytes) -> Ban:
+    """Read what `pack_ban` packed."""
+    made_us, ends_us, wall_us, prolong_us, rung, length = _BAN.unpack_from(packed)
+    by, reason = packed[_BAN.size : _BAN.size + length], packed[_BAN.size + length :]
+    ends = None if ends_us == _FOR_EVER else ends_us
+    return Ban(text_of(key), text_of(reason), text_of(by), rung, made_us, ends, wall_us, prolong_us)
+
+
+def unpack_change(packed: bytes) -> BanChange:
+    """Read an entry of the history."""
+    kind, wall_us, by, key = _CHANGE.unpack_from(packed)
+    rest = packed[_CHANGE.size :]
+    ban = unpack_ban(rest[by : by + key], rest[by + key :])
+    return BanChange(_KINDS[kind], ban, wall_us, text_of(rest[:by]))  # type: ignore[arg-type]
+
+
+def pack_standing(policy: str, standing: Standing) -> bytes:
+    """Pack how a key stands under a policy that may not be known here."""
+    name = bytes_of(policy)
+    strikes = [
+        _STRIKE.pack(strike.at_us, strike.weight, len(source)) + source
+        for strike in standing.strikes
+        for source in (bytes_of(strike.source),)
+    ]
+    numbers = min(standing.rung, _MOST), standing.last_us, standing.until_us, 0, 0, len(strikes), len(name)
+    return _STANDING.pack(*numbers) + name + b"".join(strikes)
+
+
+def unpack_standings(packed: bytes) -> Iterator[tuple[str, Standing]]:
+    """Read how a key stands under each policy."""
+    at = 0
+    while at < len(packed):
+        rung, last_us, until_us, _, _, many, length = _STANDING.unpack_from(packed, at)
+        at += _STANDING.size
+        name = text_of(packed[at : at + length])
+        at += length
+        standing = Standing(rung, last_us, until_us)
+        for _ in range(many):
+            at_us, weight, length = _STRIKE.unpack_from(packed, at)
+            at += _STRIKE.size
+            standing.strikes.append(Strike(at_us, weight, text_of(packed[at : at + length])))
+            at += length
+        yield name, standing
+
+
+def pack_policy(policy: BanPolicy) -> bytes:
+    """Pack what decides about strikes and bans."""
+    most, name = policy.most, bytes_of(policy.name)
+    return (
+        _POLICY.pack(
+            policy.after.amount,
+            policy.after.window_us,
+            policy.grain_us,
+            policy.forgive_us,
+            policy.jitter,
+            policy.longest_us,
+            policy.prolong,
+            policy.action == "shadow",
+            most.amount,
+            most.window_us,
+            most.resolution,
+            most.slice_us,
+            most.slices,
+            len(policy.ladder_us),
+            len(name),
+        )
+        + b"".join(map(_STEP.pack, policy.ladder_us))
+        + name
+    )
+
+
+def made_name(policy: BanPolicy) -> str:
+    """Return what the window of the bans that a policy made is called."""
+    most = policy.most
+    return f"made:{policy.name}:{most.window_us}:{most.resolution}:{most.exact:d}"
+
+
+def pack_guards(guarded: Sequence[Guarded]) -> bytes:
+    """Pack the keys and addresses whose bans refuse a request."""
+    parts = [_MANY.pack(len(guarded))]
+    for guard in guarded:
+        if isinstance(guard, str):
+            kind, packed = _KEY, bytes_of(guard)
+        else:
+            kind, packed = guard[0], guard[1].to_bytes(_BYTES[guard[0]], "big")
+        parts += (_GUARD.pack(kind, len(packed)), packed)
+    return b"".join(parts)
+
+
+def unpack_told(packed: bytes) -> tuple[int, list[Ban]]:
+    """Read the bans in force that were found, and when that was in the bans' time."""
+    (now_us,), at, bans = _TIME.unpack_from(packed), _TIME.size, []
+    while at < len(packed):
+        key, row = _TOLD.unpack_from(packed, at)
+        at += _TOLD.size + key + row
+        bans.append(unpack_ban(packed[at - row - key : at - row], packed[at - row : at]))
+    return now_us, bans

@@ -1,0 +1,1 @@
+"""Redis Cluster: nodes, slots, and demands over several slots."""

@@ -1,0 +1,151 @@
+"""Demands with several keys on a cluster. They lie in different slots, which no script can see together.
+
+All keys are looked at first, at the same time; a demand that one of them refuses changes nothing. Otherwise all are
+charged, again at the same time. Where one refuses after all, because somebody came between, the others are handed
+back, also when the request was given up meanwhile: never more than the limits, though somebody else may be refused by
+what is handed back a moment later. Where a process dies in between, units stay charged for a window. Such demands never
+wait for room.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, TypeAlias
+
+from ....core.bans.in_force import Guarded
+from ....core.barred import Barred
+from ....core.decision import Bucket, Check, Decision, Reason
+from ....core.windows.theory import NEVER, Reading
+from ..packing import CHARGE, GLANCE, HIT, LOOK
+
+TRIES: Final = 3
+
+Ask: TypeAlias = Callable[[int, Sequence[Check], Sequence[Guarded]], "asyncio.Future[Decision]"]
+HandBack: TypeAlias = Callable[[Decision], object]
+
+
+class Spread:
+    """A demand in parts, one for each key.
+
+    Args:
+        checks: The demand.
+        ask: Asks for a part.
+        hand_back: Hands a part back, without waiting for it.
+    """
+
+    def __init__(self, checks: Sequence[Check], ask: Ask, hand_back: HandBack) -> None:
+        self._checks = checks
+        self._ask = ask
+        self._hand_back = hand_back
+        self._groups = group_by_key(checks)
+
+    async def decide(self, what: int, guarded: Sequence[Guarded]) -> Decision:
+        """Return the answer to the whole demand.
+
+        Raises:
+            StoreError: A part got none; nothing stays charged, as far as Redis can be reached.
+        """
+        if what == CHARGE:
+            return self._whole(await self._ask_all(CHARGE, guarded), True)
+        parts: list[Decision] = []
+        for _ in range(TRIES):
+            parts = await self._ask_all(LOOK if what == HIT else GLANCE, guarded)
+            if any(part.reason is not Reason.OK for part in parts):
+                break
+            parts = await self._ask_all(what, guarded)
+            if all(part.allowed for part in parts):
+                return self._whole(parts, what == HIT)
+            for part in parts:
+                if part.charge:
+                    self._hand_back(part)
+        else:
+            return self._whole(parts, False)
+        if what == HIT and all(part.reason is not Reason.TOO_LARGE for part in parts):
+            parts = await self._count_denied(parts, guarded)
+        return self._whole(parts, False)
+
+    async def _count_denied(self, parts: list[Decision], guarded: Sequence[Guarded]) -> list[Decision]:
+        """Charge a refusal where that counts, and look again."""
+        denied = [(plain(bucket), key, cost) for bucket, key, cost in self._checks if bucket.count_denied]
+        if not denied or any(isinstance(part, Barred) for part in parts):
+            return parts
+        await asyncio.gather(*(self._ask(CHARGE, [check], ()) for check in denied))
+        return await self._ask_all(LOOK, guarded)
+
+    async def _ask_all(self, what: int, guarded: Sequence[Guarded]) -> list[Decision]:
+        futures = []
+        for group in self._groups:
+            checks = [(plain(self._checks[at][0]), *self._checks[at][1:]) for at in group]
+            futures.append(self._ask(what, checks, guarded))
+        try:
+            await asyncio.wait(futures)  # and not `gather`: what is given up while it is on its way may be charged
+            return [future.result() for future in futures]
+        except BaseException:
+            for future in futures:
+                future.add_done_callback(self._undo)
+            raise
+
+    def _undo(self, future: asyncio.Future[Decision]) -> None:
+        if not future.cancelled() and future.exception() is None and future.result().charge:
+            self._hand_back(future.result())
+
+    def _whole(self, parts: Sequence[Decision], charged: bool) -> Decision:
+        for part in parts:
+            if isinstance(part, Barred):
+                return Barred(part.by, part.ban, part.now_us, self._checks)
+        now_us = parts[0].now_us
+        readings: dict[int, list[Reading]] = {}
+        notes: dict[int, list[Any]] = {}
+        for group, part in zip(self._groups, parts, strict=True):
+            ahead_us, first = now_us - part.now_us, 0
+            for at in group:
+                bucket, _, cost = self._checks[at]
+                last = first + len(bucket.limits)
+                readings[at] = [
+                    (spent, leaves_us + ahead_us, newest_us + ahead_us, wait_us)
+                    for spent, leaves_us, newest_us, wait_us in part.readings[first:last]
+                ]
+                # Another node has another clock, so each note says its moment.
+                noted = part.charge[first:last] if charged else ()
+                notes[at] = [(note, part.now_us, cost, 0) if isinstance(note, int) else note for note in noted]
+                first = last
+        whole = [reading for at in range(len(self._checks)) for reading in readings[at]]
+        reason = _reason([part.reason for part in parts], whole)
+        charge = [note for at in range(len(self._checks)) for note in notes[at]]
+        return Decision(reason is Reason.OK, reason, now_us, self._checks, whole, charge)
+
+
+def _reason(reasons: Iterable[Reason], readings: Iterable[Reading]) -> Reason:
+    if all(reason is Reason.OK for reason in reasons):
+        return Reason.OK
+    return Reason.TOO_LARGE if any(reading[3] == NEVER for reading in readings) else Reason.LIMITED
+
+
+def plain(bucket: Bucket) -> Bucket:
+    """Return a bucket with the same windows that neither waits nor counts refusals."""
+    if not bucket.count_denied and not bucket.wait_us:
+        return bucket
+    return Bucket(bucket.rule, bucket.limits, bucket.names, label=bucket.label)
+
+
+def group_by_key(checks: Sequence[Check]) -> list[list[int]]:
+    """Return the places of the checks of each key."""
+    groups: dict[str, list[int]] = {}
+    for at, (_, key, _) in enumerate(checks):
+        groups.setdefault(key, []).append(at)
+    return list(groups.values())
+
+
+def parts_of(decision: Decision, charged: Sequence[Any]) -> list[tuple[Decision, list[Any]]]:
+    """Split what is to be handed back by keys; return decisions with the checks of one key each, and their notes."""
+    firsts, total = [], 0
+    for bucket, _, _ in decision.checks:
+        firsts.append(total)
+        total += len(bucket.limits)
+    parts = []
+    for group in group_by_key(decision.checks):
+        checks = [decision.checks[at] for at in group]
+        notes = [note for at in group for note in charged[firsts[at] : firsts[at] + len(decision.checks[at][0].limits)]]
+        parts.append((Decision(True, Reason.OK, decision.now_us, checks), notes))
+    return parts

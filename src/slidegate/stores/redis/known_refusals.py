@@ -1,0 +1,140 @@
+"""Refusals that are given here, without asking Redis.
+
+A demand that was refused is refused again until something leaves its windows, or is handed back. The first is known to
+the microsecond. Hand-backs and resets are numbered in Redis, and answers carry the number: where it has changed,
+everything here is forgotten. So a refusal is given from here as long as Redis was heard less than `TRUST_S` ago, and
+what one worker hands back is known to all after that time at the latest. What this process itself charges or hands back
+is known at once.
+
+A refusal that counts (`count_denied`) is given from here for `PAUSE_S`, and how often it was is charged then: a flood
+of one client costs ten commands a second for each key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from time import monotonic
+from typing import Final
+
+from ...core.decision import Check, Decision, Reason
+from ...core.memo import MEMO_SIZE
+from .bans.strike_sums import PAUSE_S
+from .server_clock import ServerClock
+
+TRUST_S: Final = 1.0
+
+
+class Known:
+    """A refusal: what was seen, until when nothing leaves by itself, and how often it was given from here."""
+
+    __slots__ = ("clock", "counts", "decision", "given", "next_s", "reset", "steps", "until_us")
+
+    def __init__(self, decision: Decision, clock: ServerClock, *, counts: bool) -> None:
+        self.decision = decision
+        self.clock = clock
+        self.steps = clock.steps
+        self.until_us = min(reading[1] for reading in decision.readings if reading[0])
+        self.counts = counts
+        self.given = 0
+        self.reset: set[str] = set()  # the keys whose windows were forgotten meanwhile
+        self.next_s = monotonic() + (PAUSE_S if counts else TRUST_S)
+
+    def lasts(self) -> bool:
+        """Tell whether it would be given again now."""
+        latest_us = self.clock.most_us()
+        return self.decision.now_us <= latest_us < self.until_us and self.clock.steps == self.steps
+
+    def again(self, checks: Sequence[Check]) -> Decision:
+        """Return it as it is now."""
+        now_us = max(self.clock.least_us(), self.decision.now_us)
+        passed_us = now_us - self.decision.now_us
+        readings = [
+            (spent, leaves_us, newest_us, wait_us and wait_us - passed_us)
+            for spent, leaves_us, newest_us, wait_us in self.decision.readings
+        ]
+        return Decision(False, Reason.LIMITED, now_us, checks, readings)
+
+
+class Answers:
+    """What is known to be refused; bounded, and emptied when it is full.
+
+    Args:
+        charge: Charges checks whatever their limits, for refusals that count; None to give none of these from here.
+    """
+
+    def __init__(self, charge: Callable[[Sequence[Check]], object] | None) -> None:
+        self._charge = charge
+        self.known: dict[Sequence[Check], Known] = {}
+        self._about: dict[str, set[Sequence[Check]]] = {}  # the demands that name a key
+        self._hands = b""
+        self._heard_s = float("-inf")
+
+    def learn(self, decision: Decision, clock: ServerClock) -> None:
+        """Take note of the answer to a hit."""
+        checks = tuple(decision.checks)
+        if decision.reason is not Reason.LIMITED:
+            if decision.allowed:
+                self.forget(checks)
+            return
+        counts = any(bucket.count_denied for bucket, _, _ in checks)
+        if counts:
+            self.forget(checks)  # what was known of other demands has changed
+        if any(bucket.wait_us for bucket, _, _ in checks) or (counts and self._charge is None):
+            return
+        if max(len(self.known), len(self._about)) >= MEMO_SIZE:
+            self.clear()
+        self.known[checks] = Known(decision, clock, counts=counts)
+        for _, key, _ in checks:
+            self._about.setdefault(key, set()).add(checks)
+
+    def answer(self, checks: Sequence[Check]) -> Decision | None:
+        """Return the refusal of a demand that is known to last."""
+        checks = tuple(checks)
+        known = self.known.get(checks)
+        if known is None:
+            return None
+        now_s = monotonic()
+        if now_s - self._heard_s >= TRUST_S or not known.lasts() or (known.counts and now_s >= known.next_s):
+            return None
+        known.given += 1
+        if known.counts and known.given == 1:
+            asyncio.get_running_loop().call_later(known.next_s - now_s, self._count, checks, known)
+        return known.again(checks)
+
+    def forget(self, checks: Sequence[Check]) -> None:
+        """Forget what is known of the keys of a demand."""
+        for _, key, _ in checks if self.known else ():
+            self.forget_key(key)
+
+    def forget_key(self, key: str) -> None:
+        """Forget what is known of a key."""
+        for checks in self._about.pop(key, ()):
+            self.known.pop(checks, None)
+
+    def forget_windows(self, key: str) -> None:
+        """Forget what is known of a key whose windows are forgotten, and what was not charged to them yet."""
+        for checks in self._about.get(key, ()):
+            if checks in self.known:
+                self.known[checks].reset.add(key)
+        self.forget_key(key)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.known.clear()
+        self._about.clear()
+
+    def heard(self, hands: bytes, sent_s: float) -> None:
+        """Take note of the number of the last hand-back in an answer to what was sent at a monotonic moment."""
+        self._heard_s = max(self._heard_s, sent_s)
+        if hands != self._hands:
+            self._hands = hands
+            self.clear()
+
+    def _count(self, checks: Sequence[Check], known: Known) -> None:
+        if self.known.get(checks) is known:
+            del self.known[checks]
+        if self._charge is not None:
+            due = [check for check in checks if check[0].count_denied and check[1] not in known.reset]
+            if due:
+                self._charge([(bucket, key, cost * known.given) for bucket, key, cost in due])

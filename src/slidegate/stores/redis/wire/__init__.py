@@ -1,0 +1,1 @@
+"""The conversation with a server: connections, pipelines and faults."""

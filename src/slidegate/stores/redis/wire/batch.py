@@ -1,0 +1,190 @@
+"""What goes to Redis and comes back in one call, and what the lanes of a store have in common."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from random import getrandbits
+from struct import Struct
+from struct import error as StructError
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+
+from redis.asyncio.sentinel import SentinelConnectionPool
+
+from ....core.errors import StoreError, StoreUnavailable
+from ....core.protocols import Clock, Event
+from ..packing import bans_script, windows_script
+from ..server_clock import ServerClock
+from .connection import Connect, Make, Wire, open_wire
+from .eviction import Eviction
+from .faults import SICK, unexpected
+from .sentinels import open_master
+
+if TYPE_CHECKING:
+    from ..bans.bans import RedisBans
+
+Ask: TypeAlias = Callable[..., Awaitable[Any]]
+
+SLACK_MS: Final = 1_000
+"""A key lives this much longer than anything in it counts, so that its end need not be moved with every hit."""
+TEST_SLACK_MS: Final = 86_400_000
+
+STATE_PARTS: Final = 3
+"""An answer begins with the time, the number of the last change of bans, and that of hand-backs."""
+
+_HEAD: Final = Struct("<qIIB")
+_TIME: Final = Struct("<q")
+_SERVER_TIME: Final = -1
+
+
+class Request(Protocol):
+    """What a lane carries."""
+
+    future: asyncio.Future[Any]
+    judged: bytes | None
+    """The number of the list of bans that let it pass; None where no ban refuses it, or it was looked up."""
+
+    @property
+    def key(self) -> str | None:
+        """One of its keys, which all lie in one slot of a cluster; None where it has none."""
+
+    def pack(self, place_of: Callable[[str], int]) -> bytes:
+        """Return the request for the script; `place_of` says where in the call's keys a key stands."""
+
+    def answered(self, answer: bytes, now_us: int, clock: ServerClock) -> Any:
+        """Return what is to be made of the answer. What it raises is raised where the request is awaited."""
+
+    def guards(self) -> bytes:
+        """Return whose bans refuse it, packed."""
+
+    def held(self) -> Any:
+        """Return the answer where the bans that are held here refuse it, else None."""
+
+    def refused(self, told: bytes) -> Any:
+        """Return the answer where Redis has found bans, None where it found none; see `RedisBans.refused`."""
+
+
+@dataclass
+class Shared:
+    """What the lanes of a store have in common.
+
+    Attributes:
+        client: The client, which says where to connect.
+        timeout_s: How long the server may take.
+        name_of: Returns the name in Redis of the hash for a key.
+        meta: The name of the hash with the numbers of changes.
+        max_waiting: How many requests may wait in a line.
+        clock: The clock of a test.
+        bans: The bans of the store.
+        heard: Hears of the number of hand-backs, in an answer to what was sent at a monotonic moment.
+        tell: Passes events on.
+        learn_secret: Sees that the secret is known; is given what sends a command to where `meta` is.
+        eviction: Looks at whether a server throws away what is counted.
+    """
+
+    client: Any
+    timeout_s: float
+    name_of: Callable[[str], bytes]
+    meta: bytes
+    max_waiting: int
+    clock: Clock | None
+    bans: RedisBans
+    heard: Callable[[bytes, float], None]
+    tell: Callable[[Sequence[Event]], None]
+    learn_secret: Callable[[Ask], Awaitable[None]]
+    eviction: Eviction
+
+    async def open_server(self) -> Wire:
+        """Connect to the one server, or to the master that sentinels name.
+
+        Raises:
+            StoreError: That failed.
+        """
+        pool = self.client.connection_pool
+        if isinstance(pool, SentinelConnectionPool):
+            return await open_master(pool, self.timeout_s, self._open, self.open)
+        return await self.open(pool.make_connection)
+
+    async def open(self, make: Make, name: str = "", connect: Connect | None = None) -> Wire:
+        """Connect to a server that knows the scripts; see `open_wire`.
+
+        Raises:
+            StoreError: That failed.
+        """
+        wire = await self._open(make, name, connect)
+        try:
+            loads = [wire.ask(b"SCRIPT", b"LOAD", script.source) for script in (windows_script(), bans_script())]
+            await asyncio.gather(*loads, self.eviction.look(wire))
+        except BaseException:
+            wire.close(StoreUnavailable("redis: not in use"))
+            raise
+        return wire
+
+    async def _open(self, make: Make, name: str = "", connect: Connect | None = None) -> Wire:
+        return await open_wire(make, self.timeout_s, ServerClock(self.clock), name, connect)
+
+
+def pack_call(requests: Sequence[Request], first: int) -> tuple[list[str], list[bytes]]:
+    """Return the keys of requests, and the requests; the keys are called by their places, `first` and so on."""
+    keys: dict[str, int] = {}
+    packed = [request.pack(lambda key: keys.setdefault(key, len(keys) + first)) for request in requests]
+    return list(keys), packed
+
+
+def head(clock: Clock | None, with_meta: int) -> bytes:
+    """Return the head of a call of the script of windows."""
+    if clock is None:
+        return _HEAD.pack(_SERVER_TIME, getrandbits(32), SLACK_MS, with_meta)
+    return _HEAD.pack(clock(), getrandbits(32), TEST_SLACK_MS, with_meta)
+
+
+def says_state(answer: Any) -> bool:
+    """Tell whether an answer begins as the script's do; where there is no more of it, nothing was decided."""
+    return (
+        isinstance(answer, list)
+        and len(answer) >= STATE_PARTS
+        and type(answer[0]) is type(answer[1]) is type(answer[2]) is bytes
+    )
+
+
+def deliver(wire: Wire, requests: Sequence[Request], sent_s: float, answer: Sequence[bytes]) -> Sequence[Event]:
+    """Give the answers of a call to those who wait for them; return what is to be told."""
+    try:
+        (now_us,) = _TIME.unpack(answer[0])
+        if len(answer) != len(requests) + STATE_PARTS:
+            raise ValueError
+    except (TypeError, ValueError, LookupError, StructError):
+        # Whoever this is, nothing that it says can be relied on.
+        error = unexpected(wire.place, answer)
+        fail(requests, error)
+        wire.close(error)
+        return ()
+    step_us = wire.clock.saw(now_us, int(sent_s * 1_000_000))
+    for request, part in zip(requests, answer[STATE_PARTS:], strict=True):
+        if not request.future.done():
+            try:
+                request.future.set_result(request.answered(part, now_us, wire.clock))
+            except StoreError as error:
+                request.future.set_exception(error)
+                if any(word in str(error) for word in SICK):
+                    wire.close(error)
+            except Exception:  # whatever it is: somebody waits for this, and others for the rest
+                request.future.set_exception(unexpected(wire.place, part))
+    if not step_us:
+        return ()
+    way = "forward, so windows opened early" if step_us > 0 else "back"
+    message = f"redis: the clock of {wire.place} was set {abs(step_us) / 1_000_000:.1f} s {way}"
+    return (Event("clock_stepped", message, {"server": wire.place, "step_us": step_us}),)
+
+
+def fail(requests: Sequence[Request], error: StoreError) -> None:
+    """Tell those who still wait."""
+    for request in requests:
+        if not request.future.done():
+            request.future.set_exception(error)
+
+
+def store_error(error: BaseException) -> StoreError:
+    """Return what those who wait are told, whatever went wrong."""
+    return error if isinstance(error, StoreError) else StoreUnavailable(f"redis: {error!r}")

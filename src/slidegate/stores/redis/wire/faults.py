@@ -1,0 +1,66 @@
+"""What Redis says instead of an answer, and what is in trouble then: a key, a slot or the server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from functools import wraps
+from struct import error as StructError
+from typing import Any, Final, ParamSpec, TypeVar
+
+from ....core.errors import Concerns, SlidegateError, StoreUnavailable
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+SICK: Final = ("READONLY", "LOADING", "MASTERDOWN", "NOAUTH", "NOPERM")
+"""Errors after which another connection may lead to a server that is well, or one that has learnt the password."""
+_OF_A_KEY: Final = "WRONGTYPE"
+_OF_A_SLOT: Final = ("TRYAGAIN", "CLUSTERDOWN Hash slot", "MOVED", "ASK", "CROSSSLOT")
+_UNREADABLE: Final = TypeError, ValueError, LookupError, AttributeError, AssertionError, ArithmeticError, StructError
+_MOST_SHOWN: Final = 300
+
+
+def refusal(place: str, said: object) -> StoreUnavailable:
+    """Return the error for what a server said instead of an answer.
+
+    Args:
+        place: What to call the server.
+        said: Its words.
+    """
+    text = str(said)
+    concerns: Concerns = "server"
+    if _OF_A_KEY in text:  # a script may say more before it
+        concerns = "key"
+    elif text.startswith(_OF_A_SLOT):
+        concerns = "slot"
+    return StoreUnavailable(f"redis: {place}{': ' if place else ''}{text}", concerns=concerns)
+
+
+def unexpected(place: str, answer: object) -> StoreUnavailable:
+    """Return the error for an answer that is none to what was asked."""
+    shown = repr(answer)
+    shown = shown if len(shown) <= _MOST_SHOWN else f"{shown[:_MOST_SHOWN]}…"
+    return StoreUnavailable(f"redis: {place or 'the server'} gave an answer that is none: {shown}")
+
+
+def sensible(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """Raise a StoreUnavailable where a method cannot read what a server has answered, whatever that was."""
+
+    @wraps(method)
+    async def read(*args: P.args, **named: P.kwargs) -> T:
+        try:
+            return await method(*args, **named)
+        except SlidegateError:
+            raise
+        except (
+            TypeError,
+            ValueError,
+            LookupError,
+            AttributeError,
+            AssertionError,
+            ArithmeticError,
+            StructError,
+        ) as error:
+            raise StoreUnavailable(f"redis: an answer about bans makes no sense: {error!r}") from error
+
+    return read

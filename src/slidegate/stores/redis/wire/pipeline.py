@@ -1,0 +1,304 @@
+"""When requests go to Redis: at once, or with others.
+
+Each event loop has a lane, with a connection of its own. On it
+
+* a request that is alone goes at once;
+* where there were several in the last call, those of one turn of the loop wait for its end and go together, in calls of
+  at most `MOST_IN_CALL`, and further calls are written before the first is answered;
+* beyond `MOST_CALLS` unanswered calls requests wait in line, and where the line is full they are turned away.
+
+A request that is given up before it went is not sent. One that is given up later is charged all the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Coroutine, Sequence
+from functools import partial
+from time import monotonic
+from typing import Any, Final
+
+from hiredis import HiredisError
+
+from ....core.errors import StoreError, StoreUnavailable
+from ..bans.bans import LIFE_BYTES
+from ..packing import Script, windows_script
+from .batch import STATE_PARTS, Request, Shared, deliver, fail, head, pack_call, says_state, store_error
+from .connection import Wire
+from .faults import SICK, refusal
+
+MOST_IN_CALL: Final = 64
+"""A request takes the server some 5 us, and nobody else is served while a call runs."""
+MOST_CALLS: Final = 16
+MOST_TRIES: Final = 4
+"""How often a call is sent again that decided nothing: once where bans have changed, more often where data is lost."""
+SCAN_PART: Final = 500
+RETRY_S: Final = 0.25
+"""How soon a connection that could not be made is tried again by itself, so that who probes finds it there ..."""
+RETRY_FOR_S: Final = 5.0
+"""... for so long after the last request."""
+CLOSED: Final = "redis: the store is closed"
+
+
+class Lane:
+    """The requests of one event loop.
+
+    Args:
+        loop: The loop.
+        shared: What the lanes of a store have in common.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, shared: Shared) -> None:
+        self.loop = loop
+        self._shared = shared
+        self._line: deque[Request] = deque()
+        self._calls = 0
+        self._scheduled = False
+        self._many = False
+        self._recovery: asyncio.Task[None] | None = None
+        self._closed = False
+        self._asked_s = float("-inf")
+        self._opening: asyncio.Task[None] | None = None
+        self._wire: Wire | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def add(self, request: Request) -> None:
+        """Send a request, now or later."""
+        line = self._line
+        if len(line) >= self._shared.max_waiting:
+            fail((request,), StoreUnavailable(f"redis: {len(line)} requests wait for an answer already"))
+            return
+        line.append(request)
+        if not self._scheduled:
+            if self._many or self._calls or self._wire is None:
+                self._scheduled = True
+                self.loop.call_soon(self._go)
+            else:
+                self._go()
+
+    async def ask(self, *command: bytes | int) -> Any:
+        """Send a command about bans by itself and return its answer.
+
+        Raises:
+            StoreError: None comes, or it is an error.
+        """
+        while self._wire is None or not self._wire.open:
+            await self._settled(self._open())
+        return await self._wire.ask(*command)
+
+    async def run(self, script: Script, keys: Sequence[bytes], asked: Sequence[bytes | int]) -> Any:
+        """Run a script by itself and return its answer.
+
+        Raises:
+            StoreError: None comes, or it is an error.
+        """
+        try:
+            return await self.ask(b"EVALSHA", script.name, len(keys), *keys, *asked)
+        except StoreUnavailable as error:
+            if "NOSCRIPT" not in str(error):
+                raise
+        return await self.ask(b"EVAL", script.source, len(keys), *keys, *asked)
+
+    async def recover(self) -> None:
+        """Learn the secret and the life of the data again, because Redis has lost data. All who need that share it.
+
+        Raises:
+            StoreError: Redis cannot be reached, or answers with an error.
+        """
+        if self._recovery is None or self._recovery.done():
+            self._recovery = self._start(self._recover())
+        await self._settled(self._recovery)
+
+    def attend(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Do something until the lane is closed, for nobody who waits: a `StoreError` of it is not told."""
+        if self._closed:
+            work.close()
+        else:
+            self._start(work)
+
+    async def remove(self, pattern: bytes) -> int:
+        """Remove what is called after a pattern, a part at a time; return how many keys that were.
+
+        Raises:
+            StoreError: Redis cannot be reached, or answers with an error.
+        """
+        while self._wire is None or not self._wire.open:
+            await self._settled(self._open())
+        return await remove(self._wire, pattern)
+
+    def close(self) -> None:
+        """Close the connection; who waits is told."""
+        gone = StoreUnavailable(CLOSED)
+        self._closed = True
+        for task in self._tasks:
+            task.cancel()
+        if self._wire is not None:
+            self._wire.close(gone)
+        self._fail_all(gone)
+
+    def _go(self) -> None:
+        """Write calls, as many as may be unanswered."""
+        self._scheduled = False
+        wire = self._wire
+        self._asked_s = monotonic()
+        if wire is None or not wire.open:
+            if self._line:
+                self._open()
+            return
+        line = self._line
+        self._many = len(line) > 1
+        while line and self._calls < MOST_CALLS:
+            requests: list[Request] = []
+            while line and len(requests) < MOST_IN_CALL:
+                request = line.popleft()
+                if not request.future.done():
+                    requests.append(request)
+            if requests:
+                self._call(wire, requests, b"EVALSHA", windows_script().name)
+
+    def _call(self, wire: Wire, requests: Sequence[Request], how: bytes, what: bytes, tries: int = 0) -> None:
+        shared, bans = self._shared, self._shared.bans
+        done = partial(self._answered, wire, requests, monotonic(), tries)
+        keys, packed = pack_call(requests, 2)
+        names = [shared.meta, bans.list_name, *map(shared.name_of, keys)]
+        guards = b""
+        if tries or bans.latest != bans.number or any(request.judged != bans.number for request in requests):
+            guards = b"".join(request.guards() for request in requests)
+        self._calls += 1
+        known = head(shared.clock, 1), bans.number, bans.life, guards
+        wire.send(done, how, what, len(names), *names, *known, *packed)
+
+    def _answered(self, wire: Wire, requests: Sequence[Request], sent_s: float, tries: int, answer: Any) -> None:
+        self._calls -= 1
+        if isinstance(answer, StoreError):
+            fail(requests, answer)
+        elif isinstance(answer, HiredisError):
+            self._refused(wire, requests, tries, str(answer))
+        elif says_state(answer) and len(answer) == STATE_PARTS:
+            self._carry(requests, self._again(wire, requests, tries + 1, answer[2]))
+        else:
+            if says_state(answer) and len(answer) == len(requests) + STATE_PARTS:
+                self._shared.heard(answer[2], sent_s)
+                self._shared.bans.heard(self, answer[1], sent_s)
+            self._shared.tell(deliver(wire, requests, sent_s, answer))
+        if self._line and not self._scheduled:
+            self._go()
+
+    def _refused(self, wire: Wire, requests: Sequence[Request], tries: int, error: str) -> None:
+        """Deal with what Redis says instead of running the script."""
+        if error.startswith("NOSCRIPT"):
+            self._call(wire, requests, b"EVAL", windows_script().source, tries)
+            return
+        fail(requests, refusal(wire.place, error))
+        if error.startswith(SICK):
+            wire.close(refusal(wire.place, error))
+
+    async def _again(self, wire: Wire, requests: Sequence[Request], tries: int, state: bytes) -> None:
+        """Ask again where nothing was decided: bans have changed, or the data has another life."""
+        if tries > MOST_TRIES:
+            raise StoreUnavailable(f"redis: {wire.place} loses its data again and again")
+        if state[:LIFE_BYTES] != self._shared.bans.life:
+            await self.recover()
+        self._call(wire, requests, b"EVALSHA", windows_script().name, tries)
+
+    async def _recover(self) -> None:
+        await self._shared.bans.notice(self)
+        await self._shared.learn_secret(self.ask)
+
+    # -- the connection ----------------------------------------------------------------------------------------------
+
+    def _open(self) -> asyncio.Task[None]:
+        if self._opening is None:
+            self._opening = self._start(self._connect())
+        return self._opening
+
+    async def _connect(self) -> None:
+        try:
+            wire = await self._shared.open_server()
+            self._guard(wire)
+            wire.lost.add_done_callback(self._lost)
+            await self._shared.learn_secret(wire.ask)
+            self._wire = wire
+            self.loop.call_soon(self._go)
+        except Exception as error:
+            self._fail_all(store_error(error))
+            self.loop.call_later(RETRY_S, self._retry)
+            raise store_error(error) from error
+        finally:
+            self._opening = None
+
+    @property
+    def _is_wanted(self) -> bool:
+        """Whether somebody is likely to ask for a connection that is not there."""
+        return not self._closed and monotonic() - self._asked_s <= RETRY_FOR_S
+
+    def _lost(self, lost: asyncio.Future[None]) -> None:
+        """Connect again before somebody asks, so that the next one need not wait."""
+        if self._is_wanted and not lost.cancelled():  # which it is when the loop ends
+            self._retry()
+
+    def _retry(self) -> None:
+        if self._is_wanted and (self._wire is None or not self._wire.open):
+            self._open()
+
+    def _guard(self, wire: Wire) -> None:
+        """Close a connection when the lane is closed, or its loop ends, which cancels tasks also before they began."""
+        if self._closed:
+            wire.close(StoreUnavailable(CLOSED))
+        else:
+            guard = self._start(_until_lost(wire))
+            guard.add_done_callback(lambda _: wire.close(StoreUnavailable("redis: the event loop has ended")))
+
+    def _fail_all(self, error: StoreError) -> None:
+        requests = list(self._line)
+        self._line.clear()
+        fail(requests, error)
+
+    def _carry(self, requests: Sequence[Request], work: Coroutine[Any, Any, None]) -> None:
+        """Do something for requests that stand in no line meanwhile. If it fails, or is given up, they are told."""
+
+        def ended(task: asyncio.Task[None]) -> None:
+            error = StoreUnavailable(CLOSED) if task.cancelled() else task.exception()
+            if error is not None:
+                fail(requests, store_error(error))
+
+        self._start(work).add_done_callback(ended)
+
+    async def _settled(self, task: asyncio.Task[Any]) -> None:
+        """Wait for a task that nobody owns: who gives up takes it from no one, and hears of its end as an error."""
+        assert task is not asyncio.current_task(), "a task that waits for itself never ends"
+        await asyncio.wait((task,))
+        if task.cancelled():
+            raise StoreUnavailable(CLOSED)
+        task.result()
+
+    def _start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        if self._closed:
+            work.close()
+            raise StoreUnavailable(CLOSED)
+        task = self.loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, StoreError):  # of which those who wait have been told
+            self.loop.call_exception_handler({"message": "slidegate: a lane to Redis failed", "exception": error})
+
+
+async def _until_lost(wire: Wire) -> None:
+    await wire.lost
+
+
+async def remove(wire: Wire, pattern: bytes) -> int:
+    """Remove what is called after a pattern from one server; see `Lane.remove`."""
+    removed, place = 0, b"0"
+    while True:
+        place, names = await wire.ask(b"SCAN", place, b"MATCH", pattern, b"COUNT", SCAN_PART)
+        for name in names:  # by themselves: in a cluster they lie in different slots
+            removed += await wire.ask(b"UNLINK", name)
+        if place == b"0":
+            return removed

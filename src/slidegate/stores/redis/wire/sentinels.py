@@ -1,0 +1,101 @@
+"""The master of a service, as its sentinels know it.
+
+Sentinels are asked side by side, each a little later than the one before, and any of them may be dead or hang. What one
+says may be out of date, so whoever it names has to say itself that it is a master.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, Final, TypeAlias
+
+from ....core.errors import StoreError, StoreUnavailable
+from .connection import Wire
+from .faults import unexpected
+from .first_answer import first_of
+
+AT_ONCE: Final = 10
+"""While one sentinel has not answered, the next is asked after a tenth of the timeout."""
+_DOWN: Final = ("s_down", "o_down", "disconnected")
+
+Open: TypeAlias = Callable[..., Awaitable[Wire]]
+"""Opens a connection: is given what makes it, what to call the server, and how to connect it."""
+
+
+async def open_master(pool: Any, timeout_s: float, to_sentinel: Open, to_server: Open) -> Wire:
+    """Connect to the master of the service of a pool of redis-py.
+
+    Args:
+        pool: The pool.
+        timeout_s: How long a sentinel, or a server, may take.
+        to_sentinel: Opens connections to sentinels.
+        to_server: Opens connections to servers.
+
+    Raises:
+        StoreError: No sentinel leads to a master.
+    """
+    name, manager = pool.service_name, pool.sentinel_manager
+
+    async def through(sentinel: Any) -> Wire:
+        wire = await to_sentinel(sentinel.connection_pool.make_connection, f"a sentinel of {name!r}")
+        try:
+            row = await wire.ask(b"SENTINEL", b"MASTER", name)
+        finally:
+            wire.close(StoreUnavailable("redis: not in use"))
+        host, port = _address(wire.place, row, manager.min_other_sentinels)
+        master = pool.make_connection()
+        wire = await to_server(lambda: master, f"{name} ({host}:{port})", partial(master.connect_to, (host, port)))
+        try:
+            await _check_role(wire)
+        except BaseException:
+            wire.close(StoreUnavailable("redis: not in use"))
+            raise
+        return wire
+
+    try:
+        tries = [partial(through, sentinel) for sentinel in manager.sentinels]
+        return await first_of(tries, timeout_s / AT_ONCE, "there are no sentinels", _close)
+    except StoreError as error:
+        told = str(error).removeprefix("redis: ")
+        raise type(error)(f"redis: no sentinel leads to a master of service {name!r}: {told}") from error
+
+
+def _address(place: str, row: Any, others: int) -> tuple[str, int]:
+    """Return where a sentinel says that the master is.
+
+    Raises:
+        StoreUnavailable: It does not, or it sees the master down, or too few other sentinels.
+    """
+    try:
+        said = row if isinstance(row, dict) else dict(zip(row[::2], row[1::2], strict=True))
+        host, flags = said[b"ip"].decode(), said[b"flags"].decode().split(",")
+        port, seen = int(said[b"port"]), int(said[b"num-other-sentinels"])
+    except (TypeError, ValueError, LookupError, AttributeError):
+        raise unexpected(place, row) from None
+    down = [flag for flag in _DOWN if flag in flags]
+    if down or seen < others:
+        why = f"it is {down[0]}" if down else f"{seen} other sentinels are seen, and {others} are asked for"
+        raise StoreUnavailable(f"redis: {place} does not trust {host}:{port}: {why}")
+    return host, port
+
+
+async def _check_role(wire: Wire) -> None:
+    """See that a server is a master, unless it does not let us ask.
+
+    Raises:
+        StoreUnavailable: It is not.
+    """
+    try:
+        role = await wire.ask(b"ROLE")
+    except StoreUnavailable as error:
+        if "NOPERM" in str(error):
+            return
+        raise
+    if not isinstance(role, list) or role[:1] != [b"master"]:
+        raise StoreUnavailable(f"redis: {wire.place} is no master by now")
+
+
+def _close(wire: Wire) -> None:
+    """Close a connection that came too late."""
+    wire.close(StoreUnavailable("redis: not in use"))

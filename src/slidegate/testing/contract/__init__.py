@@ -1,0 +1,16 @@
+"""The store contract: the tests that every store has to pass. They need Hypothesis and pytest.
+
+`StoreContract` is the class to inherit from; the reference model and the random programs lie beside it.
+"""
+
+from __future__ import annotations
+
+try:
+    from .desk import Desk
+    from .store_contract import StoreContract
+except ModuleNotFoundError as error:
+    if error.name not in ("hypothesis", "pytest"):
+        raise
+    raise ImportError("the store contract needs Hypothesis and pytest: pip install hypothesis pytest") from error
+
+__all__ = ["Desk", "StoreContract"]

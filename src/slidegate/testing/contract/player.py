@@ -1,0 +1,158 @@
+"""Playing a random program to a store and to the reference, side by side."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Sequence
+from datetime import timedelta
+from typing import TypeAlias, TypeVar
+
+from ...core.decision import Bucket, Check, Decision
+from ...core.limits import Limit
+from ...core.protocols import Store
+from ..clock import FakeClock
+from ..reference.model import Model, Note, verdict_of
+from .programs import Align, Ask, Change, Debt, Look, Mode, Move, Refund, Reset, Step
+
+Answered = TypeVar("Answered")
+Demand: TypeAlias = tuple[tuple[int, str, int], ...]
+
+
+async def settle(answer: Answered | Awaitable[Answered]) -> Answered:
+    """Return what a store's method answered, having waited for it where the store needs that."""
+    if inspect.isawaitable(answer):
+        waited: Answered = await answer
+        return waited
+    return answer
+
+
+class Player:
+    """Plays a program to a store and to the reference, and compares every answer.
+
+    Args:
+        store: An empty store that tells the time by `clock`.
+        clock: The clock, at the program's start.
+        rules: The limits of each rule.
+        modes: The mode of each rule; by default none has any.
+    """
+
+    def __init__(
+        self, store: Store, clock: FakeClock, rules: Sequence[Sequence[Limit]], modes: Sequence[Mode] = ()
+    ) -> None:
+        self.store = store
+        self.clock = clock
+        self.model = Model()
+        self.modes = modes or [Mode()] * len(rules)
+        self.plain = [Bucket(f"rule-{number}", limits) for number, limits in enumerate(rules)]
+        self.buckets = [_with_mode(*pair) for pair in zip(self.plain, self.modes, strict=True)]
+        self.named: set[tuple[int, str]] = set()
+        self.charged: list[tuple[Decision, list[Note]]] = []
+
+    async def play(self, moves: Sequence[Move]) -> None:
+        """Play all moves, one after the other."""
+        for number, move in enumerate(moves):
+            try:
+                await self._play(move)
+            except AssertionError as error:
+                played = "".join(f"\n  {move}" for move in moves[: number + 1])
+                rules = [*zip(self.buckets, self.modes, strict=True)]
+                raise AssertionError(f"{error}\nat {self.clock} after{played}\nwith {rules}") from error
+
+    async def _play(self, move: Move) -> None:
+        match move:
+            case Ask(demand, patient, plain):
+                await self._ask(demand, patient, plain)
+            case Look(demand):
+                checks = self._checks(demand)
+                expected = self.model.peek(checks, self.clock.now_us)
+                same(verdict_of(await settle(self.store.peek(checks))), expected)
+            case Debt(demand):
+                await self._charge(demand)
+            case Refund(which):
+                await self._refund(which)
+            case Reset(key):
+                await self._reset(key)
+            case Step(span_us) if span_us < 0:
+                await self._step_back(span_us)
+            case Step(span_us):
+                self.clock.advance(us=span_us)
+            case Align(slice_us, offset_us):
+                self.clock.advance(us=slice_us - self.clock.now_us % slice_us + offset_us)
+            case Change(rule, limit, amount):
+                self._change(rule, limit, amount)
+
+    async def _ask(self, demand: Demand, patient: bool, plain: bool) -> None:
+        wait_us = await self._hit(demand, plain)
+        if patient and wait_us:
+            # Without modes: one would charge the refusal, or turn it into a wait of a microsecond.
+            self.clock.advance(us=wait_us - 1)
+            same(await self._hit(demand, plain=True), 1)
+            self.clock.advance(us=1)
+            same(await self._hit(demand, plain=True), 0)
+
+    async def _hit(self, demand: Demand, plain: bool = False) -> int | None:
+        """Ask both, compare, and return how long to wait."""
+        self.named.update((rule, key) for rule, key, _ in demand)
+        checks = self._checks(demand, plain)
+        expected, charged = self.model.hit(checks, self.clock.now_us)
+        decision = await settle(self.store.hit(checks))
+        same(verdict_of(decision), expected)
+        self.charged.append((decision, charged))
+        return expected.retry_after_us
+
+    async def _charge(self, demand: Demand) -> None:
+        self.named.update((rule, key) for rule, key, _ in demand)
+        checks = self._checks(demand)
+        expected, charged = self.model.charge(checks, self.clock.now_us)
+        decision = await settle(self.store.charge(checks))
+        same(verdict_of(decision), expected)
+        self.charged.append((decision, charged))
+
+    async def _refund(self, which: int) -> None:
+        if self.charged:
+            decision, charged = self.charged[-1 - which % len(self.charged)]
+            same(await settle(self.store.refund(decision)), self.model.refund(charged, self.clock.now_us))
+            same(await settle(self.store.refund(decision)), False)
+
+    async def _reset(self, key: str) -> None:
+        known = await settle(self.store.reset(key))
+        if not any(named == key for _, named in self.named):
+            same(known, False)
+        self.model.reset(key)
+        self.charged.clear()  # whether a charge from before can be told from later ones is the store's affair
+
+    async def _step_back(self, span_us: int) -> None:
+        # When a store strikes off what has left is its own affair as long as time goes on. Before it steps back,
+        # every window is looked after, so that the store and the reference have let go of the same.
+        await self._look_after_all()
+        if self.model.carries():
+            return  # how long a store carries what it cannot keep is its own affair, too
+        self.clock.set(max(self.clock.now_us + span_us, 0))
+        await self._look_after_all()  # what lies ahead moves back, which a store notices when it looks
+
+    async def _look_after_all(self) -> None:
+        for rule, key in sorted(self.named):
+            await self._hit(((rule, key, 0),), plain=True)
+
+    def _change(self, rule: int, number: int, amount: int) -> None:
+        bucket = self.plain[rule]
+        changed = list(bucket.limits)
+        old = changed[number]
+        changed[number] = Limit(amount, timedelta(microseconds=old.window_us), resolution=old.resolution)
+        self.plain[rule] = Bucket(bucket.rule, changed)
+        self.buckets[rule] = _with_mode(self.plain[rule], self.modes[rule])
+        if changed[number].exact is not old.exact:
+            self.charged.clear()  # a charge that is kept in another way cannot be found again
+
+    def _checks(self, demand: Demand, plain: bool = False) -> list[Check]:
+        buckets = self.plain if plain else self.buckets
+        return [(buckets[rule], key, cost) for rule, key, cost in demand]
+
+
+def _with_mode(bucket: Bucket, mode: Mode) -> Bucket:
+    return Bucket(bucket.rule, bucket.limits, bucket.names, **mode._asdict())
+
+
+def same(answered: object, expected: object) -> None:
+    """Assert that the store said what the reference says."""
+    assert answered == expected, f"the store says {answered}, the reference {expected}"

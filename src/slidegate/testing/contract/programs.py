@@ -1,0 +1,214 @@
+"""Random demands, times and changes of rules. `player` plays them to a store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import NamedTuple, TypeAlias, TypeVar
+
+from hypothesis import strategies as st
+
+from ...core.limits import MAX_AMOUNT, Limit
+
+KEYS = ("ann", "bob", "192.0.2.7")
+MIN_WINDOW_US = 1_000
+MAX_DRAWN_WINDOW_US = 120_000_000
+YEAR_2100_US = 4_102_444_800_000_000
+
+Choice = TypeVar("Choice")
+
+
+class Mode(NamedTuple):
+    """What else a bucket does with a demand that it has no room for."""
+
+    count_denied: bool = False
+    wait_us: int = 0
+    wait_max: int = 0
+
+
+class Ask(NamedTuple):
+    """Ask for (rule, key, cost) together.
+
+    `patient`: on a refusal, wait as long as it says and ask again. `plain`: as if no rule had a mode.
+    """
+
+    demand: tuple[tuple[int, str, int], ...]
+    patient: bool
+    plain: bool = False
+
+
+class Look(NamedTuple):
+    """Peek at (rule, key, cost) together."""
+
+    demand: tuple[tuple[int, str, int], ...]
+
+
+class Debt(NamedTuple):
+    """Charge (rule, key, cost) together, whatever the limits."""
+
+    demand: tuple[tuple[int, str, int], ...]
+
+
+class Refund(NamedTuple):
+    """Hand back an earlier charge, twice."""
+
+    which: int
+
+
+class Reset(NamedTuple):
+    """Forget a key."""
+
+    key: str
+
+
+class Step(NamedTuple):
+    """Move the clock, backwards where negative."""
+
+    span_us: int
+
+
+class Align(NamedTuple):
+    """Move the clock on to `offset_us` from the next multiple of `slice_us`."""
+
+    slice_us: int
+    offset_us: int
+
+
+class Change(NamedTuple):
+    """Give one limit of a rule another amount."""
+
+    rule: int
+    limit: int
+    amount: int
+
+
+Move: TypeAlias = Ask | Look | Debt | Refund | Reset | Step | Align | Change
+
+
+class Program(NamedTuple):
+    """Rules and their modes, the time at first, and what happens."""
+
+    start_us: int
+    rules: tuple[tuple[Limit, ...], ...]
+    modes: tuple[Mode, ...]
+    moves: list[Move]
+
+
+class Dice:
+    """Turns drawn bytes into choices; the earlier a choice stands in its list, the simpler it counts when shrinking.
+
+    Hypothesis draws bytes a hundred times faster than it draws a program choice by choice, and shrinks them as well.
+    Once the bytes are used up, every choice is the first.
+    """
+
+    def __init__(self, rolled: bytes) -> None:
+        self._rolled = rolled
+
+    def __bool__(self) -> bool:
+        return bool(self._rolled)
+
+    def below(self, end: int) -> int:
+        """Choose a number from 0 to `end` - 1."""
+        size = (end.bit_length() + 7) // 8
+        taken, self._rolled = self._rolled[:size], self._rolled[size:]
+        return int.from_bytes(taken, "big") % end
+
+    def pick(self, choices: Sequence[Choice]) -> Choice:
+        """Choose one of several."""
+        return choices[self.below(len(choices))]
+
+    def amount(self, resolution: int) -> int:
+        """Choose an amount: on either side of the resolution, where the ring changes, or far from it."""
+        near = max(1, resolution - 2 + self.below(6))
+        return self.pick((1 + self.below(6), near, near, 1 + self.below(300), 1 + self.below(10**6), MAX_AMOUNT))
+
+    def limit(self) -> Limit:
+        """Choose a limit: resolution 1 to 128, windows that divide evenly and such that do not."""
+        drawn_us = MIN_WINDOW_US + self.below(MAX_DRAWN_WINDOW_US)
+        window_us = self.pick((1_000, 1_001, 99_999, 10_000_000, 60_000_000, drawn_us))
+        highest = min(128, window_us // 10)
+        resolution = 1 + self.below(self.pick((3, 10, highest, highest)))
+        return Limit(self.amount(resolution), timedelta(microseconds=window_us), resolution=resolution)
+
+    def rule(self) -> tuple[Limit, ...]:
+        """Choose one to three limits of different windows."""
+        drawn = [self.limit() for _ in range(self.pick((1, 1, 2, 3)))]
+        return tuple({limit.same_window: limit for limit in drawn}.values())
+
+    def mode(self, limits: Sequence[Limit]) -> Mode:
+        """Choose a mode: mostly none, or a wait that reaches less or farther than a window."""
+        limit = self.pick(limits)
+        kind = self.below(8)
+        if kind < 3:
+            return Mode()
+        if kind == 3:
+            return Mode(count_denied=True)
+        wait_us = self.pick((limit.window_us, limit.slice_us, 1 + self.below(3 * limit.window_us)))
+        return Mode(kind == 4, wait_us, self.pick((2, 1, 5, 20)))
+
+    def cost(self, limits: Sequence[Limit]) -> int:
+        """Choose a cost: little, nothing, a part of a limit, all of it, or too much."""
+        amount = self.pick([limit.amount for limit in limits])
+        least = min(limit.amount for limit in limits)
+        part = least // (2 + self.below(6)) + 1
+        return self.pick((1, 1, 1, 0, 2, part, part, self.below(least) + 1, amount, amount + self.below(2)))
+
+    def span_us(self, limits: Sequence[Limit]) -> int:
+        """Choose a span of time, often one beside which something leaves a window."""
+        limit = self.pick(limits)
+        slice_us, window_us = limit.slice_us, limit.window_us
+        marks_us = (slice_us, window_us, limit.slices * slice_us, (limit.slices + 1) * slice_us)
+        mark_us = self.pick(marks_us) + self.pick((0, 1, -1))
+        within_us = self.below(window_us // (1 + self.below(8)) + 1)
+        return self.pick((within_us, mark_us, self.below(4 * slice_us), self.below(50), self.below(3 * window_us)))
+
+    def demand(self, rules: Sequence[Sequence[Limit]]) -> tuple[tuple[int, str, int], ...]:
+        """Choose what to ask for: up to three pairs of rule and key, none twice."""
+        targets = [(self.below(len(rules)), self.pick(KEYS)) for _ in range(self.pick((1, 1, 1, 2, 3)))]
+        return tuple((rule, key, self.cost(rules[rule])) for rule, key in dict.fromkeys(targets))
+
+    def move(self, rules: Sequence[Sequence[Limit]]) -> Move | None:
+        """Choose what happens next: mostly requests, with time going on in between."""
+        known = [limit for limits in rules for limit in limits]
+        kind = self.below(32)
+        if kind == 0:
+            return None  # so that shrinking, which turns bytes to 0, makes programs shorter
+        if kind < 16:
+            return Ask(self.demand(rules), patient=kind % 4 == 3, plain=kind % 4 == 2)
+        if kind < 20:
+            return Step(self.span_us(known))
+        if kind < 23:
+            return Align(self.pick(known).slice_us, self.pick((0, 1, -1)))
+        if kind < 25:
+            return Look(self.demand(rules))
+        if kind == 25:
+            drawn = self.demand(rules)
+            return Debt(tuple((rule, key, cost << self.pick((0, 0, 1, 50))) for rule, key, cost in drawn))
+        if kind < 28:
+            return Refund(self.below(4))
+        if kind == 28:
+            return Reset(self.pick(KEYS))
+        if kind == 29:
+            return Step(-self.span_us(known))
+        rule = self.below(len(rules))
+        number = self.below(len(rules[rule]))
+        return Change(rule, number, self.amount(rules[rule][number].resolution))
+
+
+def program(rolled: bytes) -> Program:
+    """Make a program out of drawn bytes: rules, a time to start at, and moves until the bytes are used up."""
+    dice = Dice(rolled)
+    rules = tuple(dice.rule() for _ in range(dice.pick((1, 1, 2, 3))))
+    modes = tuple(dice.mode(limits) for limits in rules)
+    start_us = dice.pick((0, dice.below(10**9), YEAR_2100_US))
+    moves = []
+    while dice:
+        move = dice.move(rules)
+        if move is not None:
+            moves.append(move)
+    return Program(start_us, rules, modes, moves)
+
+
+def programs() -> st.SearchStrategy[Program]:
+    """Draw programs, some short ones and many of 20 to 80 moves."""
+    return st.one_of(st.binary(max_size=60), st.binary(min_size=200, max_size=800)).map(program)

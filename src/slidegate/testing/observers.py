@@ -1,0 +1,20 @@
+"""An observer that keeps what it hears."""
+
+from __future__ import annotations
+
+from ..core.protocols import Event
+
+
+class RecordingObserver:
+    """Keeps every event it hears, oldest first, in `events`."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def __call__(self, event: Event, /) -> None:
+        self.events.append(event)
+
+    @property
+    def kinds(self) -> list[str]:
+        """The kinds of the events heard so far."""
+        return [event.kind for event in self.events]

@@ -1,0 +1,162 @@
+"""The reference: a store that is only there to be right. Its windows are in `model_window`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import NamedTuple
+
+from ...core.decision import Bucket, Check, Decision, Reason
+from ...core.limits import Limit
+from .model_window import Answer, ModelWindow
+
+
+class Verdict(NamedTuple):
+    """What a store says to one demand."""
+
+    allowed: bool
+    reason: Reason
+    retry_after_us: int | None
+    answers: tuple[Answer, ...]
+    wait_us: int = 0
+
+
+def verdict_of(decision: Decision) -> Verdict:
+    """Return the part of a store's decision that the reference can tell."""
+    answers = (
+        Answer(state.remaining, state.retry_after_us, state.more_after_us, state.reset_after_us)
+        for state in decision.states
+    )
+    return Verdict(decision.allowed, decision.reason, decision.retry_after_us, tuple(answers), decision.wait_us)
+
+
+class Note(NamedTuple):
+    """What one window was charged, for a refund."""
+
+    window: ModelWindow
+    time_us: int
+    units: int
+    steps: int
+    waits: bool = False
+
+
+class Model:
+    """A store that is only there to be right: the methods of `Store` over `ModelWindow`."""
+
+    def __init__(self) -> None:
+        self._windows: dict[tuple[str, str, int, int], ModelWindow] = {}
+
+    def hit(self, checks: Sequence[Check], now_us: int) -> tuple[Verdict, list[Note]]:
+        """Charge every check or none, or book it; return what is to be said and, for `refund`, what was charged."""
+        asked = self._asked(checks, now_us)
+        waits = _waits(asked, now_us)
+        notes: list[Note] = []
+        reason = Reason.TOO_LARGE if None in waits else Reason.LIMITED if any(waits) else Reason.OK
+        if reason is Reason.LIMITED:
+            longest_us = max(wait_us for wait_us in waits if wait_us is not None)
+            lacking = {(ask.bucket, ask.key) for ask, wait_us in zip(asked, waits, strict=True) if wait_us}
+            waiting = [ask for ask in asked if (ask.bucket, ask.key) in lacking]
+            if all(
+                longest_us <= ask.bucket.wait_us and len(ask.window.waiting) < ask.bucket.wait_max for ask in waiting
+            ):
+                reason = Reason.WAITED
+                notes = [_book(ask, now_us + longest_us, ask in waiting) for ask in asked]
+            else:
+                denied = [ask for ask in asked if ask.bucket.count_denied]
+                for ask in denied:
+                    ask.window.charge(now_us, ask.cost)
+                waits = _waits(asked, now_us) if denied else waits
+        elif reason is Reason.OK:
+            notes = _charge(asked, now_us)
+        return _sum_up(asked, waits, reason, now_us), notes
+
+    def charge(self, checks: Sequence[Check], now_us: int) -> tuple[Verdict, list[Note]]:
+        """Charge every check, whatever the limits."""
+        asked = self._asked(checks, now_us)
+        notes = _charge(asked, now_us)
+        return _sum_up(asked, [0] * len(asked), Reason.OK, now_us), notes
+
+    def peek(self, checks: Sequence[Check], now_us: int) -> Verdict:
+        """Say what `hit` would say, on a copy."""
+        verdict, _ = deepcopy(self).hit(checks, now_us)
+        return verdict
+
+    def refund(self, charged: list[Note], now_us: int) -> bool:
+        """Hand back what has not left yet; tell whether that was anything."""
+        changed = False
+        for window, time_us, units, steps, waits in charged:
+            if steps != window.steps:
+                continue
+            changed |= window.hand_back(time_us, units, now_us)
+            if waits and time_us > now_us:
+                window.waiting.remove(time_us)
+                changed = True
+        charged.clear()
+        return changed
+
+    def reset(self, key: str) -> None:
+        """Forget every window of a key."""
+        for identity in [identity for identity in self._windows if identity[1] == key]:
+            del self._windows[identity]
+
+    def carries(self) -> bool:
+        """Tell whether a lowered amount has made any window carry what it cannot keep."""
+        return any(window.carried.cost for window in self._windows.values())
+
+    def _asked(self, checks: Sequence[Check], now_us: int) -> list[Ask]:
+        asked = [
+            Ask(self._window(bucket, key, limit), limit, cost, bucket, key)
+            for bucket, key, cost in checks
+            for limit in bucket.limits
+        ]
+        for ask in asked:
+            ask.window.touch(ask.limit.amount, now_us)
+        return asked
+
+    def _window(self, bucket: Bucket, key: str, limit: Limit) -> ModelWindow:
+        identity = (bucket.rule, key, limit.window_us, limit.resolution)
+        return self._windows.setdefault(identity, ModelWindow(limit.window_us, limit.resolution))
+
+
+class Ask(NamedTuple):
+    """What a demand asks of one window."""
+
+    window: ModelWindow
+    limit: Limit
+    cost: int
+    bucket: Bucket
+    key: str
+
+
+def _waits(asked: Sequence[Ask], now_us: int) -> list[int | None]:
+    """Return how long each limit holds the demand up, until all have room at one moment."""
+    waits: list[int | None] = [0] * len(asked)
+    longest_us = 0
+    while True:
+        later = [ask.window.wait_us(ask.limit.amount, ask.cost, now_us, now_us + longest_us) for ask in asked]
+        waits = [
+            wait_us if later_us == longest_us else later_us for wait_us, later_us in zip(waits, later, strict=True)
+        ]
+        last_us = max((later_us for later_us in later if later_us is not None), default=0)
+        if None in later or last_us == longest_us:
+            return waits
+        longest_us = last_us
+
+
+def _book(ask: Ask, moment_us: int, waits: bool) -> Note:
+    if waits:
+        ask.window.waiting.append(moment_us)
+    ask.window.put(ask.window.starts_us(moment_us), ask.cost)
+    return Note(ask.window, moment_us, ask.cost, ask.window.steps, waits)
+
+
+def _charge(asked: Sequence[Ask], now_us: int) -> list[Note]:
+    return [Note(ask.window, now_us, ask.window.charge(now_us, ask.cost), ask.window.steps) for ask in asked]
+
+
+def _sum_up(asked: Sequence[Ask], waits: Sequence[int | None], reason: Reason, now_us: int) -> Verdict:
+    answers = [ask.window.answer(ask.limit.amount, wait_us, now_us) for ask, wait_us in zip(asked, waits, strict=True)]
+    longest_us = max((wait_us for wait_us in waits if wait_us), default=0)
+    allowed = reason in (Reason.OK, Reason.WAITED)
+    retry_after_us = None if reason is Reason.TOO_LARGE else 0 if allowed else longest_us
+    return Verdict(allowed, reason, retry_after_us, tuple(answers), longest_us if allowed else 0)

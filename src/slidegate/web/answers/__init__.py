@@ -1,0 +1,1 @@
+"""Answers: refusals, header fields, and the record of what went out."""

@@ -1,0 +1,37 @@
+"""Header fields that others wrote: their names in any case and as any kind of bytes, and what cannot be sent at all."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any, Final
+
+from .header_fields import Fields
+
+_NAME: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+"""A token of RFC 9110, section 5.6.2."""
+_VALUE: Final = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
+"""A value of RFC 9110, section 5.5: servers refuse controls, and the worst of them send what a line break hides."""
+
+
+def lowered(name: Any) -> bytes:
+    """Return the name of a field as ASGI has it, whatever an application made of it."""
+    return name.encode("latin-1", "replace").lower() if isinstance(name, str) else bytes(name).lower()
+
+
+def sendable(headers: Iterable[Any]) -> tuple[Fields, list[object]]:
+    """Return the fields that can be sent, and what cannot."""
+    good: Fields = []
+    bad: list[object] = []
+    for field in headers:
+        try:
+            name, value = (bytes(memoryview(part)) for part in field)
+        except (TypeError, ValueError):
+            bad.append(field)
+            continue
+        value = value.strip(b" \t")  # what stands around a value is no part of it, and h11 refuses it
+        if _NAME.fullmatch(name) and _VALUE.fullmatch(value):
+            good.append((name, value))
+        else:
+            bad.append(field)
+    return good, bad

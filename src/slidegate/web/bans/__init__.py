@@ -1,0 +1,1 @@
+"""What strikes, and whom."""

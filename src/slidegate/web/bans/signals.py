@@ -1,0 +1,281 @@
+"""What strikes, and whom: the ban policies of a gate at work.
+
+Three moments can strike: when a request comes (honeypots, malformed and oversized requests), when a gate refuses it,
+and when the application's answer begins. Who is on an allowlist, and what a rule exempts, is never struck; nor does a
+gate's own refusal count as an answer of the application.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from inspect import isawaitable
+from itertools import chain
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from starlette.requests import ClientDisconnect
+from starlette.types import Message, Scope, Send
+from starlette.websockets import WebSocketDisconnect
+
+from ...core.addresses import Address
+from ...core.bans.in_force import Ban, Guarded, clean_reason
+from ...core.bans.policy import BanPolicy
+from ...core.bans.targets import WIDEST, ban_target, range_target
+from ...core.errors import ConfigurationError
+from ...limiter import Limiter
+from ..finishing import to_the_end
+from ..keys.client_ip import UNKNOWN_PEER, ClientAddress
+from ..keys.key import Combined, Key, PathParam, Value, everyone, route_path
+from ..lists.network_files import AddressList
+from ..paths.readings import readings
+from ..record import STATUS, Record
+from ..rules.rule import compile_pattern
+from ..rules.user_functions import Calls
+
+if TYPE_CHECKING:
+    from ..judge import Judge
+
+MAX_TARGET: Final = 8_192
+"""Beyond so many bytes of path and query a request is oversized; nginx's large_client_header_buffers are of 8k."""
+_BAD_PATH: Final = re.compile(r"[\x00-\x1f\x7f]|(?:^|/)\.\.(?:/|$)")
+_BAD_ESCAPE: Final = re.compile(rb"%(?![0-9A-Fa-f]{2})")
+
+
+class Offence(NamedTuple):
+    """One strike to be."""
+
+    policy: BanPolicy
+    weight: int
+    reason: str
+
+
+class _Protected:
+    """Networks that no policy bans: those of trusted proxies and of the allowlist."""
+
+    def __init__(self, client: ClientAddress, allowlist: AddressList | None) -> None:
+        self._lists: list[AddressList] = [client.networks] if client.trusted else []
+        if allowlist is not None:
+            self._lists.append(allowlist)
+
+    def overlaps(self, version: int, first: int, last: int) -> bool:
+        for networks in self._lists:  # noqa: SIM110 - any() costs a generator for each strike
+            if networks.overlaps(version, first, last):
+                return True
+        return False
+
+
+class AbuseWatch:
+    """Strikes for what its policies call a signal.
+
+    Args:
+        policies: The policies.
+        limiter: Where strikes are counted.
+        client: How the client's address is found.
+        allowlist: Who is never banned.
+        calls: Reports keys that fail.
+
+    Attributes:
+        policies: The policies by name.
+        keyed: Whether anything but the client can be banned by a policy.
+        looks: Whether requests themselves can strike.
+        minded: What strikes: (policy, signal) each.
+        listens: Whether statuses can.
+        minds_refusals: Whether refusals can.
+
+    Raises:
+        ConfigurationError: A policy is none, two have one name, or a key or path cannot be used.
+    """
+
+    def __init__(
+        self,
+        policies: BanPolicy | Iterable[BanPolicy] | None,
+        limiter: Limiter,
+        client: ClientAddress,
+        allowlist: AddressList | None,
+        calls: Calls,
+    ) -> None:
+        self.policies = _by_name(policies)
+        for policy in self.policies.values():
+            _check_width(policy, client if policy.key is None else policy.key)
+        self._calls = calls
+        self._limiter = limiter
+        self._client = client
+        self._protected = _Protected(client, allowlist)
+        self._spare = {4: 32 - client.prefix(4), 6: 128 - client.prefix(6)}
+        """How many bits of an address tell nothing of its client."""
+        self._keys: list[Key] = [policy.key for policy in self.policies.values() if policy.key is not None]
+        self.keyed = bool(self._keys)
+        self._paths: list[tuple[re.Pattern[str], Offence]] = []
+        self._statuses: dict[int, list[Offence]] = {}
+        self._named: dict[str, list[Offence]] = {}
+        for policy in self.policies.values():
+            self._read_signals(policy)
+        self.looks = bool(self._paths) or "malformed" in self._named or "oversized" in self._named
+        self.listens = bool(self._statuses)
+        self.minds_refusals = "refused" in self._named
+        paths = [offence for _, offence in self._paths]
+        all_of_them = chain(paths, *self._statuses.values(), *self._named.values())
+        self.minded = {(offence.policy.name, offence.reason) for offence in all_of_them}
+
+    def _read_signals(self, policy: BanPolicy) -> None:
+        for signal, weight in policy.signals.items():
+            whole = policy.after.amount if weight == "ban" else weight
+            if isinstance(signal, int):
+                self._statuses.setdefault(signal, []).append(Offence(policy, whole, f"status {signal}"))
+            elif signal.startswith("/"):
+                try:
+                    pattern, _ = compile_pattern(signal)
+                except ConfigurationError as error:
+                    raise ConfigurationError(f"bans: {policy!r}: signals: {error}") from None
+                self._paths.append((pattern, Offence(policy, whole, clean_reason(f"path {signal}"))))
+            elif signal.endswith("xx"):
+                first = int(signal[0]) * 100
+                for status in set(range(first, first + 100)) - set(policy.signals):
+                    self._statuses.setdefault(status, []).append(Offence(policy, whole, f"status {status}"))
+            else:
+                self._named.setdefault(signal, []).append(Offence(policy, whole, signal))
+
+    def guarded(self, scope: Scope, client_key: str, address: Address | None) -> Sequence[Guarded]:
+        """Return whose bans refuse a request."""
+        client: Guarded = client_key if address is None else address
+        return [client, *(key.find(scope, self._limiter, client_key) for key in self._keys)]
+
+    def look(self, scope: Scope, before: Record) -> list[Offence]:
+        """Return what a request does by itself, as far as no gate further out has seen to it."""
+        texts = readings(route_path(scope)) if self._paths else ()
+        found = [offence for pattern, offence in self._paths if any(map(pattern.match, texts))]
+        if "malformed" in self._named and is_malformed(scope):
+            found += self._named["malformed"]
+        for offence in self._named.get("oversized", ()):
+            if is_oversized(scope, offence.policy.max_body):
+                found.append(offence)
+        return self._not_seen_to(found, before.judges)
+
+    async def strike(self, offence: Offence, scope: Scope, client_key: str, address: Address | None) -> Ban | None:
+        """Count a strike of whoever sent a request. A client that leaves meanwhile does not take it back."""
+        policy, weight, reason = offence
+        if policy.key is not None or address is None or not self._limiter.per_process:
+            return await to_the_end(self._strike(offence, scope, client_key))
+        version, value = address
+        spare = self._spare[version]
+        first = value >> spare << spare
+        target = range_target(policy, client_key, version, first, first | (1 << spare) - 1, self._protected)
+        if target is None:
+            return None
+        answer = self._limiter.strike_target(target, policy, weight, reason)
+        return await to_the_end(answer) if isawaitable(answer) else answer
+
+    async def _strike(self, offence: Offence, scope: Scope, client_key: str) -> Ban | None:
+        """Count a strike where that takes more: a key to be made, or a store that others share."""
+        policy, weight, reason = offence
+        key = client_key if policy.key is None else policy.key.find(scope, self._limiter, client_key)
+        if key == UNKNOWN_PEER or (isinstance(policy.key, Combined) and not self._may_ban(policy, client_key)):
+            return None  # everybody whose server names no peer, or who comes by a proxy of one's own
+        try:
+            return await self._limiter.strike(key, policy, weight, reason, protected=self._protected)
+        except ConfigurationError as error:  # a key of the user's own that cannot be one
+            self._calls.report("key", policy.name, error, "nobody is struck")
+        return None
+
+    def _may_ban(self, policy: BanPolicy, client_key: str) -> bool:
+        return client_key != UNKNOWN_PEER and ban_target(policy, client_key, self._protected) is not None
+
+    async def refused(self, scope: Scope, outer: Sequence[Judge]) -> None:
+        """Strike for a refusal by a limit, as far as no gate further out does."""
+        for offence in self._not_seen_to(self._named.get("refused", ()), outer):
+            await self.strike(offence, scope, *self._client.locate(scope))
+
+    def listening(self, scope: Scope, send: Send, record: Record) -> Send:
+        """Wrap `send` so that the status of the application's answer strikes."""
+        begun = False
+
+        async def send_heard(message: Message) -> None:
+            nonlocal begun
+            if message["type"] in STATUS and not begun:
+                begun = True
+                await self._hear(message.get("status", STATUS[message["type"]]), scope, record)
+            await send(message)
+
+        return send_heard
+
+    async def failed(self, scope: Scope, record: Record, error: Exception) -> None:
+        """Strike for the 500 that a server makes of an exception, outside of all middlewares."""
+        if not isinstance(error, (ClientDisconnect, WebSocketDisconnect)):
+            await self._hear(500, scope, record)
+
+    async def _hear(self, status: int, scope: Scope, record: Record) -> None:
+        """Strike for a status."""
+        offences = self._statuses.get(status, ())
+        if not offences or record.own_answer():
+            return
+        place = next(place for place, judge in enumerate(record.judges) if judge.abuse is self)
+        if record.spared_by(record.judges[place]):
+            return
+        for offence in self._not_seen_to(offences, record.judges[:place]):
+            await self.strike(offence, scope, *self._client.locate(scope))
+
+    def _not_seen_to(self, offences: Sequence[Offence], outer: Sequence[Judge]) -> list[Offence]:
+        """Leave out what a gate further out strikes for under the same policy: one offence is one strike."""
+        theirs = [judge.abuse.minded for judge in outer if judge.limiter is self._limiter]
+        return [o for o in offences if not any((o.policy.name, o.reason) in minded for minded in theirs)]
+
+
+def is_malformed(scope: Scope) -> bool:
+    """Tell whether no honest client sends such a request: control characters or ``..`` in the path, a broken escape, or
+    content lengths that are no number or several."""
+    if _BAD_PATH.search(scope["path"]) or _BAD_ESCAPE.search(scope.get("raw_path") or b""):
+        return True
+    lengths = {value for name, value in scope["headers"] if name == b"content-length"}
+    return len(lengths) > 1 or not all(length.isdigit() for length in lengths)
+
+
+def is_oversized(scope: Scope, max_body: int) -> bool:
+    """Tell whether path and query, or the declared content, are longer than they may be."""
+    if len(scope.get("raw_path") or scope["path"]) + len(scope.get("query_string", b"")) > MAX_TARGET:
+        return True
+    lengths = [value for name, value in scope["headers"] if name == b"content-length" and value.isdigit()]
+    digits = [length.lstrip(b"0") or b"0" for length in lengths]
+    # Not int() of a long one: a number of thousands of digits is refused by it.
+    return any(len(length) > 15 or int(length) > max_body for length in digits)
+
+
+def _by_name(policies: object) -> dict[str, BanPolicy]:
+    listed = [policies] if isinstance(policies, BanPolicy) else [] if policies is None else policies
+    example = 'bans: expected BanPolicy("20/10m", "1h") or a list of them'
+    if isinstance(listed, str) or not isinstance(listed, Iterable):
+        raise ConfigurationError(f"{example}, not {policies!r}")
+    found: dict[str, BanPolicy] = {}
+    for policy in listed:
+        if not isinstance(policy, BanPolicy):
+            raise ConfigurationError(f"{example}, not {policy!r} in it")
+        if policy.name in found:
+            raise ConfigurationError(f"bans: two policies are called {policy.name!r}; give one of them another name=")
+        if policy.key is not None and not isinstance(policy.key, Key):
+            raise ConfigurationError(
+                f"bans: {policy!r}: key: expected a built-in key such as header, not {policy.key!r}"
+            )
+        if _names_nobody(policy.key):
+            raise ConfigurationError(
+                f"bans: {policy!r}: key: {policy.key!r} does not say who it is; use client_ip(), header, cookie or user"
+            )
+        found[policy.name] = policy
+    return found
+
+
+def _check_width(policy: BanPolicy, key: Key) -> None:
+    """See that a policy bans what its clients are, where these are wider than one client usually is."""
+    if not isinstance(key, ClientAddress):
+        return
+    for version, name in ((4, "ipv4_prefix"), (6, "ipv6_prefix")):
+        length, narrowest = key.prefix(version), min(WIDEST[version], getattr(policy, name))
+        if length < narrowest:
+            raise ConfigurationError(
+                f"bans: {policy!r}: its clients are of {name}={length}, and it bans nothing wider than /{narrowest}; "
+                f"if that is meant, write BanPolicy(..., {name}={length})"
+            )
+
+
+def _names_nobody(key: Key | None) -> bool:
+    """Tell whether a key, or one that it is made of or falls back to, is that of all clients of a place."""
+    parts = [*getattr(key, "keys", ()), *([key.fallback] if isinstance(key, Value) and key.fallback else [])]
+    return key is everyone or isinstance(key, PathParam) or any(map(_names_nobody, parts))

@@ -1,0 +1,1 @@
+"""`slidegate.toml`: its schema, its errors, and the gate that follows it."""

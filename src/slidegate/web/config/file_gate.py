@@ -1,0 +1,206 @@
+"""A gate whose rules stand in a file, and that follows the file's changes.
+
+The gate at work is complete and never altered: a changed file becomes another gate, beside the one at work, and one
+assignment makes it the one that further requests go to. A file that cannot be used changes nothing.
+
+When a file is looked at and read, `following` says.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any, Final
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from ...core.errors import ConfigurationError
+from ...core.logs import logger
+from ...core.protocols import Event, Observer
+from ...limiter import FailurePolicy, Limiter
+from ..broken import Breakable
+from ..findings.codes import Finding
+from ..lists.watching import SHRUNK_S, Change, Follower
+from ..middleware import RateLimitMiddleware
+from ..rules.rule import Exceeded
+from .file_options import Reading
+
+# For these, None in code means what leaving them out means.
+_NONE_IS_NOTHING: Final = frozenset({"client", "limiter", "limits", "rules"})
+
+
+SECRET_VARIABLE: Final = "SLIDEGATE_SECRET"
+"""The environment variable that holds the `secret` of the limiter of a configuration file."""
+
+
+class _Shared:
+    """What all gates made of one file have in common."""
+
+    def __init__(self, observers: Iterable[Observer]) -> None:
+        self.said: set[Finding] = set()
+        self._observers = tuple(observers)
+        self._store: tuple[str, FailurePolicy] | None = None
+        self._limiter: Limiter | None = None
+        self._claimed: dict[tuple[str, int], str] = {}
+
+    def limiter_at(self, address: str, policy: FailurePolicy) -> Limiter:
+        """Return the limiter for a store's address: one as long as the application runs, with all its counts."""
+        if self._limiter is None:
+            secret = os.environ.get(SECRET_VARIABLE)
+            deadline, on_error = policy
+            self._limiter = Limiter.from_url(
+                address, secret=secret, observers=self._observers, deadline=deadline, on_error=on_error
+            )
+            self._store = address, policy
+        elif (address, policy) != self._store:
+            what = "store: it" if self._store is None or address != self._store[0] else "deadline, on_error: they"
+            raise ConfigurationError(f"{what} cannot change while the application runs; restart the application")
+        return self._limiter
+
+    def claims(self, limiter: Limiter) -> Callable[[str], str]:
+        """Return what claims identities for one gate: the same ones as for the gate before it."""
+        asked: Counter[str] = Counter()
+
+        def claim(identity: str) -> str:
+            asked[identity] += 1
+            turn = identity, asked[identity]
+            if turn not in self._claimed:
+                self._claimed[turn] = limiter.claim(identity)
+            return self._claimed[turn]
+
+        return claim
+
+
+class _ReadGate(RateLimitMiddleware):
+    """A gate that was made of a file."""
+
+    def __init__(self, app: ASGIApp, shared: _Shared, options: dict[str, Any]) -> None:
+        self._shared = shared
+        self._claim_again = shared.claims(options["limiter"])
+        super().__init__(app, **options)
+
+    def _claim(self, identity: str) -> str:
+        return self._claim_again(identity)
+
+    def _log(self, finding: Finding) -> None:
+        if finding not in self._shared.said:
+            self._shared.said.add(finding)
+            super()._log(finding)
+
+
+class FileGate(Breakable):
+    """A `RateLimitMiddleware` that follows a configuration file; made by `RateLimitMiddleware.from_file`.
+
+    Args:
+        app: The application to guard.
+        path: The file.
+        observers: Called with events of the limiter that the file describes.
+        on_tracked: The `on_exceeded` of the file's rules with ``action = "track"``.
+        clock: Returns seconds; how time passes between two looks at the file.
+        options: Options of `RateLimitMiddleware`; they go before those of the file.
+
+    Attributes:
+        app: The gate at work: a `RateLimitMiddleware`.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        path: str | PathLike[str],
+        *,
+        observers: Iterable[Observer] = (),
+        on_tracked: Exceeded | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        **options: Any,
+    ) -> None:
+        self._guarded = app
+        if not isinstance(path, (str, PathLike)):
+            raise ConfigurationError(
+                f'from_file: expected the path of a file, for example "slidegate.toml", not {path!r}'
+            )
+        self._path = Path(path)
+        self._code = {
+            # What can be read only once is needed again for each version of the file.
+            name: tuple(value) if isinstance(value, Iterator) else value
+            for name, value in options.items()
+            if value is not None or name not in _NONE_IS_NOTHING
+        }
+        self._on_tracked = on_tracked
+        self._shared = _Shared(observers)
+        self._clock = clock
+        self._follower = Follower(self._take_over, clock, together=True)
+        self.app: RateLimitMiddleware = self._read()
+
+    @property
+    def limiter(self) -> Limiter:
+        """Where the counts live."""
+        return self.app.limiter
+
+    @property
+    def findings(self) -> list[Finding]:
+        """What looks wrong with the gate at work."""
+        return self.app.findings
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Have one request judged by the gate at work."""
+        if scope["type"] != "lifespan" and self._follower.due():
+            self._follower.look_aside()
+        await self.app(scope, receive, send)
+
+    def _read(self) -> RateLimitMiddleware:
+        reading = Reading(self._path, self._code, self._shared.limiter_at, self._on_tracked, self._clock)
+        try:
+            options = reading.options()
+        finally:
+            # Also after an error: the same bad file is not read twice.
+            self._follower.stamps = reading.stamps
+        return _ReadGate(self._guarded, self._shared, options)
+
+    def _take_over(self, changes: Mapping[Path, Change]) -> Collection[Path]:
+        before, stamps = self.app.rules, self._follower.stamps
+        made: RateLimitMiddleware | None = None
+        message = ""
+        try:
+            made = self._read()
+        except ConfigurationError as error:
+            message = f"the rules at work stay: {error}"
+        except Exception as error:
+            logger.exception("reading %s failed", self._path)
+            message = f"the rules at work stay: {error!r}"
+        still = all(change.still() for change in changes.values())
+        main = changes.get(self._path)
+        shrunk = made is not None and main is not None and main.loses_too_much(len(before), len(made.rules))
+        if shrunk or not still:
+            self._follower.stamps = stamps
+            if still and made is not None:
+                self._tell(logging.WARNING, "config_shrunk", _shrunk(self._path, len(before), len(made.rules)))
+            return changes
+        if made is None:
+            self._tell(logging.ERROR, "config_rejected", message)
+        else:
+            self._put_to_work(made)
+        return ()
+
+    def _put_to_work(self, made: RateLimitMiddleware) -> None:
+        before, self.app = self.app.rules, made
+        self._tell(logging.INFO, "config_reloaded", f"{self._path}: rules at work: {len(made.rules)}")
+        windows = {rule.label: {limit.same_window for limit in rule.limits} for rule in before}
+        for rule in made.rules:
+            if windows.get(rule.label, set()) - {limit.same_window for limit in rule.limits}:
+                self._tell(logging.INFO, "windows_restarted", f"rule {rule.label!r} counts anew in other windows")
+
+    def _tell(self, level: int, kind: str, message: str) -> None:
+        logger.log(level, "%s: %s", kind, message)
+        self.limiter.tell(Event(kind, message, {"path": str(self._path)}))
+
+
+def _shrunk(path: Path, before: int, now: int) -> str:
+    return (
+        f"the rules at work stay for {SHRUNK_S:.0f} s more: {path} was changed in place and has {now} rules left of "
+        f"{before}, as a file does that is not written yet; what is renamed into place is taken at once"
+    )

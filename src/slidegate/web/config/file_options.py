@@ -1,0 +1,273 @@
+"""Reads a configuration file into the options of `RateLimitMiddleware`.
+
+What is given in code goes before the file, and the file before the environment.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from ...core.bans.policy import BanPolicy
+from ...core.errors import ConfigurationError
+from ...core.limits import parse_limits
+from ...limiter import FailurePolicy, Limiter, check_failure_policy
+from ...netlists.networks import Networks
+from ...netlists.reading import check_breadth
+from ..findings.codes import check_silence
+from ..keys import key as keys
+from ..keys.client_ip import ClientAddress, client_ip
+from ..keys.user import user
+from ..lists.network_files import AddressList, NetworkFile, NetworkFiles
+from ..lists.watching import Stamp, stamp_of
+from ..rules.rule import Exceeded, Rule, compile_pattern
+from .messages import Document
+
+if TYPE_CHECKING:
+    from . import schema
+
+STORE_VARIABLE: Final = "SLIDEGATE_STORE"
+"""The address of the store where neither code nor file names one."""
+
+_WORDS: Final[dict[str, keys.Key]] = {"everyone": keys.everyone, "user": user}
+
+
+class Reading:
+    """One reading of a configuration file.
+
+    Args:
+        path: The file.
+        code: Options given in code; they go before those of the file.
+        limiter_at: Makes the limiter for a store's address, given its failure policy.
+        on_tracked: The `on_exceeded` of the file's rules with ``action = "track"``.
+        clock: Returns seconds; how time passes between two looks at the files of lists.
+
+    Attributes:
+        stamps: Every file that was read, with its stamp from before it was read; complete after an error too. Lists
+            that were read follow their files by themselves, and are not among them.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        code: Mapping[str, Any],
+        limiter_at: Callable[[str, FailurePolicy], Limiter],
+        on_tracked: Exceeded | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.stamps: dict[Path, Stamp | None] = {path: stamp_of(path)}
+        self._document = Document(path)
+        self._code = code
+        self._limiter_at = limiter_at
+        self._on_tracked = on_tracked
+        self._clock = clock
+
+    def options(self) -> dict[str, Any]:
+        """Return the options for `RateLimitMiddleware`, those given in code among them.
+
+        Raises:
+            ConfigurationError: The file or something in it cannot be used.
+        """
+        found = self._validated()
+        at = self._document.at
+        options: dict[str, Any] = {"enabled": found.enabled, "statistics": found.statistics}
+        options["headers"] = None if found.headers == "none" else found.headers
+        with at("preflight_limits"):
+            unlimited = found.preflight_limits == "unlimited"
+            options["preflight_limits"] = None if unlimited else parse_limits(found.preflight_limits)
+        with at("silence"):
+            options["silence"] = check_silence(found.silence)
+        with at("client"):
+            client = self._code.get("client") or self._client(found.client)
+        options["client"] = client
+        options |= self._messages(found, client)
+        options["bans"] = self._bans(found, client)
+        if "limits" not in self._code and "rules" not in self._code:
+            options["rules"] = self._rules(found, client)
+        for name in ("blocklist", "allowlist"):
+            entries = getattr(found, name)
+            if entries is not None:
+                with at(name):
+                    options[name] = self._list(name, entries)
+        if "limiter" not in self._code:
+            options["limiter"] = self._limiter(found)
+        return options | dict(self._code)
+
+    def _validated(self) -> schema.Configuration:
+        try:
+            from pydantic import ValidationError
+
+            from . import schema
+        except ModuleNotFoundError as error:
+            raise ConfigurationError(
+                f"{self._document.path}: reading a configuration file needs {error.name}; "
+                "install it with: pip install 'slidegate[config]'"
+            ) from error
+        self._document.read()
+        try:
+            return schema.Configuration.model_validate(self._document.data)
+        except ValidationError as error:
+            raise self._document.invalid(error) from None
+
+    def _messages(self, found: schema.Configuration, client: ClientAddress) -> dict[str, Any]:
+        options: dict[str, Any] = {"on_exceeded": found.on_exceeded, "message_key": found.message_key}
+        if found.message_key not in ("connection", "client"):
+            with self._document.at("message_key"):
+                options["message_key"] = self._key(found.message_key, None, client)
+        if found.message_limits is not None:
+            with self._document.at("message_limits"):
+                options["message_limits"] = parse_limits(found.message_limits)
+        return options
+
+    def _rules(self, found: schema.Configuration, client: ClientAddress) -> list[Rule]:
+        document = self._document
+        if found.limits is not None and found.rules is not None:
+            raise document.error(("limits",), "give limits or rules, not both; limits is a rule for all paths")
+        if found.rules is None:
+            if found.limits is None:
+                if found.bans or self._code.get("bans") is not None:
+                    return []
+                raise ConfigurationError(f'{document.path}: expected limits = "100/minute", or rules')
+            with document.at("limits"):
+                return [Rule("*", found.limits)]
+        rules: list[Rule] = []
+        places: dict[str, int] = {}
+        for number, table in enumerate(found.rules):
+            with document.at("rules", number):
+                rule = self._rule(table, client, number)
+            first = places.setdefault(rule.identity, number)
+            if first != number and not rule.exempt:
+                line = document.line(("rules", first))
+                text = f"counts in the same bucket as rules[{first}] in line {line}; {_way_out(rules[first], rule)}"
+                raise document.error(("rules", number, "path" if rule.name is None else "name"), text)
+            rules.append(rule)
+        return rules
+
+    def _rule(self, table: schema.RuleTable, client: ClientAddress, number: int) -> Rule:
+        options = {name: getattr(table, name) for name in table.model_fields_set}
+        if table.count_if is not None:
+            options["count_if"] = frozenset(table.count_if).__contains__
+        if table.action == "track":
+            if self._on_tracked is None:
+                raise ConfigurationError(
+                    'action: "track" calls a function; give it in code: from_file(..., on_tracked=function)'
+                )
+            options["on_exceeded"] = self._on_tracked
+        if "key" in options:
+            with self._document.at("rules", number, "key"):
+                options["key"] = self._key(table.key, None, client)
+        return Rule(**options)
+
+    def _bans(self, found: schema.Configuration, client: ClientAddress) -> list[BanPolicy] | None:
+        return [self._ban_policy(name, table, client) for name, table in found.bans.items()] or None
+
+    def _ban_policy(self, name: str, table: schema.BanTable, client: ClientAddress) -> BanPolicy:
+        at = self._document.at
+        options = {option: getattr(table, option) for option in table.model_fields_set}
+        for signal, weight in options.get("signals", {}).items():
+            with at("bans", name, "signals", signal):
+                BanPolicy(signals={signal: weight})
+                if signal.startswith("/"):
+                    compile_pattern(signal)
+        if "key" in options:
+            with at("bans", name, "key"):
+                _check_ban_key(table.key)
+                options["key"] = self._key(table.key, None, client)
+        with at("bans", name):
+            return BanPolicy(name=name, **options)
+
+    def _key(self, key: schema.MessageKey, clients: keys.Key | None, client: ClientAddress) -> keys.Key | None:
+        """Make a key; `clients` is what stands for the middleware's own client, here."""
+        if isinstance(key, str):
+            return _WORDS.get(key, clients)
+        if key.client is not None:
+            return self._client(key.client)
+        if key.combine is not None:
+            return keys.combine(*filter(None, (self._key(part, client, client) for part in key.combine)))
+        fallback = None if key.fallback is None else self._key(key.fallback, None, client)
+        sources = keys.header, keys.cookie, keys.query, keys.path_param
+        source = next(source for source in sources if getattr(key, source.__name__) is not None)
+        return source(getattr(key, source.__name__), fallback=fallback)
+
+    def _client(self, table: schema.Client) -> ClientAddress:
+        return client_ip(
+            self._networks(table.trusted) if isinstance(table.trusted, str) else table.trusted,
+            header=table.header,
+            ipv4_prefix=table.ipv4_prefix,
+            ipv6_prefix=table.ipv6_prefix,
+            trust_all=table.trust_all,
+        )
+
+    def _networks(self, entries: str | list[str]) -> Networks:
+        """Read networks; text is the name of a file, from the directory of the configuration file."""
+        if isinstance(entries, list):
+            return Networks(entries)
+        path = self._document.path.parent / entries
+        self.stamps[path] = stamp_of(path)
+        return Networks.from_file(path)
+
+    def _list(self, name: str, entries: schema.Lists) -> AddressList:
+        """Make a blocklist or an allowlist: of networks, or of files from the directory of the configuration file."""
+        if isinstance(entries, list) and all(isinstance(entry, str) for entry in entries):
+            listed = Networks(entries)
+            check_breadth([listed], name)
+            return listed
+        files = []
+        for number, entry in enumerate(entries if isinstance(entries, list) else [entries]):
+            options = {"path": entry} if isinstance(entry, str) else entry.model_dump(exclude_unset=True)
+            path = self._document.path.parent / options.pop("path")
+            with self._document.at(name, number) if isinstance(entries, list) else self._document.at(name):
+                files.append(NetworkFile(path, **options))
+        # While a list cannot be read, its file is looked at together with the configuration.
+        read = self.stamps
+        self.stamps = {Path(file.path): stamp_of(Path(file.path)) for file in files} | read
+        made = NetworkFiles(files, clock=self._clock)
+        self.stamps = read
+        return made
+
+    def _limiter(self, found: schema.Configuration) -> Limiter:
+        with self._document.at("deadline"):
+            check_failure_policy(found.deadline, found.on_error)
+        policy = found.deadline, found.on_error
+        if found.store is None:
+            return self._limiter_in(STORE_VARIABLE, policy, "memory://")
+        with self._document.at("store"):
+            if isinstance(found.store, str):
+                return self._limiter_at(found.store, policy)
+            return self._limiter_in(found.store.env, policy)
+
+    def _limiter_in(self, variable: str, policy: FailurePolicy, default: str = "") -> Limiter:
+        address = os.environ.get(variable) or default
+        if not address:
+            raise ConfigurationError(f"the environment variable {variable} is not set")
+        try:
+            return self._limiter_at(address, policy)
+        except ConfigurationError as error:
+            # An address may hold a password.
+            text = str(error).replace(repr(address), "what it holds")
+            raise ConfigurationError(f"the environment variable {variable}: {text}") from None
+
+
+def _way_out(twin: Rule, rule: Rule) -> str:
+    if rule.name is None:
+        return "name one of them, or drop it"
+    paths = dict.fromkeys(twin.paths + rule.paths)
+    written = '"*"' if "*" in paths else json.dumps(list(paths), ensure_ascii=False)
+    return f"write one rule with path = {written}, or give one of them another name"
+
+
+def _check_ban_key(key: schema.Key) -> None:
+    """See that a key says who it is, also where a value is missing: nobody else may be shut out with them."""
+    if isinstance(key, str):
+        if key == "everyone":
+            raise ConfigurationError('"everyone" does not say who it is; use "client" or "user", for example')
+        return
+    if key.path_param is not None:
+        raise ConfigurationError('path_param: does not say who it is; use for example { header = "X-API-Key" }')
+    for part in (*(key.combine or ()), key.fallback):
+        if part is not None:
+            _check_ban_key(part)

@@ -1,0 +1,216 @@
+"""How errors in a configuration file are said: the file, the line, the key, what was expected, the closest name."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from ...core.errors import ConfigurationError, closest
+from ...netlists.whole_file import read_whole
+from .toml_lines import MAX_DEPTH, KeyPath, key_lines, line_of, path_text, too_deep
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+
+_KINDS: Final = {
+    "string_type": "text",
+    "int_type": "a whole number",
+    "bool_type": "true or false",
+    "float_type": "a number",
+    "dict_type": "a table",
+    "list_type": "a list",
+    "model_type": "a table",
+    "too_short": "more entries",
+}
+_EXAMPLES: Final = {
+    "after": '"20/10m"',
+    "allowlist": '["192.0.2.0/24"]',
+    "allowlist.path": '"office.netset"',
+    "bans": '{ scanning = { after = "20/10m" } }',
+    "blocklist": '"blocked.netset"',
+    "blocklist.path": '"blocked.netset"',
+    "client": '{ trusted = ["10.0.0.0/8"] }',
+    "count_if": "[401, 403]",
+    "deadline": '"50ms"',
+    "delay": '"5s"',
+    "duration": '"1h"',
+    "env": '"SLIDEGATE_STORE"',
+    "factor": "4",
+    "forgive": '"24h"',
+    "jitter": "0.1",
+    "key": '{ header = "X-API-Key" }',
+    "limits": '"5/minute; 50/hour"',
+    "longest": '"7d"',
+    "max_body": "10_000_000",
+    "methods": '["GET", "POST"]',
+    "most": '"100/minute"',
+    "path": '"/items/{id}"',
+    "prefix_after": '"4/1h"',
+    "preflight_limits": '"600/minute"',
+    "rules": '[{ path = "*", limits = "100/minute" }]',
+    "signals": '{ refused = 1, "/.env" = "ban" }',
+    "silence": '["SG103"]',
+    "store": '"memory://"',
+    "trusted": '["10.0.0.0/8"]',
+    "wait": '"200ms"',
+}
+_SYNTAX: Final = re.compile(r"(.*) \(at (?:line (\d+), column (\d+)|end of document)\)", re.DOTALL)
+
+
+MOST_BYTES: Final = 2 << 20
+"""The size of a configuration; 20,000 rules are one MiB, and to read it takes a hundred times its size in memory."""
+_DIGITS: Final = re.compile("[0-9][0-9_]{4000}")
+
+
+class PlacedError(ConfigurationError):
+    """An error that names its place already."""
+
+
+class Document:
+    """A configuration file as it was read, for the errors that are about it.
+
+    Args:
+        path: The file.
+
+    Attributes:
+        data: What it holds.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.data: dict[str, Any] = {}
+        self._lines: Mapping[KeyPath, int] = {}
+
+    def read(self) -> None:
+        """Read and parse the file.
+
+        Raises:
+            ConfigurationError: It cannot be read, or is not TOML.
+        """
+        try:
+            content = read_whole(self.path, MOST_BYTES).content
+        except OSError as error:
+            raise PlacedError(f"{self.path}: cannot be read: {error.strerror or error}") from error
+        except ConfigurationError as error:
+            raise PlacedError(f"{self.path}: {error}") from None
+        self.parse(content)
+
+    def parse(self, content: bytes) -> None:
+        """Parse what the file holds.
+
+        Raises:
+            ConfigurationError: It is not TOML.
+        """
+        text = ""
+        try:
+            text = content.decode("utf-8-sig")
+            if deep := too_deep(text):
+                raise PlacedError(f"{self.path}, line {deep}: a key is nested too deeply; expected at most {MAX_DEPTH}")
+            self.data = tomllib.loads(text)
+            self._lines = key_lines(text)
+        except UnicodeDecodeError as error:
+            raise PlacedError(f"{self.path}: is not UTF-8 text (byte {error.start})") from None
+        except tomllib.TOMLDecodeError as error:
+            raise self._syntax_error(text, str(error)) from None
+        except RecursionError:
+            raise PlacedError(f"{self.path}: is nested too deeply") from None
+        except PlacedError:
+            raise
+        except ValueError:
+            # Python reads no number of more than 4,300 digits.
+            line = next((number for number, row in enumerate(text.split("\n"), 1) if _DIGITS.search(row)), 1)
+            raise PlacedError(f"{self.path}, line {line}: a number has too many digits") from None
+
+    def line(self, path: Sequence[str | int]) -> int | None:
+        """Return the line of a key, or of what is around it."""
+        return line_of(self._lines, path)
+
+    def error(self, path: Sequence[str | int], text: str) -> ConfigurationError:
+        """Make an error about a key."""
+        line = self.line(path)
+        where = "" if line is None else f", line {line}"
+        return PlacedError(f"{self.path}{where}: {path_text(path)}: {text}")
+
+    @contextmanager
+    def at(self, *path: str | int) -> Iterator[None]:
+        """Give errors of what is made from the value at `path` the place of that value."""
+        try:
+            yield
+        except PlacedError:
+            raise
+        except ConfigurationError as error:
+            said, colon, text = str(error).partition(": ")
+            name = said.rpartition(" ")[2]  # "rule name" is about the key "name"
+            value: Any = self.data
+            for part in path:
+                value = value[part]
+            # What is said of an option begins with the option's name; it may stand in a table of this one.
+            tables = {(): value, **{(key,): inner for key, inner in value.items()}} if isinstance(value, dict) else {}
+            for below, table in tables.items():
+                if colon and isinstance(table, dict) and name in table:
+                    raise self.error((*path, *below, name), text) from None
+            raise self.error(path, text if colon and name == path[-1] else str(error)) from None
+
+    def invalid(self, error: ValidationError) -> ConfigurationError:
+        """Make one error of everything that validation found, in the order of the lines."""
+        found = []
+        for fact in error.errors(include_url=False):
+            path, value = _place(self.data, fact["loc"])
+            context: Mapping[str, Any] = fact.get("ctx", {})
+            if fact["type"] == "unknown_key":
+                path = (*path, context["key"])
+                text = f"unknown key{closest(context['key'], context['known'])}"
+            elif fact["type"] == "missing":
+                path = (*path, fact["loc"][-1])
+                text = f"missing; expected {_example(path)}"
+            else:
+                text = _wrong_value(fact["type"], fact["msg"], context, path, value)
+            found.append((self.line(path) or 0, str(self.error(path, text))))
+        return PlacedError("\n".join(text for _, text in sorted(found)))
+
+    def _syntax_error(self, text: str, message: str) -> ConfigurationError:
+        found = _SYNTAX.fullmatch(message)
+        what = found[1] if found else message
+        line = found[2] if found and found[2] else text.count("\n") + 1
+        column = f", column {found[3]}" if found and found[3] else ""
+        return PlacedError(f"{self.path}, line {line}{column}: not TOML: {what[:1].lower()}{what[1:]}")
+
+
+def _place(data: Any, location: Sequence[str | int]) -> tuple[tuple[str | int, ...], object]:
+    """Return the way to a value, and the value: what the validator steps through besides is left out."""
+    path: list[str | int] = []
+    for part in location:
+        if part in data if isinstance(data, dict) else isinstance(data, list) and isinstance(part, int):
+            data = data[part]
+            path.append(part)
+    return tuple(path), data
+
+
+def _example(path: Sequence[str | int]) -> str:
+    names = [part for part in path if isinstance(part, str)]
+    # What stands in the table of signals has names that the user chose.
+    name = "signals" if "signals" in names[:-1] else names[-1] if names else ""
+    example = _EXAMPLES.get(".".join(names[-2:]), _EXAMPLES.get(name))
+    return f"for example {name} = {example}" if example else name
+
+
+def _wrong_value(kind: str, message: str, context: Mapping[str, Any], path: Sequence[str | int], value: object) -> str:
+    try:
+        written = json.dumps(value, default=str)
+    except ValueError:
+        written = "a number with too many digits"
+    written = written if len(written) <= 60 else f"{written[:57]}..."
+    if kind == "wrong_table":
+        return message
+    if kind == "literal_error":
+        near = closest(value, re.findall("'([^']*)'", context["expected"])) if isinstance(value, str) else ""
+        return f"expected {context['expected']}, not {written}{near}"
+    expected = _KINDS.get(kind) or message.removeprefix("Input should be ")
+    example = _example(path)
+    hint = f", {example}" if " = " in example else ""
+    return f"expected {expected}{hint}, not {written}"

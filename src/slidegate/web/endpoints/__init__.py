@@ -1,0 +1,1 @@
+"""Limits at the endpoint: a dependency and a decorator in one object."""

@@ -1,0 +1,277 @@
+"""Limits at the endpoint: a FastAPI dependency and a decorator in one object.
+
+`RateLimit` decides with the limiter and the client address of the middleware above it, and leaves the answer to that
+middleware: it raises, and whatever the application makes of that, the middleware puts the refusal in its place. So a
+refusal looks the same everywhere, and survives endpoints, exception handlers and mounted applications.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Coroutine, Iterable
+from copy import copy
+from hashlib import blake2b
+from inspect import Parameter, Signature, isclass
+from typing import Any, Final, TypeVar, overload
+
+from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection
+from starlette.types import Scope
+
+from ...core.decision import Bucket, Decision, unique_name, wire_names
+from ...core.errors import ConfigurationError, SlidegateError
+from ..keys.key import Key, KeyFunction
+from ..keys.user import names_user
+from ..options import names_checked
+from ..paths.routes import Place, Places
+from ..record import OFF, RECORD, Record
+from ..rules.buckets import Gate
+from ..rules.rule import CostFunction, Limits, LimitsFunction, Rule
+from .decorator import decorate, layers
+
+_MEMO: Final = 4_096
+_METHODS: Final = frozenset({"get", "head", "post", "put", "patch", "delete", "options"})
+"""How the methods of a class such as `HTTPEndpoint` are called that answer requests."""
+_T = TypeVar("_T", bound=Callable[..., Any])
+
+
+class LimitExceeded(SlidegateError, HTTPException):
+    """Carries a refusal from an endpoint to the middleware above, which answers it.
+
+    Attributes:
+        decision: The refusal.
+    """
+
+    def __init__(self, decision: Decision) -> None:
+        HTTPException.__init__(self, status_code=429, detail="Too Many Requests")
+        self.decision = decision
+
+
+def carries_only_refusals(error: BaseException) -> bool:
+    """Tell whether an exception is a refusal, or came of one: groups of them, and what was raised from or over one."""
+    pending, seen = [error], set()
+    while pending:
+        found: BaseException | None = pending.pop()
+        if isinstance(found, BaseExceptionGroup):
+            pending += found.exceptions
+            continue
+        while found is not None and not isinstance(found, LimitExceeded) and id(found) not in seen:
+            seen.add(id(found))
+            found = found.__cause__ or found.__context__
+            if isinstance(found, BaseExceptionGroup):
+                pending.append(found)
+                break
+        if not isinstance(found, (LimitExceeded, BaseExceptionGroup)):
+            return False
+    return True
+
+
+class RateLimit:
+    """Holds an endpoint to limits: ``Depends(RateLimit("5/second"))``, or ``@RateLimit("5/second")`` at a function.
+
+    As a dependency it goes on a FastAPI route, router or application, for HTTP and websockets; as a decorator on a
+    Starlette or FastAPI endpoint, a function or a class, which needs no `request` parameter. `RateLimitMiddleware` must
+    stand above: its limiter, client address, answers and header fields are used.
+
+    Each route has a bucket of its own, by its template and methods; an object on a router or an application has one for
+    all routes below. Objects of one name share a bucket, also with a `Rule` of that name; a request is charged once.
+
+    Args:
+        limits: As for `Rule`: ``"5/minute; 50/hour"``, a `Limit`, several, or a function of the request.
+        default_limits: What applies when the `limits` function fails.
+        key: Whom to count, as for `Rule`; a function gets the request with its body.
+        cost: Units for one request, or a function of the request (with its body), sync or async.
+        count_denied: Count refused requests as well.
+        name: What the limit is called in headers and logs, and what keeps its counts together.
+
+    Raises:
+        ConfigurationError: A value cannot work; or, on a request, no middleware stands above.
+    """
+
+    @names_checked
+    def __init__(
+        self,
+        limits: Limits | LimitsFunction,
+        *,
+        default_limits: Limits = "60/minute",
+        key: Key | KeyFunction | None = None,
+        cost: int | CostFunction = 1,
+        count_denied: bool = False,
+        name: str | None = None,
+    ) -> None:
+        self.rule = Rule(
+            "*",
+            limits,
+            default_limits=default_limits,
+            key=None if isinstance(key, Key) else key,
+            cost=cost,
+            count_denied=count_denied,
+            name=name,
+        )
+        # A rule looks for path parameters in its own path; here the router has found them.
+        self.rule.key = key
+        self.by_user = names_user(key)
+        # FastAPI asks the instance whether calling it is a coroutine and what it wants to be called with. If `__call__`
+        # looked like the plain function that it is, FastAPI would drop the coroutine and let everything pass.
+        vars(self)["__call__"] = self.check
+        vars(self)["__signature__"] = Signature(
+            [Parameter("connection", Parameter.POSITIONAL_OR_KEYWORD, annotation=HTTPConnection)]
+        )
+
+    def __repr__(self) -> str:
+        return f"<RateLimit {'; '.join(map(str, self.rule.limits))}>"
+
+    @overload
+    def __call__(self, connection: HTTPConnection) -> Coroutine[Any, Any, None]: ...
+
+    @overload
+    def __call__(self, connection: _T) -> _T: ...
+
+    def __call__(self, connection: Any) -> Any:
+        """Check a request, as FastAPI's dependencies do, or decorate an endpoint."""
+        if isinstance(connection, HTTPConnection):
+            return self.check(connection)
+        return decorate(self, connection, sys._getframe(1))
+
+    async def check(self, connection: HTTPConnection, endpoint: object = None) -> None:
+        """Charge a request, once; for use inside an endpoint, before anything is sent.
+
+        Args:
+            connection: The request or websocket.
+            endpoint: The function that is limited, where that is not the route's own endpoint: it has a bucket of its
+                own at each route.
+
+        Raises:
+            LimitExceeded: There is no room; the middleware answers.
+            ConfigurationError: No middleware stands above.
+        """
+        scope = connection.scope
+        record: Record | None = scope.get(RECORD)
+        if record is None:
+            if OFF in scope:
+                return
+            raise ConfigurationError(
+                "RateLimit: no RateLimitMiddleware stands above this endpoint; write "
+                "app.add_middleware(RateLimitMiddleware, rules=[]), with rules or without"
+            )
+        if record.allowlisted():
+            return
+        judge = record.gate.judge
+        gate = record.gate.endpoints.gate(self, scope, endpoint)
+        if self.rule.name is None:
+            turn = record.turn(self, gate.bucket.rule)
+            gate = record.gate.endpoints.gate(self, scope, endpoint, turn) if turn else gate
+        if record.charged(gate.bucket, judge.limiter):
+            return
+        decision = await judge.decide_at(gate, connection)
+        if self.by_user and hasattr(record, "userless"):
+            # The route may have been added after the start, when the order of its dependencies was seen to.
+            record.gate.endpoints.put_users_last(scope)
+        if decision is None or decision.allowed:
+            if decision is not None:
+                record.note(judge, decision)
+            return
+        # All or nothing: what was charged for this request before goes back.
+        await record.hand_back()
+        record.note(judge, decision)
+        if not record.answered:
+            record.refused = decision
+        raise LimitExceeded(decision)
+
+
+def put_users_last(places: Iterable[Place]) -> None:
+    """Have FastAPI ask the limits by user after everything else that a route depends on, which may say who it is.
+
+    FastAPI solves what routes, routers and the application require before what the parameters of the endpoint need.
+    """
+    for place in places:
+        dependant = getattr(place.route, "dependant", None)
+        listed = getattr(dependant, "dependencies", None)
+        if dependant is None or not isinstance(listed, list):
+            continue
+        last = [isinstance(call := getattr(needed, "call", None), RateLimit) and call.by_user for needed in listed]
+        if last != sorted(last):
+            # Another list: a request may be on its way through this one.
+            order = sorted(range(len(listed)), key=last.__getitem__)
+            dependant.dependencies = [listed[at] for at in order]
+
+
+class Endpoints:
+    """The limits at the endpoints below one middleware, each with its buckets.
+
+    Args:
+        claimed: An identity that no other middleware on the limiter has.
+    """
+
+    def __init__(self, claimed: str) -> None:
+        self._claimed = claimed
+        self._places = Places()
+        self._gates: dict[tuple[RateLimit, Place | str, int, int], tuple[Gate, object]] = {}
+        self._names: dict[Place | str, dict[str, str]] = {}
+
+    def put_users_last(self, scope: Scope) -> None:
+        """See to the order of dependencies at the place that a request came by."""
+        place = self._places.find(scope)
+        if place is not None:
+            put_users_last([place])
+
+    def names(self) -> set[str]:
+        """Return the names that users gave to limits that were met so far."""
+        return {gate.rule.name for gate, _ in self._gates.values() if gate.rule.name is not None}
+
+    def gate(self, limit: RateLimit, scope: Scope, endpoint: object, turn: int = 0) -> Gate:
+        """Return what `limit` charges for a request that came by the place of `scope`.
+
+        Args:
+            limit: The limit.
+            scope: The request's.
+            endpoint: What is limited, if it is a function and not a route.
+            turn: How many other limits that look the same have charged this request before.
+        """
+        place: Place | str | None = self._places.find(scope)
+        if place is None:
+            function = endpoint or scope.get("endpoint") or limit
+            place = _name_of(function)
+        known = self._gates.get((limit, place, turn, id(endpoint)))
+        return self._make(limit, place, scope, endpoint, turn) if known is None else known[0]
+
+    def _make(self, limit: RateLimit, place: Place | str, scope: Scope, endpoint: object, turn: int) -> Gate:
+        labels = [place] if isinstance(place, str) else _labels(place, endpoint)
+        rule = copy(limit.rule)
+        path = labels[0]
+        for required, where in place.above if isinstance(place, Place) else ():
+            if required is limit:
+                path = f"{where}/*"
+                labels = sorted(below.label for below in self._places.below(scope, limit))
+                break
+        rule.paths = (path.encode("ascii", "backslashreplace").decode(),)
+        facts = self._claimed, limit.rule.identity, labels
+        digest = blake2b(repr(facts).encode(), digest_size=8).hexdigest()
+        identity = rule.name or f"{rule.label[:32]}:{digest}" + (f"#{turn + 1}" if turn else "")
+        # Names have to differ on one response only, where limits are asked in the same order in every process.
+        taken = self._names.setdefault(place, {})
+        others = [name for name, owner in taken.items() if owner != identity]
+        names = [unique_name(name, others) for name in wire_names(rule.label, rule.limits)]
+        taken.update(dict.fromkeys(names, identity))
+        bucket = Bucket(identity, rule.limits, names, count_denied=rule.count_denied, label=rule.label)
+        if len(self._gates) >= _MEMO:
+            # Objects made on the way of a request; the buckets they stand for stay.
+            self._gates.clear()
+            self._names.clear()
+        # The function is kept as well: the id of one that is gone may be given to another.
+        gate, _ = self._gates[limit, place, turn, id(endpoint)] = Gate(rule, bucket), endpoint
+        return gate
+
+
+def _labels(place: Place, endpoint: object) -> list[str]:
+    """Say what a limit is on, for people first: a route, or a function on the way of its requests."""
+    if endpoint is None or any(layer is endpoint for layer in layers(place.route.endpoint)):
+        return [place.label]
+    name = getattr(endpoint, "__name__", type(endpoint).__name__)
+    if isclass(place.route.endpoint) and place.connection == "http" and name in _METHODS:
+        return [f"{name.upper()} {place.template}", _name_of(endpoint)]
+    return [f"{place.label} {name}", _name_of(endpoint)]
+
+
+def _name_of(function: Any) -> str:
+    return f"{function.__module__}.{getattr(function, '__qualname__', type(function).__qualname__)}"

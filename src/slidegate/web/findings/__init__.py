@@ -1,0 +1,1 @@
+"""Start-up findings: settings that work but are probably mistakes."""

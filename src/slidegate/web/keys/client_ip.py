@@ -1,0 +1,232 @@
+"""Whose request it is, when proxies stand in between.
+
+A client can write any header it likes. What it cannot touch is what the proxies *we run* append behind it. So: the
+socket's peer is the client, unless it is a trusted proxy; then the header is walked from the right, through trusted
+entries, to the first untrusted one. Never the leftmost. What cannot be read ends the walk at the last trusted hop, and
+where all are trusted, the leftmost is the client.
+
+::
+
+    X-Forwarded-For: 6.6.6.6, 203.0.113.9, 10.0.0.7        peer 10.0.0.1, trusted 10.0.0.0/8
+                     written  ^ the client <- trusted  <-  trusted
+                     by the client
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from hashlib import blake2b
+from itertools import islice
+from typing import Final
+
+from starlette.types import Scope
+
+from ...core.addresses import (
+    IPV6_PREFIX,
+    Address,
+    address_key,
+    format_network,
+    is_unspecified,
+    parse_address,
+    parse_network,
+    prefix_length,
+)
+from ...core.errors import ConfigurationError
+from ...core.limits import check_whole
+from ...core.memo import remember
+from ...core.networks import Networks
+from ...limiter import MAX_KEY_BYTES, Limiter
+from .forwarded import field_value, read_node, split_forwarded, split_list
+from .key import check_header_name
+
+UNKNOWN_PEER: Final = "unknown-peer"
+"""The key of all requests whose server has no peer to name, for example behind a Unix socket."""
+GONE: Final = "gone"
+"""The key of a request whose connection is gone: it is refused, see `is_gone`."""
+UNIX: Final = "unix"
+"""The entry among trusted proxies that stands for peers without an address."""
+
+MAX_HOPS: Final = 64
+_EXAMPLE: Final = 'for example client_ip(trusted=["10.0.0.0/8"]), or the number of proxies, client_ip(trusted=1)'
+
+
+class ClientAddress:
+    """Where a request comes from; made by `client_ip`.
+
+    Attributes:
+        trusted: Whether any proxy is believed.
+        permissive: Whether everybody is believed.
+        ipv6_prefix: Bits of an IPv6 address that make one client.
+        networks: The proxies that are believed.
+    """
+
+    def __init__(
+        self, networks: Networks, unix: bool, hops: int, permissive: bool, header: str, prefixes: tuple[int, int]
+    ) -> None:
+        self.networks = networks
+        self._unix = unix
+        self._hops = hops
+        self._header = header.lower().encode()
+        self._split = split_forwarded if self._header == b"forwarded" else split_list
+        self._prefixes = prefixes
+        self.permissive = permissive
+        self.ipv6_prefix = prefixes[1]
+        self.trusted = bool(hops or unix or len(networks))
+        self.identity = f"client/{prefixes[0]}/{prefixes[1]}"
+        self._peers: dict[str, tuple[str, Address | None]] = {}
+        self._clients: dict[tuple[str, str], tuple[str, Address | None]] = {}
+        self._cut: dict[str, str] = {}
+
+    def prefix(self, version: int) -> int:
+        """Return how many bits of an address make one client."""
+        return self._prefixes[0 if version == 4 else 1]
+
+    def find(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
+        """See `Key.find`. Where this one trusts nobody, the middleware has found the client, and its prefix is cut."""
+        if self.trusted:
+            return self.locate(scope)[0]
+        return self._cut.get(client_key) or self._learn_cut(client_key)
+
+    def _learn_cut(self, client_key: str) -> str:
+        cut = client_key
+        with suppress(ConfigurationError):
+            version, first, last = parse_network(client_key)
+            wanted = self._prefixes[0 if version == 4 else 1]
+            cut = format_network(version, first, min(prefix_length(version, first, last), wanted))
+        return remember(self._cut, client_key, cut)
+
+    def locate(self, scope: Scope) -> tuple[str, Address | None]:
+        """Return the client's key and its address, None where it has none."""
+        client = scope.get("client")
+        if client is None and is_gone(scope):
+            return GONE, None  # before anybody believes what its headers say
+        host = (client[0] if client else None) or ""
+        if self.trusted:
+            return self._through_proxies(scope, host)
+        return self._peers.get(host) or self._learn(host)
+
+    def _through_proxies(self, scope: Scope, host: str) -> tuple[str, Address | None]:
+        value = field_value(scope, self._header)
+        known = self._clients.get((host, value))
+        if known is None:
+            known = remember(self._clients, (host, value), self._walk(host, value))
+        return known
+
+    def _walk(self, host: str, value: str) -> tuple[str, Address | None]:
+        peer = parse_address(host)
+        address = peer
+        if self._hops:
+            address = count_back(self._split(value), self._hops, peer)
+        elif self.networks.covers(*peer) if peer is not None else self._unix:
+            address = walk(self._split(value), self.networks, peer)
+        if address is None or address == peer:
+            return self._peers.get(host) or self._learn(host)
+        return address_key(*address, *self._prefixes), address
+
+    def _learn(self, host: str) -> tuple[str, Address | None]:
+        address = parse_address(host)
+        if address is not None and is_unspecified(address):
+            key, address = UNKNOWN_PEER, None
+        elif address is not None:
+            key = address_key(*address, *self._prefixes)
+        elif host:
+            key = f"peer:{host}"
+            if len(key.encode(errors="surrogatepass")) > MAX_KEY_BYTES:
+                key = f"peer#{blake2b(key.encode(errors='surrogatepass'), digest_size=16).hexdigest()}"
+        else:
+            key = UNKNOWN_PEER
+        return remember(self._peers, host, (key, address))
+
+
+def is_gone(scope: Scope) -> bool:
+    """Tell whether the connection was reset before the server asked who its peer is.
+
+    uvicorn asks when it takes a connection on; after a reset there is no answer, and it goes on with ``client=None``. A
+    server that has a peer to name says on which host and port it listens; one on a Unix socket has no port. hypercorn
+    drops such a connection, and granian knows the peer from the moment when it came.
+    """
+    server = scope.get("server")
+    return scope.get("client") is None and server is not None and server[1] is not None
+
+
+def client_ip(
+    trusted: Networks | Iterable[str] | int = (),
+    *,
+    header: str = "x-forwarded-for",
+    ipv4_prefix: int = 32,
+    ipv6_prefix: int = IPV6_PREFIX,
+    trust_all: bool = False,
+) -> ClientAddress:
+    """Count each client address.
+
+    That is the socket's peer, unless the peer is a trusted proxy; then the header's entries (all lines of it) are
+    walked from the right through trusted networks to the first untrusted one. An entry that is no address ends the walk
+    at the last trusted hop. As the key of a rule, without `trusted`, it means the middleware's `client`, cut to the
+    prefixes given here. IPv4 mapped into IPv6 is IPv4. A peer that is no address (a test client) is a client by its
+    name.
+
+    Args:
+        trusted: The networks of proxies you run, ``"unix"`` among them for peers on a Unix socket; or how many proxies
+            stand in front, where their addresses are not known: the client is that many entries from the right.
+        header: ``"x-forwarded-for"``, ``"forwarded"`` (RFC 7239), ``"x-real-ip"`` or whatever your proxy sets.
+        ipv4_prefix: Bits of an IPv4 address that make one client, 8 to 32.
+        ipv6_prefix: Bits of an IPv6 address that make one client, 32 to 128; above 64 is the start-up finding SG108.
+        trust_all: Allow networks that cover most addresses: then any client can name itself, so say it aloud.
+
+    Raises:
+        ConfigurationError: A network cannot be read, or they cover most addresses, or a value is out of its range.
+    """
+    networks, unix, hops = _read_trusted(trusted)
+    permissive = networks.covers_most_of() is not None
+    if permissive and not trust_all:
+        raise ConfigurationError(
+            "trusted: these networks cover most addresses, so any client could name itself; list the proxies you run, "
+            f"{_EXAMPLE} (trust_all=True insists)"
+        )
+    check_whole(ipv4_prefix, 8, 32, "ipv4_prefix", "for example 32")
+    check_whole(ipv6_prefix, 32, 128, "ipv6_prefix", "for example 128")
+    return ClientAddress(networks, unix, hops, permissive, check_header_name(header), (ipv4_prefix, ipv6_prefix))
+
+
+def walk(nodes: Iterator[str], trusted: Networks, peer: Address | None) -> Address | None:
+    """Return the first untrusted address from the right, else the last one that was trusted."""
+    last = peer
+    for node in nodes:
+        address = read_node(node)
+        if address is None:
+            return last
+        if not trusted.covers(*address):
+            return address
+        last = address
+    return last
+
+
+def count_back(nodes: Iterator[str], hops: int, peer: Address | None) -> Address | None:
+    """Return the address `hops` entries from the right; the peer where there are fewer, the hop before garbage."""
+    counted = list(islice(nodes, hops))
+    last = peer
+    if len(counted) == hops:
+        for node in counted:
+            address = read_node(node)
+            if address is None:
+                return last
+            last = address
+    return last
+
+
+def _read_trusted(trusted: object) -> tuple[Networks, bool, int]:
+    """Return the networks, whether Unix sockets are trusted, and the number of proxies."""
+    if isinstance(trusted, Networks):
+        return trusted, False, 0
+    if isinstance(trusted, int):
+        if isinstance(trusted, bool) or not 1 <= trusted <= MAX_HOPS:
+            raise ConfigurationError(f"trusted: expected 1 to {MAX_HOPS} proxies, {_EXAMPLE}, not {trusted!r}")
+        return Networks(), False, trusted
+    if isinstance(trusted, (str, bytes)) or not isinstance(trusted, Iterable):
+        raise ConfigurationError(f"trusted: expected a list of networks, {_EXAMPLE}, not {trusted!r}")
+    entries = list(trusted)
+    try:
+        return Networks(entry for entry in entries if entry != UNIX), UNIX in entries, 0
+    except ConfigurationError as error:
+        raise ConfigurationError(f"trusted: {error}; {_EXAMPLE}") from None

@@ -1,0 +1,310 @@
+"""Whom a rule counts.
+
+A key is text. The built-in ones read the ASGI scope directly and always name somebody: where what they look for is
+missing, they fall back to the client's address, so leaving a header out is no way past the gate.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from decimal import Decimal
+from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
+
+from starlette.convertors import Convertor, IntegerConvertor
+from starlette.requests import HTTPConnection
+from starlette.types import Scope
+
+from ...core.errors import ConfigurationError, closest
+from ...limiter import Limiter
+
+PathPattern: TypeAlias = tuple[re.Pattern[str], Mapping[str, Convertor[Any]]]
+"""What a path in Starlette's syntax matches, and the convertors of its parameters."""
+
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+
+
+@runtime_checkable
+class Key(Protocol):
+    """A key that reads the ASGI scope."""
+
+    @property
+    def identity(self) -> str:
+        """Says what is read, the same in every process: a part of the identity of a rule without a name."""
+
+    def find(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
+        """Return the key of a request, at most 64 bytes; `client_key` is that of its address."""
+
+
+KeyFunction: TypeAlias = Callable[[HTTPConnection], str | Awaitable[str | None] | None]
+"""A function of the user's own. None means: this rule does not count this request."""
+
+
+class _Everyone:
+    """All requests together."""
+
+    identity = "everyone"
+
+    def find(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
+        return "everyone"
+
+    def __repr__(self) -> str:
+        return "everyone"
+
+
+everyone: Final = _Everyone()
+"""Count all requests together, for a limit on the whole service."""
+
+
+class Value(ABC):
+    """A value that the client supplies, digested; where it is missing or empty, the fallback.
+
+    Attributes:
+        fallback: Another key, None for the client's address.
+    """
+
+    def __init__(self, kind: str, identity: str, fallback: Key | None) -> None:
+        if fallback is not None and not isinstance(fallback, Key):
+            raise ConfigurationError(f"{kind}: fallback must be a key such as client_ip(), not {fallback!r}")
+        self._kind = kind
+        self.fallback = fallback
+        self.identity = identity + (f"|{fallback.identity}" if fallback is not None else "")
+
+    def __repr__(self) -> str:
+        return f"<key {self.identity}>"
+
+    def find(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
+        """See `Key.find`."""
+        value = self.value(scope)
+        if value:
+            return limiter.digest(self._kind, value)
+        return client_key if self.fallback is None else self.fallback.find(scope, limiter, client_key)
+
+    @abstractmethod
+    def value(self, scope: Scope) -> bytes:
+        """Return the value, empty where there is none."""
+
+
+class _Header(Value):
+    def __init__(self, name: str, fallback: Key | None) -> None:
+        check_header_name(name)
+        super().__init__(f"header:{name}", f"header:{name.lower()}", fallback)
+        self._name = name.lower().encode()
+
+    def value(self, scope: Scope) -> bytes:
+        return next((value for name, value in scope["headers"] if name == self._name), b"")
+
+
+class _Cookie(Value):
+    def __init__(self, name: str, fallback: Key | None) -> None:
+        if not isinstance(name, str) or not _TOKEN.fullmatch(name):
+            raise ConfigurationError(f'cookie: expected a cookie name such as "session", not {name!r}')
+        super().__init__(f"cookie:{name}", f"cookie:{name}", fallback)
+        self._name = name
+
+    def value(self, scope: Scope) -> bytes:
+        return HTTPConnection(scope).cookies.get(self._name, "").encode(errors="surrogatepass")
+
+
+class _Query(Value):
+    def __init__(self, name: str, fallback: Key | None) -> None:
+        _check_parameter("query", name)
+        super().__init__(f"query:{name}", f"query:{name}", fallback)
+        self._name = name
+
+    def value(self, scope: Scope) -> bytes:
+        return HTTPConnection(scope).query_params.get(self._name, "").encode(errors="surrogatepass")
+
+
+class PathParam(Value):
+    """A parameter of the path; made by `path_param`.
+
+    Attributes:
+        name: The parameter.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        fallback: Key | None,
+        patterns: Sequence[PathPattern] = (),
+        read: str = "",
+    ) -> None:
+        _check_parameter("path_param", name)
+        super().__init__(f"path:{name}", f"path:{name}", fallback)
+        self.name = name
+        self._patterns = patterns
+        self._read = read
+
+    def of(self, patterns: Sequence[PathPattern]) -> PathParam:
+        """Return the same key for a rule: its own patterns find the parameter before any router does."""
+        return PathParam(self.name, self.fallback, patterns)
+
+    def at(self, path: str) -> PathParam:
+        """Return the same key for a request whose path is read as `path`."""
+        return PathParam(self.name, self.fallback, self._patterns, path)
+
+    def value(self, scope: Scope) -> bytes:
+        value = scope.get("path_params", {}).get(self.name, "")
+        path = self._read or (route_path(scope) if self._patterns else "")
+        for pattern, convertors in self._patterns:
+            found = pattern.match(path)
+            if found is not None:
+                value = _meaning(convertors[self.name], found[self.name])
+                break
+        return str(value).encode(errors="surrogatepass")
+
+
+class Combined:
+    """Several keys at once; made by `combine`."""
+
+    def __init__(self, keys: tuple[Key, ...]) -> None:
+        self.keys = keys
+        self.identity = "+".join(key.identity for key in keys)
+
+    def __repr__(self) -> str:
+        return f"<key {self.identity}>"
+
+    def find(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
+        found = (key.find(scope, limiter, client_key).encode(errors="surrogatepass") for key in self.keys)
+        # Each with its length, or "a" and "bc" would meet "ab" and "c".
+        return limiter.digest("combined", b"".join(b"%d:%b" % (len(part), part) for part in found))
+
+
+def header(name: str, *, fallback: Key | None = None) -> Key:
+    """Count each value of a request header, for example an API key.
+
+    The value is digested and never stored. Where a header comes several times, the first one counts: the one that
+    `request.headers[name]` gives the application. A missing or empty header falls back to the client's address.
+
+    Args:
+        name: The header's name, in any case.
+        fallback: The key to use where the header is missing or empty; by default the middleware's `client`.
+
+    Raises:
+        ConfigurationError: The name has a character that header names cannot have, or the fallback is no key.
+    """
+    return _Header(name, fallback)
+
+
+def cookie(name: str, *, fallback: Key | None = None) -> Key:
+    """Count each value of a cookie, digested: the one that `request.cookies[name]` gives the application.
+
+    Anybody can send any cookie, so verify a session before you count by it, or keep a limit by address beside it.
+
+    Args:
+        name: The cookie's name.
+        fallback: The key to use where the cookie is missing or empty; by default the middleware's `client`.
+
+    Raises:
+        ConfigurationError: The name has a character that cookie names cannot have, or the fallback is no key.
+    """
+    return _Cookie(name, fallback)
+
+
+def query(name: str, *, fallback: Key | None = None) -> Key:
+    """Count each value of a query parameter, digested: the one that `request.query_params[name]` gives the application.
+
+    Args:
+        name: The parameter's name.
+        fallback: The key to use where the parameter is missing or empty; by default the middleware's `client`.
+
+    Raises:
+        ConfigurationError: The name is empty, or the fallback is no key.
+    """
+    return _Query(name, fallback)
+
+
+def path_param(name: str, *, fallback: Key | None = None) -> Key:
+    """Count each value of a path parameter, digested: ``Rule("/tenants/{tenant}/jobs", key=path_param("tenant"))``.
+
+    What counts is the value that the path's own convertor makes: write ``{id:int}`` in the rule and in the route, or 1
+    and 01 are two clients for the rule and one for an endpoint that makes a number of the text itself.
+
+    Args:
+        name: The parameter's name, as in the rule's path.
+        fallback: The key to use where the parameter is missing or empty; by default the middleware's `client`.
+
+    Raises:
+        ConfigurationError: The name is empty, or the fallback is no key.
+    """
+    return PathParam(name, fallback)
+
+
+def combine(*keys: Key) -> Key:
+    """Count each combination of keys: ``combine(client_ip(), header("X-Tenant"))``.
+
+    Raises:
+        ConfigurationError: Fewer than two keys, or one that is not built in.
+    """
+    if len(keys) < 2 or not all(isinstance(key, Key) for key in keys):
+        raise ConfigurationError(f'combine: expected keys such as client_ip() and header("X-Tenant"), not {keys!r}')
+    return Combined(keys)
+
+
+def bind(key: Key, patterns: Sequence[PathPattern], paths: Sequence[str]) -> Key:
+    """Tie a rule's key to the rule's paths.
+
+    Raises:
+        ConfigurationError: A path parameter that one of the paths does not have.
+    """
+    if isinstance(key, Combined):
+        return Combined(tuple(bind(part, patterns, paths) for part in key.keys))
+    if not isinstance(key, PathParam):
+        return key
+    for path, (_, convertors) in zip(paths, patterns or [(_TOKEN, {})], strict=True):
+        if key.name not in convertors:
+            raise ConfigurationError(
+                f"path_param: {path!r} has no parameter {key.name!r}{closest(key.name, convertors)}"
+            )
+    return key.of(patterns)
+
+
+def read_at(key: Key, path: str) -> Key:
+    """Return a key for a request whose path is read as `path`."""
+    if isinstance(key, Combined):
+        return Combined(tuple(read_at(part, path) for part in key.keys))
+    return key.at(path) if isinstance(key, PathParam) else key
+
+
+def _meaning(convertor: Convertor[Any], text: str) -> str:
+    """Return the value that a parameter means, not its spelling: 1, 01 and 1.0 are one `{id:int}`."""
+    with suppress(ValueError):
+        return str(convertor.convert(text))
+    if isinstance(convertor, IntegerConvertor):
+        with suppress(ValueError, ArithmeticError):
+            return str(int(Decimal(text)))
+    return text
+
+
+def route_path(scope: Scope) -> str:
+    """Return the path below `root_path`, as the router at this place sees it."""
+    return below(scope.get("root_path", ""), scope["path"])
+
+
+def below(root: str, path: str) -> str:
+    """Return a path below a root, as Starlette's routers see it; the path itself if it does not begin with the root."""
+    if not root or not path.startswith(root):
+        return path
+    rest = path[len(root) :]
+    return rest if not rest or rest[0] == "/" else path
+
+
+def check_header_name(name: object) -> str:
+    """Return `name` if it can be the name of a header: a token of RFC 9110, section 5.6.2.
+
+    Raises:
+        ConfigurationError: It cannot.
+    """
+    if not isinstance(name, str) or not _TOKEN.fullmatch(name):
+        raise ConfigurationError(f'header: expected a header name such as "X-API-Key", not {name!r}')
+    return name
+
+
+def _check_parameter(what: str, name: object) -> None:
+    if not isinstance(name, str) or not name:
+        raise ConfigurationError(
+            f'{what}: expected the name of a parameter, for example {what}("tenant"), not {name!r}'
+        )

@@ -1,0 +1,77 @@
+"""Counting who is logged in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+from uuid import UUID
+
+from starlette.types import Scope
+
+from ...core.logs import logger
+from ...limiter import Limiter
+from ..record import RECORD, Record
+
+
+class _User:
+    """The authenticated user; see `user`."""
+
+    identity = "user"
+
+    def find(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
+        try:
+            name = _name_of(_person(scope))
+        except Exception:
+            # A user object may ask a database; its failure is neither a way past the gate nor a 500.
+            logger.exception("key `user`: the user cannot be named, so the client's address is counted")
+            name = ""
+        if name:
+            return limiter.key_for(f"user:{name}")
+        record: Record | None = scope.get(RECORD)
+        if record is not None:
+            record.userless = True
+        return client_key
+
+    def __repr__(self) -> str:
+        return "user"
+
+
+user: Final = _User()
+"""Count each authenticated user: `request.user` as Starlette's `AuthenticationMiddleware` sets it (further out than the
+gate), else ``request.state.user``, which at an endpoint of FastAPI may be set by a dependency. Nobody logged in: the
+client's address."""
+
+
+def names_user(key: object) -> bool:
+    """Tell whether a key, or one that it is made of or falls back to, is `user`."""
+    parts = [*getattr(key, "keys", ()), *filter(None, [getattr(key, "fallback", None)])]
+    return key is user or any(map(names_user, parts))
+
+
+def is_known(scope: Scope) -> bool:
+    """Tell whether the user of a request is known by now."""
+    try:
+        return _name_of(_person(scope)) != ""
+    except Exception:
+        return False
+
+
+def _person(scope: Scope) -> object:
+    person = scope.get("user")
+    return scope.get("state", {}).get("user") if person is None else person
+
+
+def _name_of(person: object) -> str:
+    """Return what tells one user from another; empty for nobody."""
+    if person is None or getattr(person, "is_authenticated", True) is False:
+        return ""
+    if isinstance(person, (str, int, UUID)):
+        return str(person)
+    for attribute in ("identity", "id", "display_name", "username", "sub"):
+        try:
+            name = person.get(attribute) if isinstance(person, Mapping) else getattr(person, attribute, None)
+        except NotImplementedError:  # what Starlette's own BaseUser does for what a subclass leaves out
+            continue
+        if name is not None and name != "":
+            return str(name)
+    return ""

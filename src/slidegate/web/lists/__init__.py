@@ -1,0 +1,1 @@
+"""Block and allow lists in files that are followed."""

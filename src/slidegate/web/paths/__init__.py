@@ -1,0 +1,1 @@
+"""Paths: their readings, and the routes that they lead to."""

@@ -1,0 +1,145 @@
+"""What routers make of one path: a closed table of readings.
+
+Between a gate and the code that serves a request there are routers, file servers and frameworks, and they do not all
+take one text for the same path. A rule that limits is compared with every reading, and one that matches is enough. What
+exempts, or ends the list, has to match every reading.
+
+| reading | who reads so |
+| --- | --- |
+| the path as it is | every router |
+| without final newlines | Starlette and whoever else ends a regular expression with ``$`` |
+| without matrix parameters (``;x=1``) | servers in the tradition of servlets |
+| without dot segments | file servers, proxies |
+| one slash where there are several | file servers, proxies, Werkzeug |
+| several of these | several of them, one behind the other |
+
+A number or a UUID in a path has spellings of its own, which an endpoint takes that makes a number of the text itself.
+The case of a path is never changed, and no header names another method.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from starlette.convertors import Convertor, FloatConvertor, IntegerConvertor, UUIDConvertor
+from starlette.routing import PARAM_REGEX
+
+from ..keys.key import PathPattern
+from .segments import segments
+
+LONGEST: Final = 4_096
+"""The length of a path up to which its readings are worked out."""
+_ODD: Final = re.compile(r"//|/\.\.?(?:[/;\n]|\Z)|[;\n]")
+_DOTS_LAST: Final = re.compile(r"/\.\.?\Z")
+_MATRIX: Final = re.compile(r";[^/]*")
+_SLASHES: Final = re.compile(r"//+")
+# What pydantic, int(), float() and UUID() take; "+" after a group of repeated characters keeps them linear.
+_SPELLINGS: Final[Mapping[type, str]] = {
+    IntegerConvertor: r"\s*+[+-]?(?:0[0_]*+[+-])?[\d_]++(?:\.[0_]*+)?\s*+",
+    FloatConvertor: r"(?i:\s*+[+-]?(?:inf|infinity|nan|(?=[^/]*\d)[\d_]*+(?:\.[\d_]*+)?(?:e[+-]?[\d_]++)?)\s*+)",
+    UUIDConvertor: r"(?i:(?:urn:)?(?:uuid:)?(?:[{}-]*+[0-9a-f]){32}[{}-]*+)",
+}
+
+
+def is_odd(path: str) -> bool:
+    """Tell whether a path has other readings than itself."""
+    return _ODD.search(path) is not None
+
+
+def readings(path: str) -> tuple[str, ...]:
+    """Return every text that a router may take a path for, first the path itself; of a very long one only itself."""
+    if len(path) > LONGEST or not is_odd(path):
+        return (path,)
+    found = {path: None}
+    for step in (_without_newlines, _without_matrix, _without_dots, _with_single_slashes, _without_dots):
+        found.update(dict.fromkeys([step(text) for text in found]))
+    for text in [text for text in found if _DOTS_LAST.search(text)]:
+        # "/a/." is "/a/" for some and "/a" for others.
+        found.update(dict.fromkeys(other.rstrip("/") or "/" for other in readings(_without_dots(text))))
+    return tuple(found)
+
+
+class Written:
+    """A path of a rule, in Starlette's syntax.
+
+    Attributes:
+        path: What is written.
+        generous: What a limit matches in a reading as it stands.
+        strict: What an exemption matches: not an inch beyond what is written.
+        spelled: What a limit matches where numbers may be spelled otherwise; None where the path has none.
+        segments: What the path may mean, to compare it with the templates of routes.
+    """
+
+    __slots__ = ("generous", "path", "segments", "spelled", "strict")
+
+    def __init__(self, path: str, pattern: PathPattern) -> None:
+        self.path = path
+        self.generous, convertors = pattern
+        # "." leaves out the newline here, as it does where Starlette mounts an application.
+        self.strict = re.compile(self.generous.pattern)
+        self.spelled = _spelled(path, convertors)
+        self.segments = segments(path)
+
+    def meets(self, texts: Sequence[str], root: str) -> str | None:
+        """Return the first reading that a limit applies to as it stands, with the root before it if that is written."""
+        return self._first(self.generous, texts, root)
+
+    def spells(self, texts: Sequence[str], root: str) -> str | None:
+        """Return the first reading that a limit applies to, numbers in any spelling."""
+        return self._first(self.spelled or self.generous, texts, root)
+
+    def covers(self, text: str) -> bool:
+        """Tell whether an exemption applies to a reading."""
+        return self.strict.fullmatch(text) is not None
+
+    def rooted(self, root: str) -> bool:
+        """Tell whether the path is written with the root."""
+        return self.path.startswith(root) and self.path[len(root) :].startswith("/") and root != ""
+
+    def _first(self, pattern: re.Pattern[str], texts: Sequence[str], root: str) -> str | None:
+        found = next((text for text in texts if pattern.match(text)), None)
+        if found is None and self.rooted(root):
+            found = next((root + text for text in texts if pattern.match(root + text)), None)
+        return found
+
+
+def _without_newlines(text: str) -> str:
+    return text.rstrip("\n")
+
+
+def _without_matrix(text: str) -> str:
+    return _MATRIX.sub("", text) if ";" in text else text
+
+
+def _with_single_slashes(text: str) -> str:
+    return _SLASHES.sub("/", text)
+
+
+def _without_dots(text: str) -> str:
+    """Remove dot segments as RFC 3986, section 5.2.4, does."""
+    if "/." not in text:
+        return text
+    kept: list[str] = []
+    parts = text.split("/")[1:]
+    for part in parts:
+        if part == "..":
+            del kept[-1:]
+        elif part != ".":
+            kept.append(part)
+    if parts[-1] in (".", ".."):
+        kept.append("")
+    return "/" + "/".join(kept)
+
+
+def _spelled(path: str, convertors: Mapping[str, Convertor[Any]]) -> re.Pattern[str] | None:
+    if not any(type(convertor) in _SPELLINGS for convertor in convertors.values()):
+        return None
+    regex, end = "", 0
+    for found in PARAM_REGEX.finditer(path):
+        convertor = convertors[found[1]]
+        value = _SPELLINGS.get(type(convertor), convertor.regex)
+        regex += f"{re.escape(path[end : found.start()])}(?P<{found[1]}>{value})"
+        end = found.end()
+    return re.compile(f"{regex}{re.escape(path[end:])}$", re.DOTALL)

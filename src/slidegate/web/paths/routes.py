@@ -1,0 +1,241 @@
+"""The routes of an application, looked at from outside: which template a request came by, and what stands above it.
+
+Routers keep their routes as a tree of mounts, hosts and, in FastAPI since 0.137, included routers. Neither the path of
+a request nor ``scope["route"]`` tells the whole template (a mount hides what it matched), so the tree is walked once
+and a request is looked up in it by its endpoint. FastAPI is known here by what its objects have, and never imported.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+from starlette.routing import Host, Match, Mount
+from starlette.types import Scope
+
+from ..keys.key import below, route_path
+from .readings import is_odd
+from .tree import layers, own_root, scope_to_ask
+
+_DEPTH: Final = 16
+_FRONTEND: Final = 0
+"""Stands for the endpoint of frontends, which have none; no object has this id."""
+
+Required: TypeAlias = tuple[object, str]
+"""What a router or an application requires of all routes below it, and the path where they begin."""
+
+
+class Frontend:
+    """Files that FastAPI serves where no route matches (`app.frontend`), in the place of a route.
+
+    Args:
+        path: The path below which they are, ``"/"`` for all.
+    """
+
+    endpoint = None
+    methods = ("GET", "HEAD")
+
+    def __init__(self, path: str) -> None:
+        self.path = self.path_format = f"{path.rstrip('/')}/{{path}}"
+        self.path_regex = re.compile(f"{re.escape(path.rstrip('/'))}(?:/.*)?\\Z", re.DOTALL)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Place:
+    """A route, and the way to it.
+
+    Attributes:
+        mounts: The mounts and hosts on the way, the outermost first.
+        route: The route, or what FastAPI puts in the place of one that came with a router.
+        above: What routers and applications on the way require, the outermost first.
+        template: The path from the top, its parameters in braces.
+        methods: The methods of the route; None for all, and for a websocket.
+        label: What to call the place: ``GET /items/{id}``.
+    """
+
+    mounts: tuple[Mount | Host, ...]
+    route: Any
+    above: tuple[Required, ...]
+    template: str
+    methods: frozenset[str] | None
+    label: str
+
+    @property
+    def connection(self) -> str:
+        """``"http"`` or ``"websocket"``."""
+        return "http" if hasattr(self.route, "methods") else "websocket"
+
+    def leads(self, method: str, path: str) -> bool:
+        """Tell whether a request comes by this place; `path` is the one that the outermost router sees."""
+        if self.methods is not None and method not in self.methods:
+            return False
+        rest = self.rest(path)
+        return rest is not None and self.route.path_regex.match(rest) is not None
+
+    def rest(self, path: str) -> str | None:
+        """Return what the mounts on the way leave of an ordinary path; None if it does not come by them."""
+        for mount in self.mounts:
+            if isinstance(mount, Mount):
+                found = mount.path_regex.match(path)
+                if found is None:
+                    return None
+                path = "/" + found["path"]
+        return path
+
+    @property
+    def hosts(self) -> bool:
+        """Whether the host of a request decides about the way."""
+        return any(isinstance(mount, Host) for mount in self.mounts)
+
+    def takes(self, scope: Scope) -> bool:
+        """Tell whether a request comes by this place: its mounts are asked themselves what they make of the path.
+
+        Args:
+            scope: What the outermost router sees.
+        """
+        scope = scope_to_ask(scope)
+        for mount in self.mounts:
+            match, child = mount.matches(scope)
+            if match is not Match.FULL:
+                return False
+            scope.update(child)
+            for layer in layers(mount.app):
+                scope["root_path"] = own_root(layer) or scope["root_path"]
+        if isinstance(self.route, Frontend):
+            return self.route.path_regex.match(route_path(scope)) is not None
+        return bool(self.route.matches(scope)[0] is Match.FULL)
+
+
+def walk(app: object) -> Iterator[Place]:
+    """Yield every place of an application, a router, or what wraps one."""
+    yield from _below(app, ())
+
+
+class Places:
+    """Finds the place of a request."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[object, dict[int, list[Place]], int]] = {}
+
+    def find(self, scope: Scope) -> Place | None:
+        """Return the place that a request came by; None where no router says."""
+        found = self.candidates(scope)
+        if len(found) <= 1:
+            return found[0] if found else None
+        if _at_frontend(scope):
+            found = sorted(found, key=lambda place: len(place.template), reverse=True)  # as FastAPI chooses
+        root = scope.get("app_root_path", scope.get("root_path", ""))
+        path = below(root, scope["path"])
+        for place in () if is_odd(path) or any(place.hosts for place in found) else found:
+            # Where the mounts have read what they seem to have read, they need not be asked.
+            if place.leads(scope.get("method", "GET"), path) and _read(scope, root, path, place.rest(path)):
+                return place
+        top = {**scope, "root_path": root}
+        taking = next((place for place in found if place.takes(top)), None)
+        # One application on two hosts is one place.
+        return next((place for place in found if taking is not None and _same_path(place, taking)), None)
+
+    def candidates(self, scope: Scope) -> list[Place]:
+        """Return the places of the endpoint that a request came to: one, unless several routes lead there."""
+        router, endpoint = scope.get("router"), scope.get("endpoint")
+        at = _FRONTEND if _at_frontend(scope) else id(endpoint)
+        if router is None or (endpoint is None and at != _FRONTEND):
+            return []
+        _, by_endpoint, count = self._known.get(id(router)) or self._learn(router)
+        # A function that has a route already may get another one.
+        if at not in by_endpoint or count != _count(router):
+            _, by_endpoint, _ = self._learn(router)
+        return by_endpoint.get(at, [])
+
+    def below(self, scope: Scope, dependency: object) -> list[Place]:
+        """Return the places below the router or application that requires `dependency`."""
+        _, by_endpoint, _ = self._known[id(scope["router"])]
+        places = (place for found in by_endpoint.values() for place in found)
+        return [place for place in places if any(required is dependency for required, _ in place.above)]
+
+    def _learn(self, router: object) -> tuple[object, dict[int, list[Place]], int]:
+        count = _count(router)
+        by_endpoint: dict[int, list[Place]] = {}
+        for place in walk(router):
+            endpoint = place.route.endpoint
+            by_endpoint.setdefault(_FRONTEND if endpoint is None else id(endpoint), []).append(place)
+        known = self._known[id(router)] = router, by_endpoint, count
+        return known
+
+
+def _count(router: object) -> int:
+    return len(getattr(router, "routes", ()))
+
+
+def _below(app: Any, mounts: tuple[Mount | Host, ...]) -> Iterator[Place]:
+    """Walk an application, through whatever is wrapped around it."""
+    while app is not None and not hasattr(app, "routes"):
+        app = getattr(app, "app", None)
+    if app is not None and len(mounts) < _DEPTH:
+        router = getattr(app, "router", app)
+        required = tuple(_required(getattr(router, "dependencies", None), _prefix(mounts)))
+        yield from _level(app.routes, mounts, required)
+        yield from _frontends(router, "", mounts, required)
+
+
+def _level(routes: Iterable[Any], mounts: tuple[Mount | Host, ...], above: tuple[Required, ...]) -> Iterator[Place]:
+    for listed in routes:
+        if hasattr(listed, "effective_candidates"):
+            included, router = listed.include_context, listed.original_router
+            where = f"{_prefix(mounts)}{included.prefix}{router.prefix}"
+            required = *above, *_required([*included.dependencies, *router.dependencies], where)
+            yield from _level(listed.effective_candidates(), mounts, required)
+            yield from _frontends(router, included.prefix, mounts, required)
+            continue
+        route = getattr(listed, "starlette_route", None) or listed
+        if isinstance(route, (Mount, Host)):
+            # What a router requires ends at a mount: the application there is called as it is.
+            yield from _below(route.app, (*mounts, route))
+        elif hasattr(route, "endpoint") and hasattr(route, "path_format"):
+            yield _place(route, mounts, above)
+
+
+def _frontends(
+    router: Any, prefix: str, mounts: tuple[Mount | Host, ...], above: tuple[Required, ...]
+) -> Iterator[Place]:
+    for group in getattr(router, "_low_priority_routes", ()):
+        for served in getattr(group, "routes", ()):
+            yield _place(Frontend(f"{prefix}{served.path}"), mounts, above)
+
+
+def _place(route: Any, mounts: tuple[Mount | Host, ...], above: tuple[Required, ...]) -> Place:
+    template = f"{_prefix(mounts)}{route.path_format}"
+    methods = getattr(route, "methods", None)
+    names = ",".join(sorted(set(methods) - ({"HEAD"} if "GET" in methods else set()))) if methods else "*"
+    label = f"{names if hasattr(route, 'methods') else 'WS'} {template}"
+    return Place(mounts, route, above, template, frozenset(methods) if methods else None, label)
+
+
+def _read(scope: Scope, root: str, path: str, rest: str | None) -> bool:
+    """Tell whether the mounts on the way have read of a path all but `rest`, as it seems, and left that to be read."""
+    return (
+        rest is not None and scope.get("root_path", "") == root + path.removesuffix(rest) and route_path(scope) == rest
+    )
+
+
+def _same_path(one: Place, other: Place) -> bool:
+    """Tell whether two places differ by their hosts at most."""
+    mounts = [[mount for mount in place.mounts if isinstance(mount, Mount)] for place in (one, other)]
+    return one.route is other.route and mounts[0] == mounts[1]
+
+
+def _at_frontend(scope: Scope) -> bool:
+    return "frontend_path" in scope.get("fastapi", ())
+
+
+def _required(dependencies: Iterable[Any] | None, where: str) -> Iterator[Required]:
+    for depends in dependencies or ():
+        yield getattr(depends, "dependency", None), where
+
+
+def _prefix(mounts: Iterable[Mount | Host]) -> str:
+    return "".join(
+        mount.path_format.removesuffix("/{path}") if isinstance(mount, Mount) else f"//{mount.host}" for mount in mounts
+    )

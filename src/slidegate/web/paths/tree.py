@@ -1,0 +1,255 @@
+"""Where the routers below a gate lead a request.
+
+The routers are not imitated: each is asked with a copy of the scope, in the order in which it asks its routes, and what
+a mount hands on is what its own `matches` says. So a reading that only one version of one router knows is found too: a
+mount of Starlette's, for example, loses count where a path ends in a newline, and the application below it reads
+another part of the path, or all of it again.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from typing import Any, Final, NamedTuple
+
+from starlette.routing import Host, Match, Mount
+from starlette.types import Scope
+
+from ..keys.key import route_path
+from .segments import Segments, segments
+
+_DEPTH: Final = 64
+_KNOWN: Final = frozenset({"starlette", "fastapi", "slidegate"})
+_PARAMETER: Final = re.compile(r"\{(\w+)\}")
+_ALL_BELOW: Final = "/{path:path}"
+
+
+class Reached(NamedTuple):
+    """Where a request is led.
+
+    Attributes:
+        text: The path as the routers on the way have read it: what each mount took, and what the route took.
+        template: The same, as it is written down.
+        route: The route; None for an application without routes, such as a directory of files.
+        sure: Whether nothing on the way is unknown here, and might have changed the path.
+    """
+
+    text: str
+    template: Segments
+    route: Any
+    sure: bool
+
+
+class _Way(NamedTuple):
+    """The way to an application: what mounts have read, what they are written as, and what is to be known of both."""
+
+    text: str = ""
+    template: str = ""
+    sure: bool = True
+    depth: int = 0
+
+
+class Tree:
+    """The routes below a gate.
+
+    Args:
+        app: What the gate guards.
+    """
+
+    def __init__(self, app: object) -> None:
+        self._app = app
+        self._size: int | None = None
+        self._rooted = self._varies = False
+
+    def reach(self, scope: Scope) -> Reached | None:
+        """Return where a request is led; None where nothing is known, or no route takes it."""
+        app, way = self._app, _Way()
+        if self._router is None:
+            if not self.known(scope):
+                return None
+            # Something between the gate and its application does not show what it wraps.
+            app, way = scope["app"], way._replace(sure=False)
+        try:
+            return _enter(app, scope_to_ask(scope), way)
+        except Exception:
+            # A convertor or a route of the user's has failed. It will do so again where somebody hears of it.
+            return None
+
+    def known(self, scope: Scope) -> bool:
+        """Tell whether there are routes to be asked."""
+        return self._router is not None or ("router" not in scope and hasattr(scope.get("app"), "routes"))
+
+    @cached_property
+    def root(self) -> str:
+        """The `root_path` that the application below gives itself, whatever the server says; empty if it does not."""
+        return next(filter(None, map(own_root, layers(self._app))), "")
+
+    @property
+    def rooted(self) -> bool:
+        """Whether an application somewhere below gives itself a `root_path`."""
+        if self._router is not None and len(self._router.routes) != self._size:
+            self._survey()
+        return self._rooted
+
+    @property
+    def varies(self) -> bool:
+        """Whether a route somewhere below looks at more than type, method, path and root, as hosts do."""
+        return self._router is None or self._varies
+
+    def _survey(self) -> None:
+        """Look through all routes, again when the outermost router has others."""
+        self._size = len(self._router.routes)
+        found = list(_peculiar(self._app, 0))
+        self._rooted = "root" in found
+        self._varies = "route" in found
+
+    @cached_property
+    def _router(self) -> Any:
+        return next((layer for layer in layers(self._app) if hasattr(layer, "routes")), None)
+
+
+def layers(app: object) -> Iterator[object]:
+    """Yield an application and what it wraps, from the outside in."""
+    seen: set[int] = set()
+    while app is not None and id(app) not in seen:
+        seen.add(id(app))
+        yield app
+        app = getattr(app, "app", None)
+
+
+def own_root(app: object) -> str:
+    """Return the `root_path` that an application gives itself, as FastAPI does; empty for none."""
+    root = getattr(app, "root_path", "") if hasattr(app, "openapi") else ""
+    return root if isinstance(root, str) else ""
+
+
+def scope_to_ask(scope: Scope) -> Scope:
+    """Return a copy of a scope that routes may write to."""
+    return {key: dict(value) if type(value) is dict else value for key, value in scope.items()}
+
+
+def declares(route: Any, method: str) -> bool:
+    """Tell whether a route, or the class that is its endpoint, names a method itself."""
+    methods = getattr(route, "methods", None)
+    if methods:
+        return method in methods
+    endpoint = getattr(route, "endpoint", None)
+    return isinstance(endpoint, type) and callable(getattr(endpoint, method.lower(), None))
+
+
+def _enter(app: Any, scope: Scope, way: _Way) -> Reached | None:
+    """Go into an application, through what it is wrapped in."""
+    for layer in layers(app):
+        app = layer
+        way = way._replace(sure=way.sure and _is_known(layer))
+        if root := own_root(layer):
+            scope["root_path"] = root
+        if hasattr(layer, "routes"):
+            break
+    if not hasattr(app, "routes"):
+        rest = f"/{app.get_path(scope)}" if hasattr(app, "lookup_path") else route_path(scope)
+        return _reached(way, "/" if rest == "/." else rest, _ALL_BELOW)
+    router = getattr(app, "router", app)
+    wrapped = [made.cls for made in getattr(app, "user_middleware", ())]
+    bare = getattr(router, "middleware_stack", None) in (None, getattr(router, "app", None))
+    known = _is_known(router) and bare and all(_is_ours(cls.__module__) for cls in wrapped)
+    return _ask(router, scope, way._replace(sure=way.sure and known, depth=way.depth + 1))
+
+
+def _ask(router: Any, scope: Scope, way: _Way) -> Reached | None:
+    """Ask a router for the first route that takes a request, else for one with other methods, as for a 405."""
+    if way.depth > _DEPTH:
+        return None
+    partial: Reached | None = None
+    for route in _routes(router.routes):
+        match, child = route.matches(scope)
+        if match is Match.FULL:
+            return _follow(route, scope, child, way)
+        if match is Match.PARTIAL and partial is None:
+            partial = _at(route, scope, way)
+    if partial is None and not _redirects(router, scope):
+        return _frontend(router, scope, way)
+    return partial
+
+
+def _follow(route: Any, scope: Scope, child: Scope, way: _Way) -> Reached | None:
+    if not isinstance(route, (Mount, Host)):
+        return _at(route, scope, way)
+    if isinstance(route, Mount):
+        written = route.path_format.removesuffix("/{path}")
+        text = way.text + _filled(written, route, scope)
+        way = way._replace(text=text, template=way.template + route.path)
+    scope.update(child)
+    return _enter(route.app, scope, way)
+
+
+def _at(route: Any, scope: Scope, way: _Way) -> Reached:
+    if not hasattr(route, "path_regex") or not hasattr(route, "path_format"):
+        return _reached(way._replace(sure=False), route_path(scope), _ALL_BELOW, route)
+    written = getattr(route, "path", None) or route.path_format
+    return _reached(way, _filled(route.path_format, route, scope), written, route)
+
+
+def _frontend(router: Any, scope: Scope, way: _Way) -> Reached | None:
+    """Return the frontend that takes a request (`app.frontend` of FastAPI), which is asked after all routes."""
+    asked = getattr(router, "_match_low_priority", None)
+    if asked is None or asked(scope)[0] is Match.NONE:
+        return None
+    path = os.path.normpath(os.path.join("/", route_path(scope).lstrip("/")))
+    return _reached(way, path, _ALL_BELOW)
+
+
+def _redirects(router: Any, scope: Scope) -> bool:
+    """Tell whether a router answers with a redirect to the path with, or without, a slash at its end."""
+    path = route_path(scope)
+    if scope["type"] != "http" or not getattr(router, "redirect_slashes", False) or path == "/":
+        return False
+    given: str = scope["path"]
+    other = {**scope, "path": given.rstrip("/") if path.endswith("/") else given + "/"}
+    return any(route.matches(other)[0] is not Match.NONE for route in _routes(router.routes))
+
+
+def _reached(way: _Way, rest: str, written: str, route: object = None) -> Reached:
+    return Reached(way.text + rest, segments(way.template + written), route, way.sure)
+
+
+def _filled(written: str, route: Any, scope: Scope) -> str:
+    """Return a path with the text that a route has found for its parameters."""
+    if "{" not in written:
+        return written
+    found = route.path_regex.match(route_path(scope))
+    return _PARAMETER.sub(lambda parameter: found[parameter[1]], written)
+
+
+def _routes(routes: Iterable[Any]) -> Iterator[Any]:
+    """Yield routes, those of included routers in their place."""
+    for listed in routes:
+        if hasattr(listed, "effective_candidates"):
+            yield from _routes(listed.effective_candidates())
+        else:
+            yield getattr(listed, "starlette_route", None) or listed
+
+
+def _peculiar(app: object, depth: int) -> Iterator[str]:
+    """Yield what makes an application, and those below, read a request otherwise than by its path alone."""
+    for layer in layers(app):
+        if own_root(layer):
+            yield "root"
+        if not hasattr(layer, "routes"):
+            continue
+        for route in _routes(layer.routes) if depth < _DEPTH else ():
+            if isinstance(route, Host) or not _is_ours(getattr(type(route).matches, "__module__", "")):
+                yield "route"
+            if isinstance(route, (Mount, Host)):
+                yield from _peculiar(route.app, depth + 1)
+        return
+
+
+def _is_known(thing: object) -> bool:
+    return _is_ours(type(thing).__module__)
+
+
+def _is_ours(module: str) -> bool:
+    return module.partition(".")[0] in _KNOWN

@@ -1,0 +1,1 @@
+"""Rules: which requests are held to which limits."""

@@ -1,0 +1,227 @@
+"""Rules at work: which of them stand on the way of a request, and what they charge for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from copy import copy
+from typing import Final, NamedTuple
+
+from starlette.types import Scope
+
+from ...core.decision import Bucket, Check, unique_name, wire_names
+from ...core.errors import ConfigurationError
+from ...core.limits import Limit, parse_limits
+from ...core.memo import remember
+from ...limiter import Limiter
+from ..keys.key import Key, read_at, route_path
+from ..paths.tree import Tree, declares
+from .matching import Sight
+from .rule import Limits, Rule, says_nobody
+from .tracking import HotWatch
+
+_MEMO: Final = 2_048
+_MEMO_PATH: Final = 256
+_MEMO_PLANS: Final = 256
+
+
+class Gate:
+    """A rule at work: its bucket, and how to get from a request to a check.
+
+    Attributes:
+        rule: The rule.
+        bucket: What its counts belong to, with the fixed limits.
+        key: The built-in key, None for the client's address.
+        key_function: The user's key function, if the rule has one.
+        cost: The fixed cost, 1 where a function says it.
+        cost_function: The user's cost function, if the rule has one.
+        hot: What finds the hot keys of a rule with a `capacity`.
+        plain: Whether limits, key and cost come without calling a function of the user's.
+    """
+
+    __slots__ = ("_plans", "bucket", "cost", "cost_function", "hot", "key", "key_function", "plain", "rule")
+
+    def __init__(self, rule: Rule, bucket: Bucket) -> None:
+        self.rule = rule
+        self.bucket = bucket
+        self.key = rule.key if isinstance(rule.key, Key) else None
+        self.key_function = None if isinstance(rule.key, Key) else rule.key
+        self.cost = rule.cost if isinstance(rule.cost, int) else 1
+        self.cost_function = None if isinstance(rule.cost, int) else rule.cost
+        self.hot = None if rule.capacity is None else HotWatch(bucket, rule.capacity)
+        self.plain = self.key_function is None and self.cost_function is None and rule.limits_function is None
+        self._plans: dict[object, Bucket] = {}
+
+    def check(self, scope: Scope, limiter: Limiter, client_key: str) -> Check:
+        """Say what to charge for a request, as far as no function of the user's is needed."""
+        return self.bucket, client_key if self.key is None else self.key.find(scope, limiter, client_key), self.cost
+
+    def at(self, path: str) -> Gate:
+        """Return the same gate for requests whose path is read as `path`."""
+        key = self.key if self.key is None else read_at(self.key, path)
+        if key is self.key:
+            return self
+        gate = copy(self)
+        gate.key = key
+        return gate
+
+    def plan(self, limits: Limits) -> Bucket | None:
+        """Return the bucket for what a limits function returned; None for ``"unlimited"``.
+
+        Where nobody may pass, it is one without limits.
+
+        Raises:
+            ConfigurationError: The limits cannot be read.
+        """
+        known = self._plans.get(limits) if isinstance(limits, (str, Limit)) else None
+        if known is None:
+            if isinstance(limits, str) and limits.strip().lower() == "unlimited":
+                return None
+            if not isinstance(limits, (str, Limit)) and isinstance(limits, Iterable):
+                limits = tuple(limits)  # it may be one that can be read only once
+            parsed = () if says_nobody(limits) else parse_limits(limits)
+            known = self._plans.get(parsed) or _make_bucket(self.rule, self.bucket.rule, parsed)
+            remember(self._plans, parsed, known, _MEMO_PLANS)
+            if isinstance(limits, (str, Limit)):
+                remember(self._plans, limits, known, _MEMO_PLANS)
+        return known
+
+
+class Selection(NamedTuple):
+    """The gates on the way of a request, and whether all of them are plain; and the gates that only look on."""
+
+    gates: tuple[Gate, ...]
+    plain: bool
+    onlookers: tuple[Gate, ...] = ()
+    exempt: bool = False
+    """Whether a rule says that nothing is counted here."""
+
+
+class RuleSet:
+    """Rules in their order, with the buckets they count in.
+
+    Args:
+        rules: The rules.
+        claim: Makes of a rule's identity one that nobody else has, as `Limiter.claim` does.
+        app: What the gate guards; its routes say what odd paths lead to.
+
+    Raises:
+        ConfigurationError: Two rules have one name, or are the same without a name.
+    """
+
+    def __init__(self, rules: Sequence[Rule], claim: Callable[[str], str], app: object = None) -> None:
+        by_identity: dict[str, Rule] = {}
+        self._gates: list[tuple[Rule, Gate | None]] = []
+        taken: set[str] = set()
+        for rule in rules:
+            if not isinstance(rule, Rule):
+                raise ConfigurationError(
+                    f'rules: expected a list such as [Rule("*", "100/minute")], not {rule!r} in it'
+                )
+            twin = by_identity.get(rule.identity)
+            by_identity[rule.identity] = rule
+            if twin is not None and not rule.exempt:
+                raise ConfigurationError(f"rules: {twin!r} and {rule!r} are one bucket; {_way_out(twin, rule)}")
+            self._gates.append((rule, None if rule.exempt else Gate(rule, _bucket(rule, claim, taken))))
+        self.reserving = {gate.bucket.rule: rule for rule, gate in self._gates if gate and rule.count_if is not None}
+        """Rules that hand back what their `count_if` does not count, by the rule of their bucket."""
+        self.looking = {gate.bucket.rule for rule, gate in self._gates if gate and rule.action != "limit"}
+        """The rules of the buckets of gates that only look on."""
+        self._tree = Tree(app)
+        self._known: dict[tuple[str, str, str, str], Selection] = {}
+        self._always: Selection | None = None
+        if all(rule.always for rule, _ in self._gates):
+            self._always = self._select({"type": "http", "path": "/"})[0]
+
+    def select(self, scope: Scope) -> Selection:
+        """Return the gates on the way of a request, in their order."""
+        if self._always is not None:
+            return self._always
+        asked = scope["type"], scope.get("method", "GET"), scope["path"], scope.get("root_path", "")
+        return self._known.get(asked) or self._learn(asked, scope)
+
+    def takes(self, scope: Scope, method: str) -> bool:
+        """Tell whether a request goes to a route that is known, and names a method itself."""
+        reached = self._tree.reach(scope)
+        return reached is not None and declares(reached.route, method)
+
+    def _learn(self, asked: tuple[str, str, str, str], scope: Scope) -> Selection:
+        selection, lasting = self._select(scope)
+        # A path may be as long as the server lets it be; only ordinary ones are worth remembering.
+        if lasting and sum(map(len, asked)) <= _MEMO_PATH:
+            remember(self._known, asked, selection, _MEMO)
+        return selection
+
+    def _select(self, scope: Scope) -> tuple[Selection, bool]:
+        """Return the gates on the way of a request, and whether they are those of every such request."""
+        sight = Sight(scope, self._tree)
+        path = route_path(scope)
+        found: list[Gate] = []
+        exempt = False
+        for rule, gate in self._gates:
+            if gate is not None and (read := sight.limited(rule)) is not None:
+                found.append(gate if read == path else gate.at(read))
+            if rule.final and sight.ended(rule):
+                exempt = rule.exempt
+                break
+        limiting = tuple(gate for gate in found if gate.rule.action == "limit")
+        onlookers = tuple(gate for gate in found if gate.rule.action != "limit")
+        return Selection(limiting, all(gate.plain for gate in limiting), onlookers, exempt), sight.lasting
+
+    def names(self) -> set[str]:
+        """Return the names that users gave to rules."""
+        return {rule.name for rule, _ in self._gates if rule.name is not None}
+
+
+def all_rules(limits: str | Limit | Iterable[str | Limit] | None, rules: Sequence[Rule] | None) -> Sequence[Rule]:
+    """Return the rules that the options of a middleware mean."""
+    if (limits is None) == (rules is None):
+        raise ConfigurationError(
+            'RateLimitMiddleware: give limits="100/minute" or rules=[Rule(...), ...], '
+            + ("one of them" if limits is None else 'not both; limits is Rule("*", ...)')
+        )
+    if rules is None:
+        return [Rule("*", limits)]
+    if isinstance(rules, (str, Rule)) or not isinstance(rules, Iterable):
+        raise ConfigurationError(f'rules: expected a list such as [Rule("*", "100/minute")], not {rules!r}')
+    return tuple(rules)
+
+
+def _way_out(twin: Rule, rule: Rule) -> str:
+    """Say what to write instead of two rules that would count in one bucket."""
+    if rule.name is None:
+        return "name one of them, or drop it"
+    paths = "*" if "*" in twin.paths + rule.paths else list(dict.fromkeys(twin.paths + rule.paths))
+    return f'write one rule, Rule({paths!r}, "5/minute", name={rule.name!r}), or give one of them another name'
+
+
+def _bucket(rule: Rule, claim: Callable[[str], str], taken: set[str]) -> Bucket:
+    """Make the bucket of a rule, its limits called on the wire what no other rule's are."""
+    names = []
+    for name in wire_names(rule.label, rule.limits):
+        names.append(unique_name(name, taken))
+        taken.add(names[-1])
+    # Unnamed rules of two middlewares are two buckets, even on one limiter; a name joins them.
+    identity = rule.identity if rule.name is not None else claim(rule.identity)
+    return _make_bucket(rule, identity, rule.limits, names)
+
+
+def _make_bucket(rule: Rule, identity: str, limits: Sequence[Limit], names: Sequence[str] | None = None) -> Bucket:
+    return Bucket(
+        identity,
+        limits,
+        names if names is not None else wire_names(rule.label, limits),
+        # Tracking counts everything, or a hot key would cool down while it is hot.
+        count_denied=rule.count_denied or rule.action == "track",
+        wait_us=rule.wait_us,
+        wait_max=rule.wait_max,
+        lease=_lease(rule, limits),
+        label=rule.label,
+    )
+
+
+def _lease(rule: Rule, limits: Sequence[Limit]) -> int:
+    """Return how much to lease under limits that may depend on the request: nothing where the time of each unit counts.
+
+    A unit that is admitted later than it was charged would leave too early there.
+    """
+    return 0 if any(limit.exact for limit in limits) else min([rule.lease, *(limit.amount for limit in limits)])

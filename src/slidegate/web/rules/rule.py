@@ -1,0 +1,324 @@
+"""Which requests are held to which limits.
+
+Every rule that matches a request applies; one that is `exempt` or `final` ends the list.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from datetime import timedelta
+from hashlib import blake2b
+from inspect import iscoroutinefunction
+from typing import Final, Literal, TypeAlias
+from urllib.parse import unquote
+
+from starlette.requests import HTTPConnection
+from starlette.routing import PARAM_REGEX, compile_path
+
+from ...core.decision import Decision
+from ...core.durations import format_duration
+from ...core.errors import ConfigurationError
+from ...core.limits import MAX_AMOUNT, Limit, check_name, check_whole, parse_duration_us, parse_limits
+from ...core.statistics.hot_keys import MAX_CAPACITY
+from ...limiter import check_cost
+from ..keys.key import Key, KeyFunction, PathPattern, bind
+from ..options import names_checked
+from ..paths.readings import Written
+
+CostFunction: TypeAlias = Callable[[HTTPConnection], int | Awaitable[int]]
+Limits: TypeAlias = str | Limit | Iterable[str | Limit]
+LimitsFunction: TypeAlias = Callable[[HTTPConnection], Limits | Awaitable[Limits]]
+StatusFunction: TypeAlias = Callable[[int], bool]
+Exceeded: TypeAlias = Callable[[str, Decision], Awaitable[None] | None]
+Connection: TypeAlias = Literal["http", "websocket"]
+Action: TypeAlias = Literal["limit", "shadow", "track"]
+
+DEFAULT_WAIT_MAX: Final = 16
+_NOTHING: Final = re.compile(r"(?:[^:]{0,64}:)?\s*[-+]?0+\s*(?:/|per\b)", re.ASCII | re.IGNORECASE)
+
+
+class Rule:
+    """Holds the requests it matches to its limits, counted by its key.
+
+    Args:
+        path: A path in Starlette's syntax (``"/items/{id:int}"``, ``"/api/{rest:path}"``), a list of such paths, which
+            then share their counts, or ``"*"`` for all. It is compared with the path below `root_path`: a limit applies
+            if one reading of the request's path leads to it, `exempt` and `final` only if all readings do.
+        limits: ``"5/minute; 50/hour"``, a `Limit` or several; or a function of the request, sync or async, that returns
+            them, ``"unlimited"`` or ``"nobody"``, for limits that depend on who is calling. Needed unless `exempt`.
+        default_limits: What applies when the `limits` function fails; ``"nobody"`` refuses then.
+        methods: HTTP methods; GET includes HEAD. A websocket handshake is a GET. By default all. A limit holds them in
+            any case.
+        connection: ``"http"`` or ``"websocket"``; by default both.
+        key: Whom to count: `everyone`, `header(...)`, or a function, sync or async, of the request (which has no body
+            here) that returns text, or None to leave the request uncounted. By default the middleware's `client`.
+        cost: Units for one request, or a function of the request, sync or async.
+        count_if: Count only requests whose answer has such a status: ``lambda status: status == 401``. The cost is
+            reserved first and handed back when the response starts, so concurrent requests cannot pass the bound.
+        count_denied: Count refused requests as well: who goes on hammering stays refused.
+        action: ``"limit"`` refuses; ``"shadow"`` decides on windows of its own, reports, and never refuses; ``"track"``
+            counts every request and calls `on_exceeded` when a key passes the limit.
+        on_exceeded: Called with the key and the decision, sync or async, once each time a key passes the limit of a
+            ``"track"`` rule.
+        capacity: For a ``"track"`` rule with one limit: do not keep exact windows for every key in the store, but find
+            the hot keys among those of this process with `HotKeys`, which counts so many keys in each fifth of the
+            window, 1 to 10,000. The times in the decision are then the longest that they can be.
+        wait: ``"200ms"``: a request that would be admitted within this time waits instead of being refused.
+        wait_max: How many requests of one key may wait at a time.
+        lease: For hot keys on a shared store: take up to so many units of a limit in one question, and answer from
+            them. Needs limits above their resolution. In memory it changes nothing.
+        name: What the limit is called in headers and logs, and what keeps its counts together.
+        exempt: Let matching requests pass; no later rule counts them.
+        final: No later rule applies to matching requests.
+
+    Raises:
+        ConfigurationError: A value cannot work.
+    """
+
+    @names_checked
+    def __init__(
+        self,
+        path: str | Iterable[str],
+        limits: Limits | LimitsFunction | None = None,
+        *,
+        default_limits: Limits = "60/minute",
+        methods: Iterable[str] | None = None,
+        connection: Connection | None = None,
+        key: Key | KeyFunction | None = None,
+        cost: int | CostFunction = 1,
+        count_if: StatusFunction | None = None,
+        count_denied: bool = False,
+        action: Action = "limit",
+        on_exceeded: Exceeded | None = None,
+        capacity: int | None = None,
+        wait: str | float | timedelta | None = None,
+        wait_max: int = DEFAULT_WAIT_MAX,
+        lease: int = 0,
+        name: str | None = None,
+        exempt: bool = False,
+        final: bool = False,
+    ) -> None:
+        self.paths = _paths(path)
+        self.patterns = tuple(compile_pattern(path) for path in self.paths if path != "*")
+        self.written = tuple(Written(path, pattern) for path, pattern in zip(self.paths, self.patterns, strict=False))
+        self.has_spellings = any(written.spelled is not None for written in self.written)
+        self.methods = _methods(methods)
+        if connection not in (None, "http", "websocket"):
+            raise ConfigurationError(f'connection: expected "http" or "websocket", not {connection!r}')
+        self.connection = connection
+        self._read_limits(limits, default_limits, exempt)
+        if key is not None and not isinstance(key, Key) and not callable(key):
+            raise ConfigurationError(f'key: expected client_ip(), header("X-API-Key") or a function, not {key!r}')
+        if getattr(key, "__module__", "").startswith("slidegate.") and not isinstance(key, Key):
+            raise ConfigurationError(f'key: {key!r} makes a key; call it, for example header("X-API-Key")')
+        self.key = bind(key, self._spelled(), self.paths) if isinstance(key, Key) else key
+        self.cost = cost if callable(cost) else self._fixed_cost(cost)
+        if count_if is not None and (not callable(count_if) or iscoroutinefunction(count_if)):
+            raise ConfigurationError(
+                f"count_if: expected a plain function such as lambda status: status == 401, not {count_if!r}"
+            )
+        self.count_if = count_if
+        self.count_denied = count_denied
+        self._read_action(action, on_exceeded)
+        self.capacity = None if capacity is None else self._checked_capacity(capacity)
+        self.wait_us = 0 if wait is None else parse_duration_us(wait, "wait")
+        check_whole(wait_max, 1, 1_000, "wait_max", "for example 16")
+        self.wait_max = wait_max if self.wait_us else 0
+        self.lease = self._checked_lease(lease) if lease != 0 or isinstance(lease, bool) else 0
+        self.name = None if name is None else check_name(name, "rule name")
+        for what, value in (("count_denied", count_denied), ("exempt", exempt), ("final", final)):
+            if not isinstance(value, bool):
+                raise ConfigurationError(f"{what}: expected True or False, not {value!r}")
+        self.exempt = exempt
+        self.final = final or exempt
+        if action != "limit" and (self.final or self.wait_us):
+            raise ConfigurationError(f"action: {action!r} only looks on; leave out exempt, final and wait")
+
+    def _read_limits(self, limits: Limits | LimitsFunction | None, default_limits: Limits, exempt: bool) -> None:
+        if exempt is not True and limits is None:
+            raise ConfigurationError(f'{self._call}: expected limits, for example {self._call[:-1]}, "5/minute")')
+        if exempt and limits is not None:
+            raise ConfigurationError(f"{self._call}: exempt requests are not counted; leave out limits or exempt=True")
+        self.limits_function = limits if callable(limits) else None
+        default = () if callable(limits) and says_nobody(default_limits) else parse_limits(default_limits)
+        self.limits = default if callable(limits) else () if limits is None else parse_limits(limits)
+
+    def _read_action(self, action: Action, on_exceeded: Exceeded | None) -> None:
+        if action not in ("limit", "shadow", "track"):
+            raise ConfigurationError(f'action: expected "limit", "shadow" or "track", not {action!r}')
+        if on_exceeded is not None and not callable(on_exceeded):
+            raise ConfigurationError(f"on_exceeded: expected a function of key and decision, not {on_exceeded!r}")
+        if (on_exceeded is None) is (action == "track"):
+            raise ConfigurationError('on_exceeded: it goes with action="track", and action="track" needs it')
+        if action != "limit" and self.count_if is not None:
+            raise ConfigurationError(f'count_if: it goes with action="limit", not {action!r}')
+        self.action = action
+        self.on_exceeded = on_exceeded
+
+    def _checked_capacity(self, capacity: int) -> int:
+        check_whole(capacity, 1, MAX_CAPACITY, "capacity", "for example 1_000")
+        if self.action != "track":
+            raise ConfigurationError(f'capacity: it goes with action="track", not {self.action!r}')
+        if self.limits_function is not None or len(self.limits) != 1:
+            given = "a function" if self.limits_function is not None else "; ".join(map(str, self.limits)) or "none"
+            raise ConfigurationError(f'capacity: expected one limit, for example "100/5s", not {given}')
+        if self.cost != 1:
+            raise ConfigurationError(f"capacity: it counts requests; leave out cost, or capacity, not {self.cost!r}")
+        return capacity
+
+    def _checked_lease(self, lease: int) -> int:
+        check_whole(lease, 0, MAX_AMOUNT, "lease", "for example 1_000, or 0 for none")
+        for what, given in (
+            ("wait", self.wait_us > 0),
+            ("count_denied", self.count_denied),
+            ('action="track"', self.action == "track"),
+            ("exempt", not self.limits),
+        ):
+            if given:
+                raise ConfigurationError(f"lease: it does not go with {what}; leave one of them out, not {lease!r}")
+        for limit in self.limits if self.limits_function is None else ():
+            if lease > limit.amount:
+                raise ConfigurationError(f"lease: expected at most what {str(limit)!r} allows, not {lease!r}")
+            if limit.exact:
+                raise ConfigurationError(
+                    f"lease: {str(limit)!r} keeps the time of every unit; expected an amount above its resolution of "
+                    f'{limit.resolution}, for example "{limit.amount}/{format_duration(limit.window_us)} @'
+                    f'{max(limit.amount // 2, 1)}", not lease={lease!r}'
+                )
+        return lease
+
+    def _fixed_cost(self, cost: int) -> int:
+        check_cost(cost)
+        for limit in self.limits if self.limits_function is None else ():
+            if cost > limit.amount:
+                raise ConfigurationError(
+                    f"cost: {cost} is more than {str(limit)!r} allows, so {self._call} could never pass"
+                )
+        return cost
+
+    def __repr__(self) -> str:
+        limits = "by request" if self.limits_function is not None else "; ".join(map(str, self.limits))
+        return f"<Rule {self.label!r} {limits or 'exempt'}>"
+
+    @property
+    def _call(self) -> str:
+        return f"Rule({self.paths[0]!r})" if len(self.paths) == 1 else f"Rule({list(self.paths)!r})"
+
+    @property
+    def label(self) -> str:
+        """What to call the rule where people read it: its name, else its paths."""
+        return _label(self.paths) if self.name is None else self.name
+
+    @property
+    def identity(self) -> str:
+        """What its counts belong to: its name, else a digest of paths, methods, key and windows."""
+        # Another action counts on windows of its own, also under one name.
+        suffix = "" if self.action == "limit" else f":{self.action}"
+        if self.name is not None:
+            return f"{self.name}{suffix}"
+        # The order of paths means nothing; one path is written as it was before there were lists of them.
+        paths = sorted(self.paths)
+        facts = (
+            paths[0] if len(paths) == 1 else paths,
+            sorted(self.methods) if self.methods is not None else None,
+            self.connection,
+            self.key.identity if isinstance(self.key, Key) else _function_name(self.key),
+            _function_name(self.limits_function) or sorted(limit.same_window for limit in self.limits),
+        )
+        return f"{_label(paths)[:32]}:{blake2b(repr(facts).encode(), digest_size=8).hexdigest()}{suffix}"
+
+    @property
+    def always(self) -> bool:
+        """Whether the rule is about every request."""
+        return not self.patterns and self.methods is None and self.connection is None
+
+    def _spelled(self) -> tuple[PathPattern, ...]:
+        """Return what the paths match with their numbers in any spelling."""
+        pairs = zip(self.written, self.patterns, strict=True)
+        return tuple((written.spelled or pattern, convertors) for written, (pattern, convertors) in pairs)
+
+
+def says_nobody(limits: object) -> bool:
+    """Tell whether limits let nobody through: by the word, or because the amount of one of them is 0."""
+    if isinstance(limits, str):
+        return limits.strip().lower() == "nobody" or any(map(_NOTHING.match, limits.split(";")))
+    return not isinstance(limits, Limit) and isinstance(limits, Iterable) and any(map(says_nobody, limits))
+
+
+def _function_name(function: object) -> str:
+    return "" if function is None else f"{function.__module__}.{getattr(function, '__qualname__', function)}"
+
+
+def _paths(path: object) -> tuple[str, ...]:
+    """Return the paths of a rule."""
+    if path == "*":
+        return ("*",)
+    listed = [path] if isinstance(path, (str, bytes)) or not isinstance(path, Iterable) else list(path)
+    if not listed:
+        raise ConfigurationError('path: expected paths such as ["/login", "/token"], not an empty list')
+    for place, found in enumerate(listed):
+        if found == "*":
+            raise ConfigurationError(f'path: "*" means every path; write it alone, not beside others: {listed!r}')
+        compile_pattern(found)
+        if found in listed[:place]:
+            raise ConfigurationError(f"path: {found!r} stands twice in {listed!r}; write it once")
+    return tuple(map(str, listed))
+
+
+def _label(paths: Sequence[str]) -> str:
+    """Say paths in printable ASCII, as header fields take it, without what separates names elsewhere."""
+    if paths[0] == "*":
+        return "default"
+    return " ".join(paths).encode("unicode_escape").decode().replace(":", "|").replace(";", "|")[:64]
+
+
+def compile_pattern(path: object) -> PathPattern:
+    """Return a path's pattern, and the convertors of its parameters."""
+    if not isinstance(path, str) or not path.startswith("/"):
+        raise ConfigurationError(f'path: expected "*" or a path such as "/items/{{id}}", not {path!r}')
+    if "*" in path:
+        raise ConfigurationError(
+            f'path: {path!r} is not in Starlette\'s syntax; write "{path.partition("*")[0]}{{rest:path}}" for all below'
+        )
+    _check_reachable(path)
+    try:
+        pattern, _, convertors = compile_path(path)
+    except (AssertionError, ValueError) as error:
+        raise ConfigurationError(f"path: {path!r} cannot be used: {error}") from None
+    # DOTALL: "{rest:path}" must not end at a newline that a narrower route below it takes.
+    return re.compile(pattern.pattern, re.DOTALL), convertors
+
+
+def _check_reachable(path: str) -> None:
+    """See that a path is one that requests can have: decoded, and without what follows it in an address."""
+    end = re.search(r"[?#]", path)
+    if end is not None:
+        what = "query" if end[0] == "?" else "fragment"
+        raise ConfigurationError(
+            f"path: {path!r} can never match: the {what} is no part of a path; write {path[: end.start()]!r}"
+        )
+    if re.search(r"[{}]", PARAM_REGEX.sub("", path)):
+        raise ConfigurationError(
+            f'path: {path!r} can never match: a brace in it is no parameter; write for example "/items/{{id:int}}"'
+        )
+    if re.search(r"%[0-9A-Fa-f]{2}", path):
+        raise ConfigurationError(
+            f"path: {path!r} can never match: requests are compared decoded; write {unquote(path)!r}"
+        )
+
+
+def _methods(methods: object) -> frozenset[str] | None:
+    if methods is None:
+        return None
+    example = 'expected a list such as ["GET", "POST"]'
+    if isinstance(methods, str) or not isinstance(methods, Iterable):
+        raise ConfigurationError(f"methods: {example}, not {methods!r}")
+    found = set()
+    for method in methods:
+        if not isinstance(method, str) or not (method.isascii() and method.isalpha()):
+            raise ConfigurationError(f"methods: {example}, not {method!r} in it")
+        found.add(method.upper())
+    if not found:
+        raise ConfigurationError(f"methods: {example}; leave it out for all methods")
+    return frozenset(found | {"HEAD"} if "GET" in found else found)

@@ -1,0 +1,1 @@
+"""Websockets after the handshake."""

@@ -1,0 +1,38 @@
+"""What a connection holds for long and what is made of digests, which can change: see `Limiter.spelling`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from starlette.types import Scope
+
+from ...limiter import Limiter
+
+T = TypeVar("T")
+
+
+class Held(Generic[T]):
+    """Something made of a scope as it is now, and made again of that one when digests change.
+
+    Args:
+        limiter: Whose digests are in it.
+        scope: The scope.
+        make: Makes it.
+    """
+
+    def __init__(self, limiter: Limiter, scope: Scope, make: Callable[[Scope], T]) -> None:
+        self._limiter = limiter
+        self._make = make
+        # Routers alter a scope further in. Where digests never change, nobody needs it again.
+        self._scope = scope if limiter.per_process else dict(scope)
+        self._spelling = limiter.spelling
+        self._value = make(scope)
+
+    def __call__(self) -> T:
+        """Return it."""
+        spelling = self._limiter.spelling
+        if spelling is not self._spelling:
+            self._spelling = spelling
+            self._value = self._make(self._scope)
+        return self._value

@@ -1,0 +1,182 @@
+"""What a ban policy is made of, and what it says about values that cannot work."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slidegate.core import ConfigurationError, Limit
+from slidegate.core.bans.policy import BanPolicy
+
+SECOND_US = 1_000_000
+DAY_US = 86_400 * SECOND_US
+
+
+# -- how long --------------------------------------------------------------------------------------------------------
+
+
+def test_bn_01_the_ladder_doubles_up_to_the_longest_and_never_overflows() -> None:
+    policy = BanPolicy(duration="60s", factor=2, longest="7d", jitter=0)
+    rungs = (1, 2, 3, 14, 15, 1_000, 10**6, 10**400)
+    lengths_s = [policy.length_us(rung, "ann") / SECOND_US for rung in rungs]
+    assert lengths_s == [60, 120, 240, 491_520, 604_800, 604_800, 604_800, 604_800]
+
+
+@pytest.mark.parametrize("factor", [1, 1.0, 1.1, 1.5, 4, 1_000])
+@pytest.mark.parametrize(("duration", "longest"), [("1s", "400d"), ("1h", "1h"), ("400d", "400d"), ("1s", "1s")])
+def test_every_ladder_ends_and_never_goes_down(factor: float, duration: str, longest: str) -> None:
+    ladder_us = BanPolicy(duration=duration, factor=factor, longest=longest).ladder_us
+    assert list(ladder_us) == sorted(set(ladder_us))
+    assert len(ladder_us) < 200
+    if factor != 1:
+        assert ladder_us[-1] == BanPolicy(duration=longest, longest=longest).duration_us
+
+
+def test_the_longest_is_seven_days_or_the_first_ban() -> None:
+    assert BanPolicy(duration="1h").longest_us == 7 * DAY_US
+    assert BanPolicy(duration="30d").longest_us == 30 * DAY_US
+    assert BanPolicy(duration="30d").length_us(5, "ann") == 30 * DAY_US
+
+
+@given(st.integers(1, 30), st.text(max_size=20), st.sampled_from([0.001, 0.1, 0.5, 1]))
+def test_jitter_only_adds_within_its_part_and_never_beyond_the_longest(rung: int, key: str, jitter: float) -> None:
+    plain = BanPolicy(duration="1m", factor=2, longest="1h", jitter=0)
+    policy = BanPolicy(duration="1m", factor=2, longest="1h", jitter=jitter)
+    least_us = plain.length_us(rung, key)
+    length_us = policy.length_us(rung, key)
+    assert least_us <= length_us <= min(least_us * (1 + jitter), 3_600 * SECOND_US)
+    assert length_us == BanPolicy(duration="1m", factor=2, longest="1h", jitter=jitter).length_us(rung, key)
+
+
+def test_jitter_spreads_keys_rungs_and_policies() -> None:
+    policy = BanPolicy(duration="1h", factor=1, jitter=0.5)
+    keys_us = {policy.length_us(1, f"user:{number}") for number in range(100)}
+    assert len(keys_us) > 90
+    assert max(keys_us) - min(keys_us) > 1_400 * SECOND_US
+    assert policy.length_us(1, "ann") != policy.length_us(2, "ann")
+    assert policy.length_us(1, "ann") != BanPolicy(duration="1h", factor=1, jitter=0.5, name="b").length_us(1, "ann")
+    assert policy.length_us(1, "\ud800") >= 3_600 * SECOND_US
+
+
+# -- what else -------------------------------------------------------------------------------------------------------
+
+
+def test_a_policy_without_words_is_the_documented_one() -> None:
+    policy = BanPolicy()
+    assert (policy.name, str(policy.after), policy.duration_us) == ("abuse", "20/10m", 3_600 * SECOND_US)
+    assert (policy.factor, policy.jitter, policy.forgive_us) == (4, 0.1, DAY_US)
+    assert (dict(policy.signals), policy.key, policy.action, policy.prolong) == ({"refused": 1}, None, "ban", False)
+    assert (policy.status, policy.answer, policy.delay_us) == (403, "problem", 5 * SECOND_US)
+    assert (str(policy.most), policy.prefix, policy.ban_private) == ("100/1m", None, False)
+    assert repr(policy) == "<BanPolicy 'abuse' after 20/10m, 1h>"
+
+
+def test_spans_may_be_text_seconds_or_objects() -> None:
+    policies = [BanPolicy(Limit(3, "1m"), duration=value) for value in ("90s", 90, 90.0, timedelta(seconds=90))]
+    assert {policy.duration_us for policy in policies} == {90 * SECOND_US}
+
+
+def test_a_policy_cannot_be_changed() -> None:
+    with pytest.raises(AttributeError, match="a BanPolicy is immutable; make another one instead of setting name"):
+        BanPolicy().name = "other"
+    with pytest.raises(TypeError):
+        BanPolicy().signals["refused"] = 2  # type: ignore[index]
+
+
+def test_signals_are_words_statuses_classes_and_paths() -> None:
+    signals: dict[str | int, object] = {
+        "refused": 1, "malformed": 2, "oversized": 3, 401: 1, "404": 4, "4xx": 5, "/.env": "ban", "/a/{b}": 1_000_000
+    }  # fmt: skip
+    known: Mapping[str | int, object] = BanPolicy(signals=signals).signals  # type: ignore[arg-type]
+    assert known == {**{key: value for key, value in signals.items() if key != "404"}, 404: 4}
+    assert dict(BanPolicy(signals={}).signals) == {}
+
+
+@pytest.mark.parametrize(("after", "grain_us"), [("1/1s", 1), ("64/64s", 1), ("65/64s", SECOND_US), ("65/1s", 15_625)])
+def test_many_strikes_are_counted_by_slices(after: str, grain_us: int) -> None:
+    assert BanPolicy(after).grain_us == grain_us
+
+
+def test_the_policy_for_prefixes_has_the_same_ladder_and_counts_bans() -> None:
+    policy = BanPolicy("500/10m", "2h", action="shadow", prolong=True, prefix_after="4/1h", ipv4_prefix=20)
+    prefix = policy.prefix
+    assert prefix is not None
+    assert (prefix.name, str(prefix.after), prefix.grain_us, prefix.prefix) == ("abuse/prefix", "4/1h", 1, None)
+    assert (prefix.ladder_us, prefix.action, prefix.most) == (policy.ladder_us, "shadow", policy.most)
+    assert (policy.prolong, prefix.prolong) == (True, False), "whoever asks from a prefix is not who was banned for it"
+    assert (policy.name, policy.grain_us > 1, policy.ipv4_prefix) == ("abuse", True, 20)
+
+
+BAD = [
+    ({"after": "twenty"}, "after: limits: 'twenty'", "5/minute"),
+    ({"after": 20}, "after: limits: expected text", "not 20"),
+    ({"after": "20/10m; 5/1h"}, "after: expected one", "20/10m"),
+    ({"after": "0/10m"}, "after: limits: '0/10m'", "5/minute"),
+    ({"duration": "0s"}, "duration: expected", "not '0s'"),
+    ({"duration": 0}, "duration: expected more than nothing", "not 0"),
+    ({"duration": -1}, "duration", "-1"),
+    ({"duration": None}, "duration", "None"),
+    ({"duration": "999ms"}, "duration: expected 1s to 400d", '"1h"'),
+    ({"duration": "401d"}, "duration: expected 1s to 400d", '"1h"'),
+    ({"duration": "permanent"}, "duration", "permanent"),
+    ({"duration": "8d", "longest": "7d"}, "longest: '7d' is shorter than duration, '8d'", "the most"),
+    ({"longest": "401d"}, "longest: expected 1s to 400d", '"7d"'),
+    ({"factor": 0}, "factor: expected 1, or 1.1 to 1000", "not 0"),
+    ({"factor": 1.05}, "factor: expected 1, or 1.1 to 1000", "not 1.05"),
+    ({"factor": 1001}, "factor: expected 1, or 1.1 to 1000", "not 1001"),
+    ({"factor": float("nan")}, "factor: expected 1, or 1.1 to 1000", "not nan"),
+    ({"factor": True}, "factor: expected 1, or 1.1 to 1000", "not True"),
+    ({"factor": "4"}, "factor: expected 1, or 1.1 to 1000", "not '4'"),
+    ({"jitter": -0.1}, "jitter: expected a part from 0 to 1", "for example 0.1, not -0.1"),
+    ({"jitter": 1.1}, "jitter: expected a part from 0 to 1", "for example 0.1, not 1.1"),
+    ({"jitter": None}, "jitter: expected a part from 0 to 1", "for example 0.1, not None"),
+    ({"forgive": 0.5}, "forgive: expected 1s to 400d", '"24h"'),
+    ({"signals": ["refused"]}, "signals: expected what strikes", '"refused": 1'),
+    ({"signals": {"refuse": 1}}, "signals: 'refuse' is no status", "did you mean 'refused'?"),
+    ({"signals": {99: 1}}, "signals: 99 is no status from 100 to 599", '"/wp-login.php": "ban"'),
+    ({"signals": {600: 1}}, "signals: 600 is no status", "for example"),
+    ({"signals": {True: 1}}, "signals: True is no status", "for example"),
+    ({"signals": {4.5: 1}}, "signals: 4.5 is no status", "for example"),
+    ({"signals": {"6xx": 1}}, "signals: '6xx' is no status", "for example"),
+    ({"signals": {"4yy": 1}}, "signals: '4yy' is no status", "for example"),
+    ({"signals": {"\u0664\u0660\u0664": 1}}, "is no status", "for example"),
+    ({"signals": {"refused": 0}}, "signals: weight of 'refused'", 'or "ban", for example 1'),
+    ({"signals": {"refused": "all"}}, "signals: weight of 'refused'", "for example 1"),
+    ({"name": ""}, "ban policy name: expected 1 to 64 characters", "for example"),
+    ({"name": "a:b"}, "ban policy name: ':'", "for example"),
+    (
+        {"name": "x" * 58, "prefix_after": "4/1h"},
+        "ban policy name: with prefix_after at most 57 characters",
+        "not 'xxx",
+    ),
+    ({"action": "report"}, "action: ", "not 'report'"),
+    ({"answer": "tarpitt"}, "answer: ", "did you mean 'tarpit'?"),
+    ({"status": 404}, "status: expected 403 or 429", "not 404"),
+    ({"status": 403.0}, "status: expected 403 or 429", "not 403.0"),
+    ({"delay": "2m"}, "delay: expected 1ms to 1m", '"5s"'),
+    ({"delay": 0.0001}, "delay: expected 1ms to 1m", '"5s"'),
+    ({"most": "many"}, "most: limits: 'many'", "5/minute"),
+    ({"prefix_after": "1/1h"}, "prefix_after: expected 2 to 64 addresses", '"4/1h"'),
+    ({"prefix_after": "65/1h"}, "prefix_after: expected 2 to 64 addresses", '"4/1h"'),
+    ({"prefix_after": 4}, "prefix_after: limits", "not 4"),
+    ({"ipv4_prefix": 15}, "ipv4_prefix: ", "for example 24"),
+    ({"ipv4_prefix": 32}, "ipv4_prefix: ", "for example 24"),
+    ({"ipv6_prefix": 23}, "ipv6_prefix: ", "for example 56"),
+    ({"ipv6_prefix": 64}, "ipv6_prefix: ", "for example 56"),
+    ({"max_body": 0}, "max_body: ", "for example 10_000_000"),
+    ({"max_body": 1.5}, "max_body: ", "1.5"),
+    ({"prolong": 1}, "prolong: expected True or False", "not 1"),
+    ({"ban_private": "no"}, "ban_private: expected True or False", "not 'no'"),
+]
+
+
+@pytest.mark.parametrize(("words", "named", "also"), BAD, ids=lambda value: str(value)[:40])
+def test_what_cannot_work_is_named_with_what_would(words: dict[str, object], named: str, also: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        BanPolicy(**words)  # type: ignore[arg-type]
+    assert named in str(caught.value)
+    assert also in str(caught.value)

@@ -1,0 +1,160 @@
+"""Bans as rows: what is written is read again, at another time and by another clock."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slidegate.core import ConfigurationError
+from slidegate.core.bans.in_force import Ban
+from slidegate.core.bans.rows import Bans, from_rows, to_rows
+from slidegate.core.bans.standing import Standing, Strike
+
+SECOND_US = 1_000_000
+HOUR_US = 3_600 * SECOND_US
+WALL_US = 1_800_000_000 * SECOND_US
+EVE = Ban("user:eve", "why", "abuse", 2, 100 * SECOND_US, 100 * SECOND_US + HOUR_US, WALL_US - 7, 5)
+NET = Ban("192.0.2.0/24", "", "ann", 0, 0, None, WALL_US - 100 * SECOND_US)
+STAND = Standing(2, 90 * SECOND_US, 80 * SECOND_US, [Strike(70 * SECOND_US, 3), Strike(90 * SECOND_US, 1, "192.0.2.7")])
+
+
+def rows(now_us: int = 100 * SECOND_US) -> list[dict[str, Any]]:
+    written = to_rows(Bans([EVE, NET], [("abuse", "user:eve", STAND)]), now_us, WALL_US)
+    read: list[dict[str, Any]] = json.loads(json.dumps(list(written)))
+    return read
+
+
+def state(standing: Standing) -> tuple[object, ...]:
+    return standing.rung, standing.last_us, standing.until_us, standing.strikes
+
+
+def test_what_is_written_is_read_again() -> None:
+    known = from_rows(rows(), 100 * SECOND_US, WALL_US)
+    assert known.bans == [EVE, NET]
+    ((policy, key, standing),) = known.standings
+    assert (policy, key, state(standing)) == ("abuse", "user:eve", state(STAND))
+
+
+@pytest.mark.parametrize("now_us", [0, 5, 10**15])
+def test_time_that_passed_since_has_passed_by_whatever_clock(now_us: int) -> None:
+    known = from_rows(rows(), now_us, WALL_US + 60 * SECOND_US)
+    assert [ban.left_us(now_us) for ban in known.bans] == [HOUR_US - 60 * SECOND_US, None]
+    standing = known.standings[0][2]
+    moments_us = (standing.last_us, standing.until_us, *(strike.at_us for strike in standing.strikes))
+    assert [now_us - at_us for at_us in moments_us] == [
+        70 * SECOND_US, 80 * SECOND_US, 90 * SECOND_US, 70 * SECOND_US
+    ]  # fmt: skip
+
+
+def test_ck_02_a_wall_clock_that_was_set_back_meanwhile_prolongs_nothing() -> None:
+    day_us = 24 * HOUR_US
+    known = from_rows(rows(), 0, WALL_US - day_us)
+    assert [ban.left_us(0) for ban in known.bans] == [HOUR_US, None]
+    assert known.bans[0].is_over(0, WALL_US + day_us)
+    assert known.standings[0][2].last_us == -10 * SECOND_US
+
+
+def test_a_ban_that_is_over_by_now_is_left_out_and_its_rung_is_not() -> None:
+    known = from_rows(rows(), 0, WALL_US + HOUR_US)
+    assert known.bans == [known.bans[0]]
+    assert known.bans[0].key == "192.0.2.0/24"
+    assert known.standings[0][2].rung == 2
+
+
+@given(st.integers(0, 10**12), st.integers(0, 10**12), st.integers(0, 10 * HOUR_US))
+def test_a_way_through_two_stores_is_as_long_as_the_time_it_took(first_us: int, second_us: int, span_us: int) -> None:
+    once = from_rows(rows(), first_us, WALL_US + span_us)
+    again = list(to_rows(once, first_us, WALL_US + span_us))
+    twice = from_rows(again, second_us, WALL_US + span_us)
+    assert [ban.left_us(second_us) for ban in twice.bans] == [ban.left_us(first_us) for ban in once.bans]
+    assert twice.standings[0][2].last_us - second_us == once.standings[0][2].last_us - first_us
+
+
+BAN, STANDING = 1, 3
+SPOILED = [
+    (0, "slidegate", "windows", "not an export of bans of version 1"),
+    (0, "version", 2, "not an export of bans of version 1"),
+    (0, "written_us", "now", "expected a whole number"),
+    (BAN, "ban", "", "expected an address"),
+    (BAN, "ban", "010.0.0.1", "is no address"),
+    (BAN, "reason", 5, "expected text"),
+    (BAN, "by", None, "expected text"),
+    (BAN, "rung", -1, "expected a whole number"),
+    (BAN, "rung", True, "expected a whole number"),
+    (BAN, "made_us", 1.5, "expected a whole number"),
+    (BAN, "ends_us", 2**53 + 1, "expected a whole number"),
+    (BAN, "since_us", -(2**53) - 1, "expected a whole number"),
+    (BAN, "prolong_us", -5, "expected a whole number"),
+    (STANDING, "standing", "::/0", "is every address there is"),
+    (STANDING, "policy", "a:b", "policy"),
+    (STANDING, "rung", -1, "expected a whole number"),
+    (STANDING, "last_us", None, "expected a whole number"),
+    (STANDING, "until_us", "x", "expected a whole number"),
+    (STANDING, "strikes", 5, "not iterable"),
+    (STANDING, "strikes", [[1, 2]], "not enough values"),
+    (STANDING, "strikes", [[1, 0, ""]], "expected a whole number"),
+    (STANDING, "strikes", [[1, 1, None]], "expected text"),
+    (STANDING, "strikes", [[1, 1, "x" * 65]], "expected a key of at most 64 bytes"),
+    (STANDING, "strikes", [[1, 1, ""]] * 66, "expected at most 65 strikes, not 66"),
+    (STANDING, "standing", "user:" + "x" * 60, "expected a key of at most 64 bytes"),
+    (STANDING, "policy", "x" * 100_000, "policy: expected 1 to 64 characters"),
+    (BAN, "ban", "user:" + "\u00e9" * 30, "expected a key of at most 64 bytes"),
+    (BAN, "ban", "user:" + "x" * 100_000, "expected a key of at most 64 bytes"),
+    (BAN, "rung", "x" * 100_000, "expected a whole number"),
+]
+
+
+@pytest.mark.parametrize(("place", "field", "value", "named"), SPOILED)
+def test_a_row_that_cannot_be_read_is_named(place: int, field: str, value: object, named: str) -> None:
+    spoiled = rows()
+    spoiled[place][field] = value
+    with pytest.raises(ConfigurationError) as caught:
+        from_rows(spoiled, 0, WALL_US)
+    assert str(caught.value).startswith(f"bans, row {place + 1}: cannot be read: ")
+    assert named in str(caught.value)
+    assert len(str(caught.value)) < 320
+
+
+def test_strikes_of_the_future_are_strikes_of_now() -> None:
+    dated = rows()
+    dated[STANDING].update(last_us=2**53, until_us=2**53, strikes=[[2**53, 1, ""], [WALL_US, 1, ""]])
+    standing = from_rows(dated, 7, WALL_US).standings[0][2]
+    assert [strike.at_us for strike in standing.strikes] == [7, 7]
+    assert standing.last_us == 7
+    assert standing.until_us == 7 + 400 * 24 * HOUR_US, "no ban lasts longer"
+
+
+def test_the_end_of_a_ban_in_force_stays_the_moment_from_which_its_rung_is_clean() -> None:
+    ahead = rows()
+    ahead[STANDING]["until_us"] = WALL_US + HOUR_US
+    assert from_rows(ahead, 7, WALL_US).standings[0][2].until_us == 7 + HOUR_US
+
+
+@pytest.mark.parametrize("place", [0, BAN, STANDING])
+def test_a_row_that_lacks_something_is_named(place: int) -> None:
+    for field in rows()[place]:
+        if field in ("ban", "standing"):
+            continue  # without it, a row is of another kind
+        spoiled = rows()
+        del spoiled[place][field]
+        with pytest.raises(ConfigurationError, match=rf"^bans, row {place + 1}: cannot be read: KeyError\('{field}'\)"):
+            from_rows(spoiled, 0, WALL_US)
+
+
+@pytest.mark.parametrize("row", [5, None, [], "ban", ["ban"], {}])
+@pytest.mark.parametrize("place", [0, 2])
+def test_what_is_no_row_is_named(row: Any, place: int) -> None:
+    spoiled: list[Any] = rows()
+    spoiled[place] = row
+    with pytest.raises(ConfigurationError, match=f"^bans, row {place + 1}: cannot be read: "):
+        from_rows(spoiled, 0, WALL_US)
+
+
+def test_nothing_at_all_is_not_an_export() -> None:
+    with pytest.raises(ConfigurationError, match="there is nothing to read, not even the row"):
+        from_rows([], 0, WALL_US)
+    assert from_rows(rows()[:1], 0, WALL_US) == Bans([], [])

@@ -1,0 +1,308 @@
+"""The bans in force: found by key and address, let go of when they are over; and how keys and reasons are spelled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slidegate.core import ConfigurationError
+from slidegate.core.addresses import parse_address
+from slidegate.core.bans.in_force import Ban, BanChange, BanList, Guarded, ban_key, clean_reason, lasts_longer, shown
+
+SECOND_US = 1_000_000
+DAY_US = 86_400 * SECOND_US
+NEW_YEAR_US = 4_102_444_800_000_000
+
+
+def ban(key: str, ends_us: int | None = 100, *, made_us: int = 0, wall_us: int = 0, prolong_us: int = 0) -> Ban:
+    return Ban(key, "why", "abuse", 1, made_us, ends_us, wall_us, prolong_us)
+
+
+def address(text: str) -> Guarded:
+    parsed = parse_address(text)
+    assert parsed is not None
+    return parsed
+
+
+def listed(*bans: Ban) -> BanList:
+    made = BanList()
+    for one in bans:
+        made.add(one)
+    return made
+
+
+# -- keys ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "known"),
+    [
+        ("192.0.2.7", "192.0.2.7"),
+        ("192.0.2.7/32", "192.0.2.7"),
+        ("::ffff:192.0.2.7", "192.0.2.7"),
+        ("192.0.2.7/24", "192.0.2.0/24"),
+        ("2001:db8:1:2::a", "2001:db8:1:2::/64"),
+        ("2001:DB8:1:2::a%eth0", "2001:db8:1:2::/64"),
+        ("2001:db8:1:2::a/128", "2001:db8:1:2::a/128"),
+        ("2001:db8::/32", "2001:db8::/32"),
+        ("user:42", "user:42"),
+        ("header:X-API-Key#1f3a", "header:X-API-Key#1f3a"),
+        ("ann", "ann"),
+        ("key:42", "key:42"),
+        ("cafe", "cafe"),
+    ],
+)
+def test_what_is_banned_has_one_spelling(key: str, known: str) -> None:
+    assert ban_key(key) == known
+    assert ban_key(known) == known
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "010.8.8.8",
+        "1.2.3",
+        "0x7f.0.0.1",
+        "2130706433",
+        "0x7f000001",
+        "\u0661.\u0662.\u0663.\u0664",
+        "192.0.2.256",
+        "192.0.2.7/33",
+        "192.0.2.0/024",
+        "192.0.2.7:8080",
+        "[2001:db8::1]",
+        "2001:db8::/129",
+        "2001:db8:::1",
+        " 192.0.2.7",
+        "192.0.2.7\n",
+        "::ffff:0:0/95",
+        "...",
+    ],
+)
+def test_v6_10_what_looks_like_an_address_and_is_none_is_named(key: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        ban_key(key)
+    message = f'ban: {key!r} is no address or network; write for example "192.0.2.7", "192.0.2.0/24" or "user:42"'
+    assert str(caught.value).startswith(message)
+    assert f'"key:{key}" if it is a key' in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["0.0.0.0/0", "::/0", "::ffff:0:0/96", "192.0.2.7/0", "2001:db8::1/0"])
+def test_nobody_can_ban_everybody(key: str) -> None:
+    with pytest.raises(ConfigurationError, match="is every address there is; to close the service"):
+        ban_key(key)
+
+
+@pytest.mark.parametrize("key", ["", None, 5, b"192.0.2.7", ["192.0.2.7"]])
+def test_what_is_no_key_is_named(key: object) -> None:
+    with pytest.raises(ConfigurationError, match="ban: expected an address, a network or a key, for example"):
+        ban_key(key)
+
+
+@pytest.mark.parametrize("key", ["." * 65, "1" * 65, "." * 300_000 + "z", "[" * 300_000])
+def test_what_is_too_long_for_an_address_is_a_key_whatever_it_looks_like(key: str) -> None:
+    assert ban_key(key) == key
+
+
+def test_what_is_as_long_as_an_address_may_be_is_looked_at() -> None:
+    with pytest.raises(ConfigurationError, match="is no address or network"):
+        ban_key("1" * 64)
+
+
+# -- reasons ---------------------------------------------------------------------------------------------------------
+
+
+def test_bn_19_a_reason_is_short_and_printable() -> None:
+    assert clean_reason("scanner, see ticket 5; caf\u00e9") == "scanner, see ticket 5; caf\u00e9"
+    assert clean_reason("") == ""
+    assert clean_reason("a\nb\x00\x1b[31m\u202e") == "a\\nb\\x00\\x1b[31m\\u202e"
+    long = clean_reason("\x00\n" * 5_000)
+    assert (len(long), long[-1], long.isprintable()) == (256, "\u2026", True)
+    assert clean_reason("x" * 10_240) == "x" * 256
+    assert clean_reason("\ud800") == "\\ud800"
+
+
+@given(st.text(max_size=600))
+def test_no_reason_is_long_or_moves_a_terminal(reason: str) -> None:
+    cleaned = clean_reason(reason)
+    assert len(cleaned) <= 256
+    assert cleaned.isprintable()
+
+
+def test_a_key_is_shown_in_one_line_of_the_log() -> None:
+    assert shown("user:42") == "user:42"
+    assert shown("user:bob\nERROR root: \x1b[31m\u202e") == "user:bob\\nERROR root: \\x1b[31m\\u202e"
+    assert len(shown("\0" * 10_000)) == 256
+
+
+@pytest.mark.parametrize("reason", [None, 5, b"why"])
+def test_a_reason_that_is_no_text_is_named(reason: object) -> None:
+    with pytest.raises(ConfigurationError, match='reason: expected text, for example "scanner", not'):
+        clean_reason(reason)
+
+
+# -- a ban -----------------------------------------------------------------------------------------------------------
+
+
+def test_bn_13_a_ban_has_an_end_or_none() -> None:
+    made = ban("ann", 30 * SECOND_US, made_us=10 * SECOND_US, wall_us=NEW_YEAR_US)
+    assert (made.since, made.until) == (
+        datetime(2100, 1, 1, tzinfo=UTC),
+        datetime(2100, 1, 1, 0, 0, 20, tzinfo=UTC),
+    )
+    assert [made.left_us(now_us) for now_us in (10 * SECOND_US, 30 * SECOND_US - 1, 30 * SECOND_US, 10**12)] == [
+        20 * SECOND_US, 1, 0, 0
+    ]  # fmt: skip
+    permanent = ban("ann", None)
+    assert (permanent.until, permanent.left_us(10**17), permanent.is_over(10**17, 10**17)) == (None, None, False)
+
+
+def test_a_ban_is_over_by_either_clock() -> None:
+    made = ban("ann", 110, made_us=10, wall_us=1_000)
+    assert [made.is_over(now_us, 0) for now_us in (-5, 10, 109, 110)] == [False, False, False, True]
+    assert [made.is_over(10, wall_us) for wall_us in (0, 1_099, 1_100)] == [False, False, True]
+
+
+def test_a_change_says_when() -> None:
+    assert BanChange("unbanned", ban("ann"), NEW_YEAR_US, "bob").at == datetime(2100, 1, 1, tzinfo=UTC)
+
+
+def test_no_end_is_later_than_any() -> None:
+    ends = [ban("ann", 5), ban("ann", 6), ban("ann", None)]
+    assert [[lasts_longer(one, than) for than in ends] for one in ends] == [
+        [False, False, False],
+        [True, False, False],
+        [True, True, False],
+    ]
+
+
+# -- the list --------------------------------------------------------------------------------------------------------
+
+
+def test_bn_09_a_bare_ipv6_address_is_its_network_and_128_bits_are_the_address() -> None:
+    bans = listed(ban(ban_key("2001:db8:1:2::a")), ban(ban_key("2001:db8:7::7/128")))
+    held = ("2001:db8:1:2::", "2001:db8:1:2:ffff::1", "2001:db8:7::7")
+    free = ("2001:db8:1:3::a", "2001:db8:1:1:ffff:ffff:ffff:ffff", "2001:db8:7::8", "2001:db8:7::6")
+    assert all(bans.find([address(client)], 0, 0) for client in held)
+    assert not any(bans.find([address(client)], 0, 0) for client in free)
+
+
+def test_v6_06_an_ipv4_address_in_ipv6_is_that_address() -> None:
+    bans = listed(ban("192.0.2.0/24"))
+    assert bans.find([address("::ffff:192.0.2.4")], 0, 0)
+    assert not bans.find([address("::192.0.2.4")], 0, 0)
+
+
+def test_a_version_holds_nothing_of_the_other() -> None:
+    bans = listed(ban("0.0.0.0/1"))
+    assert not bans.find([(6, 5), "0.0.0.5"], 0, 0)
+    assert bans.find([(4, 5)], 0, 0)
+
+
+def test_who_was_taken_out_is_found_no_more() -> None:
+    bans = listed(ban("192.0.2.0/24"), ban("198.51.100.0/24"), ban("192.0.2.7"), ban("ann"))
+    for key in ("192.0.2.0/24", "ann"):
+        removed = bans.remove(key)
+        assert removed is not None
+        assert removed.key == key
+        assert bans.remove(key) is None
+    assert {one.key for one in bans} == {"192.0.2.7", "198.51.100.0/24"}
+    assert bans.find([address("192.0.2.8"), "ann"], 0, 0) is None
+    for client in ("192.0.2.7", "198.51.100.1"):
+        assert bans.find([address(client)], 0, 0) is not None
+    bans.remove("198.51.100.0/24")
+    assert bans.find([address("198.51.100.1")], 0, 0) is None
+
+
+def test_the_longest_of_those_in_force_is_found() -> None:
+    bans = listed(ban("ann", 50), ban("192.0.2.7", 100), ban("192.0.2.0/24", 70), ban("eve", None))
+    asked = ["ann", address("192.0.2.7")]
+    assert [found and found.key for found in (bans.find(asked, at, 0) for at in (0, 69, 99, 100))] == [
+        "192.0.2.7", "192.0.2.7", "192.0.2.7", None
+    ]  # fmt: skip
+    found = bans.find([*asked, "eve"], 0, 0)
+    assert found is not None
+    assert found.key == "eve"
+    assert bans.find([], 0, 0) is None
+    assert (bans.get("eve"), bans.get("dan")) == (found, None)
+    assert {one.key for one in bans.named(asked)} == {"ann", "192.0.2.7", "192.0.2.0/24"}
+
+
+def test_bans_that_are_over_are_let_go_a_few_at_a_time() -> None:
+    bans = listed(*(ban(f"user:{number}", 100 + number) for number in range(10)), ban("eve", None))
+    bans.let_go(99, 0)
+    assert len(bans) == 11
+    bans.let_go(10**6, 0)
+    assert len(bans) == 9
+    bans.let_go(10**6, 0, 100)
+    assert [one.key for one in bans] == ["eve"]
+
+
+def test_a_ban_that_was_prolonged_or_replaced_is_not_let_go_early() -> None:
+    bans = listed(ban("ann", 100, prolong_us=100), ban("bob", 100), ban("eve", 100), ban("dan", 100))
+    prolonged = bans.prolong(bans.by_key["ann"], 60)
+    assert (prolonged.ends_us, prolonged.made_us) == (160, 0)
+    assert bans.prolong(prolonged, 30) is prolonged
+    bans.add(ban("bob", 150))
+    bans.add(ban("eve", None))
+    bans.remove("dan")
+    bans.let_go(100, 0, 100)
+    assert {one.key for one in bans} == {"ann", "bob", "eve"}
+    bans.let_go(150, 0, 100)
+    assert {one.key for one in bans} == {"ann", "eve"}
+    bans.let_go(160, 0, 100)
+    assert [one.key for one in bans] == ["eve"]
+
+
+def test_a_permanent_ban_is_not_prolonged() -> None:
+    bans = listed(ban("ann", None, prolong_us=5))
+    assert bans.prolong(bans.by_key["ann"], 60).ends_us is None
+
+
+def test_banning_one_key_again_and_again_keeps_one_ban() -> None:
+    bans = BanList()
+    for number in range(10_000):
+        bans.add(ban("192.0.2.7", 10**6 + number))
+        bans.add(ban("eve", None))
+    assert len(bans) == 2
+    assert len(bans._ends) < 200
+    bans.let_go(10**6 + 10_000, 0, 10_000)
+    assert [one.key for one in bans] == ["eve"]
+
+
+KEYS = ("ann", "192.0.2.7", "192.0.2.6/31", "192.0.2.0/24", "2001:db8::/64", "2001:db8::7/128")
+CLIENTS: tuple[Guarded, ...] = ("ann", (4, 0xC0000207), (4, 0xC0000206), (4, 0xC0000201), (6, 0x20010DB8 << 96))
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(KEYS), st.integers(0, 3), st.integers(0, 40)), max_size=80), st.integers(1, 3)
+)
+def test_a_list_answers_as_a_plain_one_does(moves: list[tuple[str, int, int]], most: int) -> None:
+    bans, plain, now_us = BanList(), dict[str, Ban](), 0
+    for key, move, span_us in moves:
+        if move == 0:
+            bans.remove(key)
+            plain.pop(key, None)
+        elif move == 1:
+            now_us += span_us
+            bans.let_go(now_us, 0, most)
+        else:
+            plain[key] = ban(key, None if span_us == 40 else now_us + span_us)
+            bans.add(plain[key])
+        for client in CLIENTS:
+            expected = [one for one in plain.values() if not one.is_over(now_us, 0) and client in held_by(one.key)]
+            assert {one.key for one in bans.in_force([client], now_us, 0)} == {one.key for one in expected}
+        assert {one.key for one in bans} >= {one.key for one in plain.values() if not one.is_over(now_us, 0)}
+
+
+def held_by(key: str) -> Iterator[Guarded]:
+    """Yield which of `CLIENTS` a ban refuses, worked out by hand."""
+    four = {"192.0.2.7": {7}, "192.0.2.6/31": {6, 7}, "192.0.2.0/24": {1, 6, 7}}.get(key, set())
+    yield from ((4, 0xC0000200 + last) for last in four)
+    if key == "2001:db8::/64":
+        yield 6, 0x20010DB8 << 96
+    yield key

@@ -1,0 +1,130 @@
+"""Windows as bytes: what is read again is what was written, whatever happens to it next."""
+
+from __future__ import annotations
+
+from copy import copy
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slidegate.core import BookedWindow, Limit, TimestampWindow, new_window
+from slidegate.core.windows.codec import Kept, expires_us, keeps_times, pack_window, unpack_window
+
+WINDOW = "1m"
+EXACT, COUNTED = Limit(5, WINDOW, resolution=8), Limit(9, WINDOW, resolution=8)
+SECOND_US = 1_000_000
+
+steps = st.lists(
+    st.tuples(
+        st.sampled_from(["spend", "charge", "remove", "back", "book", "leave", "switch"]),
+        st.integers(0, 20 * SECOND_US),
+        st.integers(0, 12),
+    ),
+    max_size=30,
+)
+
+
+class Life:
+    """A window, what is spent in it, and the limit that it is under now."""
+
+    def __init__(self, limit: Limit) -> None:
+        self.limit = limit
+        self.window: Kept = new_window(limit)
+        self.now_us = 10**9
+        self.spent_us: list[int] = []
+
+    def step(self, kind: str, span_us: int, units: int) -> None:
+        """Do one thing to the window."""
+        self.now_us += -span_us if kind == "back" else span_us
+        window, now_us = self.window, self.now_us
+        if isinstance(window, BookedWindow):
+            window.settle(now_us)
+        match kind:
+            case "spend":
+                window.spend(now_us, self.limit.amount, units)
+                self.spent_us.append(now_us)
+            case "charge":
+                window.charge(now_us, units, self.limit.resolution)
+            case "remove" if self.spent_us:
+                window.remove(now_us, self.spent_us.pop(), units)
+            case "book":
+                if not isinstance(window, BookedWindow):
+                    self.window = window = BookedWindow(window, self.limit, now_us)
+                window.settle(now_us)
+                window.book(now_us, now_us + span_us, units, waits=units % 2 == 0)
+            case "leave" if isinstance(window, BookedWindow):
+                window.leave(now_us + span_us)
+            case "switch":
+                # What a store does when an amount crosses the resolution.
+                self.limit = COUNTED if self.limit is EXACT else EXACT
+                self.window = unpack_window(pack_window(window), self.limit, now_us)
+        if isinstance(self.window, BookedWindow) and not self.window.settle(now_us):
+            self.window = self.window.ring  # as a store does when all bookings have come
+
+    def answers(self) -> list[object]:
+        """Ask everything that there is to ask, now and later."""
+        seen: list[object] = []
+        for later_us in (0, 1, SECOND_US, 30 * SECOND_US, 61 * SECOND_US, 130 * SECOND_US):
+            window = copy(self.window)
+            now_us = self.now_us + later_us
+            if isinstance(window, BookedWindow):
+                window.settle(now_us)
+                seen += [window.waiting(), window.room_us(now_us, self.limit.amount, 1)]
+            else:
+                seen += [window.wait_us(now_us, room) for room in range(-1, 12)]
+            seen += [window.spent, window.newest_us, window.leaves_us if window.spent else 0]
+        return seen
+
+
+@given(st.sampled_from([EXACT, COUNTED]), steps)
+def test_a_window_that_was_written_and_read_answers_as_before(limit: Limit, moves: list[tuple[str, int, int]]) -> None:
+    life = Life(limit)
+    for move in moves:
+        life.step(*move)
+        packed = pack_window(life.window)
+        expected = life.answers()
+        life.window = unpack_window(b"head" + packed, life.limit, life.now_us, 4)
+        assert life.answers() == expected
+        assert pack_window(life.window) == packed
+        assert keeps_times(b"head" + packed, 4) is life.limit.exact
+
+
+@pytest.mark.parametrize("limit", [EXACT, COUNTED])
+def test_an_empty_window_and_one_with_a_unit_at_the_beginning_of_time_are_told_apart(limit: Limit) -> None:
+    empty, first = new_window(limit), new_window(limit)
+    first.add(0)
+    assert [unpack_window(pack_window(window), limit, 0).spent for window in (empty, first)] == [0, 1]
+
+
+def test_what_a_lowered_amount_pushed_out_is_kept() -> None:
+    counted = new_window(COUNTED)
+    for _ in range(3):
+        counted.add(10**9, 4)
+    lowered = unpack_window(pack_window(counted), EXACT, 10**9)
+    assert isinstance(lowered, TimestampWindow)
+    again = unpack_window(pack_window(lowered), EXACT, 10**9)
+    raised = unpack_window(pack_window(again), COUNTED, 10**9)
+    assert (again.spent, raised.spent) == (8, 12)
+
+
+def test_bookings_are_taken_along_when_the_ring_changes() -> None:
+    for before, after in ((EXACT, COUNTED), (COUNTED, EXACT)):
+        ring = new_window(before)
+        ring.add(10**9, 5)
+        booked = BookedWindow(ring, before, 10**9)
+        booked.book(10**9, 10**9 + 90 * SECOND_US, 2, waits=True)
+        moved = unpack_window(pack_window(booked), after, 10**9)
+        assert isinstance(moved, BookedWindow)
+        assert (moved.limit.exact, moved.spent, moved.waiting()) == (after.exact, 5 + 2, 1)
+
+
+def test_a_window_expires_when_all_has_left_and_nobody_waits() -> None:
+    ring = new_window(EXACT)
+    ring.add(10**9)
+    assert expires_us(ring, EXACT) == 10**9 + 60 * SECOND_US
+    booked = BookedWindow(ring, EXACT, 10**9)
+    booked.book(10**9, 10**9 + 400 * SECOND_US, 0, waits=True)
+    assert expires_us(booked, EXACT) == 10**9 + 400 * SECOND_US
+    booked.book(10**9, 10**9 + 500 * SECOND_US, 1, waits=False)
+    assert expires_us(booked, EXACT) == 10**9 + 560 * SECOND_US

@@ -1,0 +1,625 @@
+"""The formats in which lists of networks come: what is read, what is skipped, and what is said about a bad line."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slidegate import ConfigurationError, Networks
+from slidegate.netlists.formats import FORMATS, read_entries
+from slidegate.netlists.reading import NetworkList, NetworkReading
+
+WRITTEN_US = 1_800_000_000_000_000
+HOUR_US = 3_600_000_000
+
+PLAIN = """\
+\ufeff# netset
+192.0.2.0/24
+198.51.100.7\t5
+203.0.113.0/24 ; SBL1
+2001:db8::/32 # office
+
+"""
+JSONL = """\
+{"cidr":"192.0.2.0/24","sblid":"SBL1","rir":"arin"}
+{"cidr":"2001:db8::/32","sblid":"SBL2","rir":"ripencc"}
+{"type":"metadata","timestamp":1800000000,"size":99,"records":2,"copyright":"c","terms":"t"}
+"""
+CSV = """\
+# made by hand
+"first seen",ip,reason
+2026-01-31,192.0.2.7,"a, ""b"" c"
+2026-01-31,2001:db8::1,c
+"""
+NGINX = """\
+# blocked
+deny 192.0.2.1;
+deny  198.51.100.0/24 ; deny 2001:db8::/32; # two on a line
+deny unix:;
+allow all;
+"""
+RAW = """\
+id,source,ip,reason,action,country,as,events_count,expiration,simulated,alert_id
+1,crowdsec,Ip:192.0.2.7,crowdsecurity/ssh-bf,ban,,"64500 EXAMPLE, Inc",6,3h59m50.5s,false,1
+2,cscli,Range:198.51.100.0/24,manual,ban,,,1,1h0m0s,false,2
+3,CAPI,Ip:2001:db8::7,crowdsecurity/http-probing,ban,,,1,-365h13m23.900360074s,false,3
+4,crowdsec,Ip:192.0.2.8,crowdsecurity/ssh-bf,captcha,,,6,4h,false,4
+5,crowdsec,Country:XX,geo,ban,,,6,4h,false,5
+6,crowdsec,Ip:192.0.2.9,crowdsecurity/ssh-bf,ban,,,6,4h,true,6
+"""
+ALERTS = """\
+[
+ {
+  "created_at": "2027-01-15T08:00:00Z",
+  "decisions": [
+   {
+    "duration": "3h59m50.5s",
+    "id": 1,
+    "origin": "crowdsec",
+    "scenario": "crowdsecurity/ssh-bf",
+    "scope": "Ip",
+    "simulated": false,
+    "type": "ban",
+    "value": "192.0.2.7"
+   },
+   {
+    "duration": "1h0m0s",
+    "until": "2027-01-15T10:00:00Z",
+    "scope": "range",
+    "type": "ban",
+    "value": "198.51.100.0/24"
+   }
+  ],
+  "source": { "ip": "192.0.2.7", "scope": "Ip", "value": "192.0.2.7" }
+ },
+ { "decisions": null },
+ {
+  "decisions": [
+   { "duration": "4h", "scope": "Ip", "type": "captcha", "value": "192.0.2.8" },
+   { "duration": "4h", "scope": "AS", "type": "ban", "value": "64500" },
+   { "duration": "4h", "scope": "Ip", "simulated": true, "type": "ban", "value": "192.0.2.9" }
+  ]
+ }
+]
+"""
+BANS = """\
+192.0.2.7 \t2026-01-31 12:00:00 + 600 = 2026-01-31 12:10:00
+2001:db8::7 \t2026-01-31 12:00:00 + 86400 = 2026-02-01 12:00:00
+198.51.100.7 \t2026-01-31 12:00:00 + -1 = 9999-12-31 23:59:59
+"""
+BANNED = "[{'sshd': ['192.0.2.7', '2001:db8::7']}, {'nginx': []}, {'recidive': ['192.0.2.7']}]\n"
+
+SAMPLES = {
+    "plain": PLAIN,
+    "jsonl": JSONL,
+    "csv": CSV,
+    "nginx": NGINX,
+    "fail2ban": BANS,
+    "crowdsec": ALERTS,
+}
+
+
+def entries(
+    text: str, format: str = "auto", column: str | int | None = None
+) -> tuple[list[tuple[int, str, int | None]], dict[str, int]]:
+    skipped: Counter[str] = Counter()
+    lines = text.removeprefix("\ufeff").splitlines(keepends=True)
+    return list(read_entries(lines, format, column, WRITTEN_US, skipped)), dict(skipped)
+
+
+def texts(text: str, format: str = "auto", column: str | int | None = None) -> list[str]:
+    return [entry for _, entry, _ in entries(text, format, column)[0]]
+
+
+def bad(text: str, format: str = "auto", column: str | int | None = None) -> str:
+    with pytest.raises(ConfigurationError) as caught:
+        entries(text, format, column)
+    return str(caught.value)
+
+
+@pytest.fixture
+def zone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A place five hours behind Greenwich."""
+    monkeypatch.setenv("TZ", "EST5")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+# -- what is read ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("format", ["auto", "plain"])
+def test_plain_lists_have_comments_scores_and_references(format: str) -> None:
+    assert entries(PLAIN, format) == (
+        [
+            (2, "192.0.2.0/24", None),
+            (3, "198.51.100.7", None),
+            (4, "203.0.113.0/24", None),
+            (5, "2001:db8::/32", None),
+        ],
+        {},
+    )
+
+
+@pytest.mark.parametrize("format", ["auto", "jsonl"])
+def test_spamhaus_drop_comes_as_lines_of_json(format: str) -> None:
+    assert entries(JSONL + "\n", format) == ([(1, "192.0.2.0/24", None), (2, "2001:db8::/32", None)], {})
+
+
+@pytest.mark.parametrize(("format", "column"), [("auto", "ip"), ("csv", "ip"), ("csv", 2), ("auto", 2)])
+def test_csv_has_a_column_with_or_without_a_heading(format: str, column: str | int) -> None:
+    expected = [(3, "192.0.2.7", None), (4, "2001:db8::1", None)]
+    assert entries(CSV, format, column) == (expected, {})
+    if column == 2:
+        without = "\n\n2026-01-31,192.0.2.7,a\n2026-01-31,2001:db8::1,c\n"
+        assert entries(without, format, column) == (expected, {})
+
+
+def test_the_first_column_of_csv_is_the_default_one() -> None:
+    assert texts("ip,score\n192.0.2.7,5\n198.51.100.0/24,9\n") == ["192.0.2.7", "198.51.100.0/24"]
+    assert texts("192.0.2.7,5\n") == ["192.0.2.7"]
+    assert texts("192.0.2.7\n", "csv") == ["192.0.2.7"]
+
+
+@pytest.mark.parametrize("format", ["auto", "nginx"])
+def test_nginx_lists_deny(format: str) -> None:
+    assert entries(NGINX, format) == (
+        [(2, "192.0.2.1", None), (3, "198.51.100.0/24", None), (3, "2001:db8::/32", None)],
+        {"deny unix:": 1, "allow all": 1},
+    )
+
+
+@pytest.mark.usefixtures("zone")
+@pytest.mark.parametrize("format", ["auto", "fail2ban"])
+def test_fail2ban_says_in_local_time_when_a_ban_ends(format: str) -> None:
+    noon_us = int(datetime.fromisoformat("2026-01-31T12:00:00-05:00").timestamp()) * 1_000_000
+    assert entries(BANS, format) == (
+        [
+            (1, "192.0.2.7", noon_us + 600_000_000),
+            (2, "2001:db8::7", noon_us + 24 * HOUR_US),
+            (3, "198.51.100.7", None),
+        ],
+        {},
+    )
+
+
+@pytest.mark.parametrize("format", ["auto", "fail2ban"])
+def test_fail2ban_prints_bans_in_other_ways_too(format: str) -> None:
+    assert texts(BANNED, format) == ["192.0.2.7", "2001:db8::7", "192.0.2.7"]
+    assert texts("192.0.2.7 2001:db8::7\n", format) == ["192.0.2.7", "2001:db8::7"]
+    assert texts("[]\n", format) == []
+    assert texts("\n", format) == []
+    assert texts("192.0.2.7,198.51.100.7", "fail2ban") == ["192.0.2.7", "198.51.100.7"]
+
+
+@pytest.mark.parametrize("format", ["auto", "crowdsec"])
+def test_crowdsec_lists_decisions_as_csv(format: str) -> None:
+    found, skipped = entries(RAW, format)
+    assert found == [
+        (2, "192.0.2.7", WRITTEN_US + 4 * HOUR_US - 9_500_000),
+        (3, "198.51.100.0/24", WRITTEN_US + HOUR_US),
+        (4, "2001:db8::7", WRITTEN_US - (365 * 3_600 + 13 * 60) * 1_000_000 - 23_900_360),
+    ]
+    assert skipped == {"type captcha": 1, "scope Country": 1, "simulated": 1}
+
+
+@pytest.mark.parametrize("format", ["auto", "crowdsec"])
+def test_crowdsec_lists_decisions_as_json(format: str) -> None:
+    found, skipped = entries(ALERTS, format)
+    until_us = int(datetime.fromisoformat("2027-01-15T10:00:00+00:00").timestamp()) * 1_000_000
+    assert found == [
+        (13, "192.0.2.7", WRITTEN_US + 4 * HOUR_US - 9_500_000),
+        (20, "198.51.100.0/24", until_us),
+    ]
+    assert skipped == {"type captcha": 1, "scope AS": 1, "simulated": 1}
+
+
+@pytest.mark.parametrize("text", ["[]", "null", "", "\n", RAW.splitlines()[0], "{}"])
+def test_crowdsec_without_decisions_lists_nothing(text: str) -> None:
+    assert entries(text, "crowdsec") == ([], {})
+
+
+def test_crowdsec_decisions_may_stand_by_themselves_and_without_a_zone() -> None:
+    decision = '{"scope": "Ip", "type": "ban", "value": "192.0.2.7", "until": "2027-01-15T08:00:00"}'
+    for text in (decision, f"[{decision}]"):
+        assert entries(text, "crowdsec")[0] == [(1, "192.0.2.7", WRITTEN_US)]
+    escaped = decision.replace("192.0.2.7", "192.0.2.\\u0037")
+    assert entries(f"[\n{escaped}]", "crowdsec")[0] == [(1, "192.0.2.7", WRITTEN_US)], "a line before, at worst"
+
+
+@pytest.mark.parametrize(
+    ("left", "left_us"),
+    [
+        ("90s", 90_000_000),
+        ("1h", HOUR_US),
+        ("1m0.25s", 60_250_000),
+        ("20ms", 20_000),
+        ("7µs", 7),
+        ("7us", 7),
+        ("900ns", 0),
+    ],
+)
+def test_what_is_left_is_read_as_go_writes_it(left: str, left_us: int) -> None:
+    row = f"{RAW.splitlines()[0]}\n1,a,Ip:192.0.2.7,b,ban,,,1,{left},false,1\n"
+    assert entries(row)[0] == [(2, "192.0.2.7", WRITTEN_US + left_us)]
+
+
+@pytest.mark.parametrize("text", ["", "\n\n", "# only\n; comments\n", "# a, b\n"])
+def test_a_list_of_nothing_is_one_in_any_format(text: str) -> None:
+    assert entries(text) == ([], {})
+    if not text.strip():
+        for format in FORMATS:
+            assert entries(text, format) == ([], {})
+
+
+@pytest.mark.parametrize("format", SAMPLES)
+def test_windows_lines_and_a_byte_order_mark_are_read_alike(format: str, tmp_path: Path) -> None:
+    column = "ip" if format == "csv" else None
+    unix, windows = tmp_path / "unix", tmp_path / "windows"
+    text = SAMPLES[format].removeprefix("\ufeff")
+    unix.write_bytes(text.encode())
+    windows.write_bytes(b"\xef\xbb\xbf" + text.replace("\n", "\r\n").encode())
+    for path in (unix, windows):
+        os.utime(path, ns=(0, WRITTEN_US * 1_000))
+    read = [list(NetworkReading(path, column=column)) for path in (unix, windows)]
+    assert read[0] == read[1] != []
+
+
+DECISION = '{"type": "ban", "scope": "%s", "value": "%s", "duration": "%s"}'
+
+
+def test_crowdsec_decisions_have_their_lines_however_slashes_are_written() -> None:
+    good, spoiled = DECISION % ("range", r"192.0.2.0\/24", "1h"), DECISION % ("range", r"198.51.100.0\/24", "never")
+    assert [line for line, *_ in entries(f"[\n{good},\n{good}\n]", "crowdsec")[0]] == [2, 2]
+    assert bad(f"[\n{good},\n\n{spoiled}\n]", "crowdsec").startswith("line 4: expected a duration")
+
+
+def test_a_long_crowdsec_list_is_read_at_once_however_it_is_written() -> None:
+    odd = ",\n".join([DECISION % ("ip", r"\u0031\u0039\u0032.0.2.7", "1h")] * 100_000)
+    assert texts(f"[{odd}]", "crowdsec") == ["192.0.2.7"] * 100_000
+
+
+def test_what_crowdsec_calls_a_decision_is_shown_in_one_short_line() -> None:
+    typed = DECISION.replace('"ban"', '"x\\n' + "y" * 5_000 + '"') % ("ip", "192.0.2.7", "1h")
+    scoped = DECISION % (r"\u001b" + "y" * 5_000, "192.0.2.7", "1h")
+    for cause in entries(f"[{typed},{scoped}]", "crowdsec")[1]:
+        assert cause.isprintable()
+        assert len(cause) < 120
+
+
+# -- what is refused -------------------------------------------------------------------------------------------------
+
+BAD = [
+    ("192.0.2.0 192.0.2.255 24\n", "plain", "line 1: expected one address, network or range a line, "),
+    ("\n192.0.2.1 2001:db8::1", "plain", "line 2: expected one address"),
+    ('{"cidr":"192.0.2.0/24"}\n{"cidr":"198', "auto", "line 2: not JSON"),
+    ('{"cidr":"192.0.2.0/24"}\n[1]', "auto", 'line 2: expected an object with a cidr, for example {"cidr": "192.0'),
+    ('{"cidr":5}', "auto", "line 1: expected an object with a cidr"),
+    ('{"asn":64500}', "jsonl", "line 1: expected an object with a cidr"),
+    ('{"cidr":"192.0.2.0/24"}\n{"type":"metadata","records":9}', "auto", "line 2: expected 9 records, but there are 1"),
+    ('{"cidr":' * 100_000, "jsonl", "line 1: "),
+    ("deny all;\n", "auto", "line 1: deny all would refuse everyone"),
+    ("deny 192.0.2.1;\nallow 192.0.2.0/24;", "auto", "line 2: allow 192.0.2.0/24 is an exception"),
+    ("deny 192.0.2.1;\ndeny 192.0.2.2", "auto", "line 2: expected deny, for example deny 192.0.2.0/24; not 'deny 192"),
+    ("server {", "nginx", "line 1: expected deny"),
+    ("192.0.2.7 \t2026-13-31 12:00:00 + 600 = x y", "auto", "line 1: expected a time such as 2026-01-31 12:00:00"),
+    ("[{'sshd': ['192.0.2.7'", "auto", "line 1: expected jails, such as [{'sshd': ['192.0.2.7']}]"),
+    ("[5]", "fail2ban", "line 1: expected jails"),
+    ("[{'sshd': 5}]", "fail2ban", "line 1: expected jails"),
+    ('[\n {"decisions": [', "auto", "line 2: not JSON"),
+    ('[\n {"decisions": 5}]', "auto", "after line 1: expected a decision with type, scope and value"),
+    ('[\n {"decisions": {"type": 5}}]', "auto", "after line 1: expected a decision with type, scope and value"),
+    (f'{{"cidr": "192.0.2.0/24", "asn": {"1" * 5_000}}}', "auto", "line 1: not JSON that can be read: a number has"),
+    (f"[{'1' * 5_000}]", "crowdsec", "line 1: not JSON that can be read: a number has too many digits"),
+    ('["192.0.2.7"]', "crowdsec", "after line 1: expected a decision with type, scope and value"),
+    ('[{"ip": "192.0.2.7"}]', "crowdsec", "after line 1: expected a decision"),
+    ("5", "crowdsec", "after line 1: expected a decision"),
+    (RAW + '7,"', "auto", "line 8: not CSV: unexpected end of data"),
+    (RAW + "7,cscli,Ip:192.0.2.7,m,ban,,,1,1h", "auto", "line 8: expected 11 columns, but it ends before"),
+    (RAW.replace("3h59m50.5s", "3 hours"), "auto", "line 2: expected a duration such as 3h59m50.5s, not '3 hours'"),
+    (RAW.replace("3h59m50.5s", "9" * 400 + "h"), "auto", "line 2: expected a duration"),
+    (ALERTS.replace('"3h59m50.5s"', "5"), "auto", "line 13: expected a duration such as 3h59m50.5s, not 5"),
+    (ALERTS.replace("2027-01-15T10:00:00Z", "soon"), "auto", "line 20: expected a duration such as 3h59m50.5s, not"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "format"),
+    [
+        ("192.0.2.0 192.0.2.1 " + "x" * 5_000, "plain"),
+        ("[" + "1," * 3_000 + "1]", "jsonl"),
+        ('{"type": "metadata", "records": "' + "9" * 5_000 + '"}', "jsonl"),
+        ("allow " + "x" * 5_000 + ";", "nginx"),
+        ("deny " + "x" * 5_000, "nginx"),
+        (RAW.replace("3h59m50.5s", "9" * 5_000), "auto"),
+    ],
+)
+def test_of_a_long_line_a_message_shows_the_beginning(text: str, format: str) -> None:
+    assert len(bad(text, format)) < 220
+
+
+def test_of_a_long_heading_a_message_shows_the_beginning() -> None:
+    assert len(bad("x" * 5_000, "csv", "ip")) < 220
+
+
+@pytest.mark.parametrize(("text", "format", "message"), BAD)
+def test_a_bad_line_is_named_with_what_was_expected(text: str, format: str, message: str) -> None:
+    assert bad(text, format).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("text", "column", "message"),
+    [
+        (CSV, "address", "line 2: expected a column named 'address', not one of first seen, ip, reason"),
+        (CSV, 4, "line 2: expected 4 columns, but there are 3"),
+        (CSV + "2026-01-31\n", "ip", "line 5: expected 2 columns, but there are 1"),
+        (CSV + '2026-01-31,192.0.2.7,"cut', "ip", "line 5: not CSV: unexpected end of data"),
+    ],
+)
+def test_bad_csv_is_named_with_what_was_expected(text: str, column: str | int, message: str) -> None:
+    assert bad(text, "csv", column).startswith(message)
+
+
+def test_an_address_in_the_first_line_of_csv_is_no_heading() -> None:
+    assert texts("10/8,a\n192.0.2.7,b\n") == ["10/8", "192.0.2.7"]
+    assert texts("\u0661.\u0662.\u0663.\u0664,a\n") == ["\u0661.\u0662.\u0663.\u0664"]
+    assert texts("example.org,a\n") == ["example.org"]
+    assert texts("ip\nip\n", "csv") == ["ip"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"format": "plian"}, "format: expected one of auto, plain, .*not 'plian'; did you mean 'plain'?"),
+        ({"format": None}, "format: expected one of auto, plain, .*not None"),
+        ({"format": "plain", "column": 1}, "column: only csv has columns, not format 'plain'"),
+        ({"column": 0}, 'column: expected a name or a number from 1, for example "ip", not 0'),
+        ({"column": -1}, "column: expected a name or a number from 1"),
+        ({"column": ""}, "column: expected a name or a number from 1"),
+        ({"column": True}, "column: expected a name or a number from 1"),
+        ({"column": 1.5}, "column: expected a name or a number from 1"),
+    ],
+)
+def test_a_format_or_column_that_cannot_be_is_an_error(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message.replace("?", r"\?")):
+        Networks.from_file("any", **options)  # type: ignore[arg-type]
+
+
+INVALID = [
+    "010.8.8.8",
+    "1.2.3",
+    "0x7f.0.0.1",
+    "2130706433",
+    "\u0661.\u0662.\u0663.\u0664",
+    "10/8",
+    "192.0.2.0/08",
+    "192.0.2.0/33",
+    "192.0.2.1/24",
+    "192.0.2.0/0.0.0.255",
+]
+HOLDERS = {
+    "plain": "192.0.2.1\n{}\n",
+    "jsonl": '{{"cidr":"192.0.2.1"}}\n{{"cidr":"{}"}}\n',
+    "csv": "192.0.2.1,a\n{},b\n",
+    "nginx": "deny 192.0.2.1;\ndeny {};\n",
+    "fail2ban": "192.0.2.1 192.0.2.2\n{} 192.0.2.3\n",
+    "crowdsec": RAW.splitlines()[0] + "\n1,a,Range:{},b,ban,,,1,1h,false,1\n",
+}
+
+
+@pytest.mark.parametrize("text", INVALID)
+@pytest.mark.parametrize("format", HOLDERS)
+def test_v6_10_cf_09_what_is_no_network_is_none_in_any_format(format: str, text: str, tmp_path: Path) -> None:
+    path = tmp_path / "list"
+    path.write_text(HOLDERS[format].format(text), "utf-8")
+    with pytest.raises(ConfigurationError) as caught:
+        Networks.from_file(path, format=format)
+    assert f"{path}, line 2: network: {text!r} " in str(caught.value)
+
+
+@given(st.sampled_from(sorted(SAMPLES)), st.data())
+def test_a_file_that_was_cut_off_is_never_read_as_something_else(format: str, data: st.DataObject) -> None:
+    text = SAMPLES[format].removeprefix("\ufeff")
+    column = "ip" if format == "csv" else None
+    whole = texts(text, format, column)
+    part = text[: data.draw(st.integers(0, len(text)))]
+    try:
+        found = texts(part, format, column)
+        Networks(found)
+    except ConfigurationError:
+        return
+    # Nobody can tell that 192.0.2.1 was to be 192.0.2.17, but all before it is what it was.
+    assert found[:-1] == whole[: max(len(found) - 1, 0)]
+
+
+# -- ranges ----------------------------------------------------------------------------------------------------------
+
+RANGE = Networks.of_ranges([(4, 0x0100_0000, 0x0100_00FF)])
+BETWEEN = ("-", " - ", " -", "- ", " to ", " TO ", "\u2013", " \u2014 ", "..", "...", "\t-\t")
+
+
+@pytest.mark.parametrize("format", ["auto", "plain"])
+@pytest.mark.parametrize("between", BETWEEN)
+@pytest.mark.parametrize("behind", ["", " AU", " # a comment", "; a comment", "\t12"])
+def test_a_range_is_read_as_the_range_that_it_is(between: str, behind: str, format: str, tmp_path: Path) -> None:
+    path = written(tmp_path / "list", f"# ranges\n1.0.0.0{between}1.0.0.255{behind}\n")
+    assert Networks.from_file(path, format=format) == RANGE
+    path = written(tmp_path / "list", f"2001:db8::1{between}2001:db8::ff{behind}\n")
+    base = 0x2001_0DB8 << 96
+    assert Networks.from_file(path, format=format) == Networks.of_ranges([(6, base + 1, base + 255)])
+
+
+@pytest.mark.parametrize("text", ["1.0.0.0 /24", "1.0.0.0 / 24", "1.0.0.0\t/24 AU", "1.0.0.0 /24 # a comment"])
+def test_a_prefix_that_stands_apart_is_read(text: str, tmp_path: Path) -> None:
+    assert Networks.from_file(written(tmp_path / "list", text + "\n")) == RANGE
+
+
+def test_a_range_in_a_column_is_read(tmp_path: Path) -> None:
+    path = written(tmp_path / "list", "ip,country\n1.0.0.0 - 1.0.0.127,AU\n1.0.0.128-1.0.0.255,AU\n")
+    assert Networks.from_file(path) == RANGE
+
+
+# Whoever writes one of these means more than one address, in a form that is not read.
+MEANT = (
+    "1.0.0.0,1.0.0.255,AU",
+    '"1.0.0.0","1.0.0.255","AU"',
+    "1.0.0.0, 255.255.255.0",
+    "1.0.0.0 255.255.255.0",
+    "1.0.0.0 0.0.0.255",
+    "1.0.0.0 1.0.0.255",
+    "1.0.0.0 1.0.2.255",
+    "1.0.0.0\t1.0.0.255\tAU",
+    "1.0.0.0 mask 255.255.255.0",
+    "1.0.0.0 netmask 255.255.255.0",
+    "1.0.0.0/255.255.255.0",
+    "1.0.0.0;1.0.0.255;AU",
+    "1.0.0.0|1.0.0.255|AU",
+    "1.0.0.255 - 1.0.0.0",
+    "1.0.0.0 - 2001:db8::",
+    "1.0.0.0 - 1.0.0",
+    "1.0.0.0 - 1.0.0.256",
+    "1.0.0.0 -24",
+    "1.0.0.0 /",
+    "1.0.0.0 /2x",
+    "1.0.0.0 to",
+    "1.0.0.*",
+    "1.0.0.0-255",
+    "16777216,16777471,AU",
+)
+
+
+@pytest.mark.parametrize("text", MEANT)
+@pytest.mark.parametrize("place", [1, 2])
+def test_what_means_more_than_an_address_never_becomes_one(text: str, place: int, tmp_path: Path) -> None:
+    """In the first line the format is guessed by it; in a further one it follows what is plain."""
+    before = "" if place == 1 else "192.0.2.0/24\n"
+    with pytest.raises(ConfigurationError, match=rf"list, line {place}: "):
+        Networks.from_file(written(tmp_path / "list", f"{before}{text}\n"))
+
+
+@pytest.mark.parametrize("text", ["1.0.0.0 255.255.255.0", "1.0.0.0 1.0.0.255"])
+def test_nor_where_fail2ban_is_said_to_have_written_it(text: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"list, line 1: .* may be the ends of a range"):
+        Networks.from_file(written(tmp_path / "list", text), format="fail2ban")
+
+
+@pytest.mark.parametrize(
+    "text", ["192.0.2.7 5", "192.0.2.7 spam", "192.0.2.7 AS64496", "192.0.2.7 ; SBL1", "192.0.2.7 # -"]
+)
+def test_further_columns_are_not_read(text: str, tmp_path: Path) -> None:
+    assert Networks.from_file(written(tmp_path / "list", text)) == Networks(["192.0.2.7"])
+
+
+# -- files -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["0.0.0.0/0\n", "::/0\n", "192.0.2.7\n::ffff:0:0/96\n", "deny 192.0.2.7/0;\n"])
+def test_a_file_does_not_list_everybody(text: str, tmp_path: Path) -> None:
+    path = written(tmp_path / "all.netset", text)
+    with pytest.raises(
+        ConfigurationError, match=r"all\.netset, line [12]: network: '.*/\d+' is every address; leave it"
+    ):
+        Networks.from_file(path, strict=False)
+
+
+def test_in_code_a_set_may_hold_everybody() -> None:
+    assert Networks(["0.0.0.0/0"]).covers_most_of() == "IPv4"
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no such pipes")
+def test_a_pipe_is_no_file_and_nobody_waits_for_who_writes_to_it(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.netset")
+    for path in (tmp_path / "pipe.netset", Path(os.devnull)):
+        with pytest.raises(ConfigurationError, match="expected a file that can be read again, no pipe or device"):
+            Networks.from_file(path)
+
+
+# -- entries that end ------------------------------------------------------------------------------------------------
+
+
+def written(path: Path, text: str) -> Path:
+    path.write_text(text, "utf-8")
+    os.utime(path, ns=(0, WRITTEN_US * 1_000))
+    return path
+
+
+def test_a_set_leaves_out_what_was_over_when_the_file_was_written(tmp_path: Path) -> None:
+    path = written(tmp_path / "decisions.csv", RAW)
+    assert Networks.from_file(path) == Networks(["192.0.2.7", "198.51.100.0/24"])
+
+
+def test_an_entry_is_listed_until_the_microsecond_in_which_it_ends(tmp_path: Path) -> None:
+    listed = NetworkList(NetworkReading(written(tmp_path / "decisions.csv", RAW)))
+    assert (listed.count, listed.has_ends, len(listed.networks)) == (3, True, 0)
+    assert listed.skipped == {"type captcha": 1, "scope Country": 1, "simulated": 1}
+    inside = (4, 0xC633_6442)  # 198.51.100.66
+    end_us = WRITTEN_US + HOUR_US
+    assert listed.ending_covers(*inside, end_us - 1)
+    assert not listed.ending_covers(*inside, end_us)
+    assert not listed.ending_covers(4, inside[1] + 256, WRITTEN_US)
+    assert not listed.ending_covers(6, 0x2001_0DB8 << 96 | 7, WRITTEN_US), "over already"
+
+
+def test_of_two_ends_of_one_network_the_later_one_holds(tmp_path: Path) -> None:
+    head = RAW.splitlines()[0]
+    for first, second in (("1h", "2h"), ("2h", "1h")):
+        rows = f"{head}\n1,a,Ip:192.0.2.7,b,ban,,,1,{first},false,1\n1,a,Ip:192.0.2.7,b,ban,,,1,{second},false,1\n"
+        listed = NetworkList(NetworkReading(written(tmp_path / "decisions.csv", rows)))
+        assert listed.ending_covers(4, 0xC000_0207, WRITTEN_US + 2 * HOUR_US - 1)
+        assert not listed.ending_covers(4, 0xC000_0207, WRITTEN_US + 2 * HOUR_US)
+
+
+ADDRESS = st.integers(0xC000_0200, 0xC000_020F)
+
+
+@given(
+    st.lists(st.tuples(ADDRESS, st.integers(28, 32), st.integers(1, 5)), max_size=8),
+    st.tuples(ADDRESS, ADDRESS).map(sorted),
+    st.integers(0, 6),
+)
+def test_ends_and_overlaps_are_those_of_a_naive_scan(
+    rows: list[tuple[int, int, int]], range_: list[int], now_h: int
+) -> None:
+    networks = []
+    for address, prefix, end_h in rows:
+        size = 1 << (32 - prefix)
+        networks.append((4, address & -size, (address & -size) + size - 1, end_h * HOUR_US))
+    listed = NetworkList(_Given(networks))  # type: ignore[arg-type]
+    first, last = range_
+    now_us = now_h * HOUR_US
+    held = [(low, high) for _, low, high, end_us in networks if end_us > now_us]
+    assert listed.ending_overlaps(4, first, last, now_us) is any(low <= last and first <= high for low, high in held)
+    assert listed.ending_covers(4, first, now_us) is any(low <= first <= high for low, high in held)
+
+
+def test_an_overlap_with_more_addresses_than_anyone_could_walk_is_found() -> None:
+    base = 0x2001_0DB8 << 96
+    listed = NetworkList(_Given([(6, base, base + (1 << 80) - 1, HOUR_US)]))  # type: ignore[arg-type]
+    assert listed.ending_overlaps(6, 0, (1 << 128) - 1, 0)
+    assert not listed.ending_overlaps(6, 0, (1 << 128) - 1, HOUR_US)
+    assert not listed.ending_overlaps(6, base + (1 << 80), (1 << 128) - 1, 0)
+    assert not listed.ending_overlaps(4, 0, (1 << 32) - 1, 0)
+
+
+class _Given:
+    """A reading of a file that holds just these."""
+
+    blank = False
+    path = "given"
+
+    def __init__(self, networks: list[tuple[int, int, int, int]]) -> None:
+        self.skipped: Counter[str] = Counter()
+        self._networks = networks
+
+    def __iter__(self) -> Iterator[tuple[int, int, int, int]]:
+        return iter(self._networks)
