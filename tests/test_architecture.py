@@ -1,7 +1,7 @@
-"""Who may import whom: the table below *is* the architecture, and this file keeps it true.
+"""Who may import whom: the tables below *are* the architecture, and this file keeps them true.
 
 Every import counts, also lazy ones inside functions and those under `TYPE_CHECKING`:
-the table is about what a module knows, not about what happens to be loaded.
+the tables are about what a module knows, not about what happens to be loaded.
 """
 
 from __future__ import annotations
@@ -9,7 +9,10 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -28,6 +31,32 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "testing": ({"core", "limiter", "stores"}, {"hypothesis", "pytest"}),
     "__init__": ({"core", "limiter", "netlists", "stores", "web"}, set()),
 }
+# Files that import each other in a circle all the same -> why.
+CIRCLES: dict[frozenset[str], str] = {
+    frozenset({"stores/redis/bans/bans.py", "stores/redis/wire/batch.py", "stores/redis/wire/pipeline.py"}): (
+        "the replica of the bans asks through the pipeline that carries it"
+    ),
+    frozenset(
+        {
+            "web/answers/sending.py", "web/answers/traffic.py", "web/bans/signals.py", "web/config/file_gate.py",
+            "web/config/file_options.py", "web/endpoints/decorator.py", "web/endpoints/rate_limit.py",
+            "web/findings/checks.py", "web/judge.py", "web/keys/user.py", "web/middleware.py", "web/record.py",
+        }
+    ): "a record leads back to the gate that made it",
+}  # fmt: skip
+
+# Names that several files share, because each does the same for another store, or adds files to it -> where.
+TWINS: dict[str, set[str]] = {
+    "store.py": {"stores/lmdb", "stores/memory", "stores/redis"},
+    "bans.py": {"stores/lmdb/bans", "stores/memory", "stores/redis/bans"},
+    "ban_codec.py": {"stores/lmdb/bans", "stores/redis/bans"},
+    "known_refusals.py": {"stores/lmdb", "stores/redis"},
+    "networks.py": {"core", "netlists"},
+    "observers.py": {"core", "testing"},
+}
+MOST_FILES = 14
+"""The largest number of files in one package, beside its `__init__.py`: as many as a reader takes in at a glance."""
+
 ASYNC = (ast.AsyncFunctionDef, ast.Await, ast.AsyncFor, ast.AsyncWith)
 CLOCK = re.compile(r"^time\.\w+$|\b(datetime|date)\.(now|utcnow|today)$")
 
@@ -72,6 +101,67 @@ def broken_rules(file: str, source: str) -> Iterator[str]:
             yield f"{file}:{node.lineno} core reads no clock ({ast.unparse(node)}); take `now_us: int` as an argument"
 
 
+def module_of(file: str) -> str:
+    """Return the dotted name by which a file, relative to src/slidegate, is imported."""
+    parts = PurePosixPath("slidegate", file).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def names_of(tree: ast.Module, package: tuple[str, ...]) -> Iterator[str]:
+    """Yield the absolute dotted name of everything that a file imports, a name out of a module as `module.name`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            inside = (*base, node.module) if node.module else base
+            yield from (".".join((*inside, alias.name)) for alias in node.names)
+
+
+def graph_of(sources: Mapping[str, str]) -> dict[str, set[str]]:
+    """Return which files each file imports, out of (file relative to src/slidegate -> source)."""
+    files = {module_of(file): file for file in sources}
+    graph = {}
+    for file, source in sources.items():
+        known = set()
+        for name in names_of(ast.parse(source), ("slidegate", *PurePosixPath(file).parent.parts)):
+            # `from .memo import Memo` names a thing in a module, `from . import memo` a module in a package.
+            known.add(files.get(name) or files.get(name.rpartition(".")[0]))
+        graph[file] = {other for other in known if other and other != file}
+    return graph
+
+
+def circle_in(graph: Mapping[str, set[str]], accepted: Iterable[frozenset[str]] = ()) -> list[str]:
+    """Return the files of one circle in the order of their imports; arrows inside an accepted circle are left out."""
+    accepted = list(accepted)
+    arrows = {
+        file: {other for other in others if not any({file, other} <= circle for circle in accepted)}
+        for file, others in graph.items()
+    }
+    try:
+        TopologicalSorter(arrows).prepare()
+    except CycleError as error:
+        # The sorter speaks of predecessors: in its list each file is imported by the next one.
+        return list(reversed(error.args[1]))
+    return []
+
+
+def crowded(files: Iterable[str]) -> dict[str, int]:
+    """Return how many files each package holds that holds too many."""
+    held: defaultdict[str, int] = defaultdict(int)
+    for file in map(PurePosixPath, files):
+        held[file.parent.as_posix()] += file.name != "__init__.py"
+    return {package: count for package, count in held.items() if count > MOST_FILES}
+
+
+def namesakes(files: Iterable[str]) -> dict[str, set[str]]:
+    """Return the names that several files have -> the packages of those files."""
+    packages: defaultdict[str, set[str]] = defaultdict(set)
+    for file in map(PurePosixPath, files):
+        packages[file.name].add(file.parent.as_posix())
+    return {name: where for name, where in packages.items() if name != "__init__.py" and len(where) > 1}
+
+
 def test_there_is_something_to_check() -> None:
     assert FILES, f"no Python files under {SRC}"
 
@@ -112,3 +202,60 @@ def test_no_row_outlives_its_room() -> None:
 def test_every_rule_bites(case: str) -> None:
     file, _, source = case.partition(": ")
     assert list(broken_rules(file, source)), f"{source!r} in {file} should have been refused"
+
+
+# -- circles, crowds and namesakes ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def graph() -> dict[str, set[str]]:
+    """Which file of the package imports which."""
+    return graph_of({file: (SRC / file).read_text(encoding="utf-8") for file in FILES})
+
+
+def test_no_files_import_each_other_in_a_circle(graph: dict[str, set[str]]) -> None:
+    if circle := circle_in(graph, CIRCLES):
+        pytest.fail("a circle of imports: " + " -> ".join(circle), pytrace=False)
+
+
+def test_the_graph_holds_the_arrows_that_are_there(graph: dict[str, set[str]]) -> None:
+    assert "core/errors.py" in graph["core/limits.py"]
+    assert sum(map(len, graph.values())) > 2 * len(FILES)
+
+
+@pytest.mark.parametrize(
+    "sources",
+    [
+        {"core/a.py": "from .b import B", "core/b.py": "from .a import A"},
+        {"core/a.py": "from . import b", "core/b.py": "from slidegate.core import a"},
+        {"core/a.py": "import slidegate.core.b", "core/b.py": "def f():\n    from .a import A"},
+        {"core/a.py": "from .b import B", "core/b.py": "if TYPE_CHECKING:\n    from .a import A"},
+        {"web/a.py": "from .x.b import B", "web/x/b.py": "from .c import C", "web/x/c.py": "from ..a import A"},
+        {"web/__init__.py": "from .a import A", "web/a.py": "from . import A"},
+        {"web/x/__init__.py": "from .b import B", "web/x/b.py": "from ..a import A", "web/a.py": "from .x import B"},
+    ],
+)
+def test_a_circle_is_found_however_it_is_imported(sources: dict[str, str]) -> None:
+    graph = graph_of(sources)
+    circle = circle_in(graph)
+    assert set(circle) == set(sources)
+    assert all(other in graph[file] for file, other in pairwise(circle))
+    assert not circle_in(graph, [frozenset(sources)])
+
+
+def test_what_only_looks_like_a_circle_is_none() -> None:
+    sources = {"core/a.py": "from .b import a", "core/b.py": "import a", "core/__init__.py": "from .a import a"}
+    assert not circle_in(graph_of(sources))
+
+
+def test_no_package_holds_more_files_than_a_reader_takes_in() -> None:
+    assert not crowded(FILES)
+    assert crowded([*(f"web/{number}.py" for number in range(MOST_FILES + 1)), "web/__init__.py", "web/x/a.py"])
+
+
+def test_files_of_one_name_do_like_things() -> None:
+    found = namesakes(FILES)
+    assert {
+        name: where - TWINS.get(name, set()) for name, where in found.items() if where - TWINS.get(name, set())
+    } == {}
+    assert namesakes(["web/a.py", "core/a.py", "web/__init__.py", "core/__init__.py"]) == {"a.py": {"web", "core"}}
