@@ -23,7 +23,8 @@ from .web.endpoints.charge import charge
 from .web.endpoints.rate_limit import LimitExceeded, RateLimit
 from .web.findings.codes import Finding
 from .web.keys.client_ip import client_ip
-from .web.keys.key import combine, cookie, everyone, header, path_param, query
+from .web.keys.key import combine, cookie, everyone, header, query
+from .web.keys.path_param import path_param
 from .web.keys.user import user
 from .web.lists.network_files import NetworkFile, NetworkFiles
 from .web.middleware import RateLimitMiddleware

@@ -18,7 +18,7 @@ from ...core.memo import remember
 from ...core.statistics.metrics import OVERFLOW
 from ...limiter import Limiter
 from ...limiter.statistics import UNROUTED, Series
-from ..keys.key import route_path
+from ..paths.below_root import route_path
 from ..paths.routes import Place, Places, walk
 from ..record import STATUS, Record
 

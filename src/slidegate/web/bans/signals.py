@@ -25,11 +25,13 @@ from ...core.errors import ConfigurationError
 from ...limiter import Limiter
 from ..finishing import to_the_end
 from ..keys.client_ip import UNKNOWN_PEER, ClientAddress
-from ..keys.key import Combined, Key, PathParam, Value, everyone, route_path
+from ..keys.key import Combined, Key, Value, everyone
+from ..keys.path_param import PathParam
 from ..lists.network_files import AddressList
+from ..paths.below_root import route_path
+from ..paths.patterns import compile_pattern
 from ..paths.readings import readings
 from ..record import STATUS, Record
-from ..rules.rule import compile_pattern
 from ..rules.user_functions import Calls
 
 if TYPE_CHECKING:

@@ -21,10 +21,12 @@ from ...netlists.reading import check_breadth
 from ..findings.codes import check_silence
 from ..keys import key as keys
 from ..keys.client_ip import ClientAddress, client_ip
+from ..keys.path_param import path_param
 from ..keys.user import user
 from ..lists.network_files import AddressList, NetworkFile, NetworkFiles
 from ..lists.watching import Stamp, stamp_of
-from ..rules.rule import Exceeded, Rule, compile_pattern
+from ..paths.patterns import compile_pattern
+from ..rules.rule import Exceeded, Rule
 from .messages import Document
 
 if TYPE_CHECKING:
@@ -189,7 +191,7 @@ class Reading:
         if key.combine is not None:
             return keys.combine(*filter(None, (self._key(part, client, client) for part in key.combine)))
         fallback = None if key.fallback is None else self._key(key.fallback, None, client)
-        sources = keys.header, keys.cookie, keys.query, keys.path_param
+        sources = keys.header, keys.cookie, keys.query, path_param
         source = next(source for source in sources if getattr(key, source.__name__) is not None)
         return source(getattr(key, source.__name__), fallback=fallback)
 

@@ -20,13 +20,14 @@ from ...core.bans.targets import ban_target
 from ...core.protocols import Store
 from ...limiter import Limiter
 from ..keys.client_ip import UNKNOWN_PEER, ClientAddress, is_gone
-from ..keys.key import PathPattern
 from ..keys.user import is_known
 from ..lists.network_files import AddressList
+from ..paths.layers import layers
+from ..paths.patterns import PathPattern, compile_pattern
 from ..paths.routes import walk
-from ..paths.tree import Tree, layers
+from ..paths.tree import Tree
 from ..record import Record
-from ..rules.rule import Rule, compile_pattern
+from ..rules.rule import Rule
 from .codes import Finding
 
 WATCHED: Final = 1_000

@@ -8,20 +8,14 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
-from decimal import Decimal
-from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
+from collections.abc import Awaitable, Callable
+from typing import Final, Protocol, TypeAlias, runtime_checkable
 
-from starlette.convertors import Convertor, IntegerConvertor
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
-from ...core.errors import ConfigurationError, closest
+from ...core.errors import ConfigurationError
 from ...limiter import Limiter
-
-PathPattern: TypeAlias = tuple[re.Pattern[str], Mapping[str, Convertor[Any]]]
-"""What a path in Starlette's syntax matches, and the convertors of its parameters."""
 
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
@@ -110,51 +104,12 @@ class _Cookie(Value):
 
 class _Query(Value):
     def __init__(self, name: str, fallback: Key | None) -> None:
-        _check_parameter("query", name)
+        check_parameter_name("query", name)
         super().__init__(f"query:{name}", f"query:{name}", fallback)
         self._name = name
 
     def value(self, scope: Scope) -> bytes:
         return HTTPConnection(scope).query_params.get(self._name, "").encode(errors="surrogatepass")
-
-
-class PathParam(Value):
-    """A parameter of the path; made by `path_param`.
-
-    Attributes:
-        name: The parameter.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        fallback: Key | None,
-        patterns: Sequence[PathPattern] = (),
-        read: str = "",
-    ) -> None:
-        _check_parameter("path_param", name)
-        super().__init__(f"path:{name}", f"path:{name}", fallback)
-        self.name = name
-        self._patterns = patterns
-        self._read = read
-
-    def of(self, patterns: Sequence[PathPattern]) -> PathParam:
-        """Return the same key for a rule: its own patterns find the parameter before any router does."""
-        return PathParam(self.name, self.fallback, patterns)
-
-    def at(self, path: str) -> PathParam:
-        """Return the same key for a request whose path is read as `path`."""
-        return PathParam(self.name, self.fallback, self._patterns, path)
-
-    def value(self, scope: Scope) -> bytes:
-        value = scope.get("path_params", {}).get(self.name, "")
-        path = self._read or (route_path(scope) if self._patterns else "")
-        for pattern, convertors in self._patterns:
-            found = pattern.match(path)
-            if found is not None:
-                value = _meaning(convertors[self.name], found[self.name])
-                break
-        return str(value).encode(errors="surrogatepass")
 
 
 class Combined:
@@ -217,22 +172,6 @@ def query(name: str, *, fallback: Key | None = None) -> Key:
     return _Query(name, fallback)
 
 
-def path_param(name: str, *, fallback: Key | None = None) -> Key:
-    """Count each value of a path parameter, digested: ``Rule("/tenants/{tenant}/jobs", key=path_param("tenant"))``.
-
-    What counts is the value that the path's own convertor makes: write ``{id:int}`` in the rule and in the route, or 1
-    and 01 are two clients for the rule and one for an endpoint that makes a number of the text itself.
-
-    Args:
-        name: The parameter's name, as in the rule's path.
-        fallback: The key to use where the parameter is missing or empty; by default the middleware's `client`.
-
-    Raises:
-        ConfigurationError: The name is empty, or the fallback is no key.
-    """
-    return PathParam(name, fallback)
-
-
 def combine(*keys: Key) -> Key:
     """Count each combination of keys: ``combine(client_ip(), header("X-Tenant"))``.
 
@@ -242,54 +181,6 @@ def combine(*keys: Key) -> Key:
     if len(keys) < 2 or not all(isinstance(key, Key) for key in keys):
         raise ConfigurationError(f'combine: expected keys such as client_ip() and header("X-Tenant"), not {keys!r}')
     return Combined(keys)
-
-
-def bind(key: Key, patterns: Sequence[PathPattern], paths: Sequence[str]) -> Key:
-    """Tie a rule's key to the rule's paths.
-
-    Raises:
-        ConfigurationError: A path parameter that one of the paths does not have.
-    """
-    if isinstance(key, Combined):
-        return Combined(tuple(bind(part, patterns, paths) for part in key.keys))
-    if not isinstance(key, PathParam):
-        return key
-    for path, (_, convertors) in zip(paths, patterns or [(_TOKEN, {})], strict=True):
-        if key.name not in convertors:
-            raise ConfigurationError(
-                f"path_param: {path!r} has no parameter {key.name!r}{closest(key.name, convertors)}"
-            )
-    return key.of(patterns)
-
-
-def read_at(key: Key, path: str) -> Key:
-    """Return a key for a request whose path is read as `path`."""
-    if isinstance(key, Combined):
-        return Combined(tuple(read_at(part, path) for part in key.keys))
-    return key.at(path) if isinstance(key, PathParam) else key
-
-
-def _meaning(convertor: Convertor[Any], text: str) -> str:
-    """Return the value that a parameter means, not its spelling: 1, 01 and 1.0 are one `{id:int}`."""
-    with suppress(ValueError):
-        return str(convertor.convert(text))
-    if isinstance(convertor, IntegerConvertor):
-        with suppress(ValueError, ArithmeticError):
-            return str(int(Decimal(text)))
-    return text
-
-
-def route_path(scope: Scope) -> str:
-    """Return the path below `root_path`, as the router at this place sees it."""
-    return below(scope.get("root_path", ""), scope["path"])
-
-
-def below(root: str, path: str) -> str:
-    """Return a path below a root, as Starlette's routers see it; the path itself if it does not begin with the root."""
-    if not root or not path.startswith(root):
-        return path
-    rest = path[len(root) :]
-    return rest if not rest or rest[0] == "/" else path
 
 
 def check_header_name(name: object) -> str:
@@ -303,7 +194,7 @@ def check_header_name(name: object) -> str:
     return name
 
 
-def _check_parameter(what: str, name: object) -> None:
+def check_parameter_name(what: str, name: object) -> None:
     if not isinstance(name, str) or not name:
         raise ConfigurationError(
             f'{what}: expected the name of a parameter, for example {what}("tenant"), not {name!r}'

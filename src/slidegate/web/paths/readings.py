@@ -26,7 +26,7 @@ from typing import Any, Final
 from starlette.convertors import Convertor, FloatConvertor, IntegerConvertor, UUIDConvertor
 from starlette.routing import PARAM_REGEX
 
-from ..keys.key import PathPattern
+from .patterns import PathPattern
 from .segments import segments
 
 LONGEST: Final = 4_096

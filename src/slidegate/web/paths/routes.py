@@ -15,9 +15,9 @@ from typing import Any, Final, TypeAlias
 from starlette.routing import Host, Match, Mount
 from starlette.types import Scope
 
-from ..keys.key import below, route_path
+from .below_root import below, route_path
+from .layers import layers, own_root, scope_to_ask
 from .readings import is_odd
-from .tree import layers, own_root, scope_to_ask
 
 _DEPTH: Final = 16
 _FRONTEND: Final = 0

@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 from starlette.routing import Host, Match, Mount
 from starlette.types import Scope
 
-from ..keys.key import route_path
+from .below_root import route_path
+from .layers import flat_routes, is_known, is_known_module, layers, own_root, scope_to_ask
 from .segments import Segments, segments
 
 _DEPTH: Final = 64
-_KNOWN: Final = frozenset({"starlette", "fastapi", "slidegate"})
 _PARAMETER: Final = re.compile(r"\{(\w+)\}")
 _ALL_BELOW: Final = "/{path:path}"
 
@@ -110,26 +110,6 @@ class Tree:
         return next((layer for layer in layers(self._app) if hasattr(layer, "routes")), None)
 
 
-def layers(app: object) -> Iterator[object]:
-    """Yield an application and what it wraps, from the outside in."""
-    seen: set[int] = set()
-    while app is not None and id(app) not in seen:
-        seen.add(id(app))
-        yield app
-        app = getattr(app, "app", None)
-
-
-def own_root(app: object) -> str:
-    """Return the `root_path` that an application gives itself, as FastAPI does; empty for none."""
-    root = getattr(app, "root_path", "") if hasattr(app, "openapi") else ""
-    return root if isinstance(root, str) else ""
-
-
-def scope_to_ask(scope: Scope) -> Scope:
-    """Return a copy of a scope that routes may write to."""
-    return {key: dict(value) if type(value) is dict else value for key, value in scope.items()}
-
-
 def declares(route: Any, method: str) -> bool:
     """Tell whether a route, or the class that is its endpoint, names a method itself."""
     methods = getattr(route, "methods", None)
@@ -143,7 +123,7 @@ def _enter(app: Any, scope: Scope, way: _Way) -> Reached | None:
     """Go into an application, through what it is wrapped in."""
     for layer in layers(app):
         app = layer
-        way = way._replace(sure=way.sure and _is_known(layer))
+        way = way._replace(sure=way.sure and is_known(layer))
         if root := own_root(layer):
             scope["root_path"] = root
         if hasattr(layer, "routes"):
@@ -154,7 +134,7 @@ def _enter(app: Any, scope: Scope, way: _Way) -> Reached | None:
     router = getattr(app, "router", app)
     wrapped = [made.cls for made in getattr(app, "user_middleware", ())]
     bare = getattr(router, "middleware_stack", None) in (None, getattr(router, "app", None))
-    known = _is_known(router) and bare and all(_is_ours(cls.__module__) for cls in wrapped)
+    known = is_known(router) and bare and all(is_known_module(cls.__module__) for cls in wrapped)
     return _ask(router, scope, way._replace(sure=way.sure and known, depth=way.depth + 1))
 
 
@@ -163,7 +143,7 @@ def _ask(router: Any, scope: Scope, way: _Way) -> Reached | None:
     if way.depth > _DEPTH:
         return None
     partial: Reached | None = None
-    for route in _routes(router.routes):
+    for route in flat_routes(router.routes):
         match, child = route.matches(scope)
         if match is Match.FULL:
             return _follow(route, scope, child, way)
@@ -208,7 +188,7 @@ def _redirects(router: Any, scope: Scope) -> bool:
         return False
     given: str = scope["path"]
     other = {**scope, "path": given.rstrip("/") if path.endswith("/") else given + "/"}
-    return any(route.matches(other)[0] is not Match.NONE for route in _routes(router.routes))
+    return any(route.matches(other)[0] is not Match.NONE for route in flat_routes(router.routes))
 
 
 def _reached(way: _Way, rest: str, written: str, route: object = None) -> Reached:
@@ -223,15 +203,6 @@ def _filled(written: str, route: Any, scope: Scope) -> str:
     return _PARAMETER.sub(lambda parameter: found[parameter[1]], written)
 
 
-def _routes(routes: Iterable[Any]) -> Iterator[Any]:
-    """Yield routes, those of included routers in their place."""
-    for listed in routes:
-        if hasattr(listed, "effective_candidates"):
-            yield from _routes(listed.effective_candidates())
-        else:
-            yield getattr(listed, "starlette_route", None) or listed
-
-
 def _peculiar(app: object, depth: int) -> Iterator[str]:
     """Yield what makes an application, and those below, read a request otherwise than by its path alone."""
     for layer in layers(app):
@@ -239,17 +210,9 @@ def _peculiar(app: object, depth: int) -> Iterator[str]:
             yield "root"
         if not hasattr(layer, "routes"):
             continue
-        for route in _routes(layer.routes) if depth < _DEPTH else ():
-            if isinstance(route, Host) or not _is_ours(getattr(type(route).matches, "__module__", "")):
+        for route in flat_routes(layer.routes) if depth < _DEPTH else ():
+            if isinstance(route, Host) or not is_known_module(getattr(type(route).matches, "__module__", "")):
                 yield "route"
             if isinstance(route, (Mount, Host)):
                 yield from _peculiar(route.app, depth + 1)
         return
-
-
-def _is_known(thing: object) -> bool:
-    return _is_ours(type(thing).__module__)
-
-
-def _is_ours(module: str) -> bool:
-    return module.partition(".")[0] in _KNOWN

@@ -13,7 +13,9 @@ from ...core.errors import ConfigurationError
 from ...core.limits import Limit, parse_limits
 from ...core.memo import remember
 from ...limiter import Limiter
-from ..keys.key import Key, read_at, route_path
+from ..keys.key import Key
+from ..keys.path_param import read_at
+from ..paths.below_root import route_path
 from ..paths.tree import Tree, declares
 from .matching import Sight
 from .rule import Limits, Rule, says_nobody

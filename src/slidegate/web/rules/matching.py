@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from starlette.types import Scope
 
-from ..keys.key import below
+from ..paths.below_root import below
 from ..paths.readings import LONGEST, Written, is_odd, readings
 from ..paths.segments import overlap, segments
 from ..paths.tree import Reached, Tree

@@ -11,10 +11,8 @@ from datetime import timedelta
 from hashlib import blake2b
 from inspect import iscoroutinefunction
 from typing import Final, Literal, TypeAlias
-from urllib.parse import unquote
 
 from starlette.requests import HTTPConnection
-from starlette.routing import PARAM_REGEX, compile_path
 
 from ...core.decision import Decision
 from ...core.durations import format_duration
@@ -22,8 +20,10 @@ from ...core.errors import ConfigurationError
 from ...core.limits import MAX_AMOUNT, Limit, check_name, check_whole, parse_duration_us, parse_limits
 from ...core.statistics.hot_keys import MAX_CAPACITY
 from ...limiter import check_cost
-from ..keys.key import Key, KeyFunction, PathPattern, bind
+from ..keys.key import Key, KeyFunction
+from ..keys.path_param import bind
 from ..options import names_checked
+from ..paths.patterns import PathPattern, compile_pattern
 from ..paths.readings import Written
 
 CostFunction: TypeAlias = Callable[[HTTPConnection], int | Awaitable[int]]
@@ -271,41 +271,6 @@ def _label(paths: Sequence[str]) -> str:
     if paths[0] == "*":
         return "default"
     return " ".join(paths).encode("unicode_escape").decode().replace(":", "|").replace(";", "|")[:64]
-
-
-def compile_pattern(path: object) -> PathPattern:
-    """Return a path's pattern, and the convertors of its parameters."""
-    if not isinstance(path, str) or not path.startswith("/"):
-        raise ConfigurationError(f'path: expected "*" or a path such as "/items/{{id}}", not {path!r}')
-    if "*" in path:
-        raise ConfigurationError(
-            f'path: {path!r} is not in Starlette\'s syntax; write "{path.partition("*")[0]}{{rest:path}}" for all below'
-        )
-    _check_reachable(path)
-    try:
-        pattern, _, convertors = compile_path(path)
-    except (AssertionError, ValueError) as error:
-        raise ConfigurationError(f"path: {path!r} cannot be used: {error}") from None
-    # DOTALL: "{rest:path}" must not end at a newline that a narrower route below it takes.
-    return re.compile(pattern.pattern, re.DOTALL), convertors
-
-
-def _check_reachable(path: str) -> None:
-    """See that a path is one that requests can have: decoded, and without what follows it in an address."""
-    end = re.search(r"[?#]", path)
-    if end is not None:
-        what = "query" if end[0] == "?" else "fragment"
-        raise ConfigurationError(
-            f"path: {path!r} can never match: the {what} is no part of a path; write {path[: end.start()]!r}"
-        )
-    if re.search(r"[{}]", PARAM_REGEX.sub("", path)):
-        raise ConfigurationError(
-            f'path: {path!r} can never match: a brace in it is no parameter; write for example "/items/{{id:int}}"'
-        )
-    if re.search(r"%[0-9A-Fa-f]{2}", path):
-        raise ConfigurationError(
-            f"path: {path!r} can never match: requests are compared decoded; write {unquote(path)!r}"
-        )
 
 
 def _methods(methods: object) -> frozenset[str] | None:
