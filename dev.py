@@ -28,13 +28,12 @@ MAIN = ROOT / ".venv"
 BENCH = ROOT / ".venv-bench"
 LOWEST = ROOT / ".venv-lowest"
 PYTEST = ("-m", "coverage", "run", "-m", "pytest")
-STORES = ("tests/stores", "tests/examples", "tests/test_redis_servers.py", "tests/test_limiter_urls.py")
+STORES = ("tests/stores", "tests/examples", "tests/test_redis_servers.py", "tests/limiter/test_open_store.py")
 """The tests that start servers and processes; the others run beside them."""
 
 
 WITH_LOWEST = (
-    "tests/stores", "tests/test_limiter.py", "tests/test_limiter_urls.py", "tests/test_failures.py",
-    "tests/test_leases.py", "tests/web/test_config.py", "tests/web/test_middleware.py",
+    "tests/stores", "tests/limiter", "tests/web/test_config.py", "tests/web/test_middleware.py",
 )  # fmt: skip
 """The tests that go through every library that is declared."""
 LENIENT = ("-o", "addopts=-ra -m 'not deep' -p no:valkey", "-W", "default")

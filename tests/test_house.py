@@ -168,8 +168,8 @@ def test_the_tests_of_the_source_distribution_pass_where_nothing_else_is(
         "test_house",
         "test_public_api",
         "test_architecture",
-        "test_limiter",
-        "core/test_window",
+        "limiter/test_limiter",
+        "core/windows/test_theory",
         "core/test_networks",
     )
     parts += ("ops/test_accesslog", "web/test_middleware", "stores/test_lmdb_files")

@@ -54,7 +54,7 @@ def any_limits(draw: st.DrawFn) -> Limit:
         ("007/1hr", 7, 3_600_000_000),
     ],
 )
-def test_cf_01_a_limit_is_read_as_it_is_written(text: str, amount: int, window_us: int) -> None:
+def test_a_limit_is_read_as_it_is_written(text: str, amount: int, window_us: int) -> None:
     resolution = "" if window_us >= 1_000 * 64 else " @10"
     (limit,) = parse_limits(text + resolution)
     assert (limit.amount, limit.window_us) == (amount, window_us)
@@ -167,7 +167,7 @@ def test_the_default_resolution_is_64_and_decides_what_is_exact() -> None:
 
 
 @pytest.mark.parametrize("resolution", [1, 2, 64, 3_600])
-def test_cf_02_resolutions_from_1_to_3600_are_accepted(resolution: int) -> None:
+def test_resolutions_from_1_to_3600_are_accepted(resolution: int) -> None:
     assert Limit(5, "1m", resolution=resolution).resolution == resolution
 
 
@@ -277,7 +277,7 @@ BAD_TEXTS = [
 
 
 @pytest.mark.parametrize(("text", "named"), BAD_TEXTS)
-def test_cf_01_a_bad_limit_names_the_part_its_column_and_an_example(text: str, named: str) -> None:
+def test_a_bad_limit_names_the_part_its_column_and_an_example(text: str, named: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         parse_limits(text)
     message = str(caught.value)
@@ -362,7 +362,7 @@ BAD_ARGUMENTS = [
 
 
 @pytest.mark.parametrize(("arguments", "named"), BAD_ARGUMENTS)
-def test_cf_02_a_bad_argument_says_which_and_what_to_write(arguments: dict[str, object], named: str) -> None:
+def test_a_bad_argument_says_which_and_what_to_write(arguments: dict[str, object], named: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         Limit(**{"amount": 100, "window": "1m", **arguments})  # type: ignore[arg-type]
     message = str(caught.value)

@@ -37,7 +37,7 @@ from slidegate.testing.contract.programs import program
 
 from ..stores import memory_scenes as scenes
 from ..stores import test_shared_cells as shared_cells
-from .test_window_properties import (
+from .windows.test_window_properties import (
     Kit,
     Traffic,
     agrees_with_the_reference,

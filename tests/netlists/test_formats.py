@@ -419,7 +419,7 @@ HOLDERS = {
 
 @pytest.mark.parametrize("text", INVALID)
 @pytest.mark.parametrize("format", HOLDERS)
-def test_v6_10_cf_09_what_is_no_network_is_none_in_any_format(format: str, text: str, tmp_path: Path) -> None:
+def test_what_is_no_network_is_none_in_any_format(format: str, text: str, tmp_path: Path) -> None:
     path = tmp_path / "list"
     path.write_text(HOLDERS[format].format(text), "utf-8")
     with pytest.raises(ConfigurationError) as caught:

@@ -222,7 +222,7 @@ async def test_a_known_refusal_ends_when_another_process_resets_or_refunds(store
     assert (await limiter.hit("user:ann", "5/hour")).allowed
 
 
-async def test_bn_11_a_ban_by_another_process_holds_for_the_next_request(store: LmdbStore) -> None:
+async def test_a_ban_by_another_process_holds_for_the_next_request(store: LmdbStore) -> None:
     limiter = Limiter(store, on_error="deny")
     assert await limiter.hit("192.0.2.7", "5/hour")
     in_another_process(store, lambda own: own.bans.ban("192.0.2.0/24", None, "by request", "ann"))
@@ -366,7 +366,7 @@ def fill(store: LmdbStore, keys: Sequence[int], limits: str = "5/hour") -> list[
     return [bool(store.hit(((asked, f"user:{number:>054}", 1),))) for number in keys]
 
 
-def test_lm_07_the_map_grows_and_what_was_counted_stays(tmp_path: Path) -> None:
+def test_the_map_grows_and_what_was_counted_stays(tmp_path: Path) -> None:
     heard = RecordingObserver()
     store = LmdbStore(tmp_path / "lmdb", map_size=1 << 16, max_map_size=1 << 22)
     store.observe(heard)
@@ -520,7 +520,7 @@ def test_idle_keys_go_in_small_steps(tmp_path: Path) -> None:
 # -- sharing ---------------------------------------------------------------------------------------------------------
 
 
-def test_lm_10_two_stores_of_a_process_share_one_environment(tmp_path: Path) -> None:
+def test_two_stores_of_a_process_share_one_environment(tmp_path: Path) -> None:
     stores = [LmdbStore(path, **SMALL) for path in (tmp_path / "lmdb", tmp_path / "." / "lmdb")]
     assert [fill(store, [1], "1/hour") for store in stores] == [[True], [False]]
     assert stores[0].secret == stores[1].secret

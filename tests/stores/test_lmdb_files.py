@@ -70,9 +70,7 @@ def second_page_damaged(data: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [zeroed, second_page_damaged])
-def test_lm_05_a_damaged_file_is_set_aside_and_its_bans_are_rescued(
-    place: Path, damage: Callable[[Path], None]
-) -> None:
+def test_a_damaged_file_is_set_aside_and_its_bans_are_rescued(place: Path, damage: Callable[[Path], None]) -> None:
     damage(place / "data.mdb")
     store, heard = opened(place)
     assert heard.kinds[:2] == ["store_set_aside", "bans_rescued"]
@@ -86,7 +84,7 @@ def test_lm_05_a_damaged_file_is_set_aside_and_its_bans_are_rescued(
 
 
 @pytest.mark.parametrize("content", [b"x" * 4_096, b"not a database\n", bytes(4_096), bytes(100_000)])
-def test_lm_05_what_is_no_data_file_is_set_aside(place: Path, content: bytes) -> None:
+def test_what_is_no_data_file_is_set_aside(place: Path, content: bytes) -> None:
     (place / "data.mdb").write_bytes(content)
     store, heard = opened(place)
     assert heard.kinds[0] == "store_set_aside"
@@ -142,7 +140,7 @@ def rewrite_version(place: Path, version: int) -> None:
             txn.put(b"schema", bytes([version]), db=meta)
 
 
-def test_lm_17_a_newer_layout_is_refused_and_left_alone(place: Path) -> None:
+def test_a_newer_layout_is_refused_and_left_alone(place: Path) -> None:
     rewrite_version(place, 99)
     before = (place / "data.mdb").read_bytes()
     with pytest.raises(ConfigurationError, match="layout version 99, and this slidegate reads 1; upgrade slidegate"):
@@ -154,7 +152,7 @@ def test_lm_17_a_newer_layout_is_refused_and_left_alone(place: Path) -> None:
     store.close()
 
 
-def test_lm_17_an_older_layout_is_taken_over_once_with_its_bans(place: Path) -> None:
+def test_an_older_layout_is_taken_over_once_with_its_bans(place: Path) -> None:
     rewrite_version(place, 0)
     for kinds, remaining in ((["store_migrated"], 4), ([], 3)):
         store, heard = opened(place)
@@ -400,7 +398,7 @@ def as_nobody(act: Callable[[], object]) -> str:
 
 
 @pytest.mark.parametrize("locked", ["data.mdb", "."])
-def test_lm_14_files_of_somebody_else_are_an_error_that_names_them(
+def test_files_of_somebody_else_are_an_error_that_names_them(
     place: Path, locked: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir("/")
@@ -420,14 +418,14 @@ def test_lm_14_files_of_somebody_else_are_an_error_that_names_them(
     assert re.search(r"belongs to user \d+ \(.{10}\), and this process is user \d+: give it to that user", message)
 
 
-def test_lm_18_a_directory_that_everybody_may_write_to_is_refused(place: Path) -> None:
+def test_a_directory_that_everybody_may_write_to_is_refused(place: Path) -> None:
     place.chmod(0o777)
     with pytest.raises(ConfigurationError, match=r"everybody may write to .*; chmod o-w"):
         LmdbStore(place, **SMALL)
 
 
 @pytest.mark.parametrize("name", ["data.mdb", "lock.mdb"])
-def test_lm_18_nothing_is_written_through_a_link(place: Path, tmp_path: Path, name: str) -> None:
+def test_nothing_is_written_through_a_link(place: Path, tmp_path: Path, name: str) -> None:
     victim = tmp_path / "victim"
     victim.write_bytes(b"precious")
     (place / name).unlink()
@@ -469,13 +467,13 @@ def test_the_file_system_is_that_of_the_longest_mount_point() -> None:
 
 
 @pytest.mark.parametrize("kind", ["nfs4", "cifs", "fuse.sshfs", "9p"])
-def test_lm_13_a_file_system_over_a_network_is_refused_by_its_name(kind: str) -> None:
+def test_a_file_system_over_a_network_is_refused_by_its_name(kind: str) -> None:
     with pytest.raises(ConfigurationError, match=f"/var/lib/app lies on {kind}, over which locks"):
         check_file_system(Path("/var/lib/app"), mounts(lib=kind))
 
 
 @pytest.mark.parametrize("kind", ["overlay", "fuseblk"])
-def test_lm_13_a_doubtful_file_system_is_warned_about(kind: str) -> None:
+def test_a_doubtful_file_system_is_warned_about(kind: str) -> None:
     assert f"lies on {kind}" in check_file_system(Path("/etc"), mounts(root=kind))
     assert check_file_system(Path("/var/lib/app"), mounts(root=kind)) == ""
 

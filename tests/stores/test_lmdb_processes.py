@@ -32,7 +32,7 @@ def test_processes_that_hit_one_key_admit_exactly_the_amount(tmp_path: Path, num
 @pytest.mark.parametrize(
     ("times", "amount", "keys"), [(1_000, 500, 1), pytest.param(10_000, 5, 1_000, marks=pytest.mark.deep)]
 )
-def test_cc_03_eight_processes_admit_exactly_the_amount_of_each_key(
+def test_eight_processes_admit_exactly_the_amount_of_each_key(
     tmp_path: Path, times: int, amount: int, keys: int
 ) -> None:
     assert sum(play("crowd", tmp_path / "lmdb", 8, times, amount, keys)) == amount * keys
@@ -48,7 +48,7 @@ def test_killed_processes_never_let_more_in(tmp_path: Path, kills: int, amount: 
 
 @pytest.mark.parametrize("durability", ["fast", "safe"])
 @pytest.mark.parametrize("kills", [15, pytest.param(500, marks=pytest.mark.deep)])
-def test_lm_01_no_ban_that_was_acknowledged_is_lost_by_a_kill(tmp_path: Path, kills: int, durability: str) -> None:
+def test_no_ban_that_was_acknowledged_is_lost_by_a_kill(tmp_path: Path, kills: int, durability: str) -> None:
     seen = play("banning", tmp_path / "lmdb", kills, durability)
     assert seen["lost"] == 0
     assert seen["spoken"] > 0
@@ -77,7 +77,7 @@ def test_safe_syncs_before_it_answers(tmp_path: Path) -> None:
     assert spoken == 5
 
 
-def test_lm_03_places_of_killed_readers_are_found_again(tmp_path: Path) -> None:
+def test_places_of_killed_readers_are_found_again(tmp_path: Path) -> None:
     assert play("readers", tmp_path / "lmdb", 40, 16) == 3
 
 
@@ -89,12 +89,12 @@ def test_a_stopped_writer_holds_up_neither_the_loop_nor_what_needs_no_writing(tm
     assert seen["after"] == 0  # it goes on where it stood: the one that was given up was not charged
 
 
-def test_lm_09_children_of_a_process_with_an_open_store_open_their_own(tmp_path: Path) -> None:
+def test_children_of_a_process_with_an_open_store_open_their_own(tmp_path: Path) -> None:
     assert sum(play("heirs", tmp_path / "lmdb", 4, 1_000, 500)) == 500
 
 
 @pytest.mark.parametrize("rounds", [10, pytest.param(100, marks=pytest.mark.deep)])
-def test_lm_19_processes_that_start_at_once_make_one_environment(tmp_path: Path, rounds: int) -> None:
+def test_processes_that_start_at_once_make_one_environment(tmp_path: Path, rounds: int) -> None:
     assert play("starts", tmp_path / "lmdb", 8, rounds) == [[20, 1]] * rounds
 
 

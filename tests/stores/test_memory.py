@@ -93,7 +93,7 @@ def without_lock(store: MemoryStore) -> MemoryStore:
 
 @pytest.mark.usefixtures("_fine_switching")
 @pytest.mark.parametrize("amount", [50, 5_000])
-def test_cc_01_eight_threads_admit_exactly_the_amount(amount: int) -> None:
+def test_eight_threads_admit_exactly_the_amount(amount: int) -> None:
     store = MemoryStore()
     assert storm(lambda: hit_often(store, bucket(f"{amount}/hour"), 20_000)) == amount
 
@@ -101,7 +101,7 @@ def test_cc_01_eight_threads_admit_exactly_the_amount(amount: int) -> None:
 @pytest.mark.deep
 @pytest.mark.usefixtures("_fine_switching")
 @pytest.mark.parametrize(("amount", "hits_each"), [(50_000, 200_000), (1_000, 125_000)])
-def test_cc_01_eight_threads_admit_exactly_the_amount_of_very_many(amount: int, hits_each: int) -> None:
+def test_eight_threads_admit_exactly_the_amount_of_very_many(amount: int, hits_each: int) -> None:
     store = MemoryStore()
     assert storm(lambda: hit_often(store, bucket(f"{amount}/hour"), hits_each)) == amount
 
@@ -162,7 +162,7 @@ def run_loop(limiter: Limiter, limits: str, tasks: int, hits_each: int) -> int:
 
 @pytest.mark.usefixtures("_fine_switching")
 @pytest.mark.parametrize("limits", ["50/hour", "500/hour", "50/hour; 500/day"])
-def test_cc_12_two_event_loops_in_two_threads_share_one_limiter(limits: str) -> None:
+def test_two_event_loops_in_two_threads_share_one_limiter(limits: str) -> None:
     limiter = Limiter(MemoryStore())
     amount = parse_limits(limits)[0].amount
     assert storm(lambda: run_loop(limiter, limits, tasks=20, hits_each=50), threads=2) == amount
@@ -170,14 +170,14 @@ def test_cc_12_two_event_loops_in_two_threads_share_one_limiter(limits: str) -> 
 
 @pytest.mark.usefixtures("_fine_switching", "_hesitant_rings")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_cc_12_without_the_lock_two_event_loops_break_the_bound() -> None:
+def test_without_the_lock_two_event_loops_break_the_bound() -> None:
     limiter = Limiter(without_lock(MemoryStore()))
     with pytest.raises(AssertionError):
         assert storm(lambda: run_loop(limiter, "50/hour", tasks=20, hits_each=20), threads=2) == 50
 
 
 @pytest.mark.usefixtures("_fine_switching")
-def test_cc_10_a_reset_in_the_middle_hands_out_one_amount_and_no_more() -> None:
+def test_a_reset_in_the_middle_hands_out_one_amount_and_no_more() -> None:
     store, asked, turn = MemoryStore(), bucket("100/hour"), itertools.count()
 
     def work() -> int:
@@ -220,7 +220,7 @@ async def test_a_thousand_tasks_cancelled_at_random_lose_and_leak_nothing(rng: r
 
 
 @pytest.mark.usefixtures("_fine_switching")
-def test_cn_08_a_timeout_around_a_hit_leaves_the_lock_free_and_the_others_served() -> None:
+def test_a_timeout_around_a_hit_leaves_the_lock_free_and_the_others_served() -> None:
     store = MemoryStore()
     limiter = Limiter(store)
     stop = threading.Event()
@@ -271,14 +271,14 @@ def test_a_clock_that_fails_leaves_the_lock_free() -> None:
 # -- a long random trace ---------------------------------------------------------------------------------------------
 
 
-def test_wm_20_a_long_random_trace_is_answered_as_by_the_reference(rng: random.Random) -> None:
+def test_a_long_random_trace_is_answered_as_by_the_reference(rng: random.Random) -> None:
     rules = [parse_limits("5/10s; 100/minute @10"), parse_limits("70/7s @7"), parse_limits("3/second; 64/hour")]
     dice, clock = Dice(rng.randbytes(150_000)), FakeClock()
     moves = [move for _ in range(11_000) if (move := dice.move(rules))]
     asyncio.run(Player(MemoryStore(clock=clock), clock, rules).play(moves))
 
 
-def test_wm_08_the_header_seconds_are_enough_for_one_retry(rng: random.Random) -> None:
+def test_the_header_seconds_are_enough_for_one_retry(rng: random.Random) -> None:
     clock = FakeClock(10**12)
     store = MemoryStore(clock=clock)
     refusals = 0
@@ -382,7 +382,7 @@ def cellmates(store: MemoryStore, number: int) -> list[str]:
     raise AssertionError("no keys share a cell")
 
 
-def test_mk_01_a_flood_of_one_hit_keys_stays_within_max_keys_and_is_told() -> None:
+def test_a_flood_of_one_hit_keys_stays_within_max_keys_and_is_told() -> None:
     clock, observer = FakeClock(), RecordingObserver()
     store, asked = MemoryStore(max_keys=1_000, clock=clock), bucket("5/minute")
     store.observe(observer)
@@ -547,7 +547,7 @@ def test_an_observer_that_fails_changes_no_answer() -> None:
     assert len(heard) == len(after.events) == 1
 
 
-def test_mk_08_expired_keys_go_a_few_at_a_time() -> None:
+def test_expired_keys_go_a_few_at_a_time() -> None:
     clock = FakeClock()
     store, asked = MemoryStore(clock=clock), bucket("5/minute")
     for number in range(20_000):
@@ -725,7 +725,7 @@ def test_looking_and_handing_back_make_no_windows() -> None:
 # -- clocks ----------------------------------------------------------------------------------------------------------
 
 
-def test_ck_01_steps_of_the_wall_clock_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_of_the_wall_clock_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     steady_ns = FakeClock(10**15)
     monkeypatch.setattr(slidegate.stores.memory.store, "monotonic_ns", steady_ns)
     plain, asked = MemoryStore(), bucket("10/minute")
@@ -740,7 +740,7 @@ def test_ck_01_steps_of_the_wall_clock_change_nothing(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("limits", ["10/minute", "100/minute"])
-def test_ck_06_a_clock_that_stood_still_makes_windows_longer_and_never_shorter(limits: str) -> None:
+def test_a_clock_that_stood_still_makes_windows_longer_and_never_shorter(limits: str) -> None:
     clock = FakeClock()
     store, asked = MemoryStore(clock=clock), bucket(limits)
     amount = asked.limits[0].amount
@@ -754,7 +754,7 @@ def test_ck_06_a_clock_that_stood_still_makes_windows_longer_and_never_shorter(l
 
 
 @pytest.mark.parametrize("limits", ["10/minute", "100/minute"])
-def test_ck_07_no_date_and_no_time_zone_matters(limits: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_date_and_no_time_zone_matters(limits: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def answers(start_s: int) -> list[tuple[bool, int | None]]:
         clock = FakeClock(start_s * 1_000_000)
         store, asked, rng = MemoryStore(clock=clock), bucket(limits), random.Random(7)
@@ -779,7 +779,7 @@ def test_ck_07_no_date_and_no_time_zone_matters(limits: str, monkeypatch: pytest
 
 @pytest.mark.parametrize("start_us", [0, 1, 2**62 // 1_000, 2**62])
 @pytest.mark.parametrize("amount", [64, 5_000])
-def test_ck_09_a_clock_that_stands_still_admits_exactly_the_amount(amount: int, start_us: int) -> None:
+def test_a_clock_that_stands_still_admits_exactly_the_amount(amount: int, start_us: int) -> None:
     store = MemoryStore(clock=FakeClock(start_us))
     assert hit_often(store, bucket(f"{amount}/minute"), 20_000) == amount
 

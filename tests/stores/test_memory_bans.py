@@ -72,7 +72,7 @@ class Scene:
 # -- while banned ----------------------------------------------------------------------------------------------------
 
 
-def test_bn_03_a_ban_ends_at_its_end_and_nothing_has_to_run_for_it() -> None:
+def test_a_ban_ends_at_its_end_and_nothing_has_to_run_for_it() -> None:
     scene, threads = Scene(), threading.active_count()
     scene.bans.ban("ann", 600 * SECOND_US, "", "eve")
     scene.advance(us=600 * SECOND_US - 1)
@@ -83,7 +83,7 @@ def test_bn_03_a_ban_ends_at_its_end_and_nothing_has_to_run_for_it() -> None:
     assert threading.active_count() == threads
 
 
-def test_bn_04_requests_while_banned_change_neither_end_nor_rung() -> None:
+def test_requests_while_banned_change_neither_end_nor_rung() -> None:
     scene = Scene()
     scene.strike("ann")
     before = scene.bans.active()
@@ -94,7 +94,7 @@ def test_bn_04_requests_while_banned_change_neither_end_nor_rung() -> None:
     assert scene.bans.active() == before
 
 
-def test_bn_06_a_restart_keeps_what_is_left_and_the_rung() -> None:
+def test_a_restart_keeps_what_is_left_and_the_rung() -> None:
     scene = Scene()
     for _ in range(2):
         scene.advance("1h")
@@ -111,7 +111,7 @@ def test_bn_06_a_restart_keeps_what_is_left_and_the_rung() -> None:
 # -- clocks ----------------------------------------------------------------------------------------------------------
 
 
-def test_ck_02_steps_of_the_wall_clock_prolong_no_ban() -> None:
+def test_steps_of_the_wall_clock_prolong_no_ban() -> None:
     scene = Scene()
     scene.bans.ban("ann", 600 * SECOND_US, "", "eve")
     scene.wall.advance(us=-DAY_US)
@@ -122,7 +122,7 @@ def test_ck_02_steps_of_the_wall_clock_prolong_no_ban() -> None:
     assert scene.hit("ann")
 
 
-def test_ck_02_an_import_after_a_step_of_the_wall_clock_prolongs_nothing_either() -> None:
+def test_an_import_after_a_step_of_the_wall_clock_prolongs_nothing_either() -> None:
     scene = Scene()
     scene.bans.ban("ann", 600 * SECOND_US, "", "eve")
     rows = scene.rows()
@@ -138,7 +138,7 @@ def test_ck_02_an_import_after_a_step_of_the_wall_clock_prolongs_nothing_either(
     assert after.hit("ann")
 
 
-def test_ck_06_a_ban_ends_by_the_wall_clock_where_the_machine_stood_still() -> None:
+def test_a_ban_ends_by_the_wall_clock_where_the_machine_stood_still() -> None:
     scene = Scene()
     scene.strike("ann", PLAIN, 3)
     scene.advance("1m")
@@ -202,12 +202,12 @@ def flood(strikes: int, max_bans: int) -> None:
     assert kinds == {"banned": max_bans + 2, "bans_full": 1, "strikes_dropped": 1}
 
 
-def test_mk_11_a_flood_of_bans_pushes_none_out_and_holds_no_more_than_it_may() -> None:
+def test_a_flood_of_bans_pushes_none_out_and_holds_no_more_than_it_may() -> None:
     flood(strikes=6_000, max_bans=1_000)
 
 
 @pytest.mark.deep
-def test_mk_11_a_million_bans_push_none_out_and_hold_no_more_than_they_may() -> None:
+def test_a_million_bans_push_none_out_and_hold_no_more_than_they_may() -> None:
     flood(strikes=1_000_000, max_bans=100_000)
 
 

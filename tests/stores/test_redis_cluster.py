@@ -138,7 +138,7 @@ async def test_a_request_with_keys_on_several_nodes_is_charged_on_all_or_none(
         assert (await limiter.hit_all([(roomy, f"user:{number}", 1)])).remaining == 100 - 3
 
 
-async def test_rd_15_a_slot_that_nobody_serves_is_a_store_that_does_not_answer(
+async def test_a_slot_that_nobody_serves_is_a_store_that_does_not_answer(
     cluster: RedisCluster, limiter: Limiter
 ) -> None:
     assert (await limiter.hit("key", "3/hour")).remaining == 2

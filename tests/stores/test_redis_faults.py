@@ -125,7 +125,7 @@ async def test_a_fault_has_its_stated_outcome_and_ends_with_its_cause(
         assert not (policy == "local" and (await site.hit()).allowed)
 
 
-async def test_rd_04_a_flushed_script_is_sent_again_and_the_hit_is_charged_once(place: Place) -> None:
+async def test_a_flushed_script_is_sent_again_and_the_hit_is_charged_once(place: Place) -> None:
     async with Site(place.url, "deny").limiter as limiter:
         assert (await limiter.hit("key", LIMIT)).remaining == AMOUNT - 1
         place.server.command("SCRIPT", "FLUSH")
@@ -133,7 +133,7 @@ async def test_rd_04_a_flushed_script_is_sent_again_and_the_hit_is_charged_once(
         assert (await limiter.hit("key", LIMIT)).remaining == AMOUNT - 3
 
 
-async def test_rd_06_a_failover_that_a_sentinel_decides_is_followed_with_what_was_counted() -> None:
+async def test_a_failover_that_a_sentinel_decides_is_followed_with_what_was_counted() -> None:
     with ReplicaPair() as pair, Sentinel(pair.master) as sentinel:
         until(lambda: sentinel.command("SENTINEL", "REPLICAS", sentinel.name), "the sentinel knows the replica")
         site = Site(f"redis+sentinel://127.0.0.1:{sentinel.port}/{sentinel.name}", "deny")
@@ -147,7 +147,7 @@ async def test_rd_06_a_failover_that_a_sentinel_decides_is_followed_with_what_wa
             assert await site.hits(2) == [PASSED, LIMITED]
 
 
-async def test_rd_06_a_connection_that_leads_to_a_replica_now_is_given_up_for_one_to_the_master() -> None:
+async def test_a_connection_that_leads_to_a_replica_now_is_given_up_for_one_to_the_master() -> None:
     with ReplicaPair() as pair:
         async with FaultProxy(pair.master.port) as address_that_moves:
             site = Site(f"redis://127.0.0.1:{address_that_moves.port}", "deny")
@@ -160,7 +160,7 @@ async def test_rd_06_a_connection_that_leads_to_a_replica_now_is_given_up_for_on
                 assert await site.hits(2) == [PASSED, LIMITED]
 
 
-async def test_rd_12_a_foreign_value_under_one_key_is_the_trouble_of_that_key_alone(place: Place) -> None:
+async def test_a_foreign_value_under_one_key_is_the_trouble_of_that_key_alone(place: Place) -> None:
     site = Site(place.url, "deny")
     async with site.limiter:
         await site.hits(2, "key")
@@ -172,7 +172,7 @@ async def test_rd_12_a_foreign_value_under_one_key_is_the_trouble_of_that_key_al
         assert await site.hits(1, "key") == [PASSED]
 
 
-async def test_rd_13_after_a_loss_of_all_data_a_limit_starts_anew_and_no_more(place: Place) -> None:
+async def test_after_a_loss_of_all_data_a_limit_starts_anew_and_no_more(place: Place) -> None:
     site = Site(place.url, "deny")
     async with site.limiter:
         assert await site.hits(AMOUNT + 1) == [PASSED] * AMOUNT + [LIMITED]
@@ -182,9 +182,7 @@ async def test_rd_13_after_a_loss_of_all_data_a_limit_starts_anew_and_no_more(pl
         assert await site.hits(AMOUNT + 1, "new") == [PASSED] * AMOUNT + [LIMITED]
 
 
-async def test_rd_16_the_password_is_in_no_message_event_or_log_line(
-    place: Place, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_the_password_is_in_no_message_event_or_log_line(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     password = "s3cret"
     heard = RecordingObserver()
     url = place.url.replace("//", f"//user:{password}@")
@@ -198,7 +196,7 @@ async def test_rd_16_the_password_is_in_no_message_event_or_log_line(
     assert password not in shown
 
 
-async def test_rd_21_a_host_that_has_no_address_yet_is_a_store_that_does_not_answer(
+async def test_a_host_that_has_no_address_yet_is_a_store_that_does_not_answer(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site = Site(place.url, "local")
@@ -284,7 +282,7 @@ async def test_no_answer_is_mixed_up_when_requests_are_given_up_and_replies_are_
     await store.close()
 
 
-async def test_cn_01_requests_given_up_on_a_slow_wire_are_charged_at_most_once_and_hold_no_connection(
+async def test_requests_given_up_on_a_slow_wire_are_charged_at_most_once_and_hold_no_connection(
     place: Place, rng: random.Random
 ) -> None:
     async with Site(place.url, "deny", 10 * SLACK_S).limiter as limiter:
@@ -305,7 +303,7 @@ async def test_cn_01_requests_given_up_on_a_slow_wire_are_charged_at_most_once_a
 
 
 @pytest.mark.parametrize("clients", [105_000, pytest.param(1_000_000, marks=pytest.mark.deep)])
-async def test_mk_12_the_fallback_is_bounded_and_let_go_of_after_recovery(clients: int, place: Place) -> None:
+async def test_the_fallback_is_bounded_and_let_go_of_after_recovery(clients: int, place: Place) -> None:
     clock, heard = FakeClock(), RecordingObserver()
     store = RedisStore(place.url)
     safe = failures.Failsafe(store, DEADLINE_S, "local", heard, clock)

@@ -58,16 +58,16 @@ def test_processes_together_get_exactly_the_amount_in_any_window(
 
 
 @pytest.mark.parametrize("hits", [480, pytest.param(5_000, marks=pytest.mark.deep)])
-def test_cc_04_four_processes_with_four_connections_each_admit_777_together(server: RedisServer, hits: int) -> None:
+def test_four_processes_with_four_connections_each_admit_777_together(server: RedisServer, hits: int) -> None:
     assert len(admitted_by([Orders(server.url, "777/hour", hits=hits, connections=4)] * 4)) == 777
 
 
-def test_ck_05_hosts_whose_clocks_disagree_share_one_limit(server: RedisServer) -> None:
+def test_hosts_whose_clocks_disagree_share_one_limit(server: RedisServer) -> None:
     orders = [Orders(server.url, "100/hour", hits=80, skew_s=skew_s) for skew_s in (-5, -0.25, 0.25, 5)]
     assert len(admitted_by(orders)) == 100
 
 
-def test_rd_18_a_store_that_was_used_before_a_fork_is_used_after_it_on_both_sides(server: RedisServer) -> None:
+def test_a_store_that_was_used_before_a_fork_is_used_after_it_on_both_sides(server: RedisServer) -> None:
     assert len(admitted_by([Orders(server.url, "500/hour", hits=400, forks=4)])) == 500
 
 
@@ -76,7 +76,7 @@ def holds_windows(server: RedisServer, count: int) -> bool:
 
 
 @pytest.mark.parametrize("kills", [3, pytest.param(50, marks=pytest.mark.deep)])
-def test_rd_09_clients_that_are_killed_leave_no_key_that_stays(server: RedisServer, kills: int) -> None:
+def test_clients_that_are_killed_leave_no_key_that_stays(server: RedisServer, kills: int) -> None:
     limit = Limit(1_000, "10m")
     for number in range(kills):
         worker = Worker(Orders(server.url, str(limit), span_us=60_000_000, key=f"user:{number}"))

@@ -182,7 +182,7 @@ async def test_statistics_can_be_switched_off_in_the_file(file: Path) -> None:
         assert app.limiter.stats().total.passed == passed
 
 
-def test_cf_08_text_of_another_system_is_read_as_well(file: Path) -> None:
+def test_text_of_another_system_is_read_as_well(file: Path) -> None:
     assert gate(file, b'\xef\xbb\xbflimits = "2/hour"\r\nheaders = "none"\r\n').rules[0].limits[0].amount == 2
 
 
@@ -341,7 +341,7 @@ BAD: list[tuple[str | bytes, str]] = [
 
 
 @pytest.mark.parametrize("number", range(len(BAD)))
-def test_cf_01_each_mistake_is_answered_with_its_line_its_key_and_what_was_expected(number: int, file: Path) -> None:
+def test_each_mistake_is_answered_with_its_line_its_key_and_what_was_expected(number: int, file: Path) -> None:
     text, part = BAD[number]
     with pytest.raises(ConfigurationError) as caught:
         gate(file, text)
@@ -387,7 +387,7 @@ def address_of(gate: RateLimitMiddleware) -> int:
     return store.max_keys
 
 
-def test_cf_11_code_goes_before_the_file_and_the_file_before_the_environment(
+def test_code_goes_before_the_file_and_the_file_before_the_environment(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = 'limits = "1/hour"\n'
@@ -449,7 +449,7 @@ def test_an_address_may_stand_in_a_variable_of_any_name(file: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("variable", ["SLIDEGATE_STORE", "MY_STORE"])
-def test_cf_11_a_bad_address_in_a_variable_is_named_and_not_shown(
+def test_a_bad_address_in_a_variable_is_named_and_not_shown(
     variable: str, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(variable, "nosuch://user:secret@db")

@@ -440,7 +440,7 @@ async def test_an_application_mounted_twice_has_two_buckets() -> None:
     assert [(await call(app, path)).status for path in ("/a/x", "/b/x", "/a/x", "/b/x")] == [200, 200, 429, 429]
 
 
-async def test_hp_09_both_conventions_for_root_path_are_one_bucket() -> None:
+async def test_both_conventions_for_root_path_are_one_bucket() -> None:
     app = starlette(Route("/login", RateLimit("2/hour")(page)))
     asked = [("/app/login", "/app"), ("/login", "/app"), ("/login", ""), ("/app/login", "/app")]
     answers = [await call(app, path, root_path=root) for path, root in asked]
@@ -448,7 +448,7 @@ async def test_hp_09_both_conventions_for_root_path_are_one_bucket() -> None:
     assert json.loads(answers[2].body)["violated-policies"] == ["GET /login"]
 
 
-async def test_hp_09_mounts_are_told_apart_under_a_root_path() -> None:
+async def test_mounts_are_told_apart_under_a_root_path() -> None:
     inner = Starlette(routes=[Route("/login", RateLimit("1/hour")(page))])
     app = starlette(Mount("/v1", inner), Mount("/v2", inner))
     asked = [("/app/v1/login", "/app"), ("/v2/login", ""), ("/v1/login", ""), ("/app/v2/login", "/app")]

@@ -45,7 +45,7 @@ async def keys(rule: Rule, *scopes: Any, **options: Any) -> list[str]:
         (["2130706433"], "peer:2130706433"),
     ],
 )
-async def test_v6_01_v6_02_v6_10_one_client_has_one_key_however_it_is_spelled(peers: list[str], key: str) -> None:
+async def test_one_client_has_one_key_however_it_is_spelled(peers: list[str], key: str) -> None:
     assert set(await keys(Rule("*", "99/hour"), *(scope_of(client=(peer, 1)) for peer in peers))) == {key}
 
 
@@ -62,7 +62,7 @@ async def test_prefixes_make_larger_clients() -> None:
     assert await keys(Rule("*", "9/hour"), *scopes, **options) == ["203.0.113.0/24", "2001:db8:1::/48"]
 
 
-async def test_mk_04_all_addresses_of_one_64_are_one_client() -> None:
+async def test_all_addresses_of_one_64_are_one_client() -> None:
     store = MemoryStore(clock=FakeClock())
     app = RateLimitMiddleware(hello, limits="10/hour", limiter=Limiter(store))
     passed = 0
@@ -72,13 +72,13 @@ async def test_mk_04_all_addresses_of_one_64_are_one_client() -> None:
 
 
 @pytest.mark.parametrize("prefix", [0, 31, 129, -1, "64", 64.0, True, None])
-def test_v6_08_a_prefix_outside_its_range_is_refused(prefix: Any) -> None:
+def test_a_prefix_outside_its_range_is_refused(prefix: Any) -> None:
     with pytest.raises(ConfigurationError, match="ipv6_prefix"):
         client_ip(ipv6_prefix=prefix)
 
 
 @pytest.mark.parametrize(("prefix", "warned"), [(32, False), (56, False), (64, False), (65, True), (128, True)])
-def test_v6_08_a_prefix_above_64_is_warned_about(prefix: int, warned: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_prefix_above_64_is_warned_about(prefix: int, warned: bool, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         RateLimitMiddleware(hello, limits="1/hour", client=client_ip(ipv6_prefix=prefix))
     assert ("/64" in caplog.text) is warned
@@ -117,7 +117,7 @@ async def test_a_missing_or_empty_header_is_no_way_past_the_gate() -> None:
     assert await keys(Rule("*", "9/hour", key=fallback), scope_of()) == ["203.0.113.0/24"]
 
 
-async def test_hp_19_of_many_lines_of_a_header_the_first_counts_as_for_the_application() -> None:
+async def test_of_many_lines_of_a_header_the_first_counts_as_for_the_application() -> None:
     lines = [(b"x-api-key", b"first"), *[(b"x-api-key", b"%d" % n) for n in range(99)], *[(b"x", b"y")] * 10_000]
     many, one = await keys(
         Rule("*", "9/hour", key=header("X-API-Key")), scope_of(headers=lines), scope_of(headers=lines[:1])
@@ -125,7 +125,7 @@ async def test_hp_19_of_many_lines_of_a_header_the_first_counts_as_for_the_appli
     assert many == one
 
 
-async def test_mk_06_huge_header_values_are_not_kept() -> None:
+async def test_huge_header_values_are_not_kept() -> None:
     app = RateLimitMiddleware(hello, rules=[Rule("*", "9/hour", key=header("X-API-Key"))])
     tracemalloc.start()
     try:

@@ -82,7 +82,7 @@ async def test_a_request_against_several_rules_is_charged_on_all_or_none() -> No
     assert (await gate.peek("everyone", "10/hour", rule="all")).remaining == 8
 
 
-async def test_cc_02_of_ten_thousand_requests_at_once_exactly_n_pass() -> None:
+async def test_of_ten_thousand_requests_at_once_exactly_n_pass() -> None:
     ran = 0
 
     async def slow(scope: Scope, receive: Receive, send: Send) -> None:
@@ -98,13 +98,13 @@ async def test_cc_02_of_ten_thousand_requests_at_once_exactly_n_pass() -> None:
 
 
 @pytest.mark.parametrize("limit", ["100/hour", "100/hour @128"])
-async def test_hp_20_a_thousand_streams_of_one_connection_are_one_client(limit: str) -> None:
+async def test_a_thousand_streams_of_one_connection_are_one_client(limit: str) -> None:
     app = RateLimitMiddleware(hello, limits=limit)
     answers = await asyncio.gather(*(call(app, http_version="2", client=(PEER, 4000)) for _ in range(1_000)))
     assert [answer.status for answer in answers].count(200) == 100
 
 
-async def test_cn_02_a_client_that_leaves_after_admission_stays_charged() -> None:
+async def test_a_client_that_leaves_after_admission_stays_charged() -> None:
     async def gone(scope: Scope, receive: Receive, send: Send) -> None:
         raise asyncio.CancelledError
 
@@ -115,7 +115,7 @@ async def test_cn_02_a_client_that_leaves_after_admission_stays_charged() -> Non
     assert (await gate.peek(PEER, "3/hour", rule="r")).remaining == 1  # after the peek's own unit
 
 
-async def test_hp_05_preflights_are_not_counted_and_have_a_limit_of_their_own() -> None:
+async def test_preflights_are_not_counted_and_have_a_limit_of_their_own() -> None:
     preflight = {"Origin": "https://example.org", "Access-Control-Request-Method": "PUT"}
     app = RateLimitMiddleware(hello, limits="10/hour", preflight_limits="200/hour")
     assert await statuses(app, 100, method="OPTIONS", headers=preflight) == [200] * 100
@@ -134,7 +134,7 @@ async def test_an_options_request_that_is_no_preflight_is_counted() -> None:
     assert await statuses(app, 1, method="OPTIONS") == [429]
 
 
-async def test_hp_05_under_cors_middleware_the_refusal_carries_the_cors_headers() -> None:
+async def test_under_cors_middleware_the_refusal_carries_the_cors_headers() -> None:
     app = CORSMiddleware(RateLimitMiddleware(hello, limits="1/hour"), allow_origins=["https://example.org"])
     origin = {"Origin": "https://example.org"}
     assert [(await call(app, headers=origin)).status, (answer := await call(app, headers=origin)).status] == [200, 429]
@@ -142,7 +142,7 @@ async def test_hp_05_under_cors_middleware_the_refusal_carries_the_cors_headers(
 
 
 @pytest.mark.parametrize("kind", ["lifespan", "foo"])
-async def test_hp_12_other_scope_types_pass_unchanged(kind: str) -> None:
+async def test_other_scope_types_pass_unchanged(kind: str) -> None:
     seen: list[tuple[Any, ...]] = []
 
     async def app(*args: Any) -> None:
@@ -160,7 +160,7 @@ async def test_hp_12_other_scope_types_pass_unchanged(kind: str) -> None:
 
 
 @pytest.mark.parametrize("client", [None, ("", 0), ["", None]])
-async def test_hp_13_requests_without_a_peer_are_one_client(client: Any, caplog: pytest.LogCaptureFixture) -> None:
+async def test_requests_without_a_peer_are_one_client(client: Any, caplog: pytest.LogCaptureFixture) -> None:
     gate = limiter()
     app = RateLimitMiddleware(hello, limiter=gate, rules=[Rule("*", "2/hour", name="r")])
     assert await statuses(app, 3, client=client, server=None) == [200, 200, 429]
@@ -200,7 +200,7 @@ async def test_a_scope_without_the_client_key_is_the_unknown_peer() -> None:
 
 
 @pytest.mark.parametrize("started", [False, True])
-async def test_hp_14_what_the_application_raises_comes_through_once_and_the_hit_stays(started: bool) -> None:
+async def test_what_the_application_raises_comes_through_once_and_the_hit_stays(started: bool) -> None:
     async def broken(scope: Scope, receive: Receive, send: Send) -> None:
         if started:
             await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -218,7 +218,7 @@ async def test_hp_14_what_the_application_raises_comes_through_once_and_the_hit_
     assert await statuses(app, 1) == [429]
 
 
-async def test_hp_16_every_other_message_passes_as_it_is_and_in_order() -> None:
+async def test_every_other_message_passes_as_it_is_and_in_order() -> None:
     messages: list[Message] = [
         {"type": "http.response.debug", "info": {}},
         {"type": "http.response.early_hint", "links": []},
@@ -301,7 +301,7 @@ async def test_an_outer_allowlist_lets_through_every_gate_further_in() -> None:
     assert await statuses(RateLimitMiddleware(app, limits="3/hour"), 4) == [200, 200, 200, 429]
 
 
-async def test_cc_08_one_named_rule_met_twice_is_charged_once_and_warned_about(
+async def test_one_named_rule_met_twice_is_charged_once_and_warned_about(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     gate = limiter()
@@ -330,14 +330,14 @@ async def test_switched_off_everything_passes_and_that_is_said_once(
     assert await statuses(RateLimitMiddleware(hello, limits="1/hour"), 2) == [200, 429]
 
 
-def test_cf_11_a_switch_that_cannot_be_read_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_switch_that_cannot_be_read_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLIDEGATE_ENABLED", "perhaps")
     with pytest.raises(ConfigurationError, match=r"SLIDEGATE_ENABLED.*perhaps"):
         RateLimitMiddleware(hello, limits="1/hour")
 
 
 @pytest.mark.parametrize(("workers", "warned"), [("4", True), ("1", False), ("", False), ("many", False)])
-def test_cf_10_several_workers_with_a_memory_store_are_warned_about(
+def test_several_workers_with_a_memory_store_are_warned_about(
     workers: str, warned: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("WEB_CONCURRENCY", workers)
@@ -346,7 +346,7 @@ def test_cf_10_several_workers_with_a_memory_store_are_warned_about(
     assert ("limits are per process" in caplog.text) is warned
 
 
-async def test_cf_04_changing_the_callers_lists_afterwards_changes_nothing() -> None:
+async def test_changing_the_callers_lists_afterwards_changes_nothing() -> None:
     rules = [Rule("*", "1/hour")]
     methods = ["POST"]
     rules.append(Rule("/post", "1/day", methods=methods))

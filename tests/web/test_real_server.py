@@ -83,13 +83,13 @@ def site() -> Iterator[Site]:
             assert not thread.is_alive()
 
 
-def test_cn_05_a_disconnect_reaches_the_handler(site: Site) -> None:
+def test_a_disconnect_reaches_the_handler(site: Site) -> None:
     with socket.create_connection(("127.0.0.1", int(site.url.rpartition(":")[2])), BOUND_S) as client:
         client.sendall(b"GET /slow HTTP/1.1\r\nhost: app.test\r\n\r\n")
     assert site.left.wait(BOUND_S)
 
 
-def test_cn_05_a_background_task_ends_though_its_client_is_gone(site: Site) -> None:
+def test_a_background_task_ends_though_its_client_is_gone(site: Site) -> None:
     with httpx.Client(timeout=BOUND_S) as client:
         assert client.get(f"{site.url}/task").text == "started"
     assert not site.task_done.is_set()
@@ -97,7 +97,7 @@ def test_cn_05_a_background_task_ends_though_its_client_is_gone(site: Site) -> N
     assert site.task_done.wait(BOUND_S)
 
 
-def test_cn_07_a_stream_is_not_buffered_and_others_are_served_meanwhile(site: Site) -> None:
+def test_a_stream_is_not_buffered_and_others_are_served_meanwhile(site: Site) -> None:
     with httpx.Client(timeout=BOUND_S) as client, client.stream("GET", f"{site.url}/stream") as response:
         chunks = response.iter_text()
         assert next(chunks) == "first"
@@ -106,7 +106,7 @@ def test_cn_07_a_stream_is_not_buffered_and_others_are_served_meanwhile(site: Si
         assert response.headers["ratelimit"].startswith('"default";r=99')
 
 
-def test_hp_03_a_refused_upload_gets_its_429_without_a_100_continue(site: Site) -> None:
+def test_a_refused_upload_gets_its_429_without_a_100_continue(site: Site) -> None:
     assert httpx.get(f"{site.url}/limited", timeout=BOUND_S).status_code == 404
     request = b"POST /limited HTTP/1.1\r\nhost: app.test\r\nexpect: 100-continue\r\ncontent-length: 1073741824\r\n\r\n"
     with socket.create_connection(("127.0.0.1", int(site.url.rpartition(":")[2])), BOUND_S) as client:

@@ -78,7 +78,7 @@ async def test_a_file_that_does_not_change_is_not_read_again(desk: Desk) -> None
     assert desk.heard.events == []
 
 
-async def test_cf_07_a_broken_file_keeps_the_rules_at_work_and_is_said_once(
+async def test_a_broken_file_keeps_the_rules_at_work_and_is_said_once(
     desk: Desk, caplog: pytest.LogCaptureFixture
 ) -> None:
     app = desk.gate(PLAIN)
@@ -92,7 +92,7 @@ async def test_cf_07_a_broken_file_keeps_the_rules_at_work_and_is_said_once(
     assert [record.levelname for record in caplog.records if "config_rejected" in record.message] == ["ERROR"]
 
 
-async def test_cf_07_a_file_that_vanishes_keeps_the_rules_at_work_until_it_is_back(desk: Desk) -> None:
+async def test_a_file_that_vanishes_keeps_the_rules_at_work_until_it_is_back(desk: Desk) -> None:
     app = desk.gate(PLAIN)
     desk.path.unlink()
     for _ in range(3):
@@ -290,7 +290,7 @@ async def test_no_request_waits_for_the_file_not_even_the_one_that_looks(
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_cf_07_a_hundred_reloads_under_load_lose_no_request_and_no_count(backend: str, desk: Desk) -> None:
+def test_a_hundred_reloads_under_load_lose_no_request_and_no_count(backend: str, desk: Desk) -> None:
     seed = random.randrange(2**32)
     pick = random.Random(seed)
     app = desk.gate(PLAIN.replace("3/hour", "400/hour"))

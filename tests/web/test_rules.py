@@ -48,27 +48,27 @@ async def test_a_rule_matches_as_starlettes_router_would(path: str, method: str,
 
 
 @pytest.mark.parametrize("path", ["/LOGIN", "/login/", "/login\0", "/login\ufffd", "http://evil.example/login"])
-async def test_hp_07_hp_17_what_no_router_takes_for_the_rule_is_charged_to_the_default(path: str) -> None:
+async def test_what_no_router_takes_for_the_rule_is_charged_to_the_default(path: str) -> None:
     assert await charged([LOGIN, ALL], path, "POST", raw_path=b"/") == ["all"]
 
 
 @pytest.mark.parametrize(
     "path", ["//login", "/./login", "/a/../login", "/login;x", "/login\n", "/login/.", "/a/..;/login"]
 )
-async def test_hp_07_what_some_router_takes_for_the_rule_is_charged_to_it(path: str) -> None:
+async def test_what_some_router_takes_for_the_rule_is_charged_to_it(path: str) -> None:
     assert await charged([LOGIN, ALL], path, "POST", raw_path=b"/") == ["login", "all"]
 
 
 @pytest.mark.parametrize(
     "path", ["/health/../login", "/healthz", "/health/..%2flogin", "/health;/login", "/Health", "/health/"]
 )
-async def test_hp_18_only_the_exact_exempt_path_is_exempt(path: str) -> None:
+async def test_only_the_exact_exempt_path_is_exempt(path: str) -> None:
     rules = [Rule("/health", exempt=True), ALL]
     assert await charged(rules, "/health") == []
     assert await charged(rules, path) == ["all"]
 
 
-async def test_hp_11_get_and_head_share_their_count_and_odd_methods_are_charged() -> None:
+async def test_get_and_head_share_their_count_and_odd_methods_are_charged() -> None:
     app = RateLimitMiddleware(hello, rules=[Rule("*", "2/minute", methods=["get"])])
     assert [*await statuses(app, 1), *await statuses(app, 1, method="HEAD"), *await statuses(app, 1)] == [200, 200, 429]
     assert await charged([LOGIN, ALL], "/login", "GET", headers={"X-HTTP-Method-Override": "POST"}) == ["all"]
@@ -100,7 +100,7 @@ async def test_exempt_and_final_end_the_list_and_what_stands_before_them_applies
     assert await charged([Rule("/a", "1/minute", name="a"), ALL], "/a") == ["a", "all"]
 
 
-async def test_hp_09_paths_are_those_below_root_path_at_the_place_of_the_gate() -> None:
+async def test_paths_are_those_below_root_path_at_the_place_of_the_gate() -> None:
     async def page(request: Request) -> PlainTextResponse:
         return PlainTextResponse("hi")
 
@@ -122,7 +122,9 @@ async def test_hp_09_paths_are_those_below_root_path_at_the_place_of_the_gate() 
     ("path", "root_path", "seen"),
     [("/app/login", "/app", True), ("/login", "/app", True), ("/apple/login", "/app", False), ("/login", "", True)],
 )
-async def test_hp_09_both_conventions_of_servers_for_root_path(path: str, root_path: str, seen: bool) -> None:
+async def test_a_rule_is_found_under_both_conventions_of_servers_for_root_path(
+    path: str, root_path: str, seen: bool
+) -> None:
     assert (await charged([LOGIN], path, "POST", root_path=root_path) == ["login"]) is seen
 
 
@@ -160,7 +162,7 @@ def test_the_identity_of_a_rule_is_not_its_place_nor_its_amount() -> None:
     assert len({rule.identity for rule in different}) == len(different)
 
 
-def test_cf_05_two_rules_that_are_one_bucket_are_an_error_that_names_both() -> None:
+def test_two_rules_that_are_one_bucket_are_an_error_that_names_both() -> None:
     for rules in (
         [Rule("/a", "5/minute", name="api"), Rule("/b", "5/hour", name="api")],
         [Rule("/a", "5/minute"), Rule("/a", "6/minute")],

@@ -15,7 +15,7 @@ from scripts import make_schema
 from slidegate.web.config.schema import Configuration, json_schema
 
 from .test_config import BAD
-from .test_positions import paths
+from .test_toml_lines import paths
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted(path for path in (ROOT / "examples").rglob("*.toml"))

@@ -228,7 +228,7 @@ def test_a_background_task_of_a_limited_endpoint_ends_though_its_client_is_gone(
     assert here.done.wait(BOUND_S)
 
 
-def test_ws_01_a_client_reads_the_429_of_a_refused_handshake(site: tuple[Site, str]) -> None:
+def test_a_client_reads_the_429_of_a_refused_handshake(site: tuple[Site, str]) -> None:
     _, host = site
     for _ in range(2):
         with connect(f"ws://{host}/echo", open_timeout=BOUND_S) as client:
@@ -242,7 +242,7 @@ def test_ws_01_a_client_reads_the_429_of_a_refused_handshake(site: tuple[Site, s
     assert json.loads(response.body or b"")["violated-policies"] == ["WS /echo"]
 
 
-def test_ws_02_a_client_reads_the_code_of_a_message_limit(site: tuple[Site, str]) -> None:
+def test_a_client_reads_the_code_of_a_message_limit(site: tuple[Site, str]) -> None:
     _, host = site
     with connect(f"ws://{host}/echo", open_timeout=BOUND_S) as client:
         for text in "abcd":

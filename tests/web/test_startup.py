@@ -203,13 +203,11 @@ def test_every_code_says_on_its_page_what_it_is_about() -> None:
         ({}, [], ""),
     ],
 )
-def test_cf_10_what_starts_several_processes_is_known(
-    environment: dict[str, str], arguments: list[str], where: str
-) -> None:
+def test_what_starts_several_processes_is_known(environment: dict[str, str], arguments: list[str], where: str) -> None:
     assert many_workers(environment, arguments) == where
 
 
-def test_cf_10_several_processes_with_a_memory_store_each_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_processes_with_a_memory_store_each_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["uvicorn", "--workers", "4", "app:app"])
     found = gate()
     assert codes(found) == ["SG103"]

@@ -33,7 +33,7 @@ def app() -> Starlette:
     return app
 
 
-def test_ws_01_with_the_denial_extension_the_client_reads_the_whole_answer(app: Starlette) -> None:
+def test_with_the_denial_extension_the_client_reads_the_whole_answer(app: Starlette) -> None:
     client = TestClient(app)
     for _ in range(3):
         with client.websocket_connect("/ws") as socket:
@@ -49,7 +49,7 @@ def test_ws_01_with_the_denial_extension_the_client_reads_the_whole_answer(app: 
 
 
 @pytest.mark.parametrize("extensions", [{}, None, {"tls": {}}])
-async def test_ws_01_without_the_extension_the_socket_is_closed_before_accept(app: Starlette, extensions: Any) -> None:
+async def test_without_the_extension_the_socket_is_closed_before_accept(app: Starlette, extensions: Any) -> None:
     gate = RateLimitMiddleware(app, limits="9/hour", blocklist=Networks(["203.0.113.0/24"]))
     scope = scope_of("/ws", type="websocket", extensions=extensions)
     answer = await send_scope(gate, scope)

@@ -31,7 +31,7 @@ def wait_s(window: CounterWindow | TimestampWindow, at_s: float, amount: int, co
 # -- counters: rows of the reliability table -------------------------------------------------------------------------
 
 
-def test_wm_01_the_wait_reaches_to_the_moment_when_the_slice_has_left_the_window() -> None:
+def test_the_wait_reaches_to_the_moment_when_the_slice_has_left_the_window() -> None:
     window = counters(6)
     assert [wait_s(window, 59.999, 10) for _ in range(10)] == [0] * 10
     assert wait_s(window, 60, 10) == 60
@@ -40,14 +40,14 @@ def test_wm_01_the_wait_reaches_to_the_moment_when_the_slice_has_left_the_window
     assert wait_s(window, 120, 10) == 0
 
 
-def test_wm_02_steady_traffic_gets_its_slices_back_one_by_one() -> None:
+def test_steady_traffic_gets_its_slices_back_one_by_one() -> None:
     window = counters(6)
     assert [wait_s(window, at_s, 10) for at_s in range(0, 64, 7)] == [0] * 10
     waits = [wait_s(window, at_s, 10) for at_s in (63, 69, 69.999999, 70, 76, 77, 80)]
     assert waits == [7, 1, 0.000001, 0, 0, 3, 0]
 
 
-def test_wm_03_a_larger_cost_waits_for_more_slices_and_one_above_the_amount_for_ever() -> None:
+def test_a_larger_cost_waits_for_more_slices_and_one_above_the_amount_for_ever() -> None:
     window = counters(6)
     window.add(us(5), 3)
     window.add(us(25), 7)
@@ -55,7 +55,7 @@ def test_wm_03_a_larger_cost_waits_for_more_slices_and_one_above_the_amount_for_
     assert window.total(us(30)) == 10
 
 
-def test_wm_06_a_counted_unit_leaves_a_slice_after_the_window_and_a_timed_one_with_it() -> None:
+def test_a_counted_unit_leaves_a_slice_after_the_window_and_a_timed_one_with_it() -> None:
     window = counters(60, 1)
     waits = [wait_s(window, at_s, 1) for at_s in (0, 59.999, 60, 60.999999, 61)]
     assert waits == [0, 1.001, 1, 0.000001, 0]
@@ -63,21 +63,21 @@ def test_wm_06_a_counted_unit_leaves_a_slice_after_the_window_and_a_timed_one_wi
     assert [wait_s(exact, at_s, 1) for at_s in (0, 59.999, 59.999999, 60)] == [0, 0.001, 0.000001, 0]
 
 
-def test_wm_07_one_slice_as_long_as_the_window_waits_two_of_them_at_worst() -> None:
+def test_one_slice_as_long_as_the_window_waits_two_of_them_at_worst() -> None:
     window = counters(1)
     assert [wait_s(window, at_s, 1) for at_s in (0, 10, 19.999, 20)] == [0, 10, 0.001, 0]
     exact = TimestampWindow(us(10))
     assert [wait_s(exact, at_s, 1) for at_s in (0, 9.999, 10)] == [0, 0.001, 0]
 
 
-def test_wm_12_a_lowered_amount_waits_until_the_old_spending_has_left() -> None:
+def test_a_lowered_amount_waits_until_the_old_spending_has_left() -> None:
     window = counters(6)
     window.add(0, 80)
     assert wait_s(window, 30, 10) == 40
     assert window.spent == 80
 
 
-def test_wm_14_slices_are_found_in_whole_numbers() -> None:
+def test_slices_are_found_in_whole_numbers() -> None:
     window = counters(3, 0.1)
     window.add(us(0.3))
     window.add(us(0.7))
@@ -87,14 +87,14 @@ def test_wm_14_slices_are_found_in_whole_numbers() -> None:
 
 
 @pytest.mark.parametrize("at_s", [70, 140, 700, 70_000_000])
-def test_wm_17_a_slot_of_an_older_lap_is_not_added_to(at_s: float) -> None:
+def test_a_slot_of_an_older_lap_is_not_added_to(at_s: float) -> None:
     window = counters(6)
     window.add(0, 10)
     assert wait_s(window, at_s, 10) == 0
     assert window.spent == 1
 
 
-def test_wm_19_a_wait_below_a_second_is_exact_in_microseconds_and_a_whole_second_in_the_header() -> None:
+def test_a_wait_below_a_second_is_exact_in_microseconds_and_a_whole_second_in_the_header() -> None:
     window = counters(5, 0.01)
     window.add(0, 2)
     wait = wait_s(window, 0.01, 2)
@@ -106,7 +106,7 @@ def test_wm_19_a_wait_below_a_second_is_exact_in_microseconds_and_a_whole_second
 
 @pytest.mark.parametrize("start_us", [0, 2**62 // 1000, 2**53 + 1])
 @pytest.mark.parametrize("amount", [50, 5_000])
-def test_ck_09_a_clock_that_stands_still_admits_exactly_the_amount(amount: int, start_us: int) -> None:
+def test_a_clock_that_stands_still_admits_exactly_the_amount(amount: int, start_us: int) -> None:
     window = new_window(Limit(amount, "1m"))
     assert sum(window.spend(start_us, amount, 1)[3] == 0 for _ in range(100_000)) == amount
 

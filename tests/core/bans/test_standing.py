@@ -25,7 +25,7 @@ def strikes(standing: Standing, policy: BanPolicy, *at_s: float) -> list[bool]:
 # -- strikes ---------------------------------------------------------------------------------------------------------
 
 
-def test_bn_02_the_strike_that_makes_enough_in_the_window_bans() -> None:
+def test_the_strike_that_makes_enough_in_the_window_bans() -> None:
     policy = BanPolicy("5/60s")
     assert strikes(Standing(), policy, 0, 10, 20, 30, 59.999) == [False] * 4 + [True]
     assert strikes(Standing(), policy, 0, 10, 20, 30, 75) == [False] * 5
@@ -159,7 +159,7 @@ def test_each_ban_in_a_row_is_a_rung_higher() -> None:
 
 
 @pytest.mark.parametrize(("clean_us", "rung"), [(DAY_US - 1, 4), (DAY_US, 3), (2 * DAY_US, 2), (9 * DAY_US, 1)])
-def test_bn_05_clean_time_is_one_rung_less_each(clean_us: int, rung: int) -> None:
+def test_clean_time_is_one_rung_less_each(clean_us: int, rung: int) -> None:
     policy, standing, now_us = BanPolicy("2/minute", "1m", jitter=0), Standing(), 0
     for _ in range(3):
         now_us = climb(policy, standing, now_us)

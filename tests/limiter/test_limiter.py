@@ -109,7 +109,7 @@ async def test_a_hit_answers_everything_at_once(limiter: Limiter) -> None:
     assert [state.name for state in decision.states] == ["hit-60", "hit-3600"]
 
 
-async def test_wm_10_a_refusal_by_one_limit_charges_no_other(limiter: Limiter, clock: FakeClock) -> None:
+async def test_a_refusal_by_one_limit_charges_no_other(limiter: Limiter, clock: FakeClock) -> None:
     limits = "5/10s; 100/hour"
     admitted = [sum([bool(await limiter.hit("ann", limits)) for _ in range(50)])]
     clock.advance("20s")
@@ -118,7 +118,7 @@ async def test_wm_10_a_refusal_by_one_limit_charges_no_other(limiter: Limiter, c
     assert [state.remaining for state in (await limiter.peek("ann", limits, 0)).states] == [0, 90]
 
 
-async def test_wm_11_the_longest_wait_is_the_one_to_tell(limiter: Limiter, clock: FakeClock) -> None:
+async def test_the_longest_wait_is_the_one_to_tell(limiter: Limiter, clock: FakeClock) -> None:
     limits = "1/10s; 1/47s"
     await limiter.hit("ann", limits)
     clock.advance("7s")
@@ -127,7 +127,7 @@ async def test_wm_11_the_longest_wait_is_the_one_to_tell(limiter: Limiter, clock
     assert (refused.retry_after, refused.limit) == (40, Limit(1, "47s"))
 
 
-async def test_wm_12_a_lowered_amount_keeps_what_is_spent(limiter: Limiter, clock: FakeClock) -> None:
+async def test_a_lowered_amount_keeps_what_is_spent(limiter: Limiter, clock: FakeClock) -> None:
     clock.set(0)
     await limiter.hit("ann", "100/minute @6", cost=80)
     clock.advance("30s")
@@ -178,7 +178,7 @@ async def test_several_buckets_are_charged_together_or_not_at_all(limiter: Limit
     assert (await limiter.peek_all([(wide, "everyone", 90)])).remaining == 0
 
 
-async def test_cf_04_a_list_that_is_changed_afterwards_changes_no_decision(limiter: Limiter) -> None:
+async def test_a_list_that_is_changed_afterwards_changes_no_decision(limiter: Limiter) -> None:
     bucket = Bucket("rule", parse_limits("5/minute"))
     checks: list[Check] = [(bucket, "ann", 3)]
     decision, peeked = await limiter.hit_all(checks), await limiter.peek_all(checks)
@@ -303,12 +303,12 @@ def test_a_single_ipv6_address_is_not_its_network() -> None:
     assert canonical_key("2001:db8::1/128") not in {canonical_key("2001:db8::1"), canonical_key("2001:db8::2/128")}
 
 
-async def test_mk_04_all_addresses_of_one_ipv6_network_are_one_client(limiter: Limiter) -> None:
+async def test_all_addresses_of_one_ipv6_network_are_one_client(limiter: Limiter) -> None:
     await many_of_one_network(limiter, 2**13)
 
 
 @pytest.mark.deep
-async def test_mk_04_a_million_addresses_of_one_ipv6_network_are_one_client(limiter: Limiter) -> None:
+async def test_a_million_addresses_of_one_ipv6_network_are_one_client(limiter: Limiter) -> None:
     await many_of_one_network(limiter, 2**20)
 
 
@@ -322,7 +322,7 @@ async def many_of_one_network(limiter: Limiter, addresses: int) -> None:
     assert limiter.store.stats().keys == 1  # type: ignore[attr-defined]
 
 
-async def test_mk_05_all_networks_of_one_larger_network_share_its_limit(limiter: Limiter) -> None:
+async def test_all_networks_of_one_larger_network_share_its_limit(limiter: Limiter) -> None:
     wide, narrow = Bucket("per /48", parse_limits("100/minute")), Bucket("per /64", parse_limits("5/minute"))
     first = int(ipaddress.IPv6Address("2001:db8:7::"))
     admitted = 0
@@ -340,7 +340,7 @@ def test_an_address_key_takes_the_prefix_of_its_version() -> None:
     assert address_key(6, 2**96, ipv6_prefix=128) == "0:1::/128"
 
 
-async def test_mk_06_a_long_key_is_digested_to_a_short_one(limiter: Limiter) -> None:
+async def test_a_long_key_is_digested_to_a_short_one(limiter: Limiter) -> None:
     long = "x" * 65_536
     decision = await limiter.hit(long, "5/minute")
     (state,) = decision.states
@@ -362,7 +362,7 @@ async def test_a_key_beyond_64_bytes_is_not(limiter: Limiter, key: str) -> None:
     assert decision.states[0].key.startswith("long#")
 
 
-async def test_mk_06_long_keys_are_not_held(limiter: Limiter) -> None:
+async def test_long_keys_are_not_held(limiter: Limiter) -> None:
     await limiter.hit("warm up", "5/minute")
     tracemalloc.start()
     try:
@@ -468,7 +468,7 @@ BAD_URLS = [
 
 
 @pytest.mark.parametrize(("url", "named"), BAD_URLS)
-def test_cf_03_an_address_that_cannot_be_read_is_named(url: object, named: str) -> None:
+def test_an_address_that_cannot_be_read_is_named(url: object, named: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         Limiter.from_url(url)  # type: ignore[arg-type]
     assert named in str(caught.value)

@@ -19,7 +19,7 @@ DAY_US = 86_400 * SECOND_US
 # -- how long --------------------------------------------------------------------------------------------------------
 
 
-def test_bn_01_the_ladder_doubles_up_to_the_longest_and_never_overflows() -> None:
+def test_the_ladder_doubles_up_to_the_longest_and_never_overflows() -> None:
     policy = BanPolicy(duration="60s", factor=2, longest="7d", jitter=0)
     rungs = (1, 2, 3, 14, 15, 1_000, 10**6, 10**400)
     lengths_s = [policy.length_us(rung, "ann") / SECOND_US for rung in rungs]

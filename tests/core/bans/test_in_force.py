@@ -83,7 +83,7 @@ def test_what_is_banned_has_one_spelling(key: str, known: str) -> None:
         "...",
     ],
 )
-def test_v6_10_what_looks_like_an_address_and_is_none_is_named(key: str) -> None:
+def test_what_looks_like_an_address_and_is_none_is_named(key: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         ban_key(key)
     message = f'ban: {key!r} is no address or network; write for example "192.0.2.7", "192.0.2.0/24" or "user:42"'
@@ -116,7 +116,7 @@ def test_what_is_as_long_as_an_address_may_be_is_looked_at() -> None:
 # -- reasons ---------------------------------------------------------------------------------------------------------
 
 
-def test_bn_19_a_reason_is_short_and_printable() -> None:
+def test_a_reason_is_short_and_printable() -> None:
     assert clean_reason("scanner, see ticket 5; caf\u00e9") == "scanner, see ticket 5; caf\u00e9"
     assert clean_reason("") == ""
     assert clean_reason("a\nb\x00\x1b[31m\u202e") == "a\\nb\\x00\\x1b[31m\\u202e"
@@ -148,7 +148,7 @@ def test_a_reason_that_is_no_text_is_named(reason: object) -> None:
 # -- a ban -----------------------------------------------------------------------------------------------------------
 
 
-def test_bn_13_a_ban_has_an_end_or_none() -> None:
+def test_a_ban_has_an_end_or_none() -> None:
     made = ban("ann", 30 * SECOND_US, made_us=10 * SECOND_US, wall_us=NEW_YEAR_US)
     assert (made.since, made.until) == (
         datetime(2100, 1, 1, tzinfo=UTC),
@@ -183,7 +183,7 @@ def test_no_end_is_later_than_any() -> None:
 # -- the list --------------------------------------------------------------------------------------------------------
 
 
-def test_bn_09_a_bare_ipv6_address_is_its_network_and_128_bits_are_the_address() -> None:
+def test_a_bare_ipv6_address_is_its_network_and_128_bits_are_the_address() -> None:
     bans = listed(ban(ban_key("2001:db8:1:2::a")), ban(ban_key("2001:db8:7::7/128")))
     held = ("2001:db8:1:2::", "2001:db8:1:2:ffff::1", "2001:db8:7::7")
     free = ("2001:db8:1:3::a", "2001:db8:1:1:ffff:ffff:ffff:ffff", "2001:db8:7::8", "2001:db8:7::6")
@@ -191,7 +191,7 @@ def test_bn_09_a_bare_ipv6_address_is_its_network_and_128_bits_are_the_address()
     assert not any(bans.find([address(client)], 0, 0) for client in free)
 
 
-def test_v6_06_an_ipv4_address_in_ipv6_is_that_address() -> None:
+def test_an_ipv4_address_in_ipv6_is_that_address() -> None:
     bans = listed(ban("192.0.2.0/24"))
     assert bans.find([address("::ffff:192.0.2.4")], 0, 0)
     assert not bans.find([address("::192.0.2.4")], 0, 0)

@@ -50,7 +50,7 @@ def test_time_that_passed_since_has_passed_by_whatever_clock(now_us: int) -> Non
     ]  # fmt: skip
 
 
-def test_ck_02_a_wall_clock_that_was_set_back_meanwhile_prolongs_nothing() -> None:
+def test_a_wall_clock_that_was_set_back_meanwhile_prolongs_nothing() -> None:
     day_us = 24 * HOUR_US
     known = from_rows(rows(), 0, WALL_US - day_us)
     assert [ban.left_us(0) for ban in known.bans] == [HOUR_US, None]

@@ -85,7 +85,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
     return clock
 
 
-async def test_ws_02_the_eleventh_message_closes_with_1013_and_the_application_sees_a_disconnect(
+async def test_the_eleventh_message_closes_with_1013_and_the_application_sees_a_disconnect(
     clock: FakeClock,
 ) -> None:
     app = Listener()
@@ -97,7 +97,7 @@ async def test_ws_02_the_eleventh_message_closes_with_1013_and_the_application_s
     assert socket.waiting == [texts(12)[11], BYE], "nothing is read after the close"
 
 
-async def test_ws_02_dropped_messages_leave_no_trace_and_the_rest_goes_on(clock: FakeClock) -> None:
+async def test_dropped_messages_leave_no_trace_and_the_rest_goes_on(clock: FakeClock) -> None:
     app = Listener()
     gate = RateLimitMiddleware(app, rules=[], message_limits="10/s", on_exceeded="drop")
     socket = await Socket([*texts(12), BYE]).run(gate)
@@ -105,7 +105,7 @@ async def test_ws_02_dropped_messages_leave_no_trace_and_the_rest_goes_on(clock:
     assert [message["type"] for message in socket.came] == ["websocket.accept"]
 
 
-async def test_ws_02_waiting_messages_all_arrive_in_order_and_no_window_holds_more_than_its_limit(
+async def test_waiting_messages_all_arrive_in_order_and_no_window_holds_more_than_its_limit(
     clock: FakeClock,
 ) -> None:
     arrived: list[int] = []
@@ -127,7 +127,7 @@ async def test_ws_02_waiting_messages_all_arrive_in_order_and_no_window_holds_mo
     assert times[-1] - times[0] == 3_000_000, "and none waits longer than it must"
 
 
-async def test_ws_06_ten_thousand_messages_keep_order_and_content_and_a_disconnect_is_not_counted() -> None:
+async def test_ten_thousand_messages_keep_order_and_content_and_a_disconnect_is_not_counted() -> None:
     sent: list[Message] = [
         {"type": "websocket.receive", "text": f"m{n}"} if n % 2 else {"type": "websocket.receive", "bytes": b"%d" % n}
         for n in range(10_000)
@@ -190,7 +190,7 @@ async def test_after_the_close_a_send_fails_as_on_any_closed_connection_and_a_cl
     assert [message["type"] for message in socket.came] == ["websocket.accept", "websocket.send", "websocket.close"]
 
 
-async def test_ws_05_nothing_of_a_connection_is_kept_when_it_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nothing_of_a_connection_is_kept_when_it_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     alive: weakref.WeakSet[MemoryStore] = weakref.WeakSet()
 
     class Counted(MemoryStore):

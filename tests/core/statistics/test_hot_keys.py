@@ -19,7 +19,7 @@ from slidegate.ops.accesslog import AccessLog
 
 from .racing import THREADS, Racing, Unguarded, race, race_in_turns
 
-DATA = Path(os.environ.get("SLIDEGATE_DATA") or Path(__file__).resolve().parents[3] / "shared" / "data")
+DATA = Path(os.environ.get("SLIDEGATE_DATA") or Path(__file__).resolve().parents[4] / "shared" / "data")
 
 
 class Ear:

@@ -43,7 +43,7 @@ def test_a_server_that_names_nobodys_address_names_no_peer(peer: str) -> None:
     assert client_ip().locate(scope_of(client=(peer, 1))) == ("unknown-peer", None)
 
 
-async def test_ip_01_a_peer_that_is_not_trusted_cannot_name_itself() -> None:
+async def test_a_peer_that_is_not_trusted_cannot_name_itself() -> None:
     app = RateLimitMiddleware(hello, limits="10/hour", client=client_ip(trusted=["10.0.0.0/8"]))
     answers = [await call(app, headers={"X-Forwarded-For": f"192.0.2.{n % 256}"}) for n in range(1_000)]
     assert [answer.status for answer in answers].count(200) == 10
@@ -52,27 +52,27 @@ async def test_ip_01_a_peer_that_is_not_trusted_cannot_name_itself() -> None:
 @pytest.mark.parametrize(
     ("entries", "client"),
     [
-        pytest.param(["6.6.6.6, 203.0.113.9"], "203.0.113.9", id="IP-02"),
-        pytest.param(["6.6.6.6, 203.0.113.9, 10.0.0.7"], "203.0.113.9", id="IP-02, two proxies"),
-        pytest.param(["6.6.6.6", "203.0.113.9"], "203.0.113.9", id="IP-03"),
-        pytest.param(["203.0.113.9:4711"], "203.0.113.9", id="IP-05, a port"),
-        pytest.param(["[2001:db8::1]:443"], "2001:db8::1", id="IP-05, brackets and a port"),
-        pytest.param(['"[2001:db8::1]"'], "2001:db8::1", id="IP-05, quotes"),
-        pytest.param(["203.0.113.9:"], "203.0.113.9", id="IP-05, an empty port"),
+        pytest.param(["6.6.6.6, 203.0.113.9"], "203.0.113.9", id="one proxy"),
+        pytest.param(["6.6.6.6, 203.0.113.9, 10.0.0.7"], "203.0.113.9", id="two proxies"),
+        pytest.param(["6.6.6.6", "203.0.113.9"], "203.0.113.9", id="two lines of the header"),
+        pytest.param(["203.0.113.9:4711"], "203.0.113.9", id="a port"),
+        pytest.param(["[2001:db8::1]:443"], "2001:db8::1", id="brackets and a port"),
+        pytest.param(['"[2001:db8::1]"'], "2001:db8::1", id="quotes"),
+        pytest.param(["203.0.113.9:"], "203.0.113.9", id="an empty port"),
         pytest.param(["fe80::1%eth0"], "fe80::1", id="a zone"),
         pytest.param(["::ffff:203.0.113.9"], "203.0.113.9", id="mapped"),
-        pytest.param(["10.1.1.1, 10.2.2.2"], "10.1.1.1", id="IP-06"),
-        pytest.param([""], "10.0.0.1", id="IP-07, empty"),
-        pytest.param([",,,"], "10.0.0.1", id="IP-07, commas"),
-        pytest.param([" , "], "10.0.0.1", id="IP-07, blanks"),
-        pytest.param([], "10.0.0.1", id="IP-07, no header"),
-        pytest.param(["\xff\xfe\x80"], "10.0.0.1", id="IP-18"),
+        pytest.param(["10.1.1.1, 10.2.2.2"], "10.1.1.1", id="only trusted proxies"),
+        pytest.param([""], "10.0.0.1", id="empty"),
+        pytest.param([",,,"], "10.0.0.1", id="commas"),
+        pytest.param([" , "], "10.0.0.1", id="blanks"),
+        pytest.param([], "10.0.0.1", id="no header"),
+        pytest.param(["\xff\xfe\x80"], "10.0.0.1", id="bytes that are no text"),
         pytest.param(
             ["203.0.113.9, unknown, 10.0.0.7"], "10.0.0.7", id="garbage ends the walk at the last trusted hop"
         ),
-        pytest.param(["010.8.8.8"], "10.0.0.1", id="V6-10, leading zero"),
-        pytest.param(["1.2.3"], "10.0.0.1", id="V6-10, short"),
-        pytest.param(["2130706433"], "10.0.0.1", id="V6-10, a number"),
+        pytest.param(["010.8.8.8"], "10.0.0.1", id="leading zero"),
+        pytest.param(["1.2.3"], "10.0.0.1", id="short"),
+        pytest.param(["2130706433"], "10.0.0.1", id="a number"),
         pytest.param(["[203.0.113.9]"], "10.0.0.1", id="IPv4 in brackets"),
         pytest.param(["203.0.113.9, [[::1]]"], "10.0.0.1", id="brackets in brackets"),
         pytest.param(["203.0.113.9, 0.0.0.0, 10.0.0.7"], "10.0.0.7", id="nobody's address"),
@@ -107,11 +107,11 @@ def test_the_list_is_walked_from_the_right(entries: list[str], client: str) -> N
         ('for="[::]:443"', "10.0.0.1"),
     ],
 )
-def test_ip_09_forwarded_is_read_by_its_grammar(value: str, client: str) -> None:
+def test_forwarded_is_read_by_its_grammar(value: str, client: str) -> None:
     assert behind(value, name="forwarded") == client
 
 
-def test_ip_12_look_alike_headers_are_ignored() -> None:
+def test_look_alike_headers_are_ignored() -> None:
     headers = [("x_forwarded_for", "9.9.9.9"), ("x-forwarded-for ", "9.9.9.9"), ("x-real-ip", "9.9.9.9")]
     assert located("10.0.0.1", headers, trusted=["10.0.0.0/8"]) == "10.0.0.1"
 
@@ -120,7 +120,7 @@ def test_a_header_of_ones_own_is_read_like_a_list() -> None:
     assert behind("203.0.113.9", name="cf-connecting-ip") == "203.0.113.9"
 
 
-def test_ip_15_a_unix_socket_is_believed_only_when_it_is_said() -> None:
+def test_a_unix_socket_is_believed_only_when_it_is_said() -> None:
     assert behind("203.0.113.9", peer=None) is None
     assert behind("203.0.113.9", peer="") is None
     assert behind("203.0.113.9", peer=None, trusted=["unix"]) == "203.0.113.9"
@@ -157,7 +157,7 @@ def test_garbage_among_the_counted_hops_ends_the_count_before_it() -> None:
         (None, "list of networks"),
     ],
 )
-def test_ip_14_trust_that_cannot_be_meant_is_an_error(trusted: Any, part: str) -> None:
+def test_trust_that_cannot_be_meant_is_an_error(trusted: Any, part: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         client_ip(trusted=trusted)
     assert "trusted" in str(caught.value)
@@ -184,7 +184,7 @@ def test_the_lists_look_at_the_client_and_not_at_the_proxy(caplog: pytest.LogCap
     assert caplog.text == ""
 
 
-def test_hp_19_a_huge_header_costs_no_more_than_its_right_end() -> None:
+def test_a_huge_header_costs_no_more_than_its_right_end() -> None:
     for name, honest in (("x-forwarded-for", "203.0.113.9"), ("forwarded", "for=203.0.113.9")):
         for flood in ("1.2.3.4," * 10_000, '"' * 65_536, ";" * 65_536, "\\" * 65_536, "," * 65_536):
             assert behind(flood + "," + honest, name=name) == "203.0.113.9"

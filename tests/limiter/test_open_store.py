@@ -22,8 +22,8 @@ from slidegate import ConfigurationError, Limiter
 from slidegate.stores.redis import RedisStore
 from slidegate.stores.redis.urls import SCHEMES, Address, close_client, open_client, read_address
 
-from .fault_proxy import HOST, FaultProxy
-from .redis_servers import RedisCluster, RedisServer, ReplicaPair, Sentinel, needs_redis
+from ..fault_proxy import HOST, FaultProxy
+from ..redis_servers import RedisCluster, RedisServer, ReplicaPair, Sentinel, needs_redis
 
 SECRET = "hunter2"
 TLS = {"ssl": True, "ssl_check_hostname": True}

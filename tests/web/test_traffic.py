@@ -36,7 +36,7 @@ from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.web.paths import routes
 
 from .driver import scope_of, send_scope
-from .test_messages import BYE, Socket, texts
+from .test_message_limits import BYE, Socket, texts
 
 MS = 1_000
 

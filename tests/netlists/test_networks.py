@@ -1,0 +1,132 @@
+"""Sets of networks that are read from a file: one entry a line, long lists, and real ones."""
+
+from __future__ import annotations
+
+import gc
+import ipaddress
+import os
+import random
+import tracemalloc
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from slidegate import ConfigurationError, Networks
+
+from ..core.test_networks import Network, ranges
+
+ROOT = Path(__file__).resolve().parents[2]
+DATA = Path(os.environ.get("SLIDEGATE_DATA") or ROOT.parent / "shared" / "data") / "blocklists"
+REAL = sorted(DATA.glob("*.txt"))
+
+
+def written(directory: Path, content: str | bytes) -> Path:
+    path = directory / "blocked.netset"
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def test_a_file_holds_one_entry_a_line_and_comments(tmp_path: Path) -> None:
+    path = written(
+        tmp_path, "\ufeff# head\r\n\r\n192.0.2.0/24 # office\r\n ; nothing\r\n\t2001:db8::/32;SBL1\r\n198.51.100.7"
+    )
+    assert Networks.from_file(path) == Networks(["192.0.2.0/24", "2001:db8::/32", "198.51.100.7"])
+    assert Networks.from_file(str(path)) == Networks.from_file(path)
+
+
+def test_an_empty_file_holds_nothing(tmp_path: Path) -> None:
+    assert len(Networks.from_file(written(tmp_path, "# nothing yet\n"))) == 0
+
+
+def test_a_line_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    path = written(tmp_path, "192.0.2.0/24\n\n10.0.0.1/8\n")
+    with pytest.raises(
+        ConfigurationError, match=r"blocked\.netset, line 3: network: '10\.0\.0\.1/8' has host bits set"
+    ):
+        Networks.from_file(path)
+    assert "10.9.9.9" in Networks.from_file(path, strict=False)
+
+
+def test_a_line_of_other_bytes_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="line 2: network: "):
+        Networks.from_file(written(tmp_path, b"192.0.2.1\n\xff\xfe\x00\n"))
+
+
+def test_a_file_that_cannot_be_opened_is_named_with_the_reason(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"cannot read .*missing\.netset: No such file or directory"):
+        Networks.from_file(tmp_path / "missing.netset")
+    with pytest.raises(ConfigurationError, match=r"cannot read .*: Is a directory"):
+        Networks.from_file(tmp_path)
+
+
+def long_list(count: int, seed: int) -> list[Network]:
+    """Make networks of both versions, many of which repeat, overlap or touch others."""
+    pick = random.Random(seed)
+    made: list[Network] = []
+    while len(made) < count:
+        if pick.random() < 0.1 and made:
+            made.append(pick.choice(made))
+        elif pick.random() < 0.7:
+            made.append(ipaddress.IPv4Network((pick.getrandbits(32), pick.choice([20, 24, 28, 32])), strict=False))
+        else:
+            address = 0x2001_0DB8 << 96 | pick.getrandbits(32) << 64 | pick.getrandbits(64)
+            made.append(ipaddress.IPv6Network((address, pick.choice([48, 56, 64, 128])), strict=False))
+    return made
+
+
+def lines_of(networks: list[Network], pick: random.Random) -> str:
+    """Write networks as real files do: CRLF, comments, scores, upper case, IPv4 in IPv6."""
+    lines = ["\ufeff# a list; of many", ""]
+    for network in networks:
+        text = str(network)
+        if pick.random() < 0.05:
+            text = text.upper() if network.version == 6 else f"::ffff:{network[0]}/{network.prefixlen + 96}"
+        lines.append(text + pick.choice(["", "", "", "\t5", " ; SBL1", " # bad"]))
+    return "\r\n".join(lines)
+
+
+def test_a_hundred_thousand_networks_are_read_right_and_held_in_thirty_mebibytes(tmp_path: Path) -> None:
+    seed = random.randrange(2**32)
+    networks = long_list(100_000, seed)
+    path = tmp_path / "long.netset"
+    path.write_text(lines_of(networks, random.Random(seed)), "utf-8", newline="")
+    gc.collect()
+    tracemalloc.start()
+    try:
+        found = Networks.from_file(path)
+        gc.collect()
+        held, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    # The peak is that of reading, beside whatever list is at work meanwhile.
+    assert held <= peak <= 30 * 2**20, f"seed {seed}: held {held:,} bytes, while reading {peak:,}"
+    collapsed = [
+        network
+        for version in (ipaddress.IPv4Network, ipaddress.IPv6Network)
+        for network in ipaddress.collapse_addresses(each for each in networks if isinstance(each, version))
+    ]
+    assert found == Networks.of_ranges(ranges(collapsed)), f"seed {seed}"
+    inside = random.Random(seed).sample(networks, 1_000)
+    assert all(found.covers(version, last) for version, _, last in ranges(inside)), f"seed {seed}"
+
+
+@pytest.mark.skipif(not REAL, reason="no real lists here; SLIDEGATE_DATA names the folder that holds blocklists/")
+@pytest.mark.parametrize("path", REAL, ids=lambda path: path.stem)
+def test_real_lists_hold_what_the_standard_library_makes_of_them(path: Path) -> None:
+    entries = [line.partition("#")[0].split() for line in path.read_text("utf-8").splitlines()]
+    networks = [ipaddress.ip_network(entry[0]) for entry in entries if entry]
+    found = Networks.from_file(path)
+    held = {4: set(), 6: set()}
+    for version in (4, 6):
+        merged = list(ipaddress.collapse_addresses(each for each in networks if each.version == version))
+        held[version] = set(ranges(merged))
+    # Networks that touch stay apart there, where no prefix says both, and are one range here.
+    assert found == Networks.of_ranges(held[4] | held[6])
+    assert len(found) == sum(_joined(held[version]) for version in (4, 6))
+    assert len(networks) > 400
+
+
+def _joined(merged: set[tuple[int, int, int]]) -> int:
+    """Return the number of ranges that are left when those that touch become one."""
+    return sum(1 for before, after in pairwise([(0, 0, -2), *sorted(merged)]) if after[1] > before[2] + 1)
