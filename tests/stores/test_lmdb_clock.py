@@ -14,7 +14,7 @@ from slidegate.core import Bucket, parse_limits
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.lmdb.files import environment as lmdb_env
 from slidegate.stores.lmdb.files import host_clock as lmdb_clock
-from slidegate.stores.lmdb.files import opening as lmdb_opening
+from slidegate.stores.lmdb.files import layout as lmdb_layout
 from slidegate.stores.lmdb.files.host_clock import boot_id, boot_us, offset_us, written
 from slidegate.testing import RecordingObserver
 
@@ -78,9 +78,9 @@ def test_the_boot_clock_and_the_boot_id_are_those_of_the_machine(
 
 def test_a_window_and_a_ban_go_on_over_a_reboot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machine: dict[str, Any] = {"boot": FIRST, "boot_us": 10**9, "wall_us": 10**15}
-    for module, name in itertools.product((lmdb_env, lmdb_opening), ("boot_us", "wall_us")):
+    for module, name in itertools.product((lmdb_env, lmdb_layout), ("boot_us", "wall_us")):
         monkeypatch.setattr(module, name, lambda name=name: machine[name])
-    for module in (lmdb_env, lmdb_opening):
+    for module in (lmdb_env, lmdb_layout):
         monkeypatch.setattr(module, "boot_id", lambda: machine["boot"])
     asked = ((Bucket("rule", parse_limits("5/hour")), "user:ann", 1),)
 

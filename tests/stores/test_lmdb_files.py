@@ -25,6 +25,7 @@ from slidegate.core.errors import StoreTimeout, StoreUnavailable
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.lmdb.files import opening as lmdb_opening
 from slidegate.stores.lmdb.files.data_files import check_directory, check_file_system, file_system
+from slidegate.stores.lmdb.files.layout import SCHEMA_VERSION
 from slidegate.testing import RecordingObserver
 from tests.stores.test_lmdb import fork, gate_held, in_another_process
 
@@ -143,10 +144,10 @@ def rewrite_version(place: Path, version: int) -> None:
 def test_a_newer_layout_is_refused_and_left_alone(place: Path) -> None:
     rewrite_version(place, 99)
     before = (place / "data.mdb").read_bytes()
-    with pytest.raises(ConfigurationError, match="layout version 99, and this slidegate reads 1; upgrade slidegate"):
+    with pytest.raises(ConfigurationError, match="layout version 99, and this slidegate reads 2; upgrade slidegate"):
         LmdbStore(place, **SMALL)
     assert (place / "data.mdb").read_bytes() == before
-    rewrite_version(place, 1)
+    rewrite_version(place, SCHEMA_VERSION)
     store, _ = opened(place)
     assert store.hit(ASKED).remaining == 3  # type: ignore[union-attr]
     store.close()
@@ -312,7 +313,8 @@ def test_who_starts_beside_a_stopped_writer_whose_files_were_deleted_does_not_ha
         for name in deleted:
             (place / name).unlink()
         code = (
-            "from slidegate.stores.lmdb import LmdbStore, opening\n"
+            "from slidegate.stores.lmdb import LmdbStore\n"
+            "from slidegate.stores.lmdb.files import opening\n"
             "from slidegate.core.errors import StoreTimeout\n"
             "opening.PATIENCE_S = 0.1\n"
             "try:\n"

@@ -35,7 +35,7 @@ from ...core.windows.rings import new_window
 from ..memory.tables import SHARED_CELLS, copy_of_cell
 
 if TYPE_CHECKING:
-    from .files.opening import Databases
+    from .files.layout import Databases
 
 ROW_VERSION: Final = 2
 SWEEP_STEP: Final = 16
@@ -163,7 +163,7 @@ class Session:
         slot = self.loaded.get(row)
         if slot is None:
             packed = self.txn.get(row, None, self.dbs.cells if shared else self.dbs.windows)
-            if packed is None:
+            if packed is None or packed[0] != ROW_VERSION:
                 return None
             window = unpack_window(packed, limit, self.now_us, HEAD_BYTES)
             _, serial, origin, _ = _HEAD.unpack_from(packed)
@@ -184,7 +184,7 @@ class Session:
         slot = self.loaded.get(row)
         if slot is None:
             packed = self.txn.get(row, None, self.dbs.cells if shared else self.dbs.windows)
-            if packed is None or keeps_times(packed, HEAD_BYTES) is not limit.exact:
+            if packed is None or packed[0] != ROW_VERSION or keeps_times(packed, HEAD_BYTES) is not limit.exact:
                 return None
             return self.find(row, limit, shared=shared)
         return slot if slot.limit.exact is limit.exact else None
@@ -246,7 +246,7 @@ class Session:
         packed = self.txn.get(row, None, dbi)
         if packed is None:
             return False  # it was reset
-        due_us = _HEAD.unpack_from(packed)[3]
+        due_us = _HEAD.unpack_from(packed)[3] if packed[0] == ROW_VERSION else self.now_us
         if due_us > self.now_us:
             self.txn.put(_DUE.pack(due_us) + row, cell, db=self.dbs.ends)
             return False
@@ -292,7 +292,7 @@ class Session:
     def _waits_until_us(self, row: bytes) -> int:
         """Return until when the key of a row waits in its cell; -1 if it does not."""
         packed = self.txn.get(_WAITS + row, None, self.dbs.cells)
-        return -1 if packed is None else int(_HEAD.unpack_from(packed)[3])
+        return -1 if packed is None or packed[0] != ROW_VERSION else int(_HEAD.unpack_from(packed)[3])
 
 
 def row_of(key: str, digest: bytes) -> bytes:

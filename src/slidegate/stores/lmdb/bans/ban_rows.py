@@ -17,7 +17,7 @@ from ....core.decision import Check
 from ....core.memo import remember
 from ....core.protocols import Clock, Event
 from ...memory.bans import MAX_HISTORY, MemoryBans
-from ..files.opening import Databases
+from ..files.layout import Databases
 from .ban_codec import pack_ban, pack_change, row_of, text_of, unpack_record
 from .standing_rows import Ledgers, policy_of
 

@@ -21,7 +21,7 @@ from ....core.bans.standing import Standing
 from ....core.limits import Limit
 from ....core.windows.codec import pack_window, unpack_window
 from ...memory.bans import Ledger
-from ..files.opening import Databases
+from ..files.layout import Databases
 from .ban_codec import pack_standing, row_of, text_of, unpack_standing
 
 _PLACE: Final = Struct(">Q")

@@ -130,8 +130,12 @@ class Damaged(StoreUnavailable):
     """Something is wrong with a data file; the message says what."""
 
 
-def check_data(path: Path) -> None:
+def check_data(path: Path, *, every_page: bool) -> None:
     """See that the data file of a directory can be given to LMDB. Nobody else may write to it meanwhile.
+
+    Args:
+        path: The directory.
+        every_page: Whether to look at every page, and not only at the head; no other process may have the file open.
 
     Raises:
         Damaged: It cannot.
@@ -139,7 +143,7 @@ def check_data(path: Path) -> None:
     """
     data = path / DATA
     short = _check_head(data)
-    if sys.maxsize <= 2**32 or not (short or _nobody_else_has(path / LOCK)):
+    if sys.maxsize <= 2**32 or not (short or every_page):
         return
     try:
         verify: Any = lmdb.verify.verify
@@ -161,7 +165,7 @@ def is_file_at(file: int, path: Path) -> bool:
     return os.path.samestat(found, os.fstat(file))
 
 
-def _nobody_else_has(lock: Path) -> bool:
+def nobody_else_has(lock: Path) -> bool:
     """Tell whether no process has the environment open; each keeps a lock on the first byte of LMDB's lock file.
 
     This process must not have it open: closing the file here would end the lock of LMDB.

@@ -30,7 +30,8 @@ from ....core.protocols import Event
 from . import opening
 from .data_files import DATA, LOCK
 from .host_clock import RECORD_EVERY_US, boot_id, boot_us, wall_us, written
-from .opening import CLOCK, POLL_S, Databases, Options, open_files, take_room, whole_size, writes_through
+from .layout import CLOCK, SCHEMA, WRITTEN_SCHEMA, Databases
+from .opening import POLL_S, Options, open_files, take_room, whole_size, writes_through
 
 _IN_PROCESS_S: Final = 0.05
 _BEFORE_FORK_S: Final = 5.0
@@ -239,7 +240,7 @@ class Environment:
         self.held = self._lmdb.info()["map_size"]
 
     def look_after(self, txn: Any, now_us: int) -> None:
-        """About once a second, write the time down, and see whether the files are still those of the path.
+        """About once a second, write the time down, and see whether files and layout are still those that were opened.
 
         Args:
             txn: What to write to.
@@ -252,7 +253,7 @@ class Environment:
         txn.put(CLOCK, written(record, boot_id(), self._offset_us, boot_us(), wall_us()), db=self.dbs.meta)
         self._lmdb.reader_check()
         self._look_at_readers()
-        self._leaves = not self._are_ours()
+        self._leaves = not self._are_ours() or txn.get(SCHEMA, None, self.dbs.meta) != WRITTEN_SCHEMA
 
     def sizes(self) -> tuple[int, int, int]:
         """Return the number of windows, and how many bytes of the file have been used and are held."""

@@ -22,18 +22,17 @@ from .data_files import (
     check_directory,
     check_file_system,
     is_file_at,
+    nobody_else_has,
     set_aside,
     unusable,
 )
-from .host_clock import boot_id, boot_us, offset_us, wall_us, written
+from .layout import NAMES, Databases, Older, load
 
-SCHEMA_VERSION: Final = 1
 PATIENCE_S: Final = 5.0
 """How long to wait for the gate where nobody else limits it."""
 POLL_S: Final = 0.000_5
 CHECKED_PER_S: Final = 32 * 2**20
 """How much of a file is checked in a second, at least: who waits for whoever checks it waits so much longer."""
-CLOCK: Final = b"clock"
 # Without room taken beforehand, a full disk ends a process that writes through its map.
 CAN_TAKE_ROOM: Final = hasattr(os, "posix_fallocate")
 
@@ -47,27 +46,6 @@ _MAX_READERS: Final = 1_022
 _ATTEMPTS: Final = 10
 _PAGE: Final = max(ALLOCATIONGRANULARITY, 2**16)
 _ROOM_TO_OPEN: Final = 2**20
-_KEPT: Final = ("meta", "bans", "changes", "history")
-_COUNTS: Final = ("windows", "cells", "ends", "standings", "struck", "policies")
-_OURS: Final = 5  # more of our names than another program has by chance
-_SCHEMA: Final = b"schema"
-_SECRET: Final = b"secret"
-
-
-class Databases(NamedTuple):
-    """The databases of an environment, and its secret."""
-
-    meta: Any
-    bans: Any
-    changes: Any
-    history: Any
-    windows: Any
-    cells: Any
-    ends: Any
-    standings: Any
-    struck: Any
-    policies: Any
-    secret: bytes
 
 
 class Options(NamedTuple):
@@ -224,11 +202,12 @@ def _put_right(data: Path, error: BaseException, events: list[Event], salvage: l
 def _open(
     path: Path, options: Options, file: int, suspect: tuple[int, str], events: list[Event], salvage: list[Path]
 ) -> Opened:
-    inode, size = os.fstat(file).st_ino, whole_size(file)
+    inode, size, alone = os.fstat(file).st_ino, whole_size(file), True
     if inode == suspect[0]:
         raise Damaged(suspect[1])
     if size:
-        check_data(path)
+        alone = nobody_else_has(path / LOCK)
+        check_data(path, every_page=alone)
         if not (path / LOCK).exists():
             _start_apart(path, file)
             raise _Moved
@@ -238,7 +217,7 @@ def _open(
     environment = lmdb.open(
         str(path),
         map_size=max(options.map_size, size),
-        max_dbs=len(_KEPT) + len(_COUNTS),
+        max_dbs=len(NAMES),
         max_readers=_MAX_READERS,
         sync=options.safe,
         metasync=options.safe,
@@ -251,18 +230,23 @@ def _open(
             raise _Moved
         environment.reader_check()
         take_room(file, environment.info()["map_size"], options)
-        dbs, offset = _load_with_room(path, environment, file, options, events)
+        dbs, offset = _load_with_room(path, environment, file, options, events, alone)
         return Opened(environment, file, dbs, offset, (inode, (path / LOCK).stat().st_ino), events, salvage)
+    except Older:
+        environment.close()
+        _start_apart(path, file)
+        raise _Moved from None
     except BaseException:
         environment.close()
         raise
 
 
 def _start_apart(path: Path, file: int) -> None:
-    """Go on in a copy of a data file whose lock file is gone.
+    """Go on in a copy of a data file that others have open, and leave them the one that they have.
 
-    Processes that have the file open still know of each other by the lock file that was deleted. With another one they
-    would not see who writes or reads, and overwrite it. They notice within a second that the path has another file.
+    That is done where LMDB's lock file was deleted: they still know of each other by the deleted one, and with another
+    lock file nobody would see who writes or reads. It is also done where the file has an older layout, which they may
+    still write. They notice within a second that the path has another file.
     """
     fresh = path / f"{DATA}.new"
     fresh.unlink(missing_ok=True)
@@ -271,69 +255,19 @@ def _start_apart(path: Path, file: int) -> None:
             data.seek(0)
             copyfileobj(data, copy, 2**20)
         os.fsync(copy.fileno())
+    (path / LOCK).unlink(missing_ok=True)
     os.close(os.open(path / LOCK, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600))
     fresh.replace(path / DATA)
 
 
 def _load_with_room(
-    path: Path, environment: Any, file: int, options: Options, events: list[Event]
+    path: Path, environment: Any, file: int, options: Options, events: list[Event], alone: bool
 ) -> tuple[Databases, int]:
     """Load; where not even for that there is room, make some: who cannot open a full file cannot let go of anything."""
     try:
-        return _load(path, environment, events)
+        return load(path, environment, events, alone=alone)
     except lmdb.MapFullError:
         size = environment.info()["map_size"] + _ROOM_TO_OPEN
         take_room(file, size, options)
         environment.set_mapsize(size)
-        return _load(path, environment, events)
-
-
-def _load(path: Path, environment: Any, events: list[Event]) -> tuple[Databases, int]:
-    """Read what stands in `meta`, or write it; return the databases and the clock's offset."""
-    with environment.begin(write=True) as txn:
-        version = _version(path, environment, txn)
-        meta = environment.open_db(b"meta", txn)
-        kept = [environment.open_db(name.encode(), txn) for name in _KEPT]
-        counts = [environment.open_db(name.encode(), txn) for name in _COUNTS]
-        if version < SCHEMA_VERSION:
-            for dbi in counts:
-                txn.drop(dbi, delete=False)
-            message = f"{path} had layout version {version}: bans were taken over, and counting starts afresh"
-            events.append(Event("store_migrated", message, {"from": version, "to": SCHEMA_VERSION}))
-        txn.put(_SCHEMA, bytes([SCHEMA_VERSION, 255 - SCHEMA_VERSION]), db=meta)
-        secret = txn.get(_SECRET, None, meta)
-        if secret is None:
-            secret = os.urandom(32)
-            txn.put(_SECRET, secret, db=meta)
-        record, boot = txn.get(CLOCK, None, meta), boot_id()
-        offset = offset_us(record, boot, boot_us(), wall_us())
-        txn.put(CLOCK, written(record, boot, offset, boot_us(), wall_us()), db=meta)
-    return Databases._make([*kept, *counts, secret]), offset
-
-
-def _version(path: Path, environment: Any, txn: Any) -> int:
-    """Return the layout's version; that of this module in an environment without anything.
-
-    Raises:
-        ConfigurationError: The environment belongs to something else, or to a newer version.
-        Damaged: It is ours, and what says so cannot be read.
-    """
-    with txn.cursor() as cursor:
-        names = {bytes(name) for name in cursor.iternext(values=False)}
-    if not names:
-        return SCHEMA_VERSION
-    version = None
-    if b"meta" in names:
-        version = txn.get(_SCHEMA, None, environment.open_db(b"meta", txn))
-    if not version:
-        if len(names.intersection(name.encode() for name in (*_KEPT, *_COUNTS))) > _OURS:
-            raise Damaged("it has no layout version")
-        raise ConfigurationError(f"lmdb: {path} holds other data; choose a directory for slidegate alone")
-    if sum(version) != 255 and len(version) > 1:
-        raise Damaged(f"its layout version is {version.hex()}")
-    if version[0] > SCHEMA_VERSION:
-        raise ConfigurationError(
-            f"lmdb: {path} was written with layout version {version[0]}, and this slidegate reads {SCHEMA_VERSION}; "
-            "upgrade slidegate, or choose another path"
-        )
-    return int(version[0])
+        return load(path, environment, events, alone=alone)

@@ -1,0 +1,123 @@
+"""The layout of an LMDB environment: its databases, the version of its rows, and how an older one is taken over.
+
+Everything that is written says in which version. A row of a window begins with a version of its own, and a row of
+another version is no window: while workers are replaced, two versions may write to one file for a second. All rows
+together have the layout version, which stands in `meta`. It goes up whenever the bytes of any row change; `_CHANGED`
+names the version in which each database got its present form. Whoever opens a file of an older version empties the
+databases that have changed since. Bans, which can be found again in a damaged file, keep their form.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from ....core.errors import ConfigurationError, StoreUnavailable
+from ....core.protocols import Event
+from .data_files import Damaged
+from .host_clock import boot_id, boot_us, offset_us, wall_us, written
+
+SCHEMA_VERSION: Final = 2
+SCHEMA: Final = b"schema"
+CLOCK: Final = b"clock"
+WRITTEN_SCHEMA: Final = bytes([SCHEMA_VERSION, 255 - SCHEMA_VERSION])
+
+_KEPT: Final = ("meta", "bans", "changes", "history")
+_CHANGED: Final = {"windows": 2, "cells": 2, "ends": 2, "standings": 1, "struck": 1, "policies": 1}
+NAMES: Final = (*_KEPT, *_CHANGED)
+_OURS: Final = 5  # more of our names than another program has by chance
+_SECRET: Final = b"secret"
+
+
+class Databases(NamedTuple):
+    """The databases of an environment, and its secret."""
+
+    meta: Any
+    bans: Any
+    changes: Any
+    history: Any
+    windows: Any
+    cells: Any
+    ends: Any
+    standings: Any
+    struck: Any
+    policies: Any
+    secret: bytes
+
+
+class Older(StoreUnavailable):
+    """The file has an older layout, and other processes that may not know the present one have it open."""
+
+
+def load(path: Path, environment: Any, events: list[Event], *, alone: bool) -> tuple[Databases, int]:
+    """Read what stands in `meta`, or write it; return the databases and the clock's offset.
+
+    Args:
+        path: The directory.
+        environment: LMDB's environment.
+        events: What is to be told; a migration is added.
+        alone: Whether no other process has the file open.
+
+    Raises:
+        ConfigurationError: The environment belongs to something else, or to a newer version.
+        Damaged: It is ours, and its version cannot be read.
+        Older: It has an older layout, and other processes have it open.
+    """
+    migrated = []
+    with environment.begin(write=True) as txn:
+        version = _version(path, environment, txn)
+        meta = environment.open_db(b"meta", txn)
+        dbs = {name: environment.open_db(name.encode(), txn) for name in NAMES}
+        if version < SCHEMA_VERSION:
+            if not alone:
+                raise Older(f"lmdb: {path} has layout version {version}, and is in use")
+            migrated.append(_migrate(path, version, dbs, txn))
+        txn.put(SCHEMA, WRITTEN_SCHEMA, db=meta)
+        secret = txn.get(_SECRET, None, meta)
+        if secret is None:
+            secret = os.urandom(32)
+            txn.put(_SECRET, secret, db=meta)
+        record, boot = txn.get(CLOCK, None, meta), boot_id()
+        offset = offset_us(record, boot, boot_us(), wall_us())
+        txn.put(CLOCK, written(record, boot, offset, boot_us(), wall_us()), db=meta)
+    events += migrated
+    return Databases(**dbs, secret=secret), offset
+
+
+def _migrate(path: Path, version: int, dbs: dict[str, Any], txn: Any) -> Event:
+    """Empty the databases whose rows had another form in an older version; return what is to be told."""
+    emptied = [name for name, changed in _CHANGED.items() if version < changed]
+    for name in emptied:
+        txn.drop(dbs[name], delete=False)
+    kept = "bans were taken over" if "standings" in emptied else "bans and strikes were taken over"
+    message = f"{path} had layout version {version}: {kept}, and counting starts afresh"
+    return Event("store_migrated", message, {"from": version, "to": SCHEMA_VERSION})
+
+
+def _version(path: Path, environment: Any, txn: Any) -> int:
+    """Return the layout's version; that of this module in an environment without anything.
+
+    Raises:
+        ConfigurationError: The environment belongs to something else, or to a newer version.
+        Damaged: It is ours, and what says so cannot be read.
+    """
+    with txn.cursor() as cursor:
+        names = {bytes(name) for name in cursor.iternext(values=False)}
+    if not names:
+        return SCHEMA_VERSION
+    version = None
+    if b"meta" in names:
+        version = txn.get(SCHEMA, None, environment.open_db(b"meta", txn))
+    if not version:
+        if len(names.intersection(name.encode() for name in NAMES)) > _OURS:
+            raise Damaged("it has no layout version")
+        raise ConfigurationError(f"lmdb: {path} holds other data; choose a directory for slidegate alone")
+    if sum(version) != 255 and len(version) > 1:
+        raise Damaged(f"its layout version is {version.hex()}")
+    if version[0] > SCHEMA_VERSION:
+        raise ConfigurationError(
+            f"lmdb: {path} was written with layout version {version[0]}, and this slidegate reads {SCHEMA_VERSION}; "
+            "upgrade slidegate, or choose another path"
+        )
+    return int(version[0])
