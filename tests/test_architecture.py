@@ -40,7 +40,7 @@ CIRCLES: dict[frozenset[str], str] = {
         {
             "web/answers/sending.py", "web/answers/traffic.py", "web/bans/signals.py", "web/config/file_gate.py",
             "web/config/file_options.py", "web/endpoints/decorator.py", "web/endpoints/rate_limit.py",
-            "web/findings/checks.py", "web/judge.py", "web/keys/user.py", "web/middleware.py", "web/record.py",
+            "web/findings/first_requests.py", "web/judge.py", "web/keys/user.py", "web/middleware.py", "web/record.py",
         }
     ): "a record leads back to the gate that made it",
 }  # fmt: skip

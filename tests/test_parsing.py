@@ -22,7 +22,7 @@ from slidegate.core import parse_duration_us, parse_limits
 from slidegate.core.addresses import canonical_key, parse_network
 from slidegate.netlists.formats import FORMATS, read_entries
 from slidegate.ops.accesslog import parse_line
-from slidegate.web.config.messages import Document
+from slidegate.web.config.document import Document
 from slidegate.web.keys.forwarded import read_node, split_forwarded, split_list
 
 SHORT, LONG = 4_000, 32_000

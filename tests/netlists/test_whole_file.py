@@ -13,7 +13,7 @@ from slidegate import ConfigurationError, NetworkFiles, Networks, RateLimitMiddl
 from slidegate.netlists import reading as networklist
 from slidegate.netlists import whole_file as wholefile
 from slidegate.netlists.whole_file import read_whole
-from slidegate.web.config import messages as config_errors
+from slidegate.web.config import document
 
 HERE = Path(__file__)
 
@@ -117,7 +117,7 @@ def test_the_size_is_bounded_to_the_byte(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("read", "module", "most"), [(read_list, networklist, 32 << 20), (read_configuration, config_errors, 2 << 20)]
+    ("read", "module", "most"), [(read_list, networklist, 32 << 20), (read_configuration, document, 2 << 20)]
 )
 def test_what_is_larger_than_any_that_is_meant_is_not_read(
     read: Callable[[Path], object], module: object, most: int, tmp_path: Path

@@ -19,7 +19,7 @@ from slidegate import (
     header,
     path_param,
 )
-from slidegate.web.findings.checks import hidden_rules
+from slidegate.web.findings.hidden_rules import hidden_rules
 
 from .driver import call, hello, statuses
 

@@ -12,7 +12,8 @@ import jsonschema
 import pytest
 
 from scripts import make_schema
-from slidegate.web.config.schema import Configuration, json_schema
+from slidegate.web.config.json_schema import json_schema
+from slidegate.web.config.schema import Configuration
 
 from .test_config import BAD
 from .test_toml_lines import paths

@@ -34,8 +34,10 @@ from slidegate import (
     user,
 )
 from slidegate.testing import FakeClock
-from slidegate.web.findings.checks import WATCHED, hidden_rules, many_workers
 from slidegate.web.findings.codes import CODES, PAGE, Finding
+from slidegate.web.findings.first_requests import WATCHED
+from slidegate.web.findings.hidden_rules import hidden_rules
+from slidegate.web.findings.workers import many_workers
 
 from .driver import PEER, call, hello, statuses
 

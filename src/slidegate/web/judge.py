@@ -22,7 +22,7 @@ from .finishing import hand_back
 from .keys.client_ip import GONE, ClientAddress
 from .lists.network_files import AddressList
 from .record import STATUS, Record, is_preflight
-from .rules.buckets import Gate, RuleSet, Selection
+from .rules.rule_set import Gate, RuleSet, Selection
 from .rules.user_functions import Calls
 from .waiting import wait_turn
 from .websockets.ban_sweep import OpenSockets

@@ -28,16 +28,17 @@ from .bans.signals import AbuseWatch
 from .broken import Breakable, end_start
 from .endpoints.decorator import check_places
 from .endpoints.rate_limit import Endpoints, carries_only_refusals, put_users_last
-from .findings.checks import Watch, examine
+from .findings.at_start import examine
 from .findings.codes import Finding, check_silence
+from .findings.first_requests import Watch
 from .judge import Judge
 from .keys.client_ip import ClientAddress, client_ip
 from .lists.network_files import AddressList, followed
 from .options import check_flag, expect, names_checked, switched_off
 from .paths.routes import walk
 from .record import OFF, RECORD, Record, is_preflight
-from .rules.buckets import RuleSet, all_rules
 from .rules.rule import Exceeded, Rule
+from .rules.rule_set import RuleSet, all_rules
 from .rules.user_functions import Calls
 from .websockets.message_limits import MessageKey, MessageLimits, OnExceeded
 

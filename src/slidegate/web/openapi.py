@@ -20,8 +20,8 @@ from .findings.codes import CODES
 from .middleware import RateLimitMiddleware
 from .paths.routes import Place, walk
 from .paths.segments import Segments, covers, overlap, segments
-from .rules.buckets import all_rules
 from .rules.rule import Rule
+from .rules.rule_set import all_rules
 
 _DOCUMENTED: Final = "__slidegate_documented__"
 _PROBLEM: Final = "RateLimitProblem"

@@ -27,7 +27,7 @@ from ..lists.network_files import AddressList, NetworkFile, NetworkFiles
 from ..lists.watching import Stamp, stamp_of
 from ..paths.patterns import compile_pattern
 from ..rules.rule import Exceeded, Rule
-from .messages import Document
+from .document import Document
 
 if TYPE_CHECKING:
     from . import schema

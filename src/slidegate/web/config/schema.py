@@ -9,52 +9,15 @@ from __future__ import annotations
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
-from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import PydanticCustomError
-from pydantic_core.core_schema import NullableSchema, WithDefaultSchema
 
-JsonSchema: TypeAlias = dict[str, Any]
+from .forms import Limits, Paths, Text, Texts, Trusted, form_of_list, text_or
 
 UNKNOWN_KEY: Final = "unknown_key"
 WRONG_TABLE: Final = "wrong_table"
 WRONG_WEIGHT: Final = "wrong_weight"
 
 MAX_WEIGHT: Final = 1_000_000
-
-
-def _shape(value: object) -> str:
-    """Say which form of a value that may have several is meant, so that an error is about that one alone."""
-    if isinstance(value, (dict, BaseModel)):
-        return "<table>"
-    if isinstance(value, list):
-        return "<list>"
-    return "<number>" if isinstance(value, int) and not isinstance(value, bool) else "<text>"
-
-
-def _list_shape(value: object) -> str:
-    """Say which form of a list of networks is meant: a list may be one of networks or one of tables."""
-    found = _shape(value)
-    if isinstance(value, list) and any(_shape(entry) == "<table>" for entry in value):
-        return "<tables>"
-    return found if found in ("<list>", "<table>") else "<text>"
-
-
-def _text_or(*others: str) -> Discriminator:
-    def shape(value: object) -> str:
-        found = _shape(value)
-        return found if found in others else "<text>"
-
-    return Discriminator(shape)
-
-
-Text: TypeAlias = Annotated[str, Tag("<text>")]
-Texts: TypeAlias = Annotated[list[str], Field(min_length=1), Tag("<list>")]
-Limits: TypeAlias = Annotated[Text | Texts, _text_or("<list>")]
-Paths: TypeAlias = Annotated[Text | Texts, _text_or("<list>")]
-Trusted: TypeAlias = Annotated[
-    Text | Annotated[list[str], Tag("<list>")] | Annotated[int, Field(ge=1, le=64), Tag("<number>")],
-    _text_or("<list>", "<number>"),
-]
 
 
 class _Table(BaseModel):
@@ -96,7 +59,7 @@ class ListTable(_Table):
     format: Literal["auto", "plain", "jsonl", "csv", "nginx", "fail2ban", "crowdsec"] = Field(
         default="auto", description="How the file is written; by default its first line tells."
     )
-    column: Annotated[Text | Annotated[int, Field(ge=1), Tag("<number>")], _text_or("<number>")] | None = Field(
+    column: Annotated[Text | Annotated[int, Field(ge=1), Tag("<number>")], text_or("<number>")] | None = Field(
         default=None, description="The column of a CSV file: its name, or its number from 1."
     )
     strict: bool = Field(default=True, description="Whether host bits behind a prefix are an error.")
@@ -107,17 +70,17 @@ Lists: TypeAlias = Annotated[
     | Annotated[list[str], Tag("<list>")]
     | Annotated[ListTable, Tag("<table>")]
     | Annotated[list[ListTable], Tag("<tables>")],
-    Discriminator(_list_shape),
+    Discriminator(form_of_list),
 ]
 KeyWord: TypeAlias = Literal["client", "everyone", "user"]
 MessageKeyWord: TypeAlias = Literal["connection", "client", "everyone", "user"]
 _KeyTable: TypeAlias = Annotated["KeyTable", Tag("<table>")]
-Key: TypeAlias = Annotated[Annotated[KeyWord, Tag("<text>")] | _KeyTable, _text_or("<table>")]
-MessageKey: TypeAlias = Annotated[Annotated[MessageKeyWord, Tag("<text>")] | _KeyTable, _text_or("<table>")]
+Key: TypeAlias = Annotated[Annotated[KeyWord, Tag("<text>")] | _KeyTable, text_or("<table>")]
+MessageKey: TypeAlias = Annotated[Annotated[MessageKeyWord, Tag("<text>")] | _KeyTable, text_or("<table>")]
 
 _VALUES: Final = ("header", "cookie", "query", "path_param")
 _COMPLETE: Final = ("client", "combine")
-_ONE_SOURCE: Final[JsonSchema] = {
+_ONE_SOURCE: Final[dict[str, Any]] = {
     "oneOf": [
         *({"required": [name]} for name in _VALUES),
         *({"required": [name], "not": {"required": ["fallback"]}} for name in _COMPLETE),
@@ -189,7 +152,7 @@ def _check_weight(value: object) -> object:
 
 _Whole: TypeAlias = Annotated[int, Field(ge=1, le=MAX_WEIGHT)]
 Weight: TypeAlias = Annotated[_Whole | Literal["ban"], BeforeValidator(_check_weight)]
-BanKey: TypeAlias = Annotated[Annotated[Literal["client", "user"], Tag("<text>")] | _KeyTable, _text_or("<table>")]
+BanKey: TypeAlias = Annotated[Annotated[Literal["client", "user"], Tag("<text>")] | _KeyTable, text_or("<table>")]
 
 
 class BanTable(_Table):
@@ -240,7 +203,7 @@ class Configuration(_Table):
     allowlist: Lists | None = Field(default=None, description="Networks never refused nor counted, or files of them.")
     bans: dict[str, BanTable] = Field(default={}, description="Ban policies, each by its name.")
     store: Annotated[
-        Text | Annotated[Environment, Tag("<table>")], _text_or("<table>")
+        Text | Annotated[Environment, Tag("<table>")], text_or("<table>")
     ] | None = Field(default=None, description='Where the counts live, such as "memory://".')  # fmt: skip
     deadline: str = Field(default="50ms", description="How long a store may take to answer a request.")
     on_error: Literal["local", "allow", "deny"] = Field(
@@ -260,24 +223,3 @@ class Configuration(_Table):
     statistics: bool = Field(default=True, description="Whether it is recorded what happens to requests.")
     enabled: bool = Field(default=True, description="Whether anything is limited at all.")
     silence: list[str] = Field(default=[], description="Codes of start-up findings that need not be said.")
-
-
-class _Generator(GenerateJsonSchema):
-    """TOML has no null: what may be None may be left out. The names of keys are titles enough."""
-
-    def field_title_should_be_set(self, schema: object) -> bool:
-        return False
-
-    def nullable_schema(self, schema: NullableSchema) -> JsonSchema:
-        return self.generate_inner(schema["schema"])
-
-    def default_schema(self, schema: WithDefaultSchema) -> JsonSchema:
-        if schema.get("default") is None:
-            return self.generate_inner(schema["schema"])
-        return super().default_schema(schema)
-
-
-def json_schema() -> JsonSchema:
-    """Return the JSON Schema (draft 2020-12) of a configuration file."""
-    schema = Configuration.model_json_schema(schema_generator=_Generator)
-    return {"$schema": _Generator.schema_dialect, **schema}

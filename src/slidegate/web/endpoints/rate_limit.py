@@ -25,8 +25,8 @@ from ..keys.user import names_user
 from ..options import names_checked
 from ..paths.routes import Place, Places
 from ..record import OFF, RECORD, Record
-from ..rules.buckets import Gate
 from ..rules.rule import CostFunction, Limits, LimitsFunction, Rule
+from ..rules.rule_set import Gate
 from .decorator import decorate, layers
 
 _MEMO: Final = 4_096

@@ -19,8 +19,8 @@ from ...core.decision import Check, Decision
 from ...core.errors import ConfigurationError
 from ...core.logs import logger
 from ...limiter import Limiter, check_cost
-from .buckets import Gate
 from .rule import StatusFunction
+from .rule_set import Gate
 
 LOG_PAUSE_S: Final = 60.0
 

@@ -4,43 +4,29 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Final, Protocol, runtime_checkable
 
 from starlette.applications import Starlette
 from starlette.middleware.cors import CORSMiddleware
-from starlette.types import Scope
 
 from ...core.addresses import IPV6_PREFIX
 from ...core.bans.policy import BanPolicy
-from ...core.bans.targets import ban_target
-from ...core.protocols import Store
 from ...limiter import Limiter
-from ..keys.client_ip import UNKNOWN_PEER, ClientAddress, is_gone
-from ..keys.user import is_known
+from ..keys.client_ip import ClientAddress
 from ..lists.network_files import AddressList
 from ..paths.layers import layers
-from ..paths.patterns import PathPattern, compile_pattern
+from ..paths.patterns import compile_pattern
 from ..paths.routes import walk
 from ..paths.tree import Tree
-from ..record import Record
 from ..rules.rule import Rule
 from .codes import Finding
+from .hidden_rules import hidden_rules
+from .workers import many_workers
 
-WATCHED: Final = 1_000
-"""How many requests are looked at for what only requests can show."""
-
-_SERVERS: Final = frozenset({"uvicorn", "gunicorn", "granian", "hypercorn", "fastapi"})
-_VARIABLES: Final = ("WEB_CONCURRENCY", "UVICORN_WORKERS", "GRANIAN_WORKERS")
-_WORKERS: Final = re.compile(r"(?<!\S)(?:--workers(?:=| +)|-w ?)([0-9]{1,6})(?!\S)")
-_PARAMETER: Final = re.compile(r"\{\w+(?::(\w+))?\}")
-_ALL_BELOW: Final = re.compile(r"([^{]*)\{\w+:path\}")
 _OF_THE_CLIENT: Final = re.compile(r"(?:^|\+)(?:header|cookie|query):")
 """In the identity of a key: a value that the client chooses, and not only where another one is missing."""
-_PROXY_HEADERS: Final = frozenset({b"x-forwarded-for", b"forwarded"})
 
 
 @runtime_checkable
@@ -154,7 +140,7 @@ def _about_bans(gate: Guard, policies: Collection[BanPolicy]) -> Iterator[Findin
                     "SG112", f"path {path!r} of policy {policy.name!r} bans the application's own visitors: {label}"
                 )
     shaken = [policy for policy in policies if policy.key is not None and _OF_THE_CLIENT.search(policy.key.identity)]
-    if shaken and not any(_by_address(policy) for policy in policies):
+    if shaken and not any(bans_by_address(policy) for policy in policies):
         yield Finding(
             "SG113",
             f"policy {shaken[0].name!r} bans by {shaken[0].key.identity}, which the client chooses, and none bans by "
@@ -167,7 +153,7 @@ def _bans_at_once(policy: BanPolicy, path: str) -> bool:
     return weight == "ban" or weight >= policy.after.amount
 
 
-def _by_address(policy: BanPolicy) -> bool:
+def bans_by_address(policy: BanPolicy) -> bool:
     return policy.key is None or isinstance(policy.key, ClientAddress)
 
 
@@ -201,128 +187,3 @@ def _is_cors(layer: object) -> bool:
         classes: list[object] = [wrapping.cls for wrapping in layer.user_middleware]
         return CORSMiddleware in classes
     return isinstance(layer, CORSMiddleware)
-
-
-def many_workers(environment: Mapping[str, str], arguments: Sequence[str]) -> str:
-    """Return what says that several processes serve the application; empty if nothing does."""
-    for variable in _VARIABLES:
-        value = environment.get(variable, "")
-        if value.isascii() and value.isdigit() and int(value) > 1:
-            return f"{variable}={value}"
-    program = Path(arguments[0]) if arguments else Path()
-    shown = shlex.join(arguments[1:]) if {program.stem, program.parent.name} & _SERVERS else ""
-    for where, words in (("GUNICORN_CMD_ARGS", environment.get("GUNICORN_CMD_ARGS", "")), ("the command line", shown)):
-        counts = _WORKERS.findall(words)
-        if counts and int(counts[-1]) > 1:
-            return f"--workers {counts[-1]} in {where}"
-    return ""
-
-
-def hidden_rules(rules: Sequence[Rule]) -> Iterator[tuple[Rule, Rule]]:
-    """Yield (earlier, later) where the earlier rule ends the list for every request that the later one is about."""
-    for place, later in enumerate(rules):
-        earlier = next((rule for rule in rules[:place] if rule.final and _covers(rule, later)), None)
-        if earlier is not None:
-            yield earlier, later
-
-
-def _covers(earlier: Rule, later: Rule) -> bool:
-    methods = frozenset({"GET"}) if later.connection == "websocket" else later.methods
-    return (
-        (earlier.connection is None or earlier.connection == later.connection)
-        and (earlier.methods is None or (methods is not None and methods <= earlier.methods))
-        and _covers_path(earlier, later)
-    )
-
-
-def _covers_path(earlier: Rule, later: Rule) -> bool:
-    if not earlier.patterns or not later.patterns:
-        return not earlier.patterns
-    one_by_one = zip(later.paths, later.patterns, strict=True)
-    return all(any(_covers_one(earlier, place, *asked) for place in range(len(earlier.paths))) for asked in one_by_one)
-
-
-def _covers_one(earlier: Rule, place: int, path: str, pattern: PathPattern) -> bool:
-    written, (known, _) = earlier.paths[place], earlier.patterns[place]
-    if not pattern[1]:
-        return known.match(path) is not None
-    below = _ALL_BELOW.fullmatch(written)
-    if below is not None and path.partition("{")[0].startswith(below[1]):
-        return True
-    # The names of parameters do not matter.
-    return _nameless(written) == _nameless(path)
-
-
-def _nameless(path: str) -> str:
-    return _PARAMETER.sub(lambda found: f"{{{found[1] or 'str'}}}", path)
-
-
-class Watch:
-    """Looks at the first requests, then no more: some things show only there.
-
-    Args:
-        client: How the gate finds the client's address.
-        policies: Its ban policies.
-        store: Where the gate counts.
-    """
-
-    def __init__(self, client: ClientAddress, policies: Collection[BanPolicy] = (), store: Store | None = None) -> None:
-        self._store = store
-        self._trusted = client.trusted
-        self._policies = [policy for policy in policies if _by_address(policy)]
-        self._left = WATCHED
-        self._found: set[str] = set()
-
-    @property
-    def over(self) -> bool:
-        """Whether enough was seen."""
-        return self._left <= 0
-
-    def look(self, scope: Scope) -> Iterator[Finding]:
-        """Yield what one request shows, each kind once."""
-        self._left -= 1
-        evicts = getattr(self._store, "evicts", "")  # known once a connection was made
-        if evicts and "SG115" not in self._found:
-            self._found.add("SG115")
-            yield Finding("SG115", f"{evicts}, and with them limits and bans; set noeviction")
-        client = scope.get("client")
-        host = (client[0] if client else None) or ""
-        if is_gone(scope):
-            return
-        if not host and "SG109" not in self._found:
-            self._found.add("SG109")
-            yield Finding("SG109", f"the server names no peer: all such requests are one client, {UNKNOWN_PEER!r}")
-        if self._trusted or "SG102" in self._found:
-            return
-        for name, value in scope["headers"]:
-            # A server that reads the header itself has put its address in the peer's place.
-            if name in _PROXY_HEADERS and (not host or host.encode() not in value):
-                self._found.add("SG102")
-                yield Finding(
-                    "SG102",
-                    f"{name.decode().title()} came with a request and no proxy is trusted: if one stands in front, all "
-                    "its clients are counted as one",
-                )
-                if self._policies and host:
-                    yield self._about_bans(host)
-                return
-
-    def look_back(self, scope: Scope, record: Record) -> Iterator[Finding]:
-        """Yield what a request shows when the application is done with it."""
-        if hasattr(record, "userless") and "SG116" not in self._found and is_known(scope):
-            self._found.add("SG116")
-            yield Finding(
-                "SG116",
-                "a limit by `user` counted the client's address, because the user was known only afterwards; put "
-                "AuthenticationMiddleware further out than the gate, or the limit next to the endpoint: "
-                "@RateLimit(..., key=user)",
-            )
-
-    def _about_bans(self, host: str) -> Finding:
-        """Say what becomes of bans behind a proxy that nobody trusts."""
-        met = [policy for policy in self._policies if ban_target(policy, host) is not None]
-        if met:
-            what = f"policy {met[0].name!r} bans the peer for what one client does: everybody behind it is shut out"
-        else:
-            what = f"the peer {host} is of a private network, which no policy bans: nobody behind it is ever banned"
-        return Finding("SG111", f"if a proxy stands in front, {what}")

@@ -1,0 +1,28 @@
+"""Signs that several processes serve the application: variables of the environment, and the command line."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+_SERVERS: Final = frozenset({"uvicorn", "gunicorn", "granian", "hypercorn", "fastapi"})
+_VARIABLES: Final = ("WEB_CONCURRENCY", "UVICORN_WORKERS", "GRANIAN_WORKERS")
+_WORKERS: Final = re.compile(r"(?<!\S)(?:--workers(?:=| +)|-w ?)([0-9]{1,6})(?!\S)")
+
+
+def many_workers(environment: Mapping[str, str], arguments: Sequence[str]) -> str:
+    """Return what says that several processes serve the application; empty if nothing does."""
+    for variable in _VARIABLES:
+        value = environment.get(variable, "")
+        if value.isascii() and value.isdigit() and int(value) > 1:
+            return f"{variable}={value}"
+    program = Path(arguments[0]) if arguments else Path()
+    shown = shlex.join(arguments[1:]) if {program.stem, program.parent.name} & _SERVERS else ""
+    for where, words in (("GUNICORN_CMD_ARGS", environment.get("GUNICORN_CMD_ARGS", "")), ("the command line", shown)):
+        counts = _WORKERS.findall(words)
+        if counts and int(counts[-1]) > 1:
+            return f"--workers {counts[-1]} in {where}"
+    return ""
