@@ -182,7 +182,7 @@ def replay_with_figures(
         figures = Figures(limiter, clock)
         playing = replay(make_app(limiter), limiter, clock, figures.following(records))
         answers = [answer async for answer in playing]
-        assert {series.dropped for series in limiter.statistics._series.values()} <= {0}
+        assert {series.dropped for series in limiter.internals.statistics._series.values()} <= {0}
         return figures, answers
 
     return asyncio.run(run())

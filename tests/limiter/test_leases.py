@@ -106,16 +106,16 @@ def local_us(number: int, now_us: int) -> int:
 def worker(store: Store, clock: FakeClock, number: int = 0, on_error: Any = "deny") -> Limiter:
     """A limiter whose leases and deadlines go by a clock of their own."""
     limiter = Limiter(store, deadline="10s", on_error=on_error)
-    assert limiter._failsafe is not None
-    limiter._failsafe._clock = clock
-    limiter._leases = Leases(store, limiter._failsafe, lambda: local_us(number, clock()))
-    limiter.decide = limiter._leases.hit
+    assert limiter.internals.failsafe is not None
+    limiter.internals.failsafe._clock = clock
+    limiter.internals.leases = Leases(store, limiter.internals.failsafe, lambda: local_us(number, clock()))
+    limiter.internals.decide = limiter.internals.leases.hit
     return limiter
 
 
 def leases_of(limiter: Limiter) -> Leases:
-    assert limiter._leases is not None
-    return limiter._leases
+    assert limiter.internals.leases is not None
+    return limiter.internals.leases
 
 
 async def turns() -> None:
@@ -432,7 +432,7 @@ async def test_who_asked_for_a_lease_may_give_up_and_the_others_get_it() -> None
 
 async def test_other_requests_do_not_pass_through_leases_at_all() -> None:
     scene, plain = Scene(), Bucket("plain", parse_limits(WIDE))
-    assert scene.limiter.decide is not scene.limiter._decide
+    assert scene.limiter.internals.decide is not scene.limiter.internals.decide_unleased
     for _ in range(3):
         await scene.hit(plain)
         await scene.limiter.hit("ann", WIDE)
@@ -441,7 +441,7 @@ async def test_other_requests_do_not_pass_through_leases_at_all() -> None:
 
 async def test_in_memory_a_lease_changes_nothing() -> None:
     limiter, bucket = Limiter(MemoryStore(clock=FakeClock(START_US))), leased()
-    assert limiter._leases is None
+    assert limiter.internals.leases is None
     for _ in range(40):
         assert (await limiter.hit_all([(bucket, "ann", 1)])).__class__ is Decision
     assert not await limiter.hit_all([(bucket, "ann", 1)])

@@ -97,7 +97,7 @@ class Worker:
             while self.heard.kinds[-1:] == ["store_failed"]:
                 await self.limiter.hit("probe", "1000000/minute")
                 await asyncio.sleep(0.02)
-        store, safe = self.limiter.store, self.limiter._failsafe
+        store, safe = self.limiter.store, self.limiter.internals.failsafe
         assert isinstance(store, RedisStore)
         assert safe is not None
         safe._deadline_s, safe._deadline, store._shared.timeout_s = BOUND_S, Deadline(BOUND_S), BOUND_S
@@ -145,15 +145,15 @@ async def test_one_request_waits_no_longer_than_the_deadline_in_all(hung: int, m
     monkeypatch.setattr(breakers, "OPEN_US", 60_000_000)
     bans = BanPolicy("2/1h", signals={200: 1}, key=header("X-API-Key"))
     worker = Worker(f"redis://127.0.0.1:{hung}/0", bans=bans)
-    assert worker.limiter._failsafe is not None
-    waits, first = 0, worker.limiter._failsafe.first
+    assert worker.limiter.internals.failsafe is not None
+    waits, first = 0, worker.limiter.internals.failsafe.first
 
     async def counted(secret: Any) -> Any:
         nonlocal waits
         waits += 1
         return await first(secret)
 
-    monkeypatch.setattr(worker.limiter._failsafe, "first", counted)
+    monkeypatch.setattr(worker.limiter.internals.failsafe, "first", counted)
     assert await worker.statuses(4) == [200, 200, 403, 403]
     assert waits == 1
     await close(worker)
@@ -174,15 +174,15 @@ async def test_the_loop_goes_on_while_the_secret_is_waited_for(hung: int) -> Non
 async def test_a_request_that_is_cancelled_leaves_the_next_one_to_ask(hung: int) -> None:
     worker = Worker(f"redis://127.0.0.1:{hung}/0")
     assert await worker.statuses(1) == [200]
-    assert worker.limiter._secret is not None
-    worker.limiter._secret._again_us = 1  # it has been left alone long enough
+    assert worker.limiter.internals._secret is not None
+    worker.limiter.internals._secret._again_us = 1  # it has been left alone long enough
     probe = asyncio.ensure_future(worker.answer())
-    while worker.limiter._secret._again_us == 1:  # noqa: ASYNC110
+    while worker.limiter.internals._secret._again_us == 1:  # noqa: ASYNC110
         await asyncio.sleep(0)
     probe.cancel()
     with pytest.raises(asyncio.CancelledError):
         await probe
-    assert worker.limiter._secret._again_us == 1
+    assert worker.limiter.internals._secret._again_us == 1
     await close(worker)
 
 
@@ -283,7 +283,7 @@ async def test_a_cluster_that_hangs_at_the_start_is_found() -> None:
 async def test_what_was_provisional_is_forgotten_after_one_window(place: Place) -> None:
     await place.proxy.refuse()
     worker = Worker(place.url)
-    safe = worker.limiter._failsafe
+    safe = worker.limiter.internals.failsafe
     assert safe is not None
     now_us = 1_000_000_000
     safe._clock = lambda: now_us
@@ -292,11 +292,11 @@ async def test_what_was_provisional_is_forgotten_after_one_window(place: Place) 
     now_us += 1_000_000
     await worker.recovered()
     assert await worker.statuses(1) == [429]
-    assert worker.limiter._keys._spelling.before is not None
+    assert worker.limiter.internals.keys._spelling.before is not None
     now_us += 7_200_000_000
     assert await worker.statuses(4) == [200, 200, 200, 429]
     assert safe.local is None
-    keys = worker.limiter._keys
+    keys = worker.limiter.internals.keys
     assert keys._spelling.settled
     assert (keys._before, keys._made_of) == ({}, {})
     await close(worker)
@@ -309,7 +309,7 @@ async def test_provisional_bans_and_strikes_last_here(place: Place) -> None:
     worker = Worker(place.url, bans=bans)
     assert await worker.statuses(4) == [200, 200, 200, 403]
     assert await worker.statuses(2, OTHERS) == [200, 200]
-    safe = worker.limiter._failsafe
+    safe = worker.limiter.internals.failsafe
     assert safe is not None
     assert safe.local is not None
     (ban,) = safe.local.bans.active()
@@ -457,8 +457,8 @@ async def test_where_redis_answers_no_key_is_provisional(place: Place) -> None:
     for worker in workers:
         assert (await worker.answer()).status == 200
         assert worker.heard.kinds == []
-        assert worker.limiter._failsafe is not None
-        assert worker.limiter._failsafe.local is None
+        assert worker.limiter.internals.failsafe is not None
+        assert worker.limiter.internals.failsafe.local is None
     await close(*workers)
 
 

@@ -309,7 +309,9 @@ async def test_a_store_that_fails_is_not_held_against_the_client() -> None:
         on_exceeded="drop",
         bans=BanPolicy("1/hour"),
     )
-    decide = limiter.decide
-    limiter.decide = lambda checks, guarded=(): Unserved(False, checks, 1) if checks else decide(checks, guarded)
+    decide = limiter.internals.decide
+    limiter.internals.decide = lambda checks, guarded=(): (
+        Unserved(False, checks, 1) if checks else decide(checks, guarded)
+    )
     await Socket([*texts(5), BYE]).run(gate)
     assert [ban async for ban in limiter.bans()] == []

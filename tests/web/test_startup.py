@@ -216,12 +216,9 @@ def test_several_processes_with_a_memory_store_each_are_found(monkeypatch: pytes
     assert "--workers 4 in the command line" in found.findings[0].message
     assert "LmdbStore counts for all of them" in found.findings[0].message
 
-    class Shared(Limiter):
-        """Stands for a limiter on a store that all processes share."""
-
-        per_process = False
-
-    assert codes(gate(limiter=Shared())) == []
+    shared = Limiter()
+    shared.internals.per_process = False  # as on a store that all processes share
+    assert codes(gate(limiter=shared)) == []
 
 
 # -- rules that never apply ----------------------------------------------------------------------------------------

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import json
-from abc import abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable
 from datetime import timedelta
 from inspect import isawaitable
 from typing import Any, Final
 
-from ..core.bans.in_force import Ban, BanChange, Guarded, ban_key, clean_reason
+from ..core.bans.in_force import Ban, BanChange, ban_key, clean_reason
 from ..core.bans.policy import BanPolicy
 from ..core.bans.targets import NetworkSet, ban_target
 from ..core.errors import ConfigurationError, StoreError, StoreUnavailable, quoted
 from ..core.limits import MAX_WINDOW_US, check_whole, parse_duration_us
 from ..core.protocols import BanBook, Store
 from .deadlines import in_turns, within
-from .failsafe import Failsafe
-from .key_spelling import Keys
+from .internals import Internals
 
 PERMANENT: Final = "permanent"
 
@@ -30,15 +28,7 @@ class BanCommands:
     """
 
     store: Store
-    _keys: Keys
-    _failsafe: Failsafe | None
-
-    @abstractmethod
-    async def prepare(self) -> bool:
-        """See `Limiter.prepare`."""
-
-    @abstractmethod
-    async def _fetch_secret(self) -> None: ...
+    internals: Internals
 
     async def ban(self, key: str, duration: str | float | timedelta, *, reason: str = "", by: str = "manual") -> Ban:
         """Ban an address, a network or a key; a ban that it has is replaced.
@@ -60,7 +50,7 @@ class BanCommands:
             if length_us > MAX_WINDOW_US:
                 raise ConfigurationError(f'ban: duration: expected at most 400 days or "permanent", not {duration!r}')
         ban_key(key)
-        await self._fetch_secret()
+        await self.internals.fetch_secret()
         return await within(self.store.bans.ban(self._ban_key(key), length_us, clean_reason(reason), clean_reason(by)))
 
     async def unban(self, key: str, *, by: str = "manual") -> bool:
@@ -69,16 +59,16 @@ class BanCommands:
         Returns:
             False where there was nothing to take back. `banned` says which network's ban an address is under.
         """
-        await self.prepare()
+        await self.internals.prepare()
         known, who = self._ban_key(key), clean_reason(by)
         lifted = [await within(book.unban(self._spelled(book, known), who)) for book in self._books()]
         return any(lifted)
 
     async def banned(self, key: str) -> Ban | None:
         """Return the ban that refuses a key or address now, its own or that of a network; None if there is none."""
-        await self.prepare()
+        await self.internals.prepare()
         known = self._ban_key(key)
-        _, guards = self._keys.learn(key)
+        _, guards = self.internals.keys.learn(key)
         found = [await within(book.find((self._spelled(book, known), *guards))) for book in self._books()]
         return next((ban for ban in found if ban is not None), None)
 
@@ -90,7 +80,7 @@ class BanCommands:
 
     async def history(self, key: str | None = None) -> AsyncIterator[BanChange]:
         """Yield what was banned and unbanned lately, oldest first; of `key` alone if it is given."""
-        await self.prepare()
+        await self.internals.prepare()
         known = None if key is None else self._ban_key(key)
         changes = [change for book in self._books() for change in await within(book.history())]
         async for change in in_turns(sorted(changes, key=lambda change: change.wall_us)):
@@ -119,26 +109,11 @@ class BanCommands:
         if not isinstance(policy, BanPolicy):
             raise ConfigurationError(f'strike: expected a policy such as BanPolicy("20/10m", "1h"), not {policy!r}')
         check_whole(weight, 1, 2**31 - 1, "strike: weight", "for example 1")
-        await self.prepare()
+        await self.internals.prepare()
         target = ban_target(policy, self._ban_key(key), protected)
         if target is None:
             return None
-        answer = self.strike_target(target, policy, weight, clean_reason(reason))
-        return await answer if isawaitable(answer) else answer
-
-    def strike_target(
-        self, target: tuple[str, str], policy: BanPolicy, weight: int, reason: str
-    ) -> Ban | Awaitable[Ban | None] | None:
-        """Do what `strike` does for what `ban_target` has found, with a clean reason; for code on a hot path."""
-        book = self.store.bans if self._failsafe is None else self._failsafe
-        return book.strike(policy, target[0], weight, reason, target[1])
-
-    async def find_ban(self, guarded: Sequence[Guarded]) -> Ban | None:
-        """Return the ban that refuses one of some keys and addresses, as far as it is known; for code on a hot path."""
-        if self._failsafe is not None:
-            await self.prepare()
-            return await self._failsafe.find_ban(guarded)
-        answer = self.store.bans.find(guarded)
+        answer = self.internals.strike_target(target, policy, weight, clean_reason(reason))
         return await answer if isawaitable(answer) else answer
 
     async def export_bans(self) -> AsyncIterator[str]:
@@ -150,7 +125,7 @@ class BanCommands:
             StoreError: The store does not answer.
         """
         try:
-            await self._fetch_secret()
+            await self.internals.fetch_secret()
         except StoreError as error:
             raise StoreUnavailable(
                 f"bans cannot be exported while the secret that their keys are made with is not known: {error}"
@@ -173,21 +148,23 @@ class BanCommands:
         if isinstance(lines, (str, bytes)) or not isinstance(lines, Iterable):
             raise ConfigurationError(f"bans: expected lines, for example an open file, not {quoted(lines)}")
         rows = [_row(number, line) for number, line in enumerate(lines, start=1)]
-        await self._fetch_secret()
+        await self.internals.fetch_secret()
         return await within(self.store.bans.load(rows))
 
     def _books(self) -> list[BanBook]:
         """Return the bans of the store, and those that were made here while it did not answer."""
-        local = self._failsafe.local if self._failsafe is not None else None
+        safe = self.internals.failsafe
+        local = None if safe is None else safe.local
         return [self.store.bans] if local is None else [local.bans, self.store.bans]
 
     def _spelled(self, book: BanBook, key: str) -> str:
         """Return a key as a book of bans has it: that of this process may know it by its provisional digest."""
-        return key if self._failsafe is None or book is self.store.bans else self._failsafe.spelled(key)
+        safe = self.internals.failsafe
+        return key if safe is None or book is self.store.bans else safe.spelled(key)
 
     def _ban_key(self, key: str) -> str:
         ban_key(key)
-        return self._keys.learn(key)[0]
+        return self.internals.keys.learn(key)[0]
 
 
 def _row(number: int, line: object) -> Any:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from types import TracebackType
-from typing import Final, Self, TypeAlias
+from typing import Final, Self
 
 from ..core.bans.in_force import Guarded
 from ..core.decision import Bucket, Check, Decision
@@ -13,20 +13,16 @@ from ..core.errors import ConfigurationError
 from ..core.limits import Limit, check_name, parse_limits
 from ..core.memo import MEMO_SIZE, remember
 from ..core.observers import Observers
-from ..core.protocols import Clock, Event, Observer, Store
+from ..core.protocols import Observer, Store
 from ..stores.memory.store import MemoryStore
 from .ban_commands import BanCommands
 from .deadlines import within
-from .failsafe import DEADLINE, ON_ERROR, Failsafe, OnError, check_failure_policy
-from .key_spelling import Keys, check_secret
-from .leasing import Leases
+from .failsafe import DEADLINE, ON_ERROR, OnError, check_failure_policy
+from .internals import Internals
 from .open_store import open_store
-from .secret import Secret
-from .statistics import Statistics, Stats
+from .statistics import Stats
 
 DEFAULT_RULE: Final = "hit"
-
-Decide: TypeAlias = Callable[[Sequence[Check], Sequence[Guarded]], Decision | Awaitable[Decision]]
 
 
 class Limiter(BanCommands):
@@ -62,38 +58,22 @@ class Limiter(BanCommands):
         if store is not None and (isinstance(store, type) or not callable(getattr(store, "hit", None))):
             raise ConfigurationError(f"store: expected a store such as MemoryStore(), not {store!r}")
         self.store: Store = store if store is not None else MemoryStore()
-        self._observers = Observers()
+        """Where the counts live."""
+        told = Observers()
         if not isinstance(observers, Iterable):
             raise ConfigurationError(f"observers: expected a list of functions that take an Event, not {observers!r}")
         for observer in observers:
             if not callable(observer):
                 raise ConfigurationError(f"observers: expected functions that take an Event, not {observer!r}")
-            self._observers.add(observer)
-        self.store.observe(self._observers.tell)
-        check_failure_policy(deadline, on_error)
-        # A store in memory has nothing to wait for, and needs nobody to stand in for it.
-        safe = None if self.per_process else Failsafe(self.store, deadline, on_error, self.tell)
-        self._failsafe = safe
-        self._leases = None if safe is None else Leases(self.store, safe)
-        self._decide: Decide = self.store.hit if safe is None else safe.hit
-        self.decide: Decide = self._decide if self._leases is None else self._leases.hit
-        """`hit_all` without a coroutine of its own where the store answers at once; for code on a hot path."""
-        own = self.store.secret if secret is None else check_secret(secret)
-        self._keys = Keys(own if isinstance(own, bytes) else None)
+            told.add(observer)
+        self.internals = Internals(self.store, secret, told, deadline, on_error)
+        """How the gates of this package ask the store. It is not for users: every release may change it."""
+        self._keys = self.internals.keys
         self._known = self._keys.known
         self.digest = self._keys.digest
         """Makes a key of at most 64 bytes of a kind and a value that must not be readable: ``kind#1f3a…``. Keyed with
         the secret: equal for everybody who shares it, and no use elsewhere. See `prepare`."""
-        self._secret: Secret | None = None
-        if safe is not None and self._keys.provisional:
-            self._secret = Secret(self.store, self._keys, safe)
-            self._decide = self.decide = self._decide_unprepared
-        if safe is not None and secret is None:
-            self.store.observe(self._follow_secret)
-        self.statistics = Statistics(self.clock, self.tell)
-        """Where gates record what happens to requests; `stats` reads it."""
         self._buckets: dict[str, dict[object, Bucket]] = {}
-        self._claimed: dict[str, int] = {}
         self._closed = False
 
     @classmethod
@@ -131,9 +111,15 @@ class Limiter(BanCommands):
         Returns:
             Whether it is known.
         """
-        if self._secret is not None and await self._secret.come():
-            self._be_prepared()
-        return self._secret is None
+        return await self.internals.prepare()
+
+    def key_for(self, key: str) -> str:
+        """Return the spelling of `key` that stores hold: one for each address, at most 64 bytes. See `prepare`.
+
+        Raises:
+            ConfigurationError: `key` is not text, or empty.
+        """
+        return self._keys.learn(key)[0]
 
     async def hit(
         self, key: str, limits: str | Limit | Sequence[Limit], cost: int = 1, *, rule: str = DEFAULT_RULE
@@ -159,12 +145,12 @@ class Limiter(BanCommands):
         try:
             known, guarded = self._known[key]
         except (KeyError, TypeError):
-            if self._secret is not None:
+            if not self.internals.prepared:
                 await self.prepare()
             known, guarded = self._keys.learn(key)
         if cost.__class__ is not int or cost < 0:
             check_cost(cost)
-        answer = self._decide(((bucket, known, cost),), guarded)
+        answer = self.internals.decide_unleased(((bucket, known, cost),), guarded)
         return answer if isinstance(answer, Decision) else await answer
 
     async def hit_all(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Decision:
@@ -183,7 +169,7 @@ class Limiter(BanCommands):
         """
         for _, _, cost in checks:
             check_cost(cost)
-        answer = self.decide(tuple(checks), guarded)
+        answer = self.internals.decide(tuple(checks), guarded)
         return answer if isinstance(answer, Decision) else await answer
 
     async def peek(
@@ -198,11 +184,7 @@ class Limiter(BanCommands):
         """Say what `hit_all` would answer now. Changes nothing."""
         for _, _, cost in checks:
             check_cost(cost)
-        if self._failsafe is not None:
-            await self.prepare()
-            return await self._failsafe.peek(tuple(checks), guarded)
-        answer = self.store.peek(tuple(checks), guarded)
-        return answer if isinstance(answer, Decision) else await answer
+        return await self.internals.peek(tuple(checks), guarded)
 
     async def charge(
         self, key: str, limits: str | Limit | Sequence[Limit], units: int, *, rule: str = DEFAULT_RULE
@@ -222,11 +204,7 @@ class Limiter(BanCommands):
         """Record units under several buckets and keys in one step; see `charge`."""
         for _, _, units in checks:
             check_cost(units, "units")
-        if self._failsafe is not None:
-            await self.prepare()
-            return await self._failsafe.charge(tuple(checks))
-        answer = self.store.charge(tuple(checks))
-        return answer if isinstance(answer, Decision) else await answer
+        return await self.internals.charge(tuple(checks))
 
     async def refund(self, decision: Decision) -> bool:
         """Hand back what `decision` charged, or the place that it booked.
@@ -236,17 +214,14 @@ class Limiter(BanCommands):
         """
         if not isinstance(decision, Decision):
             raise ConfigurationError(f"refund: expected the Decision that `hit` returned, not {decision!r}")
-        if self._leases is not None:
-            return await self._leases.refund(decision)
-        answer = self.store.refund(decision)
-        return answer if isinstance(answer, bool) else await answer
+        return await self.internals.refund(decision)
 
     async def reset(self, key: str) -> bool:
         """Forget the windows of `key` under every rule. Returns False where there were none."""
-        await self._fetch_secret()
+        await self.internals.fetch_secret()
         known = self.key_for(key)
-        if self._leases is not None:
-            self._leases.forget(known)
+        if self.internals.leases is not None:
+            self.internals.leases.forget(known)
         return await within(self.store.reset(known))
 
     def stats(self, window: str | float | timedelta = "1m") -> Stats:
@@ -258,17 +233,13 @@ class Limiter(BanCommands):
         Raises:
             ConfigurationError: The window is longer than that.
         """
-        return self.statistics.read(window)
+        return self.internals.statistics.read(window)
 
     async def close(self) -> None:
         """Let go of what the store holds open. A second call does nothing."""
         if not self._closed:
             self._closed = True
-            if self._leases is not None:
-                await self._leases.close()
-            waiting = self.store.close()
-            if waiting is not None:
-                await waiting
+            await self.internals.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -277,60 +248,6 @@ class Limiter(BanCommands):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
-
-    @property
-    def per_process(self) -> bool:
-        """Whether every process counts for itself."""
-        return isinstance(self.store, MemoryStore)
-
-    @property
-    def clock(self) -> Clock | None:
-        """The clock given to a store of this process; None for the store's own."""
-        return self.store.clock if isinstance(self.store, MemoryStore) else None
-
-    @property
-    def spelling(self) -> object:
-        """Stands for how digests are made; another object when they are made otherwise. See `prepare`."""
-        return self._keys.secret
-
-    def tell(self, event: Event) -> None:
-        """Tell the observers of something that happened above the store."""
-        self._observers.tell(event)
-
-    def claim(self, rule: str) -> str:
-        """Return a rule identity that nobody else has claimed: `rule` for the first caller, ``rule#2`` for the next."""
-        count = self._claimed[rule] = self._claimed.get(rule, 0) + 1
-        return rule if count == 1 else f"{rule}#{count}"
-
-    async def _decide_unprepared(self, checks: Sequence[Check], guarded: Sequence[Guarded]) -> Decision:
-        """Decide before the secret of the store is known, or at the moment when it comes."""
-        assert self._failsafe is not None, "a store in memory has its secret"
-        if not await self.prepare():
-            return self._failsafe.instead("hit", checks, guarded)
-        answer = self.decide(self._keys.checks_after(checks), self._keys.guarded_after(guarded))
-        return answer if isinstance(answer, Decision) else await answer
-
-    async def _fetch_secret(self) -> None:
-        """Learn the secret of the store, if it is not known, however long a command may take.
-
-        Raises:
-            StoreError: The store does not answer.
-        """
-        if self._secret is not None:
-            await self._secret.fetch()
-            self._be_prepared()
-
-    def _follow_secret(self, event: Event) -> None:
-        """Make the digests of everybody else, where a store that lost its data was given another secret."""
-        if event.kind == "store_reset" and self._secret is None and self._failsafe is not None:
-            own = self.store.secret
-            if isinstance(own, bytes) and own != self._keys.secret:
-                self._keys.use(own)
-                self._failsafe.acquaint(self._keys)
-
-    def _be_prepared(self) -> None:
-        if self._secret is not None and self._failsafe is not None and self._leases is not None:
-            self._decide, self.decide, self._secret = self._failsafe.hit, self._leases.hit, None
 
     def _bucket(self, rule: str, limits: str | Limit | Sequence[Limit]) -> Bucket:
         parsed = parse_limits(limits)
@@ -341,14 +258,6 @@ class Limiter(BanCommands):
         if isinstance(limits, (str, Limit)):
             remember(buckets, limits, bucket)
         return bucket
-
-    def key_for(self, key: str) -> str:
-        """Return the spelling of `key` that stores hold: one for each address, at most 64 bytes. See `prepare`.
-
-        Raises:
-            ConfigurationError: `key` is not text, or empty.
-        """
-        return self._keys.learn(key)[0]
 
 
 def check_cost(cost: object, what: str = "cost") -> int:

@@ -41,7 +41,7 @@ async def to_the_end(work: Awaitable[T]) -> T:
 
 async def hand_back(parts: Sequence[tuple[Limiter, Decision]]) -> None:
     """Hand back what was charged, all of it."""
-    if all(limiter.per_process for limiter, _ in parts):
+    if all(limiter.internals.per_process for limiter, _ in parts):
         await _refund(parts)  # there is nothing to wait for, so nothing to cancel
     else:
         await to_the_end(_refund(parts))

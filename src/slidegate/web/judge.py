@@ -70,7 +70,7 @@ class Judge:
         self._calls = calls
         self.abuse = abuse
         self._exceeded: dict[tuple[str, str], None] = {}
-        self._sockets = OpenSockets(limiter.find_ban)
+        self._sockets = OpenSockets(limiter.internals.find_ban)
 
     def decide(self, scope: Scope, before: Record) -> Decision | Awaitable[Decision]:
         """Decide about a request, given what gates further out decided."""
@@ -137,11 +137,11 @@ class Judge:
         """Decide about a CORS preflight, which no rule counts."""
         if self._preflight is None:
             return self._uncounted(guarded)
-        return self.limiter.decide(((self._preflight, client_key, 1),), guarded)
+        return self.limiter.internals.decide(((self._preflight, client_key, 1),), guarded)
 
     def _uncounted(self, guarded: Sequence[Guarded]) -> Decision | Awaitable[Decision]:
         """Decide about a request that no limit counts: a ban refuses it all the same."""
-        answer = self.limiter.decide((), guarded)
+        answer = self.limiter.internals.decide((), guarded)
         if isinstance(answer, Decision):
             return _EXEMPT if answer.allowed else answer
         return self._uncounted_later(answer)
@@ -173,7 +173,7 @@ class Judge:
         checks: list[Check] = []
         for gate in gates:
             checks.append(gate.check(scope, limiter, client_key))  # noqa: PERF401 - a comprehension is a call on 3.11
-        return limiter.decide(checks, guarded)
+        return limiter.internals.decide(checks, guarded)
 
     async def decide_at(self, gate: Gate, request: HTTPConnection) -> Decision | None:
         """Decide about a limit at an endpoint, where the request has its body; None if it is not counted."""
@@ -213,7 +213,7 @@ class Judge:
             if check is None:
                 continue
             if gate.hot is not None:
-                for key, found in gate.hot.hit(check[1], self.limiter.statistics.now_us()):
+                for key, found in gate.hot.hit(check[1], self.limiter.internals.statistics.now_us()):
                     await self._calls.exceeded(gate, key, found)
                 continue
             seen = await self._hit((check,))
@@ -223,7 +223,8 @@ class Judge:
                 await self._track(gate, check[1], seen)
             elif not seen.allowed:
                 message = f"rule {gate.rule.label!r} would have refused {shown(check[1])}"
-                self.limiter.tell(Event("shadow_refused", message, {"rule": gate.rule.label, "key": check[1]}))
+                event = Event("shadow_refused", message, {"rule": gate.rule.label, "key": check[1]})
+                self.limiter.internals.tell(event)
         return decision
 
     async def _track(self, gate: Gate, key: str, seen: Decision) -> None:
@@ -258,7 +259,7 @@ class Judge:
         guarded = Held(self.limiter, scope, lambda scope: self.abuse.guarded(scope, client_key, address))
 
         async def banned() -> bool:
-            return await self.limiter.find_ban(guarded()) is not None
+            return await self.limiter.internals.find_ban(guarded()) is not None
 
         return Watched(receive, send, guarded, banned, partial(self.strike_refused, scope, record), self._sockets.add)
 

@@ -109,7 +109,7 @@ class RateLimitMiddleware(Breakable):
         self.app = app
         self.limiter = expect("limiter", limiter, Limiter, "Limiter(MemoryStore())") or Limiter()
         client = expect("client", client, ClientAddress, "client_ip()") or client_ip()
-        self._lists = followed(self.limiter.tell, blocklist=blocklist, allowlist=allowlist)
+        self._lists = followed(self.limiter.internals.tell, blocklist=blocklist, allowlist=allowlist)
         if headers not in ("draft", "legacy", "both", None):
             raise ConfigurationError(f'headers: expected "draft", "legacy", "both" or None, not {headers!r}')
         self.headers = headers
@@ -300,7 +300,7 @@ class RateLimitMiddleware(Breakable):
 
     def _claim(self, identity: str) -> str:
         """Make an identity for counts that no other middleware has; a file that is read again claims the same."""
-        return self.limiter.claim(identity)
+        return self.limiter.internals.claim(identity)
 
     def _preflights(self, limits: str | Limit | Iterable[str | Limit] | None) -> Bucket | None:
         return (

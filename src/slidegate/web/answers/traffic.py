@@ -39,9 +39,9 @@ class Feed:
     """
 
     def __init__(self, limiter: Limiter, app: ASGIApp) -> None:
-        self._statistics = limiter.statistics
+        self._statistics = limiter.internals.statistics
         self._app = app
-        self.now_us = limiter.statistics.now_us
+        self.now_us = limiter.internals.statistics.now_us
         self._places = Places()
         self._passed: dict[tuple[object, int, int], tuple[Series, object, object]] = {}
         self._refused: dict[tuple[int, str, str, str], str] = {}

@@ -156,7 +156,7 @@ class AbuseWatch:
     async def strike(self, offence: Offence, scope: Scope, client_key: str, address: Address | None) -> Ban | None:
         """Count a strike of whoever sent a request. A client that leaves meanwhile does not take it back."""
         policy, weight, reason = offence
-        if policy.key is not None or address is None or not self._limiter.per_process:
+        if policy.key is not None or address is None or not self._limiter.internals.per_process:
             return await to_the_end(self._strike(offence, scope, client_key))
         version, value = address
         spare = self._spare[version]
@@ -164,7 +164,7 @@ class AbuseWatch:
         target = range_target(policy, client_key, version, first, first | (1 << spare) - 1, self._protected)
         if target is None:
             return None
-        answer = self._limiter.strike_target(target, policy, weight, reason)
+        answer = self._limiter.internals.strike_target(target, policy, weight, reason)
         return await to_the_end(answer) if isawaitable(answer) else answer
 
     async def _strike(self, offence: Offence, scope: Scope, client_key: str) -> Ban | None:

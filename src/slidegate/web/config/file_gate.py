@@ -70,7 +70,7 @@ class _Shared:
             asked[identity] += 1
             turn = identity, asked[identity]
             if turn not in self._claimed:
-                self._claimed[turn] = limiter.claim(identity)
+                self._claimed[turn] = limiter.internals.claim(identity)
             return self._claimed[turn]
 
         return claim
@@ -196,7 +196,7 @@ class FileGate(Breakable):
 
     def _tell(self, level: int, kind: str, message: str) -> None:
         logger.log(level, "%s: %s", kind, message)
-        self.limiter.tell(Event(kind, message, {"path": str(self._path)}))
+        self.limiter.internals.tell(Event(kind, message, {"path": str(self._path)}))
 
 
 def _shrunk(path: Path, before: int, now: int) -> str:

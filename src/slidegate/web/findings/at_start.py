@@ -68,7 +68,7 @@ def examine(
         if isinstance(address, ClientAddress):
             yield from _about_address(address)
     where = many_workers(os.environ, sys.argv)
-    if where and gate.limiter.per_process:
+    if where and gate.limiter.internals.per_process:
         yield Finding(
             "SG103",
             f"limits are per process: with {where} a client gets up to that many times each; "
@@ -122,7 +122,8 @@ def _about_layers(gate: Guard) -> Iterator[Finding]:
                 yield Finding(
                     "SG105", f"rule {name!r} stands in two middlewares, one inside the other; it is charged once"
                 )
-            clocks = {id(limiter.clock) for limiter in (gate.limiter, layer.limiter) if limiter.per_process}
+            limiters = gate.limiter.internals, layer.limiter.internals
+            clocks = {id(limiter.clock) for limiter in limiters if limiter.per_process}
             if len(clocks) > 1:
                 yield Finding(
                     "SG106", "two gates, one inside the other, tell the time by different clocks; give both one limiter"

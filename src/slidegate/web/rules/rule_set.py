@@ -103,7 +103,7 @@ class RuleSet:
 
     Args:
         rules: The rules.
-        claim: Makes of a rule's identity one that nobody else has, as `Limiter.claim` does.
+        claim: Makes of a rule's identity one that nobody else has, as `Internals.claim` does.
         app: What the gate guards; its routes say what odd paths lead to.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What a connection holds for long and what is made of digests, which can change: see `Limiter.spelling`."""
+"""What a connection holds for long and what is made of digests, which can change: see `Internals.spelling`."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class Held(Generic[T]):
         self._limiter = limiter
         self._make = make
         # Routers alter a scope further in. Where digests never change, nobody needs it again.
-        self._scope = scope if limiter.per_process else dict(scope)
-        self._spelling = limiter.spelling
+        self._scope = scope if limiter.internals.per_process else dict(scope)
+        self._spelling = limiter.internals.spelling
         self._value = make(scope)
 
     def __call__(self) -> T:
         """Return it."""
-        spelling = self._limiter.spelling
+        spelling = self._limiter.internals.spelling
         if spelling is not self._spelling:
             self._spelling = spelling
             self._value = self._make(self._scope)

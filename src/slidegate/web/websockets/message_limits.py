@@ -267,5 +267,5 @@ class Counted:
                 return await self._socket.close(TRY_AGAIN_LATER, "message limit exceeded")
 
     async def _hit(self) -> Decision:
-        answer = self._limiter.decide(((self._bucket, self._key(), 1),), ())
+        answer = self._limiter.internals.decide(((self._bucket, self._key(), 1),), ())
         return answer if isinstance(answer, Decision) else await answer

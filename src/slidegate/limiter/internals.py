@@ -1,0 +1,192 @@
+"""How a limiter asks its store; the gates of this package use it, users do not.
+
+A `Limiter` reads what its users write: limits, keys, costs, durations. Behind it stands one `Internals`, which puts the
+question to the store, by way of the failure policy and the leases where the store can fail::
+
+    Limiter.hit(key, limits)  --->  Internals.decide(checks, guarded)  --->  [leases -> failsafe ->] store.hit
+    gate: buckets and keys of its own  ---^
+
+A gate checks its limits once, when it is made, and must not pay for a coroutine where the store answers at once. So it
+asks here, by `limiter.internals`. Nothing here is promised to users: every release may change it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import timedelta
+from inspect import isawaitable
+from typing import TypeAlias
+
+from ..core.bans.in_force import Ban, Guarded
+from ..core.bans.policy import BanPolicy
+from ..core.decision import Check, Decision
+from ..core.observers import Observers
+from ..core.protocols import Clock, Event, Store
+from ..stores.memory.store import MemoryStore
+from .failsafe import Failsafe, OnError, check_failure_policy
+from .key_spelling import Keys, check_secret
+from .leasing import Leases
+from .secret import Secret
+from .statistics import Statistics
+
+Decide: TypeAlias = Callable[[Sequence[Check], Sequence[Guarded]], Decision | Awaitable[Decision]]
+
+
+class Internals:
+    """A store, and the way to ask it.
+
+    Args:
+        store: The store.
+        secret: The key for digests, as the user gave it; None for the store's own.
+        observers: Hear of the events of the store, and of those above it.
+        deadline: How long the store may take.
+        on_error: What decides when it takes longer.
+
+    Attributes:
+        per_process: Whether every process counts for itself.
+        decide: Charges every check or none, without a coroutine of its own where the store answers at once.
+        decide_unleased: Does the same for checks whose buckets are never leased.
+        keys: Spells keys.
+        failsafe: Asks a store that can fail; None for one in memory.
+        leases: Answers from leases; None where nobody shares the store.
+        statistics: Records what happens to requests; `Limiter.stats` reads it.
+
+    Raises:
+        ConfigurationError: The secret, the deadline or `on_error` cannot be used.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        secret: str | bytes | None,
+        observers: Observers,
+        deadline: str | float | timedelta,
+        on_error: OnError,
+    ) -> None:
+        self.store = store
+        self._observers = observers
+        store.observe(observers.tell)
+        check_failure_policy(deadline, on_error)
+        self.per_process = isinstance(store, MemoryStore)
+        # A store in memory has nothing to wait for, and needs nobody to stand in for it.
+        safe = None if self.per_process else Failsafe(store, deadline, on_error, self.tell)
+        self.failsafe = safe
+        self.leases = None if safe is None else Leases(store, safe)
+        self.decide_unleased: Decide = store.hit if safe is None else safe.hit
+        self.decide: Decide = self.decide_unleased if self.leases is None else self.leases.hit
+        own = store.secret if secret is None else check_secret(secret)
+        self.keys = Keys(own if isinstance(own, bytes) else None)
+        self._secret: Secret | None = None
+        if safe is not None and self.keys.provisional:
+            self._secret = Secret(store, self.keys, safe)
+            self.decide_unleased = self.decide = self._decide_unprepared
+        if safe is not None and secret is None:
+            store.observe(self._follow_secret)
+        self.statistics = Statistics(self.clock, self.tell)
+        self._claimed: dict[str, int] = {}
+
+    @property
+    def clock(self) -> Clock | None:
+        """The clock given to a store of this process; None for the store's own."""
+        return self.store.clock if isinstance(self.store, MemoryStore) else None
+
+    @property
+    def spelling(self) -> object:
+        """Stands for how digests are made; another object when they are made otherwise. See `prepare`."""
+        return self.keys.secret
+
+    @property
+    def prepared(self) -> bool:
+        """Whether the secret of the store is known."""
+        return self._secret is None
+
+    def tell(self, event: Event) -> None:
+        """Tell the observers of something that happened above the store."""
+        self._observers.tell(event)
+
+    def claim(self, rule: str) -> str:
+        """Return a rule identity that nobody else has claimed: `rule` for the first caller, ``rule#2`` for the next."""
+        count = self._claimed[rule] = self._claimed.get(rule, 0) + 1
+        return rule if count == 1 else f"{rule}#{count}"
+
+    async def prepare(self) -> bool:
+        """Learn the secret of the store, in no more time than the deadline; return whether it is known."""
+        if self._secret is not None and await self._secret.come():
+            self._be_prepared()
+        return self._secret is None
+
+    async def fetch_secret(self) -> None:
+        """Learn the secret of the store, if it is not known, however long a command may take.
+
+        Raises:
+            StoreError: The store does not answer.
+        """
+        if self._secret is not None:
+            await self._secret.fetch()
+            self._be_prepared()
+
+    async def peek(self, checks: Sequence[Check], guarded: Sequence[Guarded]) -> Decision:
+        """Say what `decide` would answer now. Changes nothing."""
+        if self.failsafe is not None:
+            await self.prepare()
+            return await self.failsafe.peek(checks, guarded)
+        answer = self.store.peek(checks, guarded)
+        return answer if isinstance(answer, Decision) else await answer
+
+    async def charge(self, checks: Sequence[Check]) -> Decision:
+        """Record every cost, whatever the limits."""
+        if self.failsafe is not None:
+            await self.prepare()
+            return await self.failsafe.charge(checks)
+        answer = self.store.charge(checks)
+        return answer if isinstance(answer, Decision) else await answer
+
+    async def refund(self, decision: Decision) -> bool:
+        """Hand back what a decision charged; False where nothing could be handed back."""
+        if self.leases is not None:
+            return await self.leases.refund(decision)
+        answer = self.store.refund(decision)
+        return answer if isinstance(answer, bool) else await answer
+
+    async def find_ban(self, guarded: Sequence[Guarded]) -> Ban | None:
+        """Return the ban that refuses one of some keys and addresses, as far as it is known."""
+        if self.failsafe is not None:
+            await self.prepare()
+            return await self.failsafe.find_ban(guarded)
+        answer = self.store.bans.find(guarded)
+        return await answer if isawaitable(answer) else answer
+
+    def strike_target(
+        self, target: tuple[str, str], policy: BanPolicy, weight: int, reason: str
+    ) -> Ban | Awaitable[Ban | None] | None:
+        """Do what `Limiter.strike` does for a target that `ban_target` returned, with a clean reason."""
+        book = self.store.bans if self.failsafe is None else self.failsafe
+        return book.strike(policy, target[0], weight, reason, target[1])
+
+    async def close(self) -> None:
+        """Hand leases back, and close the store."""
+        if self.leases is not None:
+            await self.leases.close()
+        waiting = self.store.close()
+        if waiting is not None:
+            await waiting
+
+    async def _decide_unprepared(self, checks: Sequence[Check], guarded: Sequence[Guarded]) -> Decision:
+        """Decide before the secret of the store is known, or at the moment when it comes."""
+        assert self.failsafe is not None, "a store in memory has its secret"
+        if not await self.prepare():
+            return self.failsafe.instead("hit", checks, guarded)
+        answer = self.decide(self.keys.checks_after(checks), self.keys.guarded_after(guarded))
+        return answer if isinstance(answer, Decision) else await answer
+
+    def _follow_secret(self, event: Event) -> None:
+        """Make the digests of everybody else, where a store that lost its data was given another secret."""
+        if event.kind == "store_reset" and self._secret is None and self.failsafe is not None:
+            own = self.store.secret
+            if isinstance(own, bytes) and own != self.keys.secret:
+                self.keys.use(own)
+                self.failsafe.acquaint(self.keys)
+
+    def _be_prepared(self) -> None:
+        if self._secret is not None and self.failsafe is not None and self.leases is not None:
+            self.decide_unleased, self.decide, self._secret = self.failsafe.hit, self.leases.hit, None
