@@ -5,7 +5,6 @@ Every rule that matches a request applies; one that is `exempt` or `final` ends 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import timedelta
 from hashlib import blake2b
@@ -22,9 +21,10 @@ from ...core.statistics.hot_keys import MAX_CAPACITY
 from ...limiter import check_cost
 from ..keys.key import Key, KeyFunction
 from ..keys.path_param import bind
-from ..options import names_checked
+from ..options import check_flag, names_checked
 from ..paths.patterns import PathPattern, compile_pattern
 from ..paths.readings import Written
+from .arguments import checked_function, checked_methods, checked_paths, says_nobody
 
 CostFunction: TypeAlias = Callable[[HTTPConnection], int | Awaitable[int]]
 Limits: TypeAlias = str | Limit | Iterable[str | Limit]
@@ -35,7 +35,6 @@ Connection: TypeAlias = Literal["http", "websocket"]
 Action: TypeAlias = Literal["limit", "shadow", "track"]
 
 DEFAULT_WAIT_MAX: Final = 16
-_NOTHING: Final = re.compile(r"(?:[^:]{0,64}:)?\s*[-+]?0+\s*(?:/|per\b)", re.ASCII | re.IGNORECASE)
 
 
 class Rule:
@@ -99,41 +98,26 @@ class Rule:
         exempt: bool = False,
         final: bool = False,
     ) -> None:
-        self.paths = _paths(path)
-        self.patterns = tuple(compile_pattern(path) for path in self.paths if path != "*")
-        self.written = tuple(Written(path, pattern) for path, pattern in zip(self.paths, self.patterns, strict=False))
-        self.has_spellings = any(written.spelled is not None for written in self.written)
-        self.methods = _methods(methods)
+        self._read_paths(path)
+        self.methods = checked_methods(methods)
         if connection not in (None, "http", "websocket"):
             raise ConfigurationError(f'connection: expected "http" or "websocket", not {connection!r}')
         self.connection = connection
         self._read_limits(limits, default_limits, exempt)
-        if key is not None and not isinstance(key, Key) and not callable(key):
-            raise ConfigurationError(f'key: expected client_ip(), header("X-API-Key") or a function, not {key!r}')
-        if getattr(key, "__module__", "").startswith("slidegate.") and not isinstance(key, Key):
-            raise ConfigurationError(f'key: {key!r} makes a key; call it, for example header("X-API-Key")')
-        self.key = bind(key, self._spelled(), self.paths) if isinstance(key, Key) else key
-        self.cost = cost if callable(cost) else self._fixed_cost(cost)
-        if count_if is not None and (not callable(count_if) or iscoroutinefunction(count_if)):
-            raise ConfigurationError(
-                f"count_if: expected a plain function such as lambda status: status == 401, not {count_if!r}"
-            )
-        self.count_if = count_if
-        self.count_denied = count_denied
+        self.key = bind(key, self._spelled(), self.paths) if isinstance(key, Key) else checked_function(key)
+        self._read_counting(cost, count_if, count_denied)
         self._read_action(action, on_exceeded)
         self.capacity = None if capacity is None else self._checked_capacity(capacity)
-        self.wait_us = 0 if wait is None else parse_duration_us(wait, "wait")
-        check_whole(wait_max, 1, 1_000, "wait_max", "for example 16")
-        self.wait_max = wait_max if self.wait_us else 0
+        self._read_waiting(wait, wait_max)
         self.lease = self._checked_lease(lease) if lease != 0 or isinstance(lease, bool) else 0
         self.name = None if name is None else check_name(name, "rule name")
-        for what, value in (("count_denied", count_denied), ("exempt", exempt), ("final", final)):
-            if not isinstance(value, bool):
-                raise ConfigurationError(f"{what}: expected True or False, not {value!r}")
-        self.exempt = exempt
-        self.final = final or exempt
-        if action != "limit" and (self.final or self.wait_us):
-            raise ConfigurationError(f"action: {action!r} only looks on; leave out exempt, final and wait")
+        self._read_end(exempt, final)
+
+    def _read_paths(self, path: str | Iterable[str]) -> None:
+        self.paths = checked_paths(path)
+        self.patterns = tuple(compile_pattern(path) for path in self.paths if path != "*")
+        self.written = tuple(Written(path, pattern) for path, pattern in zip(self.paths, self.patterns, strict=False))
+        self.has_spellings = any(written.spelled is not None for written in self.written)
 
     def _read_limits(self, limits: Limits | LimitsFunction | None, default_limits: Limits, exempt: bool) -> None:
         if exempt is not True and limits is None:
@@ -143,6 +127,15 @@ class Rule:
         self.limits_function = limits if callable(limits) else None
         default = () if callable(limits) and says_nobody(default_limits) else parse_limits(default_limits)
         self.limits = default if callable(limits) else () if limits is None else parse_limits(limits)
+
+    def _read_counting(self, cost: int | CostFunction, count_if: StatusFunction | None, count_denied: bool) -> None:
+        self.cost = cost if callable(cost) else self._fixed_cost(cost)
+        if count_if is not None and (not callable(count_if) or iscoroutinefunction(count_if)):
+            raise ConfigurationError(
+                f"count_if: expected a plain function such as lambda status: status == 401, not {count_if!r}"
+            )
+        self.count_if = count_if
+        self.count_denied = check_flag("count_denied", count_denied)
 
     def _read_action(self, action: Action, on_exceeded: Exceeded | None) -> None:
         if action not in ("limit", "shadow", "track"):
@@ -155,6 +148,17 @@ class Rule:
             raise ConfigurationError(f'count_if: it goes with action="limit", not {action!r}')
         self.action = action
         self.on_exceeded = on_exceeded
+
+    def _read_waiting(self, wait: str | float | timedelta | None, wait_max: int) -> None:
+        self.wait_us = 0 if wait is None else parse_duration_us(wait, "wait")
+        check_whole(wait_max, 1, 1_000, "wait_max", "for example 16")
+        self.wait_max = wait_max if self.wait_us else 0
+
+    def _read_end(self, exempt: bool, final: bool) -> None:
+        self.exempt = check_flag("exempt", exempt)
+        self.final = check_flag("final", final) or exempt
+        if self.action != "limit" and (self.final or self.wait_us):
+            raise ConfigurationError(f"action: {self.action!r} only looks on; leave out exempt, final and wait")
 
     def _checked_capacity(self, capacity: int) -> int:
         check_whole(capacity, 1, MAX_CAPACITY, "capacity", "for example 1_000")
@@ -239,31 +243,8 @@ class Rule:
         return tuple((written.spelled or pattern, convertors) for written, (pattern, convertors) in pairs)
 
 
-def says_nobody(limits: object) -> bool:
-    """Tell whether limits let nobody through: by the word, or because the amount of one of them is 0."""
-    if isinstance(limits, str):
-        return limits.strip().lower() == "nobody" or any(map(_NOTHING.match, limits.split(";")))
-    return not isinstance(limits, Limit) and isinstance(limits, Iterable) and any(map(says_nobody, limits))
-
-
 def _function_name(function: object) -> str:
     return "" if function is None else f"{function.__module__}.{getattr(function, '__qualname__', function)}"
-
-
-def _paths(path: object) -> tuple[str, ...]:
-    """Return the paths of a rule."""
-    if path == "*":
-        return ("*",)
-    listed = [path] if isinstance(path, (str, bytes)) or not isinstance(path, Iterable) else list(path)
-    if not listed:
-        raise ConfigurationError('path: expected paths such as ["/login", "/token"], not an empty list')
-    for place, found in enumerate(listed):
-        if found == "*":
-            raise ConfigurationError(f'path: "*" means every path; write it alone, not beside others: {listed!r}')
-        compile_pattern(found)
-        if found in listed[:place]:
-            raise ConfigurationError(f"path: {found!r} stands twice in {listed!r}; write it once")
-    return tuple(map(str, listed))
 
 
 def _label(paths: Sequence[str]) -> str:
@@ -271,19 +252,3 @@ def _label(paths: Sequence[str]) -> str:
     if paths[0] == "*":
         return "default"
     return " ".join(paths).encode("unicode_escape").decode().replace(":", "|").replace(";", "|")[:64]
-
-
-def _methods(methods: object) -> frozenset[str] | None:
-    if methods is None:
-        return None
-    example = 'expected a list such as ["GET", "POST"]'
-    if isinstance(methods, str) or not isinstance(methods, Iterable):
-        raise ConfigurationError(f"methods: {example}, not {methods!r}")
-    found = set()
-    for method in methods:
-        if not isinstance(method, str) or not (method.isascii() and method.isalpha()):
-            raise ConfigurationError(f"methods: {example}, not {method!r} in it")
-        found.add(method.upper())
-    if not found:
-        raise ConfigurationError(f"methods: {example}; leave it out for all methods")
-    return frozenset(found | {"HEAD"} if "GET" in found else found)

@@ -17,8 +17,9 @@ from ..keys.key import Key
 from ..keys.path_param import read_at
 from ..paths.below_root import route_path
 from ..paths.tree import Tree, declares
+from .arguments import says_nobody
 from .matching import Sight
-from .rule import Limits, Rule, says_nobody
+from .rule import Limits, Rule
 from .tracking import HotWatch
 
 _MEMO: Final = 2_048
