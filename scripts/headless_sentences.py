@@ -1,9 +1,11 @@
 """Find headless sentences: clauses that begin with "what", "who" or "whose" and have no noun before it.
 
 "What has left is dropped" makes a reader guess what has left; "Expired units are dropped" does not. This reads every
-docstring and comment of the source and every paragraph of the documentation, and lists the sentences where such a word
-is the subject or the object of a clause by itself. An indirect question after a verb of saying, asking or knowing
-("the message says what was expected") has its head in the verb and is no finding; neither is a real question.
+docstring, comment and error message of the source and every paragraph of the documentation, and lists the sentences
+where such a word is the subject or the object of a clause by itself. These are no findings: an indirect question
+after a word of saying, asking or knowing ("the message says what was expected"), also in a list of such things; a
+relative clause with its noun ("a client who waits"); a concession ("..., whatever the clock says"); a real question;
+and a title, such as a heading or the head of a column.
 
     python3 scripts/headless_sentences.py [PATH ...]      lists them and their share; exits with 1 above 0.5 %
 
@@ -32,15 +34,15 @@ def _words(text: str) -> frozenset[str]:
 
 
 _ASKING: Final = _words("""
-    answer ask call check choose compare compute count decide define describe determine document examine explain
-    expect find guess hide hint know known learn list look log match mean name note notice print prove publish read
-    record remember repeat report reveal said say see seen show shown sum state tell told test think understand
-    understood watch wonder write written
+    answer ask call care check choose clear compare compute consider control count decide define depend depending
+    describe determine document examine explain expect find forget guess hide hint know known learn list log look match
+    matter mean name note notice print prove publish question read record regardless remember repeat report reveal said
+    say see seen show shown state sure tell told think unclear understand understood unknown watch wonder write written
 """)
 _ENDINGS: Final = ("", "s", "es", "d", "ed", "ing")
-_SPELT_OTHERWISE: Final = {"choosing", "deciding", "naming", "saying"}
+_SPELT_OTHERWISE: Final = {"choosing", "deciding", "naming"}
 _QUESTION_HEADS: Final = {word + end for word in _ASKING for end in _ENDINGS} | _SPELT_OTHERWISE
-_QUESTION_WORDS: Final = _words("what who whom whose how when where which whether why to you us it")
+_QUESTION_WORDS: Final = _words("what who whom whose how when where which whether why to you us it them")
 _NO_NOUN: Final = _words("""
     a about above after against all also an and are as at be because been before below beside between but by can
     could did do does even for from had has have how if in into is it its like may might more most must never no nor
@@ -51,67 +53,90 @@ _NO_NOUN: Final = _words("""
 _HAS_HEAD: Final = _words("""
     all anyone anybody everyone everybody nobody someone somebody those one they others
 """)
-_PREPOSITIONS: Final = {"by", "for", "from", "in", "of", "on", "to", "under", "with"}
+_PREPOSITIONS: Final = _words("about at by for from in of on to under upon with")
 _RELATIVE: Final = {"who", "whom", "whose"}
+_EVER: Final = {"whatever", "whoever"}
+_JOINING: Final = {"and", "or", "but"}
+_SUBORDINATING: Final = _words("and because but if or since so that though unless when where while")
+_BEFORE_RELATIVE: Final = _PREPOSITIONS | {",", '"', "'", "*", ")", "all", "both", "many", "most"}
+_FINITE: Final = _words("is are was were be has have had does do did can may must will would should could")
 _VERB: Final = re.compile(
     r"(?:a|is|are|was|were|has|have|had|does|do|did|can|may|must|will|would|should|could|it|they|we|you|[a-z]+s|[a-z]+ed)"
 )
 _WORD: Final = re.compile(r"`[^`]*`|[\w'-]+|[^\w\s]")
 _SENTENCE_END: Final = re.compile(r"(?<=[.!?])[\"')\]*_]*\s+(?=[\"'(\[*_`]*[A-Z0-9`])")
+_CLAUSE_ENDS: Final = {";", ":", ".", "?", "!"}
 
 
 def headless(sentence: str) -> bool:
     """Return whether a clause of the sentence begins with "what", "who" or "whose" and no noun stands before it."""
     if sentence.rstrip("\"')*_ ").endswith("?"):
         return False
-    words = _WORD.findall(sentence)
-    for place, word in enumerate(words):
-        lower = word.lower()
-        if lower not in {"what", "who", "whom", "whose", "whoever", "whatever"}:
-            continue
-        before = words[place - 1].lower() if place else ""
-        after = words[place + 1].lower() if place + 1 < len(words) else ""
-        if lower in {"whatever", "whoever"} and before not in {"", ","}:
-            continue
-        if after == "to":  # "say what to do", "what to write instead"
-            continue
-        if before in _QUESTION_HEADS or _asked_before(words[:place]):
-            continue
-        if lower in _RELATIVE and before and _is_head(before, words[:place]):
-            continue
-        if lower in {"what", "whatever"} and not _VERB.fullmatch(after):
-            continue  # "what kind of store": a determiner
+    words = [word.lower() for word in _WORD.findall(sentence)]
+    return any(
+        _headless_at(words, place) for place, word in enumerate(words) if word in {"what", "whom"} | _RELATIVE | _EVER
+    )
+
+
+def _headless_at(words: list[str], place: int) -> bool:
+    """Return whether the question word at this place is the head of its clause by itself."""
+    word, before = words[place], words[:place]
+    after, then, *_ = *words[place + 1 : place + 3], "", ""
+    last = before[-1] if before else ";"
+    if word in _EVER:
+        return last in _CLAUSE_ENDS or (last in _SUBORDINATING and _VERB.fullmatch(after) is not None)
+    if after == "to" or _asked(before) or (word in _RELATIVE and _is_head(before)):
+        return False  # "say what to do", "what to write instead"
+    # A determiner: "what kind of store", "what objects were asked for".
+    return word != "what" or (
+        _VERB.fullmatch(after) is not None
+        and not (after.endswith("s") and after not in _FINITE and then in _FINITE | {"of"})
+    )
+
+
+def _asked(before: list[str]) -> bool:
+    """Return whether a word of asking, saying or knowing governs what follows, directly or through a list."""
+    if not before:
+        return False
+    last = before[-1]
+    if last in _QUESTION_HEADS or (last in _PREPOSITIONS and len(before) > 1 and before[-2] in _QUESTION_HEADS):
         return True
+    if last in _JOINING | {","}:
+        clause = before[max((place + 1 for place, word in enumerate(before) if word in _CLAUSE_ENDS), default=0) :]
+        # "names the file, the line and what was expected"; "says who is refused, for how long, and what is left"
+        if any(one in _QUESTION_HEADS and two in _QUESTION_WORDS for one, two in pairwise(clause)):
+            return True
+        asking = max((place for place, word in enumerate(clause) if word in _QUESTION_HEADS), default=-1)
+        return asking >= 0 and not set(clause[asking:]) & (_FINITE | {"so"})
     return False
 
 
-def _asked_before(words: list[str]) -> bool:
-    """Return whether the clause continues a list of questions: "says who is refused and what is left"."""
-    lower = [word.lower() for word in words[-9:]]
-    return any(first in _QUESTION_HEADS and second in _QUESTION_WORDS for first, second in pairwise(lower))
-
-
-def _is_head(before: str, words: list[str]) -> bool:
-    """Return whether a noun stands before a relative pronoun, past a comma or a preposition: "rules, all of whose"."""
-    if before == "," and len(words) > 1:
-        before = words[-2].lower()
-    if before in _PREPOSITIONS and len(words) > 1:
-        before = words[-2].lower()
-    return before in _HAS_HEAD or ((before[0].isalnum() or before[0] in "`)") and before not in _NO_NOUN)
+def _is_head(before: list[str]) -> bool:
+    """Return whether a noun stands before a relative pronoun: "rules, all of whose", "keys, whose ... and whose"."""
+    words = list(before)
+    if words and words[-1] in _JOINING and _RELATIVE & set(words):
+        return True
+    while words and words[-1] in _BEFORE_RELATIVE:
+        words.pop()
+    if not words:
+        return False
+    return words[-1] in _HAS_HEAD or ((words[-1][0].isalnum() or words[-1][0] == "`") and words[-1] not in _NO_NOUN)
 
 
 def sentences(text: str) -> Iterator[str]:
-    """Yield the sentences of running text: paragraphs and list items, without code, headings and tables' rules."""
+    """Yield the sentences of running text: paragraphs, list items and cells, without code and titles."""
     text = re.sub(r"```.*?```|~~~.*?~~~|<!--.*?-->", "\n\n", text, flags=re.S)
+    text = re.sub(r"^#+ .*$", "", text, flags=re.M)
+    text = re.sub(r"^\|.*\|\s*\n(?=\|[\s:|-]+\|\s*$)", "", text, flags=re.M)
     for block in re.split(r"\n\s*\n|\n(?=\s*(?:[-*+]|\d+\.)\s)|\n(?=\s*\w+: )|\n(?=\s*[#>|])|\|", text):
         flat = " ".join(block.split()).strip("#>|-*+ ")
-        if not flat or set(flat) <= set("-: "):
+        if not flat or set(flat) <= set("-=: "):
             continue
         yield from (part for part in _SENTENCE_END.split(flat) if len(part.split()) > 1)
 
 
 def texts(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield (line, text) of everything that people read: docstrings and blocks of comments, or a whole page."""
+    """Yield (line, text) of everything that people read: docstrings, comments and error messages, or a whole page."""
     source = path.read_text("utf-8")
     if path.suffix == ".lua":
         comments = ((number, re.match(r"\s*--+\s?(.*)", line)) for number, line in enumerate(source.splitlines(), 1))
@@ -122,10 +147,22 @@ def texts(path: Path) -> Iterator[tuple[int, str]]:
             for child in body if isinstance(body, list) else ():
                 if isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant):
                     yield child.lineno, str(child.value.value)
+            if isinstance(node, ast.Raise) and node.exc is not None:
+                yield from ((node.lineno, message) for message in _messages(node.exc))
         tokens = tokenize.generate_tokens(io.StringIO(source).readline)
         yield from _blocks((t.start[0], t.string.lstrip("#: ")) for t in tokens if t.type == tokenize.COMMENT)
     else:
         yield 1, source
+
+
+def _messages(raised: ast.expr) -> Iterator[str]:
+    """Yield the texts of an exception, with a word in place of each value."""
+    inside = {id(part) for node in ast.walk(raised) if isinstance(node, ast.JoinedStr) for part in ast.walk(node)}
+    for node in ast.walk(raised):
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(str(part.value) if isinstance(part, ast.Constant) else "`value`" for part in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inside:
+            yield node.value
 
 
 def _blocks(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:

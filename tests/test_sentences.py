@@ -1,4 +1,4 @@
-"""The words of the project: names of tests without codes, and a page that says where what is tested."""
+"""The words of the project: names of tests without codes, a page that lists the tests, and sentences with a head."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from scripts.headless_sentences import headless, sentences, texts
 
 ROOT = Path(__file__).resolve().parents[1]
 CODE = re.compile(r"(?<![a-z0-9])(?!(?:as|at|by|in|is|of|on|or|to|utf)[_ -])[a-z][a-z0-9][_ -]\d\d(?![a-z0-9])", re.I)
@@ -73,3 +75,103 @@ def test_the_page_about_tests_names_tests_that_exist() -> None:
     named = re.findall(r"\btest_\w{20,}", page)
     assert len(named) >= 2
     assert set(named) <= {name for _, name in names_of_tests()}
+
+
+# -- headless sentences ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "What has left is dropped.",
+        "The window lets go of what has left.",
+        "Who leaves while waiting gives the place back.",
+        "The gate spares whom the policy spares.",
+        "Whose ban refuses a request.",
+        "Whoever reads may ask for another minute.",
+        "The ban stays, because whoever asks from there is another client.",
+        "strikes: What counts towards the next ban.",
+        "It must not block; what it raises is dropped.",
+        "The store keeps what was refused, and what was charged goes back.",
+        "The gate says so, and who goes on stays refused.",
+        "A key may be what a client sent.",
+    ],
+)
+def test_a_headless_clause_is_found(sentence: str) -> None:
+    assert headless(sentence)
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "The message says what was expected.",
+        "The message names the file, the line and the key, what was expected, and the closest name.",
+        "The event says who was refused, for how long, and what is left.",
+        "It depends on what the server supports.",
+        "Nobody asked about what follows.",
+        "A client who waits keeps its place.",
+        "The client, who has waited, is served.",
+        "Rules, all of whose limits are spent, refuse.",
+        "Keys whose rows are gone and whose bans are over are dropped.",
+        "The version (`IPv4`), of whose addresses most are public.",
+        "The bound holds, whatever the clock says.",
+        "What has left?",
+        "It says what to write instead.",
+        "They ask what kind of store it is, and for what kinds of keys.",
+        "The message names what objects were found.",
+        "Somebody who has left is not counted.",
+        "It is not clear who asked.",
+    ],
+)
+def test_a_clause_with_a_head_is_no_finding(sentence: str) -> None:
+    assert not headless(sentence)
+
+
+def test_titles_and_code_are_no_sentences() -> None:
+    page = """
+# What it costs
+
+| option | what it does |
+| --- | --- |
+| `wait` | Holds a request. What waits is counted. |
+
+```python
+# What is this?
+```
+
+A paragraph that goes
+on. Another sentence.
+"""
+    assert list(sentences(page)) == [
+        "Holds a request.",
+        "What waits is counted.",
+        "A paragraph that goes on.",
+        "Another sentence.",
+    ]
+
+
+def test_docstrings_comments_and_error_messages_are_read(tmp_path: Path) -> None:
+    source = '''
+"""A module."""
+
+LIMIT = 1
+"""An attribute."""
+
+def function(value):
+    """A function."""
+    # A comment that
+    # goes on.
+    text = "No message of an error."
+    raise ValueError(f"expected {value!r} here; " "not that")
+'''
+    (tmp_path / "module.py").write_text(source, "utf-8")
+    (tmp_path / "script.lua").write_text("local a = 1 -- no line of its own\n-- A remark.\n", "utf-8")
+    read = [text for file in ("module.py", "script.lua") for _, text in texts(tmp_path / file)]
+    assert sorted(read) == [
+        "A comment that\ngoes on.",
+        "A function.",
+        "A module.",
+        "A remark.",
+        "An attribute.",
+        "expected `value` here; not that",
+    ]
