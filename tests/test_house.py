@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import os
 import re
 import subprocess
@@ -11,6 +12,7 @@ import tarfile
 import tomllib
 import zipfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import hatchling.build
@@ -119,6 +121,53 @@ def test_one_version_everywhere() -> None:
     newest = re.search(r"^## \[?(\d+\.\d+\.\d+)", changelog, re.MULTILINE)
     assert newest, "CHANGELOG.md has no heading such as `## 0.1.0`"
     assert PROJECT["version"] == slidegate.__version__ == newest[1]
+
+
+def scripts_in(source: str) -> Iterator[ast.stmt]:
+    """Yield the imports from the package in every text of a Python file that is itself Python, for another process."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and "slidegate" in node.value:
+            for line in re.findall(r"(?:^|;)[ \t]*((?:from|import) slidegate\b[^;\n]*)", node.value, re.MULTILINE):
+                with suppress(SyntaxError):
+                    yield from ast.parse(line.strip()).body
+
+
+def missing_names(statement: ast.stmt) -> list[str]:
+    """Return the modules and names of an import that are not there."""
+    missing = []
+    if isinstance(statement, ast.Import):
+        missing = [alias.name for alias in statement.names if not is_there(alias.name)]
+    elif isinstance(statement, ast.ImportFrom):
+        asked = [f"{statement.module}.{alias.name}" for alias in statement.names]
+        missing = [name for name in asked if not is_there(name)]
+    return missing
+
+
+def is_there(name: str) -> bool:
+    """Return whether a dotted name is a module, or a name in one."""
+    inside, _, last = name.rpartition(".")
+    try:
+        importlib.import_module(name)
+    except ImportError:
+        return is_there(inside) and hasattr(sys.modules[inside], last) if inside else False
+    return True
+
+
+def test_scripts_inside_tests_import_only_names_that_are_there() -> None:
+    folders = ("tests", "benchmarks", "examples")
+    # These two hold samples of what is refused.
+    samples = {"test_architecture.py", "test_house.py"}
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*.py") if path.name not in samples]
+    found = [(path.name, statement) for path in files for statement in scripts_in(path.read_text("utf-8"))]
+    assert len(found) > 10
+    missing = {(file, name) for file, statement in found for name in missing_names(statement)}
+    assert missing == set()
+
+
+@pytest.mark.parametrize("line", ["from slidegate.core import Nothing", "import slidegate.nothing; x = 1"])
+def test_a_script_that_imports_what_is_gone_is_found(line: str) -> None:
+    (statement,) = scripts_in(f"script = {line!r}")
+    assert missing_names(statement)
 
 
 # -- the built package ---------------------------------------------------------------------------------------------

@@ -16,10 +16,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def play(scene: str, path: Path, *given: object, before: tuple[str, ...] = ()) -> Any:
-    """Play a scene of `lmdb_scenes`, and return what it saw."""
+    """Play a scene of `lmdb_scenes`, and return what it saw; a failed test shows what its processes said."""
     command = [*before, sys.executable, "-m", "tests.stores.lmdb_scenes", scene, str(path), *map(str, given)]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert ended.returncode == 0, ended.stderr[-4_000:]
+    sys.stderr.write(ended.stderr[-4_000:])
+    assert ended.returncode == 0
     return json.loads(ended.stdout)
 
 

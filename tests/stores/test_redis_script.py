@@ -23,6 +23,7 @@ from slidegate.testing.contract.desk import bucket
 from slidegate.testing.contract.player import settle
 from slidegate.testing.contract.programs import YEAR_2100_US, Program, program, programs
 
+from ..patching import replace_everywhere
 from ..redis_servers import RedisServer, needs_redis
 from .redis_twin import MOST_BANS, BanTwin, Twin
 
@@ -102,8 +103,7 @@ async def test_swapped_fields_of_a_row_with_a_surplus_are_caught(
         ("_, w.surplus, w.surplus_at, w.spent", "_, w.surplus_at, w.surplus, w.spent"),
     )
     made = broken(script.windows_script, Mutation("fields of a row with a surplus are swapped", edits))
-    for module in ("calls", "lanes"):
-        monkeypatch.setattr(f"slidegate.stores.redis.{module}.windows_script", made)
+    replace_everywhere(monkeypatch, "slidegate.stores.redis", "windows_script", made)
     with pytest.raises(AssertionError):
         await play_surplus(server)
 
@@ -205,8 +205,7 @@ def assert_caught(attempt: Callable[[bytes], Coroutine[Any, Any, None]]) -> None
 @pytest.mark.parametrize("mutation", WINDOWS, ids=lambda mutation: mutation.what)
 def test_the_twin_in_memory_catches(server: RedisServer, mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
     made = broken(script.windows_script, mutation)
-    for module in ("calls", "lanes"):
-        monkeypatch.setattr(f"slidegate.stores.redis.{module}.windows_script", made)
+    replace_everywhere(monkeypatch, "slidegate.stores.redis", "windows_script", made)
     assert_caught(lambda rolled: play(server, program(rolled)))
 
 
@@ -216,8 +215,7 @@ def test_the_twin_in_memory_catches_broken_bans(
     server: RedisServer, mutation: Mutation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = broken(script.bans_script, mutation)
-    for module in ("calls", "bans"):
-        monkeypatch.setattr(f"slidegate.stores.redis.{module}.bans_script", made)
+    replace_everywhere(monkeypatch, "slidegate.stores.redis", "bans_script", made)
     assert_caught(lambda rolled: play_bans(server, rolled))
 
 

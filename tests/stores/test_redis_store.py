@@ -26,6 +26,7 @@ from slidegate.testing.contract.desk import bucket
 from slidegate.testing.contract.player import Player, settle
 from slidegate.testing.contract.programs import Program
 
+from ..patching import replace_everywhere
 from ..redis_servers import VALKEY, RedisCluster, RedisServer, needs_redis, needs_valkey
 
 NUMBER = itertools.count()
@@ -205,9 +206,8 @@ class Ahead:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.ahead_s = 0.0
-        for module in ("answers", "bans", "held", "lanes", "cluster", "sums"):
-            monkeypatch.setattr(f"slidegate.stores.redis.{module}.monotonic", self.monotonic)
-        monkeypatch.setattr("slidegate.stores.redis.server_clock.monotonic_ns", lambda: int(self.monotonic() * 1e9))
+        replace_everywhere(monkeypatch, "slidegate.stores.redis", "monotonic", self.monotonic)
+        replace_everywhere(monkeypatch, "slidegate.stores.redis", "monotonic_ns", lambda: int(self.monotonic() * 1e9))
 
     def monotonic(self) -> float:
         """Return the time in seconds."""
