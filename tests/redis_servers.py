@@ -407,6 +407,13 @@ class RedisCluster:
         states = {_cluster_info(server)["cluster_state"] for server in self.running}
         return states == {"ok"} and len(maps) == 1 and owners <= here
 
+    def _epochs_agree(self) -> bool:
+        here = {self.node_id(server) for server in self.running}
+        tables = [server.command("CLUSTER", "NODES").decode().splitlines() for server in self.running]
+        # A line says: id, address, flags, master, ping, pong, epoch, and more.
+        rows = [[line.split() for line in table] for table in tables]
+        return len({frozenset((row[0], row[6]) for row in table if row[0] in here) for table in rows}) == 1
+
     @staticmethod
     def node_id(server: RedisServer) -> str:
         """Return the name that the cluster knows a server by."""
@@ -428,6 +435,9 @@ class RedisCluster:
     @contextmanager
     def migrating(self, slot: int, target: RedisServer) -> Iterator[RedisServer]:
         """Hold a slot in the middle of its move: the old owner answers ASK for what it no longer has. Then finish."""
+        # Who takes a slot over raises its epoch above those that it has heard of. If an epoch reached it only after that,
+        # it would give the slot back to a server that has given it away: nobody would serve it any more.
+        until(self._epochs_agree, "the nodes of a cluster have heard of each other's epochs")
         source = self.owner(slot)
         target.command("CLUSTER", "SETSLOT", slot, "IMPORTING", self.node_id(source))
         source.command("CLUSTER", "SETSLOT", slot, "MIGRATING", self.node_id(target))
