@@ -435,8 +435,8 @@ class RedisCluster:
     @contextmanager
     def migrating(self, slot: int, target: RedisServer) -> Iterator[RedisServer]:
         """Hold a slot in the middle of its move: the old owner answers ASK for what it no longer has. Then finish."""
-        # Who takes a slot over raises its epoch above those that it has heard of. If an epoch reached it only after that,
-        # it would give the slot back to a server that has given it away: nobody would serve it any more.
+        # The new owner raises its epoch above those that it has heard of. If a higher one reached it only later, it
+        # would give the slot back to a server that has given it away: nobody would serve it any more.
         until(self._epochs_agree, "the nodes of a cluster have heard of each other's epochs")
         source = self.owner(slot)
         target.command("CLUSTER", "SETSLOT", slot, "IMPORTING", self.node_id(source))
