@@ -30,7 +30,8 @@ from slidegate import (
     strike,
     user,
 )
-from slidegate.core.logs import MOST, MOST_LINES, MOST_OF_A_LINE, escaped, logger, trace
+from slidegate.core.errors import quoted
+from slidegate.core.logs import MOST, MOST_LINES, MOST_OF_A_LINE, escaped, logger, trace, written
 from slidegate.core.protocols import Event
 from slidegate.testing import FakeClock
 from slidegate.web.finishing import to_the_end
@@ -355,3 +356,15 @@ def test_what_was_raised_over_another_exception_is_told_with_it(log: StringIO, m
     monkeypatch.setattr("slidegate.core.logs.trace", failing(Evil))
     logger.error("third", exc_info=caught.value)
     check(log, "KeyError, whose traceback cannot be written: Evil")
+
+
+def test_a_value_that_cannot_be_written_is_shown_by_its_type() -> None:
+    class Unsayable:
+        def __repr__(self) -> str:
+            raise LookupError("gone")
+
+        __str__ = __repr__
+
+    shown = "<Unsayable that cannot be written: LookupError>"
+    assert [written(Unsayable()), written(Unsayable(), str), quoted(Unsayable())] == [shown] * 3
+    assert [written("a"), written("a", str), quoted("a")] == ["'a'", "a", "'a'"]

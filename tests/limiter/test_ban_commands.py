@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import AsyncIterator
+import random
+from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
 from pathlib import Path
 
+import anyio
+import anyio.lowlevel
 import pytest
 
 from slidegate.core import ConfigurationError, Networks, Reason
 from slidegate.core.bans.policy import BanPolicy
+from slidegate.core.public_space import PUBLIC
 from slidegate.limiter import Limiter
+from slidegate.limiter.deadlines import STEP
 from slidegate.stores.memory.store import MemoryStore
 from slidegate.testing import FakeClock, RecordingObserver
 
@@ -38,6 +43,74 @@ async def keys(limiter: Limiter) -> list[str]:
 
 
 # -- by hand ---------------------------------------------------------------------------------------------------------
+
+
+def holds_public_networks(network: ipaddress.IPv4Network | ipaddress.IPv6Network) -> bool:
+    """Tell whether a part of a network, as large as a registry gives out, is public."""
+    ranges = PUBLIC[network.version]
+    return any(low <= int(network[-1]) and high >= int(network[0]) for low, high in ranges)
+
+
+@pytest.mark.parametrize(("version", "bits", "widest"), [(4, 32, 8), (6, 128, 19)])
+async def test_no_public_network_wider_than_any_that_is_given_out_is_banned_by_hand(
+    rng: random.Random, version: int, bits: int, widest: int
+) -> None:
+    made = Limiter()
+    prefixes = [*range(1, widest + 3)] * 40
+    networks = {ipaddress.ip_network((rng.getrandbits(bits) >> (bits - p) << (bits - p), p)) for p in prefixes}
+    for network in networks:
+        if network.prefixlen < widest and holds_public_networks(network):
+            with pytest.raises(ConfigurationError, match=f"ban: '{network}' is wider than .* \"192.0.2.0/24\""):
+                await made.ban(str(network), "1h")
+        else:
+            assert (await made.ban(str(network), "1h")).key == str(network)
+    assert len({network.prefixlen for network in networks}) > 5
+
+
+@pytest.mark.parametrize("half", ["0.0.0.0/1", "128.0.0.0/1", "::/1", "::/2", "2000::/3", "2000::/4", "3000::/4"])
+async def test_a_half_of_the_internet_is_banned_by_nobody(limiter: Limiter, half: str) -> None:
+    with pytest.raises(ConfigurationError, match="is wider than"):
+        await limiter.ban(half, "permanent")
+    assert await keys(limiter) == []
+    assert await limiter.unban(half) is False  # asked and lifted as ever: an older version may have made it
+
+
+@pytest.mark.parametrize("network", ["224.0.0.0/3", "240.0.0.0/4", "126.0.0.0/8", "2000::/19", "fc00::/7", "8000::/1"])
+async def test_networks_as_wide_as_one_owner_has_and_those_that_nobody_has_are_banned(
+    limiter: Limiter, network: str
+) -> None:
+    assert (await limiter.ban(network, "1h")).key == network
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_long_lists_of_bans_let_others_go_on_under_either_event_loop(backend: str) -> None:
+    # More than two steps of them: whoever lists them is no longer alone after the first.
+    count = 2 * STEP + 1
+
+    async def main() -> list[int]:
+        made, turns, lengths = Limiter(), 0, list[int]()
+        for number in range(count):
+            await made.ban(f"user:{number}", "1h")
+
+        async def others() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await anyio.lowlevel.checkpoint()
+
+        lists: list[Callable[[], AsyncIterator[object]]] = [made.bans, made.history, made.export_bans]
+        async with anyio.create_task_group() as group:
+            group.start_soon(others)
+            for listing in lists:
+                before = turns
+                lengths.append(len([one async for one in listing()]))
+                assert turns > before, listing
+            group.cancel_scope.cancel()
+        return lengths
+
+    listed = anyio.run(main, backend=backend)
+    assert listed[:2] == [count, count]
+    assert listed[2] >= count
 
 
 async def test_a_ban_refuses_until_it_ends_or_is_taken_back(limiter: Limiter, clock: FakeClock) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from slidegate import BanPolicy, ConfigurationError, Limiter, MemoryStore, RateLimitMiddleware, Reason, Rule
 from slidegate.core.decision import Check, Decision
-from slidegate.core.errors import StoreTimeout, StoreUnavailable
+from slidegate.core.errors import StoreError, StoreTimeout, StoreUnavailable
 from slidegate.limiter import breakers
 from slidegate.limiter.deadlines import MOST_DONE, Deadline
 from slidegate.testing import FakeClock, RecordingObserver
@@ -311,6 +311,39 @@ async def test_a_probe_whose_client_leaves_is_followed_by_another() -> None:
         await probe
     ward.store.hangs = False
     assert await ward.hit()
+
+
+class Unsayable(StoreError):
+    """An exception of a driver that fails when it is written."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no connection to describe")
+
+    __str__ = __repr__
+
+
+class UnsayableTimeout(Unsayable, StoreTimeout):
+    """One that is shown by its text."""
+
+
+@pytest.mark.parametrize("error", [Unsayable(), UnsayableTimeout(), Unsayable(concerns="key")])
+@pytest.mark.parametrize("ask", ["hit", "peek", "charge", "strike", "banned"])
+async def test_an_exception_that_cannot_be_written_is_answered_like_any_other(
+    error: Exception, ask: str, inline: bool
+) -> None:
+    ward = Ward("local", inline=inline)
+    ward.store.error = error
+    questions: dict[str, Callable[[], Awaitable[object]]] = {
+        "hit": ward.hit,
+        "peek": lambda: ward.limiter.peek("ann", "3/hour"),
+        "charge": lambda: ward.limiter.charge("ann", "3/hour", 1),
+        "strike": lambda: ward.limiter.strike("ann", BanPolicy("3/10m", "1h"), reason="guessing"),
+        "banned": lambda: ward.limiter.internals.find_ban(("ann",)),
+    }
+    await questions[ask]()
+    assert ward.heard.kinds == ["store_failed"]
+    name = type(error).__name__
+    assert ward.heard.events[0].details["error"] == f"<{name} that cannot be written: RuntimeError>"
 
 
 async def test_a_failure_that_lasts_is_said_once_a_minute() -> None:

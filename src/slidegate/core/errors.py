@@ -15,6 +15,8 @@ import difflib
 from collections.abc import Iterable
 from typing import Final, Literal, TypeAlias
 
+from .logs import written
+
 MOST_QUOTED: Final = 80
 _LONGEST_WORD: Final = 100
 
@@ -66,4 +68,6 @@ def quoted(value: object) -> str:
         text = repr(value)
     except ValueError:  # Python writes no number of more than 4,300 digits
         text = "a number with too many digits"
+    except Exception:
+        text = written(value)
     return text if len(text) <= MOST_QUOTED else text[: MOST_QUOTED - 1] + "…"

@@ -9,7 +9,7 @@ characters, and a traceback is lines of them. The exception itself stays on the 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from traceback import TracebackException
 from typing import Final
 
@@ -29,6 +29,17 @@ def escaped(text: str, most: int = MOST) -> str:
         return text
     clean = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[:most])
     return clean if len(clean) <= most and len(text) <= most else clean[: most - 1] + "\u2026"
+
+
+def written(value: object, how: Callable[[object], str] = repr) -> str:
+    """Return what `repr` or `str` makes of a value; where that fails, what the value is.
+
+    Exceptions of drivers and functions of users come by here, and must not raise where somebody reports them.
+    """
+    try:
+        return how(value)
+    except Exception as error:
+        return f"<{type(value).__name__} that cannot be written: {type(error).__name__}>"
 
 
 def trace(error: BaseException) -> str:
@@ -78,8 +89,8 @@ def _clean(record: logging.LogRecord) -> bool:
 def _sayable(value: object) -> object:
     try:
         str(value), repr(value)
-    except Exception as error:
-        return f"<{type(value).__name__} that cannot be written: {type(error).__name__}>"
+    except Exception:
+        return written(value)
     return value
 
 

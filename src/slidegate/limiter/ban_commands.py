@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from ..core.bans.in_force import Ban, BanChange, ban_key, clean_reason
 from ..core.bans.policy import BanPolicy
-from ..core.bans.targets import NetworkSet, ban_target
+from ..core.bans.targets import NetworkSet, ban_target, hand_ban_key
 from ..core.errors import ConfigurationError, StoreError, StoreUnavailable, quoted
 from ..core.limits import MAX_WINDOW_US, check_whole, parse_duration_us
 from ..core.protocols import BanBook, Store
@@ -42,14 +42,15 @@ class BanCommands:
             by: Who bans.
 
         Raises:
-            ConfigurationError: The key is none, or every address there is; or the duration cannot be used.
+            ConfigurationError: The key is none, every address there is, or a public network wider than an IPv4 /8 or an
+                IPv6 /19; or the duration cannot be used.
         """
         length_us = None
         if duration != PERMANENT:
             length_us = parse_duration_us(duration, "ban: duration")
             if length_us > MAX_WINDOW_US:
                 raise ConfigurationError(f'ban: duration: expected at most 400 days or "permanent", not {duration!r}')
-        ban_key(key)
+        hand_ban_key(key)
         await self.internals.fetch_secret()
         return await within(self.store.bans.ban(self._ban_key(key), length_us, clean_reason(reason), clean_reason(by)))
 

@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Awaitable, Iterable
 from inspect import isawaitable
 from typing import Any, Final, TypeVar
 
+from anyio.lowlevel import checkpoint
+
 from ..core.errors import StoreTimeout
 
 COMMAND_DEADLINE_S: Final = 30.0
@@ -42,7 +44,7 @@ async def in_turns(many: Iterable[T]) -> AsyncIterator[T]:
     for number, one in enumerate(many, start=1):
         yield one
         if not number % STEP:
-            await asyncio.sleep(0)
+            await checkpoint()
 
 
 class Deadline:

@@ -28,7 +28,7 @@ from ..core.decision import Check, Decision
 from ..core.durations import format_duration
 from ..core.errors import ConfigurationError, StoreError, StoreTimeout, closest
 from ..core.limits import parse_duration_us
-from ..core.logs import logger
+from ..core.logs import logger, written
 from ..core.protocols import Clock, Event, Store
 from ..stores.memory.store import MemoryStore
 from .breakers import WHOLE, Breakers
@@ -255,7 +255,7 @@ class Failsafe:
         self._say_again_us[what] = now_us + SAY_EVERY_US
         if not narrow:
             self._said.add(what)
-        shown = str(error) if isinstance(error, StoreTimeout) else repr(error)
+        shown = written(error, str if isinstance(error, StoreTimeout) else repr)
         message = f"the store failed{where}, so on_error={self._on_error!r} decides: {shown}"
         logger.error("store_failed: %s", message)
         self._tell(Event("store_failed", message, {"on_error": self._on_error, "error": shown}))

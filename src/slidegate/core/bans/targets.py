@@ -1,16 +1,20 @@
-"""Whom a policy may ban by itself.
+"""Whom a ban may be for.
 
 Not everything that strikes is a client: a ban on a proxy, on the host itself or on a network that holds one of them
-shuts out people who did nothing.
+shuts out people who did nothing. People who ban by hand may ban those too, but not a part of the internet that belongs
+to nobody in particular: two such bans shut out everybody.
 """
 
 from __future__ import annotations
 
 from typing import Final, Protocol
 
+from .. import public_space
 from ..addresses import address_key, parse_network, prefix_length
 from ..errors import ConfigurationError
 from ..networks import Networks
+from ..public_space import wide_ranges
+from .in_force import ban_key
 from .policy import BanPolicy
 
 PRIVATE: Final = Networks(
@@ -32,6 +36,26 @@ class NetworkSet(Protocol):
 
     def overlaps(self, version: int, first: int, last: int) -> bool:
         """Tell whether one of them has an address in common with the range from `first` to `last`."""
+
+
+def hand_ban_key(key: object) -> str:
+    """Return the one spelling of what people ban by hand; see `ban_key`.
+
+    Raises:
+        ConfigurationError: `ban_key` refuses it, or it is a public network wider than an IPv4 /8 or an IPv6 /19.
+    """
+    known = ban_key(key)
+    try:
+        version, first, last = parse_network(known)
+    except ConfigurationError:
+        return known  # an account, an API key
+    if any(wide_ranges(version, [first], [last])):
+        most = prefix_length(version, 0, public_space.WIDEST[version] - 1)
+        raise ConfigurationError(
+            f"ban: {key!r} is wider than an IPv{version} /{most}, the most that one registry is given; "
+            'ban the networks that you mean, for example "192.0.2.0/24"'
+        )
+    return known
 
 
 def ban_target(policy: BanPolicy, key: str, protected: NetworkSet | None = None) -> tuple[str, str] | None:
