@@ -86,7 +86,6 @@ def test_the_page_about_tests_names_tests_that_exist() -> None:
         "What has left is dropped.",
         "The window lets go of what has left.",
         "Who leaves while waiting gives the place back.",
-        "The gate spares whom the policy spares.",
         "Whose ban refuses a request.",
         "Whoever reads may ask for another minute.",
         "The ban stays, because whoever asks from there is another client.",
