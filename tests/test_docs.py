@@ -168,9 +168,36 @@ def test_links_on_the_page_lead_somewhere(page: Path) -> None:
     assert [target for target in here if not (page.parent / target).exists()] == []
 
 
-def test_every_page_is_in_the_navigation() -> None:
-    listed = re.findall(r"^  - (\S+\.md)$", (ROOT / "mkdocs.yml").read_text("utf-8"), re.MULTILINE)
+def test_every_page_is_in_the_navigation_once_below_a_group() -> None:
+    navigation = re.search(r"^nav:\n((?:  .*\n)+)", (ROOT / "mkdocs.yml").read_text("utf-8"), re.MULTILINE)
+    assert navigation
+    assert re.findall(r"^  - (.*):$", navigation[1], re.MULTILINE) == [
+        "Learn",
+        "Guides",
+        "Stores",
+        "Reference",
+        "Background",
+    ]
+    listed = re.findall(r"^      - (\S+\.md)$", navigation[1], re.MULTILINE)
     assert sorted(listed) == [page.relative_to(ROOT / "docs").as_posix() for page in PAGES[1:]]
+
+
+def test_the_map_of_the_rooms_has_every_package_and_no_other() -> None:
+    source = ROOT / "src" / "slidegate"
+    packages = {path.parent.relative_to(source).as_posix() for path in source.rglob("__init__.py")} - {"."}
+    design = (ROOT / "docs" / "design.md").read_text("utf-8")
+    rooms = design[design.index("## The rooms") : design.index("## Decisions")]
+    rows = dict(re.findall(r"^\| `([\w/]+)` \|(.*)\|$", rooms, re.MULTILINE))
+    assert set(rows) == packages
+    for room, row in rows.items():
+        for file in re.findall(r"`([\w/]+\.py)`", row):
+            assert (source / room / file).exists(), f"{room}/{file}"
+
+
+def test_terms_of_the_glossary_stand_in_order_and_each_once() -> None:
+    terms = re.findall(r"^\*\*([^*]+)\*\*", (ROOT / "docs" / "glossary.md").read_text("utf-8"), re.MULTILINE)
+    assert len(terms) > 30
+    assert terms == sorted(set(terms), key=str.casefold)
 
 
 def test_the_reference_lists_every_public_name() -> None:
