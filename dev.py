@@ -27,6 +27,10 @@ SETS = ("uv", "demo", "dev", "bench", "lowest")
 MAIN = ROOT / ".venv"
 BENCH = ROOT / ".venv-bench"
 LOWEST = ROOT / ".venv-lowest"
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+"""The versions of CPython that `pythons` looks for."""
+BRING_S = 120
+"""How long uv may take to bring a Python."""
 PYTEST = ("-m", "coverage", "run", "-m", "pytest")
 STORES = ("tests/stores", "tests/examples", "tests/test_redis_servers.py", "tests/limiter/test_open_store.py")
 """The tests that start servers and processes; the others run beside them."""
@@ -227,6 +231,51 @@ def lowest(args: list[str]) -> int:
     return run(environment(LOWEST, "lowest"), "-m", "pytest", *LENIENT, *(args or WITH_LOWEST))
 
 
+def pythons(args: list[str]) -> int:
+    """Run the tests on each CPython from 3.11 to 3.14 that is here or that uv can bring; arguments go to pytest."""
+    version = "{}.{}".format(*sys.version_info)
+    if args[:1] == ["--this"]:
+        return run(environment(ROOT / f".venv-{version}", "dev"), "-m", "pytest", *args[1:])
+    failed, missing = [], []
+    for version in PYTHONS:
+        python = find_python(version)
+        if python:
+            failed += step(f"Python {version}", python, "dev.py", "pythons", "--this", *args)
+        else:
+            missing.append(version)
+    if missing:
+        print(f"\nnot here, and uv cannot bring it: Python {', '.join(missing)}")
+    print(f"failed: {', '.join(failed)}" if failed else "all others passed" if missing else "all passed")
+    return 1 if failed or len(missing) == len(PYTHONS) else 0
+
+
+def find_python(version: str) -> str | None:
+    """Return a CPython of a version: this one, one on PATH or of pyenv, or one that uv has or brings."""
+    if version == "{}.{}".format(*sys.version_info):
+        return sys.executable
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    places = (shutil.which(f"python{version}"), *sorted(pyenv.glob(f"{version}.*/bin/python{version}"), reverse=True))
+    for place_of_it in filter(None, places):
+        # On PATH there may be a script of pyenv that only says that no such Python was chosen.
+        if asked(place_of_it, "-c", "import sys; print('{}.{}'.format(*sys.version_info))") == version:
+            return str(place_of_it)
+    uv = (with_uv(MAIN), "-m", "uv", "python")
+    asked(*uv, "install", "--quiet", "--no-bin", version)
+    return asked(*uv, "find", "--quiet", "--managed-python", version) or None
+
+
+def asked(*command: object) -> str:
+    """Return what a command says; nothing if it fails or takes long."""
+    arguments = [str(part) for part in command]
+    try:
+        ended = subprocess.run(
+            arguments, cwd=ROOT, env=child_environment(), capture_output=True, text=True, timeout=BRING_S
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return "" if ended.returncode else ended.stdout.strip()
+
+
 def lock(args: list[str]) -> int:
     """Compile requirements/*.in to *.txt; --upgrade moves to the newest versions."""
     python = with_uv(MAIN)
@@ -242,12 +291,12 @@ def lock(args: list[str]) -> int:
     return 0
 
 
-COMMANDS = {command.__name__: command for command in (demo, test, deep, lint, docs, bench, lowest, lock)}
+COMMANDS = {command.__name__: command for command in (demo, test, deep, lint, docs, bench, lowest, pythons, lock)}
 
 
 def main() -> int:
     """Run the command that was asked for."""
-    listing = "\n".join(f"  {name:6}{command.__doc__}" for name, command in COMMANDS.items())
+    listing = "\n".join(f"  {name:8}{command.__doc__}" for name, command in COMMANDS.items())
     parser = argparse.ArgumentParser(
         prog="dev.py",
         usage="python3 dev.py COMMAND [args]",

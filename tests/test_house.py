@@ -112,8 +112,20 @@ def test_what_the_package_depends_on_is_in_every_set() -> None:
 
 
 def test_what_the_extras_bring_is_there_for_the_tests() -> None:
-    extras = [line for lines in PROJECT["optional-dependencies"].values() for line in lines]
+    extras = [line for name, lines in PROJECT["optional-dependencies"].items() if name != "all" for line in lines]
     assert names(extras) <= {pin for pin, _, _ in pins(ROOT / "requirements" / "dev.txt")}
+
+
+def test_all_is_every_extra_that_an_application_may_want() -> None:
+    extras = set(PROJECT["optional-dependencies"]) - {"all", "testing"}
+    assert PROJECT["optional-dependencies"]["all"] == [f"slidegate[{','.join(sorted(extras))}]"]
+
+
+def test_classifiers_name_the_versions_of_python_that_the_tests_run_on() -> None:
+    named = re.findall(r"Python :: (3\.\d+)", "\n".join(PROJECT["classifiers"]))
+    # 3.14 is looked for and gets its classifier when the tests have passed on it.
+    assert named == [version for version in dev.PYTHONS if version != "3.14"]
+    assert PROJECT["requires-python"] == f">={named[0]}"
 
 
 def test_one_version_everywhere() -> None:
@@ -204,7 +216,10 @@ def test_source_distribution_holds_every_file_of_the_checkout(tmp_path: Path, mo
     held = {path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()}
     # Tests read files of all kinds: whatever is left out, one of them may need.
     assert {path.relative_to(ROOT).as_posix() for path in text_files()} <= held | {"PKG-INFO"}
-    assert {name for name in held if name.startswith(".")} <= {".gitignore", ".ci/run"}
+    assert {name for name in held if name.startswith(".")} <= {
+        *(".gitignore", ".ci/run", ".pre-commit-config.yaml"),
+        *(f".github/ISSUE_TEMPLATE/{name}.yml" for name in ("bug", "config", "idea")),
+    }
     assert os.access(root / ".ci" / "run", os.X_OK)
 
 
@@ -341,6 +356,55 @@ def test_a_redis_server_is_looked_for_then_installed_and_must_be_there_for_conti
     assert dev.server_steps(Path("python")) == (["redis-server"] if ci and not there else [])
     assert any("install" in command for command in runs.commands) == installs
     assert ("sudo apt install redis-server" in capsys.readouterr().out) == (not there)
+
+
+@pytest.mark.parametrize("failing", ["", "--this"])
+def test_each_python_that_is_found_runs_the_tests_and_the_others_are_named(
+    failing: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = Runs(failing or "nothing fails")
+    monkeypatch.setattr(dev, "run", runs)
+    monkeypatch.setattr(dev, "find_python", lambda version: None if version == "3.13" else f"python{version}")
+    assert dev.pythons(["-k", "x"]) == int(bool(failing))
+    assert [command[0] for command in runs.commands] == ["python3.11", "python3.12", "python3.14"]
+    assert all(command[1:] == ["dev.py", "pythons", "--this", "-k", "x"] for command in runs.commands)
+    said = capsys.readouterr().out
+    assert "not here, and uv cannot bring it: Python 3.13\n" in said
+    assert ("failed: Python 3.11, Python 3.12" in said) == bool(failing)
+
+
+def test_no_python_at_all_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dev, "find_python", lambda version: None)
+    assert dev.pythons([]) == 1
+
+
+def test_a_python_is_found_on_the_path_in_pyenv_or_by_uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "versions" / "3.9.1" / "bin").mkdir(parents=True)
+    of_pyenv = tmp_path / "versions" / "3.9.1" / "bin" / "python3.9"
+    of_pyenv.touch()
+    answers: dict[str, str] = {}
+    monkeypatch.setenv("PYENV_ROOT", str(tmp_path))
+    monkeypatch.setattr(dev, "with_uv", lambda home: "uv")
+    monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
+    monkeypatch.setattr(dev, "asked", lambda *command: answers.get(str(command[0]), ""))
+    assert dev.find_python("{}.{}".format(*sys.version_info)) == sys.executable
+    assert dev.find_python("3.9") is None
+    for teller, said, found in (
+        ("uv", "/uv/python", "/uv/python"),
+        (str(of_pyenv), "3.9", str(of_pyenv)),
+        ("/bin/python3.9", "3.9", "/bin/python3.9"),
+    ):
+        answers[teller] = said
+        assert dev.find_python("3.9") == found
+
+
+def test_a_command_that_fails_hangs_or_is_not_there_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dev, "BRING_S", 0.2)
+    assert dev.asked(dev.ROOT / "no such program") == ""
+    assert dev.asked(sys.executable, "-c", "print(1); raise SystemExit(1)") == ""
+    assert dev.asked(sys.executable, "-c", "import threading; threading.Event().wait()") == ""
+    monkeypatch.setattr(dev, "BRING_S", 60)
+    assert dev.asked(sys.executable, "-c", "print(1)") == "1"
 
 
 def test_pytest_closes_the_run_with_its_own_line(
