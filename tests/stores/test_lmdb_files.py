@@ -170,7 +170,7 @@ def test_damage_that_shows_later_is_an_error_and_then_a_new_start(place: Path, m
         raise lmdb.CorruptedError("mdb_get: page 7 is not there")
 
     with monkeypatch.context() as patched:
-        patched.setattr("slidegate.stores.lmdb.window_rows.Session.save", damaged)
+        patched.setattr("slidegate.stores.lmdb.session.Session.save", damaged)
         with pytest.raises(StoreUnavailable, match="is damaged: mdb_get: page 7"):
             store.hit(ASKED)
     assert store.hit(ASKED).remaining == 4  # type: ignore[union-attr]

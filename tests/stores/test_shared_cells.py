@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-import slidegate.stores.lmdb.window_rows
+import slidegate.stores.lmdb.session
 import slidegate.stores.memory.tables
 from slidegate.core import Bucket, Check, Decision, Limit, Reason, parse_limits
 from slidegate.core.limits import MAX_AMOUNT
@@ -54,7 +54,7 @@ def small(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
 def cells(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     monkeypatch.setattr(slidegate.stores.memory.tables, "SHARED_CELLS", number)
-    monkeypatch.setattr(slidegate.stores.lmdb.window_rows, "SHARED_CELLS", number)
+    monkeypatch.setattr(slidegate.stores.lmdb.session, "SHARED_CELLS", number)
 
 
 def hit(store: MemoryStore | LmdbStore, *checks: Check) -> Decision:

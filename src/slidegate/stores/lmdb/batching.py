@@ -1,15 +1,16 @@
 """When a job gets its transaction: at once, with others, or later.
 
-A *job* is what has to be done in one writing transaction. On an event loop of asyncio:
+A *job* is a function that needs one writing transaction. On an event loop of asyncio:
 
 * a lone job is done at once, and its answer is no awaitable;
-* one job in `LOOK_EVERY` lets those that come after it in the same turn of the loop wait for the end of the turn. If
-  they are many, they are done in one transaction, and so is what comes in further turns, until they are few again;
-* while another process writes, jobs wait and are tried again, and the loop goes on meanwhile, until those who wait for
-  them give up, or for `PATIENCE_S`;
-* where every commit waits for a disk, one thread does all jobs, as many together as have come meanwhile.
+* after one job in `LOOK_EVERY`, the jobs that follow in the same turn of the loop wait for the end of the turn. If they
+  are many, they are done in one transaction, and so are those of further turns, until they are few again;
+* while another process writes, jobs wait and are tried again, and the loop goes on meanwhile. A job ends with
+  `StoreTimeout` after the deadline, or after `PATIENCE_S`;
+* if every commit waits for a disk, one thread does all jobs: in each transaction all that have come meanwhile.
 
-Elsewhere a job that cannot be done at once is waited for. What is given up before it was done has not been charged.
+Without such a loop, a caller waits for a job that cannot be done at once. A job that was given up before it was done
+has charged nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from weakref import WeakKeyDictionary
 
 from ...core.errors import StoreTimeout
 from .files.opening import PATIENCE_S, POLL_S
-from .window_rows import Session
+from .session import Session
 
 T = TypeVar("T")
 Job: TypeAlias = Callable[[Session], Any]
@@ -34,16 +35,16 @@ LOOK_EVERY: Final = 16
 MANY: Final = 4
 """A turn of the loop costs about as much as two or three transactions."""
 EAGER_TRIES: Final = 50
-"""So many turns of the loop in a row a job is tried again; then with pauses: a stopped writer must not cost a CPU."""
+"""A job is tried again in so many turns of the loop in a row, then with pauses, to spare the CPU."""
 PAUSE_S: Final = 0.001
 
 
 Item: TypeAlias = tuple[asyncio.Future[Any], Job, float]
-"""A job that somebody waits for, and until when."""
+"""A job, the future that somebody awaits, and the time until which it is tried."""
 
 
 class Outcome(NamedTuple):
-    """What became of some jobs: those that got an answer, those that failed, and those that are still to be done."""
+    """Some jobs after an attempt: those with an answer, those that failed, and those to be tried again."""
 
     done: list[tuple[Item, Any]]
     failed: list[tuple[Item, Exception]]
@@ -54,7 +55,7 @@ class Turns:
     """Runs jobs.
 
     Args:
-        transact: Does jobs in one transaction and returns their answers; None if somebody else is writing.
+        transact: Does jobs in one transaction and returns their answers; None if another process writes.
         in_thread: Whether a transaction takes so long that a loop must not wait for it.
     """
 
@@ -79,7 +80,7 @@ class Turns:
         return turn.queue(loop, job) if turn.busy or self._in_thread else turn.now(loop, job)
 
     def keep_deadline(self, deadline_s: float) -> bool:
-        """Give up by itself what cannot be done in so many seconds; False where that cannot be promised."""
+        """Give jobs up by itself after so many seconds; return False if it cannot promise that."""
         self.patience_s = min(self.patience_s, deadline_s)
         return not self._in_thread
 
@@ -98,7 +99,7 @@ class Turns:
         self._thread = None
 
     def wait(self, job: Callable[[Session], T]) -> T:
-        """Do a job, and wait for it here; return its answer."""
+        """Do a job, block until it is done, and return its answer."""
         until_s = time.monotonic() + PATIENCE_S
         while (answers := self.transact((job,))) is None:
             if time.monotonic() > until_s:
@@ -122,7 +123,7 @@ class _Turn:
         self.busy = False
 
     def now(self, loop: asyncio.AbstractEventLoop, job: Job) -> Any:
-        """Do a job at once if nobody else is writing."""
+        """Do a job at once if nobody else is writing, else later."""
         answers = self._turns.transact((job,))
         if answers is None:
             return self.queue(loop, job)
@@ -147,7 +148,7 @@ class _Turn:
         if pause_s:
             loop.call_later(pause_s, self._next, loop)
         else:
-            # Behind everything that is ready now: what that asks for is done together.
+            # This comes after all callbacks that are ready now: the jobs that they bring are done together.
             loop.call_soon(self._next, loop)
 
     def _next(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -164,7 +165,7 @@ class _Turn:
             working.add_done_callback(lambda finished: self._tell(loop, finished.result()))
 
     def _tell(self, loop: asyncio.AbstractEventLoop, outcome: Outcome) -> None:
-        """Tell those who wait, and see when to go on."""
+        """Give answers and errors to those who wait, and decide when to go on."""
         for (future, _, _), answer in outcome.done:
             if not future.done():
                 future.set_result(answer)
@@ -187,7 +188,7 @@ class _Turn:
 
 
 def _attempt(transact: Transact, items: list[Item]) -> Outcome:
-    """Do jobs together; where that fails, each by itself, so that it fails alone."""
+    """Do jobs together; if that fails, do each by itself, so that a failing one fails alone."""
     try:
         answers = transact([job for _, job, _ in items])
     except Exception as error:
@@ -205,7 +206,7 @@ def _attempt(transact: Transact, items: list[Item]) -> Outcome:
 
 
 def _persist(transact: Transact, items: list[Item]) -> Outcome:
-    """Do jobs in a thread, which may wait for others; not longer than anybody waits for it."""
+    """Do jobs in a thread, which may block while another process writes, no longer than `PATIENCE_S`."""
     until_s = time.monotonic() + PATIENCE_S
     while True:
         outcome = _attempt(transact, [item for item in items if not item[0].done()])

@@ -1,4 +1,4 @@
-"""What an LMDB store does to all windows of a demand at once, in a transaction."""
+"""Decides, charges and refunds all windows of a demand at once, in one transaction."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from ...core.memo import remember
 from ...core.windows.bookings import BookedWindow, Note
 from ...core.windows.theory import NEVER
 from ..judging import LIMITED, OK, TOO_LARGE, charge_all, judge_all
-from .window_rows import Charged, Session, Slot, row_of
+from .session import Session
+from .window_rows import Charged, Slot, row_of
 
 
 class Judge:
-    """Decides demands. It remembers nothing but where the windows of a bucket are."""
+    """Decides demands. It remembers only the limits of each bucket and their digests."""
 
     def __init__(self) -> None:
         self._bound: dict[Bucket, tuple[tuple[bytes, Limit], ...]] = {}
@@ -42,7 +43,7 @@ class Judge:
         windows = [slot.window for slot in slots]
         decision = judge_all(checks, flat, windows, now_us)
         for slot, window in zip(slots, windows, strict=True):
-            slot.window = window  # another one, if this was its first booking
+            slot.window = window  # a new one, if this was its first booking
         if decision.charge:
             decision.charge = _noted(decision.charge, slots)
         if decision.reason is Reason.WAITED:
@@ -59,7 +60,7 @@ class Judge:
         return decision
 
     def refund(self, decision: Decision, session: Session) -> bool:
-        """Take what `decision` charged out of the windows that still hold it; tell whether that was anything."""
+        """Take what `decision` charged out of the windows that still hold it; return whether there was any."""
         charge, changed = list(decision.charge), False
         if not charge:
             return False  # another refund came first
@@ -78,7 +79,7 @@ class Judge:
         return changed
 
     def _find(self, checks: Sequence[Check], session: Session) -> tuple[list[Any], list[Slot]]:
-        flat: list[Any] = []  # as `judging.Flat`, without tables
+        flat: list[Any] = []  # without tables
         slots: list[Slot] = []
         for bucket, key, cost in checks:
             for digest, limit in self._bound.get(bucket) or self._bind(bucket):
@@ -87,26 +88,26 @@ class Judge:
         return flat, slots
 
     def _names(self, checks: Sequence[Check]) -> list[tuple[str, bytes]]:
-        """Return by what the windows of a demand are found."""
+        """Return the key and the digest of each window of a demand."""
         return [
             (key, digest) for bucket, key, _ in checks for digest, _ in self._bound.get(bucket) or self._bind(bucket)
         ]
 
     def _bind(self, bucket: Bucket) -> tuple[tuple[bytes, Limit], ...]:
-        """Work out by what the windows of a bucket are counted, besides the key."""
+        """Work out the digests of a bucket's limits; with a key, each of them names a window."""
         return remember(self._bound, bucket, tuple((_digest(bucket.rule, limit), limit) for limit in bucket.limits))
 
 
 def _digest(rule: str, limit: Limit) -> bytes:
-    """Return what the windows of a limit have in common, whatever its amount."""
+    """Return the digest that all windows of a limit have in their rows, whatever its amount."""
     return blake2b(f"{rule}\n{limit.window_us}\n{limit.resolution}".encode(), digest_size=8).digest()
 
 
 def _holding(charged: Slot, own_row: bytes, limit: Limit, session: Session) -> list[Slot]:
-    """Return the windows that hold what was charged to a slot: it, and the copy that its key has taken since."""
+    """Return the windows that hold a charge to a slot: its own, and the copy that the key has taken since."""
     found = []
     slot = session.find_same_kind(charged.row, limit, shared=charged.shared)
-    if slot is not None and slot.serial == charged.serial:  # else it was reset or let go of since
+    if slot is not None and slot.serial == charged.serial:  # else it was reset or deleted since
         found.append(slot)
     if charged.shared:
         own = session.find_same_kind(own_row, limit, shared=False)
@@ -116,7 +117,7 @@ def _holding(charged: Slot, own_row: bytes, limit: Limit, session: Session) -> l
 
 
 def _noted(charge: Sequence[Any], slots: Sequence[Slot]) -> list[Slot | Charged]:
-    """Return a charge of `judging` with the slots of the windows in their places."""
+    """Return a charge with the slots in the places of their windows."""
     return [
         Charged(slot, note.spent_us, note.units, note.waits) if isinstance(note, Note) else slot
         for note, slot in zip(charge, slots, strict=True)

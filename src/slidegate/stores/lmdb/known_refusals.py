@@ -1,8 +1,8 @@
-"""Refusals that are known to last.
+"""Refusals that last.
 
 A refusal is remembered together with the rows that it was decided on. As long as these rows are the same, and nothing
-has left the windows in them, the same demand is refused. To see that takes a reading transaction, which waits for
-nobody, and no look into the windows. Whatever anybody hands back or resets, in any process, changes a row.
+has expired in their windows, the same demand is refused. To find that out takes a reading transaction, which waits for
+nobody, and no look into the windows. A refund or a reset, in any process, changes a row.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from ...core.windows.bookings import BookedWindow
 from ...core.windows.codec import pack_window
 from ...core.windows.theory import Reading
 from ..judging import LIMITED
-from .window_rows import HEAD_BYTES, Session, Slot
+from .session import Session
+from .window_rows import HEAD_BYTES, Slot
 
 
 class _Known(NamedTuple):
-    """A refusal: from when until when nothing changes by itself, what was seen, and (row, is a cell, window) each."""
+    """A remembered refusal: when it holds, its readings, and (row, is a cell, window) of the rows it was decided on."""
 
     from_us: int
     until_us: int
@@ -29,15 +30,15 @@ class _Known(NamedTuple):
 
 
 class Refusals:
-    """What is known to be refused."""
+    """Remembers refusals, by demand."""
 
     def __init__(self) -> None:
         self.known: dict[Sequence[Check], _Known] = {}
 
     def remember(self, decision: Decision, slots: Sequence[Slot]) -> None:
-        """Take note of a refusal by the windows of `slots`, unless the next one may be answered in another way.
+        """Record a refusal by the windows of `slots`, unless the next demand may be answered in another way.
 
-        A window with bookings has to be looked at each time: they move with the clock.
+        A window with bookings is read each time, because bookings move with the clock.
         """
         if any(bucket.count_denied or bucket.wait_us for bucket, _, _ in decision.checks):
             return
@@ -49,7 +50,7 @@ class Refusals:
         remember(self.known, tuple(decision.checks), known)
 
     def lasts(self, checks: Sequence[Check], now_us: int) -> bool:
-        """Tell whether a demand is known to be refused, if its rows are still the same."""
+        """Return whether a demand is refused if its rows are still the same."""
         known = self.known.get(checks)
         if known is None:
             return False

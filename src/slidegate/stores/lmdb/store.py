@@ -1,13 +1,12 @@
 """All processes of one host.
 
 Windows and bans are rows of an LMDB environment, a file that the processes map into memory. Every hit is one writing
-transaction, which only one process has at a time: it reads the rows, lets the core decide about the windows in them
-(`core.packed`), and writes back those that changed. A refusal that is known to last, a `peek` and the check for bans
-only read, which waits for nobody.
+transaction, which only one process has at a time: it reads the rows, lets the core decide about the windows in them,
+and writes back those that changed. A repeated refusal, a `peek` and the check for bans only read, and wait for nobody.
 
-What stands where: `windows` the rows of windows, `judging` the decisions, `bans` bans, `turns` when
-a transaction takes place and `transactions` how, `env` the environment and who writes, `files` whether
-its files can be trusted, `clock` the time.
+`batching` says when a transaction takes place, `transactions` how, `session` and `window_rows` what it reads and
+writes, `decide` what is decided, `known_refusals` which refusals need no writing. `bans` holds the bans, and `files`
+the environment: who may write, whether files can be trusted, their layout, and the clock of the host.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from os import PathLike
 from typing import Final, Literal
 
 try:
-    import lmdb  # noqa: F401 - who has it not is told what to install
+    import lmdb  # noqa: F401 - without it, the error says what to install
 except ImportError as error:
     raise ImportError('LmdbStore needs the package lmdb: pip install "slidegate[lmdb]"') from error
 
@@ -35,9 +34,9 @@ from .batching import Turns
 from .decide import Judge
 from .files.opening import Options
 from .files.registry import close_environment, open_environment
-from .files.transactions import Transactions
 from .known_refusals import Refusals
-from .window_rows import Session
+from .session import Session
+from .transactions import Transactions
 
 DEFAULT_MAP_SIZE: Final = 64 * 2**20
 DEFAULT_MAX_MAP_SIZE: Final = 2**30
@@ -53,7 +52,7 @@ class LmdbStats:
         keys: Windows held now, those of all processes, shared cells not included.
         bytes_used: Bytes of the file that have been used so far.
         bytes_held: The size of the file.
-        evictions: Empty windows that this process has let go of.
+        evictions: Empty windows that this process has deleted.
         shared_hits: Hits of this process that were counted in a shared cell.
     """
 
@@ -77,8 +76,8 @@ class LmdbStore:
         max_map_size: Bytes that it may grow to, by doubling; by default 1 GiB, or `map_size` if that is more.
         max_keys: How many windows to hold. Beyond, further keys share cells, as in memory.
         max_bans: How many bans, and the strikes of how many keys, to hold. Beyond, automatic bans are not recorded.
-        durability: ``"fast"``: what was answered survives whatever happens to processes. ``"safe"``: it is on the disk
-            before it is answered, and survives a loss of power too. The same for all workers.
+        durability: With ``"fast"``, counts and bans survive the end of any process. With ``"safe"`` they are on the
+            disk before the answer, and survive a loss of power too. All workers choose the same.
         clock: Returns microseconds; by default the clock of the host. Tests pass `slidegate.testing.FakeClock`.
         wall_clock: Returns Unix time in microseconds, for bans; by default `clock` if one is given, else the system's.
 
@@ -121,7 +120,7 @@ class LmdbStore:
         self._refusals = Refusals()
         self._known = self._refusals.known
         if self._env.salvage:
-            self._turns.wait(lambda session: None)  # takes over what can be found there
+            self._turns.wait(lambda session: None)  # takes over the bans that are found there
         self._transactions.tells = self._is_open = True
 
     def __repr__(self) -> str:
@@ -138,12 +137,12 @@ class LmdbStore:
         return LmdbStats(*self._env.sizes(), upkeep.evictions, upkeep.shared_hits)
 
     def observe(self, observer: Observer) -> None:
-        """Tell `observer` about this store's events from now on, and about what happened when it was opened."""
+        """Tell `observer` this store's events from now on, and those of its opening."""
         self._transactions.observers.add(observer)
         self._transactions.tell()
 
     def close(self) -> None:
-        """Let go of the files, unless another store of this process uses them."""
+        """Close the files, unless another store of this process uses them."""
         if self._is_open:
             self._is_open = False
             self.bans.close()
@@ -151,11 +150,11 @@ class LmdbStore:
             close_environment(self._env)
 
     def keep_deadline(self, deadline_s: float) -> bool:
-        """Give up by itself, with `StoreTimeout`, what cannot be done in time; False if that cannot be promised."""
+        """Give calls up by itself, with `StoreTimeout`, after so many seconds; False if it cannot promise that."""
         return self._turns.keep_deadline(deadline_s)
 
     def hit(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Decision | Awaitable[Decision]:
-        """Charge every check or none, in one step, and say everything about it."""
+        """Charge every check or none, in one step, and return the decision."""
         if self._known or self.bans.any():
             refused = self._known_refusal(tuple(checks), guarded)
             if refused is not None:
@@ -163,21 +162,21 @@ class LmdbStore:
         return self._turns.run(partial(self._hit, checks, guarded))
 
     def peek(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Decision:
-        """Say what `hit` would answer now. Changes nothing, and waits for no other process."""
+        """Return what `hit` would answer now. This changes nothing, and waits for no other process."""
         return self._transactions.read(partial(self._peek, checks, guarded))
 
     def charge(self, checks: Sequence[Check]) -> Decision | Awaitable[Decision]:
-        """Record every cost in one step, whatever the limits, and say what is left."""
+        """Record every cost in one step, whatever the limits, and return the decision."""
         return self._turns.run(partial(self._judge.charge, checks))
 
     def refund(self, decision: Decision) -> bool | Awaitable[bool]:
-        """Hand back what `decision` charged; False where it charged nothing, did so before or it has aged out."""
+        """Refund the charge of `decision`; False if it has no charge, was refunded before, or all of it has expired."""
         return self._turns.run(partial(self._judge.refund, decision)) if decision.charge else False
 
     def reset(self, key: str) -> bool | Awaitable[bool]:
-        """Forget the windows of `key` under every rule; False where there were none.
+        """Delete the windows of `key` under every rule; False if there were none.
 
-        What the key spent in a shared cell stays: it cannot be told from what others spent there.
+        The units of the key in a shared cell stay: they cannot be told from those of other keys.
         """
         return self._turns.run(lambda session: session.forget(key))
 
@@ -200,7 +199,7 @@ class LmdbStore:
         return decision
 
     def _known_refusal(self, checks: Sequence[Check], guarded: Sequence[Guarded]) -> Decision | None:
-        """Refuse by reading alone where that is all that is to be done; else None."""
+        """Return a refusal that needs nothing written; else None."""
         lasts = self._refusals.lasts(checks, self._now_us())
         if not lasts and not (self.bans.any() and self.bans.suspects(checks, guarded)):
             return None

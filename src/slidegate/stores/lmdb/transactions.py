@@ -1,4 +1,4 @@
-"""The transactions of an LMDB store: one that reads, and one that does jobs, whatever gets in its way."""
+"""The transactions of an LMDB store: one that reads, and one that does jobs and makes room for them."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any, Final, TypeVar
 
 import lmdb
 
-from ....core.errors import StoreUnavailable
-from ....core.observers import Observers
-from ....core.protocols import Clock, Event
-from ..batching import Job
-from ..window_rows import Session, Upkeep
-from .environment import Environment
-from .opening import BROKEN
+from ...core.errors import StoreUnavailable
+from ...core.observers import Observers
+from ...core.protocols import Clock, Event
+from .batching import Job
+from .files.environment import Environment
+from .files.opening import BROKEN
+from .session import Session, Upkeep
 
 SAY_FULL_EVERY_US: Final = 60_000_000
 RESERVE: Final = 16
-"""One part in so many is added to a map that is full, for keys that are known."""
+"""A full map gets another part of this size, for keys that are known: one in so many of its bytes."""
 MIN_RESERVE: Final = 2**18
 LARGEST_WINDOW: Final = 2_048
-"""A window takes less, so that many fit into a file."""
+"""Bytes. A window takes less, so at least this many fit: the size of the file divided by this."""
 
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ _FULL: Final = "no empty window is left to let go of; raise max_map_size or lowe
 
 
 class Transactions:
-    """Runs transactions, and tells what happened in them.
+    """Runs transactions, and tells the events of each.
 
     Args:
         env: The environment.
@@ -41,10 +41,10 @@ class Transactions:
         max_keys: How many windows to hold.
 
     Attributes:
-        observers: Who hears events.
-        rescue: Takes over the bans of a damaged file, and returns how many.
-        tells: Whether events are told; until then they are kept for those who will observe.
-        upkeep: What the transactions of this process know of each other.
+        observers: Those who are told events.
+        rescue: A function that takes over the bans of a damaged file, and returns how many there were.
+        tells: Whether events are told; until then they are kept for later observers.
+        upkeep: What the transactions of this process remember for each other.
     """
 
     def __init__(self, env: Environment, now_us: Clock, max_keys: int) -> None:
@@ -54,14 +54,14 @@ class Transactions:
         self._next_full_event_us = 0
         self._opened = 0
         self._most_bytes = env.options.max_map_size
-        self._windows = self._rows = _UNKNOWN  # how many a full file may hold
+        self._windows = self._rows = _UNKNOWN  # how many of each a full file may hold
         self.observers = Observers()
         self.rescue: Callable[[Path, Session], int] = lambda path, session: 0
         self.tells = False
         self.upkeep = Upkeep()
 
     def read(self, ask: Callable[[Session], T]) -> T:
-        """Return what `ask` says about a session in which nothing can be written; waits for nobody.
+        """Return what `ask` says about a session in which nothing can be written. This waits for nobody.
 
         Raises:
             StoreUnavailable: The files cannot be read.
@@ -97,7 +97,7 @@ class Transactions:
             raise StoreUnavailable(f"lmdb: {self._env.path}: {error}") from error
 
     def tell(self) -> None:
-        """Tell of what nobody has heard yet."""
+        """Tell the events that no observer was told yet."""
         if self.tells and self._env.untold:
             events, self._env.untold = self._env.untold, []
             self.observers.tell_all(events)
@@ -141,7 +141,7 @@ class Transactions:
             session.events.append(Event("bans_rescued", f"{count} bans were found in {path}", {"bans": count}))
 
     def _most_keys(self, txn: Any) -> int:
-        """Return how many windows to hold: in a file that must not grow any more, no more than there are."""
+        """Return how many windows to hold; a file that must not grow any more gets no further ones."""
         if self._opened != self._env.opened:  # another file
             self._opened, self._windows, self._rows = self._env.opened, _UNKNOWN, _UNKNOWN
         if self._windows == _UNKNOWN:
@@ -149,10 +149,10 @@ class Transactions:
         return min(self._max_keys, self._windows)
 
     def _check_room(self, txn: Any) -> None:
-        """See that the last part of a full file is left to those who are known, and for letting go.
+        """Keep the last part of a full file for known keys, and for deleting empty windows.
 
         Raises:
-            lmdb.MapFullError: There are more rows than when it was begun.
+            lmdb.MapFullError: There are more rows than when that part was begun.
         """
         if self._env.held > self._most_bytes + _reserve(self._most_bytes):
             rows = _rows(txn, self._env)
@@ -165,18 +165,18 @@ class Transactions:
         return self._most_bytes // LARGEST_WINDOW
 
     def _make_room(self) -> None:
-        """Make the map larger; where it must not be, let go of all windows that are empty.
+        """Make the map larger; if it must not grow, delete all empty windows.
 
         If there are none, new keys are counted in shared cells from then on, and the map gets another part, for these
-        and for what grows in the windows of keys that are known. The last part is for the latter alone.
+        cells and for the growing windows of known keys. The last part is for such windows alone.
 
         Raises:
-            lmdb.MapFullError: That is in use too.
+            lmdb.MapFullError: The last part is in use too.
         """
         env, most = self._env, self._most_bytes
         txn = env.begin()
         if txn is None:
-            return  # somebody else writes, and may make room
+            return  # another process writes, and may make room
         txn = env.grow(txn, most)
         if txn is None:
             self.tell()
@@ -186,7 +186,7 @@ class Transactions:
             before = _rows(txn, env)
             try:
                 Session(txn, env.dbs, now_us, self._max_keys, self.upkeep).sweep(step)
-            except lmdb.MapFullError:  # to let go of many takes room for a copy of as many pages
+            except lmdb.MapFullError:  # many deletions need room for copies of as many pages
                 txn = env.begin_again(txn)
                 continue
             except BaseException:
@@ -201,7 +201,7 @@ class Transactions:
                 return
             txn = env.begin()
             if txn is None:
-                return  # somebody else writes, and may make room
+                return  # another process writes, and may make room
         txn = env.grow(txn, most + _reserve(most))
         if txn is not None:
             txn = env.grow(txn, most + _reserve(most) + MIN_RESERVE)
@@ -213,7 +213,7 @@ class Transactions:
     def _say_full(self, gone: int, now_us: int) -> None:
         if now_us >= self._next_full_event_us:
             self._next_full_event_us = now_us + SAY_FULL_EVERY_US
-            what = f"{gone} empty windows were let go of" if gone else "new keys are counted in shared cells"
+            what = f"{gone} empty windows were deleted" if gone else "new keys are counted in shared cells"
             message = f"{self._env.path} is full, so {what}; raise max_map_size"
             self._env.untold.append(Event("map_full", message, {"gone": gone}))
         self.tell()

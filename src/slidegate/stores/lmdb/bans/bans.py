@@ -36,7 +36,7 @@ from ....core.protocols import Clock
 from ..batching import Turns
 from ..files.environment import Environment
 from ..files.opening import BROKEN
-from ..window_rows import Session
+from ..session import Session
 from .ban_codec import salvage
 from .ban_rows import LAST, Book, Rules, changes_of
 

@@ -1,11 +1,11 @@
 """The files of an LMDB environment: where they may lie, and whether they can be trusted.
 
-A directory holds ``data.mdb`` and ``lock.mdb``, which are LMDB's own, and what turned out to be damaged is kept as
-``data.mdb.corrupt-<time>``.
+A directory holds ``data.mdb`` and ``lock.mdb``, which are LMDB's own. A data file that turned out to be damaged is kept
+as ``data.mdb.corrupt-<time>``.
 
 LMDB maps its file into memory and follows the page numbers that it finds there, which in a damaged file ends the
-process. So a file is read first, without LMDB: always its head, and every page where no other process has it open.
-Whoever has it open trusts it already, and may be writing to it.
+process. So a file is read first, without LMDB: always its head, and every page if no other process has it open.
+Other processes that have it open trust it already, and may be writing to it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ....core.errors import ConfigurationError, StoreUnavailable
 DATA: Final = "data.mdb"
 LOCK: Final = "lock.mdb"
 
-# Locks and shared memory do not reach over these to other hosts, and on some of them not even to other processes.
+# On these, other hosts do not see locks and shared memory, and on some of them not even other processes do.
 NETWORKED: Final = frozenset(
     (
         *("9p", "afs", "beegfs", "ceph", "cifs", "coda", "fuse.cephfs", "fuse.glusterfs", "fuse.rclone", "fuse.s3fs"),
@@ -44,14 +44,14 @@ _META: Final = Struct("=IIQQ IHHQQQQQ IHHQQQQQ QQ")  # see MDB_meta in LMDB's md
 _META_FLAG: Final = 0x08
 _MAGIC: Final = 0xBEEFC0DE
 _FORMAT: Final = 1
-_NEWER_HEAD: Final = 24  # where the mark stands in LMDB 1.0
+_NEWER_HEAD: Final = 24  # where LMDB 1.0 writes its mark
 
 
 def check_directory(path: Path) -> None:
-    """Make the directory of an environment if it is not there, and see that nobody else can put files into it.
+    """Make the directory of an environment if it is not there, and check that nobody else can put files into it.
 
     Raises:
-        ConfigurationError: It cannot be used; the message says why, who owns it and what to do.
+        ConfigurationError: It cannot be used; the message names the reason, the owner and the remedy.
     """
     try:
         path.mkdir(mode=0o700, exist_ok=True)
@@ -89,7 +89,7 @@ def check_file_system(path: Path, mounts: Iterable[str] | None = None) -> str:
 
 
 def file_system(path: Path, mounts: Iterable[str] | None = None) -> str:
-    """Return the type of the file system that a path lies on, as `mount` calls it; empty where that is not known.
+    """Return the type of the file system that a path lies on, as `mount` calls it; empty if that is not known.
 
     Args:
         path: A path without symbolic links.
@@ -110,7 +110,7 @@ def file_system(path: Path, mounts: Iterable[str] | None = None) -> str:
 
 
 def unusable(path: Path, error: OSError) -> ConfigurationError:
-    """Say that a path cannot be used, whose it is, and what to do."""
+    """Return an error that names a path that cannot be used, its owner and the remedy."""
     place = Path(error.filename or path)
     problem = f"lmdb: {place} cannot be used: {error.strerror or error}"
     if not isinstance(error, PermissionError):
@@ -127,18 +127,18 @@ def unusable(path: Path, error: OSError) -> ConfigurationError:
 
 
 class Damaged(StoreUnavailable):
-    """Something is wrong with a data file; the message says what."""
+    """A data file is damaged; the message says where."""
 
 
 def check_data(path: Path, *, every_page: bool) -> None:
-    """See that the data file of a directory can be given to LMDB. Nobody else may write to it meanwhile.
+    """Check that the data file of a directory can be given to LMDB. Nobody else may write to it meanwhile.
 
     Args:
         path: The directory.
         every_page: Whether to look at every page, and not only at the head; no other process may have the file open.
 
     Raises:
-        Damaged: It cannot.
+        Damaged: It cannot be given to LMDB.
         ConfigurationError: It was written by another major version of LMDB: it may be in order, and is left alone.
     """
     data = path / DATA
@@ -150,14 +150,14 @@ def check_data(path: Path, *, every_page: bool) -> None:
         found = verify(str(data), subdir=False)[:1]
     except lmdb.verify.VerifyError as error:
         found = [str(error)]
-    except Exception as error:  # it fell over what it found
+    except Exception as error:  # the check itself failed on a damaged page
         found = [repr(error)]
     if found:
         raise Damaged(short or found[0])
 
 
 def is_file_at(file: int, path: Path) -> bool:
-    """Tell whether an open file is still the one at a path."""
+    """Return whether an open file is still the one at a path."""
     try:
         found = path.stat()
     except FileNotFoundError:
@@ -166,7 +166,7 @@ def is_file_at(file: int, path: Path) -> bool:
 
 
 def nobody_else_has(lock: Path) -> bool:
-    """Tell whether no process has the environment open; each keeps a lock on the first byte of LMDB's lock file.
+    """Return whether no process has the environment open; each keeps a lock on the first byte of LMDB's lock file.
 
     This process must not have it open: closing the file here would end the lock of LMDB.
     """
@@ -184,9 +184,9 @@ def nobody_else_has(lock: Path) -> bool:
 
 
 def _check_head(path: Path) -> str:
-    """Look at the two first pages; return in which way the file is shorter than they say, if it is.
+    """Check the two first pages; if the file is shorter than they say, return a sentence about that, else nothing.
 
-    Pages at the end that were free before they were written need not be there.
+    Pages at the end that were freed before they were written need not be there.
     """
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -210,7 +210,7 @@ def _check_head(path: Path) -> str:
 
 
 def set_aside(path: Path) -> Path:
-    """Keep a damaged data file under another name, and return that."""
+    """Keep a damaged data file under another name, and return that name."""
     kept = path.with_name(f"{path.name}.corrupt-{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}")
     path.rename(kept)
     (path.parent / LOCK).unlink(missing_ok=True)
@@ -222,7 +222,7 @@ def _of_another_format(path: Path, found: int) -> ConfigurationError:
 
 
 def _meta(head: bytes) -> tuple[int, int, int, int] | None:
-    """Return format, bytes of a page, number of the last page and of the last transaction; None if this is no head."""
+    """Return format, size of a page, and numbers of the last page and transaction; None if this is no head."""
     if len(head) < _PAGE_HEAD.size + _META.size:
         return None
     _, _, flags, _, _ = _PAGE_HEAD.unpack_from(head)

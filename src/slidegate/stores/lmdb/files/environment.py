@@ -1,15 +1,17 @@
 """An open LMDB environment, and who may write.
 
-Who writes holds the *gate*, an advisory lock (`flock`) on the data file itself: whatever happens to other files, nobody
-gets past it. LMDB has a lock of its own, but a wait for that cannot be given up: one stopped process would hang every
-event loop of the host. A lock that is only ever tried cannot. Whoever holds the gate finds LMDB's lock free; if a
-process dies, the kernel opens its gate.
+A process that writes holds the *gate*, an advisory lock (`flock`) on the data file itself: whatever happens to other
+files, nobody gets past it. LMDB has a lock of its own, but a wait for that cannot be given up: one stopped process
+would hang every event loop of the host. The gate is only ever tried, so it hangs nobody. Whoever holds the gate finds
+LMDB's lock free; if a process dies, the kernel opens its gate.
 
-A process may write through its map of the file, and LMDB cuts the file to the map. So whoever maps it anew, to follow
-one who made it larger or to make it larger, holds the gate, and maps at least the whole file: it never shrinks.
+A process may write through its map of the file, and LMDB cuts the file to the size of the map. So a process that maps
+the file anew, because it or another process made the file larger, holds the gate, and maps at least the whole file: the
+file never shrinks.
 
-Neither an LMDB environment nor a lock on a file survives `fork`, so a child opens anew. It must not *close* what it has
-inherited: that would empty the places of its parent's readers. It drops it, while nobody is in a transaction.
+Neither an LMDB environment nor a lock on a file survives `fork`, so a child opens the files anew. It must not *close*
+the environment that it has inherited: that would empty the places of its parent's readers. It drops the environment,
+while nobody is in a transaction.
 """
 
 from __future__ import annotations
@@ -32,16 +34,16 @@ from .data_files import DATA, LOCK
 from .host_clock import RECORD_EVERY_US, boot_id, boot_us, wall_us, written
 from .layout import CLOCK, SCHEMA, WRITTEN_SCHEMA, Databases
 from .opening import POLL_S, Options, open_files, take_room, whole_size, writes_through
+from .readers import Readers
 
 _IN_PROCESS_S: Final = 0.05
 _BEFORE_FORK_S: Final = 5.0
-_FAR_BEHIND: Final = 100  # transactions; a read takes as long as one or two
 _TOO_SHORT: Final = "its head names pages that the file does not have"
 _NO_DATABASES: Final = Databases(*(None,) * len(Databases._fields))  # type: ignore[arg-type]
 
 
 class Environment:
-    """An environment; `shared.open_environment` returns one.
+    """An environment; `registry.open_environment` returns one.
 
     Args:
         path: Its directory, without symbolic links.
@@ -51,7 +53,7 @@ class Environment:
         dbs: The databases.
         opened: How often the files have been opened.
         held: How many bytes are mapped.
-        untold: Events that nobody has heard yet.
+        untold: Events that no observer was told yet.
         salvage: Damaged files that were set aside, and may hold bans.
 
     Raises:
@@ -75,20 +77,19 @@ class Environment:
         self._looked_us = 0
         self._inodes = (0, 0)
         self._suspect = (0, "")
-        self._behind: set[tuple[int, int]] = set()  # (process, transaction) of those who read at the last look
-        self._said: set[tuple[int, int]] = set()
-        self._leaves = False  # whether to let go of the files after this transaction
+        self._readers = Readers(path, options.max_map_size)
+        self._leaves = False  # whether to close the files after this transaction
         self._open(opening.PATIENCE_S)
         _environments.add(self)
 
     def now_us(self) -> int:
-        """Return the time of this host; see `clock`."""
+        """Return the time of this host; see `host_clock`."""
         return boot_us() + self._offset_us
 
     # -- writing and reading -----------------------------------------------------------------------------------------
 
     def begin(self) -> Any:
-        """Begin to write; None while somebody else does. `commit` or `abort` has to follow, in the same thread."""
+        """Begin to write; None while somebody else writes. `commit` or `abort` has to follow, in the same thread."""
         if not self._lock.acquire(timeout=_IN_PROCESS_S):
             return None
         try:
@@ -116,21 +117,21 @@ class Environment:
         raise lmdb.CorruptedError(_TOO_SHORT)
 
     def commit(self, txn: Any) -> None:
-        """Write a transaction down, and let others write."""
+        """Commit a transaction, and let others write."""
         try:
             txn.commit()
         finally:
             self._let_others()
 
     def abort(self, txn: Any) -> None:
-        """Forget a transaction, and let others write."""
+        """Abort a transaction, and let others write."""
         try:
             txn.abort()
         finally:
             self._let_others()
 
     def read(self) -> Any:
-        """Begin to read; `end_read` has to follow. Waits for no other process, unless one has made the file larger."""
+        """Begin to read; `end_read` has to follow. Only a file that has grown makes it wait for another process."""
         if self._lmdb is None:
             with self._lock:
                 if self._lmdb is None:
@@ -140,7 +141,7 @@ class Environment:
             try:
                 return self._lmdb.begin(self.dbs.windows)
             except lmdb.ReadersFullError:
-                self._lmdb.reader_check()  # slots of processes that are dead
+                self._lmdb.reader_check()  # frees the slots of dead processes
                 self._map.release()
             except lmdb.MapResizedError:
                 self._map.release()
@@ -158,7 +159,7 @@ class Environment:
             self._map.release()
 
     def begin_again(self, txn: Any) -> Any:
-        """Forget what a transaction has done, and begin another in its place."""
+        """Abort a transaction, and begin another in its place."""
         try:
             txn.abort()
             return self._write()
@@ -167,14 +168,14 @@ class Environment:
             raise
 
     def grow(self, txn: Any, most: int) -> Any:
-        """Forget a transaction for which there was no room, make the map larger and let others write.
+        """Abort a transaction for which there was no room, make the map larger, and let others write.
 
         Args:
             txn: The transaction.
             most: How large the map may be.
 
         Returns:
-            Another transaction, to make room in, if the map cannot be larger; else None.
+            None; if the map cannot be made larger, another transaction in which to make room.
         """
         try:
             txn.abort()
@@ -188,9 +189,9 @@ class Environment:
 
     def _grow(self, most: int) -> bool:
         with self._map:
-            self._look_at_readers()
+            self.untold += self._readers.look(self._lmdb)
             if self._lmdb.reader_check():
-                return True  # pages that were kept for readers that are dead can be used again
+                return True  # the pages that were kept for dead readers can be used again
             before = self._lmdb.info()["map_size"]
             self._map_whole_now()  # another process may have made it larger
             if self._lmdb.info()["map_size"] > before:
@@ -209,7 +210,7 @@ class Environment:
             return True
 
     def _follow(self) -> None:
-        """Map a file that another process has made larger; see the theory above for why that takes the gate."""
+        """Map a file that another process has made larger, which takes the gate (see the top of this module)."""
         until_s = time.monotonic() + _IN_PROCESS_S
         if not self._lock.acquire(timeout=_IN_PROCESS_S):
             raise StoreTimeout(f"lmdb: another thread has been writing to {self.path} for {_IN_PROCESS_S:g} s")
@@ -234,17 +235,17 @@ class Environment:
             self._map_whole_now()
 
     def _map_whole_now(self) -> None:
-        # Where nothing is written through the map, the file is shorter than the map, and LMDB cuts nothing off.
+        # If nothing is written through the map, the file is shorter than the map, and LMDB cuts nothing off.
         size = max(whole_size(self._file), self._lmdb.info()["map_size"]) if writes_through(self.options) else 0
         self._lmdb.set_mapsize(size)
         self.held = self._lmdb.info()["map_size"]
 
     def look_after(self, txn: Any, now_us: int) -> None:
-        """About once a second, write the time down, and see whether files and layout are still those that were opened.
+        """About once a second, record the time, and check that files and layout are still those that were opened.
 
         Args:
-            txn: What to write to.
-            now_us: Any clock.
+            txn: The transaction to write in.
+            now_us: The time, by any clock.
         """
         if self._looked_us <= now_us < self._looked_us + RECORD_EVERY_US:
             return
@@ -252,7 +253,7 @@ class Environment:
         record = txn.get(CLOCK, None, self.dbs.meta)
         txn.put(CLOCK, written(record, boot_id(), self._offset_us, boot_us(), wall_us()), db=self.dbs.meta)
         self._lmdb.reader_check()
-        self._look_at_readers()
+        self.untold += self._readers.look(self._lmdb)
         self._leaves = not self._are_ours() or txn.get(SCHEMA, None, self.dbs.meta) != WRITTEN_SCHEMA
 
     def sizes(self) -> tuple[int, int, int]:
@@ -268,10 +269,10 @@ class Environment:
     # -- opening and closing -----------------------------------------------------------------------------------------
 
     def condemn(self, error: Exception) -> StoreUnavailable:
-        """Use a data file no more that turned out to be damaged: it is set aside when the files are opened next.
+        """Close a data file that turned out to be damaged: it is set aside when the files are opened next.
 
         Returns:
-            What to raise.
+            The error to raise.
         """
         with self._lock, self._map:
             self._suspect = self._inodes[0], str(error)
@@ -279,49 +280,31 @@ class Environment:
         return StoreUnavailable(f"lmdb: {self.path} is damaged: {error}")
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         with self._lock, self._map:
             self._close()
 
     def before_fork(self) -> None:
-        """Let nobody be in a transaction while the process forks."""
+        """Keep everybody out of transactions while the process forks."""
         for lock in (self._lock, self._map):
             lock.acquire(timeout=_BEFORE_FORK_S)
 
     def after_fork(self) -> None:
-        """Let transactions go on; called in the parent."""
+        """Let transactions go on. The parent calls this."""
         for lock in (self._lock, self._map):
             if lock.locked():
                 lock.release()
 
     def forked(self) -> None:
-        """Let go of what the parent holds; called in the child."""
+        """Drop the environment of the parent, and close its file. The child calls this."""
         self._lock, self._map = threading.Lock(), threading.Lock()
         if self._lmdb is not None:
             self._lmdb = None
             self.dbs = _NO_DATABASES._replace(secret=self.dbs.secret)
             os.close(self._file)
 
-    def _look_at_readers(self) -> None:
-        """Say who has been reading since an earlier look: as long as it does, no page is used again."""
-        last = self._lmdb.info()["last_txnid"]
-        readers = set()
-        for line in self._lmdb.readers().splitlines()[1:]:
-            number, _, since = line.split()
-            if since.isdecimal() and last - int(since) > _FAR_BEHIND:
-                readers.add((int(number), int(since)))
-        for number, since in readers & self._behind:
-            if (number, since) not in self._said:
-                message = (
-                    f"process {number} has been reading {self.path} for {last - since} transactions, is it stopped? "
-                    f"The file grows until it goes on or ends, up to {self.options.max_map_size} bytes"
-                )
-                self.untold.append(Event("reader_stopped", message, {"pid": number, "transactions": last - since}))
-                self._said.add((number, since))
-        self._behind, self._said = readers, self._said & readers
-
     def _are_ours(self) -> bool:
-        """Tell whether the files are still those of the path, also LMDB's, by which it knows who reads."""
+        """Return whether the data file and LMDB's lock file are still those of the path."""
         try:
             return ((self.path / DATA).stat().st_ino, (self.path / LOCK).stat().st_ino) == self._inodes
         except OSError:
@@ -359,10 +342,10 @@ class Environment:
 _environments: WeakSet[Environment] = WeakSet()
 
 
-def _for_each(what: Callable[[Environment], None]) -> Callable[[], None]:
+def _for_each(act: Callable[[Environment], None]) -> Callable[[], None]:
     def call() -> None:
         for environment in list(_environments):
-            what(environment)
+            act(environment)
 
     return call
 

@@ -1,13 +1,13 @@
 """One clock for all processes of a host.
 
-Its rate is that of the machine's boot clock (Linux: `CLOCK_BOOTTIME`, which no NTP step touches and which counts while
-the machine sleeps), so all processes read the same without asking each other. Its offset stands in the environment::
+It runs as fast as the machine's boot clock (Linux: `CLOCK_BOOTTIME`, which no NTP step touches and which counts while
+the machine sleeps), so all processes read the same time without asking each other. Its offset stands in the file::
 
     time = boot clock + offset
 
-After a reboot the boot clock starts from 0. The first process then finds another boot id, and sets the offset so that
-time goes on from the last moment that was written down plus what has passed since by the system's clock, and never
-before that moment. It is written down about once a second; a reboot takes longer.
+After a reboot the boot clock starts from 0. The first process then finds another boot id, and sets a new offset. Time
+goes on from the last recorded moment plus the time that has passed since then by the system's clock, and never from
+before that moment. The moment is recorded about once a second; a reboot takes longer.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Final
 
 RECORD_EVERY_US: Final = 1_000_000
 
-_RECORD: Final = Struct("=16sqqq")  # boot id, offset, last moment written down, Unix time of that
+_RECORD: Final = Struct("=16sqqq")  # boot id, offset, last recorded moment, Unix time of that moment
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
-# macOS has no CLOCK_BOOTTIME; its CLOCK_MONOTONIC is one for the machine and counts while it sleeps.
+# macOS has no CLOCK_BOOTTIME; its CLOCK_MONOTONIC is the same for all processes and counts while the machine sleeps.
 _CLOCK: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
@@ -44,10 +44,10 @@ def boot_id() -> bytes:
 
 
 def offset_us(record: bytes | None, boot: bytes, machine_us: int, unix_us: int) -> int:
-    """Return what to add to the boot clock.
+    """Return the offset: the time minus the boot clock.
 
     Args:
-        record: What `written` returned last, perhaps before a reboot; None in a new environment.
+        record: The bytes that `written` returned last, perhaps before a reboot; None in a new environment.
         boot: The boot id.
         machine_us: The boot clock.
         unix_us: Unix time, with which a new environment starts.
@@ -61,7 +61,7 @@ def offset_us(record: bytes | None, boot: bytes, machine_us: int, unix_us: int) 
 
 
 def written(record: bytes | None, boot: bytes, offset: int, machine_us: int, unix_us: int) -> bytes:
-    """Return what to write down; never an earlier moment than before."""
+    """Return the record to write; its moment is never earlier than that of the record before."""
     last_us = machine_us + offset
     if record is not None:
         last_us = max(last_us, _RECORD.unpack(record)[2])

@@ -1,10 +1,10 @@
 """The layout of an LMDB environment: its databases, the version of its rows, and how an older one is taken over.
 
-Everything that is written says in which version. A row of a window begins with a version of its own, and a row of
-another version is no window: while workers are replaced, two versions may write to one file for a second. All rows
-together have the layout version, which stands in `meta`. It goes up whenever the bytes of any row change; `_CHANGED`
-names the version in which each database got its present form. Whoever opens a file of an older version empties the
-databases that have changed since. Bans, which can be found again in a damaged file, keep their form.
+A row of a window begins with a version of its own, and a row of
+another version is no window: two versions may write to one file for a second, while workers are replaced. The file as a
+whole has the layout version, which stands in `meta`. It goes up whenever the bytes of any row change; `_CHANGED`
+names the version in which each database got its present form. A process that opens a file of an older version
+empties the databases that have changed since. Bans, which can be found again in a damaged file, keep their form.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WRITTEN_SCHEMA: Final = bytes([SCHEMA_VERSION, 255 - SCHEMA_VERSION])
 _KEPT: Final = ("meta", "bans", "changes", "history")
 _CHANGED: Final = {"windows": 2, "cells": 2, "ends": 2, "standings": 1, "struck": 1, "policies": 1}
 NAMES: Final = (*_KEPT, *_CHANGED)
-_OURS: Final = 5  # more of our names than another program has by chance
+_OURS: Final = 5  # another program does not have more of these names by chance
 _SECRET: Final = b"secret"
 
 
@@ -56,7 +56,7 @@ def load(path: Path, environment: Any, events: list[Event], *, alone: bool) -> t
     Args:
         path: The directory.
         environment: LMDB's environment.
-        events: What is to be told; a migration is added.
+        events: Events to tell; a migration is added.
         alone: Whether no other process has the file open.
 
     Raises:
@@ -86,7 +86,7 @@ def load(path: Path, environment: Any, events: list[Event], *, alone: bool) -> t
 
 
 def _migrate(path: Path, version: int, dbs: dict[str, Any], txn: Any) -> Event:
-    """Empty the databases whose rows had another form in an older version; return what is to be told."""
+    """Empty the databases whose rows had another form in an older version; return the event that says so."""
     emptied = [name for name, changed in _CHANGED.items() if version < changed]
     for name in emptied:
         txn.drop(dbs[name], delete=False)
@@ -96,11 +96,11 @@ def _migrate(path: Path, version: int, dbs: dict[str, Any], txn: Any) -> Event:
 
 
 def _version(path: Path, environment: Any, txn: Any) -> int:
-    """Return the layout's version; that of this module in an environment without anything.
+    """Return the layout version of an environment; an empty one has the present version.
 
     Raises:
         ConfigurationError: The environment belongs to something else, or to a newer version.
-        Damaged: It is ours, and what says so cannot be read.
+        Damaged: It is ours, and its version cannot be read.
     """
     with txn.cursor() as cursor:
         names = {bytes(name) for name in cursor.iternext(values=False)}

@@ -1,4 +1,4 @@
-"""Opening the files of an LMDB environment, under the lock of `env`: nobody else opens or writes them meanwhile."""
+"""Opening the files of an LMDB environment, under its gate: nobody else opens them or writes meanwhile."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from .data_files import (
 from .layout import NAMES, Databases, Older, load
 
 PATIENCE_S: Final = 5.0
-"""How long to wait for the gate where nobody else limits it."""
+"""How long to wait for the gate if no deadline is shorter."""
 POLL_S: Final = 0.000_5
 CHECKED_PER_S: Final = 32 * 2**20
-"""How much of a file is checked in a second, at least: who waits for whoever checks it waits so much longer."""
-# Without room taken beforehand, a full disk ends a process that writes through its map.
+"""How much of a file is checked in a second, at least: a process that waits for the check waits so much longer."""
+# If the room was not taken beforehand, a full disk ends a process that writes through its map.
 CAN_TAKE_ROOM: Final = hasattr(os, "posix_fallocate")
 
-# What LMDB says where it finds something in a file that it never wrote.
+# The errors by which LMDB says that it never wrote what it finds in a file.
 BROKEN: Final = (
     *(lmdb.CorruptedError, lmdb.InvalidError, lmdb.PageNotFoundError, lmdb.PanicError, lmdb.PageFullError),
     *(lmdb.CursorFullError, lmdb.IncompatibleError),
@@ -61,15 +61,15 @@ class _Moved(StoreUnavailable):
 
 
 class Opened(NamedTuple):
-    """An environment, and what was found out while it was opened.
+    """An environment, and what was noticed while it was opened.
 
     Attributes:
         lmdb: LMDB's environment.
-        file: The data file, opened to be locked by whoever writes, and to take room.
+        file: The data file, open for the gate and for taking room.
         dbs: The databases.
         offset_us: What to add to the boot clock.
-        inodes: Those of the data file and of LMDB's lock file.
-        events: What is to be told.
+        inodes: The inodes of the data file and of LMDB's lock file.
+        events: Events to tell.
         salvage: Damaged files that were set aside, and may hold bans.
     """
 
@@ -83,7 +83,7 @@ class Opened(NamedTuple):
 
 
 def open_files(path: Path, options: Options, patience_s: float, suspect: tuple[int, str]) -> Opened:
-    """Open an environment; make it if there is none, and set it aside if it is damaged.
+    """Open an environment; make one if there is none, and set a damaged one aside.
 
     Args:
         path: Its directory, without symbolic links.
@@ -116,7 +116,7 @@ def open_files(path: Path, options: Options, patience_s: float, suspect: tuple[i
 
 
 def take_room(file: int, size: int, options: Options) -> None:
-    """Have the disk give all room at once: with a writable map, a disk that is full later would end the process.
+    """Take all room from the disk at once: with a writable map, a disk that is full later would end the process.
 
     Raises:
         OSError: The disk is full.
@@ -126,25 +126,25 @@ def take_room(file: int, size: int, options: Options) -> None:
 
 
 def writes_through(options: Options) -> bool:
-    """Tell whether pages are written through the map, into room that was taken before."""
+    """Return whether pages are written through the map, into room that was taken before."""
     return CAN_TAKE_ROOM and not options.safe
 
 
 def whole_size(file: int) -> int:
-    """Return how many bytes a map has to have, so that it cuts nothing off that another process may have mapped.
+    """Return how large a map has to be, so that it cuts nothing off that another process may have mapped.
 
     A writable map cuts the file to its own size. The file is never shorter than the largest map, so a map of the whole
-    file is safe, as long as nobody else makes it larger meanwhile: whoever maps holds the lock on the file.
+    file is safe as long as nobody else makes the file larger meanwhile. That is why a process holds the gate to map it.
     """
     return -(-os.fstat(file).st_size // _PAGE) * _PAGE
 
 
 def _lock_data(path: Path, patience_s: float) -> int:
-    """Open the data file and lock it, which keeps everybody else from writing to it and from opening it.
+    """Open the data file and take its gate, which keeps everybody else from writing to it and from opening it.
 
     Raises:
         ConfigurationError: It cannot be opened.
-        StoreTimeout: Somebody else has held it for long.
+        StoreTimeout: Another process has held the gate for too long.
     """
     until_s = time.monotonic() + patience_s
     while True:
@@ -171,7 +171,7 @@ def _lock_data(path: Path, patience_s: float) -> int:
 
 
 def _put_right(data: Path, error: BaseException, events: list[Event], salvage: list[Path]) -> bool:
-    """Set a data file aside that turned out to be damaged; tell whether another attempt may go better.
+    """Set a damaged data file aside; return whether another attempt may succeed.
 
     Raises:
         ConfigurationError: It is not damaged, and cannot be used.
@@ -187,7 +187,7 @@ def _put_right(data: Path, error: BaseException, events: list[Event], salvage: l
         message = f"{data} was damaged ({error}): it is kept as {kept.name}, and counting starts afresh"
         events.append(Event("store_set_aside", message, {"path": str(kept), "damage": str(error)}))
         return True
-    if isinstance(error, lmdb.LockError):  # LMDB locks a byte of its lock file for each process that reads
+    if isinstance(error, lmdb.LockError):  # LMDB locks a byte of its lock file for each process, by its number
         raise ConfigurationError(
             f"lmdb: {data.parent} is in use by another process with the number {os.getpid()}, in another container; "
             "let the containers share one namespace of process ids, or use RedisStore"
@@ -212,7 +212,7 @@ def _open(
             _start_apart(path, file)
             raise _Moved
     else:
-        # It belongs to a data file that is gone, and somebody who is stopped may hold LMDB's own lock in it for ever.
+        # This lock file belongs to a data file that is gone; a stopped process may hold LMDB's own lock in it for ever.
         (path / LOCK).unlink(missing_ok=True)
     environment = lmdb.open(
         str(path),
@@ -223,7 +223,7 @@ def _open(
         metasync=options.safe,
         writemap=writes_through(options),
         mode=0o600,
-        max_spare_txns=0,  # a place among the readers that is kept between reads does not survive a fork
+        max_spare_txns=0,  # a reader's slot that is kept between reads does not survive a fork
     )
     try:
         if not is_file_at(file, path / DATA):
@@ -263,7 +263,7 @@ def _start_apart(path: Path, file: int) -> None:
 def _load_with_room(
     path: Path, environment: Any, file: int, options: Options, events: list[Event], alone: bool
 ) -> tuple[Databases, int]:
-    """Load; where not even for that there is room, make some: who cannot open a full file cannot let go of anything."""
+    """Load; if there is no room even for that, make some: a full file that cannot be opened can never be emptied."""
     try:
         return load(path, environment, events, alone=alone)
     except lmdb.MapFullError:

@@ -1,4 +1,4 @@
-"""One environment for each path in a process: LMDB's locks belong to the process, and would not lock a second one."""
+"""One environment for each path in a process: a second one would not be held back by the locks of the process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _open: dict[Path, tuple[Environment, int]] = {}
 
 
 def open_environment(path: str | PathLike[str], options: Options) -> Environment:
-    """Return the environment at a path, opened unless this process has it open already. `close_environment` ends it.
+    """Return the environment at a path, and open it if this process has not. `close_environment` has to follow.
 
     Raises:
         ConfigurationError: The path cannot be used, or is open with other options.

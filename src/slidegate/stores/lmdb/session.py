@@ -1,0 +1,240 @@
+"""One transaction over the windows of an LMDB environment; `window_rows` says what its rows look like."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
+from typing import Any, Final
+
+from ...core.limits import Limit
+from ...core.memo import remember
+from ...core.protocols import Event
+from ...core.windows.codec import Kept, expires_us, keeps_times, pack_window, unpack_window
+from ...core.windows.rings import new_window
+from ..memory.tables import SHARED_CELLS, copy_of_cell
+from .files.layout import Databases
+from .window_rows import CELL, DUE, HEAD, HEAD_BYTES, ROW_VERSION, WAITS, Slot, first_row_of, new_serial, row_of
+
+SWEEP_STEP: Final = 16
+SWEEP_PAUSE_US: Final = 100_000
+
+
+class Upkeep:
+    """What the transactions of one process remember for each other.
+
+    Attributes:
+        hot: Windows as they were last written, by row: while the row is the same, it need not be read again.
+        evictions: How many empty windows were deleted.
+        latest_us: The time of the last transaction.
+        next_shared_event_us: When `keys_shared` may be told again.
+        shared_hits: How many hits were counted in shared cells.
+        sweep_due_us: When to look for empty windows again.
+    """
+
+    __slots__ = ("evictions", "hot", "latest_us", "next_shared_event_us", "shared_hits", "sweep_due_us")
+
+    def __init__(self) -> None:
+        self.hot: dict[bytes, Slot] = {}
+        self.evictions = 0
+        self.latest_us = 0
+        self.shared_hits = 0
+        self.sweep_due_us = 0
+        self.next_shared_event_us = 0
+
+
+class Session:
+    """One transaction. Nothing is written before `save`, so a session over a reading transaction may try anything out.
+
+    Args:
+        txn: LMDB's transaction.
+        dbs: The databases.
+        now_us: The store's time.
+        max_keys: How many windows to hold.
+        upkeep: What earlier transactions of this process have remembered.
+
+    Attributes:
+        asked: The windows of the last demand.
+        banned: Whether anybody may be banned, as far as is known.
+        events: Events to tell once the transaction is committed.
+        loaded: The windows that were read or made, by row.
+        undo: Functions to call if the transaction is not committed.
+    """
+
+    __slots__ = (
+        "_held",
+        "_max_keys",
+        "_waiters",
+        "asked",
+        "banned",
+        "dbs",
+        "events",
+        "loaded",
+        "now_us",
+        "txn",
+        "undo",
+        "upkeep",
+    )
+
+    def __init__(self, txn: Any, dbs: Databases, now_us: int, max_keys: int, upkeep: Upkeep) -> None:
+        self.txn = txn
+        self.dbs = dbs
+        self.now_us = now_us
+        self.upkeep = upkeep
+        self.loaded: dict[bytes, Slot] = {}
+        self.asked: Sequence[Slot] = ()
+        self.events: list[Event] = []
+        self.banned = True
+        self.undo: list[Callable[[], None]] = []
+        self._max_keys = max_keys
+        self._held = -1
+        if now_us < upkeep.latest_us:
+            upkeep.hot.clear()  # after a step back of the clock, a row is read as another window
+        upkeep.latest_us = now_us
+        self._waiters: dict[bytes, int] = {}  # rows of keys that wait in their cells, and until when
+
+    def slot(self, key: str, digest: bytes, limit: Limit) -> Slot:
+        """Return the window that counts `key`: its own, else a new one if there is room, else its cell."""
+        row = row_of(key, digest)
+        if row not in self.loaded:
+            hot = self.upkeep.hot.get(row)
+            # Most hits end here: nobody else has changed the row. `txn` reads `windows` unless told otherwise.
+            if hot is not None and hot.packed == self.txn.get(row) and hot.limit.exact is limit.exact:
+                self.loaded[row] = hot
+                return hot
+        return self.find(row, limit, shared=False) or self._new(row, digest, limit)
+
+    def find(self, row: bytes, limit: Limit, *, shared: bool) -> Slot | None:
+        """Return the window of a row, converted to the kind that `limit` needs; None if there is none."""
+        slot = self.loaded.get(row)
+        if slot is None:
+            packed = self.txn.get(row, None, self.dbs.cells if shared else self.dbs.windows)
+            if packed is None or packed[0] != ROW_VERSION:
+                return None
+            window = unpack_window(packed, limit, self.now_us, HEAD_BYTES)
+            _, serial, origin, _ = HEAD.unpack_from(packed)
+            if window.lies_ahead(self.now_us) or keeps_times(packed, HEAD_BYTES) is not limit.exact:
+                serial, origin = new_serial(), 0
+            slot = self.loaded[row] = Slot(window, limit, row, shared, serial, origin, packed)
+        elif slot.limit.exact is not limit.exact:
+            slot.window = unpack_window(pack_window(slot.window), limit, self.now_us)
+            slot.limit = limit
+        return slot
+
+    def find_same_kind(self, row: bytes, limit: Limit, *, shared: bool) -> Slot | None:
+        """Return the window of a row if it is of the kind that `limit` needs.
+
+        A window of the other kind was converted since that limit was last asked, for the amount that holds now. To
+        convert it back would change the waits that were announced.
+        """
+        slot = self.loaded.get(row)
+        if slot is None:
+            packed = self.txn.get(row, None, self.dbs.cells if shared else self.dbs.windows)
+            if packed is None or packed[0] != ROW_VERSION or keeps_times(packed, HEAD_BYTES) is not limit.exact:
+                return None
+            return self.find(row, limit, shared=shared)
+        return slot if slot.limit.exact is limit.exact else None
+
+    def save(self) -> None:
+        """Write what has changed, and delete a few windows that are empty."""
+        for slot in self.loaded.values():
+            packed = pack_window(slot.window)
+            if slot.packed:
+                if packed != slot.packed[HEAD_BYTES:]:
+                    self._put(slot, packed)
+            elif slot.window.spent:
+                self._put(slot, packed)
+                (_, _, _, due_us) = HEAD.unpack_from(slot.packed)
+                self.txn.put(DUE.pack(due_us) + slot.row, b"c" if slot.shared else b"", db=self.dbs.ends)
+        for row, until_us in self._waiters.items():
+            if self._waits_until_us(row) < 0:
+                self.txn.put(DUE.pack(until_us) + WAITS + row, b"c", db=self.dbs.ends)
+            self.txn.put(WAITS + row, HEAD.pack(ROW_VERSION, 0, 0, until_us), db=self.dbs.cells)
+        self._waiters.clear()
+        if self.now_us >= self.upkeep.sweep_due_us:
+            self.sweep(SWEEP_STEP)
+
+    def wait_in_cell(self, key: str, digest: bytes, until_us: int) -> None:
+        """Record that a key has a booking in its cell."""
+        row = row_of(key, digest)
+        self._waiters[row] = max(until_us, self._waiters.get(row, until_us), self._waits_until_us(row))
+
+    def forget(self, key: str) -> bool:
+        """Delete the windows of a key, and return whether there were any."""
+        self.save()
+        self.loaded.clear()
+        self._held = -1
+        first = first_row_of(key)
+        found = False
+        with self.txn.cursor(self.dbs.windows) as cursor:
+            cursor.set_range(first)
+            while cursor.key().startswith(first):
+                found = cursor.delete()  # moves the cursor to the next row, if there is one
+        return found
+
+    def sweep(self, most: int) -> int:
+        """Look at no more than `most` windows whose time has come; delete the empty ones, and return their number."""
+        gone = 0
+        with self.txn.cursor(self.dbs.ends) as ends:
+            for _ in range(most):
+                if not ends.first() or DUE.unpack_from(ends.key())[0] > self.now_us:
+                    self.upkeep.sweep_due_us = self.now_us + SWEEP_PAUSE_US
+                    break
+                row, cell = ends.key()[DUE.size :], ends.value()
+                ends.delete()
+                gone += self._look_at(row, cell)
+        self.upkeep.evictions += gone
+        return gone
+
+    def _look_at(self, row: bytes, cell: bytes) -> bool:
+        """Delete a window if it is empty, and return whether that was a key's own window."""
+        dbi = self.dbs.cells if cell else self.dbs.windows
+        packed = self.txn.get(row, None, dbi)
+        if packed is None:
+            return False  # it was reset
+        due_us = HEAD.unpack_from(packed)[3] if packed[0] == ROW_VERSION else self.now_us
+        if due_us > self.now_us:
+            self.txn.put(DUE.pack(due_us) + row, cell, db=self.dbs.ends)
+            return False
+        self.txn.delete(row, b"", dbi)
+        return not cell
+
+    def _put(self, slot: Slot, packed: bytes) -> None:
+        expiry_us = expires_us(slot.window, slot.limit)
+        slot.packed = HEAD.pack(ROW_VERSION, slot.serial, slot.origin, expiry_us) + packed
+        if slot.shared:
+            self.txn.put(slot.row, slot.packed, db=self.dbs.cells)
+            return
+        self.txn.put(slot.row, slot.packed)
+        if slot is not self.upkeep.hot.get(slot.row):
+            remember(self.upkeep.hot, slot.row, slot)
+
+    def _new(self, row: bytes, digest: bytes, limit: Limit) -> Slot:
+        """Make the own window of a row if there is room for it, else return its cell."""
+        number = int.from_bytes(blake2b(row, key=self.dbs.secret, digest_size=2).digest(), "big") % SHARED_CELLS
+        place = CELL.pack(number) + digest
+        cell = self.find(place, limit, shared=True)
+        if self._held < 0:
+            self._held = self.txn.stat(self.dbs.windows)["entries"]
+        if self._held < self._max_keys:
+            if cell is None or not cell.holds_anything(self.now_us):
+                self._held += 1
+                return self._make(row, new_window(limit), limit, shared=False)
+            if max(self._waiters.get(row, -1), self._waits_until_us(row)) <= self.now_us:
+                self._held += 1
+                own = copy_of_cell(cell.window, self.now_us)
+                return self._make(row, own, limit, shared=False, origin=cell.serial)
+        self.upkeep.shared_hits += 1
+        if self.now_us >= self.upkeep.next_shared_event_us:
+            self.upkeep.next_shared_event_us = self.now_us + limit.window_us
+            message = f"all {self._max_keys} keys are in use, so others are counted in shared cells; raise max_keys"
+            self.events.append(Event("keys_shared", message, {"max_keys": self._max_keys}))
+        return cell or self._make(place, new_window(limit), limit, shared=True)
+
+    def _make(self, row: bytes, window: Kept, limit: Limit, *, shared: bool, origin: int = 0) -> Slot:
+        slot = self.loaded[row] = Slot(window, limit, row, shared, new_serial(), origin, b"")
+        return slot
+
+    def _waits_until_us(self, row: bytes) -> int:
+        """Return until when the key of a row waits in its cell; -1 if it does not wait."""
+        packed = self.txn.get(WAITS + row, None, self.dbs.cells)
+        return -1 if packed is None or packed[0] != ROW_VERSION else int(HEAD.unpack_from(packed)[3])
