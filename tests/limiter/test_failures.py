@@ -442,8 +442,7 @@ class Parts:
         self.sick: dict[str, BaseException] = {}
         self.asked: list[str] = []
         self.hit, ward.store.healthy.hit = ward.store.healthy.hit, self.answer  # type: ignore[method-assign]
-        ward.store.part_of = self.part_of  # type: ignore[attr-defined]
-        ward.safe._breakers._part_of = self.part_of
+        ward.safe._breakers._parts = self
 
     def part_of(self, checks: Sequence[Check]) -> str:
         return checks[0][1].partition(":")[0] if checks else "bans"
@@ -493,7 +492,6 @@ async def test_what_concerns_a_key_or_a_slot_alone_is_answered_by_the_policy_and
     ward = Ward("deny", inline=True)
     parts = Parts(ward)
     parts.part_of = lambda checks: "the one server"  # type: ignore[method-assign]
-    ward.safe._breakers._part_of = parts.part_of
     parts.sick["the one server"] = StoreUnavailable("a foreign value", concerns=concerns)
     for _ in range(20):
         assert (await ward.hit()).reason is Reason.UNAVAILABLE

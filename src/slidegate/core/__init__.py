@@ -7,7 +7,7 @@ from .decision import Bucket, Check, Decision, LimitState, Reason
 from .errors import ConfigurationError, SlidegateError
 from .limits import Limit, parse_duration_us, parse_limits
 from .networks import Networks
-from .protocols import Clock, Event, Observer, Store
+from .protocols import Clock, Event, HasParts, KeepsDeadline, ListsBans, Observer, Store
 from .statistics.hot_keys import HotKeys
 from .statistics.metrics import MetricWindow
 from .statistics.summary import MetricSummary
@@ -28,9 +28,12 @@ __all__ = [
     "CounterWindow",
     "Decision",
     "Event",
+    "HasParts",
     "HotKeys",
+    "KeepsDeadline",
     "Limit",
     "LimitState",
+    "ListsBans",
     "MetricSummary",
     "MetricWindow",
     "Networks",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 from .bans.in_force import Ban, BanChange, Guarded
 from .bans.policy import BanPolicy
@@ -151,3 +151,41 @@ class Store(Protocol):
 
     def close(self) -> Awaitable[None] | None:
         """Let go of what the store holds open. A second call does nothing."""
+
+
+@runtime_checkable
+class KeepsDeadline(Protocol):
+    """A store that answers in time by itself, so that its `Limiter` sets no timer for each hit. Optional."""
+
+    def keep_deadline(self, deadline_s: float) -> bool:
+        """Answer each hit from now on within so many seconds, or raise `StoreTimeout`.
+
+        Returns:
+            False if the store cannot promise it; then the `Limiter` sets its timers.
+        """
+
+
+@runtime_checkable
+class HasParts(Protocol):
+    """A store of several servers, whose failures its `Limiter` counts apart. Optional."""
+
+    def part_of(self, checks: Sequence[Check]) -> Hashable:
+        """Return which part answers a question about checks; about bans, where there are none.
+
+        None means the whole store. Anything else is shown in the events ``store_failed`` and ``store_recovered``.
+        """
+
+
+@runtime_checkable
+class ListsBans(Protocol):
+    """Bans of a shared store that are also listed in this process. Optional.
+
+    Requests that spend of a lease are held against that list while it is fresh, and cost no question to the store.
+    """
+
+    @property
+    def known_s(self) -> float:
+        """When the list was complete for certain, in seconds of `time.monotonic`."""
+
+    def judge(self, checks: Sequence[Check], guarded: Sequence[Guarded]) -> Decision | None:
+        """Return the refusal of a demand by a listed ban; None if no listed ban refuses it."""

@@ -8,17 +8,17 @@ probe, and the others do not wait for that::
                                        ^                        |
                                        +------- failed ---------+
 
-A store says by `part_of` where it keeps what is asked about; one without that method is a single part. An error that
+A store that `HasParts` says where it keeps what is asked about; any other is a single part. An error that
 concerns one key or one slot (`StoreError.concerns`) says nothing about its server, and is not counted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Final
+from collections.abc import Hashable, Sequence
+from typing import Final
 
 from ..core.decision import Check
-from ..core.protocols import Clock
+from ..core.protocols import Clock, HasParts, Store
 
 FAILURES_TO_OPEN: Final = 3
 OPEN_US: Final = 1_000_000
@@ -55,15 +55,15 @@ class Breakers:
         troubled: The parts that did not answer when they were asked last.
     """
 
-    def __init__(self, store: Any, probe_us: int, clock: Clock) -> None:
-        self._part_of: Callable[[Sequence[Check]], Hashable] = getattr(store, "part_of", lambda checks: WHOLE)
+    def __init__(self, store: Store, probe_us: int, clock: Clock) -> None:
+        self._parts = store if isinstance(store, HasParts) else None
         self._probe_us = probe_us
         self._clock = clock
         self.troubled: dict[Hashable, Breaker] = {}
 
     def part_of(self, checks: Sequence[Check]) -> Hashable:
         """Return which part is asked about checks; about bans, where there are none."""
-        return self._part_of(checks)
+        return WHOLE if self._parts is None else self._parts.part_of(checks)
 
     def left_alone(self, checks: Sequence[Check]) -> bool:
         """Tell whether a question is not to be asked now; who is told False after a while is the probe."""

@@ -29,7 +29,7 @@ from ..core.durations import format_duration
 from ..core.errors import ConfigurationError, StoreError, StoreTimeout, closest
 from ..core.limits import parse_duration_us
 from ..core.logs import logger, written
-from ..core.protocols import Clock, Event, Store
+from ..core.protocols import Clock, Event, KeepsDeadline, Store
 from ..stores.memory.store import MemoryStore
 from .breakers import WHOLE, Breakers
 from .deadlines import Deadline, within
@@ -79,8 +79,7 @@ class Failsafe:
         self._deadline_s = parse_duration_us(deadline, "deadline") / 1_000_000
         self._deadline = Deadline(self._deadline_s)
         # A timer for each request costs as much as a whole hit on a store of this host.
-        keep = getattr(store, "keep_deadline", None)
-        self._keeps_deadline = keep is not None and keep(self._deadline_s)
+        self._keeps_deadline = isinstance(store, KeepsDeadline) and store.keep_deadline(self._deadline_s)
         self._on_error = on_error
         self._tell = tell
         self._clock = clock

@@ -26,12 +26,12 @@ import asyncio
 from collections.abc import Awaitable, Sequence
 from inspect import isawaitable
 from time import monotonic
-from typing import Any, Final
+from typing import Final
 
 from ..core.bans.in_force import Guarded
 from ..core.barred import Barred
 from ..core.decision import Check, Decision
-from ..core.protocols import Clock, Store
+from ..core.protocols import Clock, ListsBans, Store
 from .failsafe import Failsafe
 from .lease import Lease, Leased, boot_us, seen
 from .lease_pool import Share, Shares
@@ -55,7 +55,7 @@ class Leases:
         self._safe = safe
         self._plain = safe.hit
         self._clock = clock
-        self._lists_bans = hasattr(store.bans, "known_s")
+        self._listed = store.bans if isinstance(store.bans, ListsBans) else None
         self._shares = Shares(store, safe, clock)
         self.forget = self._shares.forget
         self.close = self._shares.close
@@ -115,10 +115,9 @@ class Leases:
         return decision
 
     async def _is_banned(self, checks: Sequence[Check], guarded: Sequence[Guarded]) -> bool:
-        # A store that keeps a list of all bans here, and says when it knew it to be complete, is not asked each time.
-        bans: Any = self._store.bans
-        if self._lists_bans and monotonic() - bans.known_s < BANS_S:
-            return bans.judge(checks, guarded) is not None
+        listed = self._listed
+        if listed is not None and monotonic() - listed.known_s < BANS_S:
+            return listed.judge(checks, guarded) is not None
         return await self._safe.find_ban((*guarded, *(key for _, key, _ in checks))) is not None
 
     async def _with_rest(
