@@ -1,8 +1,8 @@
-"""The 429 in an OpenAPI description: for every operation on which a limit stands, and for no other. And, below a gate
-with ban policies, what banned clients get, for every operation.
+"""Documents the 429 in an OpenAPI description, for every operation that has a limit and for no other; and, below a gate
+with ban policies, the answer to banned clients, for every operation.
 
-Which rules can meet an operation is read off the paths of both. Where that is not sure (a rule for one value of a path
-parameter, a rule that its function may lift) the 429 is documented, because a client may see it.
+The paths of a rule and of an operation tell whether they can meet. Where that is not sure (a rule for one value of a
+path parameter, a rule that its function may lift) the 429 is documented, because a client may see it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _LEGACY: Final = {
 
 
 class _Gate(NamedTuple):
-    """What of a middleware shows in a description."""
+    """The part of a middleware that shows in a description."""
 
     rules: tuple[Rule, ...]
     headers: str | None
@@ -126,7 +126,7 @@ def _response(gates: Iterable[_Gate]) -> dict[str, Any]:
 
 
 def _shut(gates: Iterable[_Gate]) -> dict[str, Any]:
-    """Return what banned clients get, by its status."""
+    """Return the answers to banned clients, by their status."""
     answers: dict[str, Any] = {}
     for gate in gates:
         for policy in gate.policies:
@@ -151,7 +151,7 @@ def _gates(app: Any) -> Iterator[_Gate]:
         if isinstance(kind, type) and issubclass(kind, RateLimitMiddleware):
             yield _gate_to_be(options)
         elif getattr(kind, "__func__", None) is RateLimitMiddleware.from_file.__func__:  # type: ignore[attr-defined]
-            # Only to be looked at: what is wrong with it is said when the application makes its own.
+            # This one is only looked at; the application makes its own, which reports the findings.
             yield _gate_of(kind(_nowhere, *args, **{**options, "silence": [*CODES]}).app)
 
 
@@ -163,14 +163,14 @@ def _gate_to_be(options: Mapping[str, Any]) -> _Gate:
     limits, rules, bans = map(options.get, ("limits", "rules", "bans"))
     if bans is not None and limits is None and rules is None:
         rules = []
-    # What is no collection can be read only once, and that is for the middleware to do.
+    # An iterator can be read only once, and the middleware needs it.
     policies = (bans,) if isinstance(bans, BanPolicy) else tuple(bans) if isinstance(bans, Collection) else ()
     own_answer = options.get("on_refused") is not None
     return _Gate(tuple(all_rules(limits, rules)), options.get("headers", "draft"), own_answer, policies)
 
 
 async def _nowhere(scope: object, receive: object, send: object) -> None:
-    """Stand below a middleware that is made to be looked at."""
+    """Stand for the application below a middleware that is made only to be looked at."""
 
 
 def _is_limited(place: Place, method: str, gates: Iterable[_Gate]) -> bool:
@@ -181,7 +181,7 @@ def _is_limited(place: Place, method: str, gates: Iterable[_Gate]) -> bool:
 
 
 def _depends(dependant: Any) -> bool:
-    """Tell whether a limit is among the dependencies of a route, or of one of these."""
+    """Return whether a limit is among the dependencies of a route, or among theirs."""
     return any(
         isinstance(needed.call, RateLimit) or _depends(needed) for needed in getattr(dependant, "dependencies", ())
     )
@@ -196,7 +196,7 @@ def _until_final(rules: Iterable[Rule], method: str, asked: Segments) -> Iterato
 
 
 def _meets(rule: Rule, method: str, asked: Segments) -> bool:
-    """Tell whether a rule can refuse a request of an operation."""
+    """Return whether a rule can refuse a request of an operation."""
     if rule.exempt or rule.action != "limit" or not _about(rule, method):
         return False
     return any(overlap(segments(path), asked) for path in _paths(rule))

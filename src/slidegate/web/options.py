@@ -1,4 +1,4 @@
-"""What is checked when a middleware is made."""
+"""Checks of options, for the middleware, rules and limits at endpoints."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FALSE: Final = ("0", "false", "no", "off")
 
 
 def names_checked(init: Callable[_P, None]) -> Callable[_P, None]:
-    """Make an `__init__` answer a misspelt option with the nearest one that it has."""
+    """Wrap an `__init__`: for a misspelt option its error names the nearest one."""
     known = list(signature(init).parameters)[1:]
 
     @wraps(init)
@@ -50,7 +50,7 @@ def check_flag(what: str, value: object) -> bool:
 
 
 def switched_off(enabled: object) -> str:
-    """Return what switches everything off; empty where nothing does."""
+    """Return the setting that switches everything off; empty if none does."""
     text = os.environ.get("SLIDEGATE_ENABLED", "").strip().lower()
     if text and text not in _TRUE + _FALSE:
         raise ConfigurationError(f"SLIDEGATE_ENABLED: expected one of {', '.join(_TRUE + _FALSE)}, not {text!r}")

@@ -1,4 +1,4 @@
-"""How errors in a configuration file are said: the file, the line, the key, what was expected, the closest name."""
+"""A configuration file and its errors: each names the file, the line, the key, the expectation and the closest name."""
 
 from __future__ import annotations
 
@@ -68,17 +68,17 @@ _DIGITS: Final = re.compile("[0-9][0-9_]{4000}")
 
 
 class PlacedError(ConfigurationError):
-    """An error that names its place already."""
+    """An error whose message names its place already."""
 
 
 class Document:
-    """A configuration file as it was read, for the errors that are about it.
+    """A configuration file as it was read; makes the errors about it.
 
     Args:
         path: The file.
 
     Attributes:
-        data: What it holds.
+        data: The document, as `tomllib` returns it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -101,7 +101,7 @@ class Document:
         self.parse(content)
 
     def parse(self, content: bytes) -> None:
-        """Parse what the file holds.
+        """Parse the content of the file.
 
         Raises:
             ConfigurationError: It is not TOML.
@@ -127,7 +127,7 @@ class Document:
             raise PlacedError(f"{self.path}, line {line}: a number has too many digits") from None
 
     def line(self, path: Sequence[str | int]) -> int | None:
-        """Return the line of a key, or of what is around it."""
+        """Return the line of a key, or of the nearest table around it."""
         return line_of(self._lines, path)
 
     def error(self, path: Sequence[str | int], text: str) -> ConfigurationError:
@@ -138,7 +138,7 @@ class Document:
 
     @contextmanager
     def at(self, *path: str | int) -> Iterator[None]:
-        """Give errors of what is made from the value at `path` the place of that value."""
+        """Add file, line and key of the value at `path` to a `ConfigurationError` raised inside this block."""
         try:
             yield
         except PlacedError:
@@ -149,7 +149,7 @@ class Document:
             value: Any = self.data
             for part in path:
                 value = value[part]
-            # What is said of an option begins with the option's name; it may stand in a table of this one.
+            # A message about an option begins with its name; the option may stand in a table inside this one.
             tables = {(): value, **{(key,): inner for key, inner in value.items()}} if isinstance(value, dict) else {}
             for below, table in tables.items():
                 if colon and isinstance(table, dict) and name in table:
@@ -182,7 +182,7 @@ class Document:
 
 
 def _place(data: Any, location: Sequence[str | int]) -> tuple[tuple[str | int, ...], object]:
-    """Return the way to a value, and the value: what the validator steps through besides is left out."""
+    """Return the path of a value, and the value; steps that only the validator knows are left out."""
     path: list[str | int] = []
     for part in location:
         if part in data if isinstance(data, dict) else isinstance(data, list) and isinstance(part, int):
@@ -193,7 +193,7 @@ def _place(data: Any, location: Sequence[str | int]) -> tuple[tuple[str | int, .
 
 def _example(path: Sequence[str | int]) -> str:
     names = [part for part in path if isinstance(part, str)]
-    # What stands in the table of signals has names that the user chose.
+    # The keys in the table of signals are names that the user chose.
     name = "signals" if "signals" in names[:-1] else names[-1] if names else ""
     example = _EXAMPLES.get(".".join(names[-2:]), _EXAMPLES.get(name))
     return f"for example {name} = {example}" if example else name

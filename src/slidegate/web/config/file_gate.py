@@ -1,9 +1,9 @@
-"""A gate whose rules stand in a file, and that follows the file's changes.
+"""A gate that takes its rules from a file and follows the file's changes.
 
 The gate at work is complete and never altered: a changed file becomes another gate, beside the one at work, and one
 assignment makes it the one that further requests go to. A file that cannot be used changes nothing.
 
-When a file is looked at and read, `following` says.
+`lists.watching` says when a file is looked at and read.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SECRET_VARIABLE: Final = "SLIDEGATE_SECRET"
 
 
 class _Shared:
-    """What all gates made of one file have in common."""
+    """The state that all gates made of one file share: the limiter, its identities, the findings already logged."""
 
     def __init__(self, observers: Iterable[Observer]) -> None:
         self.said: set[Finding] = set()
@@ -49,7 +49,7 @@ class _Shared:
         self._claimed: dict[tuple[str, int], str] = {}
 
     def limiter_at(self, address: str, policy: FailurePolicy) -> Limiter:
-        """Return the limiter for a store's address: one as long as the application runs, with all its counts."""
+        """Return the limiter for a store's address: the same one, with its counts, as long as the application runs."""
         if self._limiter is None:
             secret = os.environ.get(SECRET_VARIABLE)
             deadline, on_error = policy
@@ -63,7 +63,7 @@ class _Shared:
         return self._limiter
 
     def claims(self, limiter: Limiter) -> Callable[[str], str]:
-        """Return what claims identities for one gate: the same ones as for the gate before it."""
+        """Return a function that claims identities for one gate: the same ones as for the gate before it."""
         asked: Counter[str] = Counter()
 
         def claim(identity: str) -> str:
@@ -101,7 +101,7 @@ class FileGate(Breakable):
         path: The file.
         observers: Called with events of the limiter that the file describes.
         on_tracked: The `on_exceeded` of the file's rules with ``action = "track"``.
-        clock: Returns seconds; how time passes between two looks at the file.
+        clock: Returns seconds; measures the time between two looks at the file.
         options: Options of `RateLimitMiddleware`; they go before those of the file.
 
     Attributes:
@@ -125,7 +125,7 @@ class FileGate(Breakable):
             )
         self._path = Path(path)
         self._code = {
-            # What can be read only once is needed again for each version of the file.
+            # An iterator can be read only once, but each version of the file needs the value again.
             name: tuple(value) if isinstance(value, Iterator) else value
             for name, value in options.items()
             if value is not None or name not in _NONE_IS_NOTHING
@@ -138,16 +138,16 @@ class FileGate(Breakable):
 
     @property
     def limiter(self) -> Limiter:
-        """Where the counts live."""
+        """The limiter that holds the counts."""
         return self.app.limiter
 
     @property
     def findings(self) -> list[Finding]:
-        """What looks wrong with the gate at work."""
+        """The findings about the gate at work."""
         return self.app.findings
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Have one request judged by the gate at work."""
+        """Pass one request to the gate at work."""
         if scope["type"] != "lifespan" and self._follower.due():
             self._follower.look_aside()
         await self.app(scope, receive, send)
@@ -202,5 +202,5 @@ class FileGate(Breakable):
 def _shrunk(path: Path, before: int, now: int) -> str:
     return (
         f"the rules at work stay for {SHRUNK_S:.0f} s more: {path} was changed in place and has {now} rules left of "
-        f"{before}, as a file does that is not written yet; what is renamed into place is taken at once"
+        f"{before}, as while it is still being written; a file that is renamed into place is taken at once"
     )

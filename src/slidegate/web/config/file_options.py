@@ -1,6 +1,6 @@
 """Reads a configuration file into the options of `RateLimitMiddleware`.
 
-What is given in code goes before the file, and the file before the environment.
+An option given in code goes before the file, and the file before the environment.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Reading:
         code: Options given in code; they go before those of the file.
         limiter_at: Makes the limiter for a store's address, given its failure policy.
         on_tracked: The `on_exceeded` of the file's rules with ``action = "track"``.
-        clock: Returns seconds; how time passes between two looks at the files of lists.
+        clock: Returns seconds; measures the time between two looks at the files of lists.
 
     Attributes:
         stamps: Every file that was read, with its stamp from before it was read; complete after an error too. Lists
@@ -183,7 +183,7 @@ class Reading:
             return BanPolicy(name=name, **options)
 
     def _key(self, key: schema.MessageKey, clients: keys.Key | None, client: ClientAddress) -> keys.Key | None:
-        """Make a key; `clients` is what stands for the middleware's own client, here."""
+        """Make a key; the word "client" becomes `clients`."""
         if isinstance(key, str):
             return _WORDS.get(key, clients)
         if key.client is not None:
@@ -205,7 +205,7 @@ class Reading:
         )
 
     def _networks(self, entries: str | list[str]) -> Networks:
-        """Read networks; text is the name of a file, from the directory of the configuration file."""
+        """Read networks; a text names a file, relative to the directory of the configuration file."""
         if isinstance(entries, list):
             return Networks(entries)
         path = self._document.path.parent / entries
@@ -213,7 +213,7 @@ class Reading:
         return Networks.from_file(path)
 
     def _list(self, name: str, entries: schema.Lists) -> AddressList:
-        """Make a blocklist or an allowlist: of networks, or of files from the directory of the configuration file."""
+        """Make a blocklist or an allowlist, of networks or of files, relative to the directory of this one."""
         if isinstance(entries, list) and all(isinstance(entry, str) for entry in entries):
             listed = Networks(entries)
             check_breadth([listed], name)
@@ -224,7 +224,7 @@ class Reading:
             path = self._document.path.parent / options.pop("path")
             with self._document.at(name, number) if isinstance(entries, list) else self._document.at(name):
                 files.append(NetworkFile(path, **options))
-        # While a list cannot be read, its file is looked at together with the configuration.
+        # As long as a list cannot be read, its file is followed together with the configuration.
         read = self.stamps
         self.stamps = {Path(file.path): stamp_of(Path(file.path)) for file in files} | read
         made = NetworkFiles(files, clock=self._clock)
@@ -263,7 +263,7 @@ def _way_out(twin: Rule, rule: Rule) -> str:
 
 
 def _check_ban_key(key: schema.Key) -> None:
-    """See that a key says who it is, also where a value is missing: nobody else may be shut out with them."""
+    """Check that a key tells clients apart, also where a value is missing: a ban must not shut out anybody else."""
     if isinstance(key, str):
         if key == "everyone":
             raise ConfigurationError('"everyone" does not say who it is; use "client" or "user", for example')

@@ -11,7 +11,7 @@ from pydantic import BaseModel, Discriminator, Field, Tag
 
 
 def form_of(value: object) -> str:
-    """Say which form of a value that may have several is meant, so that an error is about that one alone."""
+    """Return the tag of the form that a value has, so that an error is about that form alone."""
     if isinstance(value, (dict, BaseModel)):
         return "<table>"
     if isinstance(value, list):
@@ -20,7 +20,7 @@ def form_of(value: object) -> str:
 
 
 def form_of_list(value: object) -> str:
-    """Say which form of a list of networks is meant: a list may be one of networks or one of tables."""
+    """Return the tag of the form that a list of networks has: a list may hold networks or tables."""
     found = form_of(value)
     if isinstance(value, list) and any(form_of(entry) == "<table>" for entry in value):
         return "<tables>"

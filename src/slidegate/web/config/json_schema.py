@@ -13,7 +13,7 @@ JsonSchema: TypeAlias = dict[str, Any]
 
 
 class _Generator(GenerateJsonSchema):
-    """TOML has no null: what may be None may be left out. The names of keys are titles enough."""
+    """Leaves out null, which TOML does not have, and titles, because the names of keys suffice."""
 
     def field_title_should_be_set(self, schema: object) -> bool:
         return False

@@ -1,7 +1,7 @@
-"""What may stand in a configuration file; the editor's JSON Schema is made from the same definitions.
+"""The tables and keys of a configuration file; the editor's JSON Schema is made from the same definitions.
 
-Types and names of keys are checked here. What a value means (a limit, a path, a network) is checked by what it is
-handed to, so that the file and the code know one set of rules.
+Names of keys and types of values are checked here. The meaning of a value (a limit, a path, a network) is checked by
+the object that is made from it, so that the file and the code obey one set of checks.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ class Client(_Table):
 class ListTable(_Table):
     """A file that lists networks."""
 
-    path: str = Field(description="The file, from the directory of this one.")
-    name: str = Field(default="", description="What the list is called; by default the file's name without suffix.")
+    path: str = Field(description="The file, relative to the directory of this one.")
+    name: str = Field(default="", description="The name of the list; by default the file's name without suffix.")
     format: Literal["auto", "plain", "jsonl", "csv", "nginx", "fail2ban", "crowdsec"] = Field(
-        default="auto", description="How the file is written; by default its first line tells."
+        default="auto", description="The format of the file; by default its first line tells it."
     )
     column: Annotated[Text | Annotated[int, Field(ge=1), Tag("<number>")], text_or("<number>")] | None = Field(
         default=None, description="The column of a CSV file: its name, or its number from 1."
@@ -89,7 +89,7 @@ _ONE_SOURCE: Final[dict[str, Any]] = {
 
 
 class KeyTable(_Table):
-    """Whom a rule counts: one of header, cookie, query, path_param, client and combine."""
+    """The key of a rule: one of header, cookie, query, path_param, client and combine."""
 
     model_config = ConfigDict(json_schema_extra=_ONE_SOURCE)
 
@@ -121,30 +121,38 @@ class RuleTable(_Table):
     )
     limits: Limits | None = Field(default=None, description='Limits such as "5/minute; 50/hour".')
     methods: Texts | None = Field(default=None, description="HTTP methods; by default all.")
-    connection: Literal["http", "websocket"] | None = Field(default=None, description="By default both.")
+    connection: Literal["http", "websocket"] | None = Field(
+        default=None, description="Which requests to hold; by default both kinds."
+    )
     key: Key = Field(default="client", description="Whom to count.")
     cost: int = Field(default=1, ge=0, description="Units for one request.")
     count_if: Annotated[list[Annotated[int, Field(ge=100, le=599)]], Field(min_length=1)] | None = Field(
         default=None, description="Count only requests whose answer has one of these statuses."
     )
     count_denied: bool = Field(default=False, description="Count refused requests as well.")
-    action: Literal["limit", "shadow", "track"] = Field(default="limit", description="What the rule does.")
+    action: Literal["limit", "shadow", "track"] = Field(
+        default="limit", description="Refuse requests beyond the limits, only report them, or only track hot keys."
+    )
     capacity: int | None = Field(
         default=None,
         ge=1,
         le=10_000,
-        description='With action = "track": find hot keys in fixed memory, counting so many keys at a time.',
+        description='With action = "track": find hot keys in fixed memory, counting this many keys at a time.',
     )
     wait: str | None = Field(default=None, description='How long a request may wait for its turn, such as "200ms".')
-    wait_max: int = Field(default=16, ge=1, le=1000, description="How many requests of one key may wait at a time.")
-    lease: int = Field(default=0, ge=0, description="Units that a worker may take of a shared store at a time.")
-    name: str | None = Field(default=None, description="What the limit is called; it keeps the counts together.")
+    wait_max: int = Field(
+        default=16, ge=1, le=1000, description="The largest number of requests of one key that wait at a time."
+    )
+    lease: int = Field(
+        default=0, ge=0, description="The number of units that a worker may take from a shared store at a time."
+    )
+    name: str | None = Field(default=None, description="The name of the limit; the counts belong to it.")
     exempt: bool = Field(default=False, description="Let matching requests pass uncounted; no later rule applies.")
     final: bool = Field(default=False, description="No later rule applies to matching requests.")
 
 
 def _check_weight(value: object) -> object:
-    """Say of a weight, which may be a number or a word, what both forms of it are."""
+    """Return a weight; an error names both of its forms, the number and the word."""
     if value == "ban" or (type(value) is int and 1 <= value <= MAX_WEIGHT):
         return value
     raise PydanticCustomError(WRONG_WEIGHT, f'a whole number from 1 to {MAX_WEIGHT}, or "ban"')
@@ -156,9 +164,9 @@ BanKey: TypeAlias = Annotated[Annotated[Literal["client", "user"], Tag("<text>")
 
 
 class BanTable(_Table):
-    """Shuts out who keeps abusing."""
+    """Shuts out clients that keep abusing."""
 
-    after: str = Field(default="20/10m", description="How many strikes within which time ban.")
+    after: str = Field(default="20/10m", description="The number of strikes within a time that ban.")
     duration: str = Field(default="1h", description="How long the first ban lasts.")
     factor: float = Field(default=4, ge=1, le=1_000, description="How many times longer each further ban lasts.")
     longest: str | None = Field(default=None, description='How long a ban lasts at most; by default "7d" or duration.')
@@ -166,18 +174,20 @@ class BanTable(_Table):
     forgive: str = Field(default="24h", description="How long one has to be clean to step one rung down.")
     signals: dict[str, Weight] = Field(
         default={"refused": 1},
-        description='What strikes, and how heavily: refused, malformed, oversized, a status or class such as "4xx", '
-        'or a path; a number, or "ban" for all that a ban takes.',
+        description="The signals that strike, and how heavily: refused, malformed, oversized, a status or class like "
+        '"4xx", or a path; a number, or "ban" for as many strikes as a ban takes.',
     )
     key: BanKey = Field(default="client", description="Whom to strike and ban.")
-    action: Literal["ban", "shadow"] = Field(default="ban", description="Ban, or report who would be banned.")
+    action: Literal["ban", "shadow"] = Field(default="ban", description="Ban, or report which clients would be banned.")
     prolong: bool = Field(default=False, description="Whether requests while banned begin the ban anew.")
     status: Literal[403, 429] = Field(default=403, description="The status of the answer to a banned client.")
     answer: Literal["problem", "drop", "tarpit"] = Field(
         default="problem", description="Problem details, no body at all, or problem details after a delay."
     )
     delay: str = Field(default="5s", description="How long a tarpit holds an answer.")
-    most: str = Field(default="100/minute", description="How many bans the policy may make in which time.")
+    most: str = Field(
+        default="100/minute", description="The largest number of bans that the policy may make in a time."
+    )
     prefix_after: str | None = Field(
         default=None, description='How many banned addresses of one prefix ban the prefix, such as "4/1h".'
     )
@@ -185,7 +195,10 @@ class BanTable(_Table):
     ipv6_prefix: int = Field(default=56, ge=24, le=63, description="Bits of that prefix for IPv6 addresses.")
     ban_private: bool = Field(default=False, description="Whether private and loopback addresses can be banned.")
     max_body: int = Field(
-        default=10_000_000, ge=1, le=2**50, description="Beyond how many bytes of content a request is oversized."
+        default=10_000_000,
+        ge=1,
+        le=2**50,
+        description="The largest content in bytes; a request with more is oversized.",
     )
 
 
@@ -196,30 +209,31 @@ class Configuration(_Table):
 
     limits: Limits | None = Field(default=None, description="Limits for each client, instead of rules.")
     rules: list[RuleTable] | None = Field(
-        default=None, description="Which requests are held to which limits; every rule that matches applies."
+        default=None, description="Rules that hold requests to limits; every rule that matches applies."
     )
-    client: Client = Field(default=Client(), description="Which proxies are believed, and what makes one client.")
+    client: Client = Field(
+        default=Client(), description="The proxies that are trusted, and the prefixes that make one client."
+    )
     blocklist: Lists | None = Field(default=None, description="Networks refused, or files of them.")
     allowlist: Lists | None = Field(default=None, description="Networks never refused nor counted, or files of them.")
     bans: dict[str, BanTable] = Field(default={}, description="Ban policies, each by its name.")
     store: Annotated[
         Text | Annotated[Environment, Tag("<table>")], text_or("<table>")
-    ] | None = Field(default=None, description='Where the counts live, such as "memory://".')  # fmt: skip
+    ] | None = Field(default=None, description='The address of the store, such as "memory://".')  # fmt: skip
     deadline: str = Field(default="50ms", description="How long a store may take to answer a request.")
     on_error: Literal["local", "allow", "deny"] = Field(
-        default="local", description="What decides when it does not: a store of this process, or nobody."
+        default="local",
+        description="The decision when the store does not answer: by a store of this process, or always the same.",
     )
     headers: Literal["draft", "legacy", "both", "none"] = Field(
-        default="draft", description="Which header fields tell clients where they stand."
+        default="draft", description="The header fields that tell clients their limits."
     )
-    preflight_limits: Limits = Field(
-        default="600/minute", description='What CORS preflights are held to; "unlimited" for nothing.'
-    )
-    message_limits: Limits | None = Field(default=None, description="What messages over a websocket are held to.")
-    message_key: MessageKey = Field(default="connection", description="Whose messages are counted together.")
+    preflight_limits: Limits = Field(default="600/minute", description='The limits of CORS preflights, or "unlimited".')
+    message_limits: Limits | None = Field(default=None, description="The limits of messages over a websocket.")
+    message_key: MessageKey = Field(default="connection", description="The key by which messages are counted.")
     on_exceeded: Literal["close", "drop", "wait"] = Field(
-        default="close", description="What becomes of a message beyond the limit."
+        default="close", description="The action on a message beyond the limit."
     )
-    statistics: bool = Field(default=True, description="Whether it is recorded what happens to requests.")
+    statistics: bool = Field(default=True, description="Whether outcomes, statuses and times of requests are recorded.")
     enabled: bool = Field(default=True, description="Whether anything is limited at all.")
-    silence: list[str] = Field(default=[], description="Codes of start-up findings that need not be said.")
+    silence: list[str] = Field(default=[], description="Codes of start-up findings that are not reported.")

@@ -1,4 +1,4 @@
-"""Which line of a TOML document a key stands on; the standard library's parser does not say.
+"""Finds the line of each key in a TOML document; the standard library's parser does not tell it.
 
 The document has been parsed before, so it is well-formed, and the scanner needs to know only how far each value
 reaches: strings may hold anything, arrays and inline tables hold values again, and everything else ends at a delimiter.
@@ -27,12 +27,12 @@ _SCALAR: Final = re.compile(r"[^,\]}#\r\n]+")
 
 
 MAX_DEPTH: Final = 32
-"""Names in a dotted key: every reader of TOML takes time in proportion to the square of their number."""
+"""The largest number of names in a dotted key: every reader of TOML takes time in proportion to its square."""
 _DEEP: Final = re.compile(r"""(?<![A-Za-z0-9_-])(?:(?:[A-Za-z0-9_-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){32}""")
 
 
 def too_deep(text: str) -> int | None:
-    """Return the line of a key that has more than `MAX_DEPTH` names; None if there is none. Any text will do."""
+    """Return the line of a key that has more than `MAX_DEPTH` names, else None; the text need not be TOML."""
     found = _DEEP.search(text)
     return None if found is None else text.count("\n", 0, found.start()) + 1
 
@@ -85,10 +85,10 @@ class _Scanner:
         return found[0]
 
     def _note(self, path: KeyPath) -> None:
-        # A table that is opened by its first dotted key is where that key is.
+        # A table that its first dotted key opens gets the line of that key.
         self._line += self._text.count("\n", self._counted, self._at)
         self._counted = self._at
-        # All above a path that is known is known as well.
+        # If a path is known, so are all tables around it.
         while path and path not in self._lines:
             self._lines[path] = self._line
             path = path[:-1]

@@ -1,4 +1,4 @@
-"""Looks at a gate and what it stands among, for what works and is probably not meant."""
+"""Start-up checks of a gate and its neighbours: settings that work but are probably mistakes."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from .hidden_rules import hidden_rules
 from .workers import many_workers
 
 _OF_THE_CLIENT: Final = re.compile(r"(?:^|\+)(?:header|cookie|query):")
-"""In the identity of a key: a value that the client chooses, and not only where another one is missing."""
+"""Finds in the identity of a key a value that the client chooses, but no fallback of such a kind."""
 
 
 @runtime_checkable
 class Guard(Protocol):
-    """A gate, as another one sees it."""
+    """The part of a gate that the checks, and other gates, see."""
 
     @property
     def app(self) -> object:
@@ -39,11 +39,11 @@ class Guard(Protocol):
 
     @property
     def limiter(self) -> Limiter:
-        """Where its counts live."""
+        """The limiter that holds its counts."""
 
     @property
     def rules(self) -> Sequence[Rule]:
-        """What it holds requests to."""
+        """The rules that it holds requests to."""
 
 
 def examine(
@@ -53,14 +53,14 @@ def examine(
     policies: Collection[BanPolicy],
     lists: Mapping[str, AddressList | None],
 ) -> Iterator[Finding]:
-    """Yield what is found about a gate before any request.
+    """Yield the findings about a gate before any request.
 
     Args:
         gate: The gate.
         client: How it finds the client's address.
-        switched_off: What switches it off, if anything does.
+        switched_off: The setting that switches it off; empty if none does.
         policies: Its ban policies.
-        lists: Its block and allow lists, by what they are.
+        lists: Its block and allow lists, by the names of their options.
     """
     if switched_off:
         yield Finding("SG110", f"slidegate is switched off ({switched_off}): every request passes")
@@ -167,15 +167,15 @@ def _exempting(rules: Sequence[Rule], path: str) -> Rule | None:
 
 
 def _ends(rule: Rule, path: str) -> bool:
-    """Tell whether a rule ends the list for a request that gets a path."""
+    """Return whether a rule ends the list for a request that gets a path."""
     about = "GET" in (rule.methods or {"GET"}) and rule.connection != "websocket"
     return about and (not rule.written or any(written.covers(path) for written in rule.written))
 
 
 def _served(app: object, path: str) -> str:
-    """Return what to call the route that is written down for a path, empty if none is.
+    """Return the label of the route whose own path this is; empty if there is none.
 
-    A route that takes whatever comes is none: it answers scanners with a page that is for others.
+    A route that takes any path does not count: it answers scanners with a page that is meant for others.
     """
     pattern, _ = compile_pattern(path)
     router = next((layer for layer in layers(app) if hasattr(layer, "routes")), None)
@@ -184,7 +184,7 @@ def _served(app: object, path: str) -> str:
 
 def _is_cors(layer: object) -> bool:
     if isinstance(layer, Starlette):
-        # What an application wraps itself in is built at its first request; until then the classes are known.
+        # An application builds its middleware at its first request; before that only their classes are known.
         classes: list[object] = [wrapping.cls for wrapping in layer.user_middleware]
         return CORSMiddleware in classes
     return isinstance(layer, CORSMiddleware)

@@ -1,4 +1,4 @@
-"""What looks wrong at start-up: each kind has a code that never changes and a heading in the documentation."""
+"""Start-up findings: each kind has a code that never changes, and a heading in the documentation."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ CODES: Final = {
     "SG109": "the server names no peer",
     "SG110": "slidegate is switched off",
     "SG111": "bans meet the proxy, not its clients",
-    "SG112": "a honeypot is none",
-    "SG113": "who is banned can come back under another value",
+    "SG112": "a honeypot does not work",
+    "SG113": "a banned client can come back under another value",
     "SG114": "a list holds a network that nobody has",
     "SG115": "the store forgets what it counts",
     "SG116": "the user is known too late",
 }
-"""Every code, with what it is about."""
+"""Every code, with its subject."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that works, and probably not as it is meant.
+    """A setting that works, but probably not as it is meant.
 
     Attributes:
-        code: Its kind, for example ``"SG103"``; give it to `silence` to hear no more of it.
-        message: What is wrong here.
+        code: Its kind, for example ``"SG103"``; give it to `silence` to turn the finding off.
+        message: The probable mistake.
     """
 
     code: str
@@ -45,7 +45,7 @@ class Finding:
 
     @property
     def link(self) -> str:
-        """Where the documentation says more."""
+        """The page and heading of the documentation."""
         return f"{PAGE}#{self.code.lower()}"
 
     def __str__(self) -> str:
@@ -53,7 +53,7 @@ class Finding:
 
 
 def check_silence(silence: Iterable[str]) -> frozenset[str]:
-    """Return the codes of findings that shall not be said.
+    """Return the codes of findings that are not reported.
 
     Raises:
         ConfigurationError: There is no such code.

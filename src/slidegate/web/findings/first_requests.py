@@ -17,17 +17,17 @@ from .at_start import bans_by_address
 from .codes import Finding
 
 WATCHED: Final = 1_000
-"""How many requests are looked at for what only requests can show."""
+"""The number of requests that are checked."""
 _PROXY_HEADERS: Final = frozenset({b"x-forwarded-for", b"forwarded"})
 
 
 class Watch:
-    """Looks at the first requests, then no more: some things show only there.
+    """Checks the first requests, and then no more.
 
     Args:
         client: How the gate finds the client's address.
         policies: Its ban policies.
-        store: Where the gate counts.
+        store: The store of its limiter.
     """
 
     def __init__(self, client: ClientAddress, policies: Collection[BanPolicy] = (), store: Store | None = None) -> None:
@@ -39,11 +39,11 @@ class Watch:
 
     @property
     def over(self) -> bool:
-        """Whether enough was seen."""
+        """Whether enough requests were checked."""
         return self._left <= 0
 
     def look(self, scope: Scope) -> Iterator[Finding]:
-        """Yield what one request shows, each kind once."""
+        """Yield the findings that one request shows, each kind once."""
         self._left -= 1
         evicts = getattr(self._store, "evicts", "")  # known once a connection was made
         if evicts and "SG115" not in self._found:
@@ -59,7 +59,7 @@ class Watch:
         if self._trusted or "SG102" in self._found:
             return
         for name, value in scope["headers"]:
-            # A server that reads the header itself has put its address in the peer's place.
+            # A server that reads the header itself has put the address from it in the peer's place.
             if name in _PROXY_HEADERS and (not host or host.encode() not in value):
                 self._found.add("SG102")
                 yield Finding(
@@ -72,7 +72,7 @@ class Watch:
                 return
 
     def look_back(self, scope: Scope, record: Record) -> Iterator[Finding]:
-        """Yield what a request shows when the application is done with it."""
+        """Yield the findings that show only after the application has served a request."""
         if hasattr(record, "userless") and "SG116" not in self._found and is_known(scope):
             self._found.add("SG116")
             yield Finding(
@@ -83,7 +83,7 @@ class Watch:
             )
 
     def _about_bans(self, host: str) -> Finding:
-        """Say what becomes of bans behind a proxy that nobody trusts."""
+        """Return the finding about bans behind a proxy that is not trusted."""
         met = [policy for policy in self._policies if ban_target(policy, host) is not None]
         if met:
             what = f"policy {met[0].name!r} bans the peer for what one client does: everybody behind it is shut out"

@@ -14,7 +14,7 @@ _ALL_BELOW: Final = re.compile(r"([^{]*)\{\w+:path\}")
 
 
 def hidden_rules(rules: Sequence[Rule]) -> Iterator[tuple[Rule, Rule]]:
-    """Yield (earlier, later) where the earlier rule ends the list for every request that the later one is about."""
+    """Yield (earlier, later) where the earlier rule ends the list for every request that the later one matches."""
     for place, later in enumerate(rules):
         earlier = next((rule for rule in rules[:place] if rule.final and _covers(rule, later)), None)
         if earlier is not None:

@@ -14,7 +14,7 @@ _WORKERS: Final = re.compile(r"(?<!\S)(?:--workers(?:=| +)|-w ?)([0-9]{1,6})(?!\
 
 
 def many_workers(environment: Mapping[str, str], arguments: Sequence[str]) -> str:
-    """Return what says that several processes serve the application; empty if nothing does."""
+    """Return the setting that starts several processes for the application; empty if there is none."""
     for variable in _VARIABLES:
         value = environment.get(variable, "")
         if value.isascii() and value.isdigit() and int(value) > 1:

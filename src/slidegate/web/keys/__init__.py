@@ -1,1 +1,1 @@
-"""Keys: who is counted."""
+"""Keys: the client, user, header value or other text that a rule counts by."""

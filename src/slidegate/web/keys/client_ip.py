@@ -1,9 +1,9 @@
-"""Whose request it is, when proxies stand in between.
+"""Finds the client's address, also behind proxies.
 
-A client can write any header it likes. What it cannot touch is what the proxies *we run* append behind it. So: the
-socket's peer is the client, unless it is a trusted proxy; then the header is walked from the right, through trusted
-entries, to the first untrusted one. Never the leftmost. What cannot be read ends the walk at the last trusted hop, and
-where all are trusted, the leftmost is the client.
+A client can write any header it likes, but it cannot touch the entries that the proxies *we run* append behind it. So
+the socket's peer is the client, unless it is a trusted proxy; then the header is walked from the right, through trusted
+entries, to the first untrusted one, and never just to the leftmost. An entry that cannot be read ends the walk at the
+last trusted hop. If all entries are trusted, the leftmost is the client.
 
 ::
 
@@ -41,7 +41,7 @@ from .forwarded import field_value, read_node, split_forwarded, split_list
 from .key import check_header_name
 
 UNKNOWN_PEER: Final = "unknown-peer"
-"""The key of all requests whose server has no peer to name, for example behind a Unix socket."""
+"""The key of all requests for which the server names no peer, for example on a Unix socket."""
 GONE: Final = "gone"
 """The key of a request whose connection is gone: it is refused, see `is_gone`."""
 UNIX: Final = "unix"
@@ -52,13 +52,13 @@ _EXAMPLE: Final = 'for example client_ip(trusted=["10.0.0.0/8"]), or the number 
 
 
 class ClientAddress:
-    """Where a request comes from; made by `client_ip`.
+    """A key that finds the client's address; made by `client_ip`.
 
     Attributes:
-        trusted: Whether any proxy is believed.
-        permissive: Whether everybody is believed.
+        trusted: Whether any proxy is trusted.
+        permissive: Whether most addresses are trusted proxies.
         ipv6_prefix: Bits of an IPv6 address that make one client.
-        networks: The proxies that are believed.
+        networks: The networks of trusted proxies.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class ClientAddress:
         return self._prefixes[0 if version == 4 else 1]
 
     def find(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
-        """See `Key.find`. Where this one trusts nobody, the middleware has found the client, and its prefix is cut."""
+        """See `Key.find`. If this one trusts no proxy, it cuts the middleware's client to its own prefixes."""
         if self.trusted:
             return self.locate(scope)[0]
         return self._cut.get(client_key) or self._learn_cut(client_key)
@@ -97,10 +97,10 @@ class ClientAddress:
         return remember(self._cut, client_key, cut)
 
     def locate(self, scope: Scope) -> tuple[str, Address | None]:
-        """Return the client's key and its address, None where it has none."""
+        """Return the client's key, and its address or None."""
         client = scope.get("client")
         if client is None and is_gone(scope):
-            return GONE, None  # before anybody believes what its headers say
+            return GONE, None  # before its headers are read: without a peer they cannot be trusted
         host = (client[0] if client else None) or ""
         if self.trusted:
             return self._through_proxies(scope, host)
@@ -140,11 +140,11 @@ class ClientAddress:
 
 
 def is_gone(scope: Scope) -> bool:
-    """Tell whether the connection was reset before the server asked who its peer is.
+    """Return whether the connection was reset before the server asked for its peer.
 
-    uvicorn asks when it takes a connection on; after a reset there is no answer, and it goes on with ``client=None``. A
-    server that has a peer to name says on which host and port it listens; one on a Unix socket has no port. hypercorn
-    drops such a connection, and granian knows the peer from the moment when it came.
+    uvicorn asks when it accepts a connection; after a reset there is no answer, and it goes on with ``client=None``. A
+    server on TCP names the host and port it listens on, a server on a Unix socket has no port: so a request with a port
+    and no peer is gone. hypercorn drops such a connection, and granian knows the peer from the start.
     """
     server = scope.get("server")
     return scope.get("client") is None and server is not None and server[1] is not None
@@ -163,7 +163,7 @@ def client_ip(
     That is the socket's peer, unless the peer is a trusted proxy; then the header's entries (all lines of it) are
     walked from the right through trusted networks to the first untrusted one. An entry that is no address ends the walk
     at the last trusted hop. As the key of a rule, without `trusted`, it means the middleware's `client`, cut to the
-    prefixes given here. IPv4 mapped into IPv6 is IPv4. A peer that is no address (a test client) is a client by its
+    prefixes given here. IPv4 mapped into IPv6 is IPv4. A peer that is no address (a test client) is counted by its
     name.
 
     Args:

@@ -1,7 +1,7 @@
-"""Reading the header fields in which proxies say whom they speak for, from the right.
+"""Reads the header fields in which proxies name the client, from the right.
 
-What a client wrote stands left of what the proxies appended, so everything here starts at the right end and stops when
-the caller has seen enough: a quote that the client left open cannot swallow what a proxy wrote behind it.
+The client's own text stands left of the entries that proxies append, so every function starts at the right end and
+stops when the caller has seen enough: a quote that the client left open cannot swallow an entry of a proxy behind it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from starlette.types import Scope
 from ...core.addresses import Address, is_unspecified, parse_address
 
 MAX_FIELD: Final = 8_192
-"""Characters of a header that are looked at, from the right: what trusted proxies wrote stands there."""
+"""Characters of a header that are read, from the right, where the entries of trusted proxies stand."""
 
 # Values are read a little wider than RFC 7239: many proxies leave out the quotes around IPv6 addresses and ports.
 _PAIR = re.compile(r"""[ \t]*([!#$%&'*+.^_`|~0-9A-Za-z-]+)=([^\s;,"\\]+|"(?:[^"\\]|\\.)*")[ \t]*""", re.DOTALL)
@@ -23,7 +23,7 @@ _NODE = re.compile(r"\[(?P<v6>[^\]]*)\](?::[0-9]*)?|(?P<v4>[^:]*)(?::[0-9]*)?|(?
 
 
 def split_list(value: str) -> Iterator[str]:
-    """Yield the entries of a list like X-Forwarded-For from the right; empty ones are none (RFC 9110, 5.6.1)."""
+    """Yield the entries of a list like X-Forwarded-For from the right, without empty ones (RFC 9110, 5.6.1)."""
     rest = value
     more = True
     while more:
@@ -52,7 +52,7 @@ def split_forwarded(value: str) -> Iterator[str]:
 
 
 def _escaped(value: str, place: int) -> bool:
-    """Tell whether a quote is a part of the text: a backslash escapes it, unless that is escaped itself."""
+    """Return whether a quote is part of the text: a backslash escapes it that is not escaped itself."""
     start = place
     while start and value[start - 1] == "\\":
         start -= 1
@@ -79,7 +79,7 @@ def _for_node(element: str) -> str:
 def read_node(text: str) -> Address | None:
     """Read an address as proxies write it: with a port, in brackets, in quotes; None for anything else.
 
-    ``0.0.0.0`` and ``::`` are nobody's address (RFC 6890), so they are none here.
+    ``0.0.0.0`` and ``::`` are nobody's address (RFC 6890), so the answer for them is None too.
     """
     if len(text) >= 2 and text[0] == text[-1] == '"':
         text = text[1:-1]

@@ -1,7 +1,7 @@
-"""Whom a rule counts.
+"""Keys: a rule counts requests of one key together.
 
-A key is text. The built-in ones read the ASGI scope directly and always name somebody: where what they look for is
-missing, they fall back to the client's address, so leaving a header out is no way past the gate.
+A key is text. The built-in keys read the ASGI scope directly and always find one: where a header is missing, for
+example, they fall back to the client's address, so leaving it out is no way past the gate.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class Key(Protocol):
 
     @property
     def identity(self) -> str:
-        """Says what is read, the same in every process: a part of the identity of a rule without a name."""
+        """The source of the key, written alike in every process: a part of the identity of a rule without a name."""
 
     def find(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
         """Return the key of a request, at most 64 bytes; `client_key` is that of its address."""
 
 
 KeyFunction: TypeAlias = Callable[[HTTPConnection], str | Awaitable[str | None] | None]
-"""A function of the user's own. None means: this rule does not count this request."""
+"""A function of the user's own. If it returns None, the rule does not count the request."""
 
 
 class _Everyone:
@@ -53,7 +53,7 @@ everyone: Final = _Everyone()
 
 
 class Value(ABC):
-    """A value that the client supplies, digested; where it is missing or empty, the fallback.
+    """A key by a value that the client sends, digested; where it is missing or empty, the fallback finds the key.
 
     Attributes:
         fallback: Another key, None for the client's address.
@@ -124,15 +124,15 @@ class Combined:
 
     def find(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
         found = (key.find(scope, limiter, client_key).encode(errors="surrogatepass") for key in self.keys)
-        # Each with its length, or "a" and "bc" would meet "ab" and "c".
+        # Each part has its length before it, or "a" and "bc" would meet "ab" and "c".
         return limiter.digest("combined", b"".join(b"%d:%b" % (len(part), part) for part in found))
 
 
 def header(name: str, *, fallback: Key | None = None) -> Key:
     """Count each value of a request header, for example an API key.
 
-    The value is digested and never stored. Where a header comes several times, the first one counts: the one that
-    `request.headers[name]` gives the application. A missing or empty header falls back to the client's address.
+    The value is digested and never stored. Where a header comes several times, its first line counts, which is
+    also what `request.headers[name]` returns. A missing or empty header falls back to the client's address.
 
     Args:
         name: The header's name, in any case.
@@ -145,7 +145,7 @@ def header(name: str, *, fallback: Key | None = None) -> Key:
 
 
 def cookie(name: str, *, fallback: Key | None = None) -> Key:
-    """Count each value of a cookie, digested: the one that `request.cookies[name]` gives the application.
+    """Count each value of a cookie, digested: the value that `request.cookies[name]` returns.
 
     Anybody can send any cookie, so verify a session before you count by it, or keep a limit by address beside it.
 
@@ -160,7 +160,7 @@ def cookie(name: str, *, fallback: Key | None = None) -> Key:
 
 
 def query(name: str, *, fallback: Key | None = None) -> Key:
-    """Count each value of a query parameter, digested: the one that `request.query_params[name]` gives the application.
+    """Count each value of a query parameter, digested: the value that `request.query_params[name]` returns.
 
     Args:
         name: The parameter's name.
@@ -176,7 +176,7 @@ def combine(*keys: Key) -> Key:
     """Count each combination of keys: ``combine(client_ip(), header("X-Tenant"))``.
 
     Raises:
-        ConfigurationError: Fewer than two keys, or one that is not built in.
+        ConfigurationError: There are fewer than two keys, or one of them is not built in.
     """
     if len(keys) < 2 or not all(isinstance(key, Key) for key in keys):
         raise ConfigurationError(f'combine: expected keys such as client_ip() and header("X-Tenant"), not {keys!r}')

@@ -1,4 +1,4 @@
-"""Keys by a parameter of the path: each rule finds the parameter with its own paths, before any router has."""
+"""Keys by a parameter of the path; a rule finds the parameter with its own paths, before any router does."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class PathParam(Value):
     """A parameter of the path; made by `path_param`.
 
     Attributes:
-        name: The parameter.
+        name: The name of the parameter.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class PathParam(Value):
         self._read = read
 
     def of(self, patterns: Sequence[PathPattern]) -> PathParam:
-        """Return the same key for a rule: its own patterns find the parameter before any router does."""
+        """Return the same key for a rule, whose patterns find the parameter before any router does."""
         return PathParam(self.name, self.fallback, patterns)
 
     def at(self, path: str) -> PathParam:
@@ -58,7 +58,7 @@ class PathParam(Value):
 def path_param(name: str, *, fallback: Key | None = None) -> Key:
     """Count each value of a path parameter, digested: ``Rule("/tenants/{tenant}/jobs", key=path_param("tenant"))``.
 
-    What counts is the value that the path's own convertor makes: write ``{id:int}`` in the rule and in the route, or 1
+    The value is the one that the convertor in the path makes: write ``{id:int}`` in the rule and in the route, or 1
     and 01 are two clients for the rule and one for an endpoint that makes a number of the text itself.
 
     Args:
@@ -75,7 +75,7 @@ def bind(key: Key, patterns: Sequence[PathPattern], paths: Sequence[str]) -> Key
     """Tie a rule's key to the rule's paths.
 
     Raises:
-        ConfigurationError: A path parameter that one of the paths does not have.
+        ConfigurationError: One of the paths does not have the parameter.
     """
     if isinstance(key, Combined):
         return Combined(tuple(bind(part, patterns, paths) for part in key.keys))
@@ -98,7 +98,7 @@ def read_at(key: Key, path: str) -> Key:
 
 
 def _meaning(convertor: Convertor[Any], text: str) -> str:
-    """Return the value that a parameter means, not its spelling: 1, 01 and 1.0 are one `{id:int}`."""
+    """Return the value of a parameter, however it is spelled: 1, 01 and 1.0 are one `{id:int}`."""
     with suppress(ValueError):
         return str(convertor.convert(text))
     if isinstance(convertor, IntegerConvertor):

@@ -1,4 +1,4 @@
-"""Counting who is logged in."""
+"""The key that counts logged-in users."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ class _User:
 
 user: Final = _User()
 """Count each authenticated user: `request.user` as Starlette's `AuthenticationMiddleware` sets it (further out than the
-gate), else ``request.state.user``, which at an endpoint of FastAPI may be set by a dependency. Nobody logged in: the
-client's address."""
+gate), else ``request.state.user``, which at an endpoint of FastAPI may be set by a dependency. Without a user, the
+client's address counts."""
 
 
 def names_user(key: object) -> bool:
-    """Tell whether a key, or one that it is made of or falls back to, is `user`."""
+    """Return whether a key is `user`, or combines it, or falls back to it."""
     parts = [*getattr(key, "keys", ()), *filter(None, [getattr(key, "fallback", None)])]
     return key is user or any(map(names_user, parts))
 
 
 def is_known(scope: Scope) -> bool:
-    """Tell whether the user of a request is known by now."""
+    """Return whether the user of a request is known by now."""
     try:
         return _name_of(_person(scope)) != ""
     except Exception:
@@ -62,7 +62,7 @@ def _person(scope: Scope) -> object:
 
 
 def _name_of(person: object) -> str:
-    """Return what tells one user from another; empty for nobody."""
+    """Return the name or id of a user; empty if nobody is logged in."""
     if person is None or getattr(person, "is_authenticated", True) is False:
         return ""
     if isinstance(person, (str, int, UUID)):
@@ -70,7 +70,7 @@ def _name_of(person: object) -> str:
     for attribute in ("identity", "id", "display_name", "username", "sub"):
         try:
             name = person.get(attribute) if isinstance(person, Mapping) else getattr(person, attribute, None)
-        except NotImplementedError:  # what Starlette's own BaseUser does for what a subclass leaves out
+        except NotImplementedError:  # Starlette's BaseUser raises this for a property that its subclass leaves out
             continue
         if name is not None and name != "":
             return str(name)

@@ -1,1 +1,1 @@
-"""Block and allow lists in files that are followed."""
+"""Block and allow lists in files, which are read again when they change."""

@@ -30,9 +30,9 @@ class NetworkFile:
 
     Args:
         path: The file.
-        name: What the list is called, in events and refusals; by default the file's name without its suffix.
+        name: The name of the list in events and refusals; by default the file's name without its suffix.
         format: ``"plain"``, ``"jsonl"``, ``"csv"``, ``"nginx"``, ``"fail2ban"`` or ``"crowdsec"``; with ``"auto"``
-            the first line that says something tells.
+            the first line that is no comment and not blank tells the format.
         column: The column of a CSV file, by its name or by its number from 1; by default the first.
         strict: Whether host bits behind a prefix are an error; otherwise they are cleared.
 
@@ -76,8 +76,8 @@ class NetworkFiles:
     Entries that end are left out from their end on.
 
     Args:
-        files: The files, or their paths. The name of the first that holds an address is the one that is said.
-        clock: Returns seconds; how time passes between two looks.
+        files: The files, or their paths. A refusal names the first one that holds the address.
+        clock: Returns seconds; measures the time between two looks.
         wall_clock: Returns microseconds of Unix time, by which entries end.
 
     Raises:
@@ -114,7 +114,7 @@ class NetworkFiles:
         return f"<NetworkFiles: {', '.join(f'{name} ({count})' for name, count in self.counts.items())}>"
 
     def find(self, version: int, value: int) -> str | None:
-        """Return the name of the first list that holds an address now, given as `parse_address` does; else None."""
+        """Return the name of the first list that holds an address (see `parse_address`) now, else None."""
         for name, listed in self._lists:
             if listed.networks.covers(version, value):
                 return name
@@ -123,11 +123,11 @@ class NetworkFiles:
         return None
 
     def covers(self, version: int, value: int) -> bool:
-        """Tell whether one of the lists holds an address now."""
+        """Return whether one of the lists holds an address now."""
         return self.find(version, value) is not None
 
     def overlaps(self, version: int, first: int, last: int) -> bool:
-        """Tell whether a network of one of the lists has an address in common with the range, now."""
+        """Return whether a network of one of the lists has an address in common with the range, now."""
         now_us = self._wall_clock()
         return any(
             listed.networks.overlaps(version, first, last) or listed.ending_overlaps(version, first, last, now_us)
@@ -140,12 +140,12 @@ class NetworkFiles:
             yield from (f"{found} ({name})" for found in Networks.of_ranges(listed.ranges()).wide_ranges())
 
     def observe(self, observer: Observer) -> None:
-        """Tell `observer` of further ``list_reloaded``, ``list_rejected`` and ``list_shrunk``, once each."""
+        """Send `observer` each further ``list_reloaded``, ``list_rejected`` and ``list_shrunk`` once."""
         if observer not in self._observers:
             self._observers.add(observer)
 
     def due(self) -> bool:
-        """Tell whether the last look at the files is a second old."""
+        """Return whether the last look at the files is a second old."""
         return self._follower.due()
 
     def look_aside(self) -> None:
@@ -153,7 +153,7 @@ class NetworkFiles:
         self._follower.look_aside()
 
     async def look(self) -> None:
-        """Do the same, and wait for the end of it."""
+        """Do the same as `look_aside`, and wait for its end."""
         await self._follower.look()
 
     def _read_again(self, changes: Mapping[Path, Change]) -> set[Path]:
@@ -187,7 +187,7 @@ class NetworkFiles:
         return waiting
 
     def _replaced(self, file: NetworkFile, before: NetworkList) -> tuple[NetworkList, int, Event]:
-        """Return the list to go on with, and what to say about it."""
+        """Return the list to go on with, the level of the log line, and the event."""
         details: dict[str, object] = {"list": file.name, "path": str(file.path)}
         try:
             listed = file.read()
@@ -211,17 +211,17 @@ class NetworkFiles:
 def _shrunk(file: NetworkFile, before: int, now: int) -> Event:
     message = (
         f"list {file.name!r} stays as it is for {SHRUNK_S:.0f} s more: it was changed in place and has {now} entries "
-        f"left of {before}, as a file does that is not written yet; what is renamed into place is taken at once"
+        f"left of {before}, as while it is still being written; a file that is renamed into place is taken at once"
     )
     return Event("list_shrunk", message, {"list": file.name, "path": str(file.path), "count": now, "before": before})
 
 
 AddressList: TypeAlias = Networks | NetworkFiles
-"""What a blocklist or an allowlist may be."""
+"""The types of a blocklist or an allowlist."""
 
 
 def followed(observer: Observer, **lists: AddressList | None) -> tuple[NetworkFiles, ...]:
-    """Check the lists of a middleware, and return those that follow files; `observer` hears of these.
+    """Check the lists of a middleware, and return those that follow files; their events go to `observer`.
 
     Raises:
         ConfigurationError: A list is something else.

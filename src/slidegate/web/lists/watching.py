@@ -1,12 +1,12 @@
-"""Following files while serving, without a timer of our own.
+"""Follows files while serving, without a timer of its own.
 
 The files are looked at when a request comes and the last look is a second old. The look, and the reading if there is
 something to read, happen in a thread that lives no longer than that, so no request waits for either; there is never
 more than one.
 
 A file that was renamed into place is read at once: it was complete when it got its name. A file that was changed in
-place is read when it has stood still for ten seconds, because nothing tells a writer that has finished from one that
-pauses. Whoever reads may ask for another minute, for a file that has lost most of what it held.
+place is read when it has stood still for ten seconds, because a writer that has finished looks like one that pauses.
+A reader may ask for another minute, for a file that has lost most of its entries.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ LOOK_EVERY_S: Final = 1.0
 STILL_S: Final = 10.0
 """How long a file that is changed in place has to stand still."""
 SHRUNK_S: Final = 60.0
-"""How much longer it has to, where it has lost more than half of its entries."""
+"""How much longer it has to stand still if it has lost more than half of its entries."""
 THREAD: Final = "slidegate-files"
 
 
 class Stamp(NamedTuple):
-    """What tells one version of a file from another, without reading it."""
+    """The facts that tell one version of a file from another without reading it."""
 
     path: str
-    """Where the links lead to."""
+    """The path of the file to which links lead."""
     file: tuple[int, int]
     """The device and the number of the file there."""
     size: int
@@ -56,9 +56,9 @@ class Change(NamedTuple):
 
     Attributes:
         path: The file.
-        stamp: Of the version.
+        stamp: The stamp of the version; None if the file is gone.
         renamed: Whether it was renamed into place, and so is complete.
-        waited: Whether it has waited, as a version that has lost most of what the one before held.
+        waited: Whether this version has waited for another minute, because it has lost most of the entries.
     """
 
     path: Path
@@ -67,25 +67,25 @@ class Change(NamedTuple):
     waited: bool
 
     def still(self) -> bool:
-        """Tell whether the file is the same version yet; to be asked after reading it."""
+        """Return whether the file is still the same version; ask after reading it."""
         return stamp_of(self.path) == self.stamp
 
     def loses_too_much(self, before: int, now: int) -> bool:
-        """Tell whether the version shall wait, given how many entries were read and how many there are now."""
+        """Return whether this version has to wait: it has less than half of the entries that were read before."""
         return 2 * now < before and not self.renamed and not self.waited
 
 
 Read: TypeAlias = Callable[[Mapping[Path, Change]], Collection[Path]]
-"""Reads what has changed, and returns the files that shall wait, until they stood still for a minute more."""
+"""Reads the changed files, and returns those that have to wait until they have stood still for a minute more."""
 
 
 class Follower:
     """Has files read again when they have changed, each version once.
 
     Args:
-        read: Reads them. It must not raise.
-        clock: Returns seconds; how time passes between two looks.
-        together: Whether all that have changed are read at once, when the last of them stands still.
+        read: Reads the changed files. It must not raise.
+        clock: Returns seconds; measures the time between two looks.
+        together: Whether all changed files are read at once, when the last of them stands still.
 
     Attributes:
         stamps: Every file that was read, with its stamp from before it was read.
@@ -102,21 +102,21 @@ class Follower:
         self._next_look_s = clock() + LOOK_EVERY_S
 
     def due(self) -> bool:
-        """Tell whether it is time for a look."""
+        """Return whether it is time for a look."""
         return self._clock() >= self._next_look_s
 
     def look_aside(self) -> None:
-        """Look at the files in a thread, and read them there if need be; return at once."""
+        """Look at the files in a thread, and read there those that have changed; return at once."""
         self._next_look_s = self._clock() + LOOK_EVERY_S
         Thread(target=self._look, name=THREAD, daemon=True).start()
 
     async def look(self) -> None:
-        """Look at the files in a thread, and wait until those that are to be read are read."""
+        """Look at the files in a thread, and wait until those that have changed are read."""
         self._next_look_s = self._clock() + LOOK_EVERY_S
         await anyio.to_thread.run_sync(self._look)
 
     def _look(self) -> None:
-        # A reading may take longer than the time between two looks, and who waits for it may be cancelled.
+        # A reading may take longer than the time between two looks, and a caller that awaits it may be cancelled.
         if not self._looking.acquire(blocking=False):
             return
         try:
@@ -156,7 +156,7 @@ class Follower:
 
 
 def _was_renamed(before: Stamp | None, now: Stamp | None) -> bool:
-    """Tell whether a version was complete when it got its name."""
+    """Return whether a version was complete when it got its name."""
     if now is None:
         return False
     if before is not None:
@@ -168,6 +168,6 @@ def _was_renamed(before: Stamp | None, now: Stamp | None) -> bool:
         named_ns = os.stat(os.path.dirname(now.path)).st_mtime_ns
     except OSError:
         return False
-    # Another file of that name: unless it was written to after the last name in its directory was given or taken, it
-    # was complete by then. One that was removed and written anew was not.
+    # This is another file of that name. If it was last written before the directory last changed, it was complete when
+    # it got its name. A file that was removed and written anew was not.
     return now.written_ns <= named_ns

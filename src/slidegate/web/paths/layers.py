@@ -1,4 +1,4 @@
-"""An application seen from outside: the layers that it is wrapped in, its `root_path`, its routes in one list."""
+"""Looks at an application from outside: the layers around it, its `root_path`, its routes in one list."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _KNOWN: Final = frozenset({"starlette", "fastapi", "slidegate"})
 
 
 def layers(app: object) -> Iterator[object]:
-    """Yield an application and what it wraps, from the outside in."""
+    """Yield an application and each one that it wraps, from the outside in."""
     seen: set[int] = set()
     while app is not None and id(app) not in seen:
         seen.add(id(app))
@@ -31,7 +31,7 @@ def scope_to_ask(scope: Scope) -> Scope:
 
 
 def flat_routes(routes: Iterable[Any]) -> Iterator[Any]:
-    """Yield routes, those of included routers in their place."""
+    """Yield routes; those of an included router come in its place."""
     for listed in routes:
         if hasattr(listed, "effective_candidates"):
             yield from flat_routes(listed.effective_candidates())

@@ -17,7 +17,11 @@ PathPattern: TypeAlias = tuple[re.Pattern[str], Mapping[str, Convertor[Any]]]
 
 
 def compile_pattern(path: object) -> PathPattern:
-    """Return a path's pattern, and the convertors of its parameters."""
+    """Return a path's pattern, and the convertors of its parameters.
+
+    Raises:
+        ConfigurationError: It is no path in Starlette's syntax, or no request can have it.
+    """
     if not isinstance(path, str) or not path.startswith("/"):
         raise ConfigurationError(f'path: expected "*" or a path such as "/items/{{id}}", not {path!r}')
     if "*" in path:
@@ -34,7 +38,7 @@ def compile_pattern(path: object) -> PathPattern:
 
 
 def _check_reachable(path: str) -> None:
-    """See that a path is one that requests can have: decoded, and without what follows it in an address."""
+    """Check that requests can have a path: it is decoded, and holds no query, no fragment and no stray brace."""
     end = re.search(r"[?#]", path)
     if end is not None:
         what = "query" if end[0] == "?" else "fragment"

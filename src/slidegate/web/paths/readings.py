@@ -1,19 +1,19 @@
-"""What routers make of one path: a closed table of readings.
+"""The readings of a path: a closed table of texts that routers may take it for.
 
 Between a gate and the code that serves a request there are routers, file servers and frameworks, and they do not all
-take one text for the same path. A rule that limits is compared with every reading, and one that matches is enough. What
-exempts, or ends the list, has to match every reading.
+take one text for the same path. A rule that limits is compared with every reading, and one that matches is enough. A
+rule that exempts, or ends the list, has to match every reading.
 
-| reading | who reads so |
+| reading | readers |
 | --- | --- |
 | the path as it is | every router |
-| without final newlines | Starlette and whoever else ends a regular expression with ``$`` |
+| without final newlines | Starlette and other routers that end a regular expression with ``$`` |
 | without matrix parameters (``;x=1``) | servers in the tradition of servlets |
 | without dot segments | file servers, proxies |
 | one slash where there are several | file servers, proxies, Werkzeug |
 | several of these | several of them, one behind the other |
 
-A number or a UUID in a path has spellings of its own, which an endpoint takes that makes a number of the text itself.
+A number or a UUID in a path has further spellings, and an endpoint that converts the text itself accepts them.
 The case of a path is never changed, and no header names another method.
 """
 
@@ -30,7 +30,7 @@ from .patterns import PathPattern
 from .segments import segments
 
 LONGEST: Final = 4_096
-"""The length of a path up to which its readings are worked out."""
+"""The length up to which the readings of a path are worked out."""
 _ODD: Final = re.compile(r"//|/\.\.?(?:[/;\n]|\Z)|[;\n]")
 _DOTS_LAST: Final = re.compile(r"/\.\.?\Z")
 _MATRIX: Final = re.compile(r";[^/]*")
@@ -44,12 +44,12 @@ _SPELLINGS: Final[Mapping[type, str]] = {
 
 
 def is_odd(path: str) -> bool:
-    """Tell whether a path has other readings than itself."""
+    """Return whether a path has other readings than itself."""
     return _ODD.search(path) is not None
 
 
 def readings(path: str) -> tuple[str, ...]:
-    """Return every text that a router may take a path for, first the path itself; of a very long one only itself."""
+    """Return every reading of a path, first the path itself; a very long path has only that one."""
     if len(path) > LONGEST or not is_odd(path):
         return (path,)
     found = {path: None}
@@ -65,11 +65,11 @@ class Written:
     """A path of a rule, in Starlette's syntax.
 
     Attributes:
-        path: What is written.
-        generous: What a limit matches in a reading as it stands.
-        strict: What an exemption matches: not an inch beyond what is written.
-        spelled: What a limit matches where numbers may be spelled otherwise; None where the path has none.
-        segments: What the path may mean, to compare it with the templates of routes.
+        path: The text of the path.
+        generous: The pattern for limits.
+        strict: The pattern for exemptions, which matches not an inch more than the path says.
+        spelled: The pattern for limits with any spelling of a number; None where the path has no number.
+        segments: The segments of the path, to compare it with the templates of routes.
     """
 
     __slots__ = ("generous", "path", "segments", "spelled", "strict")
@@ -83,19 +83,19 @@ class Written:
         self.segments = segments(path)
 
     def meets(self, texts: Sequence[str], root: str) -> str | None:
-        """Return the first reading that a limit applies to as it stands, with the root before it if that is written."""
+        """Return the first reading that a limit applies to, with the root before it if the rule is written so."""
         return self._first(self.generous, texts, root)
 
     def spells(self, texts: Sequence[str], root: str) -> str | None:
-        """Return the first reading that a limit applies to, numbers in any spelling."""
+        """Return the first reading that a limit applies to, with numbers in any spelling."""
         return self._first(self.spelled or self.generous, texts, root)
 
     def covers(self, text: str) -> bool:
-        """Tell whether an exemption applies to a reading."""
+        """Return whether an exemption applies to a reading."""
         return self.strict.fullmatch(text) is not None
 
     def rooted(self, root: str) -> bool:
-        """Tell whether the path is written with the root."""
+        """Return whether the path is written with the root."""
         return self.path.startswith(root) and self.path[len(root) :].startswith("/") and root != ""
 
     def _first(self, pattern: re.Pattern[str], texts: Sequence[str], root: str) -> str | None:

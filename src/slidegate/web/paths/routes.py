@@ -1,8 +1,8 @@
-"""The routes of an application, looked at from outside: which template a request came by, and what stands above it.
+"""Finds the place of a request among the routes of an application: its whole template, and the routers above it.
 
 Routers keep their routes as a tree of mounts, hosts and, in FastAPI since 0.137, included routers. Neither the path of
 a request nor ``scope["route"]`` tells the whole template (a mount hides what it matched), so the tree is walked once
-and a request is looked up in it by its endpoint. FastAPI is known here by what its objects have, and never imported.
+and a request is looked up in it by its endpoint. FastAPI is never imported; its objects are known by their attributes.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _FRONTEND: Final = 0
 """Stands for the endpoint of frontends, which have none; no object has this id."""
 
 Required: TypeAlias = tuple[object, str]
-"""What a router or an application requires of all routes below it, and the path where they begin."""
+"""A dependency that a router or an application requires of all routes below it, and the path where these begin."""
 
 
 class Frontend:
-    """Files that FastAPI serves where no route matches (`app.frontend`), in the place of a route.
+    """Stands for a route where FastAPI serves files because no route matches (`app.frontend`).
 
     Args:
-        path: The path below which they are, ``"/"`` for all.
+        path: The path below which the files are, ``"/"`` for all.
     """
 
     endpoint = None
@@ -48,11 +48,11 @@ class Place:
 
     Attributes:
         mounts: The mounts and hosts on the way, the outermost first.
-        route: The route, or what FastAPI puts in the place of one that came with a router.
-        above: What routers and applications on the way require, the outermost first.
+        route: The route, or the object that FastAPI makes of a route of an included router.
+        above: The dependencies that routers and applications on the way require, the outermost first.
         template: The path from the top, its parameters in braces.
         methods: The methods of the route; None for all, and for a websocket.
-        label: What to call the place: ``GET /items/{id}``.
+        label: A name for people to read: ``GET /items/{id}``.
     """
 
     mounts: tuple[Mount | Host, ...]
@@ -68,14 +68,14 @@ class Place:
         return "http" if hasattr(self.route, "methods") else "websocket"
 
     def leads(self, method: str, path: str) -> bool:
-        """Tell whether a request comes by this place; `path` is the one that the outermost router sees."""
+        """Return whether a request comes by this place; `path` is the one that the outermost router sees."""
         if self.methods is not None and method not in self.methods:
             return False
         rest = self.rest(path)
         return rest is not None and self.route.path_regex.match(rest) is not None
 
     def rest(self, path: str) -> str | None:
-        """Return what the mounts on the way leave of an ordinary path; None if it does not come by them."""
+        """Return the part of an ordinary path that the mounts on the way leave; None if they do not match it."""
         for mount in self.mounts:
             if isinstance(mount, Mount):
                 found = mount.path_regex.match(path)
@@ -90,10 +90,10 @@ class Place:
         return any(isinstance(mount, Host) for mount in self.mounts)
 
     def takes(self, scope: Scope) -> bool:
-        """Tell whether a request comes by this place: its mounts are asked themselves what they make of the path.
+        """Return whether a request comes by this place; each mount on the way is asked itself.
 
         Args:
-            scope: What the outermost router sees.
+            scope: The scope that the outermost router sees.
         """
         scope = scope_to_ask(scope)
         for mount in self.mounts:
@@ -109,7 +109,7 @@ class Place:
 
 
 def walk(app: object) -> Iterator[Place]:
-    """Yield every place of an application, a router, or what wraps one."""
+    """Yield every place of an application, a router, or a wrapper around one."""
     yield from _below(app, ())
 
 
@@ -120,7 +120,7 @@ class Places:
         self._known: dict[int, tuple[object, dict[int, list[Place]], int]] = {}
 
     def find(self, scope: Scope) -> Place | None:
-        """Return the place that a request came by; None where no router says."""
+        """Return the place that a request came by; None where no router tells it."""
         found = self.candidates(scope)
         if len(found) <= 1:
             return found[0] if found else None
@@ -129,7 +129,7 @@ class Places:
         root = scope.get("app_root_path", scope.get("root_path", ""))
         path = below(root, scope["path"])
         for place in () if is_odd(path) or any(place.hosts for place in found) else found:
-            # Where the mounts have read what they seem to have read, they need not be asked.
+            # Where the scope confirms which part of the path the mounts have read, they need not be asked.
             if place.leads(scope.get("method", "GET"), path) and _read(scope, root, path, place.rest(path)):
                 return place
         top = {**scope, "root_path": root}
@@ -138,7 +138,7 @@ class Places:
         return next((place for place in found if taking is not None and _same_path(place, taking)), None)
 
     def candidates(self, scope: Scope) -> list[Place]:
-        """Return the places of the endpoint that a request came to: one, unless several routes lead there."""
+        """Return the places of the endpoint that a request reached: one, unless several routes lead there."""
         router, endpoint = scope.get("router"), scope.get("endpoint")
         at = _FRONTEND if _at_frontend(scope) else id(endpoint)
         if router is None or (endpoint is None and at != _FRONTEND):
@@ -170,7 +170,7 @@ def _count(router: object) -> int:
 
 
 def _below(app: Any, mounts: tuple[Mount | Host, ...]) -> Iterator[Place]:
-    """Walk an application, through whatever is wrapped around it."""
+    """Walk an application, through the layers wrapped around it."""
     while app is not None and not hasattr(app, "routes"):
         app = getattr(app, "app", None)
     if app is not None and len(mounts) < _DEPTH:
@@ -191,7 +191,7 @@ def _level(routes: Iterable[Any], mounts: tuple[Mount | Host, ...], above: tuple
             continue
         route = getattr(listed, "starlette_route", None) or listed
         if isinstance(route, (Mount, Host)):
-            # What a router requires ends at a mount: the application there is called as it is.
+            # The dependencies of a router end at a mount: the application there is called as it is.
             yield from _below(route.app, (*mounts, route))
         elif hasattr(route, "endpoint") and hasattr(route, "path_format"):
             yield _place(route, mounts, above)
@@ -214,14 +214,14 @@ def _place(route: Any, mounts: tuple[Mount | Host, ...], above: tuple[Required, 
 
 
 def _read(scope: Scope, root: str, path: str, rest: str | None) -> bool:
-    """Tell whether the mounts on the way have read of a path all but `rest`, as it seems, and left that to be read."""
+    """Return whether the scope confirms that the mounts on the way have read all of a path but `rest`."""
     return (
         rest is not None and scope.get("root_path", "") == root + path.removesuffix(rest) and route_path(scope) == rest
     )
 
 
 def _same_path(one: Place, other: Place) -> bool:
-    """Tell whether two places differ by their hosts at most."""
+    """Return whether two places differ by their hosts at most."""
     mounts = [[mount for mount in place.mounts if isinstance(mount, Mount)] for place in (one, other)]
     return one.route is other.route and mounts[0] == mounts[1]
 

@@ -15,7 +15,7 @@ _REST: Final = re.compile(".*")
 
 
 def segments(path: str) -> Segments:
-    """Split a path in Starlette's syntax: text, a pattern where there are parameters, `_REST` for all that follows."""
+    """Split a path in Starlette's syntax: text, a pattern for parameters, `_REST` for ``{rest:path}`` at the end."""
     found: list[str | re.Pattern[str]] = []
     for segment in path.split("/"):
         whole = PARAM_REGEX.fullmatch(segment)
@@ -31,7 +31,7 @@ def segments(path: str) -> Segments:
 
 
 def overlap(one: Segments, other: Segments) -> bool:
-    """Tell whether some path belongs to both."""
+    """Return whether some path belongs to both."""
     if one[:1] == (_REST,) or other[:1] == (_REST,):
         return True
     if not one or not other:
@@ -47,7 +47,7 @@ def overlap(one: Segments, other: Segments) -> bool:
 
 
 def covers(rule: Segments, asked: Segments) -> bool:
-    """Tell whether every path of `asked` belongs to `rule` too."""
+    """Return whether every path of `asked` belongs to `rule` too."""
     if rule[:1] == (_REST,):
         return True
     if not rule or not asked or asked[0] is _REST:

@@ -1,8 +1,8 @@
-"""Where the routers below a gate lead a request.
+"""Finds the route to which the routers below a gate lead a request.
 
-The routers are not imitated: each is asked with a copy of the scope, in the order in which it asks its routes, and what
-a mount hands on is what its own `matches` says. So a reading that only one version of one router knows is found too: a
-mount of Starlette's, for example, loses count where a path ends in a newline, and the application below it reads
+The routers are not imitated: each is asked with a copy of the scope, in the order in which it asks its routes, and the
+`matches` of a mount says which scope it hands on. So a reading that only one version of one router knows is found too:
+a mount of Starlette's, for example, loses count where a path ends in a newline, and the application below it reads
 another part of the path, or all of it again.
 """
 
@@ -27,13 +27,13 @@ _ALL_BELOW: Final = "/{path:path}"
 
 
 class Reached(NamedTuple):
-    """Where a request is led.
+    """The end of a request's way through the routers.
 
     Attributes:
-        text: The path as the routers on the way have read it: what each mount took, and what the route took.
-        template: The same, as it is written down.
+        text: The path as the routers on the way have read it: the part that each mount took, and the route's part.
+        template: The same path, as the mounts and the route are written.
         route: The route; None for an application without routes, such as a directory of files.
-        sure: Whether nothing on the way is unknown here, and might have changed the path.
+        sure: Whether everything on the way is known, so nothing can have changed the path unseen.
     """
 
     text: str
@@ -43,7 +43,7 @@ class Reached(NamedTuple):
 
 
 class _Way(NamedTuple):
-    """The way to an application: what mounts have read, what they are written as, and what is to be known of both."""
+    """The way to an application: the text that mounts have read, their templates, and whether all on it is known."""
 
     text: str = ""
     template: str = ""
@@ -55,7 +55,7 @@ class Tree:
     """The routes below a gate.
 
     Args:
-        app: What the gate guards.
+        app: The application that the gate guards.
     """
 
     def __init__(self, app: object) -> None:
@@ -64,7 +64,7 @@ class Tree:
         self._rooted = self._varies = False
 
     def reach(self, scope: Scope) -> Reached | None:
-        """Return where a request is led; None where nothing is known, or no route takes it."""
+        """Return the end of a request's way; None if no routes are known, or none takes the request."""
         app, way = self._app, _Way()
         if self._router is None:
             if not self.known(scope):
@@ -74,11 +74,11 @@ class Tree:
         try:
             return _enter(app, scope_to_ask(scope), way)
         except Exception:
-            # A convertor or a route of the user's has failed. It will do so again where somebody hears of it.
+            # A convertor or a route of the user's has failed. It will fail again in the application, which reports it.
             return None
 
     def known(self, scope: Scope) -> bool:
-        """Tell whether there are routes to be asked."""
+        """Return whether there are routes to ask."""
         return self._router is not None or ("router" not in scope and hasattr(scope.get("app"), "routes"))
 
     @cached_property
@@ -95,11 +95,11 @@ class Tree:
 
     @property
     def varies(self) -> bool:
-        """Whether a route somewhere below looks at more than type, method, path and root, as hosts do."""
+        """Whether a route somewhere below looks at more than type, method, path and root, as `Host` does."""
         return self._router is None or self._varies
 
     def _survey(self) -> None:
-        """Look through all routes, again when the outermost router has others."""
+        """Look through all routes; `rooted` asks for it again when the outermost router has more or fewer."""
         self._size = len(self._router.routes)
         found = list(_peculiar(self._app, 0))
         self._rooted = "root" in found
@@ -111,7 +111,7 @@ class Tree:
 
 
 def declares(route: Any, method: str) -> bool:
-    """Tell whether a route, or the class that is its endpoint, names a method itself."""
+    """Return whether a route, or the class that is its endpoint, declares a method."""
     methods = getattr(route, "methods", None)
     if methods:
         return method in methods
@@ -120,7 +120,7 @@ def declares(route: Any, method: str) -> bool:
 
 
 def _enter(app: Any, scope: Scope, way: _Way) -> Reached | None:
-    """Go into an application, through what it is wrapped in."""
+    """Go through the layers of an application to its router, and ask it."""
     for layer in layers(app):
         app = layer
         way = way._replace(sure=way.sure and is_known(layer))
@@ -173,7 +173,7 @@ def _at(route: Any, scope: Scope, way: _Way) -> Reached:
 
 
 def _frontend(router: Any, scope: Scope, way: _Way) -> Reached | None:
-    """Return the frontend that takes a request (`app.frontend` of FastAPI), which is asked after all routes."""
+    """Return the frontend that takes a request (`app.frontend` of FastAPI); it is asked after all routes."""
     asked = getattr(router, "_match_low_priority", None)
     if asked is None or asked(scope)[0] is Match.NONE:
         return None
@@ -182,7 +182,7 @@ def _frontend(router: Any, scope: Scope, way: _Way) -> Reached | None:
 
 
 def _redirects(router: Any, scope: Scope) -> bool:
-    """Tell whether a router answers with a redirect to the path with, or without, a slash at its end."""
+    """Return whether a router redirects to the path with, or without, a slash at its end."""
     path = route_path(scope)
     if scope["type"] != "http" or not getattr(router, "redirect_slashes", False) or path == "/":
         return False
@@ -196,7 +196,7 @@ def _reached(way: _Way, rest: str, written: str, route: object = None) -> Reache
 
 
 def _filled(written: str, route: Any, scope: Scope) -> str:
-    """Return a path with the text that a route has found for its parameters."""
+    """Return the path of a route, filled with the text that it has found for its parameters."""
     if "{" not in written:
         return written
     found = route.path_regex.match(route_path(scope))
@@ -204,7 +204,7 @@ def _filled(written: str, route: Any, scope: Scope) -> str:
 
 
 def _peculiar(app: object, depth: int) -> Iterator[str]:
-    """Yield what makes an application, and those below, read a request otherwise than by its path alone."""
+    """Yield "root" for an application that sets its own root, and "route" for a route that reads more than the path."""
     for layer in layers(app):
         if own_root(layer):
             yield "root"

@@ -1,1 +1,1 @@
-"""Rules: which requests are held to which limits."""
+"""Rules: requests are held to limits, counted by a key."""

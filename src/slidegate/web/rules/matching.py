@@ -1,8 +1,8 @@
-"""Which rules a request meets: limits match generously, exemptions strictly.
+"""Matches requests with rules: limits match generously, exemptions strictly.
 
 A limit applies if one reading of the path leads to the rule's own path, an exemption only if every reading does. Where
-the routes below are known, an odd reading counts only where the route that the request reaches is one that the rule's
-path could mean. An ordinary path has one reading, and the routes are not asked.
+the routes below are known, an odd reading counts only where the rule's path could mean the route that the
+request reaches. An ordinary path has one reading, and the routes are not asked.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Sight:
     """One request, as rules see it.
 
     Args:
-        scope: The request's.
+        scope: The ASGI scope of the request.
         tree: The routes below the gate.
     """
 
@@ -34,7 +34,7 @@ class Sight:
         path: str = scope["path"]
         given: str = scope.get("root_path", "")
         root = tree.root or given
-        # What a mount has read is no part of the root that a rule may be written with.
+        # A rule may be written with the root, but not with the part of a path that a mount has read.
         self._prefix = "" if "app_root_path" in scope else root
         self._path = here = below(root, path) if root else path
         self._every: tuple[str, ...] = (here,)
@@ -50,7 +50,7 @@ class Sight:
         """Find all readings, and ask the routes where they can say more."""
         here, as_given = self._path, below(given, path)
         if len(path) > LONGEST and is_odd(path):
-            # To read it in every way costs more than it is worth: no honest client sends it.
+            # Working out every reading costs more than it is worth: no honest client sends such a path.
             self._endless = True
             return
         self._every = readings(here)
@@ -58,7 +58,7 @@ class Sight:
             self._direct = (here, as_given)
         self._odd = (*self._every[1:], *readings(as_given)[1:])
         if given and not self._tree.known(self._scope):
-            # Who serves this may look at the path with its root.
+            # The unknown application may look at the path with its root.
             self._odd += readings(path)
         # Files are found with a slash at their end too; a mount reads a path anew that does not begin with its root.
         odd = len(self._every) > 1 or (here[-1:] == "/" and here != "/")
@@ -69,19 +69,19 @@ class Sight:
 
     @property
     def lasting(self) -> bool:
-        """Whether every request with this type, method, path and root is seen alike."""
+        """Whether every request with this type, method, path and root meets the same rules."""
         return not self._asked or not self._tree.varies
 
     @property
     def reached(self) -> Reached | None:
-        """Where the request is led, if the routes below say so."""
+        """The route that the request reaches, if the routes below say so."""
         if not self._asked:
             self._asked = True
             self._reached = self._tree.reach(self._scope)
         return self._reached
 
     def limited(self, rule: Rule) -> str | None:
-        """Return the reading by which a rule applies, if it does not exempt; None if it does not apply."""
+        """Return the reading by which the limits of a rule apply; None if they do not apply."""
         methods = rule.methods
         if methods is not None and self._method not in methods and self._method.lower().upper() not in methods:
             return None
@@ -106,7 +106,7 @@ class Sight:
         return None
 
     def ended(self, rule: Rule) -> bool:
-        """Tell whether a rule that ends the list does so here: in every reading."""
+        """Return whether a final rule ends the list here: every reading must lead to it."""
         if rule.methods is not None and self._method not in rule.methods:
             return False
         if rule.connection is not None and self._type != rule.connection:
@@ -116,7 +116,7 @@ class Sight:
         return not self._endless and all(any(written.covers(text) for written in rule.written) for text in self._every)
 
     def _oddly(self, written: Written) -> str | None:
-        """Return an odd reading that a path of a rule matches, where the route that is reached may be meant by it."""
+        """Return an odd reading that matches a path of a rule, if that path may mean the route that is reached."""
         texts = self._odd if written.spelled is None else [*self._direct, *self._odd]
         read = written.spells(texts, self._prefix)
         return read if read is not None and self._could_mean(written) else None

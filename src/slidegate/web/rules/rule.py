@@ -1,4 +1,4 @@
-"""Which requests are held to which limits.
+"""Rules: a rule holds the requests that it matches to its limits.
 
 Every rule that matches a request applies; one that is `exempt` or `final` ends the list.
 """
@@ -46,28 +46,29 @@ class Rule:
             if one reading of the request's path leads to it, `exempt` and `final` only if all readings do.
         limits: ``"5/minute; 50/hour"``, a `Limit` or several; or a function of the request, sync or async, that returns
             them, ``"unlimited"`` or ``"nobody"``, for limits that depend on who is calling. Needed unless `exempt`.
-        default_limits: What applies when the `limits` function fails; ``"nobody"`` refuses then.
-        methods: HTTP methods; GET includes HEAD. A websocket handshake is a GET. By default all. A limit holds them in
-            any case.
+        default_limits: The limits that apply when the `limits` function fails; ``"nobody"`` refuses then.
+        methods: HTTP methods, by default all; GET includes HEAD. A websocket handshake is a GET. A limit applies
+            in whatever case a method is sent.
         connection: ``"http"`` or ``"websocket"``; by default both.
         key: Whom to count: `everyone`, `header(...)`, or a function, sync or async, of the request (which has no body
             here) that returns text, or None to leave the request uncounted. By default the middleware's `client`.
         cost: Units for one request, or a function of the request, sync or async.
         count_if: Count only requests whose answer has such a status: ``lambda status: status == 401``. The cost is
             reserved first and handed back when the response starts, so concurrent requests cannot pass the bound.
-        count_denied: Count refused requests as well: who goes on hammering stays refused.
+        count_denied: Count refused requests as well: a client that goes on hammering stays refused.
         action: ``"limit"`` refuses; ``"shadow"`` decides on windows of its own, reports, and never refuses; ``"track"``
             counts every request and calls `on_exceeded` when a key passes the limit.
         on_exceeded: Called with the key and the decision, sync or async, once each time a key passes the limit of a
             ``"track"`` rule.
         capacity: For a ``"track"`` rule with one limit: do not keep exact windows for every key in the store, but find
-            the hot keys among those of this process with `HotKeys`, which counts so many keys in each fifth of the
-            window, 1 to 10,000. The times in the decision are then the longest that they can be.
+            the hot keys of this process with `HotKeys`, which counts this many keys, 1 to 10,000, in each fifth of the
+            window. The times in the decision are then upper bounds.
         wait: ``"200ms"``: a request that would be admitted within this time waits instead of being refused.
-        wait_max: How many requests of one key may wait at a time.
-        lease: For hot keys on a shared store: take up to so many units of a limit in one question, and answer from
+        wait_max: The largest number of requests of one key that wait at a time.
+        lease: For hot keys on a shared store: take up to this many units of a limit in one question, and answer from
             them. Needs limits above their resolution. In memory it changes nothing.
-        name: What the limit is called in headers and logs, and what keeps its counts together.
+        name: The name of the limit in headers and logs. The counts belong to the name, also after
+            a change of the rule, and in other gates.
         exempt: Let matching requests pass; no later rule counts them.
         final: No later rule applies to matching requests.
 
@@ -211,13 +212,13 @@ class Rule:
 
     @property
     def label(self) -> str:
-        """What to call the rule where people read it: its name, else its paths."""
+        """The name of the rule, else its paths, for people to read."""
         return _label(self.paths) if self.name is None else self.name
 
     @property
     def identity(self) -> str:
-        """What its counts belong to: its name, else a digest of paths, methods, key and windows."""
-        # Another action counts on windows of its own, also under one name.
+        """The owner of its counts in a store: its name, else a digest of paths, methods, key and windows."""
+        # A rule that only looks on has windows of its own, also under the same name.
         suffix = "" if self.action == "limit" else f":{self.action}"
         if self.name is not None:
             return f"{self.name}{suffix}"
@@ -234,11 +235,11 @@ class Rule:
 
     @property
     def always(self) -> bool:
-        """Whether the rule is about every request."""
+        """Whether the rule matches every request."""
         return not self.patterns and self.methods is None and self.connection is None
 
     def _spelled(self) -> tuple[PathPattern, ...]:
-        """Return what the paths match with their numbers in any spelling."""
+        """Return the patterns of the paths, with any spelling of a number where they have one."""
         pairs = zip(self.written, self.patterns, strict=True)
         return tuple((written.spelled or pattern, convertors) for written, (pattern, convertors) in pairs)
 
@@ -248,7 +249,7 @@ def _function_name(function: object) -> str:
 
 
 def _label(paths: Sequence[str]) -> str:
-    """Say paths in printable ASCII, as header fields take it, without what separates names elsewhere."""
+    """Return paths in printable ASCII, as header fields take it, without the separators ":" and ";" of other names."""
     if paths[0] == "*":
         return "default"
     return " ".join(paths).encode("unicode_escape").decode().replace(":", "|").replace(";", "|")[:64]

@@ -1,4 +1,4 @@
-"""Rules at work: which of them stand on the way of a request, and what they charge for it."""
+"""The rules of one gate: the set finds those that a request meets, and each says what it charges."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ _MEMO_PLANS: Final = 256
 
 
 class Gate:
-    """A rule at work: its bucket, and how to get from a request to a check.
+    """A rule with its bucket: makes the check of a request.
 
     Attributes:
         rule: The rule.
-        bucket: What its counts belong to, with the fixed limits.
+        bucket: The owner of its counts, with the fixed limits.
         key: The built-in key, None for the client's address.
         key_function: The user's key function, if the rule has one.
-        cost: The fixed cost, 1 where a function says it.
+        cost: The fixed cost; 1 where a function returns it.
         cost_function: The user's cost function, if the rule has one.
-        hot: What finds the hot keys of a rule with a `capacity`.
-        plain: Whether limits, key and cost come without calling a function of the user's.
+        hot: The finder of hot keys, if the rule has a `capacity`.
+        plain: Whether limits, key and cost need no call of a user's function.
     """
 
     __slots__ = ("_plans", "bucket", "cost", "cost_function", "hot", "key", "key_function", "plain", "rule")
@@ -55,7 +55,7 @@ class Gate:
         self._plans: dict[object, Bucket] = {}
 
     def check(self, scope: Scope, limiter: Limiter, client_key: str) -> Check:
-        """Say what to charge for a request, as far as no function of the user's is needed."""
+        """Return the check of a request, without calling functions of the user's."""
         return self.bucket, client_key if self.key is None else self.key.find(scope, limiter, client_key), self.cost
 
     def at(self, path: str) -> Gate:
@@ -68,9 +68,9 @@ class Gate:
         return gate
 
     def plan(self, limits: Limits) -> Bucket | None:
-        """Return the bucket for what a limits function returned; None for ``"unlimited"``.
+        """Return the bucket for the limits that a limits function returned; None for ``"unlimited"``.
 
-        Where nobody may pass, it is one without limits.
+        The bucket has no limits where nobody may pass.
 
         Raises:
             ConfigurationError: The limits cannot be read.
@@ -80,7 +80,7 @@ class Gate:
             if isinstance(limits, str) and limits.strip().lower() == "unlimited":
                 return None
             if not isinstance(limits, (str, Limit)) and isinstance(limits, Iterable):
-                limits = tuple(limits)  # it may be one that can be read only once
+                limits = tuple(limits)  # an iterator can be read only once
             parsed = () if says_nobody(limits) else parse_limits(limits)
             known = self._plans.get(parsed) or _make_bucket(self.rule, self.bucket.rule, parsed)
             remember(self._plans, parsed, known, _MEMO_PLANS)
@@ -90,7 +90,7 @@ class Gate:
 
 
 class Selection(NamedTuple):
-    """The gates on the way of a request, and whether all of them are plain; and the gates that only look on."""
+    """The rules that a request meets: those that limit it, whether they are all plain, those that only look on."""
 
     gates: tuple[Gate, ...]
     plain: bool
@@ -104,11 +104,11 @@ class RuleSet:
 
     Args:
         rules: The rules.
-        claim: Makes of a rule's identity one that nobody else has, as `Internals.claim` does.
-        app: What the gate guards; its routes say what odd paths lead to.
+        claim: Returns a unique identity for that of a rule, as `Internals.claim` does.
+        app: The application that the gate guards; its routes say where odd paths lead.
 
     Raises:
-        ConfigurationError: Two rules have one name, or are the same without a name.
+        ConfigurationError: Two rules would count in one bucket: they have the same name, or are alike without one.
     """
 
     def __init__(self, rules: Sequence[Rule], claim: Callable[[str], str], app: object = None) -> None:
@@ -126,9 +126,9 @@ class RuleSet:
                 raise ConfigurationError(f"rules: {twin!r} and {rule!r} are one bucket; {_way_out(twin, rule)}")
             self._gates.append((rule, None if rule.exempt else Gate(rule, _bucket(rule, claim, taken))))
         self.reserving = {gate.bucket.rule: rule for rule, gate in self._gates if gate and rule.count_if is not None}
-        """Rules that hand back what their `count_if` does not count, by the rule of their bucket."""
+        """Rules with a `count_if`, by the identity of their bucket; they refund answers that are not counted."""
         self.looking = {gate.bucket.rule for rule, gate in self._gates if gate and rule.action != "limit"}
-        """The rules of the buckets of gates that only look on."""
+        """The identities of the buckets of rules that only look on."""
         self._tree = Tree(app)
         self._known: dict[tuple[str, str, str, str], Selection] = {}
         self._always: Selection | None = None
@@ -136,26 +136,26 @@ class RuleSet:
             self._always = self._select({"type": "http", "path": "/"})[0]
 
     def select(self, scope: Scope) -> Selection:
-        """Return the gates on the way of a request, in their order."""
+        """Return the rules that a request meets, in their order."""
         if self._always is not None:
             return self._always
         asked = scope["type"], scope.get("method", "GET"), scope["path"], scope.get("root_path", "")
         return self._known.get(asked) or self._learn(asked, scope)
 
     def takes(self, scope: Scope, method: str) -> bool:
-        """Tell whether a request goes to a route that is known, and names a method itself."""
+        """Return whether a request reaches a known route that declares this method."""
         reached = self._tree.reach(scope)
         return reached is not None and declares(reached.route, method)
 
     def _learn(self, asked: tuple[str, str, str, str], scope: Scope) -> Selection:
         selection, lasting = self._select(scope)
-        # A path may be as long as the server lets it be; only ordinary ones are worth remembering.
+        # The server alone bounds the length of a path; only ordinary ones are worth remembering.
         if lasting and sum(map(len, asked)) <= _MEMO_PATH:
             remember(self._known, asked, selection, _MEMO)
         return selection
 
     def _select(self, scope: Scope) -> tuple[Selection, bool]:
-        """Return the gates on the way of a request, and whether they are those of every such request."""
+        """Return the rules that a request meets, and whether every request of this kind meets the same ones."""
         sight = Sight(scope, self._tree)
         path = route_path(scope)
         found: list[Gate] = []
@@ -176,7 +176,7 @@ class RuleSet:
 
 
 def all_rules(limits: str | Limit | Iterable[str | Limit] | None, rules: Sequence[Rule] | None) -> Sequence[Rule]:
-    """Return the rules that the options of a middleware mean."""
+    """Return the rules that `limits` or `rules` of a middleware stand for."""
     if (limits is None) == (rules is None):
         raise ConfigurationError(
             'RateLimitMiddleware: give limits="100/minute" or rules=[Rule(...), ...], '
@@ -190,7 +190,7 @@ def all_rules(limits: str | Limit | Iterable[str | Limit] | None, rules: Sequenc
 
 
 def _way_out(twin: Rule, rule: Rule) -> str:
-    """Say what to write instead of two rules that would count in one bucket."""
+    """Return advice: what to write instead of two rules that would count in one bucket."""
     if rule.name is None:
         return "name one of them, or drop it"
     paths = "*" if "*" in twin.paths + rule.paths else list(dict.fromkeys(twin.paths + rule.paths))
@@ -198,12 +198,12 @@ def _way_out(twin: Rule, rule: Rule) -> str:
 
 
 def _bucket(rule: Rule, claim: Callable[[str], str], taken: set[str]) -> Bucket:
-    """Make the bucket of a rule, its limits called on the wire what no other rule's are."""
+    """Make the bucket of a rule; its limits get names in header fields that no other rule's limits have."""
     names = []
     for name in wire_names(rule.label, rule.limits):
         names.append(unique_name(name, taken))
         taken.add(names[-1])
-    # Unnamed rules of two middlewares are two buckets, even on one limiter; a name joins them.
+    # Unnamed rules of two middlewares count apart, even on one limiter; a name joins their counts.
     identity = rule.identity if rule.name is not None else claim(rule.identity)
     return _make_bucket(rule, identity, rule.limits, names)
 
@@ -223,8 +223,9 @@ def _make_bucket(rule: Rule, identity: str, limits: Sequence[Limit], names: Sequ
 
 
 def _lease(rule: Rule, limits: Sequence[Limit]) -> int:
-    """Return how much to lease under limits that may depend on the request: nothing where the time of each unit counts.
+    """Return how many units to lease under these limits: none if a limit is exact.
 
-    A unit that is admitted later than it was charged would leave too early there.
+    An exact limit keeps the time of each unit, and a leased unit is charged before it is admitted: it would leave too
+    early.
     """
     return 0 if any(limit.exact for limit in limits) else min([rule.lease, *(limit.amount for limit in limits)])

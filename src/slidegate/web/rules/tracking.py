@@ -1,4 +1,4 @@
-"""Hot keys without a window for each key: in this process, and in memory that does not grow with their number."""
+"""Finds hot keys without a window for each key: in this process, and in memory that does not grow with their number."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ SLICES: Final = 5
 
 
 class HotWatch:
-    """Looks out for keys that pass a limit, with `HotKeys`; for all threads.
+    """Finds keys that pass a limit, with `HotKeys`; safe to call from several threads.
 
     Args:
-        bucket: What is tracked; of its limits, the only one counts.
-        capacity: How many keys are counted in each slice.
+        bucket: The bucket of the rule; it has one limit.
+        capacity: The number of keys that are counted in each slice.
     """
 
     __slots__ = ("_bucket", "_found", "_keys", "_limit")
@@ -45,7 +45,7 @@ class HotWatch:
         self._found.append((key, hits))
 
     def _decision(self, key: str, hits: int, now_us: int) -> Decision:
-        """Say that the limit has no room, and until when that can last: all that is counted now has left then."""
+        """Return a refusal that lasts as long as it can: until every unit counted now has left."""
         limit = self._limit
         slice_us = self._keys.slice_us
         cool_us = (now_us // slice_us + SLICES + 1) * slice_us

@@ -1,4 +1,4 @@
-"""Calling what the user wrote, without letting it open the gate or break the answer.
+"""Calls functions of the user's; one that fails neither opens the gate nor breaks the answer.
 
 A key function that fails counts the request under the client's address, a limits function that fails leaves the default
 limits, a cost function that fails costs 1, a `count_if` that fails counts, and an `on_refused` that fails leaves the
@@ -33,19 +33,19 @@ async def _no_body() -> NoReturn:
 
 
 def request_of(scope: Scope) -> HTTPConnection:
-    """Return what functions of the user's get to see: a request whose body cannot be read."""
+    """Return the request that functions of the user's get; its body cannot be read."""
     return Request(scope, _no_body) if scope["type"] == "http" else HTTPConnection(scope)
 
 
 def _whole(units: object) -> object:
-    """Return a whole number as an `int`, where it is one of another kind: 7.0, or one of numpy's."""
+    """Return a whole number of another type as an `int`: 7.0, or an integer of numpy's."""
     if isinstance(units, float) and units.is_integer():
         return int(units)
     return index(units) if isinstance(units, SupportsIndex) and not isinstance(units, bool) else units
 
 
 class Calls:
-    """Calls key and cost functions, and remembers which failures were logged when."""
+    """Calls functions of the user's, and remembers when each failure was logged."""
 
     def __init__(self) -> None:
         self._quiet: dict[tuple[str, str], tuple[float, int]] = {}
@@ -53,7 +53,7 @@ class Calls:
     async def check(
         self, gate: Gate, scope: Scope, limiter: Limiter, client_key: str, request: HTTPConnection | None = None
     ) -> Check | None:
-        """Ask for the limits, the key and the cost of a request; None if the rule does not count it."""
+        """Return the check of a request, asking the rule's functions; None if the rule does not count the request."""
         request = request_of(scope) if request is None else request
         bucket, key, cost = gate.check(scope, limiter, client_key)
         if gate.rule.limits_function is not None:
@@ -84,7 +84,7 @@ class Calls:
         return bucket, key, cost
 
     async def exceeded(self, gate: Gate, key: str, decision: Decision) -> None:
-        """Tell the user's function that a key has passed the limit of a tracking rule."""
+        """Call `on_exceeded` for a key that has passed the limit of a tracking rule."""
         if gate.rule.on_exceeded is None:
             return
         try:
@@ -95,7 +95,7 @@ class Calls:
             self.report("on_exceeded", gate.rule.label, error, "nobody was told of this key")
 
     def counts(self, count_if: StatusFunction, where: str, status: int) -> bool:
-        """Ask whether an answer of this status is counted; what cannot be answered is."""
+        """Return whether `count_if` counts this status; if it raises, the request is counted."""
         try:
             return bool(count_if(status))
         except Exception as error:
