@@ -2,8 +2,8 @@
 
 Every process bans one key after the other, over a file with some thousand bans, and says so in a pipe after each. At a
 random moment one of them is killed, and its parent starts another at once by a fork, as a server that watches its
-workers does. Measured is the time from the kill to the next word of any process, and, for one process, of what it is
-made: the end of the old process, the fork, the store that opens its files, and the ban.
+workers does. The benchmark measures the time from the kill to the next word of any process. For one process it also
+shows the parts: the end of the old process, the fork, the opening of the files, and the ban.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ WORD = Struct("=iddd")  # process; when it began, when its store was open, when 
 
 
 class Kill(NamedTuple):
-    """What a kill has cost, in milliseconds."""
+    """The milliseconds that a kill has cost."""
 
     until_word: float
     until_end: float

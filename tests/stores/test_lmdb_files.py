@@ -199,6 +199,26 @@ def test_before_it_is_opened_every_page_is_looked_at(place: Path) -> None:
     store.close()
 
 
+def test_after_a_crash_every_page_is_looked_at_too_for_damage_may_have_been_its_cause(place: Path) -> None:
+    reading, writing = os.pipe()
+    pid = fork()
+    if not pid:
+        store = LmdbStore(place, **SMALL)
+        store.hit(ASKED)
+        os.write(writing, b"x")
+        signal.pause()
+    os.read(reading, 1)
+    with (place / "data.mdb").open("r+b") as file:
+        file.seek(2 * 4_096)
+        file.write(b"\xff" * 12 * 4_096)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    store, heard = opened(place)
+    assert heard.kinds == ["store_set_aside", "bans_rescued"]
+    assert store.hit(ASKED).remaining == 4  # type: ignore[union-attr]
+    store.close()
+
+
 def test_a_file_that_others_have_open_is_not_read_whole(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise AssertionError("somebody may be writing")

@@ -141,7 +141,7 @@ def test_who_runs_while_a_newer_slidegate_takes_the_file_over_leaves_it(tmp_path
 
 @pytest.mark.parametrize("seed", range(40))
 def test_no_row_of_another_version_is_misread(tmp_path: Path, seed: int) -> None:
-    """Whatever stands behind another version's mark, in any row: the key counts afresh, and nothing fails."""
+    """Any bytes may follow another version's mark, in any row: the key counts afresh, and nothing fails."""
     chance, clock, path = random.Random(seed), FakeClock(), tmp_path / "lmdb"
     store, _ = opened(path, clock=clock, max_keys=2)
     bucket = chance.choice((TIMES, COUNTS))

@@ -4,9 +4,10 @@ Windows and bans are rows of an LMDB environment, a file that the processes map 
 transaction, which only one process has at a time: it reads the rows, lets the core decide about the windows in them,
 and writes back those that changed. A repeated refusal, a `peek` and the check for bans only read, and wait for nobody.
 
-`batching` says when a transaction takes place, `transactions` how, `session` and `window_rows` what it reads and
-writes, `decide` what is decided, `known_refusals` which refusals need no writing. `bans` holds the bans, and `files`
-the environment: who may write, whether files can be trusted, their layout, and the clock of the host.
+`batching` chooses the moment of a transaction, and `transactions` runs it. In it, `session` reads and writes the
+windows, whose rows `window_rows` describes, and `decide` decides. `known_refusals` remembers refusals that need no
+writing, and `bans` holds the bans. `files` has the environment: the gate, the checks of the files, their layout, and
+the clock of the host.
 """
 
 from __future__ import annotations

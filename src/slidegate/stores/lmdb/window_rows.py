@@ -31,7 +31,7 @@ from ...core.limits import Limit
 from ...core.windows.codec import Kept
 
 ROW_VERSION: Final = 2
-"""Whoever changes it also raises `layout.SCHEMA_VERSION`."""
+"""A change of it raises `layout.SCHEMA_VERSION` too."""
 HEAD: Final = Struct("=BIIq")
 HEAD_BYTES: Final = HEAD.size
 DUE: Final = Struct(">q")

@@ -1,9 +1,9 @@
-"""An open LMDB environment, and who may write.
+"""An open LMDB environment, and the gate that lets one process write at a time.
 
-A process that writes holds the *gate*, an advisory lock (`flock`) on the data file itself: whatever happens to other
-files, nobody gets past it. LMDB has a lock of its own, but a wait for that cannot be given up: one stopped process
-would hang every event loop of the host. The gate is only ever tried, so it hangs nobody. Whoever holds the gate finds
-LMDB's lock free; if a process dies, the kernel opens its gate.
+A process that writes holds the *gate*, an advisory lock (`flock`) on the data file itself: nobody gets past it, even
+if other files are deleted. LMDB has a lock of its own, but a wait for that cannot be given up: one stopped process
+would hang every event loop of the host. The gate is only ever tried, so it hangs nobody. LMDB's lock is free for the
+process that holds the gate; if a process dies, the kernel opens its gate.
 
 A process may write through its map of the file, and LMDB cuts the file to the size of the map. So a process that maps
 the file anew, because it or another process made the file larger, holds the gate, and maps at least the whole file: the

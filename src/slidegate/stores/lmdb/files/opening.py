@@ -36,7 +36,7 @@ CHECKED_PER_S: Final = 32 * 2**20
 # If the room was not taken beforehand, a full disk ends a process that writes through its map.
 CAN_TAKE_ROOM: Final = hasattr(os, "posix_fallocate")
 
-# The errors by which LMDB says that it never wrote what it finds in a file.
+# LMDB raises these errors for pages that it never wrote in this form.
 BROKEN: Final = (
     *(lmdb.CorruptedError, lmdb.InvalidError, lmdb.PageNotFoundError, lmdb.PanicError, lmdb.PageFullError),
     *(lmdb.CursorFullError, lmdb.IncompatibleError),
@@ -61,7 +61,7 @@ class _Moved(StoreUnavailable):
 
 
 class Opened(NamedTuple):
-    """An environment, and what was noticed while it was opened.
+    """An open environment, and the findings of its opening.
 
     Attributes:
         lmdb: LMDB's environment.
