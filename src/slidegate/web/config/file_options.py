@@ -250,7 +250,7 @@ class Reading:
             return self._limiter_at(address, policy)
         except ConfigurationError as error:
             # An address may hold a password.
-            text = str(error).replace(repr(address), "what it holds")
+            text = str(error).replace(repr(address), "its value")
             raise ConfigurationError(f"the environment variable {variable}: {text}") from None
 
 

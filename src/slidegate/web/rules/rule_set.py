@@ -27,7 +27,7 @@ _MEMO_PATH: Final = 256
 _MEMO_PLANS: Final = 256
 
 
-class Gate:
+class BoundRule:
     """A rule with its bucket: makes the check of a request.
 
     Attributes:
@@ -58,14 +58,14 @@ class Gate:
         """Return the check of a request, without calling functions of the user's."""
         return self.bucket, client_key if self.key is None else self.key.find(scope, limiter, client_key), self.cost
 
-    def at(self, path: str) -> Gate:
-        """Return the same gate for requests whose path is read as `path`."""
+    def at(self, path: str) -> BoundRule:
+        """Return the same rule for requests whose path is read as `path`."""
         key = self.key if self.key is None else read_at(self.key, path)
         if key is self.key:
             return self
-        gate = copy(self)
-        gate.key = key
-        return gate
+        bound = copy(self)
+        bound.key = key
+        return bound
 
     def plan(self, limits: Limits) -> Bucket | None:
         """Return the bucket for the limits that a limits function returned; None for ``"unlimited"``.
@@ -89,12 +89,15 @@ class Gate:
         return known
 
 
+Gate = BoundRule
+
+
 class Selection(NamedTuple):
     """The rules that a request meets: those that limit it, whether they are all plain, those that only look on."""
 
-    gates: tuple[Gate, ...]
+    gates: tuple[BoundRule, ...]
     plain: bool
-    onlookers: tuple[Gate, ...] = ()
+    onlookers: tuple[BoundRule, ...] = ()
     exempt: bool = False
     """Whether a rule says that nothing is counted here."""
 
@@ -113,7 +116,7 @@ class RuleSet:
 
     def __init__(self, rules: Sequence[Rule], claim: Callable[[str], str], app: object = None) -> None:
         by_identity: dict[str, Rule] = {}
-        self._gates: list[tuple[Rule, Gate | None]] = []
+        self._bound: list[tuple[Rule, BoundRule | None]] = []
         taken: set[str] = set()
         for rule in rules:
             if not isinstance(rule, Rule):
@@ -124,15 +127,15 @@ class RuleSet:
             by_identity[rule.identity] = rule
             if twin is not None and not rule.exempt:
                 raise ConfigurationError(f"rules: {twin!r} and {rule!r} are one bucket; {_way_out(twin, rule)}")
-            self._gates.append((rule, None if rule.exempt else Gate(rule, _bucket(rule, claim, taken))))
-        self.reserving = {gate.bucket.rule: rule for rule, gate in self._gates if gate and rule.count_if is not None}
+            self._bound.append((rule, None if rule.exempt else BoundRule(rule, _bucket(rule, claim, taken))))
+        self.reserving = {bound.bucket.rule: rule for rule, bound in self._bound if bound and rule.count_if is not None}
         """Rules with a `count_if`, by the identity of their bucket; they refund answers that are not counted."""
-        self.looking = {gate.bucket.rule for rule, gate in self._gates if gate and rule.action != "limit"}
+        self.looking = {bound.bucket.rule for rule, bound in self._bound if bound and rule.action != "limit"}
         """The identities of the buckets of rules that only look on."""
         self._tree = Tree(app)
         self._known: dict[tuple[str, str, str, str], Selection] = {}
         self._always: Selection | None = None
-        if all(rule.always for rule, _ in self._gates):
+        if all(rule.always for rule, _ in self._bound):
             self._always = self._select({"type": "http", "path": "/"})[0]
 
     def select(self, scope: Scope) -> Selection:
@@ -158,21 +161,21 @@ class RuleSet:
         """Return the rules that a request meets, and whether every request of this kind meets the same ones."""
         sight = Sight(scope, self._tree)
         path = route_path(scope)
-        found: list[Gate] = []
+        found: list[BoundRule] = []
         exempt = False
-        for rule, gate in self._gates:
-            if gate is not None and (read := sight.limited(rule)) is not None:
-                found.append(gate if read == path else gate.at(read))
+        for rule, bound in self._bound:
+            if bound is not None and (read := sight.limited(rule)) is not None:
+                found.append(bound if read == path else bound.at(read))
             if rule.final and sight.ended(rule):
                 exempt = rule.exempt
                 break
-        limiting = tuple(gate for gate in found if gate.rule.action == "limit")
-        onlookers = tuple(gate for gate in found if gate.rule.action != "limit")
-        return Selection(limiting, all(gate.plain for gate in limiting), onlookers, exempt), sight.lasting
+        limiting = tuple(bound for bound in found if bound.rule.action == "limit")
+        onlookers = tuple(bound for bound in found if bound.rule.action != "limit")
+        return Selection(limiting, all(bound.plain for bound in limiting), onlookers, exempt), sight.lasting
 
     def names(self) -> set[str]:
         """Return the names that users gave to rules."""
-        return {rule.name for rule, _ in self._gates if rule.name is not None}
+        return {rule.name for rule, _ in self._bound if rule.name is not None}
 
 
 def all_rules(limits: str | Limit | Iterable[str | Limit] | None, rules: Sequence[Rule] | None) -> Sequence[Rule]:

@@ -20,7 +20,7 @@ from ...core.errors import ConfigurationError
 from ...core.logs import logger
 from ...limiter import Limiter, check_cost
 from .rule import StatusFunction
-from .rule_set import Gate
+from .rule_set import BoundRule
 
 LOG_PAUSE_S: Final = 60.0
 
@@ -51,48 +51,48 @@ class Calls:
         self._quiet: dict[tuple[str, str], tuple[float, int]] = {}
 
     async def check(
-        self, gate: Gate, scope: Scope, limiter: Limiter, client_key: str, request: HTTPConnection | None = None
+        self, bound: BoundRule, scope: Scope, limiter: Limiter, client_key: str, request: HTTPConnection | None = None
     ) -> Check | None:
         """Return the check of a request, asking the rule's functions; None if the rule does not count the request."""
         request = request_of(scope) if request is None else request
-        bucket, key, cost = gate.check(scope, limiter, client_key)
-        if gate.rule.limits_function is not None:
+        bucket, key, cost = bound.check(scope, limiter, client_key)
+        if bound.rule.limits_function is not None:
             try:
-                limits = gate.rule.limits_function(request)
-                plan = gate.plan(await limits if isawaitable(limits) else limits)
+                limits = bound.rule.limits_function(request)
+                plan = bound.plan(await limits if isawaitable(limits) else limits)
                 if plan is None:
                     return None
                 bucket = plan
             except Exception as error:
-                self.report("limits", gate.rule.label, error, "its default limits apply")
-        if gate.key_function is not None:
+                self.report("limits", bound.rule.label, error, "its default limits apply")
+        if bound.key_function is not None:
             try:
-                answer = gate.key_function(request)
+                answer = bound.key_function(request)
                 found = await answer if isawaitable(answer) else answer
                 if found is None:
                     return None
                 if found != "":
                     key = limiter.key_for(found)
             except Exception as error:
-                self.report("key", gate.rule.label, error, "the request is counted under the client's address")
-        if gate.cost_function is not None:
+                self.report("key", bound.rule.label, error, "the request is counted under the client's address")
+        if bound.cost_function is not None:
             try:
-                units = gate.cost_function(request)
+                units = bound.cost_function(request)
                 cost = check_cost(_whole(await units if isawaitable(units) else units))
             except Exception as error:
-                self.report("cost", gate.rule.label, error, "the request costs 1")
+                self.report("cost", bound.rule.label, error, "the request costs 1")
         return bucket, key, cost
 
-    async def exceeded(self, gate: Gate, key: str, decision: Decision) -> None:
+    async def exceeded(self, bound: BoundRule, key: str, decision: Decision) -> None:
         """Call `on_exceeded` for a key that has passed the limit of a tracking rule."""
-        if gate.rule.on_exceeded is None:
+        if bound.rule.on_exceeded is None:
             return
         try:
-            waiting = gate.rule.on_exceeded(key, decision)
+            waiting = bound.rule.on_exceeded(key, decision)
             if isawaitable(waiting):
                 await waiting
         except Exception as error:
-            self.report("on_exceeded", gate.rule.label, error, "nobody was told of this key")
+            self.report("on_exceeded", bound.rule.label, error, "nobody was told of this key")
 
     def counts(self, count_if: StatusFunction, where: str, status: int) -> bool:
         """Return whether `count_if` counts this status; if it raises, the request is counted."""
