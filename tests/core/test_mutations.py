@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import pytest
 
+import slidegate.core.ban_rules
 import slidegate.core.bans.in_force
 import slidegate.core.bans.policy
 import slidegate.core.bans.rows
@@ -53,7 +54,8 @@ LIMITS, TIMES, COUNTS = slidegate.core.limits, slidegate.core.windows.timestamps
 BOOKINGS, MEMORY, JUDGING = slidegate.core.windows.bookings, slidegate.stores.memory.store, slidegate.stores.judging
 TABLES = slidegate.stores.memory.tables
 STRIKES, LIST, ROWS = slidegate.core.bans.standing, slidegate.core.bans.in_force, slidegate.core.bans.rows
-LADDERS, MEMORY_BANS = slidegate.core.bans.policy, slidegate.stores.memory.bans
+LADDERS, RULES = slidegate.core.bans.policy, slidegate.core.ban_rules
+MEMORY_BANS = slidegate.stores.memory.bans
 ROUNDS = 3_000
 
 
@@ -281,7 +283,7 @@ BANS = [
     ),
     Mutation(
         "strikes while banned count",
-        MEMORY_BANS,
+        RULES,
         (
             (
                 "if ban is not None and not ban.is_over(now_us, wall_us):\n            return",
@@ -291,47 +293,51 @@ BANS = [
     ),
     Mutation(
         "a ban that another took the place of still holds strikes",
-        MEMORY_BANS,
+        RULES,
         (("standing.until_us = min(standing.until_us, now_us)", "pass"),),
     ),
     Mutation(
         "any number of bans is made",
-        MEMORY_BANS,
+        RULES,
         (("policy.most.amount, 1)[3]:", "policy.most.amount, 1)[3] and False:"),),
     ),
     Mutation(
         "an unban forgives nothing",
-        MEMORY_BANS,
+        RULES,
         (
             (
-                "standing = ledger.standings.pop(key, None)\n                forgotten",
-                "standing = ledger.standings.get(key)\n                forgotten",
+                "standing = ledger.standings.take(key)\n            forgotten",
+                "standing = ledger.standings.get(key)\n            forgotten",
             ),
         ),
     ),
-    Mutation("an unban lifts nothing", MEMORY_BANS, (("ban = self.list.remove(key)", "ban = self.list.get(key)"),)),
-    Mutation("a prolonged ban is clean time", MEMORY_BANS, (("standing.until_us = prolonged.ends_us", "pass"),)),
-    Mutation("requests prolong no ban", MEMORY_BANS, (("if ban.prolong_us else", "if False else"),)),
-    Mutation("looking prolongs a ban", MEMORY_BANS, (("        if prolong:\n", "        if True:\n"),)),
+    Mutation(
+        "an unban lifts nothing",
+        RULES,
+        (("ban = self._records.list.remove(key)", "ban = self._records.list.get(key)"),),
+    ),
+    Mutation("a prolonged ban is clean time", RULES, (("standing.until_us = prolonged.ends_us", "pass"),)),
+    Mutation("requests prolong no ban", RULES, (("if ban.prolong_us else", "if False else"),)),
+    Mutation("looking prolongs a ban", RULES, (("        if prolong:\n", "        if True:\n"),)),
     Mutation(
         "a strike of an address is one of its prefix",
-        MEMORY_BANS,
+        RULES,
         (("if ban is not None and prefix and", "if prefix and"),),
     ),
     Mutation(
         "a policy that only reports bans",
-        MEMORY_BANS,
-        (('        if policy.action == "ban":\n            self._put', "        if True:\n            self._put"),),
+        RULES,
+        (('is not None and policy.action == "ban":\n', "is not None:\n"),),
     ),
     Mutation(
         "policies share their strikes",
-        MEMORY_BANS,
-        (("self._ledgers.setdefault(policy.name,", "self._ledgers.setdefault('',"),),
+        RULES,
+        (("open_ledger(policy.name)", "open_ledger('')"),),
     ),
     Mutation(
         "bans by hand are not remembered",
-        MEMORY_BANS,
-        (("            self._put(ban)\n            events", "            self.list.add(ban)\n            events"),),
+        RULES,
+        (("self._put(ban)\n        return ban", "self.record(ban)\n        return ban"),),
     ),
 ]
 
@@ -622,15 +628,19 @@ def test_the_store_contract_catches_broken_places(mutation: Mutation, monkeypatc
 def break_bans(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
     """Put the methods and functions of a mutated module in the place of the whole ones."""
     made = mutated(mutation)
-    for name, value in vars(made).items():
+    for name, value in list(vars(made).items()):
         if getattr(value, "__module__", None) != made.__name__:
             continue
-        if isinstance(value, types.FunctionType) and hasattr(MEMORY_BANS, name):
-            monkeypatch.setattr(MEMORY_BANS, name, value)
+        if isinstance(value, types.FunctionType):
+            for module in (RULES, MEMORY_BANS):
+                if hasattr(module, name):
+                    monkeypatch.setattr(module, name, value)
         elif isinstance(value, type):
+            whole = getattr(mutation.module, name)
             for method, function in vars(value).items():
                 if isinstance(function, types.FunctionType) and not method.startswith("__"):
-                    monkeypatch.setattr(getattr(mutation.module, name), method, function)
+                    monkeypatch.setattr(whole, method, function)
+            setattr(made, name, whole)  # so that what it makes is equal to what others make
 
 
 def play_bans(rolled: bytes) -> None:
@@ -650,7 +660,9 @@ def test_the_store_contract_catches_broken_bans(mutation: Mutation, monkeypatch:
         logging.disable(logging.NOTSET)
 
 
-@pytest.mark.parametrize("module", [STRIKES, LADDERS, LIST, ROWS, MEMORY_BANS], ids=lambda module: module.__name__)
+@pytest.mark.parametrize(
+    "module", [STRIKES, LADDERS, LIST, ROWS, RULES, MEMORY_BANS], ids=lambda module: module.__name__
+)
 def test_bans_of_a_loaded_copy_without_mutation_pass(module: types.ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     break_bans(Mutation("nothing", module, ()), monkeypatch)
     for rolled in bytes_of_any_length(15):

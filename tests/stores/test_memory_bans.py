@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import sys
 import threading
@@ -11,6 +12,7 @@ import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import pytest
@@ -247,7 +249,7 @@ def test_strikes_that_are_over_are_let_go_also_behind_keys_that_were_banned() ->
     for number in range(5_000):
         scene.strike(f"user:{number}", PLAIN)
         scene.advance("1s")
-    assert len(scene.bans._ledgers["abuse"].standings) < 20 + 60 + 40
+    assert len(scene.bans._records.by_policy["abuse"].standings) < 20 + 60 + 40
     assert "strikes_dropped" not in scene.heard.kinds
     assert scene.strike("banned:0", PLAIN, 3) == 2
 
@@ -271,7 +273,7 @@ def test_where_strikes_have_no_room_the_oldest_are_forgotten() -> None:
     assert scene.strike("other", scan) == 1  # of the policy with the fewest
     for number in range(1_000):
         scene.strike(f"user:{number}", PLAIN)
-    assert sum(len(ledger.standings) for ledger in scene.bans._ledgers.values()) <= 10
+    assert scene.bans._records.standings() <= 10
 
 
 def test_prefixes_are_a_tenth_of_all_bans_at_most() -> None:
@@ -592,3 +594,36 @@ def test_max_bans_that_cannot_be_are_named(max_bans: object) -> None:
 def test_a_wall_clock_that_cannot_be_called_is_named() -> None:
     with pytest.raises(ConfigurationError, match="wall_clock: expected a function that returns microseconds, not 5"):
         MemoryStore(wall_clock=5)  # type: ignore[arg-type]
+
+
+# -- the garbage collector -------------------------------------------------------------------------------------------
+
+
+def tracked_below(*roots: object) -> Counter[str]:
+    """Return the types of the objects that the garbage collector walks below some objects, with how many there are."""
+    gc.collect()  # tuples are left out from then on
+    found: Counter[str] = Counter()
+    waiting, seen = list(roots), set[int]()
+    while waiting:
+        one = waiting.pop()
+        if id(one) not in seen and gc.is_tracked(one):
+            seen.add(id(one))
+            found[type(one).__name__] += 1
+            if not isinstance(one, (type, FunctionType, MethodType, ModuleType)):
+                waiting += gc.get_referents(one)
+    return found
+
+
+def test_the_garbage_collector_walks_no_bans_and_neither_their_standings_nor_their_history() -> None:
+    scene = Scene(10_000)
+    before = tracked_below(scene.bans)
+    policy = BanPolicy("2/minute", "10m", jitter=0, most="1000000/s", prefix_after="4/1h")
+    for number in range(3_000):
+        client = f"192.0.{number >> 8}.{number & 255}"
+        scene.strike(client, policy, 2, f"192.0.{number >> 8}.0/24")
+        scene.bans.ban(f"user:{number}", None, "why", "eve")
+    for number in range(0, 3_000, 2):
+        scene.bans.unban(f"user:{number}", "eve")
+    assert len(scene.bans.history()) > 7_000
+    assert len(scene.bans.active()) > 4_000
+    assert (tracked_below(scene.bans) - before).total() < 100

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -11,7 +13,17 @@ from hypothesis import strategies as st
 
 from slidegate.core import ConfigurationError
 from slidegate.core.addresses import parse_address
-from slidegate.core.bans.in_force import Ban, BanChange, BanList, Guarded, ban_key, clean_reason, lasts_longer, shown
+from slidegate.core.bans.in_force import (
+    RECENT,
+    Ban,
+    BanChange,
+    BanList,
+    Guarded,
+    ban_key,
+    clean_reason,
+    lasts_longer,
+    shown,
+)
 
 SECOND_US = 1_000_000
 DAY_US = 86_400 * SECOND_US
@@ -26,6 +38,13 @@ def address(text: str) -> Guarded:
     parsed = parse_address(text)
     assert parsed is not None
     return parsed
+
+
+def listed_ban(bans: BanList, key: str) -> Ban:
+    """Return a ban that is in a list."""
+    known = bans.get(key)
+    assert known is not None
+    return known
 
 
 def listed(*bans: Ban) -> BanList:
@@ -244,7 +263,7 @@ def test_bans_that_are_over_are_let_go_a_few_at_a_time() -> None:
 
 def test_a_ban_that_was_prolonged_or_replaced_is_not_let_go_early() -> None:
     bans = listed(ban("ann", 100, prolong_us=100), ban("bob", 100), ban("eve", 100), ban("dan", 100))
-    prolonged = bans.prolong(bans.by_key["ann"], 60)
+    prolonged = bans.prolong(listed_ban(bans, "ann"), 60)
     assert (prolonged.ends_us, prolonged.made_us) == (160, 0)
     assert bans.prolong(prolonged, 30) is prolonged
     bans.add(ban("bob", 150))
@@ -260,7 +279,7 @@ def test_a_ban_that_was_prolonged_or_replaced_is_not_let_go_early() -> None:
 
 def test_a_permanent_ban_is_not_prolonged() -> None:
     bans = listed(ban("ann", None, prolong_us=5))
-    assert bans.prolong(bans.by_key["ann"], 60).ends_us is None
+    assert bans.prolong(listed_ban(bans, "ann"), 60).ends_us is None
 
 
 def test_banning_one_key_again_and_again_keeps_one_ban() -> None:
@@ -274,12 +293,39 @@ def test_banning_one_key_again_and_again_keeps_one_ban() -> None:
     assert [one.key for one in bans] == ["eve"]
 
 
+def test_the_garbage_collector_walks_no_ban_of_a_list_and_no_entry_beside_it() -> None:
+    bans = BanList()
+    for number in range(2 * RECENT):
+        bans.add(ban(f"user:{number}", None if number % 2 else 10**6 + number))
+        bans.add(ban(f"192.0.2.{number % 256}", 10**6 + number))
+    gc.collect()
+    assert not any(map(gc.is_tracked, bans.by_key.values()))
+    assert not any(map(gc.is_tracked, bans._ends))
+
+
+def test_no_more_than_a_few_bans_are_kept_as_objects() -> None:
+    bans = listed(*(ban(f"user:{number}", 100 + number) for number in range(2 * RECENT + 10)))
+    for number in range(2 * RECENT + 10):
+        assert bans.find([f"user:{number}"], 0, 0) == ban(f"user:{number}", 100 + number)
+        assert len(bans._recent) <= RECENT
+    assert bans.named(["user:9"])[0] is bans.named(["user:9"])[0]
+
+
+@pytest.mark.parametrize("ends_us", [-(10**15), -1, 0, 9, 10, 99, 10**15, 400 * 86_400 * 10**6])
+def test_bans_are_let_go_at_their_end_whatever_number_it_is(ends_us: int) -> None:
+    bans = listed(ban("9", ends_us), ban("0", ends_us + 1), ban("\0", None))
+    bans.let_go(ends_us - 1, 0, 9)
+    assert len(bans) == 3
+    bans.let_go(ends_us, 0, 9)
+    assert [one.key for one in bans] == ["0", "\0"]
+
+
 KEYS = ("ann", "192.0.2.7", "192.0.2.6/31", "192.0.2.0/24", "2001:db8::/64", "2001:db8::7/128")
 CLIENTS: tuple[Guarded, ...] = ("ann", (4, 0xC0000207), (4, 0xC0000206), (4, 0xC0000201), (6, 0x20010DB8 << 96))
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from(KEYS), st.integers(0, 3), st.integers(0, 40)), max_size=80), st.integers(1, 3)
+    st.lists(st.tuples(st.sampled_from(KEYS), st.integers(0, 4), st.integers(0, 40)), max_size=80), st.integers(1, 3)
 )
 def test_a_list_answers_as_a_plain_one_does(moves: list[tuple[str, int, int]], most: int) -> None:
     bans, plain, now_us = BanList(), dict[str, Ban](), 0
@@ -287,15 +333,20 @@ def test_a_list_answers_as_a_plain_one_does(moves: list[tuple[str, int, int]], m
         if move == 0:
             bans.remove(key)
             plain.pop(key, None)
+        elif move == 3:
+            for known in bans.in_force([key], now_us, 0):
+                bans.prolong(known, now_us)
+                if known.ends_us is not None:
+                    plain[key] = replace(known, ends_us=max(known.ends_us, now_us + known.prolong_us))
         elif move == 1:
             now_us += span_us
             bans.let_go(now_us, 0, most)
         else:
-            plain[key] = ban(key, None if span_us == 40 else now_us + span_us)
+            plain[key] = ban(key, None if span_us == 40 else now_us + span_us, prolong_us=30)
             bans.add(plain[key])
         for client in CLIENTS:
             expected = [one for one in plain.values() if not one.is_over(now_us, 0) and client in held_by(one.key)]
-            assert {one.key for one in bans.in_force([client], now_us, 0)} == {one.key for one in expected}
+            assert set(bans.in_force([client], now_us, 0)) == set(expected)
         assert {one.key for one in bans} >= {one.key for one in plain.values() if not one.is_over(now_us, 0)}
 
 

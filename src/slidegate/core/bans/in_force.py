@@ -1,4 +1,9 @@
-"""The bans in force: found by key, and by the address that lies in a banned network."""
+"""The bans in force: found by key, and by the address that lies in a banned network.
+
+A hundred thousand bans may be in force, and a full run of Python's garbage collector would walk as many objects, which
+holds an event loop up for 30 to 130 ms. Exact tuples of text and numbers are left out of such a run, so bans are held
+as tuples, and a `Ban` is made of one when somebody asks for it.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +23,10 @@ Guarded: TypeAlias = str | Address
 MAX_REASON: Final = 256
 MAX_KEY_BYTES: Final = 64
 """How long a key in a store may be; longer ones come as digests."""
+RECENT: Final = 1_024
+"""Of how many bans the objects are kept that were asked for lately: a client that is banned often comes again soon."""
 _SLACK: Final = 64
+_END_DIGITS: Final = 20
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _BITS: Final = {4: 32, 6: 128}
 _LONGEST_ADDRESS: Final = 64
@@ -70,6 +78,15 @@ class Ban:
         return now_us >= self.ends_us or wall_us >= self.wall_us + self.ends_us - self.made_us
 
 
+Held: TypeAlias = tuple[str, str, str, int, int, int | None, int, int]
+"""A ban as it is held: the fields of `Ban` in their order."""
+
+
+def held(ban: Ban) -> Held:
+    """Return a ban as it is held; `Ban(*row)` is the way back."""
+    return ban.key, ban.reason, ban.by, ban.rung, ban.made_us, ban.ends_us, ban.wall_us, ban.prolong_us
+
+
 @dataclass(frozen=True, slots=True)
 class BanChange:
     """An entry of the history of bans.
@@ -96,51 +113,57 @@ class BanList:
     """Bans by key, at most one each, with a heap of their ends to let go of those that are over.
 
     Attributes:
-        by_key: The bans, those among them that are over and not let go of yet. To look at only.
+        by_key: The bans as they are held, those that are over and not let go of yet among them. To look at only.
     """
 
-    __slots__ = ("_ends", "_networks", "by_key")
+    __slots__ = ("_ends", "_networks", "_recent", "by_key")
 
     def __init__(self) -> None:
-        self.by_key: dict[str, Ban] = {}
+        self.by_key: dict[str, Held] = {}
         # The bits of a prefix are packed, because a client can choose integers of one hash: it is modulo 2**61 - 1.
         self._networks: dict[int, dict[int, dict[bytes, str]]] = {4: {}, 6: {}}
-        self._ends: list[tuple[int, str]] = []
+        self._ends: list[str] = []
+        self._recent: dict[str, Ban] = {}
 
     def __len__(self) -> int:
         return len(self.by_key)
 
     def __iter__(self) -> Iterator[Ban]:
-        return iter(self.by_key.values())
+        return (Ban(*row) for row in self.by_key.values())
 
     def get(self, key: str) -> Ban | None:
         """Return the ban of exactly this key, whether or not it is over."""
-        return self.by_key.get(key)
+        row = self.by_key.get(key)
+        return None if row is None else Ban(*row)
 
     def add(self, ban: Ban) -> None:
         """Put a ban in force, in the place of one of the same key."""
-        self.by_key[ban.key] = ban
+        self._recent.pop(ban.key, None)
+        self.by_key[ban.key] = held(ban)
         place = _place(ban.key)
         if place is not None:
             version, prefix, value = place
             self._networks[version].setdefault(prefix, {})[value] = ban.key
         if ban.ends_us is not None:
-            heappush(self._ends, (ban.ends_us, ban.key))
+            heappush(self._ends, _end(ban.ends_us, ban.key))
             if len(self._ends) > 2 * len(self.by_key) + _SLACK:  # keys that were banned again and again
-                self._ends = [(other.ends_us, other.key) for other in self if other.ends_us is not None]
+                self._ends = [_end(other.ends_us, other.key) for other in self if other.ends_us is not None]
                 heapify(self._ends)
 
     def remove(self, key: str) -> Ban | None:
         """Take a ban out, and return it."""
-        ban = self.by_key.pop(key, None)
-        place = _place(key) if ban is not None else None
+        self._recent.pop(key, None)
+        row = self.by_key.pop(key, None)
+        if row is None:
+            return None
+        place = _place(key)
         if place is not None:
             version, prefix, value = place
             table = self._networks[version][prefix]
             del table[value]
             if not table:
                 del self._networks[version][prefix]
-        return ban
+        return Ban(*row)
 
     def find(self, guarded: Iterable[Guarded], now_us: int, wall_us: int) -> Ban | None:
         """Return the ban in force of one of `guarded` that lasts longest. Changes nothing."""
@@ -155,16 +178,15 @@ class BanList:
         found: list[Ban] = []
         for key in guarded:
             if isinstance(key, str):
-                ban = self.by_key.get(key)
-                if ban is not None:
-                    found.append(ban)
+                if key in self.by_key:
+                    found.append(self._recent.get(key) or self._made(key))
                 continue
             version, value = key
             bits = _BITS[version]
             for prefix, table in self._networks[version].items():
                 network = table.get((value >> (bits - prefix)).to_bytes(16, "big"))
                 if network is not None:
-                    found.append(self.by_key[network])
+                    found.append(self._recent.get(network) or self._made(network))
         return found
 
     def prolong(self, ban: Ban, now_us: int) -> Ban:
@@ -172,22 +194,32 @@ class BanList:
         if ban.ends_us is None or now_us + ban.prolong_us <= ban.ends_us:
             return ban
         # The entry in the heap stays: it is looked at again when the old end has passed.
-        prolonged = self.by_key[ban.key] = replace(ban, ends_us=now_us + ban.prolong_us)
+        prolonged = replace(ban, ends_us=now_us + ban.prolong_us)
+        self.by_key[ban.key] = held(prolonged)
+        self._recent.pop(ban.key, None)
         return prolonged
 
     def let_go(self, now_us: int, wall_us: int, most: int = 2) -> None:
         """Forget bans that are over, looking at no more than `most` of those that should end first."""
+        first_later = _end(now_us + 1, "")
         for _ in range(most):
-            if not self._ends or self._ends[0][0] > now_us:
+            if not self._ends or self._ends[0] >= first_later:
                 return
-            _, key = heappop(self._ends)
-            ban = self.by_key.get(key)
+            key = heappop(self._ends)[_END_DIGITS:]
+            ban = self.get(key)
             if ban is None or ban.ends_us is None:
                 continue
             if ban.is_over(now_us, wall_us):
                 self.remove(key)
             else:
-                heappush(self._ends, (ban.ends_us, key))
+                heappush(self._ends, _end(ban.ends_us, key))
+
+    def _made(self, key: str) -> Ban:
+        """Return the ban of a key as an object, and keep it for a while."""
+        if len(self._recent) >= RECENT:
+            self._recent.clear()
+        ban = self._recent[key] = Ban(*self.by_key[key])
+        return ban
 
 
 def ban_key(key: object) -> str:
@@ -254,6 +286,11 @@ def _place(key: str) -> tuple[int, int, bytes] | None:
         return None
     prefix = prefix_length(version, first, last)
     return version, prefix, (first >> (_BITS[version] - prefix)).to_bytes(16, "big")
+
+
+def _end(ends_us: int, key: str) -> str:
+    """Return an end and whose it is as one text; texts of earlier ends are smaller, those of ends below 0 as well."""
+    return f"{ends_us + 2**63:0{_END_DIGITS}d}{key}"
 
 
 def _moment(wall_us: int) -> datetime:

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from struct import Struct
+from time import time_ns
 from typing import Any, Final
 
 from ....core.addresses import Address, format_network
+from ....core.ban_rules import BanRules, Steady
 from ....core.bans.in_force import Ban, BanChange, BanList, Guarded
+from ....core.bans.policy import BanPolicy
+from ....core.bans.records import MAX_HISTORY, Ledger
+from ....core.bans.rows import Row, from_rows
 from ....core.bans.standing import Standing
+from ....core.barred import Barred
 from ....core.decision import Check
 from ....core.memo import remember
 from ....core.protocols import Clock, Event
-from ...memory.bans import MAX_HISTORY, MemoryBans
 from ..files.layout import Databases
 from .ban_codec import pack_ban, pack_change, row_of, text_of, unpack_record
-from .standing_rows import Ledgers, policy_of
+from .standing_rows import LedgerRows, policy_of
 
 MAX_CHANGES: Final = 4_096
 STEP: Final = 200
@@ -121,7 +124,7 @@ class _List(BanList):
         self.book: Book | None = None  # where to write; None while rows are read into it
         self.rows: Book | None = None  # where to look while it is not whole
         self.is_whole = True
-        self._named: dict[Address, list[bytes]] = {}
+        self._named: dict[Address, tuple[bytes, ...]] = {}
 
     def __len__(self) -> int:
         return super().__len__() if self.rows is None else self.rows.count()
@@ -166,25 +169,15 @@ class _List(BanList):
         if self.rows is None:
             super().let_go(now_us, wall_us, most)
 
-    def _networks_of(self, address: Address) -> list[bytes]:
+    def _networks_of(self, address: Address) -> tuple[bytes, ...]:
         """Return the rows of all networks that an address lies in."""
         found = self._named.get(address)
         if found is None:
             version, value = address
             prefixes = range(1, (32 if version == 4 else 128) + 1)
-            found = [row_of(format_network(version, value, prefix)) for prefix in prefixes]
+            found = tuple(row_of(format_network(version, value, prefix)) for prefix in prefixes)
             remember(self._named, address, found)
         return found
-
-
-class _History(deque[BanChange]):
-    """The history, which stands in the environment."""
-
-    book: Book | None = None
-
-    def append(self, change: BanChange) -> None:
-        assert self.book is not None
-        self.book.remember(change)
 
 
 def changes_of(rows: Sequence[tuple[bytes, bytes]]) -> Sequence[BanChange]:
@@ -192,23 +185,85 @@ def changes_of(rows: Sequence[tuple[bytes, bytes]]) -> Sequence[BanChange]:
     return [record.change() for record in (unpack_record(packed) for _, packed in rows) if record is not None]
 
 
-class Rules(MemoryBans):
-    """The rules, at work on what one transaction sees. `open` comes first, `leave` last."""
-
-    list: _List
-    _history: _History
+class Rules:
+    """The rules of bans, at work on what one transaction sees. `open` comes first, `leave` last."""
 
     def __init__(self, now_us: Clock, wall_us: Clock | None, most: int) -> None:
-        self.told: list[Event] = []
-        super().__init__(nullcontext(), now_us, wall_us, self.told.extend, most)  # type: ignore[arg-type]
-        self._history = _History()
-        self._seen = -1
+        self._clock = now_us
+        self._wall = wall_us
+        self._steady = Steady()
+        self._rules = BanRules(self, most)
+        self._book: Book | None = None
+        self._ledgers: LedgerRows | None = None
         self.forget()
+
+    # -- what the rules of bans ask for ------------------------------------------------------------------------------
+
+    def ledger(self, policy: str) -> Ledger | None:
+        """Return what is remembered under a policy, None if that is nothing."""
+        return self._rows.get(policy)
+
+    def open_ledger(self, policy: str) -> Ledger:
+        """Return what is remembered under a policy, a new ledger if that is nothing."""
+        return self._rows.open(policy)
+
+    def ledgers(self) -> Collection[Ledger]:
+        """Return the ledgers of all policies."""
+        return self._rows.all()
+
+    def standings(self) -> int:
+        """Return how many standings there are under all policies."""
+        return self._rows.count()
+
+    def remember(self, change: BanChange) -> None:
+        """Add a change to the history."""
+        assert self._book is not None
+        self._book.remember(change)
+
+    @property
+    def _rows(self) -> LedgerRows:
+        assert self._ledgers is not None
+        return self._ledgers
+
+    # -- what is asked of the rules ----------------------------------------------------------------------------------
+
+    def find(self, guarded: Sequence[Guarded]) -> Ban | None:
+        """Return the ban in force that refuses one of `guarded`, the one that lasts longest. Changes nothing."""
+        return self.list.find(guarded, *self.moments())
+
+    def judge(self, checks: Sequence[Check], guarded: Sequence[Guarded], *, prolong: bool) -> Barred | None:
+        """Return the refusal of a demand by a ban, if there is one."""
+        bans = self.list.named((*guarded, *[key for _, key, _ in checks]))
+        return self._rules.judge(bans, checks, *self.moments(), prolong=prolong) if bans else None
+
+    def strike(self, policy: BanPolicy, key: str, weight: int, reason: str, prefix: str = "") -> Ban | None:
+        """Count a strike, and ban the key if that is one too many; return the ban that was made by it."""
+        return self._rules.strike(policy, key, weight, reason, prefix, *self.moments())
+
+    def ban(self, key: str, length_us: int | None, reason: str, by: str) -> Ban:
+        """Ban a key by hand, None for ever; a ban that it has is replaced."""
+        return self._rules.ban(key, length_us, reason, by, *self.moments())
+
+    def unban(self, key: str, by: str) -> bool:
+        """Take the ban of exactly this key back, and forget its strikes and rungs; False if there was neither."""
+        return self._rules.unban(key, by, *self.moments())
+
+    def load(self, rows: Sequence[Row]) -> int:
+        """Take over what `dump` returned; of two bans of a key the one that lasts longer stays."""
+        moments = self.moments()
+        return self._rules.load(from_rows(rows, *moments), *moments)
+
+    def take_events(self) -> list[Event]:
+        """Return what there is to tell of, and forget it."""
+        events, self._rules.events = self._rules.events, []
+        return events
+
+    # -- the list of this process ------------------------------------------------------------------------------------
 
     def forget(self) -> None:
         """Read everything again next time."""
         self.list = _List()
-        self._prefixes = set()
+        self.prefixes: set[str] = set()
         self._seen = -1
         self._row: bytes | None = None  # the next one to read, while not all have been
 
@@ -227,8 +282,8 @@ class Rules(MemoryBans):
             else:
                 self._follow(book)
         self.list.rows = None if self.list.is_whole else book
-        self._history.book = book
-        self._ledgers = Ledgers(book.txn, book.dbs)
+        self._book = book
+        self._ledgers = LedgerRows(book.txn, book.dbs)
 
     def read_on(self, book: Book) -> None:
         """Read some more of the bans, and then of what has changed meanwhile."""
@@ -247,7 +302,7 @@ class Rules(MemoryBans):
         for _, packed in rows:
             record = unpack_record(packed)
             if record is not None:
-                self._record(record.ban)
+                self._rules.record(record.ban)
 
     def _follow(self, book: Book) -> bool:
         """Look up what has changed, a part of it; False if that is not known any more."""
@@ -256,51 +311,51 @@ class Rules(MemoryBans):
             ban = book.get(key)
             self.list.follow(key, None)
             if ban is not None:
-                self._record(ban)
+                self._rules.record(ban)
         self._seen += len(keys or ())
         return keys is not None
 
     def close(self, book: Book) -> None:
         """Write down what a job has changed."""
-        self._ledgers.write()  # type: ignore[attr-defined]
+        self._rows.write()
         if self.list.is_whole:
             self._seen = book.last()
 
     def leave(self) -> None:
         """Hold nothing of the transaction any more: a child could not open the files again while anything does."""
-        self.list.book = self.list.rows = self._history.book = None
-        self._ledgers = {}
+        self.list.book = self.list.rows = self._book = None
+        self._ledgers = None
 
     def prolongs(self, checks: Sequence[Check], guarded: Sequence[Guarded]) -> bool:
         """Tell whether a demand prolongs any ban."""
         asked = (*guarded, *(key for _, key, _ in checks))
-        return any(ban.prolong_us for ban in self.list.in_force(asked, self._now_us(), self._wall_us()))
+        return any(ban.prolong_us for ban in self.list.in_force(asked, *self.moments()))
 
     def take_over(self, found: Sequence[Ban]) -> int:
         """Record bans of another environment; return how many are still in force."""
-        now_us, wall_us = self._now_us(), self._wall_us()
+        now_us, wall_us = self.moments()
         taken = 0
         for ban in found:
             made_us = now_us - max(wall_us - ban.wall_us, 0)
             ends_us = None if ban.ends_us is None else made_us + ban.ends_us - ban.made_us
             known = replace(ban, made_us=made_us, ends_us=ends_us)
             if not known.is_over(now_us, wall_us):
-                self._record(known)
+                self._rules.record(known)
                 taken += 1
         return taken
 
     def active_of(self, rows: Sequence[tuple[bytes, bytes]]) -> Sequence[Ban]:
         """Return the bans in force that stand in some rows."""
-        now_us, wall_us = self._now_us(), self._wall_us()
+        now_us, wall_us = self.moments()
         records = [unpack_record(packed) for _, packed in rows]
         return [record.ban for record in records if record is not None and not record.ban.is_over(now_us, wall_us)]
 
     def standings_of(self, rows: Sequence[tuple[bytes, bytes]]) -> Sequence[tuple[str, str, Standing]]:
         """Return (policy, key, standing) of those in some rows of `struck` that have something left to remember."""
-        now_us, found = self._now_us(), []
+        (now_us, _), found = self.moments(), []
         for row, packed in rows:
             policy, key = policy_of(row), text_of(packed)
-            ledger = self._ledgers.get(policy)
+            ledger = self._rows.get(policy)
             standing = ledger.standings.get(key) if ledger is not None else None
             if ledger is not None and standing is not None and not ledger.is_over(standing, now_us):
                 found.append((policy, key, standing))
@@ -308,9 +363,4 @@ class Rules(MemoryBans):
 
     def moments(self) -> tuple[int, int]:
         """Return the store's time and Unix time."""
-        return self._now_us(), self._wall_us()
-
-    def _standings(self) -> int:
-        book = self._history.book
-        assert book is not None
-        return int(book.txn.stat(book.dbs.standings)["entries"])
+        return self._steady.at(self._clock()), time_ns() // 1000 if self._wall is None else self._wall()

@@ -11,7 +11,7 @@ transaction, so what one process bans, the next request of any other knows::
     bans          key                             record (`records`)
     history       number                          record, of what was banned and unbanned
 
-The rules are those of `memory_bans`, which works here on rows instead of on dicts.
+The rules are those of `core.ban_rules`, at work on rows.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class LmdbBans:
         return _gathered(self._parts("history", lambda rules, rows: changes_of(rows)))
 
     def dump(self) -> list[Row] | Awaitable[list[Row]]:
-        """Return everything known about bans, strikes and rungs, as `core.banrows` writes it."""
+        """Return everything known about bans, strikes and rungs, as `core.bans.rows` writes it."""
         return _gathered(self._dumped())
 
     def _dumped(self) -> Iterator[Sequence[Row]]:
@@ -181,8 +181,7 @@ class LmdbBans:
             finally:
                 rules.leave()
             self._known = self._env.opened, session.txn.get(LAST, None, session.dbs.meta)
-            session.events.extend(rules.told)
-            rules.told.clear()
+            session.events.extend(rules.take_events())
             return answer
 
     def _read(self, do: Callable[[Rules], T]) -> T:
@@ -235,7 +234,7 @@ class LmdbBans:
     def _forget(self) -> None:
         with self._mutex:
             self._rules.forget()
-            self._rules.told.clear()
+            self._rules.take_events()
             self._known = 0, None
 
 

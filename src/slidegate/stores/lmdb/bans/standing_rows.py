@@ -1,12 +1,12 @@
 """What an LMDB environment remembers under ban policies.
 
-It looks like the dicts of `memory_bans`, so that both stores keep the rules of that module by the same code::
+These rows are the ledgers and standings of `core.bans.records`, which the rules of bans read and change::
 
     policies    policy                a few numbers of it, how many standings it has, the window of the bans it made
     standings   policy NUL key        place in the queue, then the standing (`records`)
-    struck      policy NUL place      key: who was struck longest ago comes first
+    struck      policy NUL place      key: the one that was struck longest ago comes first
 
-What was read in a job may be changed by it, and is written back at its end.
+A standing that a job has read may be changed by it, and is written back at its end.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from struct import Struct
 from types import SimpleNamespace
 from typing import Any, Final
 
+from ....core.bans.records import Ledger
 from ....core.bans.standing import Standing
 from ....core.limits import Limit
 from ....core.windows.codec import pack_window, unpack_window
-from ...memory.bans import Ledger
 from ..files.layout import Databases
 from .ban_codec import pack_standing, row_of, text_of, unpack_standing
 
@@ -34,93 +34,74 @@ def policy_of(row: bytes) -> str:
     return text_of(row[: -_PLACE.size - 1])
 
 
-class Standings(dict[str, Standing]):
-    """The standings under one policy; as a dict it holds those that the job has read."""
+class StandingRows:
+    """The standings under one policy; those that a job has read are held until its end."""
 
     def __init__(self, txn: Any, dbs: Databases, policy: str, count: int) -> None:
-        super().__init__()
         self._txn = txn
         self._dbs = dbs
         self._policy = policy
         self._queue = row_of(policy, "")
-        self._read: dict[str, bytes] = {}  # the rows as they were read
-        self.count = count
+        self._held: dict[str, Standing] = {}
+        self._read: dict[str, bytes] = {}  # the rows of the standings that are held, as they were read
+        self._count = count
 
     def __len__(self) -> int:
-        return self.count
+        return self._count
 
-    def __contains__(self, key: object) -> bool:
-        return isinstance(key, str) and self._load(key) is not None
-
-    def __iter__(self) -> Iterator[str]:
+    def items(self) -> Iterator[tuple[str, Standing]]:
+        """Yield each key and its standing; the key that was struck longest ago comes first."""
         with self._txn.cursor(self._dbs.struck) as cursor:
             found = cursor.set_range(self._queue)
             while found and cursor.key().startswith(self._queue):
-                yield text_of(cursor.value())
+                key = text_of(cursor.value())
+                standing = self.get(key)
+                assert standing is not None
+                yield key, standing
                 found = cursor.next()
 
-    def items(self) -> Any:
-        """Yield (key, standing), who was struck longest ago first."""
-        return ((key, self[key]) for key in self)
-
-    def get(self, key: str, default: Any = None) -> Any:
-        """Return a standing."""
-        found = self._load(key)
-        return default if found is None else found
-
-    def __getitem__(self, key: str) -> Standing:
-        found = self._load(key)
-        if found is None:
-            raise KeyError(key)
-        return found
-
-    def __setitem__(self, key: str, standing: Standing) -> None:
-        if self._load(key) is not None:
-            self._delete(key)
-        place = _PLACE.pack(self._next_place())
-        self._txn.put(self._queue + place, key.encode("utf-8", "surrogatepass"), db=self._dbs.struck)
-        self._read[key] = place
-        self._txn.put(row_of(self._policy, key), place, db=self._dbs.standings)
-        self.count += 1
-        super().__setitem__(key, standing)
-
-    def __delitem__(self, key: str) -> None:
-        self[key]
-        self._delete(key)
-
-    def pop(self, key: str, *default: Any) -> Any:
-        """Take a standing out."""
-        found = self._load(key)
-        if found is None:
-            return default[0]
-        self._delete(key)
-        return found
-
-    def write(self) -> None:
-        """Write back what has changed."""
-        for key, standing in super().items():
-            row = self._read[key]
-            packed = row[: _PLACE.size] + pack_standing(standing)
-            if packed != row:
-                self._txn.put(row_of(self._policy, key), packed, db=self._dbs.standings)
-                self._read[key] = packed
-
-    def _load(self, key: str) -> Standing | None:
-        known = super().get(key)
+    def get(self, key: str) -> Standing | None:
+        """Return the standing of a key."""
+        known = self._held.get(key)
         if known is None:
             row = self._txn.get(row_of(self._policy, key), None, self._dbs.standings)
             if row is None:
                 return None
             self._read[key] = row
-            known = unpack_standing(row, _PLACE.size)
-            super().__setitem__(key, known)
+            known = self._held[key] = unpack_standing(row, _PLACE.size)
         return known
 
-    def _delete(self, key: str) -> None:
-        self._txn.delete(self._queue + self._read.pop(key)[: _PLACE.size], b"", self._dbs.struck)
-        self._txn.delete(row_of(self._policy, key), b"", self._dbs.standings)
-        super().pop(key)
-        self.count -= 1
+    def put(self, key: str, standing: Standing) -> None:
+        """Record the standing of a key that has none, at the end of the queue."""
+        place = _PLACE.pack(self._next_place())
+        self._txn.put(self._queue + place, key.encode("utf-8", "surrogatepass"), db=self._dbs.struck)
+        self._read[key] = place
+        self._txn.put(row_of(self._policy, key), place, db=self._dbs.standings)
+        self._count += 1
+        self._held[key] = standing
+
+    def keep(self, key: str, standing: Standing) -> None:
+        """Record a change of a standing; the key stays where it is in the queue."""
+        self._held[key] = standing
+
+    def take(self, key: str) -> Standing | None:
+        """Take the standing of a key out, and return it; None if it has none."""
+        standing = self.get(key)
+        if standing is not None:
+            self._txn.delete(self._queue + self._read.pop(key)[: _PLACE.size], b"", self._dbs.struck)
+            self._txn.delete(row_of(self._policy, key), b"", self._dbs.standings)
+            del self._held[key]
+            self._count -= 1
+        return standing
+
+    def write(self) -> None:
+        """Write back what has changed."""
+        for key, standing in self._held.items():
+            row = self._read[key]
+            packed = row[: _PLACE.size] + pack_standing(standing)
+            if packed != row:
+                self._txn.put(row_of(self._policy, key), packed, db=self._dbs.standings)
+                self._read[key] = packed
 
     def _next_place(self) -> int:
         with self._txn.cursor(self._dbs.struck) as cursor:
@@ -134,12 +115,14 @@ class Standings(dict[str, Standing]):
 class LmdbLedger(Ledger):
     """What is remembered under one policy."""
 
+    standings: StandingRows
+
     def __init__(self, txn: Any, dbs: Databases, name: str, row: bytes | None) -> None:
-        super().__init__()
-        self._row = row
-        count = 0
+        count = 0 if row is None else _POLICY.unpack_from(row)[-1]
+        super().__init__(StandingRows(txn, dbs, name, count))
+        self.row = row
         if row is not None:
-            _, known, after_us, forgive_us, amount, window_us, resolution, count = _POLICY.unpack_from(row)
+            _, known, after_us, forgive_us, amount, window_us, resolution, _ = _POLICY.unpack_from(row)
             if known:
                 most = Limit(amount, timedelta(microseconds=window_us), resolution=resolution)
                 # All that is asked of a policy of which nothing else is known in this process.
@@ -147,7 +130,6 @@ class LmdbLedger(Ledger):
                     after=SimpleNamespace(window_us=after_us), forgive_us=forgive_us, most=most
                 )
                 self.made = unpack_window(row, most, 0, _POLICY.size)  # type: ignore[assignment]
-        self.standings = Standings(txn, dbs, name, count)
 
     def packed(self) -> bytes:
         """Return the row to write."""
@@ -159,60 +141,46 @@ class LmdbLedger(Ledger):
         return _POLICY.pack(_VERSION, True, *head) + pack_window(self.made)
 
 
-class Ledgers(dict[str, Ledger]):
+class LedgerRows:
     """The ledgers of all policies, read when they are asked for."""
 
     def __init__(self, txn: Any, dbs: Databases) -> None:
-        super().__init__()
         self._txn = txn
         self._dbs = dbs
-        self._rows: dict[str, bytes | None] = {}
+        self._held: dict[str, LmdbLedger] = {}
 
-    def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and self.get(name) is not None
-
-    def __getitem__(self, name: str) -> Ledger:
-        found: Ledger | None = self.get(name)
+    def get(self, name: str) -> LmdbLedger | None:
+        """Return the ledger of a policy, None if there is none."""
+        found = self._held.get(name)
         if found is None:
-            raise KeyError(name)
-        return found
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """Return a ledger."""
-        if not super().__contains__(name):
             row = self._txn.get(row_of(name), None, self._dbs.policies)
             if row is None:
-                return default
-            self._rows[name] = row
-            super().__setitem__(name, LmdbLedger(self._txn, self._dbs, name, row))
-        return super().__getitem__(name)
-
-    def setdefault(self, name: str, default: Any = None) -> Any:
-        """Return a ledger, a new one if there is none."""
-        found = self.get(name)
-        if found is None:
-            self._rows[name] = None
-            found = LmdbLedger(self._txn, self._dbs, name, None)
-            super().__setitem__(name, found)
+                return None
+            found = self._held[name] = LmdbLedger(self._txn, self._dbs, name, row)
         return found
 
-    def values(self) -> Any:
-        """Return all ledgers."""
-        return [ledger for _, ledger in self.items()]
+    def open(self, name: str) -> LmdbLedger:
+        """Return the ledger of a policy, a new one if there is none."""
+        found = self.get(name)
+        if found is None:
+            found = self._held[name] = LmdbLedger(self._txn, self._dbs, name, None)
+        return found
 
-    def items(self) -> Any:
-        """Return all ledgers by name."""
+    def all(self) -> list[Ledger]:
+        """Return the ledgers of all policies."""
         with self._txn.cursor(self._dbs.policies) as cursor:
             names = {text_of(row) for row in cursor.iternext(values=False)}
-        return [(name, self[name]) for name in sorted(names.union(super().keys()))]
+        return [self.open(name) for name in sorted(names.union(self._held))]
+
+    def count(self) -> int:
+        """Return how many standings there are under all policies."""
+        return int(self._txn.stat(self._dbs.standings)["entries"])
 
     def write(self) -> None:
         """Write back what has changed."""
-        for name, ledger in super().items():
-            assert isinstance(ledger, LmdbLedger)
-            assert isinstance(ledger.standings, Standings)
+        for name, ledger in self._held.items():
             ledger.standings.write()
             packed = ledger.packed()
-            if packed != self._rows[name]:
+            if packed != ledger.row:
                 self._txn.put(row_of(name), packed, db=self._dbs.policies)
-                self._rows[name] = packed
+                ledger.row = packed

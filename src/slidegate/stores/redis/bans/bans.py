@@ -161,9 +161,11 @@ class RedisBans(HeldBans):
         """Return the bans in force."""
         await self.refresh(self._lane())
         with self._lock:
-            held, (now_us, wall_us) = list(self.list), self._time.now_us()
-        parts = [[ban for ban in part if not ban.is_over(now_us, wall_us)] async for part in in_steps(held)]
-        return [ban for part in parts for ban in part]
+            rows, (now_us, wall_us) = list(self.list.by_key.values()), self._time.now_us()
+        found: list[Ban] = []
+        async for part in in_steps(rows):
+            found += [ban for ban in (Ban(*row) for row in part) if not ban.is_over(now_us, wall_us)]
+        return found
 
     @sensible
     async def history(self) -> list[BanChange]:
@@ -339,11 +341,12 @@ class RedisBans(HeldBans):
         """Put back the bans that are held here, after a loss of data."""
         life = self.life
         with self._lock:
-            held = list(self.list)
-        async for part in in_steps(held):
+            rows = list(self.list.by_key.values())
+        async for part in in_steps(rows):
+            bans = [Ban(*row) for row in part]
             with self._lock:
                 now_us, wall_us = self._time.now_us()
-            await self._load([ban for ban in part if not ban.is_over(now_us, wall_us)], now_us)
+            await self._load([ban for ban in bans if not ban.is_over(now_us, wall_us)], now_us)
         if life == self.life:
             self.restoring = False
 

@@ -1,0 +1,241 @@
+"""What strikes, bans and unbans change in the records of a store that remembers bans itself.
+
+`BanRules` decides; what it reads and changes is the `Records` of a store: dicts in memory, rows in a file. The rules
+of one key under one policy are in `bans.standing`; here they meet the bans in force, the caps and the history.
+
+The keys of a policy stand in a queue in the order of their last strikes. Those that have nothing left to remember leave
+it at its front, two at a time, as a part of ordinary strikes; keys that were banned go round to its end, so nobody
+waits behind them. Where the store is full, the front has to go: whoever abuses now is at the other end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from .bans.in_force import Ban, BanChange, lasts_longer, longest, shown
+from .bans.policy import PREFIX_NAME, BanPolicy
+from .bans.records import Ledger, Records
+from .bans.rows import Bans
+from .bans.standing import Standing
+from .barred import Barred
+from .decision import Check
+from .durations import format_duration
+from .errors import ConfigurationError
+from .protocols import Event
+from .windows.rings import Ring
+
+SAY_EVERY_US: Final = 60_000_000
+PREFIX_SHARE: Final = 10
+"""One in so many of all bans may be a prefix that a policy banned."""
+
+
+class BanRules:
+    """The rules, at work on the records of a store. The store holds its lock, or a transaction, around each call.
+
+    Args:
+        records: What the store remembers.
+        most: How many bans, and the strikes of how many keys, to hold.
+
+    Attributes:
+        events: What there is to tell of since the store last took it from here.
+    """
+
+    def __init__(self, records: Records, most: int) -> None:
+        self._records = records
+        self._most = most
+        self._next_us: dict[tuple[str, str], int] = {}
+        self.events: list[Event] = []
+
+    def judge(
+        self, bans: Iterable[Ban], checks: Sequence[Check], now_us: int, wall_us: int, *, prolong: bool
+    ) -> Barred | None:
+        """Return the refusal of a demand by those of `bans` that are in force, None if none is."""
+        bans = [ban for ban in bans if not ban.is_over(now_us, wall_us)]
+        if prolong:
+            bans = [self._prolong(ban, now_us) if ban.prolong_us else ban for ban in bans]
+        ban = longest(bans)
+        return None if ban is None else Barred(ban.by, ban, now_us, checks)
+
+    def strike(
+        self, policy: BanPolicy, key: str, weight: int, reason: str, prefix: str, now_us: int, wall_us: int
+    ) -> Ban | None:
+        """Count a strike, and ban the key if that is one too many; return the ban that was made by it."""
+        self._records.list.let_go(now_us, wall_us)
+        ban = self._strike(policy, key, weight, reason, "", now_us, wall_us)
+        if ban is not None and prefix and policy.prefix is not None:
+            why = f"{policy.prefix.after} of its addresses were banned"
+            self._strike(policy.prefix, prefix, 1, why, key, now_us, wall_us)
+        return ban if policy.action == "ban" else None
+
+    def ban(self, key: str, length_us: int | None, reason: str, by: str, now_us: int, wall_us: int) -> Ban:
+        """Ban a key by hand, None for ever; a ban that it has is replaced."""
+        self._records.list.let_go(now_us, wall_us)
+        ban = Ban(key, reason, by, 0, now_us, None if length_us is None else now_us + length_us, wall_us)
+        self._put(ban)
+        return ban
+
+    def unban(self, key: str, by: str, now_us: int, wall_us: int) -> bool:
+        """Take the ban of exactly this key back, and forget its strikes and rungs; False if there was neither."""
+        ban = self._records.list.remove(key)
+        forgotten = False
+        for ledger in self._records.ledgers():
+            standing = ledger.standings.take(key)
+            forgotten |= standing is not None and not ledger.is_over(standing, now_us)
+        if ban is None or ban.is_over(now_us, wall_us):
+            return forgotten
+        self._records.remember(BanChange("unbanned", ban, wall_us, by))
+        details = {"key": key, "by": by, "was_by": ban.by}
+        self.events.append(Event("unbanned", f"{shown(key)} was unbanned by {by}", details))
+        return True
+
+    def load(self, known: Bans, now_us: int, wall_us: int) -> int:
+        """Take over bans and standings, and return how many bans; of two of a key the one that lasts longer stays."""
+        bans = self._records.list
+        bans.let_go(now_us, wall_us, len(bans))
+        self._check_room(known)
+        for ban in known.bans:
+            other = bans.get(ban.key)
+            if other is None or other.is_over(now_us, wall_us) or lasts_longer(ban, other):
+                self.record(ban)
+        for policy, key, standing in known.standings:
+            standings = self._records.open_ledger(policy).standings
+            before = standings.get(key)
+            if before is None:
+                standings.put(key, standing)
+            elif before.last_us <= standing.last_us:
+                standings.keep(key, standing)
+        return len(known.bans)
+
+    def record(self, ban: Ban) -> None:
+        """Put a ban in force that was made before, here or elsewhere."""
+        self._records.list.add(ban)
+        if ban.rung and ban.by.endswith(PREFIX_NAME):
+            self._records.prefixes.add(ban.key)
+
+    def _check_room(self, known: Bans) -> None:
+        # Bans made by hand are always recorded, so those that are read need no room either.
+        bans = {ban.key for ban in known.bans if ban.rung and self._records.list.get(ban.key) is None}
+        standings = set()
+        for name, key, _ in known.standings:
+            ledger = self._records.ledger(name)
+            if ledger is None or ledger.standings.get(key) is None:
+                standings.add((name, key))
+        have_bans, have_standings = len(self._records.list), self._records.standings()
+        for what, new, have in (("bans", bans, have_bans), ("standings", standings, have_standings)):
+            if new and len(new) + have > self._most:
+                raise ConfigurationError(f"bans: no room for {len(new)} more {what}; raise max_bans={self._most}")
+
+    def _strike(
+        self, policy: BanPolicy, key: str, weight: int, reason: str, source: str, now_us: int, wall_us: int
+    ) -> Ban | None:
+        ban = self._records.list.get(key)
+        if ban is not None and not ban.is_over(now_us, wall_us):
+            return None
+        ledger = self._records.open_ledger(policy.name)
+        made = ledger.follow(policy)
+        standing = ledger.standings.take(key) or self._new_standing(ledger, now_us)
+        if policy.action == "ban":
+            standing.until_us = min(standing.until_us, now_us)  # none is in force: the last one ended by the wall clock
+        made_ban = None
+        if standing.strike(policy, now_us, weight, source) and self._may_ban(
+            policy, key, source, made, now_us, wall_us
+        ):
+            length_us = standing.ban(policy, key, now_us)
+            ends_us, prolong_us = now_us + length_us, length_us if policy.prolong else 0
+            made_ban = Ban(key, reason, policy.name, standing.rung, now_us, ends_us, wall_us, prolong_us)
+        ledger.standings.put(key, standing)
+        if made_ban is not None and policy.action == "ban":
+            self._put(made_ban)
+        elif made_ban is not None:
+            told = f"policy {policy.name!r} would have banned {shown(key)} for {format_duration(length_us)}: {reason}"
+            details = {"policy": policy.name, "key": key, "rung": standing.rung, "reason": reason}
+            self.events.append(Event("shadow_banned", told, details))
+        return made_ban
+
+    def _may_ban(self, policy: BanPolicy, key: str, source: str, made: Ring, now_us: int, wall_us: int) -> bool:
+        """Tell whether a ban that is due can be recorded, and whether the policy may make one more."""
+        if policy.action == "ban" and not self._has_room(key, bool(source), now_us, wall_us):
+            return False
+        if made.spend(now_us, policy.most.amount, 1)[3]:
+            message = f"policy {policy.name!r} has made {policy.most} bans; {shown(key)} stays unbanned for now"
+            self._say(Event("bans_capped", message, {"policy": policy.name, "key": key}), policy.name, now_us)
+            return False
+        return True
+
+    def _prolong(self, ban: Ban, now_us: int) -> Ban:
+        prolonged = self._records.list.prolong(ban, now_us)
+        ledger = self._records.ledger(ban.by)
+        standing = ledger.standings.get(ban.key) if ledger else None
+        if ledger is not None and standing is not None and prolonged.ends_us is not None:
+            standing.until_us = prolonged.ends_us
+            ledger.standings.keep(ban.key, standing)
+        return prolonged
+
+    def _put(self, ban: Ban) -> None:
+        self.record(ban)
+        self._records.remember(BanChange("banned", ban, ban.wall_us, ban.by))
+        until = "for ever" if ban.until is None else f"until {ban.until:%Y-%m-%dT%H:%M:%SZ}"
+        details = {"key": ban.key, "by": ban.by, "reason": ban.reason, "rung": ban.rung, "until": ban.until}
+        self.events.append(Event("banned", f"{shown(ban.key)} is banned {until} by {ban.by}: {ban.reason}", details))
+
+    def _has_room(self, key: str, is_prefix: bool, now_us: int, wall_us: int) -> bool:
+        """Tell whether one more automatic ban can be recorded."""
+        bans, prefixes = self._records.list, self._records.prefixes
+        bans.let_go(now_us, wall_us, 64)
+        bans.remove(key)  # the ban that it has is over, and the new one takes its place
+        share = self._most // PREFIX_SHARE
+        if is_prefix and len(prefixes) >= share:
+            known = [bans.get(prefix) for prefix in prefixes]
+            prefixes.intersection_update({ban.key for ban in known if ban is not None and ban.rung})
+        if len(bans) < self._most and (not is_prefix or len(prefixes) < share):
+            return True
+        what = f"room for prefixes (one in {PREFIX_SHARE})" if is_prefix and len(bans) < self._most else "room"
+        message = f"no {what} is left among {self._most} bans, so {shown(key)} stays unbanned; raise max_bans"
+        self._say(Event("bans_full", message, {"max_bans": self._most, "key": key}), "", now_us)
+        return False
+
+    def _new_standing(self, ledger: Ledger, now_us: int) -> Standing:
+        """Make a standing, and room for it."""
+        standings = ledger.standings
+        for _ in range(2):
+            first = next(iter(standings.items()), None)
+            if first is None:
+                break
+            key, standing = first
+            is_over = ledger.is_over(standing, now_us)
+            if not standing.rung and not is_over:
+                break
+            standings.take(key)
+            if not is_over:
+                standings.put(key, standing)
+        if self._records.standings() >= self._most:
+            largest = max((other.standings for other in self._records.ledgers()), key=len)
+            key, _ = next(iter(largest.items()))
+            largest.take(key)
+            message = f"the strikes of {self._most} keys are remembered, so the oldest are forgotten; raise max_bans"
+            self._say(Event("strikes_dropped", message, {"max_bans": self._most}), "", now_us)
+        return Standing()
+
+    def _say(self, event: Event, about: str, now_us: int) -> None:
+        """Tell of something that may go on and on, at most once a minute."""
+        if now_us >= self._next_us.get((event.kind, about), 0):
+            self._next_us[event.kind, about] = now_us + SAY_EVERY_US
+            self.events.append(event)
+
+
+class Steady:
+    """Time that goes on from where it was, where a clock steps back."""
+
+    def __init__(self) -> None:
+        self._latest_us = 0
+        self._ahead_us = 0
+
+    def at(self, clock_us: int) -> int:
+        """Return the time at a moment of the clock."""
+        now_us = clock_us + self._ahead_us
+        if now_us < self._latest_us:
+            self._ahead_us += self._latest_us - now_us
+            now_us = self._latest_us
+        self._latest_us = now_us
+        return now_us

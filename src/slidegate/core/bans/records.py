@@ -1,0 +1,91 @@
+"""What a store remembers about bans: the interface of its records, which `core.ban_rules` reads and changes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Final, Protocol
+
+from ..windows.rings import Ring, new_window
+from .in_force import BanChange, BanList
+from .policy import BanPolicy
+from .standing import Standing
+
+MAX_HISTORY: Final = 10_000
+
+
+class Standings(Protocol):
+    """The standings of a policy's keys: a queue, in which the key that was struck longest ago comes first."""
+
+    def __len__(self) -> int:
+        """Return how many keys have one."""
+
+    def get(self, key: str) -> Standing | None:
+        """Return the standing of a key. A change of it counts once it is given to `put` or `keep`."""
+
+    def items(self) -> Iterable[tuple[str, Standing]]:
+        """Yield each key and its standing, the front of the queue first."""
+
+    def put(self, key: str, standing: Standing) -> None:
+        """Record the standing of a key that has none, at the end of the queue."""
+
+    def keep(self, key: str, standing: Standing) -> None:
+        """Record a change of a standing; the key stays where it is in the queue."""
+
+    def take(self, key: str) -> Standing | None:
+        """Take the standing of a key out, and return it; None if it has none."""
+
+
+class Ledger:
+    """What is remembered under one policy.
+
+    Attributes:
+        policy: The policy; None until its first strike, where its standings were loaded.
+        standings: The standings of its keys.
+        made: The window of the bans that it made.
+    """
+
+    def __init__(self, standings: Standings) -> None:
+        self.policy: BanPolicy | None = None
+        self.standings = standings
+        self.made: Ring | None = None
+
+    def follow(self, policy: BanPolicy) -> Ring:
+        """Go on under a policy that may have changed, and return the window of the bans that it made."""
+        most, before = policy.most, self.policy.most if self.policy is not None else None
+        if self.made is None or before is None or (before.same_window, before.exact) != (most.same_window, most.exact):
+            self.made = new_window(most)
+        self.policy = policy
+        return self.made
+
+    def is_over(self, standing: Standing, now_us: int) -> bool:
+        """Tell whether a standing has nothing left to remember."""
+        return self.policy is not None and standing.is_over(self.policy, now_us)
+
+
+class Records(Protocol):
+    """What a store remembers about bans, for `core.ban_rules` to read and change.
+
+    Attributes:
+        prefixes: The keys of prefixes that policies banned, among them some whose bans may be over.
+    """
+
+    prefixes: set[str]
+
+    @property
+    def list(self) -> BanList:
+        """The bans in force."""
+
+    def ledger(self, policy: str) -> Ledger | None:
+        """Return what is remembered under a policy, None if that is nothing."""
+
+    def open_ledger(self, policy: str) -> Ledger:
+        """Return what is remembered under a policy, a new ledger if that is nothing."""
+
+    def ledgers(self) -> Collection[Ledger]:
+        """Return the ledgers of all policies."""
+
+    def standings(self) -> int:
+        """Return how many standings there are under all policies."""
+
+    def remember(self, change: BanChange) -> None:
+        """Add a change to the history, of which the last `MAX_HISTORY` are kept."""
