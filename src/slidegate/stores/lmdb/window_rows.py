@@ -85,15 +85,15 @@ class Charged(NamedTuple):
 
 def row_of(key: str, digest: bytes) -> bytes:
     """Return the row of a key's own window."""
-    return first_row_of(key) + digest
+    try:
+        return key.encode() + _BETWEEN + digest
+    except UnicodeEncodeError:  # every hit comes here, and to ask for "surrogatepass" takes half as long again
+        return first_row_of(key) + digest
 
 
 def first_row_of(key: str) -> bytes:
     """Return the beginning of the rows of all windows of a key, which no other key's row begins with."""
-    try:
-        return key.encode() + _BETWEEN
-    except UnicodeEncodeError:  # the other way of asking takes half as long again
-        return key.encode("utf-8", "surrogatepass") + _BETWEEN
+    return key.encode("utf-8", "surrogatepass") + _BETWEEN
 
 
 def new_serial() -> int:

@@ -24,7 +24,7 @@ RECORD_VERSION: Final = 1
 BANNED: Final = 1
 UNBANNED: Final = 2
 KEPT: Final = 3
-"""A ban that is not a change of its own: prolonged, or read from an export."""
+"""A ban as it stands in `bans`, which is no entry of the history."""
 
 _KINDS: Final = {"banned": BANNED, "unbanned": UNBANNED}
 _MARK: Final = b"\xb5SGB"
@@ -36,7 +36,7 @@ _FIELDS: Final = ("key", "reason", "by", "rung", "made_us", "ends_us", "wall_us"
 
 
 class Record(NamedTuple):
-    """A record: its kind, its number, the ban, and when and by whom it was changed."""
+    """A record: its kind, its number, the ban, and the time and the author of the change."""
 
     kind: int
     number: int
@@ -45,17 +45,17 @@ class Record(NamedTuple):
     by: str
 
     def change(self) -> BanChange:
-        """Return it as an entry of the history."""
+        """Return the record as an entry of the history."""
         return BanChange("unbanned" if self.kind == UNBANNED else "banned", self.ban, self.wall_us, self.by)
 
 
 def pack_ban(number: int, ban: Ban) -> bytes:
-    """Write a ban that is no entry of the history."""
+    """Return a ban as bytes, for `bans`."""
     return _pack(KEPT, number, ban, ban.wall_us, ban.by)
 
 
 def pack_change(number: int, change: BanChange) -> bytes:
-    """Write an entry of the history."""
+    """Return an entry of the history as bytes."""
     return _pack(_KINDS[change.kind], number, change.ban, change.wall_us, change.by)
 
 
@@ -66,7 +66,7 @@ def _pack(kind: int, number: int, ban: Ban, wall_us: int, by: str) -> bytes:
 
 
 def unpack_record(packed: bytes, at: int = 0) -> Record | None:
-    """Read a record that begins at a byte; None if there is none, or it is damaged."""
+    """Read the record that begins at a byte; None if there is none, or if it is damaged."""
     if len(packed) - at < _RECORD.size:
         return None
     mark, version, kind, number, length, checksum = _RECORD.unpack_from(packed, at)
@@ -79,7 +79,7 @@ def unpack_record(packed: bytes, at: int = 0) -> Record | None:
 
 
 def salvage(path: Path) -> list[Ban]:
-    """Return the bans whose records can be found in a damaged file; those that were taken back are not among them."""
+    """Return the bans whose records can be found in a damaged file, except those that were lifted since."""
     newest: dict[str, Record] = {}
     with path.open("rb") as file:
         if not path.stat().st_size:
@@ -97,7 +97,7 @@ def salvage(path: Path) -> list[Ban]:
 
 
 def pack_standing(standing: Standing) -> bytes:
-    """Write how a key stands under a policy."""
+    """Return the standing of a key under a policy as bytes."""
     head = _STANDING.pack(RECORD_VERSION, standing.rung, standing.last_us, standing.until_us, len(standing.strikes))
     sources = [strike.source.encode("utf-8", "surrogatepass")[:255] for strike in standing.strikes]
     return head + b"".join(
@@ -107,7 +107,7 @@ def pack_standing(standing: Standing) -> bytes:
 
 
 def unpack_standing(packed: bytes, at: int = 0) -> Standing:
-    """Read what `pack_standing` wrote, from a byte on."""
+    """Read the standing that begins at a byte."""
     _, rung, last_us, until_us, count = _STANDING.unpack_from(packed, at)
     at += _STANDING.size
     strikes = []
@@ -120,7 +120,7 @@ def unpack_standing(packed: bytes, at: int = 0) -> Standing:
 
 
 def row_of(*parts: str) -> bytes:
-    """Return the key of a row: the names of what it is for, NUL between them; a long one is digested."""
+    """Return the key of a row: some names with NUL between them. The end of a long one becomes a digest."""
     row = b"\0".join(part.encode("utf-8", "surrogatepass") for part in parts)
     return row if len(row) <= _LONGEST_ROW else row[:_LONGEST_ROW] + blake2b(row, digest_size=32).digest()
 
