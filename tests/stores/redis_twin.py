@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from datetime import timedelta
+from struct import unpack_from
 from typing import Any
 
 from slidegate import BanPolicy
@@ -37,6 +38,9 @@ from ..redis_servers import RedisServer
 ROW_HEAD = 5
 """Version and serial, which memory does not write."""
 IN_ONE_TURN = 4
+FIELD_BYTES = 8
+BOOKED, WITH_SURPLUS, TIMES = 4, 2, b"\1"
+NEVER_US = 2**62
 
 
 class Twin:
@@ -46,13 +50,16 @@ class Twin:
         store: The Redis store, with readable keys.
         clock: The clock of both.
         made: The program.
+        changes_rings: Whether to play changes of an amount that need the other kind of ring. Charges from before cannot
+            be handed back then, so programs without such changes have more refunds.
     """
 
-    def __init__(self, store: RedisStore, clock: FakeClock, made: Program) -> None:
+    def __init__(self, store: RedisStore, clock: FakeClock, made: Program, *, changes_rings: bool = False) -> None:
         self.store = store
         self.memory = MemoryStore(clock=clock)
         self.clock = clock
         self.program = made
+        self.changes_rings = changes_rings
         self.plain = [Bucket(f"rule-{number}", limits) for number, limits in enumerate(made.rules)]
         self.pending: list[tuple[Any, Any]] = []
         self.charged: list[tuple[Decision, Decision]] = []
@@ -95,17 +102,19 @@ class Twin:
             self.pending.append((self.store.refund(ours), self.memory.refund(theirs)))
 
     async def _go_to(self, now_us: int) -> None:
-        """Set the clock. Before and after a step back every window is looked at, see `testing.player`.
-
-        Steps back are left out where a rule waits: the contract plays them.
-        """
+        """Set the clock. Before and after a step back every window is looked at, see `testing.contract.player`."""
         back = now_us < self.clock.now_us
-        if back and any(mode.wait_us for mode in self.program.modes):
-            return
         await (self._look_after_all() if back else self._answers())
+        if back and self._carries():
+            return  # how long a store carries units that it has no room for is its own affair
         self.clock.set(now_us)
         if back:
             await self._look_after_all()
+
+    def _carries(self) -> bool:
+        """Tell whether a lowered amount has made any window carry units that its ring has no room for."""
+        windows = [window for table in self.memory._tables.values() for window in table.windows.values()]
+        return any(getattr(getattr(window, "ring", window), "_surplus", None) for window in windows)
 
     def _both(self, what: str, checks: Sequence[Check]) -> None:
         self.pending.append((getattr(self.store, what)(checks), getattr(self.memory, what)(checks)))
@@ -125,40 +134,61 @@ class Twin:
     async def _look_after_all(self) -> None:
         """Look at every window: when a store lets go of what has left is its own affair."""
         await self._answers()
+        charged = self.charged.copy()
         for bucket in self.plain:
             for key in KEYS:
                 self._both("hit", ((bucket, key, 0),))
         await self._answers()
+        self.charged = charged  # there is nothing to hand back of a look
 
     def _change(self, rule: int, number: int, amount: int) -> None:
-        """Change an amount, unless that takes the other ring: how long a surplus is kept is a store's own affair."""
+        """Change an amount; where that takes the other ring, only if the rings are to be changed."""
         limits = list(self.plain[rule].limits)
         old = limits[number]
         limits[number] = Limit(amount, timedelta(microseconds=old.window_us), resolution=old.resolution)
-        if limits[number].exact is old.exact:
-            self.plain[rule] = Bucket(self.plain[rule].rule, limits)
+        if limits[number].exact is not old.exact:
+            if not self.changes_rings:
+                return
+            self.charged.clear()  # a charge that is kept in another way cannot be found again
+        self.plain[rule] = Bucket(self.plain[rule].rule, limits)
 
     def _checks(self, demand: Sequence[tuple[int, str, int]], plain: bool = False) -> list[Check]:
         modes = self.program.modes
         return [(self.plain[rule] if plain else _with(self.plain[rule], modes[rule]), *rest) for rule, *rest in demand]
 
     def compare_bytes(self, server: RedisServer) -> None:
+        """Compare the windows that anything is left in, byte for byte."""
+        plans = {bucket: self.store._tools.packing._plan(bucket) for bucket in self.plain}
+        windows_us = {
+            plan[:FIELD_BYTES]: limit.window_us
+            for bucket in plans
+            for plan, limit in zip(plans[bucket], bucket.limits, strict=True)
+        }
         for key in KEYS:
             rows = server.command("HGETALL", f"{self.store._prefix}:w:{{{key}}}")
-            kept = [table.windows.get(key) for table in self.memory._tables.values()]
-            windows = sorted(pack_window(window) for window in kept if window is not None and _holds(window))
-            assert sorted(row[ROW_HEAD:] for row in rows.values()) == windows
+            tables = self.memory._tables.values()
+            kept = [(pack_window(table.windows[key]), table) for table in tables if table.windows.get(key) is not None]
+            ours = [self._told(row[ROW_HEAD:], windows_us.get(field, NEVER_US)) for field, row in rows.items()]
+            theirs = [self._told(packed, table.limit.window_us) for packed, table in kept]
+            assert sorted(filter(None, ours)) == sorted(filter(None, theirs)), f"{key}: {ours} in Redis, {theirs} here"
+
+    def _told(self, packed: bytes, window_us: int) -> bytes:
+        """Return the part of a window's bytes that says anything; see `core.windows.codec`.
+
+        An empty ring of times may still say when its last unit came, and any may carry units that have left.
+        """
+        at = 0
+        if packed[0] == BOOKED:
+            bookings, waiters = unpack_from("<II", packed, 9)
+            at = 17 + 16 * bookings + 8 * waiters
+        head, ring = packed[:at], packed[at:]
+        if ring[0] == WITH_SURPLUS and unpack_from("<q", ring, 9)[0] <= self.clock.now_us - window_us:
+            ring = TIMES + ring[17:]
+        return head if (ring[0] == TIMES[0] and ring[1:3] == b"\0\0") or not any(ring[1:]) else packed[:at] + ring
 
 
 def _with(bucket: Bucket, mode: Any) -> Bucket:
     return Bucket(bucket.rule, bucket.limits, bucket.names, **mode._asdict())
-
-
-def _holds(window: Any) -> bool:
-    """Tell whether there is anything in a window."""
-    ring = getattr(window, "ring", window)
-    booked = getattr(window, "_booked", None) or getattr(window, "_waiting", None)
-    return bool(ring.spent or getattr(ring, "_surplus", None) or booked)
 
 
 MOST_BANS = 40

@@ -144,6 +144,17 @@ def test_one_window_asked_twice_is_booked_once_for_both() -> None:
     assert store.hit(((asked, "ann", 2),)).wait_us == 0
 
 
+def test_a_window_asked_twice_is_booked_in_its_own_place_alone() -> None:
+    clock = FakeClock()
+    store, asked = MemoryStore(clock=clock), bucket("5/minute", wait_s=60, places=1)
+    store.hit(((asked, "ann", 3),))
+    assert store.hit(((asked, "ann", 1), (asked, "ann", 2))).reason is Reason.WAITED
+    (table,) = store._tables.values()
+    assert list(table.windows) == [
+        "ann"
+    ]  # and not the shared cell as well, where a step back would find the units again
+
+
 def test_a_look_at_a_place_takes_none() -> None:
     store, asked = MemoryStore(clock=FakeClock()), bucket("2/minute", wait_s=60, places=1)
     store.hit(((asked, "ann", 2),))

@@ -18,13 +18,14 @@ from slidegate import BanPolicy, ConfigurationError, StoreUnavailable
 from slidegate.core.addresses import parse_address
 from slidegate.core.decision import Bucket, Decision, Reason
 from slidegate.core.limits import parse_limits
+from slidegate.stores.memory.store import MemoryStore
 from slidegate.stores.redis import RedisStore
 from slidegate.stores.redis.server_clock import ServerClock
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.testing.contract import StoreContract
 from slidegate.testing.contract.desk import bucket
 from slidegate.testing.contract.player import Player, settle
-from slidegate.testing.contract.programs import Program
+from slidegate.testing.contract.programs import YEAR_2100_US, Program
 
 from ..patching import replace_everywhere
 from ..redis_servers import VALKEY, RedisCluster, RedisServer, needs_redis, needs_valkey
@@ -234,6 +235,26 @@ async def test_a_known_refusal_costs_no_command(server: RedisServer, ahead: Ahea
         assert await counted(server, flood) == 0
         ahead.ahead_s += 1.0  # not trusted any longer: one question, and then for a second again
         assert await counted(server, flood) == 1
+
+
+@needs_redis
+async def test_a_refusal_beside_bookings_is_a_look_each_time(server: RedisServer) -> None:
+    clock = FakeClock(YEAR_2100_US)
+    async with store_at(server, clock=clock) as store:
+        patient = bucket("2/minute", wait_us=60_000_000, wait_max=1)
+        memory = MemoryStore(clock=clock)
+
+        async def both(asked: Bucket) -> Decision:
+            theirs, ours = memory.hit(((asked, "ann", 1),)), await hit(store, "ann", asked)
+            assert (ours.reason, ours.states) == (theirs.reason, theirs.states)
+            return ours
+
+        assert [(await both(patient)).reason for _ in range(3)] == [Reason.OK, Reason.OK, Reason.WAITED]
+        for seconds in (1, 20):
+            clock.advance(us=seconds * 1_000_000)
+            assert (await both(usual("2/minute"))).reason is Reason.LIMITED
+        clock.advance(us=-10_000_000)  # later than the first look, so that the second has to have been one
+        assert (await both(usual("2/minute"))).reason is Reason.LIMITED
 
 
 @needs_redis

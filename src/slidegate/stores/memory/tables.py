@@ -96,8 +96,10 @@ class Table:
         return window.spent > 0 and now_us < window.newest_us + self.limit.span_us
 
     def replace(self, key: str, window: Entry, by: Entry) -> None:
-        """Put another window where `key` is counted, which is where `window` is."""
-        self.windows[key if self.windows.get(key) is window else self.cell_of(key)] = by
+        """Put another window where `key` is counted, which is where `window` is, unless it is there already."""
+        own = self.windows.get(key)
+        if own is not by:  # a demand may name a window twice
+            self.windows[key if own is window else self.cell_of(key)] = by
 
     def put(self, key: str | int, window: Entry) -> Entry:
         """Keep a window, and see that it is visited."""

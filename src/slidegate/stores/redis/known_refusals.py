@@ -70,8 +70,8 @@ class Answers:
         self._hands = b""
         self._heard_s = float("-inf")
 
-    def learn(self, decision: Decision, clock: ServerClock) -> None:
-        """Take note of the answer to a hit."""
+    def learn(self, decision: Decision, clock: ServerClock, *, lasts: bool) -> None:
+        """Remember the answer to a hit where it is a refusal that `lasts`: one beside bookings may not."""
         checks = tuple(decision.checks)
         if decision.reason is not Reason.LIMITED:
             if decision.allowed:
@@ -80,7 +80,7 @@ class Answers:
         counts = any(bucket.count_denied for bucket, _, _ in checks)
         if counts:
             self.forget(checks)  # what was known of other demands has changed
-        if any(bucket.wait_us for bucket, _, _ in checks) or (counts and self._charge is None):
+        if not lasts or any(bucket.wait_us for bucket, _, _ in checks) or (counts and self._charge is None):
             return
         if max(len(self.known), len(self._about)) >= MEMO_SIZE:
             self.clear()

@@ -20,7 +20,7 @@ from ...core.windows.theory import NEVER
 from .wire.faults import refusal, unexpected
 
 HIT, PEEK, CHARGE, REFUND, RESET, LOOK, GLANCE = 1, 2, 3, 4, 5, 6, 7
-OK, LIMITED, TOO_LARGE, WAITED, NOTHING, CHANGED, BANNED, FAILED = 0, 1, 2, 3, 4, 5, 6, 255
+OK, LIMITED, TOO_LARGE, WAITED, NOTHING, CHANGED, BANNED, UNSETTLED, FAILED = 0, 1, 2, 3, 4, 5, 6, 7, 255
 MOST_UNITS: Final = 2**32 - 1
 """No window can hold more, so no larger cost makes a difference."""
 
@@ -35,7 +35,13 @@ _PLAN: Final = Struct("<8sIqHqHBqI")
 _ONE: Final = Struct("<BQqqqI")
 _READING: Final = Struct("<QqqqI")
 _CHARGED: Final = Struct("<qIB")
-_REASONS: Final = {OK: Reason.OK, LIMITED: Reason.LIMITED, TOO_LARGE: Reason.TOO_LARGE, WAITED: Reason.WAITED}
+_REASONS: Final = {
+    OK: Reason.OK,
+    LIMITED: Reason.LIMITED,
+    UNSETTLED: Reason.LIMITED,
+    TOO_LARGE: Reason.TOO_LARGE,
+    WAITED: Reason.WAITED,
+}
 
 
 class Script(NamedTuple):

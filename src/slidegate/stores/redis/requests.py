@@ -21,6 +21,7 @@ from .packing import (
     LOOK,
     REQUEST,
     RESET,
+    UNSETTLED,
     Charged,
     Packing,
     decision_of,
@@ -75,7 +76,7 @@ class Demand:
             return barred
         decision = decision_of(answer, self.what, self.checks, now_us)
         if self.what == HIT:
-            self._tools.answers.learn(decision, clock)
+            self._tools.answers.learn(decision, clock, lasts=answer[0] != UNSETTLED)
         elif self.what == CHARGE:
             self._tools.answers.forget(self.checks)
         return decision

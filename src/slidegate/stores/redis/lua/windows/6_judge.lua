@@ -1,6 +1,6 @@
 -- What is done to all windows of a demand at once, as stores/judging.py: all of them are charged or none.
 
-local OK, LIMITED, TOO_LARGE, WAITED, NOTHING, CHANGED = 0, 1, 2, 3, 4, 5
+local OK, LIMITED, TOO_LARGE, WAITED, NOTHING, CHANGED, UNSETTLED = 0, 1, 2, 3, 4, 5, 7
 local COUNT_DENIED = 1
 
 local HIT, PEEK, CHARGE, REFUND, RESET, LOOK, GLANCE = 1, 2, 3, 4, 5, 6, 7
@@ -91,6 +91,17 @@ local function make_judge()
     return lacking
   end
 
+  -- Which refusal it is: UNSETTLED where a window has bookings. Those move as far as the clock has stepped back since the
+  -- last look at the window, so each refusal beside them has to be a look, and no worker may give it from memory.
+  local function limited(asks)
+    for _, ask in ipairs(asks) do
+      if ask.w.booked and (#ask.w.booked > 0 or #ask.w.waiting > 0) then
+        return UNSETTLED
+      end
+    end
+    return LIMITED
+  end
+
   local function hit(asks, now)
     for _, ask in ipairs(asks) do
       if ask.w.booked then
@@ -122,7 +133,7 @@ local function make_judge()
     if denied then
       waits = waits_of(asks, now)
     end
-    return answer(LIMITED, asks, waits)
+    return answer(limited(asks), asks, waits)
   end
 
   -- Say which windows have room, and charge nothing: a part of a demand whose other keys lie elsewhere. It is a look
@@ -134,7 +145,7 @@ local function make_judge()
       end
     end
     local waits, longest = waits_of(asks, now)
-    return answer(longest == 0 and OK or longest == NEVER and TOO_LARGE or LIMITED, asks, waits)
+    return answer(longest == 0 and OK or longest == NEVER and TOO_LARGE or limited(asks), asks, waits)
   end
 
   local function charge(asks, now)

@@ -55,7 +55,8 @@ local saved, why = pcall(save, now, slack_ms)
 if not saved then
   for place = 4, #replies do
     local status = unpack_from("<B", replies[place])
-    if status ~= LIMITED and status ~= TOO_LARGE and status ~= NOTHING and status ~= BANNED then
+    local refused = status == LIMITED or status == UNSETTLED or status == TOO_LARGE or status == BANNED
+    if not refused and status ~= NOTHING then
       replies[place] = pack("<B", FAILED) .. (type(why) == "table" and why.err or tostring(why))
     end
   end
