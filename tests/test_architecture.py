@@ -146,6 +146,17 @@ def circle_in(graph: Mapping[str, set[str]], accepted: Iterable[frozenset[str]] 
     return []
 
 
+def beside(graph: Mapping[str, set[str]]) -> dict[str, set[str]]:
+    """Return which packages each package imports, out of those that lie in one package with it."""
+    found: defaultdict[str, set[str]] = defaultdict(set)
+    for file, others in graph.items():
+        for other in others:
+            one, two = PurePosixPath(file).parent, PurePosixPath(other).parent
+            if one != two and one.parent == two.parent:
+                found[one.as_posix()].add(two.as_posix())
+    return found
+
+
 def crowded(files: Iterable[str]) -> dict[str, int]:
     """Return how many files each package holds that holds too many."""
     held: defaultdict[str, int] = defaultdict(int)
@@ -216,6 +227,21 @@ def graph() -> dict[str, set[str]]:
 def test_no_files_import_each_other_in_a_circle(graph: dict[str, set[str]]) -> None:
     if circle := circle_in(graph, CIRCLES):
         pytest.fail("a circle of imports: " + " -> ".join(circle), pytrace=False)
+
+
+def test_packages_beside_each_other_import_one_way(graph: dict[str, set[str]]) -> None:
+    accepted = [frozenset(str(PurePosixPath(file).parent) for file in circle) for circle in CIRCLES]
+    if circle := circle_in(beside(graph), accepted):
+        pytest.fail("a circle of packages: " + " -> ".join(circle), pytrace=False)
+
+
+def test_a_circle_of_packages_is_found_where_no_files_are_in_one() -> None:
+    graph = graph_of({
+        "web/keys/a.py": "from ..paths.a import A", "web/keys/b.py": "", "web/paths/a.py": "",
+        "web/paths/b.py": "from ..keys.b import B",
+    })  # fmt: skip
+    assert not circle_in(graph)
+    assert set(circle_in(beside(graph))) == {"web/keys", "web/paths"}
 
 
 def test_the_graph_holds_the_arrows_that_are_there(graph: dict[str, set[str]]) -> None:
