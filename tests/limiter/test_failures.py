@@ -586,7 +586,7 @@ def test_the_bound_of_one_process_holds_through_failures_and_recoveries(moves: l
                 ward.clock.advance(us=number * 7_000_000)
             elif (await ward.hit("4/30s", cost=number)).allowed:
                 # What the shared store admitted before it fell ill is not known here: promise 1 says, per process.
-                admitted += [ward.clock.now_us] * number if ward.safe._local is not None else []
+                admitted += [ward.clock.now_us] * number if ward.safe._here.made is not None else []
         for start_us in admitted:
             assert sum(start_us <= at_us < start_us + 30_000_000 for at_us in admitted) <= 4
 

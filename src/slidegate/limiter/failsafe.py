@@ -19,7 +19,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from datetime import timedelta
 from inspect import isawaitable
-from time import monotonic_ns, time_ns
+from time import monotonic_ns
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 from ..core.bans.in_force import Ban, Guarded
@@ -34,6 +34,7 @@ from ..stores.memory.store import MemoryStore
 from .breakers import WHOLE, Breakers
 from .deadlines import Deadline, within
 from .key_spelling import Keys
+from .local_counts import LocalCounts
 from .stand_ins import Parted, Unserved
 
 OnError: TypeAlias = Literal["local", "allow", "deny"]
@@ -83,13 +84,11 @@ class Failsafe:
         self._on_error = on_error
         self._tell = tell
         self._clock = clock
-        self._local: MemoryStore | None = None
         self._breakers = Breakers(store, int(self._deadline_s * 1_000_000), lambda: self._clock())
         self._troubled = self._breakers.troubled
-        self._strict_until_us = 0
+        self._here = LocalCounts(tell, lambda: self._clock(), lambda: bool(self._troubled))
         self._say_again_us: dict[Hashable, int] = {}
         self._said: set[Hashable] = set()
-        self._keys: Keys | None = None
         self.acquainted = True
         """Whether the store may be asked: its secret is known."""
         self.deadline_us = int(self._deadline_s * 1_000_000)
@@ -102,24 +101,14 @@ class Failsafe:
     def acquaint(self, keys: Keys) -> None:
         """Ask the store from now on: its secret has come. What was counted here keeps its spelling from before."""
         self.acquainted = True
-        self._keys = keys
-        if self.local is None:
-            self._forget_spelling()
+        self._here.respell(keys)
         if self._troubled:
             self._recover(())
-
-    def _forget_spelling(self) -> None:
-        if self._keys is not None:
-            self._keys.settle()
-            self._keys = None
 
     @property
     def local(self) -> MemoryStore | None:
         """The store of this process, as long as something that it counted or banned may count."""
-        if self._local is not None and not self._troubled and self._clock() >= self._strict_until_us:
-            self._local = None
-            self._forget_spelling()
-        return self._local
+        return self._here.store
 
     def hit(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Decision | Awaitable[Decision]:
         """Charge every check or none; see `Store.hit`."""
@@ -135,7 +124,7 @@ class Failsafe:
         if isinstance(answer, Decision):
             if self._troubled:
                 self._recover(checks)
-            return answer if self._local is None else self._strictly(answer, checks, guarded)
+            return answer if self._here.made is None else self._strictly(answer, checks, guarded)
         return self._wait_for_hit(answer, checks, guarded)
 
     async def _wait_for_hit(
@@ -157,7 +146,7 @@ class Failsafe:
             return self.instead("hit", checks, guarded)
         if self._troubled:
             self._recover(checks)
-        if self._local is None:
+        if self._here.made is None:
             return decision
         strict = self._strictly(decision, checks, guarded)
         return strict if isinstance(strict, Decision) else await strict
@@ -167,10 +156,9 @@ class Failsafe:
         decision = await self.ask(lambda: self._store.peek(checks, guarded), None, checks)
         if decision is None:
             return self.instead("peek", checks, guarded)
-        local = self.local
-        if local is None or not decision.allowed:
+        if self.local is None or not decision.allowed:
             return decision
-        other = local.peek(self._spelled(checks), self._spelled_guards(guarded))
+        other = self._here.peek(checks, guarded)
         return decision if other.allowed else other
 
     async def charge(self, checks: Sequence[Check]) -> Decision:
@@ -194,17 +182,12 @@ class Failsafe:
         answered, ban = await self.ask(lambda: _noting(struck(policy, key, weight, reason, prefix)), nobody)
         if answered or self._on_error != "local":
             return ban
-        ban = self._own().bans.strike(policy, self.spelled(key), weight, reason, prefix)
-        until_us = self._clock() + policy.after.window_us
-        self._strict_until_us = max(self._strict_until_us, until_us, (ban and ban.ends_us) or 0)
-        return ban
+        return self._here.strike(policy, key, weight, reason, prefix)
 
     async def find_ban(self, guarded: Sequence[Guarded]) -> Ban | None:
         """Return the ban that refuses, as far as it is known."""
         ban = await self.ask(lambda: self._store.bans.find(guarded), None)
-        if ban is not None or self.local is None:
-            return ban
-        return self.local.bans.find(self._spelled_guards(guarded))
+        return self._here.find_ban(guarded) if ban is None else ban
 
     async def first(self, secret: Awaitable[bytes]) -> bytes | None:
         """Return the secret of a store that has not been asked for anything yet; None if it does not come in time."""
@@ -275,34 +258,15 @@ class Failsafe:
         if self._on_error != "local":
             allowed = self._on_error == "allow" or what == "charge"
             return Unserved(allowed, checks, max(self._breakers.left_us(checks), LEAST_RETRY_US))
-        local = self._own()
         if what == "peek":
-            return local.peek(self._spelled(checks), self._spelled_guards(guarded))
-        spans_us = [limit.span_us + limit.slice_us for bucket, _, _ in checks for limit in bucket.limits]
-        self._strict_until_us = max(self._strict_until_us, self._clock() + max(spans_us, default=0))
-        own = self._spelled(checks)
-        decision = local.charge(own) if what == "charge" else local.hit(own, self._spelled_guards(guarded))
-        return Parted(decision, [(local, decision)]) if decision.charge else decision
+            return self._here.peek(checks, guarded)
+        decision = self._here.charge(checks) if what == "charge" else self._here.hit(checks, guarded)
+        local = self._here.made
+        return Parted(decision, [(local, decision)]) if decision.charge and local is not None else decision
 
     def spelled(self, key: str) -> str:
         """Return a key as the store of this process knows it."""
-        return key if self._keys is None else self._keys.before(key)
-
-    def _spelled(self, checks: Sequence[Check]) -> Sequence[Check]:
-        if self._keys is None:
-            return checks
-        return [(bucket, self.spelled(key), cost) for bucket, key, cost in checks]
-
-    def _spelled_guards(self, guarded: Sequence[Guarded]) -> Sequence[Guarded]:
-        if self._keys is None:
-            return guarded
-        return [self.spelled(who) if isinstance(who, str) else who for who in guarded]
-
-    def _own(self) -> MemoryStore:
-        if self._local is None:
-            self._local = MemoryStore(clock=self._clock, wall_clock=lambda: time_ns() // 1000)
-            self._local.observe(self._tell)
-        return self._local
+        return self._here.spelled(key)
 
     def _strictly(
         self, shared: Decision, checks: Sequence[Check], guarded: Sequence[Guarded]
@@ -311,9 +275,7 @@ class Failsafe:
         local = self.local
         if local is None or not shared.allowed:
             return shared
-        own = local.hit(self._spelled(checks), self._spelled_guards(guarded))
-        if own.ban is not None and own.ban.ends_us is not None:  # it may have been prolonged
-            self._strict_until_us = max(self._strict_until_us, own.ban.ends_us)
+        own = self._here.hit_too(local, checks, guarded)
         if not own.allowed:
             return self._take_back(shared, own)
         shown = own if own.wait_us > shared.wait_us else shared
