@@ -24,10 +24,10 @@ from slidegate.core.decision import Bucket, Check, Decision, Reason
 from slidegate.core.errors import ConfigurationError, StoreUnavailable
 from slidegate.core.protocols import Store
 from slidegate.limiter import Limiter
-from slidegate.limiter import lease_pool as shares_module
-from slidegate.limiter.lease import Lease, Leased
-from slidegate.limiter.lease_pool import Share, Shares
-from slidegate.limiter.leasing import Leases
+from slidegate.limiter.leases import lease_pool as shares_module
+from slidegate.limiter.leases.lease import Lease, Leased
+from slidegate.limiter.leases.lease_pool import Share, Shares
+from slidegate.limiter.leases.leasing import Leases
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import FakeClock

@@ -25,7 +25,7 @@ from ..core.protocols import Clock, Event, Store
 from ..stores.memory.store import MemoryStore
 from .failsafe import Failsafe, OnError, check_failure_policy
 from .key_spelling import Keys, check_secret
-from .leasing import Leases
+from .leases.leasing import Leases
 from .secret import Secret
 from .statistics import Statistics
 

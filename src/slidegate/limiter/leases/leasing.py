@@ -28,14 +28,14 @@ from inspect import isawaitable
 from time import monotonic
 from typing import Final
 
-from ..core.bans.in_force import Guarded
-from ..core.barred import Barred
-from ..core.decision import Check, Decision
-from ..core.protocols import Clock, ListsBans, Store
-from .failsafe import Failsafe
+from ...core.bans.in_force import Guarded
+from ...core.barred import Barred
+from ...core.decision import Check, Decision
+from ...core.protocols import Clock, ListsBans, Store
+from ..failsafe import Failsafe
+from ..stand_ins import Parted, Unserved
 from .lease import Lease, Leased, boot_us, seen
 from .lease_pool import Share, Shares
-from .stand_ins import Parted, Unserved
 
 BANS_S: Final = 1.0
 """How old a list of bans may be."""

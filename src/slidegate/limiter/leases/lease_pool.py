@@ -8,11 +8,11 @@ from threading import Lock
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
-from ..core.decision import Bucket
-from ..core.errors import ConfigurationError
-from ..core.memo import MEMO_SIZE
-from ..core.protocols import Clock, Store
-from .failsafe import Failsafe
+from ...core.decision import Bucket
+from ...core.errors import ConfigurationError
+from ...core.memo import MEMO_SIZE
+from ...core.protocols import Clock, Store
+from ..failsafe import Failsafe
 from .lease import MAX_LIFE_US, Lease
 
 SHARE: Final = 4

@@ -7,8 +7,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from ..core.decision import Check, Decision, Reason
-from ..core.windows.theory import Reading
+from ...core.decision import Check, Decision, Reason
+from ...core.windows.theory import Reading
 
 MAX_LIFE_US: Final = 1_000_000
 """How long a lease lasts at most: as long as a ban may take to be known everywhere."""
