@@ -27,6 +27,7 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[1]
 MOST: Final = 0.005
 """The largest share of headless sentences that is accepted."""
+PLACES: Final = ("src", "docs", "README.md")
 
 
 def _words(text: str) -> frozenset[str]:
@@ -59,6 +60,7 @@ _EVER: Final = {"whatever", "whoever"}
 _JOINING: Final = {"and", "or", "but"}
 _SUBORDINATING: Final = _words("and because but if or since so that though unless when where while")
 _BEFORE_RELATIVE: Final = _PREPOSITIONS | {",", '"', "'", "*", ")", "all", "both", "many", "most"}
+_SUBJECTS: Final = {"a", "it", "they", "we", "you"}
 _FINITE: Final = _words("is are was were be has have had does do did can may must will would should could")
 _VERB: Final = re.compile(
     r"(?:a|is|are|was|were|has|have|had|does|do|did|can|may|must|will|would|should|could|it|they|we|you|[a-z]+s|[a-z]+ed)"
@@ -83,8 +85,14 @@ def _headless_at(words: list[str], place: int) -> bool:
     word, before = words[place], words[:place]
     after, then, *_ = *words[place + 1 : place + 3], "", ""
     last = before[-1] if before else ";"
+    if last == after == '"':
+        return False  # The word itself is meant.
     if word in _EVER:
-        return last in _CLAUSE_ENDS or (last in _SUBORDINATING and _VERB.fullmatch(after) is not None)
+        if "," in words[place : place + 7]:  # "Whatever the clock says, ..."
+            return False
+        return last in _CLAUSE_ENDS or (
+            last in _SUBORDINATING and after not in _SUBJECTS and bool(_VERB.fullmatch(after))
+        )
     if after == "to" or _asked(before) or (word in _RELATIVE and _is_head(before)):
         return False  # "say what to do", "what to write instead"
     # A determiner: "what kind of store", "what objects were asked for".
@@ -127,6 +135,7 @@ def sentences(text: str) -> Iterator[str]:
     """Yield the sentences of running text: paragraphs, list items and cells, without code and titles."""
     text = re.sub(r"```.*?```|~~~.*?~~~|<!--.*?-->", "\n\n", text, flags=re.S)
     text = re.sub(r"^#+ .*$", "", text, flags=re.M)
+    text = re.sub(r"\]\([^)\s]*\)", "]", text)
     text = re.sub(r"^\|.*\|\s*\n(?=\|[\s:|-]+\|\s*$)", "", text, flags=re.M)
     for block in re.split(r"\n\s*\n|\n(?=\s*(?:[-*+]|\d+\.)\s)|\n(?=\s*\w+: )|\n(?=\s*[#>|])|\|", text):
         flat = " ".join(block.split()).strip("#>|-*+ ")
@@ -190,19 +199,25 @@ def files(paths: list[Path]) -> Iterator[Path]:
             yield from sorted(p for p in path.rglob("*") if p.suffix in {".py", ".md", ".lua"})
 
 
-def main(arguments: list[str]) -> int:
-    """List headless sentences; return 1 if there are too many."""
-    paths = [Path(argument) for argument in arguments] or [ROOT / "src", ROOT / "docs", ROOT / "README.md"]
-    total = found = 0
+def find(paths: list[Path]) -> tuple[list[tuple[Path, int, str]], int]:
+    """Return the headless sentences, each with file and line, and the number of all sentences."""
+    found, total = [], 0
     for path in files(paths):
         for line, text in texts(path):
             for sentence in sentences(text):
                 total += 1
                 if headless(sentence):
-                    found += 1
-                    print(f"{path.relative_to(ROOT) if path.is_relative_to(ROOT) else path}:{line}: {sentence}")
-    share = found / total if total else 0.0
-    print(f"{found} headless of {total} sentences: {share:.2%}")
+                    found.append((path, line, sentence))
+    return found, total
+
+
+def main(arguments: list[str]) -> int:
+    """List headless sentences; return 1 if there are too many."""
+    found, total = find([Path(argument) for argument in arguments] or [ROOT / place for place in PLACES])
+    for path, line, sentence in found:
+        print(f"{path.relative_to(ROOT) if path.is_relative_to(ROOT) else path}:{line}: {sentence}")
+    share = len(found) / total if total else 0.0
+    print(f"{len(found)} headless of {total} sentences: {share:.2%}")
     return 1 if share > MOST else 0
 
 

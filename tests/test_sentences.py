@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.headless_sentences import headless, sentences, texts
+from scripts.headless_sentences import MOST, find, headless, sentences, texts
 
 ROOT = Path(__file__).resolve().parents[1]
 CODE = re.compile(r"(?<![a-z0-9])(?!(?:as|at|by|in|is|of|on|or|to|utf)[_ -])[a-z][a-z0-9][_ -]\d\d(?![a-z0-9])", re.I)
@@ -114,6 +114,7 @@ def test_a_headless_clause_is_found(sentence: str) -> None:
         "Keys whose rows are gone and whose bans are over are dropped.",
         "The version (`IPv4`), of whose addresses most are public.",
         "The bound holds, whatever the clock says.",
+        "Whatever happens to processes, nothing is lost.",
         "What has left?",
         "It says what to write instead.",
         "They ask what kind of store it is, and for what kinds of keys.",
@@ -138,13 +139,13 @@ def test_titles_and_code_are_no_sentences() -> None:
 # What is this?
 ```
 
-A paragraph that goes
+A [paragraph](index.md#whose-ban) that goes
 on. Another sentence.
 """
     assert list(sentences(page)) == [
         "Holds a request.",
         "What waits is counted.",
-        "A paragraph that goes on.",
+        "A [paragraph] that goes on.",
         "Another sentence.",
     ]
 
@@ -174,3 +175,16 @@ def function(value):
         "An attribute.",
         "expected `value` here; not that",
     ]
+
+
+@pytest.mark.parametrize("places", [("docs",), ("README.md", "tests/README.md")])
+def test_hardly_any_sentence_is_headless(places: tuple[str, ...]) -> None:
+    found, total = find([ROOT / place for place in places])
+    assert total > 30
+    assert len(found) <= MOST * total, "\n".join(f"{path}:{line}: {sentence}" for path, line, sentence in found)
+
+
+def test_no_page_shows_the_traces_of_a_merge() -> None:
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "tests").glob("*.md")]
+    traces = re.compile(r"^(?:<{7} |={7}$|>{7} )", re.MULTILINE)
+    assert [page.name for page in pages if traces.search(page.read_text("utf-8"))] == []
