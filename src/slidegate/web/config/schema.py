@@ -235,5 +235,5 @@ class Configuration(_Table):
         default="close", description="The action on a message beyond the limit."
     )
     statistics: bool = Field(default=True, description="Whether outcomes, statuses and times of requests are recorded.")
-    enabled: bool = Field(default=True, description="Whether anything is limited at all.")
+    enabled: bool = Field(default=True, description="False lets everything pass.")
     silence: list[str] = Field(default=[], description="Codes of start-up findings that are not reported.")

@@ -52,7 +52,7 @@ def split_forwarded(value: str) -> Iterator[str]:
 
 
 def _escaped(value: str, place: int) -> bool:
-    """Return whether a quote is part of the text: a backslash escapes it that is not escaped itself."""
+    """Return whether a quote is part of the text: an unescaped backslash stands before it."""
     start = place
     while start and value[start - 1] == "\\":
         start -= 1

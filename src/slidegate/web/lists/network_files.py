@@ -135,7 +135,7 @@ class NetworkFiles:
         )
 
     def wide_ranges(self) -> Iterator[str]:
-        """Yield what `Networks.wide_ranges` yields for each of the lists, with the name of the list."""
+        """Yield the ranges of `Networks.wide_ranges` for each list, with its name."""
         for name, listed in self._lists:
             yield from (f"{found} ({name})" for found in Networks.of_ranges(listed.ranges()).wide_ranges())
 

@@ -1,1 +1,1 @@
-"""Paths: their readings, and the routes that they lead to."""
+"""Paths: their patterns and readings, and the routes that they lead to."""

@@ -83,7 +83,7 @@ class Tree:
 
     @cached_property
     def root(self) -> str:
-        """The `root_path` that the application below gives itself, whatever the server says; empty if it does not."""
+        """The `root_path` that the application below gives itself, whatever the server says; empty if there is none."""
         return next(filter(None, map(own_root, layers(self._app))), "")
 
     @property

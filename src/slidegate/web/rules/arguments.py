@@ -60,7 +60,7 @@ def checked_function(key: KeyFunction | None) -> KeyFunction | None:
 
 
 def says_nobody(limits: object) -> bool:
-    """Return whether limits let nobody through: they are the word, or one of them has the amount 0."""
+    """Return whether limits let nobody through: they are the word "nobody", or one of them has the amount 0."""
     if isinstance(limits, str):
         return limits.strip().lower() == "nobody" or any(map(_NOTHING.match, limits.split(";")))
     return not isinstance(limits, Limit) and isinstance(limits, Iterable) and any(map(says_nobody, limits))

@@ -45,7 +45,7 @@ class Rule:
             then share their counts, or ``"*"`` for all. It is compared with the path below `root_path`: a limit applies
             if one reading of the request's path leads to it, `exempt` and `final` only if all readings do.
         limits: ``"5/minute; 50/hour"``, a `Limit` or several; or a function of the request, sync or async, that returns
-            them, ``"unlimited"`` or ``"nobody"``, for limits that depend on who is calling. Needed unless `exempt`.
+            them, ``"unlimited"`` or ``"nobody"``, for limits that depend on the client. Needed unless `exempt`.
         default_limits: The limits that apply when the `limits` function fails; ``"nobody"`` refuses then.
         methods: HTTP methods, by default all; GET includes HEAD. A websocket handshake is a GET. A limit applies
             in whatever case a method is sent.
