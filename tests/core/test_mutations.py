@@ -16,10 +16,10 @@ from typing import NamedTuple
 
 import pytest
 
-import slidegate.core.ban_rules
 import slidegate.core.bans.in_force
 import slidegate.core.bans.policy
 import slidegate.core.bans.rows
+import slidegate.core.bans.rules
 import slidegate.core.bans.standing
 import slidegate.core.limits
 import slidegate.core.windows.bookings
@@ -54,7 +54,7 @@ LIMITS, TIMES, COUNTS = slidegate.core.limits, slidegate.core.windows.timestamps
 BOOKINGS, MEMORY, JUDGING = slidegate.core.windows.bookings, slidegate.stores.memory.store, slidegate.stores.judging
 TABLES = slidegate.stores.memory.tables
 STRIKES, LIST, ROWS = slidegate.core.bans.standing, slidegate.core.bans.in_force, slidegate.core.bans.rows
-LADDERS, RULES = slidegate.core.bans.policy, slidegate.core.ban_rules
+LADDERS, RULES = slidegate.core.bans.policy, slidegate.core.bans.rules
 MEMORY_BANS = slidegate.stores.memory.bans
 ROUNDS = 3_000
 

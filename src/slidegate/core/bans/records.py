@@ -1,4 +1,4 @@
-"""What a store remembers about bans: the interface of its records, which `core.ban_rules` reads and changes."""
+"""What a store remembers about bans: the interface of its records, which `core.bans.rules` reads and changes."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Ledger:
 
 
 class Records(Protocol):
-    """What a store remembers about bans, for `core.ban_rules` to read and change.
+    """What a store remembers about bans, for `core.bans.rules` to read and change.
 
     Attributes:
         prefixes: The keys of prefixes that policies banned, among them some whose bans may be over.

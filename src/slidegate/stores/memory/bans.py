@@ -1,4 +1,4 @@
-"""The bans of a memory store: its dicts, and the lock around `core.ban_rules`."""
+"""The bans of a memory store: its dicts, and the lock around `core.bans.rules`."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from threading import Lock
 from time import time_ns
 
-from ...core.ban_rules import BanRules, Steady
 from ...core.bans.in_force import Ban, BanChange, BanList, Guarded, Held, held
 from ...core.bans.policy import BanPolicy
 from ...core.bans.records import MAX_HISTORY, Ledger
 from ...core.bans.rows import Bans, Row, from_rows, to_rows
+from ...core.bans.rules import BanRules, Steady
 from ...core.bans.standing import Standing
 from ...core.barred import Barred
 from ...core.decision import Check

@@ -10,11 +10,11 @@ from time import time_ns
 from typing import Any, Final
 
 from ....core.addresses import Address, format_network
-from ....core.ban_rules import BanRules, Steady
 from ....core.bans.in_force import Ban, BanChange, BanList, Guarded
 from ....core.bans.policy import BanPolicy
 from ....core.bans.records import MAX_HISTORY, Ledger
 from ....core.bans.rows import Row, from_rows
+from ....core.bans.rules import BanRules, Steady
 from ....core.bans.standing import Standing
 from ....core.barred import Barred
 from ....core.decision import Check

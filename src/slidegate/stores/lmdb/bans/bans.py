@@ -11,7 +11,7 @@ transaction, so what one process bans, the next request of any other knows::
     bans          key                             record (`records`)
     history       number                          record, of what was banned and unbanned
 
-The rules are those of `core.ban_rules`, at work on rows.
+The rules are those of `core.bans.rules`, at work on rows.
 """
 
 from __future__ import annotations

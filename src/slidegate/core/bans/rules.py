@@ -1,7 +1,7 @@
 """What strikes, bans and unbans change in the records of a store that remembers bans itself.
 
 `BanRules` decides; what it reads and changes is the `Records` of a store: dicts in memory, rows in a file. The rules
-of one key under one policy are in `bans.standing`; here they meet the bans in force, the caps and the history.
+of one key under one policy are in `core.bans.standing`; here they meet the bans in force, the caps and the history.
 
 The keys of a policy stand in a queue in the order of their last strikes. Those that have nothing left to remember leave
 it at its front, two at a time, as a part of ordinary strikes; keys that were banned go round to its end, so nobody
@@ -13,17 +13,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from .bans.in_force import Ban, BanChange, lasts_longer, longest, shown
-from .bans.policy import PREFIX_NAME, BanPolicy
-from .bans.records import Ledger, Records
-from .bans.rows import Bans
-from .bans.standing import Standing
-from .barred import Barred
-from .decision import Check
-from .durations import format_duration
-from .errors import ConfigurationError
-from .protocols import Event
-from .windows.rings import Ring
+from ..barred import Barred
+from ..decision import Check
+from ..durations import format_duration
+from ..errors import ConfigurationError
+from ..protocols import Event
+from ..windows.rings import Ring
+from .in_force import Ban, BanChange, lasts_longer, longest, shown
+from .policy import PREFIX_NAME, BanPolicy
+from .records import Ledger, Records
+from .rows import Bans
+from .standing import Standing
 
 SAY_EVERY_US: Final = 60_000_000
 PREFIX_SHARE: Final = 10
