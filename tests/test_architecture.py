@@ -33,9 +33,6 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
 }
 # Files that import each other in a circle all the same -> why.
 CIRCLES: dict[frozenset[str], str] = {
-    frozenset({"stores/redis/bans/bans.py", "stores/redis/wire/batch.py", "stores/redis/wire/pipeline.py"}): (
-        "the replica of the bans asks through the pipeline that carries it"
-    ),
     frozenset(
         {
             "web/answers/sending.py", "web/answers/traffic.py", "web/bans/signals.py", "web/config/file_gate.py",

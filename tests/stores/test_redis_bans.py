@@ -18,7 +18,7 @@ from slidegate.core.addresses import Address, format_network, parse_address
 from slidegate.core.bans.in_force import Guarded, ban_key
 from slidegate.core.decision import Decision, Reason
 from slidegate.stores.redis import RedisStore
-from slidegate.stores.redis.bans.bans import CHUNK
+from slidegate.stores.redis.bans.ban_refresh import CHUNK
 from slidegate.stores.redis.wire.pipeline import Lane
 from slidegate.testing import FakeClock
 from slidegate.testing.contract.desk import bucket

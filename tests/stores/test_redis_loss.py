@@ -16,7 +16,7 @@ from slidegate import BanPolicy, StoreError
 from slidegate.core.addresses import parse_address
 from slidegate.core.decision import Decision, Reason
 from slidegate.stores.redis import RedisStore
-from slidegate.stores.redis.bans.bans import PARTS
+from slidegate.stores.redis.bans.ban_refresh import PARTS
 from slidegate.testing import RecordingObserver
 from slidegate.testing.contract.desk import bucket
 from slidegate.testing.contract.player import settle

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from ...core.decision import Bucket, Check, Decision, Reason
 from ...core.memo import remember
 from ...core.windows.theory import NEVER
-from .wire.faults import refusal, unexpected
+from .faults import refusal, unexpected
 
 HIT, PEEK, CHARGE, REFUND, RESET, LOOK, GLANCE = 1, 2, 3, 4, 5, 6, 7
 OK, LIMITED, TOO_LARGE, WAITED, NOTHING, CHANGED, BANNED, UNSETTLED, FAILED = 0, 1, 2, 3, 4, 5, 6, 7, 255

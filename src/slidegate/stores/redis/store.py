@@ -1,9 +1,10 @@
 """Many hosts.
 
 Windows are rows of Redis or Valkey: a hash for each key that is counted, a field for each rule and window. One script
-call decides about all requests that come in one turn of an event loop, by the server's time. What stands where:
-``lua/`` the script, `script` how requests are packed for it, `lanes` when they go, `wire` the
-connection, `addresses` addresses.
+call decides about all requests that come in one turn of an event loop, by the server's time.
+
+The script stands in ``lua/``; `packing` packs requests for it, `wire.pipeline` says when they go, `wire.connection`
+sends them, and `urls` reads addresses.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class RedisStore:
     own, made when it is first needed.
 
     Args:
-        client: An address such as ``"redis://localhost:6379/0"``, see `addresses`; or a client of
+        client: An address such as ``"redis://localhost:6379/0"``, see `urls`; or a client of
             `redis.asyncio`, whose settings say where to connect and how.
         prefix: What all keys in Redis begin with. Stores with other prefixes know nothing of each other.
         readable: Whether keys in Redis are readable; by default they are digests.

@@ -1,23 +1,15 @@
-"""The bans of a Redis store: commands about them, and how the list that a worker holds is refreshed.
+"""The bans of a Redis store: what users and requests ask of them.
 
-The rules are at work in Redis (``lua/bans``), where every worker strikes and bans. Redis numbers the changes, and every
-answer says the number of the last one. Where a worker holds less it says with its next requests what guards them, and
-asks for the changes, a part at a time, at most every `REFRESH_EVERY_S`.
-
-Every answer also says which life of the data it belongs to. It is another one after Redis has lost its data or a part
-of the bans: then a worker learns the secret again, and puts back the bans that it holds.
+The rules are at work in Redis (``lua/bans``), where every worker strikes and bans. `ban_refresh` sends the commands and
+keeps the list of this worker up to date, `ban_replica` answers from that list.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import islice
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final, TypeVar
-from weakref import WeakSet
+from typing import Protocol
 
 from ....core.bans.in_force import Ban, BanChange, BanList, Guarded, longest
 from ....core.bans.policy import BanPolicy
@@ -25,14 +17,12 @@ from ....core.bans.rows import Bans, Row, from_rows, to_rows
 from ....core.bans.standing import Standing
 from ....core.barred import Barred
 from ....core.decision import Check
-from ....core.errors import ConfigurationError, StoreError
+from ....core.errors import ConfigurationError
 from ....core.protocols import Clock, Event
-from ..packing import bans_script
-from ..wire.faults import sensible
+from ..faults import sensible
 from .ban_codec import (
     bytes_of,
     made_name,
-    pack_ban,
     pack_guards,
     pack_policy,
     pack_standing,
@@ -42,34 +32,22 @@ from .ban_codec import (
     unpack_standings,
     unpack_told,
 )
-from .ban_events import Teller, changes
-from .ban_replica import NEVER_S, HeldBans
+from .ban_events import Teller
+from .ban_refresh import RefreshedBans, Sender, in_steps
 from .strike_sums import Strike, StrikeSums
 
-if TYPE_CHECKING:
-    from ..wire.batch import Request
-    from ..wire.pipeline import Lane
 
-REFRESH_EVERY_S: Final = 0.1
-PARTS: Final = (b"", b":list", b":ends", b":changes", b":history", b":standings", b":over", b":prefixes")
-CHUNK: Final = 200
-"""How many bans to read or write without letting others go on: some 2 ms of an event loop, or of Redis."""
-MOST_PARTS: Final = 64
-"""How many parts a refresh reads at most; Redis remembers fewer changes."""
-LIFE_BYTES: Final = 16
+class Asking(Protocol):
+    """A request, as far as bans are concerned."""
 
-T = TypeVar("T")
+    def guards(self) -> bytes:
+        """Return whose bans refuse it, packed."""
+
+    def refused(self, told: bytes) -> Barred | None:
+        """Return the refusal by the bans that Redis has found, None where it found none."""
 
 
-async def in_steps(many: Iterable[T], step: int = CHUNK) -> AsyncIterator[list[T]]:
-    """Yield parts of what would take an event loop long to go through, and let others go on in between."""
-    rest = iter(many)
-    while part := list(islice(rest, step)):
-        yield part
-        await asyncio.sleep(0)
-
-
-class RedisBans(HeldBans):
+class RedisBans(RefreshedBans):
     """Bans for all hosts; made by `RedisStore`.
 
     Args:
@@ -83,28 +61,17 @@ class RedisBans(HeldBans):
 
     def __init__(
         self,
-        lane: Callable[[], Lane],
+        lane: Callable[[], Sender],
         meta: bytes,
         clock: Clock | None,
         heard: Callable[[bytes, float], None],
         tell: Callable[[Sequence[Event]], None],
         most: int,
     ) -> None:
-        super().__init__(clock)
-        self._lane = lane
-        self._keys = [meta + part for part in PARTS]
-        self._heard_state = heard
-        self._tell = tell
+        super().__init__(lane, meta, clock, heard, tell)
         self._most = most
         self._teller = Teller(tell, most)
-        self._refreshing: WeakSet[Lane] = WeakSet()
-        self._refreshed_s = NEVER_S
         self._sums = StrikeSums(self._strike)
-
-    @property
-    def list_name(self) -> bytes:
-        """The name of the hash with the bans."""
-        return self._keys[1]
 
     # -- what users ask for ------------------------------------------------------------------------------------------
 
@@ -210,10 +177,6 @@ class RedisBans(HeldBans):
         with self._lock:
             self.list = BanList()
 
-    async def _load(self, bans: Sequence[Ban], now_us: int = -1) -> None:
-        packed = [row for ban in bans for row in (bytes_of(ban.key), pack_ban(ban))]
-        await self._command("load", [now_us, len(bans), *packed])
-
     async def _check_room(self, known: Bans) -> None:
         # Bans made by hand are always recorded, so those that are read need no room either.
         bans = {ban.key for ban in known.bans if ban.rung and self.list.get(ban.key) is None}
@@ -255,7 +218,7 @@ class RedisBans(HeldBans):
         return None if ban is None else Barred(ban.by, ban, now_us, checks)
 
     @sensible
-    async def look(self, lane: Lane, requests: Sequence[Request]) -> list[Barred | None]:
+    async def look(self, lane: Sender, requests: Sequence[Asking]) -> list[Barred | None]:
         """Return the refusals of requests by the bans that stand in Redis, None for each that is not refused."""
         guards = b"".join(request.guards() for request in requests)
         sent_s = monotonic()
@@ -268,127 +231,6 @@ class RedisBans(HeldBans):
         due = [bytes_of(key) for key in self._prolong_here(bans)]
         if due:
             self._lane().attend(self._command("prolong", due))
-
-    # -- what every answer brings ------------------------------------------------------------------------------------
-
-    def heard(self, lane: Lane, number: bytes, sent_s: float) -> None:
-        """Take note of the number of the last change in an answer to what was sent at a monotonic moment."""
-        self.latest = number
-        if number == self.number and not self.restoring:
-            self.known_s = max(self.known_s, sent_s)
-        elif lane not in self._refreshing:
-            self._refreshing.add(lane)
-            lane.attend(self._refresh_in_time(lane))
-
-    def lives(self, life: bytes) -> None:
-        """Take note of the life of the data in Redis."""
-        with self._lock:
-            if life == self.life:
-                return
-            lost, self.life = bool(self.life), life
-            if not lost:
-                return
-            self.restoring, self.number, self.known_s = True, b"", NEVER_S
-        message = "redis: data was lost, so counts start anew; the bans that are known here are put back"
-        self._tell((Event("store_reset", message),))
-
-    async def notice(self, lane: Lane) -> None:
-        """Let Redis notice whether a part of the bans is gone, which begins another life."""
-        await self._ask(lane, "since", [b""])
-
-    @sensible
-    async def refresh(self, lane: Lane) -> None:
-        """Learn of what has changed, a part at a time.
-
-        Raises:
-            StoreError: Redis does not answer.
-        """
-        if self.restoring:
-            await self._put_back(lane)
-        life, bans, number = self.life, self.list, self.number
-        for _ in range(MOST_PARTS):
-            asked_s = monotonic()
-            found, _, last = await self._run(lane, "since", [number])
-            if life and life != self.life:  # what is said of bans that are lost is not true
-                await self.refresh(lane)
-                return
-            if found == 0:
-                bans, number = BanList(), last
-                async for part in self._scan(self._keys[1], lane):
-                    self._apply(bans, part)
-            else:
-                number = found[0]
-            with self._lock:
-                if found:
-                    self._apply(bans, found[2:])
-                if not last or (found and found[1]):
-                    self._hold(bans, number, asked_s)
-                    return
-                if bans is self.list:
-                    self.number = number  # the rest is for the next time
-
-    async def _refresh_in_time(self, lane: Lane) -> None:
-        try:
-            await asyncio.sleep(max(self._refreshed_s + REFRESH_EVERY_S - monotonic(), 0.0))
-            if self.restoring or self.number != self.latest:
-                with suppress(StoreError):  # the next answer is a reason to try again
-                    await self.refresh(lane)
-        finally:
-            self._refreshed_s = monotonic()
-            self._refreshing.discard(lane)
-
-    async def _put_back(self, lane: Lane) -> None:
-        """Put back the bans that are held here, after a loss of data."""
-        life = self.life
-        with self._lock:
-            rows = list(self.list.by_key.values())
-        async for part in in_steps(rows):
-            bans = [Ban(*row) for row in part]
-            with self._lock:
-                now_us, wall_us = self._time.now_us()
-            await self._load([ban for ban in bans if not ban.is_over(now_us, wall_us)], now_us)
-        if life == self.life:
-            self.restoring = False
-
-    # -- commands ----------------------------------------------------------------------------------------------------
-
-    async def _command(
-        self, name: str, asked: Sequence[bytes | int], keys: Sequence[bytes] = ()
-    ) -> tuple[Any, list[bytes]]:
-        """Run a command of ``lua/bans/6_rules.lua``; return its answer and what it reports."""
-        lane, sent_s = self._lane(), monotonic()
-        answer, reports, number = await self._run(lane, name, asked, keys)
-        self.heard(lane, number, sent_s)
-        with self._lock:
-            for key, row in changes(reports):
-                self._put(text_of(key), unpack_ban(key, row) if row else None)
-        return answer, reports
-
-    async def _run(
-        self, lane: Lane, name: str, asked: Sequence[bytes | int], keys: Sequence[bytes] = ()
-    ) -> tuple[Any, list[bytes], bytes]:
-        """Run a command; return its answer, what it reports, and the number of the last change."""
-        sent_s = monotonic()
-        times, number, state, answer, reports = await self._ask(lane, name, asked, keys)
-        self._saw(times, sent_s)
-        self._heard_state(state, sent_s)
-        if state[:LIFE_BYTES] != self.life:
-            await lane.recover()
-        return answer, reports, number
-
-    async def _ask(self, lane: Lane, name: str, asked: Sequence[bytes | int], keys: Sequence[bytes] = ()) -> Any:
-        wall_us = -1 if self._clock is None else self._clock()
-        return await lane.run(bans_script(), [*self._keys, *keys], [wall_us, name.encode(), *asked])
-
-    async def _scan(self, name: bytes, lane: Lane) -> AsyncIterator[Sequence[bytes]]:
-        """Yield what is in a hash: fields and values, a part at a time."""
-        place = b"0"
-        while True:
-            place, found = await lane.ask(b"HSCAN", name, place, b"COUNT", CHUNK)
-            async for part in in_steps(found, 2 * CHUNK):
-                yield part
-            if place == b"0":
-                return
 
 
 def _gone_on(ban: Ban, now_us: int) -> Ban:

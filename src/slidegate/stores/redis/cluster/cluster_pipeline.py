@@ -30,11 +30,11 @@ from redis.crc import key_slot
 from ....core.errors import StoreError, StoreUnavailable
 from ....core.protocols import Event
 from ..bans.ban_replica import UNSEEN
+from ..faults import SICK, refusal
 from ..known_refusals import TRUST_S
 from ..packing import CHANGED, windows_script
 from ..wire.batch import STATE_PARTS, Request, deliver, fail, head, pack_call, store_error
 from ..wire.connection import Wire
-from ..wire.faults import SICK, refusal
 from ..wire.first_answer import first_of
 from ..wire.pipeline import CLOSED, MOST_IN_CALL, RETRY_S, Lane, remove
 from .nodes import MOST_REDIRECTIONS, Call, Node, Place, read_slots, shown

@@ -8,21 +8,19 @@ from dataclasses import dataclass
 from random import getrandbits
 from struct import Struct
 from struct import error as StructError
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 from redis.asyncio.sentinel import SentinelConnectionPool
 
 from ....core.errors import StoreError, StoreUnavailable
 from ....core.protocols import Clock, Event
+from ..bans.bans import RedisBans
+from ..faults import SICK, unexpected
 from ..packing import bans_script, windows_script
 from ..server_clock import ServerClock
 from .connection import Connect, Make, Wire, open_wire
 from .eviction import Eviction
-from .faults import SICK, unexpected
 from .sentinels import open_master
-
-if TYPE_CHECKING:
-    from ..bans.bans import RedisBans
 
 Ask: TypeAlias = Callable[..., Awaitable[Any]]
 

@@ -23,8 +23,8 @@ from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ....core.errors import StoreError, StoreTimeout, StoreUnavailable
+from ..faults import refusal
 from ..server_clock import ServerClock
-from .faults import refusal
 
 Make: TypeAlias = Callable[[], Any]
 Connect: TypeAlias = Callable[[], Awaitable[object]]

@@ -22,11 +22,11 @@ from typing import Any, Final
 from hiredis import HiredisError
 
 from ....core.errors import StoreError, StoreUnavailable
-from ..bans.bans import LIFE_BYTES
+from ..bans.ban_refresh import LIFE_BYTES
+from ..faults import SICK, refusal
 from ..packing import Script, windows_script
 from .batch import STATE_PARTS, Request, Shared, deliver, fail, head, pack_call, says_state, store_error
 from .connection import Wire
-from .faults import SICK, refusal
 
 MOST_IN_CALL: Final = 64
 """A request takes the server some 5 us, and nobody else is served while a call runs."""

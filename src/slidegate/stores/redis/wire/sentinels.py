@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any, Final, TypeAlias
 
 from ....core.errors import StoreError, StoreUnavailable
+from ..faults import unexpected
 from .connection import Wire
-from .faults import unexpected
 from .first_answer import first_of
 
 AT_ONCE: Final = 10

@@ -7,7 +7,7 @@ from functools import wraps
 from struct import error as StructError
 from typing import Any, Final, ParamSpec, TypeVar
 
-from ....core.errors import Concerns, SlidegateError, StoreUnavailable
+from ...core.errors import Concerns, SlidegateError, StoreUnavailable
 
 P = ParamSpec("P")
 T = TypeVar("T")

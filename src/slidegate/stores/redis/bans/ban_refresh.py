@@ -1,0 +1,221 @@
+"""How the list of bans that a worker holds is refreshed, and how commands about bans are sent.
+
+Redis numbers the changes of bans, and every answer says the number of the last one. Where a worker holds less it says
+with its next requests what guards them, and asks for the changes, a part at a time, at most every `REFRESH_EVERY_S`.
+
+Every answer also says which life of the data it belongs to. Another life begins after Redis has lost its data or a part
+of the bans: then a worker learns the secret again, and puts back the bans that it holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from contextlib import suppress
+from itertools import islice
+from time import monotonic
+from typing import Any, Final, Protocol, TypeVar
+from weakref import WeakSet
+
+from ....core.bans.in_force import Ban, BanList
+from ....core.errors import StoreError
+from ....core.protocols import Clock, Event
+from ..faults import sensible
+from ..packing import Script, bans_script
+from .ban_codec import bytes_of, pack_ban, text_of, unpack_ban
+from .ban_events import changes
+from .ban_replica import NEVER_S, HeldBans
+
+REFRESH_EVERY_S: Final = 0.1
+PARTS: Final = (b"", b":list", b":ends", b":changes", b":history", b":standings", b":over", b":prefixes")
+CHUNK: Final = 200
+"""How many bans to read or write without letting others go on: some 2 ms of an event loop, or of Redis."""
+MOST_PARTS: Final = 64
+"""How many parts a refresh reads at most; Redis remembers fewer changes."""
+LIFE_BYTES: Final = 16
+
+T = TypeVar("T")
+
+
+class Sender(Protocol):
+    """What sends commands from one event loop; `wire.pipeline.Lane` does."""
+
+    loop: asyncio.AbstractEventLoop
+
+    async def ask(self, *command: bytes | int) -> Any:
+        """Send a command and return its answer."""
+
+    async def run(self, script: Script, keys: Sequence[bytes], asked: Sequence[bytes | int]) -> Any:
+        """Run a script and return its answer."""
+
+    async def recover(self) -> None:
+        """Learn the secret and the life of the data again."""
+
+    def attend(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Run a coroutine that nobody waits for."""
+
+
+async def in_steps(many: Iterable[T], step: int = CHUNK) -> AsyncIterator[list[T]]:
+    """Yield parts of what would take an event loop long to go through, and let others go on in between."""
+    rest = iter(many)
+    while part := list(islice(rest, step)):
+        yield part
+        await asyncio.sleep(0)
+
+
+class RefreshedBans(HeldBans):
+    """The bans that a worker holds, kept up to date.
+
+    Args:
+        lane: Returns what sends commands from the running event loop.
+        meta: The name of the hash with the numbers.
+        clock: The clock of a test.
+        heard: Hears of the life and the number of hand-backs in an answer, and when its command was sent (monotonic).
+        tell: Passes events on.
+    """
+
+    def __init__(
+        self,
+        lane: Callable[[], Sender],
+        meta: bytes,
+        clock: Clock | None,
+        heard: Callable[[bytes, float], None],
+        tell: Callable[[Sequence[Event]], None],
+    ) -> None:
+        super().__init__(clock)
+        self._lane = lane
+        self._keys = [meta + part for part in PARTS]
+        self._heard_state = heard
+        self._tell = tell
+        self._refreshing: WeakSet[Sender] = WeakSet()
+        self._refreshed_s = NEVER_S
+
+    @property
+    def list_name(self) -> bytes:
+        """The name of the hash with the bans."""
+        return self._keys[1]
+
+    # -- what every answer brings ------------------------------------------------------------------------------------
+
+    def heard(self, lane: Sender, number: bytes, sent_s: float) -> None:
+        """Take note of the number of the last change in an answer to what was sent at a monotonic moment."""
+        self.latest = number
+        if number == self.number and not self.restoring:
+            self.known_s = max(self.known_s, sent_s)
+        elif lane not in self._refreshing:
+            self._refreshing.add(lane)
+            lane.attend(self._refresh_in_time(lane))
+
+    def lives(self, life: bytes) -> None:
+        """Take note of the life of the data in Redis."""
+        with self._lock:
+            if life == self.life:
+                return
+            lost, self.life = bool(self.life), life
+            if not lost:
+                return
+            self.restoring, self.number, self.known_s = True, b"", NEVER_S
+        message = "redis: data was lost, so counts start anew; the bans that are known here are put back"
+        self._tell((Event("store_reset", message),))
+
+    async def notice(self, lane: Sender) -> None:
+        """Let Redis notice whether a part of the bans is gone, which begins another life."""
+        await self._ask(lane, "since", [b""])
+
+    @sensible
+    async def refresh(self, lane: Sender) -> None:
+        """Learn of what has changed, a part at a time.
+
+        Raises:
+            StoreError: Redis does not answer.
+        """
+        if self.restoring:
+            await self._put_back(lane)
+        life, bans, number = self.life, self.list, self.number
+        for _ in range(MOST_PARTS):
+            asked_s = monotonic()
+            found, _, last = await self._run(lane, "since", [number])
+            if life and life != self.life:  # what is said of bans that are lost is not true
+                await self.refresh(lane)
+                return
+            if found == 0:
+                bans, number = BanList(), last
+                async for part in self._scan(self._keys[1], lane):
+                    self._apply(bans, part)
+            else:
+                number = found[0]
+            with self._lock:
+                if found:
+                    self._apply(bans, found[2:])
+                if not last or (found and found[1]):
+                    self._hold(bans, number, asked_s)
+                    return
+                if bans is self.list:
+                    self.number = number  # the rest is for the next time
+
+    async def _refresh_in_time(self, lane: Sender) -> None:
+        try:
+            await asyncio.sleep(max(self._refreshed_s + REFRESH_EVERY_S - monotonic(), 0.0))
+            if self.restoring or self.number != self.latest:
+                with suppress(StoreError):  # the next answer is a reason to try again
+                    await self.refresh(lane)
+        finally:
+            self._refreshed_s = monotonic()
+            self._refreshing.discard(lane)
+
+    async def _put_back(self, lane: Sender) -> None:
+        """Put back the bans that are held here, after a loss of data."""
+        life = self.life
+        with self._lock:
+            rows = list(self.list.by_key.values())
+        async for part in in_steps(rows):
+            bans = [Ban(*row) for row in part]
+            with self._lock:
+                now_us, wall_us = self._time.now_us()
+            await self._load([ban for ban in bans if not ban.is_over(now_us, wall_us)], now_us)
+        if life == self.life:
+            self.restoring = False
+
+    # -- commands ----------------------------------------------------------------------------------------------------
+
+    async def _command(
+        self, name: str, asked: Sequence[bytes | int], keys: Sequence[bytes] = ()
+    ) -> tuple[Any, list[bytes]]:
+        """Run a command of ``lua/bans/6_rules.lua``; return its answer and what it reports."""
+        lane, sent_s = self._lane(), monotonic()
+        answer, reports, number = await self._run(lane, name, asked, keys)
+        self.heard(lane, number, sent_s)
+        with self._lock:
+            for key, row in changes(reports):
+                self._put(text_of(key), unpack_ban(key, row) if row else None)
+        return answer, reports
+
+    async def _run(
+        self, lane: Sender, name: str, asked: Sequence[bytes | int], keys: Sequence[bytes] = ()
+    ) -> tuple[Any, list[bytes], bytes]:
+        """Run a command; return its answer, what it reports, and the number of the last change."""
+        sent_s = monotonic()
+        times, number, state, answer, reports = await self._ask(lane, name, asked, keys)
+        self._saw(times, sent_s)
+        self._heard_state(state, sent_s)
+        if state[:LIFE_BYTES] != self.life:
+            await lane.recover()
+        return answer, reports, number
+
+    async def _ask(self, lane: Sender, name: str, asked: Sequence[bytes | int], keys: Sequence[bytes] = ()) -> Any:
+        wall_us = -1 if self._clock is None else self._clock()
+        return await lane.run(bans_script(), [*self._keys, *keys], [wall_us, name.encode(), *asked])
+
+    async def _scan(self, name: bytes, lane: Sender) -> AsyncIterator[Sequence[bytes]]:
+        """Yield what is in a hash: fields and values, a part at a time."""
+        place = b"0"
+        while True:
+            place, found = await lane.ask(b"HSCAN", name, place, b"COUNT", CHUNK)
+            async for part in in_steps(found, 2 * CHUNK):
+                yield part
+            if place == b"0":
+                return
+
+    async def _load(self, bans: Sequence[Ban], now_us: int = -1) -> None:
+        packed = [row for ban in bans for row in (bytes_of(ban.key), pack_ban(ban))]
+        await self._command("load", [now_us, len(bans), *packed])
