@@ -21,12 +21,13 @@ import slidegate.core.bans.policy
 import slidegate.core.bans.rows
 import slidegate.core.bans.rules
 import slidegate.core.bans.standing
+import slidegate.core.demand
 import slidegate.core.limits
 import slidegate.core.windows.bookings
 import slidegate.core.windows.counters
 import slidegate.core.windows.timestamps
-import slidegate.stores.judging
 import slidegate.stores.memory.bans
+import slidegate.stores.memory.demands
 import slidegate.stores.memory.store
 import slidegate.stores.memory.tables
 from slidegate.core import BookedWindow, CounterWindow, TimestampWindow
@@ -51,8 +52,8 @@ from .windows.test_window_properties import (
 )
 
 LIMITS, TIMES, COUNTS = slidegate.core.limits, slidegate.core.windows.timestamps, slidegate.core.windows.counters
-BOOKINGS, MEMORY, JUDGING = slidegate.core.windows.bookings, slidegate.stores.memory.store, slidegate.stores.judging
-TABLES = slidegate.stores.memory.tables
+BOOKINGS, MEMORY, DEMAND = slidegate.core.windows.bookings, slidegate.stores.memory.store, slidegate.core.demand
+TABLES, DEMANDS = slidegate.stores.memory.tables, slidegate.stores.memory.demands
 STRIKES, LIST, ROWS = slidegate.core.bans.standing, slidegate.core.bans.in_force, slidegate.core.bans.rows
 LADDERS, RULES = slidegate.core.bans.policy, slidegate.core.bans.rules
 MEMORY_BANS = slidegate.stores.memory.bans
@@ -163,8 +164,8 @@ STEPS = [
 ]
 STORES = [
     Mutation("peek charges", MEMORY, (("copy(window)", "window"),)),
-    Mutation("a second refund hands back again", JUDGING, (("decision.charge.clear()", "pass"),)),
-    Mutation("a refusal charges the limits that had room", JUDGING, (("if any(waits):", "if all(waits):"),)),
+    Mutation("a second refund hands back again", DEMANDS, (("decision.charge.clear()", "pass"),)),
+    Mutation("a refusal charges the limits that had room", DEMAND, (("if any(waits):", "if all(waits):"),)),
     Mutation("reset does nothing", TABLES, (("self.windows[key] = self.new_window()", "pass"),)),
     Mutation("rules share windows", MEMORY, (("return bucket.rule, limit.window_us", "return '', limit.window_us"),)),
     Mutation("a new amount starts anew", MEMORY, (("= table.fetch(key, now_us)", "= table.windows.get(key)"),)),
@@ -175,17 +176,17 @@ DEBTS = [
     Mutation("a debt of times is handed back whole", TIMES, (("return kept - pushed_out", "return kept"),)),
     Mutation("a refund of the newest counts leaves the slice open", COUNTS, (("self._reopen()", "pass"),)),
     Mutation(
-        "a refusal is not charged", JUDGING, (("ask.window.charge(now_us, ask.cost", "ask.window.charge(now_us, 0"),)
+        "a refusal is not charged", DEMAND, (("ask.window.charge(now_us, ask.cost", "ask.window.charge(now_us, 0"),)
     ),
-    Mutation("all refusals are charged", JUDGING, (("if ask.bucket.count_denied]", "]"),)),
-    Mutation("the wait is the one before the charge", JUDGING, (("if denied else waits", "if not denied else waits"),)),
-    Mutation("any number may wait", JUDGING, ((" and waiting < ask.bucket.wait_max", ""),)),
+    Mutation("all refusals are charged", DEMAND, (("if ask.bucket.count_denied]", "]"),)),
+    Mutation("the wait is the one before the charge", DEMAND, (("if denied else waits", "if not denied else waits"),)),
+    Mutation("any number may wait", DEMAND, ((" and waiting < ask.bucket.wait_max", ""),)),
     Mutation(
         "only the own limits have to agree on the moment",
-        JUDGING,
+        DEMAND,
         (("max(rooms, default=from_us) == from_us", "True"),),
     ),
-    Mutation("a place is never handed back", JUDGING, (("changed |= window.leave(note.spent_us)", "pass"),)),
+    Mutation("a place is never handed back", DEMANDS, (("changed |= window.leave(note.spent_us)", "pass"),)),
 ]
 PLACES = [
     Mutation(
@@ -402,19 +403,19 @@ SCENES: list[tuple[Mutation, Callable[[scenes.NewStore], None]]] = [
     (
         Mutation(
             "keys that meet have to fit beside each other",
-            JUDGING,
+            DEMAND,
             (("ahead = before.get(key, 0)", "ahead = sum(before.values())"),),
         ),
         scenes.a_cost_of_the_whole_amount_waits_beside_a_stranger,
     ),
     (
-        Mutation("keys that meet are charged as one", JUDGING, (("        if ask.others:", "        if 0:"),)),
+        Mutation("keys that meet are charged as one", DEMAND, (("        if ask.others:", "        if 0:"),)),
         scenes.a_cost_of_the_whole_amount_waits_beside_a_stranger,
     ),
     (
         Mutation(
             "who waits takes a place where there is room",
-            JUDGING,
+            DEMAND,
             (("waits=check in lacking and not again", "waits=not again"),),
         ),
         scenes.who_waits_takes_no_place_where_there_is_room,
@@ -516,9 +517,12 @@ def store(mutation: Mutation) -> Callable[..., slidegate.stores.memory.store.Mem
             tables.new_window = kit(mutation).window
         memory.Table = tables.Table
         return memory.MemoryStore
-    for name in vars(memory).keys() & vars(made).keys():
-        if getattr(made, name).__class__ is types.FunctionType and getattr(made, name).__module__ == made.__name__:
-            setattr(memory, name, getattr(made, name))
+    demands = made if mutation.module is DEMANDS else mutated(Mutation("nothing", DEMANDS, ()))
+    for user, broken in ((demands, made), (memory, made), (memory, demands)):
+        for name in vars(user).keys() & vars(broken).keys():
+            function = getattr(broken, name)
+            if function.__class__ is types.FunctionType and function.__module__ == broken.__name__:
+                setattr(user, name, function)
     return memory.MemoryStore
 
 
@@ -671,7 +675,7 @@ def test_bans_of_a_loaded_copy_without_mutation_pass(module: types.ModuleType, m
 
 def test_a_loaded_copy_without_mutation_passes() -> None:
     kits = [kit(Mutation("nothing", module, ())) for module in (TIMES, COUNTS)]
-    stores = [store(Mutation("nothing", module, ())) for module in (MEMORY, JUDGING, TABLES)]
+    stores = [store(Mutation("nothing", module, ())) for module in (MEMORY, DEMAND, DEMANDS, TABLES)]
     for rolled in bytes_of_any_length(60):
         for whole in kits:
             agrees_with_the_reference(whole, unsteady(rolled))

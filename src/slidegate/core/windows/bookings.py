@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from copy import copy
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from ..limits import Limit
 from .rings import Ring, convert
@@ -30,7 +30,7 @@ from .theory import NEVER, Reading
 class Note(NamedTuple):
     """What a store has to know to hand a charge back that was not simply spent at the time of its decision."""
 
-    window: Ring | BookedWindow
+    window: Entry
     spent_us: int
     """The moment from which the units count; it may be in the future."""
     units: int
@@ -204,3 +204,7 @@ class BookedWindow:
         for moment_us, units in booked:
             self._change(self.limit.counts_from_us(moment_us - step_us), units)
         self._waiting = [moment_us - step_us for moment_us in self._waiting]
+
+
+Entry: TypeAlias = Ring | BookedWindow
+"""The window of one key under one limit, as a store holds it."""

@@ -8,11 +8,11 @@ from hashlib import blake2b
 from typing import Any
 
 from ...core.decision import Bucket, Check, Decision, Reason
+from ...core.demand import LIMITED, OK, TOO_LARGE, charge_all, judge_all
 from ...core.limits import Limit
 from ...core.memo import remember
 from ...core.windows.bookings import BookedWindow, Note
 from ...core.windows.theory import NEVER
-from ..judging import LIMITED, OK, TOO_LARGE, charge_all, judge_all
 from .session import Session
 from .window_rows import Charged, Slot, row_of
 
@@ -38,10 +38,10 @@ class Judge:
                     session.asked = (slot,)
                     return Decision(False, TOO_LARGE if wait_us == NEVER else LIMITED, now_us, checks, (reading,))
                 return Decision(True, OK, now_us, checks, (reading,), [slot])
-        flat, slots = self._find(checks, session)
+        slots = self._find(checks, session)
         session.asked = slots
         windows = [slot.window for slot in slots]
-        decision = judge_all(checks, flat, windows, now_us)
+        decision = judge_all(checks, windows, now_us)
         for slot, window in zip(slots, windows, strict=True):
             slot.window = window  # a new one, if this was its first booking
         if decision.charge:
@@ -54,8 +54,8 @@ class Judge:
 
     def charge(self, checks: Sequence[Check], session: Session) -> Decision:
         """Charge all windows, whatever their limits."""
-        flat, slots = self._find(checks, session)
-        decision = charge_all(checks, flat, [slot.window for slot in slots], session.now_us)
+        slots = self._find(checks, session)
+        decision = charge_all(checks, [slot.window for slot in slots], session.now_us)
         decision.charge = _noted(decision.charge, slots)
         return decision
 
@@ -78,14 +78,12 @@ class Judge:
             decision.charge.clear()
         return changed
 
-    def _find(self, checks: Sequence[Check], session: Session) -> tuple[list[Any], list[Slot]]:
-        flat: list[Any] = []  # without tables
-        slots: list[Slot] = []
-        for bucket, key, cost in checks:
-            for digest, limit in self._bound.get(bucket) or self._bind(bucket):
-                flat.append((None, limit, key, cost))
-                slots.append(session.slot(key, digest, limit))
-        return flat, slots
+    def _find(self, checks: Sequence[Check], session: Session) -> list[Slot]:
+        return [
+            session.slot(key, digest, limit)
+            for bucket, key, _ in checks
+            for digest, limit in self._bound.get(bucket) or self._bind(bucket)
+        ]
 
     def _names(self, checks: Sequence[Check]) -> list[tuple[str, bytes]]:
         """Return the key and the digest of each window of a demand."""

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ...core.decision import Check, Decision
+from ...core.demand import LIMITED
 from ...core.memo import remember
 from ...core.windows.bookings import BookedWindow
 from ...core.windows.codec import pack_window
 from ...core.windows.theory import Reading
-from ..judging import LIMITED
 from .session import Session
 from .window_rows import HEAD_BYTES, Slot
 

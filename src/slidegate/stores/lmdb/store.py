@@ -25,10 +25,10 @@ except ImportError as error:
 
 from ...core.bans.in_force import Guarded
 from ...core.decision import Check, Decision
+from ...core.demand import LIMITED
 from ...core.errors import ConfigurationError
 from ...core.limits import check_whole
 from ...core.protocols import Clock, Observer
-from ..judging import LIMITED
 from ..memory.store import DEFAULT_MAX_BANS, DEFAULT_MAX_KEYS
 from .bans.bans import LmdbBans
 from .batching import Turns

@@ -26,14 +26,16 @@ from typing import Final
 
 from ...core.bans.in_force import Guarded
 from ...core.decision import Bucket, Check, Decision
+from ...core.demand import LIMITED, OK, TOO_LARGE, charge_all, judge, judge_all
 from ...core.errors import ConfigurationError
 from ...core.limits import Limit
 from ...core.observers import Observers
 from ...core.protocols import Clock, Event, Observer
+from ...core.windows.bookings import Entry
 from ...core.windows.theory import NEVER
-from ..judging import LIMITED, OK, TOO_LARGE, Flat, charge_all, hand_back, judge, judge_all, judge_and_keep
 from .bans import MemoryBans
-from .tables import Entry, Identity, MemoryStats, Table
+from .demands import Flat, hand_back, judge_and_keep
+from .tables import Identity, MemoryStats, Table
 
 # nginx counts 160,000 addresses in the 10 MB of its manual's example; at 200 to 800 bytes each this is 20 to 80 MB.
 DEFAULT_MAX_KEYS: Final = 100_000
@@ -162,7 +164,7 @@ class MemoryStore:
             copies: dict[tuple[Table, str | int], Entry] = {}
             places = [self._imagine(table, key, now_us, copies) for table, _, key, _ in flat]
             windows = [copies[place] for place in places]
-            decision = judge_all(checks, flat, windows, now_us)
+            decision = judge_all(checks, windows, now_us)
             decision.charge = ()
             return decision
 
@@ -171,7 +173,7 @@ class MemoryStore:
         with self._lock:
             now_us = self._now_us()
             flat = self._flat(checks, now_us)
-            decision = charge_all(checks, flat, [self._window(table, key, now_us) for table, _, key, _ in flat], now_us)
+            decision = charge_all(checks, [self._window(table, key, now_us) for table, _, key, _ in flat], now_us)
             if now_us >= self._sweep_due_us:
                 self._sweep(now_us)
             events, self._pending = self._pending, []

@@ -13,12 +13,11 @@ from hashlib import blake2b
 from typing import Final, TypeAlias
 
 from ...core.limits import Limit
-from ...core.windows.bookings import BookedWindow
+from ...core.windows.bookings import BookedWindow, Entry
 from ...core.windows.rings import Ring, convert, new_window
 
 SHARED_CELLS: Final = 4_096
 
-Entry: TypeAlias = Ring | BookedWindow
 Identity: TypeAlias = tuple[str, int, int, bool]
 """Rule, window, resolution, and whether times are kept."""
 

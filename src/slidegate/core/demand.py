@@ -1,22 +1,22 @@
-"""What a memory store does to all windows of a demand at once. Called under its lock."""
+"""A demand asks several limits at once: all of its windows are charged, or none.
+
+A store finds the windows of a demand, one for each limit of each check, in their order, and holds its lock or a
+transaction around the call.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
-from ..core.decision import Bucket, Check, Decision, Reason
-from ..core.limits import Limit
-from ..core.windows.bookings import BookedWindow, Note
-from ..core.windows.theory import NEVER, Reading
-from .memory.tables import Entry, Table, ring_of
+from .decision import Bucket, Check, Decision, Reason
+from .limits import Limit
+from .windows.bookings import BookedWindow, Entry, Note
+from .windows.theory import NEVER, Reading
 
 OK: Final = Reason.OK
 LIMITED: Final = Reason.LIMITED
 TOO_LARGE: Final = Reason.TOO_LARGE
-
-Flat: TypeAlias = list[tuple[Table, Limit, str, int]]
-"""A demand, limit by limit: where its windows are, the limit, the key and the cost."""
 
 
 def judge(
@@ -71,7 +71,7 @@ class Ask(NamedTuple):
         return NEVER if wait_us == NEVER else max(now_us + wait_us, from_us)
 
 
-def judge_all(checks: Sequence[Check], flat: Flat, windows: list[Entry], now_us: int) -> Decision:
+def judge_all(checks: Sequence[Check], windows: list[Entry], now_us: int) -> Decision:
     """Charge all windows or none, or book them, or charge a refusal.
 
     Puts a `BookedWindow` into `windows` where a ring gets its first booking.
@@ -79,7 +79,7 @@ def judge_all(checks: Sequence[Check], flat: Flat, windows: list[Entry], now_us:
     for window in windows:
         if isinstance(window, BookedWindow):
             window.settle(now_us)
-    asked = _asked(checks, flat, windows)
+    asked = _asked(checks, windows)
     waits = _waits(asked, now_us)
     if not any(waits):
         return _spend(checks, asked, windows, now_us)
@@ -96,49 +96,23 @@ def judge_all(checks: Sequence[Check], flat: Flat, windows: list[Entry], now_us:
     return Decision(False, reason, now_us, checks, readings)
 
 
-def judge_and_keep(checks: Sequence[Check], flat: Flat, windows: list[Entry], now_us: int) -> Decision:
-    """Do what `judge_all` does, and put what it made for bookings in the places of the rings."""
-    before = windows.copy()
-    decision = judge_all(checks, flat, windows, now_us)
-    for (table, _, key, _), window, after in zip(flat, before, windows, strict=True):
-        if after is not window:
-            table.replace(key, window, after)
-    if decision.reason is Reason.WAITED:
-        for table, _, key, _ in flat:
-            table.wait_in_cell(key, now_us + decision.wait_us)
-    return decision
-
-
-def charge_all(checks: Sequence[Check], flat: Flat, windows: Sequence[Entry], now_us: int) -> Decision:
+def charge_all(checks: Sequence[Check], windows: Sequence[Entry], now_us: int) -> Decision:
     """Charge all windows, whatever their limits."""
+    limits = [(limit, cost) for bucket, _, cost in checks for limit in bucket.limits]
     notes: list[Note] = []
-    for window, (_, limit, _, cost) in zip(windows, flat, strict=True):
+    for window, (limit, cost) in zip(windows, limits, strict=True):
         notes.append(Note(window, now_us, window.charge(now_us, cost, limit.resolution)))
     readings = [(window.spent, window.leaves_us, window.newest_us, 0) for window in windows]
     return Decision(True, OK, now_us, checks, readings, notes)
 
 
-def hand_back(decision: Decision, flat: Flat, now_us: int) -> bool:
-    """Take what `decision` charged out of the windows that still hold it; tell whether that was anything."""
-    changed = False
-    for noted, (table, _, key, cost) in zip(decision.charge, flat, strict=True):
-        if noted is None:
-            continue
-        note = noted if isinstance(noted, Note) else Note(noted, decision.now_us, cost)
-        for window in table.charged(key, ring_of(note.window)):
-            changed |= window.remove(now_us, note.spent_us, note.units)
-            if note.waits and isinstance(window, BookedWindow):
-                changed |= window.leave(note.spent_us)
-    if changed:
-        decision.charge.clear()
-    return changed
-
-
-def _asked(checks: Sequence[Check], flat: Flat, windows: Sequence[Entry]) -> list[Ask]:
-    owners = [(place, bucket) for place, (bucket, _, _) in enumerate(checks) for _ in bucket.limits]
+def _asked(checks: Sequence[Check], windows: Sequence[Entry]) -> list[Ask]:
+    limits = [
+        (place, bucket, limit, key, cost) for place, (bucket, key, cost) in enumerate(checks) for limit in bucket.limits
+    ]
     units: dict[Entry, dict[str, int]] = {}
     asked: list[Ask] = []
-    for window, (_, limit, key, cost), (place, bucket) in zip(windows, flat, owners, strict=True):
+    for window, (place, bucket, limit, key, cost) in zip(windows, limits, strict=True):
         before = units.setdefault(window, {})
         ahead = before.get(key, 0)
         asked.append(Ask(window, limit, cost, bucket, place, ahead, sum(before.values()) - ahead))
