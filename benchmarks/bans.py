@@ -86,7 +86,7 @@ def strikes_of_a_gate(policy: BanPolicy) -> Candidate:
     limiter = Limiter()
     limiter.store.bans.strike(policy, "user:decoy", 1_000_000, "benchmark")
     gate = RateLimitMiddleware(nothing, rules=[], limiter=limiter, bans=policy, statistics=False)
-    abuse, offence = gate.judge.abuse, Offence(policy, 1, "benchmark")
+    abuse, offence = gate._gate.side.abuse, Offence(policy, 1, "benchmark")
     address = parse_address(CLIENT)
 
     async def run() -> float:

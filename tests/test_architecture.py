@@ -32,15 +32,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "__init__": ({"core", "limiter", "netlists", "stores", "web"}, set()),
 }
 # Files that import each other in a circle all the same -> why.
-CIRCLES: dict[frozenset[str], str] = {
-    frozenset(
-        {
-            "web/answers/sending.py", "web/answers/traffic.py", "web/bans/signals.py", "web/config/file_gate.py",
-            "web/config/file_options.py", "web/endpoints/decorator.py", "web/endpoints/rate_limit.py",
-            "web/findings/first_requests.py", "web/judge.py", "web/keys/user.py", "web/middleware.py", "web/record.py",
-        }
-    ): "a record leads back to the gate that made it",
-}  # fmt: skip
+CIRCLES: dict[frozenset[str], str] = {}
 
 # Names that several files share, because each does the same for another store, or adds files to it -> where.
 TWINS: dict[str, set[str]] = {

@@ -30,6 +30,7 @@ from .web.lists.network_files import NetworkFile, NetworkFiles
 from .web.middleware import RateLimitMiddleware
 from .web.openapi import document_limits
 from .web.rules.rule import Rule
+from .web.websockets.message_limits import MessageLimits
 
 __version__ = "0.1.0"
 
@@ -47,6 +48,7 @@ __all__ = [
     "Limiter",
     "MemoryStats",
     "MemoryStore",
+    "MessageLimits",
     "NetworkFile",
     "NetworkFiles",
     "Networks",

@@ -11,7 +11,18 @@ from typing import Any
 
 import pytest
 
-from slidegate import BanPolicy, Limiter, RateLimitMiddleware, Reason, Rule, client_ip, combine, cookie, header
+from slidegate import (
+    BanPolicy,
+    Limiter,
+    MessageLimits,
+    RateLimitMiddleware,
+    Reason,
+    Rule,
+    client_ip,
+    combine,
+    cookie,
+    header,
+)
 from slidegate.core.decision import Bucket
 from slidegate.core.errors import StoreError, StoreUnavailable
 from slidegate.core.limits import parse_limits
@@ -399,9 +410,11 @@ async def test_nobody_gets_a_window_twice_whatever_redis_does(place: Place, numb
 class Chat:
     """A websocket through a gate; what comes through is counted."""
 
-    def __init__(self, limiter: Limiter, **options: Any) -> None:
+    def __init__(self, limiter: Limiter, messages: str | None = None, **options: Any) -> None:
         options.setdefault("rules", [])
-        self.gate = RateLimitMiddleware(self.app, limiter=limiter, message_key=header("X-API-Key"), **options)
+        if messages is not None:
+            options["messages"] = MessageLimits(messages, key=header("X-API-Key"))
+        self.gate = RateLimitMiddleware(self.app, limiter=limiter, **options)
         self.sent: asyncio.Queue[Any] = asyncio.Queue()
         self.got: asyncio.Queue[Any] = asyncio.Queue()
         self.sent.put_nowait({"type": "websocket.connect"})
@@ -431,15 +444,15 @@ async def test_an_open_websocket_is_counted_and_banned_by_the_keys_that_everybod
     await place.proxy.refuse()
     worker = Worker(place.url)
     bans = BanPolicy("9/1h", key=header("X-API-Key"))
-    chats = [Chat(worker.limiter, message_limits="4/hour", bans=bans) for _ in range(2)]
+    chats = [Chat(worker.limiter, messages="4/hour", bans=bans) for _ in range(2)]
     assert [await chat.hear() for chat in chats] == ["websocket.accept"] * 2
     assert [await chats[0].say(text) for text in "ab"] == ["a", "b"]
     await place.proxy.accept()
     await worker.recovered()
     assert await chats[0].say("c") == "c"
     key = worker.limiter.digest("header:X-API-Key", b"k-1")
-    assert chats[0].gate._messages is not None
-    bucket = chats[0].gate._messages._bucket
+    assert chats[0].gate._gate._messages is not None
+    bucket = chats[0].gate._gate._messages._bucket
     async with Limiter.from_url(place.url, deadline=BOUND_S) as other:
         assert (await other.peek_all([(bucket, key, 4)])).allowed is False
         assert (await other.peek_all([(bucket, key, 3)])).allowed is True

@@ -22,6 +22,7 @@ from slidegate import (
     ConfigurationError,
     Limiter,
     MemoryStore,
+    MessageLimits,
     Networks,
     RateLimit,
     RateLimitMiddleware,
@@ -652,7 +653,7 @@ async def test_a_ban_ends_an_open_websocket_with_1008_at_the_next_message() -> N
 
 async def test_messages_beyond_their_limit_strike() -> None:
     listener = Listener()
-    house = House(listener, rules=[], message_limits="2/day", on_exceeded="drop", bans=policy("3/10m"))
+    house = House(listener, rules=[], messages=MessageLimits("2/day", beyond="drop"), bans=policy("3/10m"))
     flood = await Socket([*texts(9), BYE]).run(house.gate)
     assert [message["type"] for message in listener.heard] == ["websocket.receive"] * 2 + ["websocket.disconnect"]
     assert flood.came[-1]["code"] == 1008

@@ -42,7 +42,7 @@ def write(file: Path, text: str | bytes) -> None:
     file.write_bytes(text if isinstance(text, bytes) else text.encode())
 
 
-def from_file(file: Path, text: str | bytes, **code: Any) -> FileGate:
+def from_file(file: Path, text: str | bytes, **code: Any) -> FileGate[RateLimitMiddleware]:
     write(file, text)
     return RateLimitMiddleware.from_file(hello, file, **code)
 
@@ -54,8 +54,9 @@ def gate(file: Path, text: str | bytes, **code: Any) -> RateLimitMiddleware:
 
 def test_everything_can_be_written_in_the_file() -> None:
     made = RateLimitMiddleware.from_file(hello, EVERYTHING).app
-    assert made._messages is not None
-    assert (made._messages._on_exceeded, made._messages._key.identity) == ("drop", "header:x-api-key")  # type: ignore[union-attr]
+    messages = made._gate._messages
+    assert messages is not None
+    assert (messages._beyond, messages._key.identity) == ("drop", "header:x-api-key")  # type: ignore[union-attr]
     health, login, api, export, service, shadow, v6, query = made.rules
     assert (health.paths, health.exempt, health.limits) == (("/health",), True, ())
     assert [str(limit) for limit in login.limits] == ["5/1m", "50/1h"]
@@ -73,7 +74,7 @@ def test_everything_can_be_written_in_the_file() -> None:
 
 
 def test_a_ban_policy_is_the_same_from_a_file_and_in_code() -> None:
-    made = RateLimitMiddleware.from_file(hello, EVERYTHING).app.judge.abuse.policies
+    made = RateLimitMiddleware.from_file(hello, EVERYTHING).app._gate.side.abuse.policies
     assert list(made) == ["scanning", "accounts"]
     wanted = BanPolicy(
         "20/10m", "1h", factor=4, longest="7d", jitter=0.1, forgive="24h", name="scanning", prolong=True, status=429,
@@ -94,10 +95,10 @@ def facts(policy: BanPolicy) -> dict[str, Any]:
 
 
 def test_what_a_ban_table_leaves_out_is_what_the_code_leaves_out(file: Path) -> None:
-    made = gate(file, "rules = []\n[bans.abuse]\n").judge.abuse.policies["abuse"]
+    made = gate(file, "rules = []\n[bans.abuse]\n")._gate.side.abuse.policies["abuse"]
     assert facts(made) == facts(BanPolicy())
-    assert gate(file, "rules = []\n").judge.abuse.policies == {}
-    assert gate(file, "rules = []\n[bans]\n").judge.abuse.policies == {}
+    assert gate(file, "rules = []\n")._gate.side.abuse.policies == {}
+    assert gate(file, "rules = []\n[bans]\n")._gate.side.abuse.policies == {}
 
 
 def test_the_schema_shows_the_defaults_that_the_code_has() -> None:
@@ -322,15 +323,19 @@ BAD: list[tuple[str | bytes, str]] = [
     ('limits = "1/s"\nstore = { env = "NOT_SET" }', "line 2: store: the environment variable NOT_SET is not set"),
     ('limits = "1/s"\nheaders = false', "line 2: headers: expected 'draft', 'legacy', 'both' or 'none', not false"),
     ('limits = "1/s"\npreflight_limits = "x"', "line 2: preflight_limits: "),
-    ('limits = "1/s"\nmessage_limits = "x"', "line 2: message_limits: "),
+    ('limits = "1/s"\n[messages]\nlimits = "x"', "line 3: messages.limits: "),
+    ('limits = "1/s"\n[messages]\nkey = "client"', "line 2: messages.limits: "),
     (
-        'limits = "1/s"\nmessage_key = "conection"',
-        "line 2: message_key: expected 'connection', 'client', 'everyone' or",
+        'limits = "1/s"\nmessages = { limits = "1/s", key = "conection" }',
+        "line 2: messages.key: expected 'connection', 'client', 'everyone' or",
     ),
-    ('limits = "1/s"\nmessage_key = { header = "a b" }', "line 2: message_key.header: expected a header name"),
     (
-        'limits = "1/s"\non_exceeded = "clse"',
-        "line 2: on_exceeded: expected 'close', 'drop' or 'wait', not \"clse\"; did",
+        'limits = "1/s"\n[messages]\nlimits = "1/s"\nkey = { header = "a b" }',
+        "line 4: messages.key.header: expected a header name",
+    ),
+    (
+        'limits = "1/s"\n[messages]\nlimits = "1/s"\nbeyond = "clse"',
+        "line 4: messages.beyond: expected 'close', 'drop' or 'wait', not \"clse\"; did",
     ),
     ('limits = "1/s"\nenabled = "yes"', "line 2: enabled: expected true or false"),
     ('limits = "1/s"\ndeadline = "2 hours"', "line 2: deadline: expected 1ms to 1m"),

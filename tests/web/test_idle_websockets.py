@@ -19,7 +19,7 @@ from starlette.types import Message, Receive, Scope, Send
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-from slidegate import BanPolicy, Limiter, RateLimitMiddleware, header
+from slidegate import BanPolicy, Limiter, MessageLimits, RateLimitMiddleware, header
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.redis import RedisStore
 from slidegate.web.websockets import ban_sweep as sockets
@@ -86,10 +86,10 @@ async def opened(gate: Any, *connections: Connection) -> list[asyncio.Task[Conne
 
 
 def open_sockets(gate: RateLimitMiddleware) -> Any:
-    return gate.judge._sockets
+    return gate._gate.sockets
 
 
-@pytest.mark.parametrize("options", [{}, {"message_limits": "9/second", "message_key": "client"}])
+@pytest.mark.parametrize("options", [{}, {"messages": MessageLimits("9/second", key="client")}])
 async def test_an_idle_websocket_is_closed_with_1008_when_its_client_is_banned(options: Any) -> None:
     limiter = Limiter()
     gate = RateLimitMiddleware(listener, rules=[], limiter=limiter, **options)
@@ -270,7 +270,7 @@ def test_real_servers_close_it_and_tell_the_application(serve: Serve, monkeypatc
 async def test_a_websocket_whose_message_waits_for_its_place_is_closed_before_that(key: Any) -> None:
     limiter = Limiter()
     gate = RateLimitMiddleware(
-        listener, rules=[], limiter=limiter, message_limits="1/hour", message_key=key, on_exceeded="wait"
+        listener, rules=[], limiter=limiter, messages=MessageLimits("1/hour", key=key, beyond="wait")
     )
     idle = Connection()
     async with asyncio.timeout(BOUND_S):

@@ -146,7 +146,7 @@ async def test_no_text_of_a_client_is_remembered_at_its_length(choice: str, stor
 async def test_the_measure_sees_what_is_remembered() -> None:
     app = made(Limiter(MemoryStore()))
     before = text_held(app)
-    kept = app.judge._client._peers  # type: ignore[attr-defined]
+    kept = app._gate._client._peers  # type: ignore[attr-defined]
     kept.update({huge(random.Random(n)): ("", None) for n in range(REQUESTS)})
     assert text_held(app) - before > TEXT * REQUESTS
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import weakref
 from collections.abc import Iterable
 from typing import Any
@@ -20,6 +21,7 @@ from slidegate import (
     ConfigurationError,
     Limiter,
     MemoryStore,
+    MessageLimits,
     Networks,
     RateLimitMiddleware,
     everyone,
@@ -27,7 +29,7 @@ from slidegate import (
 )
 from slidegate.limiter.stand_ins import Unserved
 from slidegate.testing import FakeClock
-from slidegate.web.websockets import message_limits as messages
+from slidegate.web.websockets import message_limits, watched
 
 from .driver import scope_of
 
@@ -80,8 +82,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
         clock.advance(us=round(seconds * 1_000_000))
         await anyio.lowlevel.checkpoint()
 
-    monkeypatch.setattr(messages, "Limiter", lambda: Limiter(MemoryStore(clock=clock)))
-    monkeypatch.setattr(messages.anyio, "sleep", sleep)
+    monkeypatch.setattr(message_limits, "Limiter", lambda: Limiter(MemoryStore(clock=clock)))
+    monkeypatch.setattr(watched.anyio, "sleep", sleep)
     return clock
 
 
@@ -89,7 +91,7 @@ async def test_the_eleventh_message_closes_with_1013_and_the_application_sees_a_
     clock: FakeClock,
 ) -> None:
     app = Listener()
-    socket = await Socket([*texts(12), BYE]).run(RateLimitMiddleware(app, rules=[], message_limits="10/s"))
+    socket = await Socket([*texts(12), BYE]).run(RateLimitMiddleware(app, rules=[], messages=MessageLimits("10/s")))
     assert app.heard[:10] == texts(10)
     assert [(message["type"], message["code"]) for message in app.heard[10:]] == [("websocket.disconnect", 1013)]
     assert [message["type"] for message in socket.came] == ["websocket.accept", "websocket.close"]
@@ -99,7 +101,7 @@ async def test_the_eleventh_message_closes_with_1013_and_the_application_sees_a_
 
 async def test_dropped_messages_leave_no_trace_and_the_rest_goes_on(clock: FakeClock) -> None:
     app = Listener()
-    gate = RateLimitMiddleware(app, rules=[], message_limits="10/s", on_exceeded="drop")
+    gate = RateLimitMiddleware(app, rules=[], messages=MessageLimits("10/s", beyond="drop"))
     socket = await Socket([*texts(12), BYE]).run(gate)
     assert app.heard == [*texts(10), BYE]
     assert [message["type"] for message in socket.came] == ["websocket.accept"]
@@ -119,7 +121,7 @@ async def test_waiting_messages_all_arrive_in_order_and_no_window_holds_more_tha
 
         await app(scope, stamped, send)
 
-    gate = RateLimitMiddleware(stamping, rules=[], message_limits="10/s", on_exceeded="wait")
+    gate = RateLimitMiddleware(stamping, rules=[], messages=MessageLimits("10/s", beyond="wait"))
     await Socket([*texts(35), BYE]).run(gate)
     assert app.heard == [*texts(35), BYE]
     times = arrived[1:-1]
@@ -133,7 +135,7 @@ async def test_ten_thousand_messages_keep_order_and_content_and_a_disconnect_is_
         for n in range(10_000)
     ]
     app = Listener()
-    await Socket([*sent, BYE]).run(RateLimitMiddleware(app, rules=[], message_limits="10000/hour"))
+    await Socket([*sent, BYE]).run(RateLimitMiddleware(app, rules=[], messages=MessageLimits("10000/hour")))
     assert app.heard == [*sent, BYE]
     assert all(heard is message for heard, message in zip(app.heard, sent, strict=False))
 
@@ -144,9 +146,7 @@ async def test_each_connection_counts_by_itself_or_all_of_a_client_or_of_a_key_t
 ) -> None:
     app = Listener()
     limiter = Limiter(MemoryStore(clock=clock))
-    gate = RateLimitMiddleware(
-        app, rules=[], limiter=limiter, message_limits="3/s", message_key=key, on_exceeded="drop"
-    )
+    gate = RateLimitMiddleware(app, rules=[], limiter=limiter, messages=MessageLimits("3/s", key=key, beyond="drop"))
     heard = []
     for client in ("203.0.113.1", "203.0.113.1", "203.0.113.2"):
         app.heard.clear()
@@ -157,7 +157,7 @@ async def test_each_connection_counts_by_itself_or_all_of_a_client_or_of_a_key_t
 
 async def test_a_key_counts_what_it_finds_in_the_handshake(clock: FakeClock) -> None:
     app = Listener()
-    gate = RateLimitMiddleware(app, rules=[], message_limits="3/s", message_key=header("X-API-Key"), on_exceeded="drop")
+    gate = RateLimitMiddleware(app, rules=[], messages=MessageLimits("3/s", key=header("X-API-Key"), beyond="drop"))
     heard = []
     for value in (b"a", b"b", b"a"):
         app.heard.clear()
@@ -185,7 +185,7 @@ async def test_after_the_close_a_send_fails_as_on_any_closed_connection_and_a_cl
             seen.append("disconnected")
         await send({"type": "websocket.close", "code": 1000})
 
-    socket = await Socket([*texts(2), BYE]).run(RateLimitMiddleware(talkative, rules=[], message_limits="1/s"))
+    socket = await Socket([*texts(2), BYE]).run(RateLimitMiddleware(talkative, rules=[], messages=MessageLimits("1/s")))
     assert seen == ["disconnected"]
     assert [message["type"] for message in socket.came] == ["websocket.accept", "websocket.send", "websocket.close"]
 
@@ -198,7 +198,7 @@ async def test_nothing_of_a_connection_is_kept_when_it_is_over(monkeypatch: pyte
             super().__init__()
             alive.add(self)
 
-    monkeypatch.setattr(messages, "Limiter", lambda: Limiter(Counted()))
+    monkeypatch.setattr(message_limits, "Limiter", lambda: Limiter(Counted()))
     store = MemoryStore()
     everybody_is_here = anyio.Event()
 
@@ -206,7 +206,7 @@ async def test_nothing_of_a_connection_is_kept_when_it_is_over(monkeypatch: pyte
         await Listener()(scope, receive, send)
         await everybody_is_here.wait()
 
-    gate = RateLimitMiddleware(waiting, rules=[], limiter=Limiter(store), message_limits="10/s")
+    gate = RateLimitMiddleware(waiting, rules=[], limiter=Limiter(store), messages=MessageLimits("10/s"))
     for _ in range(10):
         async with anyio.create_task_group() as tasks:
             for _ in range(1_000):
@@ -222,7 +222,7 @@ async def test_nothing_of_a_connection_is_kept_when_it_is_over(monkeypatch: pyte
 
 async def test_clients_on_the_allowlist_and_http_requests_have_no_message_limit() -> None:
     app = Listener()
-    options: Any = {"rules": [], "message_limits": "1/s", "allowlist": Networks(["203.0.113.9"])}
+    options: Any = {"rules": [], "messages": MessageLimits("1/s"), "allowlist": Networks(["203.0.113.9"])}
     await Socket([*texts(5), BYE]).run(RateLimitMiddleware(app, **options))
     assert len(app.heard) == 6
     seen: list[Any] = []
@@ -233,7 +233,7 @@ async def test_clients_on_the_allowlist_and_http_requests_have_no_message_limit(
     async def receive() -> Message:
         return {"type": "http.disconnect"}
 
-    await RateLimitMiddleware(http, rules=[], message_limits="1/s")(scope_of(), receive, Socket([]).send)
+    await RateLimitMiddleware(http, rules=[], messages=MessageLimits("1/s"))(scope_of(), receive, Socket([]).send)
     assert seen == [receive]
 
 
@@ -244,7 +244,7 @@ def test_a_client_reads_the_code_and_the_reason() -> None:
             await socket.send_text(text)
 
     app = Starlette(routes=[WebSocketRoute("/", echo)])
-    app.add_middleware(RateLimitMiddleware, rules=[], message_limits="2/hour")
+    app.add_middleware(RateLimitMiddleware, rules=[], messages=MessageLimits("2/hour"))
     with TestClient(app).websocket_connect("/") as socket:
         for text in "abc":
             socket.send_text(text)
@@ -257,14 +257,45 @@ def test_a_client_reads_the_code_and_the_reason() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"message_limits": "often"}, "often"),
-        ({"message_limits": "1/s", "message_key": "user"}, 'message_key: expected "connection", "client"'),
-        ({"message_limits": "1/s", "on_exceeded": "ignore"}, 'on_exceeded: expected "close", "drop" or "wait"'),
+        ({"limits": "often"}, "often"),
+        (
+            {"limits": "1/s", "key": "user"},
+            'MessageLimits: key: expected "connection", "client" or a key .* not \'user\'',
+        ),
+        ({"limits": "1/s", "beyond": "ignore"}, 'MessageLimits: beyond: expected "close", "drop" .* not \'ignore\''),
+        ({"limits": "1/s", "beyound": "drop"}, "MessageLimits: unknown option 'beyound'; did you mean 'beyond'"),
     ],
 )
 def test_a_value_that_cannot_work_is_said_at_construction(options: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
+        MessageLimits(**options)
+
+
+@pytest.mark.parametrize("wrong", ["10/second", {"limits": "10/second"}, 10])
+def test_the_middleware_takes_message_limits_and_nothing_like_them(wrong: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r'messages: expected MessageLimits, for example MessageLimits\("10/'):
+        RateLimitMiddleware(Listener(), rules=[], messages=wrong)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("message_limits", 'messages=MessageLimits("10/second")'),
+        ("message_key", 'messages=MessageLimits("10/second", key="client")'),
+        ("on_exceeded", 'messages=MessageLimits("10/second", beyond="close")'),
+    ],
+)
+def test_an_option_of_before_is_answered_with_the_one_that_took_its_place(old: str, new: str) -> None:
+    options: Any = {old: "close"}
+    message = f"RateLimitMiddleware: unknown option {old!r}; write {new}"
+    with pytest.raises(ConfigurationError, match=re.escape(message)):
         RateLimitMiddleware(Listener(), rules=[], **options)
+
+
+def test_message_limits_say_what_they_are() -> None:
+    limits = MessageLimits("10/second; 100/minute", key=header("X-API-Key"), beyond="drop")
+    assert repr(limits) == "<MessageLimits 10/1s; 100/1m, drop>"
+    assert (limits.beyond, [limit.amount for limit in limits.limits]) == ("drop", [10, 100])
 
 
 @pytest.mark.parametrize("duration", ["1d", "permanent"])
@@ -274,13 +305,13 @@ async def test_a_ban_ends_a_websocket_whose_message_waits(
 ) -> None:
     listener, limiter = Listener(), Limiter(MemoryStore(clock=clock))
     gate = RateLimitMiddleware(
-        listener, rules=[], limiter=limiter, message_limits="1/hour", message_key=key, on_exceeded="wait"
+        listener, rules=[], limiter=limiter, messages=MessageLimits("1/hour", key=key, beyond="wait")
     )
 
     async def sleep(seconds: float) -> None:
         await limiter.ban("203.0.113.9", duration)
 
-    monkeypatch.setattr(messages.anyio, "sleep", sleep)
+    monkeypatch.setattr(watched.anyio, "sleep", sleep)
     socket = await Socket([*texts(5), BYE]).run(gate)
     assert [message["type"] for message in listener.heard] == ["websocket.receive", "websocket.disconnect"]
     assert (listener.heard[-1]["code"], socket.came[-1]["code"]) == (1008, 1008)
@@ -288,7 +319,7 @@ async def test_a_ban_ends_a_websocket_whose_message_waits(
 
 async def test_a_client_that_leaves_while_its_message_waits_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     listener = Listener()
-    gate = RateLimitMiddleware(listener, rules=[], message_limits="1/hour", on_exceeded="wait")
+    gate = RateLimitMiddleware(listener, rules=[], messages=MessageLimits("1/hour", beyond="wait"))
     with anyio.fail_after(10):
         await Socket([*texts(2), BYE]).run(gate)
     assert [message["type"] for message in listener.heard] == ["websocket.receive", "websocket.disconnect"]
@@ -304,9 +335,7 @@ async def test_a_store_that_fails_is_not_held_against_the_client() -> None:
         app,
         rules=[],
         limiter=limiter,
-        message_limits="9/hour",
-        message_key="client",
-        on_exceeded="drop",
+        messages=MessageLimits("9/hour", key="client", beyond="drop"),
         bans=BanPolicy("1/hour"),
     )
     decide = limiter.internals.decide

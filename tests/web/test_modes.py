@@ -62,7 +62,7 @@ async def test_plans_are_read_once_and_remembered_in_bounds() -> None:
         assert (
             await call(app, headers={"n": str(number)}, client=(f"10.0.{number // 250}.{number % 250}", 1))
         ).status == 200
-    selection = app.judge.rules.select(scope_of())
+    selection = app._gate.rules.select(scope_of())
     assert len(selection.gates[0]._plans) <= 257
     several = RateLimitMiddleware(hello, rules=[Rule("*", lambda request: [Limit(1, "1h"), Limit(9, "1d")])])
     assert await statuses(several, 2) == [200, 429]
@@ -267,4 +267,4 @@ async def test_more_hot_keys_than_are_remembered_are_still_told() -> None:
     for number in range(4_200):
         await statuses(app, 2, headers={"x-k": str(number)})
     assert len(hot) == 4_200
-    assert len(app.judge._exceeded) <= 4_096
+    assert len(app._gate.judge._exceeded) <= 4_096

@@ -42,7 +42,7 @@ async def charged(app: ASGIApp, rules: list[Rule], path: str, method: str = "GET
     """Return the labels of the rules that one request was charged on."""
     scope = scope_of(path, method, raw_path=b"/", **more)
     await send_scope(RateLimitMiddleware(app, rules=rules), scope)
-    return [bucket.label for decision in scope["slidegate"] for bucket, _, _ in decision.checks]
+    return [bucket.label for step in scope["slidegate"] for bucket, _, _ in step.decision.checks]
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from slidegate import BanPolicy, Limiter, MemoryStore, RateLimitMiddleware, Rule
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.web.config.file_gate import FileGate
 from slidegate.web.config.file_options import Reading
+from slidegate.web.middleware import _Read
 
 from .driver import call, end_of_looks, hello, statuses
 
@@ -33,10 +34,10 @@ class Desk:
         self.path = directory / "slidegate.toml"
         self._written = 0
 
-    def gate(self, text: str, **code: Any) -> FileGate:
+    def gate(self, text: str, **code: Any) -> FileGate[RateLimitMiddleware]:
         self.write(text)
         code.setdefault("limiter", self.limiter)
-        return FileGate(hello, self.path, clock=lambda: self.clock.now_us / 1_000_000, **code)
+        return FileGate(hello, self.path, make=_Read, clock=lambda: self.clock.now_us / 1_000_000, **code)
 
     def write(self, text: str, name: str = "slidegate.toml") -> None:
         path = self.path.parent / name
@@ -45,7 +46,7 @@ class Desk:
         self._written += 1
         os.utime(path, ns=(0, self._written * 1_000_000_000))
 
-    async def pause(self, app: FileGate) -> None:
+    async def pause(self, app: FileGate[RateLimitMiddleware]) -> None:
         """Let a change be seen and stand still for long enough, with a request that is not counted at each look."""
         for span in ("1s", "10s"):
             self.clock.advance(span)

@@ -184,7 +184,7 @@ async def test_very_long_paths_and_many_different_ones_are_judged_and_not_rememb
     for number in range(3_000):
         await call(app, f"/a/{number}", client=(f"192.0.2.{number % 256}", 1))
     assert (await call(app, "/a/" + "x" * 65_536)).headers["ratelimit"].startswith('"all"')
-    assert len(app.judge.rules._known) <= 2_048
+    assert len(app._gate.rules._known) <= 2_048
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ async def test_odd_paths_and_methods_stand_in_header_fields_as_ascii() -> None:
     app = RateLimitMiddleware(hello, rules=[Rule("/a", "5/minute", methods=["GET"]), ALL])
     for number in range(20):
         await call(app, method="M" * 10_000 + str(number))
-    assert not app.judge.rules._known
+    assert not app._gate.rules._known
 
 
 async def test_the_applications_own_fields_of_our_names_give_way() -> None:

@@ -25,7 +25,7 @@ from starlette.responses import PlainTextResponse, StreamingResponse
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
-from slidegate import Networks, RateLimit, RateLimitMiddleware, client_ip
+from slidegate import MessageLimits, Networks, RateLimit, RateLimitMiddleware, client_ip
 
 BOUND_S = 20
 """How long a hang may last; nothing here takes as long as a second."""
@@ -37,7 +37,7 @@ class Site:
     """An application with a limit at each endpoint, and what its endpoints tell each other."""
 
     def __init__(self) -> None:
-        self.app = FastAPI(middleware=[Middleware(RateLimitMiddleware, rules=[], message_limits="3/hour")])
+        self.app = FastAPI(middleware=[Middleware(RateLimitMiddleware, rules=[], messages=MessageLimits("3/hour"))])
         self.asked = asyncio.Event()
         self.done = threading.Event()
         for endpoint in (self.plain, self.stream, self.task, self.ask):

@@ -40,7 +40,7 @@ class Site:
 
     @property
     def watch(self) -> HotWatch:
-        (gate,) = self.app.judge.rules.select(scope_of()).onlookers
+        (gate,) = self.app._gate.rules.select(scope_of()).onlookers
         assert gate.hot is not None
         return gate.hot
 

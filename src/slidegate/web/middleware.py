@@ -7,47 +7,47 @@ the header fields of the tightest. Nothing about a request is kept on the middle
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..core.bans.policy import BanPolicy
-from ..core.decision import Bucket, Decision, Reason
+from ..core.decision import Bucket
 from ..core.errors import ConfigurationError
 from ..core.limits import Limit, parse_limits
 from ..core.logs import logger
 from ..core.protocols import Observer
 from ..limiter import Limiter
 from .answers.header_fields import HeaderStyle, HeaderWriter
-from .answers.refusals import Refusals, Refused, refused_by
+from .answers.refusals import Refusals, Refused
 from .answers.sending import outgoing
 from .answers.traffic import Feed, Visit
 from .bans.signals import AbuseWatch
 from .broken import Breakable, end_start
+from .config.file_gate import Claim, FileGate, Say
 from .endpoints.decorator import check_places
-from .endpoints.rate_limit import Endpoints, carries_only_refusals, put_users_last
+from .endpoints.endpoint_buckets import EndpointBuckets
+from .endpoints.rate_limit import put_users_last
 from .findings.at_start import examine
 from .findings.codes import Finding, check_silence
 from .findings.first_requests import Watch
+from .gate import RequestGate
 from .judge import Judge
 from .keys.client_ip import ClientAddress, client_ip
 from .lists.network_files import AddressList, followed
 from .options import check_flag, expect, names_checked, switched_off
 from .paths.routes import walk
-from .record import OFF, RECORD, Record, is_preflight
+from .record import Record
 from .rules.rule import Exceeded, Rule
 from .rules.rule_set import RuleSet, all_rules
 from .rules.user_functions import Calls
-from .websockets.message_limits import MessageKey, MessageLimits, OnExceeded
-
-if TYPE_CHECKING:
-    from .config.file_gate import FileGate
+from .scope_keys import OFF, RECORD
+from .settling import Settling
+from .websockets.message_limits import MessageCounter, MessageLimits
 
 _JUDGED: Final = frozenset({"http", "websocket"})
-_WAITED: Final = Reason.WAITED  # CPython 3.11 takes a call to find a member
-_NOBODY: Final = Reason.NOBODY
 
 
 class RateLimitMiddleware(Breakable):
@@ -67,16 +67,18 @@ class RateLimitMiddleware(Breakable):
         headers: ``"draft"`` (RateLimit and RateLimit-Policy), ``"legacy"`` (X-RateLimit-*), ``"both"`` or None.
         preflight_limits: What CORS preflights of one client are held to; rules count only those that come to an
             endpoint which takes OPTIONS. None for no limit.
-        message_limits: What the messages of an accepted websocket are held to, for example ``"10/second"``.
-        message_key: ``"connection"`` counts the messages of each websocket by itself, ``"client"`` those of all
-            websockets of a client together; or a key such as `header`.
-        on_exceeded: What becomes of a message beyond the limit: ``"close"`` ends the websocket with code 1013,
-            ``"drop"`` leaves it out, ``"wait"`` holds it, and what follows, until there is room.
+        messages: What the messages of an accepted websocket are held to: ``MessageLimits("10/second")``.
         statistics: Whether the limiter's `stats` tell what happened to requests.
         enabled: False lets everything pass, and so does ``SLIDEGATE_ENABLED=0`` in the environment.
         silence: Codes of start-up findings, such as ``"SG103"``, that need not be said.
 
     Attributes:
+        app: The application behind the gate.
+        limiter: Where the counts live.
+        rules: The rules of the gate.
+        headers: The style of its header fields.
+        policies: Its ban policies.
+        own_answer: Whether `on_refused` makes its answers.
         findings: What looks wrong, at start-up or in the first requests; each was logged once.
 
     Raises:
@@ -99,9 +101,7 @@ class RateLimitMiddleware(Breakable):
         on_refused: Refused | None = None,
         headers: HeaderStyle | None = "draft",
         preflight_limits: str | Limit | Iterable[str | Limit] | None = "600/minute",
-        message_limits: str | Limit | Iterable[str | Limit] | None = None,
-        message_key: MessageKey = "connection",
-        on_exceeded: OnExceeded = "close",
+        messages: MessageLimits | None = None,
         statistics: bool = True,
         enabled: bool = True,
         silence: Iterable[str] = (),
@@ -113,28 +113,43 @@ class RateLimitMiddleware(Breakable):
         if headers not in ("draft", "legacy", "both", None):
             raise ConfigurationError(f'headers: expected "draft", "legacy", "both" or None, not {headers!r}')
         self.headers = headers
-        self.own_answer = on_refused is not None
         self._headers = HeaderWriter(headers) if headers is not None else None
-        self._calls = Calls()
+        calls = Calls()
         self.rules = tuple(all_rules(limits, [] if bans is not None and limits is None and rules is None else rules))
-        abuse = AbuseWatch(bans, self.limiter, client, allowlist, self._calls)
-        self._refusals = Refusals(abuse.policies, on_refused, self._calls)
-        self.judge = Judge(
+        abuse = AbuseWatch(bans, self.limiter, client, allowlist, calls)
+        self.policies = tuple(abuse.policies.values())
+        self.own_answer = on_refused is not None
+        refusals = Refusals(abuse.policies, on_refused, calls)
+        ruled = RuleSet(self.rules, self._claim, app)
+        preflight = self._preflights(preflight_limits)
+        judge = Judge(
             self.limiter,
             client,
-            RuleSet(self.rules, self._claim, app),
+            ruled,
             blocklist=blocklist,
             allowlist=allowlist,
-            preflight=self._preflights(preflight_limits),
-            calls=self._calls,
+            preflight=preflight,
+            calls=calls,
             abuse=abuse,
         )
-        self.endpoints = Endpoints(self._claim("endpoints:"))
-        self._messages: MessageLimits | None = None
-        if message_limits is not None:
-            claimed = self._claim("messages:")
-            self._messages = MessageLimits(message_limits, message_key, on_exceeded, self.limiter, client, claimed)
-        self._prepares = self._messages is not None or bool(self.judge.rules.reserving) or abuse.listens
+        counter: MessageCounter | None = None
+        messages = expect("messages", messages, MessageLimits, 'MessageLimits("10/second")')
+        if messages is not None:
+            counter = MessageCounter(messages, self.limiter, client, self._claim("messages:"))
+        self._gate = RequestGate(
+            app,
+            self.limiter,
+            judge,
+            ruled,
+            abuse,
+            EndpointBuckets(self._claim("endpoints:"), judge.decide_at),
+            client,
+            Settling(self.limiter, ruled, preflight, calls),
+            refusals,
+            counter,
+            calls,
+            self._look_back,
+        )
         self._feed = Feed(self.limiter, app) if check_flag("statistics", statistics) else None
         self._judged: frozenset[str] = frozenset()  # nothing before the first request, and while switched off
         self._looked = False
@@ -142,9 +157,9 @@ class RateLimitMiddleware(Breakable):
         self._enabled = not off
         self._silence = check_silence(silence)
         self.findings: list[Finding] = []
-        self._watch: Watch | None = Watch(client, abuse.policies.values(), self.limiter.store)
+        self._watch: Watch | None = Watch(client, self.policies, self.limiter.store)
         lists = {"blocklist": blocklist, "allowlist": allowlist}
-        for finding in examine(self, client, off, abuse.policies.values(), lists):
+        for finding in examine(self, client, off, self.policies, lists):
             self._say(finding)
 
     @classmethod
@@ -156,7 +171,7 @@ class RateLimitMiddleware(Breakable):
         observers: Iterable[Observer] = (),
         on_tracked: Exceeded | None = None,
         **options: Any,
-    ) -> FileGate:
+    ) -> FileGate[RateLimitMiddleware]:
         """Make a middleware whose rules stand in a TOML file, and follow the file's changes.
 
         Use it as ``app.add_middleware(RateLimitMiddleware.from_file, path="slidegate.toml")``.
@@ -172,9 +187,7 @@ class RateLimitMiddleware(Breakable):
         Raises:
             ConfigurationError: The file cannot be used; the message names the line and the key.
         """
-        from .config.file_gate import FileGate
-
-        return FileGate(app, path, observers=observers, on_tracked=on_tracked, **options)
+        return FileGate(app, path, make=_Read, observers=observers, on_tracked=on_tracked, **options)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Judge one request, and pass it on or answer it."""
@@ -184,90 +197,23 @@ class RateLimitMiddleware(Breakable):
             await self._look(scope)
         record: Record | None = scope.get(RECORD)
         if record is not None:
-            await self._serve(scope, receive, send, record, outermost=False)
+            await self._gate.serve(scope, receive, send, record, outermost=False)
             return
         record = scope[RECORD] = Record()
-        record.judges = []
-        record.sparing = []
         record.refused = None
-        record.answered = False
+        record.answered = record.userless = False
         visit = Visit(self._feed, scope, record) if self._feed is not None else None
         send = outgoing(scope, receive, send, record, self._headers, visit)
         if visit is None:
-            await self._serve(scope, receive, send, record, outermost=True)
+            await self._gate.serve(scope, receive, send, record, outermost=True)
             return
         try:
-            await self._serve(scope, receive, send, record, outermost=True)
+            await self._gate.serve(scope, receive, send, record, outermost=True)
         except BaseException as error:
             visit.fail(error)
             raise
-        visit.leave()
-
-    async def _serve(self, scope: Scope, receive: Receive, send: Send, record: Record, *, outermost: bool) -> None:
-        record.gate = self
-        answer = self.judge.decide(scope, record)
-        decision = answer if isinstance(answer, Decision) else await answer
-        record.note(self.judge, decision)
-        if self.judge.abuse.policies and self.judge.spares(scope):
-            record.sparing.append(self.judge)
-        if decision.allowed:
-            apart = scope["type"] == "websocket" or scope["method"] == "OPTIONS"
-            if apart or self._prepares or decision.reason is _WAITED:
-                prepared = await self._prepare(scope, receive, send, record, decision)
-                if prepared is None:
-                    return
-                receive, send = prepared
-            try:
-                await self.app(scope, receive, send)
-            except Exception as error:
-                await self._hear(scope, record, error)
-                if not outermost or record.refused is None:
-                    raise
-            if outermost and (self._watch is not None or record.refused is not None):
-                await self._end(scope, send, record)
-        else:
-            if not outermost:
-                await record.hand_back()
-            await self.refuse(scope, receive, send, decision)
-
-    async def _end(self, scope: Scope, send: Send, record: Record) -> None:
-        """See to what is left when the application is done."""
-        if self._watch is not None:
-            for finding in self._watch.look_back(scope, record):
-                self._say(finding)
-        if record.refused is not None and not record.answered:
-            # Nobody in between answered; the way out makes the refusal of whatever comes first.
-            first = "http.response.start" if scope["type"] == "http" else "websocket.close"
-            await send({"type": first, "status": 429})
-
-    async def _hear(self, scope: Scope, record: Record, error: Exception) -> None:
-        """Take note of an exception that comes out of the application."""
-        if record.refused is None:
-            if self.judge.abuse.listens and not record.answered:
-                await self.judge.abuse.failed(scope, record, error)
-        elif record.judges[0] is self.judge and not carries_only_refusals(error):
-            rule = refused_by(record.refused)
-            self._calls.report("endpoint", rule, error, "the client gets the refusal that came before")
-
-    async def _prepare(
-        self, scope: Scope, receive: Receive, send: Send, record: Record, decision: Decision
-    ) -> tuple[Receive, Send] | None:
-        """Do what only some middlewares or requests need; None if the client left while it waited."""
-        if decision.reason is _WAITED:
-            turn = await self.judge.wait(receive, decision)
-            if turn is None:
-                return None
-            receive = turn
-        if scope.get("method") == "OPTIONS" and is_preflight(scope):
-            send = self.judge.returning(scope, send, decision)
-        elif self.judge.rules.reserving:
-            send = self.judge.settling(send, decision)
-        if self.judge.abuse.listens and self.judge not in record.sparing:
-            send = self.judge.abuse.listening(scope, send, record)
-        if scope["type"] == "websocket" and not record.allowlisted():
-            socket = self.judge.watch_over(scope, receive, send, record)
-            return (socket if self._messages is None else self._messages.attach(scope, socket)).channels
-        return receive, send
+        if not visit.over:
+            visit.leave()
 
     async def _begin(self, scope: Scope, receive: Receive, send: Send) -> bool:
         """Take what is not judged; True for the first requests, which are, after a look at the routes.
@@ -291,13 +237,6 @@ class RateLimitMiddleware(Breakable):
         await self.app(scope, receive, send)
         return False
 
-    async def refuse(self, scope: Scope, receive: Receive, send: Send, decision: Decision) -> None:
-        """Answer a request that was refused."""
-        record = scope[RECORD]
-        if (decision.readings or decision.reason is _NOBODY) and (self.judge.abuse.minds_refusals or len(record) > 1):
-            await self.judge.strike_refused(scope, record)
-        await self._refusals.send(scope, receive, send, decision)
-
     def _claim(self, identity: str) -> str:
         """Make an identity for counts that no other middleware has; a file that is read again claims the same."""
         return self.limiter.internals.claim(identity)
@@ -320,6 +259,12 @@ class RateLimitMiddleware(Breakable):
             if self._watch.over:
                 self._watch = None
 
+    def _look_back(self, scope: Scope, record: Record) -> None:
+        """Say what one of the first requests shows when the application is done with it."""
+        if self._watch is not None:
+            for finding in self._watch.look_back(scope, record):
+                self._say(finding)
+
     def _say(self, finding: Finding) -> None:
         if finding.code not in self._silence:
             self.findings.append(finding)
@@ -327,3 +272,25 @@ class RateLimitMiddleware(Breakable):
 
     def _log(self, finding: Finding) -> None:
         logger.warning("%s", finding)
+
+
+class _Read(RateLimitMiddleware):
+    """A middleware whose options were read from a file; the one before it, of the same file, claimed its identities.
+
+    Args:
+        app: The application to guard.
+        claim: Claims an identity, or returns the one that was claimed before.
+        say: Logs a finding, unless it was logged before.
+        options: Options of `RateLimitMiddleware`.
+    """
+
+    def __init__(self, app: ASGIApp, claim: Claim, say: Say, options: Mapping[str, Any]) -> None:
+        self._claim_again = claim
+        self._say_once = say
+        super().__init__(app, **options)
+
+    def _claim(self, identity: str) -> str:
+        return self._claim_again(identity)
+
+    def _log(self, finding: Finding) -> None:
+        self._say_once(finding, super()._log)

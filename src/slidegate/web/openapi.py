@@ -156,7 +156,7 @@ def _gates(app: Any) -> Iterator[_Gate]:
 
 
 def _gate_of(gate: RateLimitMiddleware) -> _Gate:
-    return _Gate(gate.rules, gate.headers, gate.own_answer, tuple(gate.judge.abuse.policies.values()))
+    return _Gate(gate.rules, gate.headers, gate.own_answer, gate.policies)
 
 
 def _gate_to_be(options: Mapping[str, Any]) -> _Gate:

@@ -17,6 +17,14 @@ _TRUE: Final = ("1", "true", "yes", "on")
 _FALSE: Final = ("0", "false", "no", "off")
 
 
+_MOVED: Final = {
+    ("RateLimitMiddleware", "message_limits"): 'messages=MessageLimits("10/second")',
+    ("RateLimitMiddleware", "message_key"): 'messages=MessageLimits("10/second", key="client")',
+    ("RateLimitMiddleware", "on_exceeded"): 'messages=MessageLimits("10/second", beyond="close")',
+}
+"""What took the place of options of before."""
+
+
 def names_checked(init: Callable[_P, None]) -> Callable[_P, None]:
     """Wrap an `__init__`: for a misspelt option its error names the nearest one."""
     known = list(signature(init).parameters)[1:]
@@ -26,7 +34,9 @@ def names_checked(init: Callable[_P, None]) -> Callable[_P, None]:
         for option in options:
             if option not in known:
                 name = init.__qualname__.partition(".")[0]
-                raise ConfigurationError(f"{name}: unknown option {option!r}{closest(option, known)}")
+                moved = _MOVED.get((name, option))
+                hint = closest(option, known) if moved is None else f"; write {moved}"
+                raise ConfigurationError(f"{name}: unknown option {option!r}{hint}")
         init(*args, **options)
 
     return checked

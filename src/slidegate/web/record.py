@@ -1,70 +1,92 @@
-"""What the gates on the way of one request decided."""
+"""What the gates on the way of one request decided, step by step: ``scope["slidegate"]``.
+
+A record is data. A gate adds a `Step`, and a limit at an endpoint adds one for the gate above it; `strike`, `charge`,
+the header fields and the statistics read them. Its `side` is the gate nearest above, where limits at endpoints count.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Awaitable, Callable, Set
+from typing import NamedTuple
 
-from starlette.types import Scope
+from starlette.types import Receive, Scope, Send
 
 from ..core.decision import Bucket, Decision, Reason
+from ..core.tightest import tightest
 from ..limiter import Limiter
-from .answers.header_fields import tightest
+from .bans.signals import AbuseWatch
+from .endpoints.endpoint_buckets import EndpointBuckets
 from .finishing import hand_back
 
-if TYPE_CHECKING:
-    from .judge import Judge
-    from .middleware import RateLimitMiddleware
 
-RECORD: Final = "slidegate"
-"""The key of a request's `Record` in its ASGI scope."""
-OFF: Final = "slidegate.off"
-"""The key in the ASGI scope by which a middleware that is switched off says that it is there."""
-STATUS: Final = {
-    "http.response.start": 200,
-    "websocket.accept": 101,
-    "websocket.http.response.start": 403,
-    "websocket.close": 403,
-}
-"""What starts a response, and its status where the message does not say."""
+class Side(NamedTuple):
+    """One gate, as a record shows it: the same for all of its requests.
+
+    Attributes:
+        limiter: The limiter that the gate asks.
+        names: The names that users gave to its rules.
+        onlookers: The identities of its rules that only look on.
+        abuse: Its ban policies, and the signals that they strike for.
+        endpoints: The buckets of the limits at endpoints below it.
+        refuse: Answers a request that one of those limits refused.
+    """
+
+    limiter: Limiter
+    names: Set[str]
+    onlookers: Set[str]
+    abuse: AbuseWatch
+    endpoints: EndpointBuckets
+    refuse: Callable[[Scope, Receive, Send, Decision], Awaitable[None]]
 
 
-class Record(list[Decision]):
+class Step:
+    """One decision about a request. It has no constructor: every request makes one, and a tuple takes twice the time.
+
+    Attributes:
+        decision: The decision.
+        side: The gate that asked for it.
+        spared: Whether the policies of that gate hold nothing of this request against its client.
+    """
+
+    __slots__ = ("decision", "side", "spared")
+
+    decision: Decision
+    side: Side
+    spared: bool
+
+
+class Record(list[Step]):
     """What the gates on the way of one request decided, the outermost first.
 
     Attributes:
-        judges: Who decided: one for each decision.
-        sparing: Those of them whose policies hold nothing of this request against its client.
-        gate: The middleware nearest above, whose limits at endpoints are.
+        side: The gate nearest above: limits at endpoints count there, and it answers their refusals.
         refused: The refusal of a limit at an endpoint.
         answered: Whether a response has begun.
-        userless: Whether a limit by user counted the address, because the user was not known; set where that is so.
+        userless: Whether a limit by user counted the address, because the user was not known.
     """
 
-    __slots__ = ("answered", "asked", "gate", "judges", "refused", "sparing", "userless")
+    __slots__ = ("answered", "asked", "refused", "side", "userless")
 
-    judges: list[Judge]
-    sparing: list[Judge]
-    gate: RateLimitMiddleware
+    side: Side
     refused: Decision | None
     answered: bool
-    asked: list[tuple[object, str]]
     userless: bool
+    asked: list[tuple[object, str]]
 
-    def note(self, judge: Judge, decision: Decision) -> None:
-        """Add a decision."""
-        self.judges.append(judge)
-        self.append(decision)
-
-    def spared_by(self, judge: Judge) -> bool:
-        """Tell whether the policies of a gate hold nothing of this request against its client."""
-        return judge in self.sparing or self.allowlisted()
+    def add(self, decision: Decision) -> None:
+        """Add a decision that a limit at an endpoint asked for."""
+        step = Step()
+        step.decision = decision
+        step.side = self.side
+        step.spared = self.spared_by(self.side)
+        self.append(step)
 
     def charged(self, bucket: Bucket, limiter: Limiter) -> bool:
         """Tell whether the same windows were asked about the same limits on this request."""
         return any(
-            other.rule == bucket.rule and other.limits == bucket.limits and judge.limiter is limiter
-            for judge, decision in zip(self.judges, self, strict=True)
-            for other, _, _ in decision.checks
+            other.rule == bucket.rule and other.limits == bucket.limits and step.side.limiter is limiter
+            for step in self
+            for other, _, _ in step.decision.checks
         )
 
     def turn(self, limit: object, rule: str) -> int:
@@ -83,36 +105,38 @@ class Record(list[Decision]):
 
     def names(self) -> set[str]:
         """Return the names of all rules that stand on the way of this request, counted or not."""
-        names = self.gate.endpoints.names()
-        return names.union(*(judge.rules.names() for judge in self.judges))
+        return self.side.endpoints.names().union(*(step.side.names for step in self))
 
     def allowlisted(self) -> bool:
         """Tell whether the client is on the allowlist of a gate on the way."""
-        return any(decision.reason is Reason.ALLOWLISTED for decision in self)
+        return any(step.decision.reason is Reason.ALLOWLISTED for step in self)
+
+    def spared_by(self, side: Side) -> bool:
+        """Tell whether the policies of a gate hold nothing of this request against its client."""
+        return any(step.spared for step in self if step.side is side) or self.allowlisted()
 
     def own_answer(self) -> bool:
-        """Tell whether what goes out is the refusal of a gate, not an answer of the application."""
-        return self.refused is not None or not self[-1].allowed
+        """Tell whether the answer is the refusal of a gate, and not the application's."""
+        return self.refused is not None or not self[-1].decision.allowed
 
     async def hand_back(self) -> None:
         """Hand back what was charged so far, except where refused requests count: all of it, also if the request is
         cancelled meanwhile."""
         await hand_back(
             [
-                (judge.limiter, decision.take_out(place))
-                for judge, decision in zip(self.judges, self, strict=True)
-                for place, (bucket, _, _) in enumerate(decision.checks if decision.charge else ())
+                (step.side.limiter, step.decision.take_out(place))
+                for step in self
+                for place, (bucket, _, _) in enumerate(step.decision.checks if step.decision.charge else ())
                 if not bucket.count_denied
             ]
         )
 
     @property
+    def decisions(self) -> list[Decision]:
+        """The decisions of all steps."""
+        return [step.decision for step in self]
+
+    @property
     def decision(self) -> Decision:
         """The decision that matters most: a refusal, else the one after which the fewest more such requests fit."""
-        return tightest(self)
-
-
-def is_preflight(scope: Scope) -> bool:
-    """Tell whether an OPTIONS request is a CORS preflight (Fetch standard, section 3.2.2)."""
-    names = {name for name, _ in scope["headers"]}
-    return b"origin" in names and b"access-control-request-method" in names
+        return tightest(self.decisions)

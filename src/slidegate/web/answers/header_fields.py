@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from fractions import Fraction
-from typing import Final, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from ...core.decision import Bucket, Decision, binding_place, ceil_s, unequal_costs
 from ...core.limits import Limit
 from ...core.memo import remember
+from ...core.tightest import tightest
 
 HeaderStyle: TypeAlias = Literal["draft", "legacy", "both"]
 Fields: TypeAlias = list[tuple[bytes, bytes]]
-_NONE: Final = Fraction(0)
 Buckets: TypeAlias = Bucket | tuple[Bucket, ...]
 
 
@@ -80,11 +79,11 @@ class HeaderWriter:
 
     def _only(self, decision: Decision) -> Fields:
         """Do what `fields` does for one decision in the draft's style: nearly every response has just that."""
-        buckets, readings = asked_buckets(decision), decision.readings
+        checks, readings = decision.checks, decision.readings
+        buckets = checks[0][0] if len(checks) == 1 else asked_buckets(decision)
         field, names, amounts = self._known.get(buckets) or self._learn(buckets)
         place = 0
         if len(readings) > 1:
-            checks = decision.checks
             costs = () if len(checks) == 1 else unequal_costs(checks)
             place = binding_place(decision.allowed, amounts, readings, costs)
         spent, leaves_us, _, _ = readings[place]
@@ -108,16 +107,3 @@ def asked_buckets(decision: Decision) -> Buckets:
     """Return whom a decision asked, to look up what was made for them before."""
     checks = decision.checks
     return checks[0][0] if len(checks) == 1 else tuple([bucket for bucket, _, _ in checks])
-
-
-def tightest(decisions: Sequence[Decision]) -> Decision:
-    """Return the decision that matters most to the client: a refusal, else the one after which the fewest more such
-    requests fit."""
-
-    def order(decision: Decision) -> tuple[bool, bool, Fraction, int]:
-        state = decision.binding
-        if state is None:
-            return decision.allowed, True, _NONE, 0
-        return decision.allowed, False, Fraction(state.remaining, max(state.cost, 1)), -state.more_after_us
-
-    return min(decisions, key=order)

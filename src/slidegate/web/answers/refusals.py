@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from ...core.bans.policy import Answer, BanPolicy
-from ...core.decision import Decision, Reason, ceil_s
+from ...core.decision import Decision, Reason
 from ...core.durations import format_duration
 from ...core.errors import ConfigurationError
 from ...core.limits import Limit
@@ -164,7 +164,7 @@ def refused_by(decision: Decision) -> str:
 
 def _later(rendered: Rendered, wait_us: int) -> Rendered:
     status, body, fields, answer = rendered
-    return status, body, [*fields, (b"retry-after", b"%d" % ceil_s(wait_us))], answer
+    return status, body, [*fields, (b"retry-after", b"%d" % -(-wait_us // 1_000_000))], answer
 
 
 def _written(status: int, problem: Mapping[str, object]) -> Rendered:

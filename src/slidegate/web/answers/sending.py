@@ -53,8 +53,9 @@ def outgoing(
                 if visit is not None:
                     visit.begin(message)
                 if writer is not None and message["type"] != "websocket.close":
+                    decisions = (record[0].decision,) if len(record) == 1 else record.decisions
                     # A copy: an application may send one prepared message again and again.
-                    message = {**message, "headers": _joined(message.get("headers", ()), writer.fields(record))}
+                    message = {**message, "headers": _joined(message.get("headers", ()), writer.fields(decisions))}
         elif replaced:
             return _drop()
         elif visit is not None and not visit.over and message["type"] in _BODY:
@@ -102,7 +103,7 @@ async def _replace(
     dropped = _OF_THE_ANSWER if writer is None else _OF_THE_ANSWER | _OURS
     kept: Fields = [field for field in message.get("headers", ()) if lowered(field[0]) not in dropped]
     if writer is not None:
-        kept += writer.fields(record)
+        kept += writer.fields(record.decisions)
 
     def send_refusal(message: Message) -> Awaitable[None]:
         if message["type"] in _FIRST and message["type"] != "websocket.close":
@@ -112,4 +113,4 @@ async def _replace(
         return send(message)
 
     assert record.refused is not None
-    await record.gate.refuse(scope, receive, send_refusal, record.refused)
+    await record.side.refuse(scope, receive, send_refusal, record.refused)

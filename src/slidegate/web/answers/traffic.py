@@ -20,7 +20,8 @@ from ...limiter import Limiter
 from ...limiter.statistics import UNROUTED, Series
 from ..paths.below_root import route_path
 from ..paths.routes import Place, Places, walk
-from ..record import STATUS, Record
+from ..record import Record
+from ..scope_keys import STATUS
 
 _CLASSES: Final = {status: f"{status // 100}xx" for status in range(100, 600)}
 _MEMO: Final = 2_048
@@ -50,16 +51,16 @@ class Feed:
     def series_of_passed(self, scope: Scope, record: Record) -> Series:
         """Return the series of a request that the application has seen."""
         counted: object
-        if len(record) == 1 and len(checks := record[0].checks) == 1:
+        if len(record) == 1 and len(checks := record[0].decision.checks) == 1:
             counted = checks[0][0]
         else:
-            counted = tuple([bucket for decision in record for bucket, _, _ in decision.checks])
+            counted = tuple([bucket for step in record for bucket, _, _ in step.decision.checks])
         asked = counted, id(scope.get("router")), id(scope.get("endpoint"))
         known = self._passed.get(asked)
         return self._learn(asked, scope, record) if known is None else known[0]
 
     def _learn(self, asked: tuple[object, int, int], scope: Scope, record: Record) -> Series:
-        labels = tuple([bucket.label for decision in record for bucket, _, _ in decision.checks])
+        labels = tuple([bucket.label for step in record for bucket, _, _ in step.decision.checks])
         # Frontends are no routes here: FastAPI gives them no endpoint, by which routes are remembered.
         places = [place for place in self._places.candidates(scope) if place.route.endpoint is not None]
         place = self._places.find(scope) if places else None
@@ -136,7 +137,7 @@ class Visit:
         kind = message["type"]
         self._class = _CLASSES.get(message.get("status") or STATUS[kind], OVERFLOW)
         record = self._record
-        self._refused = record.refused is not None or not record[-1].allowed
+        self._refused = record.refused is not None or not record[-1].decision.allowed
         if kind != "http.response.start":
             self._start()
 
@@ -196,7 +197,7 @@ class Visit:
             self._refuse(now_us, *events[:-1])
             return
         series = self._feed.series_of_passed(self._scope, record)
-        if not record or any(decision.reason is _WAITED and not decision.charge for decision in record):
+        if not record or any(step.decision.reason is _WAITED and not step.decision.charge for step in record):
             series.record(now_us, *events)  # it never came to the application
         else:
             series.record(now_us, "pass", *events, rt_us=max(now_us - self._began_us, 0))
@@ -214,14 +215,14 @@ class Visit:
     def _refuse(self, now_us: int, *status: str) -> None:
         """Record a refusal, with the class of its status if it was answered."""
         record = self._record
-        refusal = record[-1] if record.refused is None else record.refused
+        refusal = record[-1].decision if record.refused is None else record.refused
         events = ("block", str(refusal.reason)) if refusal.reason in _SHUT else ("block",)
         series = self._feed.series_of_refused(self._scope, refusal)
         series.record(now_us, *events, *status)
 
     def _note_wait(self, series: Series) -> None:
         """Record of a request that was let through whether it waited."""
-        for decision in self._record:
-            if decision.reason is _WAITED:
+        for step in self._record:
+            if step.decision.reason is _WAITED:
                 series.record(self._first_us, "occupied_pass")
                 return

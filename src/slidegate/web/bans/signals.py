@@ -11,11 +11,9 @@ import re
 from collections.abc import Iterable, Sequence
 from inspect import isawaitable
 from itertools import chain
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from starlette.requests import ClientDisconnect
-from starlette.types import Message, Scope, Send
-from starlette.websockets import WebSocketDisconnect
+from starlette.types import Scope
 
 from ...core.addresses import Address
 from ...core.bans.in_force import Ban, Guarded, clean_reason
@@ -31,11 +29,7 @@ from ..lists.network_files import AddressList
 from ..paths.below_root import route_path
 from ..paths.patterns import compile_pattern
 from ..paths.readings import readings
-from ..record import STATUS, Record
 from ..rules.user_functions import Calls
-
-if TYPE_CHECKING:
-    from ..judge import Judge
 
 MAX_TARGET: Final = 8_192
 """Beyond so many bytes of path and query a request is oversized; nginx's large_client_header_buffers are of 8k."""
@@ -142,8 +136,8 @@ class AbuseWatch:
         client: Guarded = client_key if address is None else address
         return [client, *(key.find(scope, self._limiter, client_key) for key in self._keys)]
 
-    def look(self, scope: Scope, before: Record) -> list[Offence]:
-        """Return what a request does by itself, as far as no gate further out has seen to it."""
+    def look(self, scope: Scope, outer: Iterable[AbuseWatch]) -> Sequence[Offence]:
+        """Return the offences that the request itself is, except those for which a gate further out strikes."""
         texts = readings(route_path(scope)) if self._paths else ()
         found = [offence for pattern, offence in self._paths if any(map(pattern.match, texts))]
         if "malformed" in self._named and is_malformed(scope):
@@ -151,11 +145,12 @@ class AbuseWatch:
         for offence in self._named.get("oversized", ()):
             if is_oversized(scope, offence.policy.max_body):
                 found.append(offence)
-        return self._not_seen_to(found, before.judges)
+        return self._not_seen_to(found, outer)
 
-    async def strike(self, offence: Offence, scope: Scope, client_key: str, address: Address | None) -> Ban | None:
-        """Count a strike of whoever sent a request. A client that leaves meanwhile does not take it back."""
+    async def strike(self, offence: Offence, scope: Scope) -> Ban | None:
+        """Strike whoever sent a request. A client that leaves meanwhile does not take the strike back."""
         policy, weight, reason = offence
+        client_key, address = self._client.locate(scope)
         if policy.key is not None or address is None or not self._limiter.internals.per_process:
             return await to_the_end(self._strike(offence, scope, client_key))
         version, value = address
@@ -182,43 +177,21 @@ class AbuseWatch:
     def _may_ban(self, policy: BanPolicy, client_key: str) -> bool:
         return client_key != UNKNOWN_PEER and ban_target(policy, client_key, self._protected) is not None
 
-    async def refused(self, scope: Scope, outer: Sequence[Judge]) -> None:
-        """Strike for a refusal by a limit, as far as no gate further out does."""
+    async def refused(self, scope: Scope, outer: Iterable[AbuseWatch]) -> None:
+        """Strike for a refusal by a limit, unless a gate further out does."""
         for offence in self._not_seen_to(self._named.get("refused", ()), outer):
-            await self.strike(offence, scope, *self._client.locate(scope))
+            await self.strike(offence, scope)
 
-    def listening(self, scope: Scope, send: Send, record: Record) -> Send:
-        """Wrap `send` so that the status of the application's answer strikes."""
-        begun = False
+    async def answered(self, status: int, scope: Scope, outer: Iterable[AbuseWatch]) -> None:
+        """Strike for the status of the application's answer, unless a gate further out does."""
+        for offence in self._not_seen_to(self._statuses.get(status, ()), outer):
+            await self.strike(offence, scope)
 
-        async def send_heard(message: Message) -> None:
-            nonlocal begun
-            if message["type"] in STATUS and not begun:
-                begun = True
-                await self._hear(message.get("status", STATUS[message["type"]]), scope, record)
-            await send(message)
-
-        return send_heard
-
-    async def failed(self, scope: Scope, record: Record, error: Exception) -> None:
-        """Strike for the 500 that a server makes of an exception, outside of all middlewares."""
-        if not isinstance(error, (ClientDisconnect, WebSocketDisconnect)):
-            await self._hear(500, scope, record)
-
-    async def _hear(self, status: int, scope: Scope, record: Record) -> None:
-        """Strike for a status."""
-        offences = self._statuses.get(status, ())
-        if not offences or record.own_answer():
-            return
-        place = next(place for place, judge in enumerate(record.judges) if judge.abuse is self)
-        if record.spared_by(record.judges[place]):
-            return
-        for offence in self._not_seen_to(offences, record.judges[:place]):
-            await self.strike(offence, scope, *self._client.locate(scope))
-
-    def _not_seen_to(self, offences: Sequence[Offence], outer: Sequence[Judge]) -> list[Offence]:
-        """Leave out what a gate further out strikes for under the same policy: one offence is one strike."""
-        theirs = [judge.abuse.minded for judge in outer if judge.limiter is self._limiter]
+    def _not_seen_to(self, offences: Sequence[Offence], outer: Iterable[AbuseWatch]) -> Sequence[Offence]:
+        """Leave out offences for which a gate further out strikes under the same policy: one offence is one strike."""
+        theirs = [watch.minded for watch in outer if watch._limiter is self._limiter]
+        if not theirs:
+            return offences
         return [o for o in offences if not any((o.policy.name, o.reason) in minded for minded in theirs)]
 
 

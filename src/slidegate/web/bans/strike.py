@@ -9,7 +9,8 @@ from starlette.requests import HTTPConnection
 from ...core.bans.in_force import Ban, clean_reason
 from ...core.errors import ConfigurationError, closest
 from ...core.limits import check_whole
-from ..record import OFF, RECORD, Record
+from ..record import Record
+from ..scope_keys import OFF, RECORD
 from .signals import Offence
 
 
@@ -39,16 +40,16 @@ async def strike(
     if record is None:
         return None
     # The innermost first, so that the outermost of two of one name remains.
-    judges = {name: judge for judge in reversed(record.judges) for name in judge.abuse.policies}
-    if policy is None and len(judges) == 1:
-        (policy,) = judges
-    judge = judges.get(policy) if policy is not None else None
-    if judge is None or policy is None:
-        names = ", ".join(map(repr, judges)) or "none; write RateLimitMiddleware(..., bans=BanPolicy())"
-        problem = "name one of them" if policy is None else f"{policy!r} is none{closest(policy, list(judges))}"
+    sides = {name: step.side for step in reversed(record) for name in step.side.abuse.policies}
+    if policy is None and len(sides) == 1:
+        (policy,) = sides
+    side = sides.get(policy) if policy is not None else None
+    if side is None or policy is None:
+        names = ", ".join(map(repr, sides)) or "none; write RateLimitMiddleware(..., bans=BanPolicy())"
+        problem = "name one of them" if policy is None else f"{policy!r} is none{closest(policy, list(sides))}"
         raise ConfigurationError(f"strike: the ban policies above are: {names}; {problem}")
-    if record.spared_by(judge):
+    if record.spared_by(side):
         return None
-    held = judge.abuse.policies[policy]
+    held = side.abuse.policies[policy]
     whole = held.after.amount if weight == "ban" else weight
-    return await judge.strike(request.scope, Offence(held, whole, clean_reason(reason)))
+    return await side.abuse.strike(Offence(held, whole, clean_reason(reason)), request.scope)

@@ -12,10 +12,10 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -26,14 +26,15 @@ from ...limiter import FailurePolicy, Limiter
 from ..broken import Breakable
 from ..findings.codes import Finding
 from ..lists.watching import SHRUNK_S, Change, Follower
-from ..middleware import RateLimitMiddleware
-from ..rules.rule import Exceeded
+from ..rules.rule import Exceeded, Rule
 from .file_options import Reading
 
 # For these, None in code means what leaving them out means.
 _NONE_IS_NOTHING: Final = frozenset({"client", "limiter", "limits", "rules"})
 
 
+Claim: TypeAlias = Callable[[str], str]
+Say: TypeAlias = Callable[[Finding, Callable[[Finding], None]], None]
 SECRET_VARIABLE: Final = "SLIDEGATE_SECRET"
 """The environment variable that holds the `secret` of the limiter of a configuration file."""
 
@@ -42,7 +43,7 @@ class _Shared:
     """The state that all gates made of one file share: the limiter, its identities, the findings already logged."""
 
     def __init__(self, observers: Iterable[Observer]) -> None:
-        self.said: set[Finding] = set()
+        self._said: set[Finding] = set()
         self._observers = tuple(observers)
         self._store: tuple[str, FailurePolicy] | None = None
         self._limiter: Limiter | None = None
@@ -62,7 +63,13 @@ class _Shared:
             raise ConfigurationError(f"{what} cannot change while the application runs; restart the application")
         return self._limiter
 
-    def claims(self, limiter: Limiter) -> Callable[[str], str]:
+    def say(self, finding: Finding, log: Callable[[Finding], None]) -> None:
+        """Log a finding, unless a gate of this file did."""
+        if finding not in self._said:
+            self._said.add(finding)
+            log(finding)
+
+    def claims(self, limiter: Limiter) -> Claim:
         """Return a function that claims identities for one gate: the same ones as for the gate before it."""
         asked: Counter[str] = Counter()
 
@@ -76,29 +83,36 @@ class _Shared:
         return claim
 
 
-class _ReadGate(RateLimitMiddleware):
-    """A gate that was made of a file."""
+class GateAtWork(Protocol):
+    """A gate that was made of a file: a `RateLimitMiddleware`."""
 
-    def __init__(self, app: ASGIApp, shared: _Shared, options: dict[str, Any]) -> None:
-        self._shared = shared
-        self._claim_again = shared.claims(options["limiter"])
-        super().__init__(app, **options)
+    @property
+    def limiter(self) -> Limiter:
+        """Where the counts live."""
 
-    def _claim(self, identity: str) -> str:
-        return self._claim_again(identity)
+    @property
+    def rules(self) -> Sequence[Rule]:
+        """The rules of the gate."""
 
-    def _log(self, finding: Finding) -> None:
-        if finding not in self._shared.said:
-            self._shared.said.add(finding)
-            super()._log(finding)
+    @property
+    def findings(self) -> list[Finding]:
+        """What looks wrong with the gate."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Judge one request, and pass it on or answer it."""
 
 
-class FileGate(Breakable):
+G = TypeVar("G", bound=GateAtWork)
+
+
+class FileGate(Breakable, Generic[G]):
     """A `RateLimitMiddleware` that follows a configuration file; made by `RateLimitMiddleware.from_file`.
 
     Args:
         app: The application to guard.
         path: The file.
+        make: Makes a gate for the application, of a function that claims identities, one that logs findings, and
+            options of `RateLimitMiddleware`.
         observers: Called with events of the limiter that the file describes.
         on_tracked: The `on_exceeded` of the file's rules with ``action = "track"``.
         clock: Returns seconds; measures the time between two looks at the file.
@@ -113,12 +127,14 @@ class FileGate(Breakable):
         app: ASGIApp,
         path: str | PathLike[str],
         *,
+        make: Callable[[ASGIApp, Claim, Say, Mapping[str, Any]], G],
         observers: Iterable[Observer] = (),
         on_tracked: Exceeded | None = None,
         clock: Callable[[], float] = time.monotonic,
         **options: Any,
     ) -> None:
         self._guarded = app
+        self._make = make
         if not isinstance(path, (str, PathLike)):
             raise ConfigurationError(
                 f'from_file: expected the path of a file, for example "slidegate.toml", not {path!r}'
@@ -134,7 +150,7 @@ class FileGate(Breakable):
         self._shared = _Shared(observers)
         self._clock = clock
         self._follower = Follower(self._take_over, clock, together=True)
-        self.app: RateLimitMiddleware = self._read()
+        self.app: G = self._read()
 
     @property
     def limiter(self) -> Limiter:
@@ -152,18 +168,18 @@ class FileGate(Breakable):
             self._follower.look_aside()
         await self.app(scope, receive, send)
 
-    def _read(self) -> RateLimitMiddleware:
+    def _read(self) -> G:
         reading = Reading(self._path, self._code, self._shared.limiter_at, self._on_tracked, self._clock)
         try:
             options = reading.options()
         finally:
             # Also after an error: the same bad file is not read twice.
             self._follower.stamps = reading.stamps
-        return _ReadGate(self._guarded, self._shared, options)
+        return self._make(self._guarded, self._shared.claims(options["limiter"]), self._shared.say, options)
 
     def _take_over(self, changes: Mapping[Path, Change]) -> Collection[Path]:
         before, stamps = self.app.rules, self._follower.stamps
-        made: RateLimitMiddleware | None = None
+        made: G | None = None
         message = ""
         try:
             made = self._read()
@@ -186,7 +202,7 @@ class FileGate(Breakable):
             self._put_to_work(made)
         return ()
 
-    def _put_to_work(self, made: RateLimitMiddleware) -> None:
+    def _put_to_work(self, made: G) -> None:
         before, self.app = self.app.rules, made
         self._tell(logging.INFO, "config_reloaded", f"{self._path}: rules at work: {len(made.rules)}")
         windows = {rule.label: {limit.same_window for limit in rule.limits} for rule in before}

@@ -27,6 +27,7 @@ from ..lists.network_files import AddressList, NetworkFile, NetworkFiles
 from ..lists.watching import Stamp, stamp_of
 from ..paths.patterns import compile_pattern
 from ..rules.rule import Exceeded, Rule
+from ..websockets.message_limits import MessageKey, MessageLimits
 from .document import Document
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ class Reading:
         with at("client"):
             client = self._code.get("client") or self._client(found.client)
         options["client"] = client
-        options |= self._messages(found, client)
+        options["messages"] = self._messages(found, client)
         options["bans"] = self._bans(found, client)
         if "limits" not in self._code and "rules" not in self._code:
             options["rules"] = self._rules(found, client)
@@ -115,15 +116,18 @@ class Reading:
         except ValidationError as error:
             raise self._document.invalid(error) from None
 
-    def _messages(self, found: schema.Configuration, client: ClientAddress) -> dict[str, Any]:
-        options: dict[str, Any] = {"on_exceeded": found.on_exceeded, "message_key": found.message_key}
-        if found.message_key not in ("connection", "client"):
-            with self._document.at("message_key"):
-                options["message_key"] = self._key(found.message_key, None, client)
-        if found.message_limits is not None:
-            with self._document.at("message_limits"):
-                options["message_limits"] = parse_limits(found.message_limits)
-        return options
+    def _messages(self, found: schema.Configuration, client: ClientAddress) -> MessageLimits | None:
+        table = found.messages
+        if table is None:
+            return None
+        at = self._document.at
+        with at("messages", "limits"):
+            limits = parse_limits(table.limits)
+        with at("messages", "key"):
+            key: MessageKey = (
+                "connection" if table.key == "connection" else self._key(table.key, None, client) or "client"
+            )
+        return MessageLimits(limits, key=key, beyond=table.beyond)
 
     def _rules(self, found: schema.Configuration, client: ClientAddress) -> list[Rule]:
         document = self._document

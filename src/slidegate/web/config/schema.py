@@ -202,6 +202,16 @@ class BanTable(_Table):
     )
 
 
+class MessageTable(_Table):
+    """Holds the messages of websockets to limits."""
+
+    limits: Limits = Field(description='Limits such as "10/second".')
+    key: MessageKey = Field(default="connection", description="Whose messages are counted together.")
+    beyond: Literal["close", "drop", "wait"] = Field(
+        default="close", description="What becomes of a message beyond the limit."
+    )
+
+
 class Configuration(_Table):
     """A configuration file of slidegate."""
 
@@ -229,11 +239,7 @@ class Configuration(_Table):
         default="draft", description="The header fields that tell clients their limits."
     )
     preflight_limits: Limits = Field(default="600/minute", description='The limits of CORS preflights, or "unlimited".')
-    message_limits: Limits | None = Field(default=None, description="The limits of messages over a websocket.")
-    message_key: MessageKey = Field(default="connection", description="The key by which messages are counted.")
-    on_exceeded: Literal["close", "drop", "wait"] = Field(
-        default="close", description="The action on a message beyond the limit."
-    )
+    messages: MessageTable | None = Field(default=None, description="The limits of messages over a websocket.")
     statistics: bool = Field(default=True, description="Whether outcomes, statuses and times of requests are recorded.")
     enabled: bool = Field(default=True, description="False lets everything pass.")
     silence: list[str] = Field(default=[], description="Codes of start-up findings that are not reported.")

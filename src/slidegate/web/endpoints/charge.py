@@ -9,7 +9,8 @@ from starlette.requests import HTTPConnection
 from ...core.decision import Decision, Reason
 from ...core.errors import ConfigurationError, closest
 from ...limiter import check_cost
-from ..record import OFF, RECORD, Record
+from ..record import Record
+from ..scope_keys import OFF, RECORD
 
 _UNCOUNTED: Final = Decision(True, Reason.EXEMPT)
 
@@ -40,15 +41,15 @@ async def charge(request: HTTPConnection, units: int, *, rule: str | None = None
     if record is None:
         return _UNCOUNTED
     counted = {
-        bucket.rule: (judge, (bucket, key, units))
-        for judge, decision in zip(record.judges, record, strict=True)
-        for bucket, key, _ in decision.checks
+        bucket.rule: (step.side.limiter, (bucket, key, units))
+        for step in record
+        for bucket, key, _ in step.decision.checks
     }
     if rule is None and len(counted) == 1:
         (rule,) = counted
     if rule in counted:
-        judge, check = counted[rule]
-        return await judge.limiter.charge_all((check,))
+        limiter, check = counted[rule]
+        return await limiter.charge_all((check,))
     # Exempt, allowlisted, an unlimited plan: what is not counted costs nothing afterwards either.
     known = record.names()
     if rule in known or (rule is None and not counted):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from functools import partial, wraps
 from inspect import Parameter, Signature
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import HTTPConnection, Request
@@ -20,9 +20,7 @@ from starlette.types import Message, Receive, Scope
 
 from ...core.errors import ConfigurationError
 from ..paths.routes import walk
-
-if TYPE_CHECKING:
-    from .rate_limit import RateLimit
+from ..rules.rule import Rule
 
 LIMIT: Final = "__slidegate_limit__"
 """The attribute of a decorated endpoint that holds its `RateLimit`."""
@@ -32,7 +30,16 @@ MARKS: Final[list[bool]] = []
 """Holds something as soon as a limit stands on an endpoint, which then may be on the wrong side."""
 
 
-def decorate(limit: RateLimit, endpoint: Any, caller: FrameType) -> Any:
+class EndpointLimit(Protocol):
+    """A limit at an endpoint: a `RateLimit`."""
+
+    rule: Rule
+
+    async def check(self, connection: HTTPConnection, endpoint: object = None) -> None:
+        """Charge a request, once."""
+
+
+def decorate(limit: EndpointLimit, endpoint: Any, caller: FrameType) -> Any:
     """Return an endpoint that checks `limit` and then does what `endpoint` does.
 
     Args:
@@ -76,7 +83,7 @@ def _with_at_sign(endpoint: Any, caller: FrameType) -> bool:
     return bool(code.co_firstlineno <= caller.f_lineno <= last)
 
 
-def limits_of(endpoint: Any) -> Iterator[RateLimit]:
+def limits_of(endpoint: Any) -> Iterator[EndpointLimit]:
     """Yield the limits that decorate an endpoint, the outermost first."""
     for function in layers(endpoint):
         limit = vars(function).get(LIMIT) if hasattr(function, "__dict__") else None
@@ -128,7 +135,7 @@ def layers(endpoint: Any) -> Iterator[Any]:
         endpoint = endpoint.func if isinstance(endpoint, partial) else getattr(endpoint, "__wrapped__", None)
 
 
-def _limited_function(limit: RateLimit, endpoint: Callable[..., Any]) -> Callable[..., Any]:
+def _limited_function(limit: EndpointLimit, endpoint: Callable[..., Any]) -> Callable[..., Any]:
     core = list(layers(endpoint))[-1]
     if inspect.isgeneratorfunction(core) or inspect.isasyncgenfunction(core):
         raise ConfigurationError(
@@ -177,7 +184,7 @@ def _signature(endpoint: Callable[..., Any]) -> tuple[Signature, str | None]:
     return signature.replace(parameters=parameters), own
 
 
-def _limited_class(limit: RateLimit, endpoint: type[Any]) -> type[Any]:
+def _limited_class(limit: EndpointLimit, endpoint: type[Any]) -> type[Any]:
     if not inspect.iscoroutinefunction(getattr(endpoint, "dispatch", None)):
         raise ConfigurationError(
             f"RateLimit: expected an endpoint function or a class such as HTTPEndpoint, not {endpoint!r}; "

@@ -9,29 +9,23 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Coroutine, Iterable
-from copy import copy
-from hashlib import blake2b
-from inspect import Parameter, Signature, isclass
-from typing import Any, Final, TypeVar, overload
+from inspect import Parameter, Signature
+from typing import Any, TypeVar, overload
 
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
-from starlette.types import Scope
 
-from ...core.decision import Bucket, Decision, unique_name, wire_names
+from ...core.decision import Decision
 from ...core.errors import ConfigurationError, SlidegateError
 from ..keys.key import Key, KeyFunction
 from ..keys.user import names_user
 from ..options import names_checked
-from ..paths.routes import Place, Places
-from ..record import OFF, RECORD, Record
+from ..paths.routes import Place
+from ..record import Record
 from ..rules.rule import CostFunction, Limits, LimitsFunction, Rule
-from ..rules.rule_set import Gate
-from .decorator import decorate, layers
+from ..scope_keys import OFF, RECORD
+from .decorator import decorate
 
-_MEMO: Final = 4_096
-_METHODS: Final = frozenset({"get", "head", "post", "put", "patch", "delete", "options"})
-"""How the methods of a class such as `HTTPEndpoint` are called that answer requests."""
 _T = TypeVar("_T", bound=Callable[..., Any])
 
 
@@ -156,24 +150,25 @@ class RateLimit:
             )
         if record.allowlisted():
             return
-        judge = record.gate.judge
-        gate = record.gate.endpoints.gate(self, scope, endpoint)
+        side = record.side
+        endpoints = side.endpoints
+        gate = endpoints.gate(self, scope, endpoint)
         if self.rule.name is None:
             turn = record.turn(self, gate.bucket.rule)
-            gate = record.gate.endpoints.gate(self, scope, endpoint, turn) if turn else gate
-        if record.charged(gate.bucket, judge.limiter):
+            gate = endpoints.gate(self, scope, endpoint, turn) if turn else gate
+        if record.charged(gate.bucket, side.limiter):
             return
-        decision = await judge.decide_at(gate, connection)
-        if self.by_user and hasattr(record, "userless"):
+        decision = await endpoints.decide(gate, connection)
+        if self.by_user and record.userless and (place := endpoints.place(scope)) is not None:
             # The route may have been added after the start, when the order of its dependencies was seen to.
-            record.gate.endpoints.put_users_last(scope)
+            put_users_last([place])
         if decision is None or decision.allowed:
             if decision is not None:
-                record.note(judge, decision)
+                record.add(decision)
             return
         # All or nothing: what was charged for this request before goes back.
         await record.hand_back()
-        record.note(judge, decision)
+        record.add(decision)
         if not record.answered:
             record.refused = decision
         raise LimitExceeded(decision)
@@ -194,84 +189,3 @@ def put_users_last(places: Iterable[Place]) -> None:
             # Another list: a request may be on its way through this one.
             order = sorted(range(len(listed)), key=last.__getitem__)
             dependant.dependencies = [listed[at] for at in order]
-
-
-class Endpoints:
-    """The limits at the endpoints below one middleware, each with its buckets.
-
-    Args:
-        claimed: An identity that no other middleware on the limiter has.
-    """
-
-    def __init__(self, claimed: str) -> None:
-        self._claimed = claimed
-        self._places = Places()
-        self._gates: dict[tuple[RateLimit, Place | str, int, int], tuple[Gate, object]] = {}
-        self._names: dict[Place | str, dict[str, str]] = {}
-
-    def put_users_last(self, scope: Scope) -> None:
-        """See to the order of dependencies at the place that a request came by."""
-        place = self._places.find(scope)
-        if place is not None:
-            put_users_last([place])
-
-    def names(self) -> set[str]:
-        """Return the names that users gave to limits that were met so far."""
-        return {gate.rule.name for gate, _ in self._gates.values() if gate.rule.name is not None}
-
-    def gate(self, limit: RateLimit, scope: Scope, endpoint: object, turn: int = 0) -> Gate:
-        """Return what `limit` charges for a request that came by the place of `scope`.
-
-        Args:
-            limit: The limit.
-            scope: The request's.
-            endpoint: What is limited, if it is a function and not a route.
-            turn: How many other limits that look the same have charged this request before.
-        """
-        place: Place | str | None = self._places.find(scope)
-        if place is None:
-            function = endpoint or scope.get("endpoint") or limit
-            place = _name_of(function)
-        known = self._gates.get((limit, place, turn, id(endpoint)))
-        return self._make(limit, place, scope, endpoint, turn) if known is None else known[0]
-
-    def _make(self, limit: RateLimit, place: Place | str, scope: Scope, endpoint: object, turn: int) -> Gate:
-        labels = [place] if isinstance(place, str) else _labels(place, endpoint)
-        rule = copy(limit.rule)
-        path = labels[0]
-        for required, where in place.above if isinstance(place, Place) else ():
-            if required is limit:
-                path = f"{where}/*"
-                labels = sorted(below.label for below in self._places.below(scope, limit))
-                break
-        rule.paths = (path.encode("ascii", "backslashreplace").decode(),)
-        facts = self._claimed, limit.rule.identity, labels
-        digest = blake2b(repr(facts).encode(), digest_size=8).hexdigest()
-        identity = rule.name or f"{rule.label[:32]}:{digest}" + (f"#{turn + 1}" if turn else "")
-        # Names have to differ on one response only, where limits are asked in the same order in every process.
-        taken = self._names.setdefault(place, {})
-        others = [name for name, owner in taken.items() if owner != identity]
-        names = [unique_name(name, others) for name in wire_names(rule.label, rule.limits)]
-        taken.update(dict.fromkeys(names, identity))
-        bucket = Bucket(identity, rule.limits, names, count_denied=rule.count_denied, label=rule.label)
-        if len(self._gates) >= _MEMO:
-            # Objects made on the way of a request; the buckets they stand for stay.
-            self._gates.clear()
-            self._names.clear()
-        # The function is kept as well: the id of one that is gone may be given to another.
-        gate, _ = self._gates[limit, place, turn, id(endpoint)] = Gate(rule, bucket), endpoint
-        return gate
-
-
-def _labels(place: Place, endpoint: object) -> list[str]:
-    """Say what a limit is on, for people first: a route, or a function on the way of its requests."""
-    if endpoint is None or any(layer is endpoint for layer in layers(place.route.endpoint)):
-        return [place.label]
-    name = getattr(endpoint, "__name__", type(endpoint).__name__)
-    if isclass(place.route.endpoint) and place.connection == "http" and name in _METHODS:
-        return [f"{name.upper()} {place.template}", _name_of(endpoint)]
-    return [f"{place.label} {name}", _name_of(endpoint)]
-
-
-def _name_of(function: Any) -> str:
-    return f"{function.__module__}.{getattr(function, '__qualname__', type(function).__qualname__)}"

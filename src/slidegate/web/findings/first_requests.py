@@ -73,7 +73,7 @@ class Watch:
 
     def look_back(self, scope: Scope, record: Record) -> Iterator[Finding]:
         """Yield the findings that show only after the application has served a request."""
-        if hasattr(record, "userless") and "SG116" not in self._found and is_known(scope):
+        if record.userless and "SG116" not in self._found and is_known(scope):
             self._found.add("SG116")
             yield Finding(
                 "SG116",

@@ -10,7 +10,8 @@ from starlette.types import Scope
 
 from ...core.logs import logger
 from ...limiter import Limiter
-from ..record import RECORD, Record
+from ..record import Record
+from ..scope_keys import RECORD
 
 
 class _User:

@@ -89,9 +89,6 @@ class BoundRule:
         return known
 
 
-Gate = BoundRule
-
-
 class Selection(NamedTuple):
     """The rules that a request meets: those that limit it, whether they are all plain, those that only look on."""
 

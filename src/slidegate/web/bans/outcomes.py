@@ -1,0 +1,50 @@
+"""Strikes for how a request ends: a refusal, the status of the application's answer, or an exception."""
+
+from __future__ import annotations
+
+from starlette.requests import ClientDisconnect
+from starlette.types import Message, Scope, Send
+from starlette.websockets import WebSocketDisconnect
+
+from ..record import Record, Side
+from ..scope_keys import STATUS
+from .signals import AbuseWatch
+
+
+async def strike_refused(scope: Scope, record: Record) -> None:
+    """Strike for a refusal by a limit, under the policies of all gates on the way."""
+    if record.allowlisted():
+        return
+    outer: list[AbuseWatch] = []
+    for step in record:
+        if step.side.abuse.minds_refusals and not step.spared:
+            await step.side.abuse.refused(scope, outer)
+        outer.append(step.side.abuse)
+
+
+def listening(scope: Scope, send: Send, record: Record, side: Side) -> Send:
+    """Wrap `send` so that the status of the application's answer strikes under the policies of a gate."""
+    begun = False
+
+    async def send_heard(message: Message) -> None:
+        nonlocal begun
+        if message["type"] in STATUS and not begun:
+            begun = True
+            await _hear(message.get("status", STATUS[message["type"]]), scope, record, side)
+        await send(message)
+
+    return send_heard
+
+
+async def strike_failed(scope: Scope, record: Record, side: Side, error: Exception) -> None:
+    """Strike for the 500 that a server makes of an exception, outside of all middlewares."""
+    if not isinstance(error, (ClientDisconnect, WebSocketDisconnect)):
+        await _hear(500, scope, record, side)
+
+
+async def _hear(status: int, scope: Scope, record: Record, side: Side) -> None:
+    """Strike for a status, unless a gate made the answer, or spares the request."""
+    if record.own_answer() or record.spared_by(side):
+        return
+    place = next(place for place, step in enumerate(record) if step.side is side)
+    await side.abuse.answered(status, scope, [step.side.abuse for step in record[:place]])

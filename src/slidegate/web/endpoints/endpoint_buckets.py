@@ -1,0 +1,104 @@
+"""The buckets of limits at endpoints: one for each route that a limit stands on, or one for all routes below it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from copy import copy
+from hashlib import blake2b
+from inspect import isclass
+from typing import Any, Final, TypeAlias
+
+from starlette.requests import HTTPConnection
+from starlette.types import Scope
+
+from ...core.decision import Bucket, Decision, unique_name, wire_names
+from ..paths.routes import Place, Places
+from ..rules.rule_set import BoundRule
+from .decorator import EndpointLimit, layers
+
+DecideAt: TypeAlias = Callable[[BoundRule, HTTPConnection], Awaitable[Decision | None]]
+
+_MEMO: Final = 4_096
+_METHODS: Final = frozenset({"get", "head", "post", "put", "patch", "delete", "options"})
+"""How the methods of a class such as `HTTPEndpoint` are called that answer requests."""
+
+
+class EndpointBuckets:
+    """The limits at the endpoints below one middleware, each with its buckets.
+
+    Args:
+        claimed: An identity that no other middleware on the limiter has.
+        decide: Decides about the limit of one bucket for a request.
+    """
+
+    def __init__(self, claimed: str, decide: DecideAt) -> None:
+        self._claimed = claimed
+        self.decide = decide
+        self._places = Places()
+        self._gates: dict[tuple[EndpointLimit, Place | str, int, int], tuple[BoundRule, object]] = {}
+        self._names: dict[Place | str, dict[str, str]] = {}
+
+    def place(self, scope: Scope) -> Place | None:
+        """Return the place that a request came by, if it is known."""
+        return self._places.find(scope)
+
+    def names(self) -> set[str]:
+        """Return the names that users gave to limits that were met so far."""
+        return {gate.rule.name for gate, _ in self._gates.values() if gate.rule.name is not None}
+
+    def gate(self, limit: EndpointLimit, scope: Scope, endpoint: object, turn: int = 0) -> BoundRule:
+        """Return what `limit` charges for a request that came by the place of `scope`.
+
+        Args:
+            limit: The limit.
+            scope: The request's.
+            endpoint: What is limited, if it is a function and not a route.
+            turn: How many other limits that look the same have charged this request before.
+        """
+        place: Place | str | None = self._places.find(scope)
+        if place is None:
+            function = endpoint or scope.get("endpoint") or limit
+            place = _name_of(function)
+        known = self._gates.get((limit, place, turn, id(endpoint)))
+        return self._make(limit, place, scope, endpoint, turn) if known is None else known[0]
+
+    def _make(self, limit: EndpointLimit, place: Place | str, scope: Scope, endpoint: object, turn: int) -> BoundRule:
+        labels = [place] if isinstance(place, str) else _labels(place, endpoint)
+        rule = copy(limit.rule)
+        path = labels[0]
+        for required, where in place.above if isinstance(place, Place) else ():
+            if required is limit:
+                path = f"{where}/*"
+                labels = sorted(below.label for below in self._places.below(scope, limit))
+                break
+        rule.paths = (path.encode("ascii", "backslashreplace").decode(),)
+        facts = self._claimed, limit.rule.identity, labels
+        digest = blake2b(repr(facts).encode(), digest_size=8).hexdigest()
+        identity = rule.name or f"{rule.label[:32]}:{digest}" + (f"#{turn + 1}" if turn else "")
+        # Names have to differ on one response only, where limits are asked in the same order in every process.
+        taken = self._names.setdefault(place, {})
+        others = [name for name, owner in taken.items() if owner != identity]
+        names = [unique_name(name, others) for name in wire_names(rule.label, rule.limits)]
+        taken.update(dict.fromkeys(names, identity))
+        bucket = Bucket(identity, rule.limits, names, count_denied=rule.count_denied, label=rule.label)
+        if len(self._gates) >= _MEMO:
+            # Objects made on the way of a request; the buckets they stand for stay.
+            self._gates.clear()
+            self._names.clear()
+        # The function is kept as well: the id of one that is gone may be given to another.
+        gate, _ = self._gates[limit, place, turn, id(endpoint)] = BoundRule(rule, bucket), endpoint
+        return gate
+
+
+def _labels(place: Place, endpoint: object) -> list[str]:
+    """Say what a limit is on, for people first: a route, or a function on the way of its requests."""
+    if endpoint is None or any(layer is endpoint for layer in layers(place.route.endpoint)):
+        return [place.label]
+    name = getattr(endpoint, "__name__", type(endpoint).__name__)
+    if isclass(place.route.endpoint) and place.connection == "http" and name in _METHODS:
+        return [f"{name.upper()} {place.template}", _name_of(endpoint)]
+    return [f"{place.label} {name}", _name_of(endpoint)]
+
+
+def _name_of(function: Any) -> str:
+    return f"{function.__module__}.{getattr(function, '__qualname__', type(function).__qualname__)}"

@@ -1,0 +1,201 @@
+"""One gate at work: the way of a request from the judgement to the answer.
+
+`RequestGate.serve` asks the judge, adds the decision to the record, and passes the request on or answers it. Around a
+request that it passes on, it puts the channels that the decision asks for: one that waits, one that settles reserved
+units, one that strikes for a status, and a websocket that ends with a ban.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from ..core.decision import Decision, Reason
+from ..limiter import Limiter
+from .answers.refusals import Refusals, refused_by
+from .bans.outcomes import listening, strike_failed, strike_refused
+from .bans.signals import AbuseWatch
+from .endpoints.endpoint_buckets import EndpointBuckets
+from .endpoints.rate_limit import carries_only_refusals
+from .finishing import hand_back
+from .judge import Judge
+from .keys.client_ip import ClientAddress
+from .record import Record, Side, Step
+from .rules.rule_set import RuleSet
+from .rules.user_functions import Calls
+from .scope_keys import RECORD, is_preflight
+from .settling import Settling
+from .waiting import wait_turn
+from .websockets.ban_sweep import OpenSockets
+from .websockets.held import Held
+from .websockets.message_limits import MessageCounter
+from .websockets.watched import Watched
+
+_WAITED: Final = Reason.WAITED  # CPython 3.11 takes a call to find a member
+_NOBODY: Final = Reason.NOBODY
+
+
+class RequestGate:
+    """Takes requests to the application, or answers them.
+
+    Args:
+        app: The application behind the gate.
+        limiter: Where the counts live.
+        judge: Decides.
+        rules: The rules of the gate.
+        abuse: Its ban policies.
+        endpoints: The buckets of the limits at endpoints below it.
+        client: Finds the client's address.
+        settling: Settles reserved units.
+        refusals: Answers refused requests.
+        messages: Counts the messages of websockets, if they are limited.
+        calls: Reports functions of the user's that fail.
+        look_back: Called with a request that a limit by user counted by its address, when its answer is complete.
+
+    Attributes:
+        side: The gate as its records show it.
+        judge: Decides.
+        rules: The rules of the gate.
+        sockets: The open websockets, which end when their client is banned.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        limiter: Limiter,
+        judge: Judge,
+        rules: RuleSet,
+        abuse: AbuseWatch,
+        endpoints: EndpointBuckets,
+        client: ClientAddress,
+        settling: Settling,
+        refusals: Refusals,
+        messages: MessageCounter | None,
+        calls: Calls,
+        look_back: Callable[[Scope, Record], None],
+    ) -> None:
+        self._app = app
+        self.side = Side(limiter, rules.names(), rules.looking, abuse, endpoints, self.refuse)
+        self.judge = judge
+        self.rules = rules
+        self._client = client
+        self._settling = settling
+        self._refusals = refusals
+        self._messages = messages
+        self._calls = calls
+        self._look_back = look_back
+        self._abuse = abuse
+        self._strikes = bool(abuse.policies)
+        self._prepares = messages is not None or bool(rules.reserving) or abuse.listens
+        self.sockets = OpenSockets(limiter.internals.find_ban)
+
+    async def serve(self, scope: Scope, receive: Receive, send: Send, record: Record, *, outermost: bool) -> None:
+        """Judge one request, and pass it on or answer it."""
+        side = record.side = self.side
+        answer = self.judge.decide(scope, record)
+        decision = answer if isinstance(answer, Decision) else await answer
+        step = Step()
+        step.decision = decision
+        step.side = side
+        step.spared = self._strikes and (decision.allowed or _is_limited(decision)) and self._spares(scope)
+        record.append(step)
+        if not decision.allowed:
+            if not outermost:
+                await record.hand_back()
+            await self.refuse(scope, receive, send, decision)
+            return
+        if self._prepares or decision.reason is _WAITED or scope["type"] == "websocket" or scope["method"] == "OPTIONS":
+            prepared = await self._prepare(scope, receive, send, record, decision)
+            if prepared is None:
+                return
+            receive, send = prepared
+        try:
+            await self._app(scope, receive, send)
+        except Exception as error:
+            await self._hear(scope, record, error)
+            if not outermost or record.refused is None:
+                raise
+        if outermost and (record.userless or record.refused is not None):
+            await self._end(scope, send, record)
+
+    async def refuse(self, scope: Scope, receive: Receive, send: Send, decision: Decision) -> None:
+        """Strike for a refusal by a limit, and answer the request."""
+        record: Record = scope[RECORD]
+        if (self._strikes or len(record) > 1) and _is_limited(decision):
+            await strike_refused(scope, record)
+        await self._refusals.send(scope, receive, send, decision)
+
+    def _spares(self, scope: Scope) -> bool:
+        """Tell whether nothing of this request is held against its client: a rule exempts it, or a browser sends it by
+        itself. The application may change the path that rules see, so it is asked before the application is."""
+        return self.rules.select(scope).exempt or (scope.get("method") == "OPTIONS" and is_preflight(scope))
+
+    async def _prepare(
+        self, scope: Scope, receive: Receive, send: Send, record: Record, decision: Decision
+    ) -> tuple[Receive, Send] | None:
+        """Put the channels around a request that only some gates or requests need; None if the client left while it
+        waited."""
+        if decision.reason is _WAITED:
+            turn = await self._wait(receive, decision)
+            if turn is None:
+                return None
+            receive = turn
+        if scope.get("method") == "OPTIONS" and is_preflight(scope):
+            send = self._settling.by_endpoint(scope, send, decision)
+        elif self.rules.reserving:
+            send = self._settling.by_status(send, decision)
+        if self._abuse.listens and not record[-1].spared:
+            send = listening(scope, send, record, self.side)
+        if scope["type"] == "websocket" and not record.allowlisted():
+            socket = self._watch_over(scope, receive, send, record)
+            return (socket if self._messages is None else self._messages.attach(scope, socket)).channels
+        return receive, send
+
+    async def _wait(self, receive: Receive, decision: Decision) -> Receive | None:
+        """Wait for the place that was booked, and return the channel to go on with.
+
+        None if the client left meanwhile: its place is handed back then, as when the request is cancelled.
+        """
+        turn: Receive | None = None
+        try:
+            turn = await wait_turn(receive, decision.wait_us)
+        finally:
+            if turn is None:
+                await hand_back([(self.side.limiter, decision)])
+        return turn
+
+    def _watch_over(self, scope: Scope, receive: Receive, send: Send, record: Record) -> Watched:
+        """Return a websocket that ends when its client is banned."""
+        limiter, abuse = self.side.limiter, self._abuse
+        client_key, address = self._client.locate(scope)
+        guarded = Held(limiter, scope, lambda scope: abuse.guarded(scope, client_key, address))
+
+        async def banned() -> bool:
+            return await limiter.internals.find_ban(guarded()) is not None
+
+        return Watched(receive, send, guarded, banned, partial(strike_refused, scope, record), self.sockets.add)
+
+    async def _hear(self, scope: Scope, record: Record, error: Exception) -> None:
+        """Take an exception of the application's: it may strike, and a limit at an endpoint raises one."""
+        if record.refused is None:
+            if self._abuse.listens and not record.answered:
+                await strike_failed(scope, record, self.side, error)
+        elif record[0].side is self.side and not carries_only_refusals(error):
+            rule = refused_by(record.refused)
+            self._calls.report("endpoint", rule, error, "the client gets the refusal that came before")
+
+    async def _end(self, scope: Scope, send: Send, record: Record) -> None:
+        """Look back at a request when the application is done, and refuse it where nobody did."""
+        self._look_back(scope, record)
+        if record.refused is not None and not record.answered:
+            # Nobody in between answered; the outermost `send` makes the refusal of the first message.
+            first = "http.response.start" if scope["type"] == "http" else "websocket.close"
+            await send({"type": first, "status": 429})
+
+
+def _is_limited(decision: Decision) -> bool:
+    """Tell whether a limit decided: a refusal by a list or a ban has no readings."""
+    return bool(decision.readings) or decision.reason is _NOBODY
