@@ -12,8 +12,8 @@ from typing import NamedTuple
 from starlette.types import Receive, Scope, Send
 
 from ..core.decision import Bucket, Decision, Reason
-from ..core.tightest import tightest
 from ..limiter import Limiter
+from .answers.tightest import tightest
 from .bans.signals import AbuseWatch
 from .endpoints.endpoint_buckets import EndpointBuckets
 from .finishing import hand_back

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from ...core.decision import Bucket, Decision, binding_place, ceil_s, unequal_costs
 from ...core.limits import Limit
 from ...core.memo import remember
-from ...core.tightest import tightest
+from .tightest import tightest
 
 HeaderStyle: TypeAlias = Literal["draft", "legacy", "both"]
 Fields: TypeAlias = list[tuple[bytes, bytes]]

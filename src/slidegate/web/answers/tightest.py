@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from fractions import Fraction
 from typing import Final
 
-from .decision import Decision
+from ...core.decision import Decision
 
 _NONE: Final = Fraction(0)
 
