@@ -1,4 +1,4 @@
-"""What users hold: a store, and the words to talk to it."""
+"""The object that users hold: a store, and the words to talk to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What users do with bans."""
+"""The commands about bans."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class BanCommands:
                 address or network bans that.
             duration: How long, up to 400 days, or ``"permanent"``.
             reason: For the operator; clients do not see it. Kept to 256 printable characters.
-            by: Who bans.
+            by: The person or program that bans.
 
         Raises:
-            ConfigurationError: The key is none, every address there is, or a public network wider than an IPv4 /8 or an
-                IPv6 /19; or the duration cannot be used.
+            ConfigurationError: The key cannot be one, is every address there is, or is a public network wider than an
+                IPv4 /8 or an IPv6 /19; or the duration cannot be used.
         """
         length_us = None
         if duration != PERMANENT:
@@ -58,7 +58,7 @@ class BanCommands:
         """Take the ban of exactly this key back, and forgive it: strikes and rungs are forgotten.
 
         Returns:
-            False where there was nothing to take back. `banned` says which network's ban an address is under.
+            False if there was nothing to take back. `banned` returns the ban of the network that an address lies in.
         """
         await self.internals.prepare()
         known, who = self._ban_key(key), clean_reason(by)
@@ -80,7 +80,7 @@ class BanCommands:
                 yield ban
 
     async def history(self, key: str | None = None) -> AsyncIterator[BanChange]:
-        """Yield what was banned and unbanned lately, oldest first; of `key` alone if it is given."""
+        """Yield the latest bans and unbans, oldest first; those of `key` alone if it is given."""
         await self.internals.prepare()
         known = None if key is None else self._ban_key(key)
         changes = [change for book in self._books() for change in await within(book.history())]
@@ -93,15 +93,15 @@ class BanCommands:
     ) -> Ban | None:
         """Count a strike of `key` under a policy, and return the ban if it made one.
 
-        Nothing is counted while the key is banned, for addresses that the policy may not ban, and for networks wider
-        than a /24 or a /48, unless the policy bans prefixes that are.
+        Nothing is counted while the key is banned, for an address that the policy may not ban, or for a network wider
+        than a /24 or a /48, unless the policy bans prefixes as wide as that.
 
         Args:
-            key: Who did it. Write ``f"user:{name}"`` where users choose the name: by itself, a name that reads as an
-                address or network strikes that.
-            policy: What the strike counts towards.
+            key: The key to strike. Write ``f"user:{name}"`` where users choose the name: by itself, a name that reads
+                as an address or network strikes that.
+            policy: The policy that the strike counts under.
             weight: How many strikes it stands for, 1 or more.
-            reason: For the operator, if it bans.
+            reason: For the operator, if the strike bans.
             protected: Networks that must not be banned.
 
         Raises:
@@ -118,7 +118,7 @@ class BanCommands:
         return await answer if isawaitable(answer) else answer
 
     async def export_bans(self) -> AsyncIterator[str]:
-        """Yield everything known about bans, strikes and rungs as lines of JSON, to write to a file.
+        """Yield bans, strikes and rungs as lines of JSON, to write to a file.
 
         Keys made of API keys and the like are digests: they mean the same only under the same `secret`.
 
@@ -135,13 +135,13 @@ class BanCommands:
             yield json.dumps(row, ensure_ascii=True) + "\n"
 
     async def import_bans(self, lines: Iterable[str]) -> int:
-        """Take over what `export_bans` wrote: all of it, or nothing. Time that passed since then has passed.
+        """Take over the lines that `export_bans` wrote: all of them, or none. Bans have run on since then.
 
-        Where a key is banned on both sides, the ban that lasts longer stays; a second import changes nothing. All of it
-        is read in one go, which for 100,000 bans takes seconds, so do it before you serve.
+        If a key is banned on both sides, the ban that lasts longer stays; a second import changes nothing. All lines
+        are read in one go, which takes seconds for 100,000 bans, so import before you serve.
 
         Returns:
-            How many bans were in it and are not over.
+            How many bans the lines hold that are not over.
 
         Raises:
             ConfigurationError: A line cannot be read, or there is no room.
@@ -153,13 +153,13 @@ class BanCommands:
         return await within(self.store.bans.load(rows))
 
     def _books(self) -> list[BanBook]:
-        """Return the bans of the store, and those that were made here while it did not answer."""
+        """Return the bans of the store, behind the bans made here while it did not answer."""
         safe = self.internals.failsafe
         local = None if safe is None else safe.local
         return [self.store.bans] if local is None else [local.bans, self.store.bans]
 
     def _spelled(self, book: BanBook, key: str) -> str:
-        """Return a key as a book of bans has it: that of this process may know it by its provisional digest."""
+        """Return a key as a book of bans spells it: the book of this process may have its provisional digest."""
         safe = self.internals.failsafe
         return key if safe is None or book is self.store.bans else safe.spelled(key)
 

@@ -1,15 +1,15 @@
-"""Which part of a store is left alone.
+"""The circuit breakers: one for each part of a store.
 
 A store can be several servers, and one of them can be dead while the others answer. So failures are counted for each
-part by itself. After `FAILURES_TO_OPEN` in a row a part is left alone for `OPEN_US`; then one question goes to it as a
-probe, and the others do not wait for that::
+part by itself. After `FAILURES_TO_OPEN` in a row a part is left alone for `OPEN_US`. Then one question goes to it as a
+probe, and the others do not wait for the probe::
 
     answers ---- 3 failures ----> left alone ---- 1 s ----> one probe ---- answered ----> answers
                                        ^                        |
                                        +------- failed ---------+
 
-A store that `HasParts` says where it keeps what is asked about; any other is a single part. An error that
-concerns one key or one slot (`StoreError.concerns`) says nothing about its server, and is not counted.
+A store with the methods of `HasParts` names the part that a question goes to; any other store is a single part. An
+error that concerns one key or one slot (`StoreError.concerns`) says nothing about its server, and is not counted.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from ..core.protocols import Clock, HasParts, Store
 FAILURES_TO_OPEN: Final = 3
 OPEN_US: Final = 1_000_000
 FORGET_US: Final = 60_000_000
-"""A part that nobody has asked for so long may not exist any more, as a node that a cluster has replaced."""
+"""A part that nobody has asked for so long may be gone, like a node that a cluster has replaced."""
 WHOLE: Final = None
 """The part that is the whole store."""
 
 
 class Breaker:
-    """What is known of a part that did not answer when it was asked last.
+    """The failures of a part that did not answer its last question.
 
     Attributes:
-        failures: How many questions in a row it has not answered.
+        failures: How many questions in a row the part has not answered.
         failed_us: When the last one failed.
-        open_until_us: Until when it is left alone; 0 if it is not.
+        open_until_us: The part is left alone until then; 0 if it is not left alone.
     """
 
     __slots__ = ("failed_us", "failures", "open_until_us")
@@ -44,7 +44,7 @@ class Breaker:
 
 
 class Breakers:
-    """Decides whether a store is asked.
+    """Decides whether a question goes to the store.
 
     Args:
         store: The store.
@@ -52,7 +52,7 @@ class Breakers:
         clock: Returns microseconds that never run back.
 
     Attributes:
-        troubled: The parts that did not answer when they were asked last.
+        troubled: The parts that did not answer their last question.
     """
 
     def __init__(self, store: Store, probe_us: int, clock: Clock) -> None:
@@ -62,11 +62,14 @@ class Breakers:
         self.troubled: dict[Hashable, Breaker] = {}
 
     def part_of(self, checks: Sequence[Check]) -> Hashable:
-        """Return which part is asked about checks; about bans, where there are none."""
+        """Return the part that answers a question about checks; about bans, if there are none."""
         return WHOLE if self._parts is None else self._parts.part_of(checks)
 
     def left_alone(self, checks: Sequence[Check]) -> bool:
-        """Tell whether a question is not to be asked now; who is told False after a while is the probe."""
+        """Return True while the circuit is open.
+
+        The first caller after the pause gets False: its question is the probe.
+        """
         now_us, due = self._clock(), list[Breaker]()
         for breaker in self._about(checks):
             if now_us < breaker.open_until_us:
@@ -79,17 +82,17 @@ class Breakers:
         return False
 
     def left_us(self, checks: Sequence[Check]) -> int:
-        """Return how long a question is not to be asked, 0 if it may be asked now."""
+        """Return how long the circuit stays open; 0 if a question may be asked now."""
         now_us = self._clock()
         return max([breaker.open_until_us - now_us for breaker in self._about(checks)], default=0)
 
     def probe_again(self, checks: Sequence[Check]) -> None:
-        """Let the next question be the probe, if this one was: who asked it has gone, and nothing was learnt."""
+        """Let the next question be the probe, if this one was: its caller has left, and nothing was learnt."""
         for breaker in self._about(checks):
             breaker.open_until_us = min(breaker.open_until_us, self._clock())
 
     def failed(self, checks: Sequence[Check]) -> Hashable:
-        """Take note that a question was not answered; return which part is to blame."""
+        """Record that a question was not answered; return the part that failed."""
         part, now_us = self.part_of(checks), self._clock()
         breaker = self.troubled.setdefault(part, Breaker())
         breaker.failures += 1
@@ -99,7 +102,7 @@ class Breakers:
         return part
 
     def answered(self, checks: Sequence[Check]) -> dict[Hashable, int]:
-        """Take note that a question was answered; return the parts that are well again, with their failures."""
+        """Record that a question was answered; return the parts that are well again, with their failures."""
         part, now_us = self.part_of(checks), self._clock()
         for other in [other for other, it in self.troubled.items() if now_us - it.failed_us >= FORGET_US]:
             if other not in (part, WHOLE):
@@ -108,6 +111,6 @@ class Breakers:
         return {well: breaker.failures for well, breaker in gone.items() if breaker is not None}
 
     def _about(self, checks: Sequence[Check]) -> list[Breaker]:
-        """Return what is known of the parts that a question needs: its own, and the store as a whole."""
+        """Return the breakers that a question depends on: that of its part, and that of the whole store."""
         found = [self.troubled.get(part) for part in {self.part_of(checks), WHOLE}]
         return [breaker for breaker in found if breaker is not None]

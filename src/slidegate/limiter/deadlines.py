@@ -1,4 +1,4 @@
-"""Waiting for a store, and no longer than that."""
+"""Deadlines for the answers of a store."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from anyio.lowlevel import checkpoint
 from ..core.errors import StoreTimeout
 
 COMMAND_DEADLINE_S: Final = 30.0
-"""How long a store may take over what people ask for, such as a ban or a list of them."""
+"""How long a store may take over a command of a person, such as a ban or a list of bans."""
 
 STEP: Final = 200
-"""How many bans are gone through in one turn of the loop: at 5 us each, a millisecond."""
+"""How many bans are listed in one turn of the event loop: at 5 us each, a millisecond."""
 
 MOST_DONE: Final = 128
-"""How many futures that are done may be held on to, beyond as many as are not: looking through them takes time, too."""
+"""How many finished futures may be held, beyond as many as are unfinished: looking through them takes time, too."""
 
 T = TypeVar("T")
 
 
 async def within(answer: Awaitable[T] | T, deadline_s: float = COMMAND_DEADLINE_S) -> T:
-    """Wait for an answer, if it has to be waited for, no longer than `deadline_s`.
+    """Return an answer; if it is awaitable, wait no longer than `deadline_s`.
 
     Raises:
-        StoreTimeout: It did not come in time.
+        StoreTimeout: The answer did not come in time.
     """
     if not isawaitable(answer):
         return answer
@@ -40,7 +40,7 @@ async def within(answer: Awaitable[T] | T, deadline_s: float = COMMAND_DEADLINE_
 
 
 async def in_turns(many: Iterable[T]) -> AsyncIterator[T]:
-    """Yield each of many, and let others go on after every `STEP` of them."""
+    """Yield each item, and let other tasks run after every `STEP` items."""
     for number, one in enumerate(many, start=1):
         yield one
         if not number % STEP:
@@ -48,10 +48,10 @@ async def in_turns(many: Iterable[T]) -> AsyncIterator[T]:
 
 
 class Deadline:
-    """Gives up futures that take too long: one timer for each event loop.
+    """Gives up futures that take too long, with one timer for each event loop.
 
-    `asyncio.timeout` needs a timer for each, which takes a third of a hit on a store that answers many at once.
-    Futures that are done are let go of when there are more of them than of those that are not.
+    `asyncio.timeout` sets a timer for each future, which takes a third of a hit on a store that answers many at once.
+    Finished futures are dropped when there are more of them than of unfinished ones.
 
     Args:
         span_s: How long a future may take.
@@ -63,7 +63,7 @@ class Deadline:
         self._turns: dict[asyncio.AbstractEventLoop, list[asyncio.Future[Any]]] = {}
 
     def watch(self, future: asyncio.Future[Any]) -> None:
-        """See that `future` is done in time: with a StoreTimeout, if with nothing else."""
+        """Give `future` a StoreTimeout if it is not done in time."""
         loop = future.get_loop()
         turn = self._turns.get(loop)
         if turn is None:
@@ -82,7 +82,7 @@ class Deadline:
 
 
 class _Line:
-    """Futures of one event loop, those of a turn together, in the order in which they are due."""
+    """The futures of one event loop, grouped by the turn that made them, in the order in which they are due."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, span_s: float) -> None:
         self._loop = loop
@@ -93,7 +93,7 @@ class _Line:
         self._full = MOST_DONE
 
     def add(self, turn: list[asyncio.Future[Any]], due_s: float) -> None:
-        """Hold futures until they are due, or done and in the way."""
+        """Hold futures until they are due, or until there is need to drop finished ones."""
         self._turns.append((due_s, turn))
         self._held += len(turn)
         if self._held >= self._full:
@@ -105,7 +105,7 @@ class _Line:
             self._timer = self._loop.call_at(self._turns[0][0], self._look)
 
     def _look(self) -> None:
-        """Give up what is due."""
+        """Give up the futures that are due."""
         self._timer = None
         now_s = self._loop.time()
         while self._turns and self._turns[0][0] <= now_s:

@@ -1,16 +1,15 @@
-"""What happens when a store does not answer.
+"""The failure policy: it asks a store that can fail, and answers when the store does not.
 
-Every question has a deadline. A part of the store that fails again and again is left alone for a while: see `breakers`.
+Every question has a deadline. A part of the store that fails again and again is left alone for a while; see `breakers`.
 
 Meanwhile the limiter's `on_error` decides:
 
-* ``"local"``: a memory store of this process counts, by the same limits. When the shared store answers again, a request
-  has to pass both as long as anything that was counted here still counts, so recovery is no burst;
+* ``"local"``: a memory store of this process counts, by the same limits (`local_counts`). When the shared store answers
+  again, a request has to pass both as long as a unit that was counted here still counts, so recovery is no burst;
 * ``"allow"``: everything passes, uncounted;
 * ``"deny"``: everything is refused, with 503 over HTTP.
 
-A store whose secret for digests has not come yet (`secret`) is away as well. What was counted here until then stands
-under provisional digests, so as long as it counts, the store of this process is asked by that spelling.
+A store whose secret for digests has not come yet (`secret`) counts as away.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from .stand_ins import Parted, Unserved
 
 OnError: TypeAlias = Literal["local", "allow", "deny"]
 FailurePolicy: TypeAlias = tuple[str, OnError]
-"""The deadline and what decides after it."""
+"""A deadline, and the `on_error` that decides after it."""
 
 DEADLINE: Final = "50ms"
 ON_ERROR: Final = "local"
@@ -59,7 +58,7 @@ class Failsafe:
     Args:
         store: The store.
         deadline: How long a question may take, 1 ms to 60 s.
-        on_error: What to do then.
+        on_error: The answer after that.
         tell: Hears of the events ``store_failed`` and ``store_recovered``.
         clock: Returns microseconds that never run back.
 
@@ -90,7 +89,7 @@ class Failsafe:
         self._say_again_us: dict[Hashable, int] = {}
         self._said: set[Hashable] = set()
         self.acquainted = True
-        """Whether the store may be asked: its secret is known."""
+        """Whether the store may be asked, because its secret is known."""
         self.deadline_us = int(self._deadline_s * 1_000_000)
         """How long a question may take."""
 
@@ -99,7 +98,7 @@ class Failsafe:
         return self._clock()
 
     def acquaint(self, keys: Keys) -> None:
-        """Ask the store from now on: its secret has come. What was counted here keeps its spelling from before."""
+        """Ask the store from now on: its secret has come. Keys that were counted here keep the spelling from before."""
         self.acquainted = True
         self._here.respell(keys)
         if self._troubled:
@@ -167,7 +166,7 @@ class Failsafe:
         return self.instead("charge", checks) if decision is None else decision
 
     async def refund(self, decision: Decision) -> bool:
-        """Hand back what a decision charged, wherever that was; False, and no more, where a store does not answer."""
+        """Hand the units of a decision back to each store that charged them; False if a store does not answer."""
         if not isinstance(decision, Parted):
             return await self.ask(lambda: self._store.refund(decision), False, decision.checks)
         changed = False
@@ -176,7 +175,7 @@ class Failsafe:
         return changed
 
     async def strike(self, policy: BanPolicy, key: str, weight: int, reason: str, prefix: str = "") -> Ban | None:
-        """Count a strike: here, with `on_error="local"`, while the store does not answer."""
+        """Count a strike; in this process, with `on_error="local"`, while the store does not answer."""
         nobody: tuple[bool, Ban | None] = (False, None)
         struck = self._store.bans.strike
         answered, ban = await self.ask(lambda: _noting(struck(policy, key, weight, reason, prefix)), nobody)
@@ -185,21 +184,21 @@ class Failsafe:
         return self._here.strike(policy, key, weight, reason, prefix)
 
     async def find_ban(self, guarded: Sequence[Guarded]) -> Ban | None:
-        """Return the ban that refuses, as far as it is known."""
+        """Return a ban that refuses one of `guarded`; only bans made here are known while the store is away."""
         ban = await self.ask(lambda: self._store.bans.find(guarded), None)
         return self._here.find_ban(guarded) if ban is None else ban
 
     async def first(self, secret: Awaitable[bytes]) -> bytes | None:
-        """Return the secret of a store that has not been asked for anything yet; None if it does not come in time."""
+        """Return the secret, asked for as the first question to the store; None if it does not come in time."""
         return await self._put(lambda: secret, None, ())
 
     async def ask(self, question: Callable[[], T | Awaitable[T]], default: T, checks: Sequence[Check] = ()) -> T:
-        """Return the answer to a question, or `default` where there is none in time.
+        """Return the answer to a question, or `default` if none comes in time.
 
         Args:
             question: Asks the store.
-            default: What to return instead.
-            checks: What the question is about; bans, where there are none.
+            default: Returned if the store does not answer.
+            checks: The checks that the question is about; it is about bans if there are none.
         """
         return await self._put(question, default, checks) if self.acquainted else default
 
@@ -219,10 +218,10 @@ class Failsafe:
         return answer
 
     def _fail(self, error: BaseException, checks: Sequence[Check]) -> None:
-        """Take note that a question was not answered, and say so now and then."""
+        """Record that a question was not answered, and report it now and then."""
         narrow = isinstance(error, StoreError) and error.concerns != "server"
         if narrow:
-            # Somebody answered, so the server is well, or as well as it was.
+            # The server answered, so it is as well as it was before.
             self._breakers.probe_again(checks)
             what: Hashable = f"for a {error.concerns}"  # type: ignore[attr-defined]
             where = f" {what}"
@@ -243,7 +242,7 @@ class Failsafe:
         self._tell(Event("store_failed", message, {"on_error": self._on_error, "error": shown}))
 
     def _recover(self, checks: Sequence[Check]) -> None:
-        """Take note that a question was answered; say so if it was said that they are not."""
+        """Record that a question was answered; report the recovery if the failure was reported."""
         for part, failures in self._breakers.answered(checks).items():
             if part in self._said:
                 self._said.discard(part)
@@ -271,7 +270,7 @@ class Failsafe:
     def _strictly(
         self, shared: Decision, checks: Sequence[Check], guarded: Sequence[Guarded]
     ) -> Decision | Awaitable[Decision]:
-        """Let a request pass only if what was counted here while the store was away lets it pass too."""
+        """Let a request pass only if the local counts let it pass, too."""
         local = self.local
         if local is None or not shared.allowed:
             return shared
@@ -287,20 +286,20 @@ class Failsafe:
 
 
 def _at(part: Hashable) -> str:
-    """Return which part of a store a message is about."""
+    """Return the words of a message that name a part of the store."""
     return "" if part is WHOLE else f" at {part}"
 
 
 async def _noting(answer: Ban | Awaitable[Ban | None] | None) -> tuple[bool, Ban | None]:
-    """Return an answer with a note that there was one."""
+    """Return (True, answer), so that an answer of None is told from no answer."""
     return True, await answer if isawaitable(answer) else answer
 
 
 def check_failure_policy(deadline: Any, on_error: object) -> None:
-    """See that a deadline and what to do after it can work.
+    """Check a deadline and an `on_error`.
 
     Raises:
-        ConfigurationError: They cannot.
+        ConfigurationError: One of them cannot work.
     """
     if not _MIN_US <= parse_duration_us(deadline, "deadline") <= _MAX_US:
         shortest, longest = format_duration(_MIN_US), format_duration(_MAX_US)

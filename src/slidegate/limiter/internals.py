@@ -33,14 +33,14 @@ Decide: TypeAlias = Callable[[Sequence[Check], Sequence[Guarded]], Decision | Aw
 
 
 class Internals:
-    """A store, and the way to ask it.
+    """A store, and the one way to ask it.
 
     Args:
         store: The store.
         secret: The key for digests, as the user gave it; None for the store's own.
-        observers: Hear of the events of the store, and of those above it.
+        observers: Hear the events of the store, and those that happen above it.
         deadline: How long the store may take.
-        on_error: What decides when it takes longer.
+        on_error: The answer when the store takes longer.
 
     Attributes:
         per_process: Whether every process counts for itself.
@@ -92,7 +92,7 @@ class Internals:
 
     @property
     def spelling(self) -> object:
-        """Stands for how digests are made; another object when they are made otherwise. See `prepare`."""
+        """An object that is replaced when digests change, because another secret makes them. See `prepare`."""
         return self.keys.secret
 
     @property
@@ -101,7 +101,7 @@ class Internals:
         return self._secret is None
 
     def tell(self, event: Event) -> None:
-        """Tell the observers of something that happened above the store."""
+        """Pass an event that happened above the store to the observers."""
         self._observers.tell(event)
 
     def claim(self, rule: str) -> str:
@@ -142,14 +142,14 @@ class Internals:
         return answer if isinstance(answer, Decision) else await answer
 
     async def refund(self, decision: Decision) -> bool:
-        """Hand back what a decision charged; False where nothing could be handed back."""
+        """Hand the units of a decision back; False if none could be handed back."""
         if self.leases is not None:
             return await self.leases.refund(decision)
         answer = self.store.refund(decision)
         return answer if isinstance(answer, bool) else await answer
 
     async def find_ban(self, guarded: Sequence[Guarded]) -> Ban | None:
-        """Return the ban that refuses one of some keys and addresses, as far as it is known."""
+        """Return a ban that refuses one of some keys and addresses, if one is known."""
         if self.failsafe is not None:
             await self.prepare()
             return await self.failsafe.find_ban(guarded)
@@ -180,7 +180,7 @@ class Internals:
         return answer if isinstance(answer, Decision) else await answer
 
     def _follow_secret(self, event: Event) -> None:
-        """Make the digests of everybody else, where a store that lost its data was given another secret."""
+        """Follow a store that lost its data and was given another secret: make the digests that other workers make."""
         if event.kind == "store_reset" and self._secret is None and self.failsafe is not None:
             own = self.store.secret
             if isinstance(own, bytes) and own != self.keys.secret:

@@ -1,11 +1,11 @@
-"""How keys are spelled in a store.
+"""The spelling of keys in a store.
 
-Keys are text. One that reads as an address is that address: ``::ffff:192.0.2.7`` is ``192.0.2.7``, a bare IPv6 address
-means its /64, and ``2001:db8::1/128`` exactly itself. Everything else is taken as it is, up to 64 bytes; longer keys
-are digested with a secret.
+Keys are text. A key that reads as an address is that address: ``::ffff:192.0.2.7`` is ``192.0.2.7``, a bare IPv6
+address means its /64, and ``2001:db8::1/128`` exactly itself. Any other key is taken as it is, up to 64 bytes; longer
+keys are digested with a secret.
 
-The secret may come later, see `secret`. Until then digests are provisional, and for a while after it came they have two
-spellings: under the secret, and the one from before. A digest is known by its form, so it is also found inside a text.
+The secret may come later, see `secret`. Until then digests are provisional, and for a while after it came each of them
+has two spellings: under the secret, and the one from before. A digest is recognised by its form, also inside a text.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..core.errors import ConfigurationError
 from ..core.memo import MEMO_BYTES, remember, text_bytes
 
 Known: TypeAlias = tuple[str, tuple[Guarded, ...]]
-"""The spelling of a key, and whose bans refuse it besides its own: the address that it is, if it is one."""
+"""The spelling of a key; and its address, if it is one, because bans of networks refuse it as well."""
 
 
 _DIGEST: Final = re.compile("(?<=#)[0-9a-f]{32}")
@@ -31,16 +31,16 @@ _DIGEST_BYTES: Final = re.compile(b"(?<=#)[0-9a-f]{32}")
 
 
 class _Spelling(NamedTuple):
-    """How digests are made. One assignment changes it, so no thread sees a half of two."""
+    """The secret of digests. One assignment replaces it, so no thread sees half of each."""
 
     secret: bytes
     provisional: bool = False
     before: bytes | None = None
-    """The provisional secret, as long as its digests are asked for as well."""
+    """The provisional secret, as long as its digests still count."""
 
     @property
     def settled(self) -> bool:
-        """Whether what is made stays true and can be remembered."""
+        """Whether digests stay as they are, so that they can be remembered."""
         return not self.provisional and self.before is None
 
 
@@ -48,10 +48,10 @@ class Keys:
     """Spells keys.
 
     Args:
-        secret: The key for digests; None where it comes later.
+        secret: The key for digests; None if it comes later.
 
     Attributes:
-        known: What was asked before.
+        known: A memo of keys and their spellings.
     """
 
     def __init__(self, secret: bytes | None) -> None:
@@ -64,27 +64,27 @@ class Keys:
 
     @property
     def secret(self) -> bytes:
-        """The key for digests, as far as it is known."""
+        """The key for digests: the store's, or a provisional one."""
         return self._spelling.secret
 
     @property
     def provisional(self) -> bool:
-        """Whether digests are made with a secret that is this process's own for now."""
+        """Whether digests are made with a provisional secret, which only this process has."""
         return self._spelling.provisional
 
     def use(self, secret: bytes) -> None:
-        """Make digests with the secret that has come, or another one; `before` returns what they were."""
+        """Make digests with the secret that has come, or with another one; `before` returns the old spelling."""
         old = self._spelling
         self._spelling = _Spelling(secret, before=old.secret if old.before is None else old.before)
         for memo in (self.known, self._digests, self._before, self._after):
             memo.clear()
-        # A digest that was made of others comes behind them.
+        # A digest that was made of other digests comes after them.
         for text, (kind, value) in list(self._made_of.items()):
             self._after[text] = _digest(secret, kind, _respelled(value, self._after))
         self._made_of.clear()
 
     def settle(self) -> None:
-        """Forget the secret from before: what was counted under its digests counts no more."""
+        """Forget the secret from before: nothing that was counted under its digests counts any more."""
         if not self._spelling.provisional:
             self._spelling = _Spelling(self._spelling.secret)
             self._before.clear()
@@ -94,11 +94,11 @@ class Keys:
         return _DIGEST.sub(lambda found: self._before.get(found[0], found[0]), text)
 
     def checks_after(self, checks: Sequence[Check]) -> list[Check]:
-        """Return checks whose keys were made just before the secret came as they are spelled now."""
+        """Return checks with keys from just before the secret came in the spelling of now."""
         return [(bucket, self._now(key), cost) for bucket, key, cost in checks]
 
     def guarded_after(self, guarded: Sequence[Guarded]) -> list[Guarded]:
-        """Return who was guarded just before the secret came, spelled as now."""
+        """Return keys to guard from just before the secret came in the spelling of now; addresses stay as they are."""
         return [self._now(who) if isinstance(who, str) else who for who in guarded]
 
     def _now(self, text: str) -> str:
@@ -145,7 +145,7 @@ class Keys:
 
 
 def _respelled(value: bytes, spellings: Mapping[str, str]) -> bytes:
-    """Return a value with the digests in it that have another spelling in that one."""
+    """Return a value with the digests inside it in their other spelling, as far as they have one."""
     return _DIGEST_BYTES.sub(lambda found: spellings.get(found[0].decode(), found[0].decode()).encode(), value)
 
 
@@ -161,7 +161,7 @@ def check_secret(secret: object) -> bytes:
     """
     encoded = secret.encode() if isinstance(secret, str) else secret
     if not isinstance(encoded, bytes) or not 16 <= len(encoded) <= 64:
-        # Whatever was given may be a secret all the same, so the message does not repeat it.
+        # A value of the wrong length may be a secret all the same, so the message does not repeat it.
         raise ConfigurationError("secret: expected 16 to 64 bytes, for example from secrets.token_hex(32)")
     return encoded
 

@@ -31,13 +31,13 @@ class Limiter(BanCommands):
     Safe to share between threads and event loops; use one for the whole application.
 
     Args:
-        store: Where the counts live; by default a new `MemoryStore`.
+        store: The store that holds the counts; by default a new `MemoryStore`.
         secret: The key for digests of API keys and the like, 16 to 64 bytes; by default the store's own, which is asked
             for when it is first needed. Limiters with one secret make the same key of the same value.
         observers: Called with each `Event`, for example when the store is full.
         deadline: How long a store may take to answer a request, 1 ms to 60 s.
-        on_error: What decides when it does not: ``"local"``, a memory store of this process; ``"allow"`` lets
-            everything pass; ``"deny"`` refuses everything, over HTTP with 503.
+        on_error: The answer when the store takes longer or fails. ``"local"``: a memory store of this process decides;
+            ``"allow"``: everything passes; ``"deny"``: everything is refused, over HTTP with 503.
 
     Raises:
         ConfigurationError: `store` is not a store, an observer cannot be called, the secret is too short or long, or
@@ -58,7 +58,7 @@ class Limiter(BanCommands):
         if store is not None and (isinstance(store, type) or not callable(getattr(store, "hit", None))):
             raise ConfigurationError(f"store: expected a store such as MemoryStore(), not {store!r}")
         self.store: Store = store if store is not None else MemoryStore()
-        """Where the counts live."""
+        """The store that holds the counts."""
         told = Observers()
         if not isinstance(observers, Iterable):
             raise ConfigurationError(f"observers: expected a list of functions that take an Event, not {observers!r}")
@@ -71,8 +71,8 @@ class Limiter(BanCommands):
         self._keys = self.internals.keys
         self._known = self._keys.known
         self.digest = self._keys.digest
-        """Makes a key of at most 64 bytes of a kind and a value that must not be readable: ``kind#1f3a…``. Keyed with
-        the secret: equal for everybody who shares it, and no use elsewhere. See `prepare`."""
+        """Makes a key of at most 64 bytes of a kind and a value that must not be readable: ``kind#1f3a…``. It is made
+        with the secret: the same for everybody who shares the secret, and of no use elsewhere. See `prepare`."""
         self._buckets: dict[str, dict[object, Bucket]] = {}
         self._closed = False
 
@@ -103,13 +103,14 @@ class Limiter(BanCommands):
         return cls(open_store(url), secret=secret, observers=observers, deadline=deadline, on_error=on_error)
 
     async def prepare(self) -> bool:
-        """Learn the secret of the store, if it is not known, in no more time than the deadline.
+        """Learn the secret of the store, in no more time than the deadline.
 
-        Gates do this before they ask for a key. Where it does not come, digests are provisional: this process decides
-        by itself, as `on_error` says, and the keys change when the store answers.
+        Await this before you keep a key that `digest` or `key_for` returned; every other method does it by itself. If
+        the secret does not come, digests are provisional: `on_error` decides without the store, and the keys change
+        when the store answers.
 
         Returns:
-            Whether it is known.
+            Whether the secret is known.
         """
         return await self.internals.prepare()
 
@@ -127,10 +128,10 @@ class Limiter(BanCommands):
         """Charge `cost` units to `key` if every limit has room for them.
 
         Args:
-            key: Who is counted, for example ``"user:42"`` or an address.
+            key: The client or whatever else is counted, for example ``"user:42"`` or an address.
             limits: ``"5/minute; 50/hour"``, a `Limit` or several.
-            cost: Units, 0 or more. 0 charges nothing and passes while anything is left.
-            rule: Windows of different rules are counted apart, also under one key.
+            cost: Units, 0 or more. A cost of 0 charges nothing and passes while a unit is left.
+            rule: A name. Different rules are counted apart, also under one key.
 
         Returns:
             The whole answer; true in a condition if the request may pass.
@@ -161,8 +162,8 @@ class Limiter(BanCommands):
 
         Args:
             checks: (bucket, key, cost) each; the keys are at most 64 bytes long.
-            guarded: Whose bans refuse besides those of the keys: further keys, or addresses as `parse_address` reads
-                them, which a banned network may hold.
+            guarded: Further keys whose bans refuse, besides those of the checks; or addresses, as `parse_address` reads
+                them, so that bans of their networks refuse as well.
 
         Raises:
             ConfigurationError: A cost is not a whole number, 0 or more.
@@ -189,13 +190,13 @@ class Limiter(BanCommands):
     async def charge(
         self, key: str, limits: str | Limit | Sequence[Limit], units: int, *, rule: str = DEFAULT_RULE
     ) -> Decision:
-        """Record units that are known only now, even beyond the limit: what is owed holds the next requests.
+        """Record units that are known only now, even beyond the limit: then the debt refuses the next requests.
 
-        A debt lasts no longer than any unit, about one window. Of a large one as much is kept as holds every request
+        A debt lasts no longer than any unit, about one window. Of a large debt as much is kept as refuses every request
         until then: `resolution` units where that is not below the amount, else 2**32 - 1 a slice.
 
         Returns:
-            An allowed decision: where the key stands now. It can be refunded.
+            An allowed decision, which shows where the key stands now and can be refunded.
         """
         await self.prepare()
         return await self.charge_all(((self._bucket(rule, limits), self.key_for(key), units),))
@@ -207,7 +208,7 @@ class Limiter(BanCommands):
         return await self.internals.charge(tuple(checks))
 
     async def refund(self, decision: Decision) -> bool:
-        """Hand back what `decision` charged, or the place that it booked.
+        """Hand back the units that `decision` charged, or the place that it booked.
 
         Returns:
             False, with nothing changed, for a refused decision, a second call, or a charge that has aged out.
@@ -217,7 +218,7 @@ class Limiter(BanCommands):
         return await self.internals.refund(decision)
 
     async def reset(self, key: str) -> bool:
-        """Forget the windows of `key` under every rule. Returns False where there were none."""
+        """Forget the windows of `key` under every rule. Returns False if there were none."""
         await self.internals.fetch_secret()
         known = self.key_for(key)
         if self.internals.leases is not None:
@@ -225,7 +226,7 @@ class Limiter(BanCommands):
         return await within(self.store.reset(known))
 
     def stats(self, window: str | float | timedelta = "1m") -> Stats:
-        """Return what happened to requests lately, by rule and by route, as the gates of this process saw it.
+        """Return counts and times of recent requests, by rule and by route, as the gates of this process saw them.
 
         Args:
             window: How far back, up to 5 minutes; rounded up to 5 seconds.
@@ -236,7 +237,7 @@ class Limiter(BanCommands):
         return self.internals.statistics.read(window)
 
     async def close(self) -> None:
-        """Let go of what the store holds open. A second call does nothing."""
+        """Hand leases back and close the store. A second call does nothing."""
         if not self._closed:
             self._closed = True
             await self.internals.close()
@@ -261,10 +262,14 @@ class Limiter(BanCommands):
 
 
 def check_cost(cost: object, what: str = "cost") -> int:
-    """Return `cost` if it is a whole number of units, 0 or more; `what` is what to call it if it is not.
+    """Return `cost` if it is a whole number of units, 0 or more.
+
+    Args:
+        cost: The value.
+        what: The name of the value in the error message.
 
     Raises:
-        ConfigurationError: It is not.
+        ConfigurationError: The value is no such number.
     """
     if not isinstance(cost, int) or isinstance(cost, bool) or cost < 0:
         raise ConfigurationError(f"{what}: expected a whole number, 0 or more, for example 1, not {cost!r}")

@@ -1,4 +1,4 @@
-"""What this process counts in place of a store that does not answer, with ``on_error="local"``.
+"""The counts of this process in place of a store that does not answer, with ``on_error="local"``.
 
 A memory store is made with the first question that the shared store did not answer. It stays until the shared store is
 well and nothing that was counted or banned here may count any more::
@@ -8,7 +8,7 @@ well and nothing that was counted or banned here may count any more::
                                            |<- the longest window asked ->|
                                                and the bans made here
 
-Keys are asked here in the spelling that they had: what was counted under provisional digests stands under those.
+Keys that were counted under provisional digests (see `secret`) are asked for under those as long as they count.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class LocalCounts:
         is_away: Tells whether some part of the shared store does not answer.
 
     Attributes:
-        made: The store; None while there is none. `store` drops it when it is no longer needed.
+        made: The memory store; None while there is none. `store` drops it when it is no longer needed.
     """
 
     def __init__(self, tell: Callable[[Event], None], clock: Clock, is_away: Callable[[], bool]) -> None:
@@ -53,7 +53,7 @@ class LocalCounts:
         return self.made
 
     def respell(self, keys: Keys) -> None:
-        """Take note that the secret has come: from now on ask here by the spelling from before."""
+        """Ask here by the spelling from before the secret came, as long as anything counts under it."""
         self._keys = keys
         if self.store is None:
             self._forget_spelling()
@@ -68,7 +68,7 @@ class LocalCounts:
         return self._made().hit(self._checks(checks), self._guards(guarded))
 
     def hit_too(self, store: MemoryStore, checks: Sequence[Check], guarded: Sequence[Guarded]) -> Decision:
-        """Charge every check or none, beside the shared store: what is counted now counts there as well."""
+        """Charge every check or none, beside the shared store."""
         decision = store.hit(self._checks(checks), self._guards(guarded))
         if decision.ban is not None and decision.ban.ends_us is not None:  # it may have been prolonged
             self._needed_until_us = max(self._needed_until_us, decision.ban.ends_us)
@@ -102,7 +102,7 @@ class LocalCounts:
         return self.made
 
     def _keep(self, checks: Sequence[Check]) -> None:
-        """Need the store until everything that is counted now has left."""
+        """Keep the store until every unit that is counted now has expired."""
         spans_us = [limit.span_us + limit.slice_us for bucket, _, _ in checks for limit in bucket.limits]
         self._needed_until_us = max(self._needed_until_us, self._clock() + max(spans_us, default=0))
 

@@ -1,4 +1,4 @@
-"""Stores by address."""
+"""Makes a store from its address."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def open_store(url: str) -> Store:
     """
     if isinstance(url, str) and _REDIS.match(url):
         return _redis(url)
-    shown = re.sub(r"//.*@", "//***@", url) if isinstance(url, str) else url  # it may hold a password
+    shown = re.sub(r"//.*@", "//***@", url) if isinstance(url, str) else url  # the address may hold a password
     examples = " or ".join(f'"{example}"' for example in _EXAMPLES.values())
     try:
         parts = urlsplit(url)

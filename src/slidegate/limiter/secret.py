@@ -1,15 +1,15 @@
 """The secret of a store that may be away.
 
-Digests of API keys and the like are made with a secret that belongs to the store, so that everybody who shares it makes
-the same key of the same value. A store elsewhere has to be asked for it, and an application starts also while that
-store does not answer. So nothing is asked before the first question about a key, and that one waits for the secret no
-longer than the deadline. Until the secret has come
+Digests of API keys and the like are made with a secret that belongs to the store, so that everybody who shares the
+store makes the same key of the same value. A store elsewhere has to be asked for its secret, and an application starts
+also while that store does not answer. So nothing is asked before the first question about a key, and that question
+waits for the secret no longer than the deadline. Until the secret has come
 
 * digests are made with a secret of this process's own: they are *provisional*;
-* the store is not asked for anything else, because it could not be told who is meant. `on_error` decides.
+* the store is asked for nothing else, because it would not know the keys. `on_error` decides.
 
-When it has come, digests are made with it, and the windows, strikes and bans that were counted here meanwhile are asked
-as well, by the provisional spelling, as long as they count: see `failures`.
+Then digests are made with the secret. The windows, strikes and bans that were counted here meanwhile are asked as well,
+under their provisional spelling, as long as they count: see `local_counts`.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Secret:
     """The secret that a limiter waits for.
 
     Args:
-        store: Whose it is.
-        keys: What makes digests with it.
+        store: The store that the secret belongs to.
+        keys: Make digests with the secret.
         safe: Asks the store for everything else when the secret has come.
     """
 
@@ -40,9 +40,9 @@ class Secret:
         safe.acquainted = False
 
     async def come(self) -> bool:
-        """Wait for it, no longer than the deadline; tell whether it is there.
+        """Wait for the secret, no longer than the deadline; return whether it has come.
 
-        Where it did not come, the store is left alone for a while; then one question waits for it, and no other.
+        If it did not come, the store is left alone for a while; then one question waits for the secret, and no other.
         """
         secret = self._store.secret
         if isinstance(secret, bytes):
@@ -52,10 +52,10 @@ class Secret:
         return True
 
     async def fetch(self) -> None:
-        """Wait for it as long as what people ask for may take.
+        """Wait for the secret as long as a command may take.
 
         Raises:
-            StoreError: It did not come.
+            StoreError: The secret did not come.
         """
         self._take(await within(self._store.secret))
 
@@ -69,7 +69,7 @@ class Secret:
         try:
             answer = await self._safe.first(secret)
         except BaseException:
-            self._again_us = before_us  # whoever asked has gone, and nothing was learnt
+            self._again_us = before_us  # the caller has left, and nothing was learnt
             raise
         if not answer:
             self._again_us = self._safe.now_us() + breakers.OPEN_US

@@ -1,4 +1,4 @@
-"""Decisions that no store made, or two."""
+"""Decisions that no store made, and decisions that two stores made."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class Unserved(Decision):
 
     Args:
         allowed: Whether the request may pass all the same.
-        checks: What was asked for.
-        wait_us: When to try again.
+        checks: The checks of the request.
+        wait_us: How long a refused client should wait.
     """
 
     __slots__ = ("_wait_us",)
@@ -25,7 +25,7 @@ class Unserved(Decision):
 
     @property
     def states(self) -> tuple[()]:
-        """Nothing: no limit was asked."""
+        """Empty: no limit was asked."""
         return ()
 
     @property
@@ -35,11 +35,11 @@ class Unserved(Decision):
 
 
 class Parted(Decision):
-    """A decision with the stores that hold what was charged: the local one, perhaps beside the shared one.
+    """A decision that the local store made, alone or together with the shared one.
 
     Args:
         shown: The part that is shown.
-        parts: What each store charged, beside it.
+        parts: Each store with the decision that it made and charged.
     """
 
     __slots__ = ("_shown", "parts")
@@ -50,7 +50,7 @@ class Parted(Decision):
         self.parts = parts
 
     def take_out(self, place: int) -> Parted:
-        """Split a charged check off, in every store."""
+        """Split a charged check off in every store, to refund it alone."""
         taken = [(store, part.take_out(place)) for store, part in self.parts]
         shown = next(own for (_, own), (_, part) in zip(taken, self.parts, strict=True) if part is self._shown)
         self.readings = self._shown.readings

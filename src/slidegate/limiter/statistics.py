@@ -1,7 +1,7 @@
-"""What happened to requests, by rule and by route, in this process and lately.
+"""The recent requests of this process, by rule and by route.
 
-A series belongs to the rules that a request was counted by and the route that it went to, so that a request is
-recorded once whatever their number; a rule's figures are those of its series put together, and so are a route's.
+A series belongs to the rules that counted a request and to the route that it went to, so a request is recorded once,
+however many rules counted it. The figures of a rule are the sum of its series, and so are those of a route.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from ..core.statistics.summary import MetricSummary
 SLICES: Final = 60
 SLICE_US: Final = 5_000_000
 MAX_SERIES: Final = 200
-"""At 200 KB for one that is busy all the time, 40 MB."""
+"""A series that is always busy takes 200 KB, so all of them take 40 MB."""
 OTHER: Final = "(other)"
-"""The rule and the route of requests for which there was no series left."""
+"""The rule and the route of requests that came when all series were taken."""
 UNROUTED: Final = "(no route)"
-"""The route of requests that match none."""
+"""The route of requests that match no route."""
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What happened to some requests.
+    """The figures of some requests.
 
     Events: ``pass`` and ``block``; ``occupied_pass`` (admitted by waiting, in ``pass`` as well); ``banned`` and
     ``blocked`` (in ``block`` as well); the status classes of all answers, ``2xx`` and so on; and ``success``,
@@ -68,13 +68,13 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """What happened lately.
+    """The figures of recent requests.
 
     Attributes:
-        rules: By the name of the rule. A request that several rules counted is in each; one that a rule refused is in
-            those that had no room.
-        routes: By the template of the route and its methods, for example ``GET /items/{id}``.
-        total: All requests.
+        rules: Figures by the name of the rule. A request that several rules counted is in each of them; a refused
+            request is in those rules that had no room.
+        routes: Figures by the template of the route and its methods, for example ``GET /items/{id}``.
+        total: The figures of all requests.
     """
 
     rules: dict[str, Traffic]
@@ -94,7 +94,7 @@ class Series(MetricWindow):
 
 
 class Statistics:
-    """Series of requests.
+    """The series of all requests.
 
     Args:
         clock: Returns microseconds; by default the monotonic clock.
@@ -103,17 +103,17 @@ class Statistics:
 
     def __init__(self, clock: Clock | None, tell: Callable[[Event], None]) -> None:
         self.now_us: Final[Clock] = _monotonic_us if clock is None else clock
-        """Returns the time by which things are recorded."""
+        """Returns the time by which requests are recorded."""
         self._tell = tell
         self._lock = Lock()
         self._series: dict[tuple[tuple[str, ...], str], Series] = {}
 
     def series(self, rules: tuple[str, ...], route: str) -> Series:
-        """Return the series of some rules and a route; beyond `MAX_SERIES` of them, one for all the others."""
+        """Return the series of some rules and a route; beyond `MAX_SERIES` series, the one for all the others."""
         return self._series.get((rules, route)) or self._new(rules, route)
 
     def read(self, window: str | float | timedelta) -> Stats:
-        """Return what happened in the last `window`, rounded up to whole slices, the running one included.
+        """Return the figures of the last `window`, rounded up to whole slices, the running one included.
 
         Raises:
             ConfigurationError: The window is longer than is remembered.

@@ -1,4 +1,4 @@
-"""A lease, and a decision that spends of leases. When a lease may be spent stands in `leases`."""
+"""A lease, and a decision that spends of leases. `leasing` tells when a lease may be spent."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ...core.decision import Check, Decision, Reason
 from ...core.windows.theory import Reading
 
 MAX_LIFE_US: Final = 1_000_000
-"""How long a lease lasts at most: as long as a ban may take to be known everywhere."""
+"""The longest life of a lease: as long as a ban may take to be known everywhere."""
 DRIFT: Final = 1_000
-"""One part in so many is how much faster the store's clock may run than ours: NTP slews a clock by up to 500 parts in a
-million (adjtimex(2)), and the quartz of two machines is off by less than 250 each."""
+"""The store's clock may run faster than ours by one part in so many: NTP slews a clock by up to 500 parts in a million
+(adjtimex(2)), and the quartz of two machines is off by less than 250 each."""
 ROUNDING_US: Final = 4
-"""Four moments are cut to whole microseconds: ours twice, the store's, and the margin."""
+"""Four moments are cut to whole microseconds: two of ours, the store's, and the margin."""
 
 # A suspended machine must not find its leases fresh. macOS has no CLOCK_BOOTTIME; its CLOCK_MONOTONIC counts sleep.
 _CLOCK: Final[int | None] = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
@@ -35,10 +35,10 @@ class Lease:
         sent_us: Local time, before the question was sent.
 
     Attributes:
-        units: What is left.
-        until_us: When it ends, in local time.
-        loop: The event loop that it belongs to.
-        timer: Ends it in time.
+        units: The units that are left.
+        until_us: The end of the lease, in local time.
+        loop: The event loop that the lease belongs to.
+        timer: Ends the lease in time.
     """
 
     __slots__ = ("_last_us", "_sent_us", "_shift_us", "decision", "loop", "timer", "units", "until_us")
@@ -56,21 +56,21 @@ class Lease:
         self._last_us = end_us - 1
 
     def lasts(self, now_us: int) -> bool:
-        """Tell whether it may be spent."""
+        """Return whether the lease may be spent."""
         return now_us < self.until_us
 
     def covers(self, cost: int, now_us: int) -> bool:
-        """Tell whether it may be spent and has enough units; nothing passes for nothing when there are none left."""
+        """Return whether the lease may be spent and has enough units; a cost of 0 needs one unit to be left."""
         return (cost or 1) <= self.units and now_us < self.until_us
 
     def close(self) -> None:
-        """Let nobody spend it any more."""
+        """Let nobody spend the lease any more."""
         self.until_us = 0
         if self.timer is not None:
             self.timer.cancel()
 
     def void(self) -> None:
-        """Let nobody spend it, nor hand anything of it back; safe from any thread."""
+        """Let nobody spend the lease or hand units of it back; safe from any thread."""
         self.until_us = self.units = 0
 
     def part(self, units: int) -> Decision:
@@ -88,11 +88,11 @@ class Leased(Decision):
     """An allowed decision that spends of leases, and perhaps of the store.
 
     Args:
-        checks: What was asked for.
-        leases: Which lease answered the check at which place.
+        checks: The checks of the request.
+        leases: The lease that answered a check, by the place of the check.
         rest: The store's decision about the other checks, if there are any.
         now_us: The store's time, as far as it is known.
-        readings: What was seen, one for each limit of each check in turn; what leases hold counts as spent.
+        readings: One for each limit of each check in turn; the units of leases count as spent.
     """
 
     __slots__ = ("_rest_places", "leases", "rest")
@@ -111,7 +111,7 @@ class Leased(Decision):
         self._rest_places = [place for place in range(len(checks)) if place not in leases]
 
     def take_out(self, place: int) -> Decision:
-        """Split a charged check off, to refund it alone; what stays reads as if it had cost nothing."""
+        """Split a charged check off, to refund it alone; the decision reads then as if that check had cost nothing."""
         part = super().take_out(place)
         if place in self._rest_places:
             return self.rest.take_out(self._rest_places.index(place)) if self.rest is not None else part
@@ -122,11 +122,11 @@ class Leased(Decision):
 def seen(
     checks: Sequence[Check], leases: Mapping[int, Lease], now_us: int, other: Decision | None
 ) -> tuple[int, list[Reading]]:
-    """Return the store's time and what was seen of all checks.
+    """Return the store's time and the readings of all checks.
 
     Args:
-        checks: What was asked for.
-        leases: Which lease answers the check at which place.
+        checks: The checks of the request.
+        leases: The lease that answers a check, by the place of the check.
         now_us: Local time.
         other: The store's decision about the other checks.
     """

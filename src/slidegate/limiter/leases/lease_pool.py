@@ -1,4 +1,4 @@
-"""Which leases a worker holds: when they are taken, and how what is left of them goes back."""
+"""The leases that a worker holds: when it takes them, and how their last units go back."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from ..failsafe import Failsafe
 from .lease import MAX_LIFE_US, Lease
 
 SHARE: Final = 4
-"""One lease takes at most one in so many of the units that are left."""
+"""A lease takes at most one in so many of the units that are left."""
 MAX_SHARES: Final = MEMO_SIZE
 MAX_WAITING: Final = 1_000
 _SOONEST_S: Final = 0.001
 
 
 class Share:
-    """What is known of a bucket and key: the lease, and how much to ask for next.
+    """One bucket and key: its lease, and how many units to ask for next.
 
     Attributes:
-        lease: The last lease, None once it is given up.
-        flight: Fetches the next one; its result tells whether the store answered.
+        lease: The last lease; None once it is given up.
+        flight: The task that fetches the next lease; its result is whether the store answered.
         waiting: How many requests wait for `flight`.
-        remaining: Units left in the store, as of its last answer.
+        remaining: How many units were left in the store at its last answer.
         used: Units admitted since the last lease was asked for.
         heard_us: The local time of the last answer.
     """
@@ -44,11 +44,11 @@ class Share:
         self.waiting = self.remaining = self.used = self.heard_us = 0
 
     def covers(self, cost: int, now_us: int) -> bool:
-        """Tell whether the lease has so many units."""
+        """Return whether the lease has so many units."""
         return self.lease is not None and self.lease.covers(cost, now_us)
 
     def take(self, cost: int, now_us: int) -> Lease | None:
-        """Spend units of the lease, and return it; None if it has not so many."""
+        """Spend units of the lease, and return it; None if it does not have so many."""
         lease = self.lease
         if lease is None or not lease.covers(cost, now_us):
             return None
@@ -57,14 +57,14 @@ class Share:
         return lease
 
     def size(self, cost: int, now_us: int) -> int:
-        """Return how many units to lease for a request and those after it; 0 if it is to ask for itself."""
+        """Return how many units to lease for a request and those after it; 0 if it should ask for itself."""
         if now_us - self.heard_us > 2 * MAX_LIFE_US:
             self.used = 0
         units = min(self.bucket.lease, self.remaining // SHARE, 2 * self.used)
         return units if units > cost else 0
 
     def learn(self, spent: Sequence[int], now_us: int) -> None:
-        """Take note of what the store counts under each limit."""
+        """Record how many units the store counts under each limit."""
         counted = zip(self.bucket.limits, spent, strict=True)
         self.remaining = max(min(limit.amount - units for limit, units in counted), 0)
         self.heard_us = now_us
@@ -75,7 +75,7 @@ class Shares:
 
     Args:
         store: The store.
-        safe: What asks it.
+        safe: Asks the store.
         clock: Returns microseconds that never run back and go on while the machine sleeps.
     """
 
@@ -92,7 +92,7 @@ class Shares:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def find(self, bucket: Bucket, key: str) -> Share | None:
-        """Return what this event loop knows of a bucket and key; None if it knows too many others."""
+        """Return the share of a bucket and key in this event loop; None if all shares are taken and in use."""
         loop = asyncio.get_running_loop()
         known, shares = self._last
         if known is not loop:
@@ -110,7 +110,7 @@ class Shares:
         return share
 
     async def prepare(self, share: Share, cost: int) -> bool:
-        """Wait for a lease for a request, if it is worth one; False if the store did not answer."""
+        """Wait for a lease for a request, if it is worth one; return False if the store did not answer."""
         if share.lease is not None and share.lease.units <= 0:
             self._give_up(share)
         if share.flight is None:
@@ -120,7 +120,7 @@ class Shares:
             share.flight = self.start(self._renew(share, size))
         if share.waiting >= MAX_WAITING:
             return True
-        # The flight belongs to nobody: who gives up takes it from no one.
+        # The flight belongs to no request: one that gives up does not cancel it for the others.
         flight = share.flight
         share.waiting += 1
         try:
@@ -130,16 +130,16 @@ class Shares:
         return flight.cancelled() or flight.result()
 
     def start(self, work: Coroutine[Any, Any, bool]) -> asyncio.Task[bool]:
-        """Do something that nobody waits for, before `close` is done."""
+        """Start a task that no request waits for; `close` waits for it."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
     def forget(self, key: str) -> None:
-        """Let nobody spend the leases of a key whose windows are about to be forgotten, in any thread.
+        """Let no thread spend the leases of a key whose windows are about to be forgotten.
 
-        Each event loop gives its own up later: what it does with them is not safe from another thread.
+        Each event loop gives its own leases up later, because that is not safe from another thread.
         """
         with self._lock:
             tables = list(self._by_loop.values())
@@ -149,9 +149,9 @@ class Shares:
                     lease.void()
 
     async def close(self) -> None:
-        """Hand everything back; requests ask for themselves from now on."""
+        """Hand all leases back; requests ask for themselves from now on."""
         self._closed = True
-        await self._settle()  # what is on its way comes before what it brings goes back
+        await self._settle()  # first finish pending renewals, then refund their units
         with self._lock:
             tables = list(self._by_loop.values())
             self._by_loop.clear()
@@ -162,7 +162,7 @@ class Shares:
         await self._settle()
 
     async def _renew(self, share: Share, size: int) -> bool:
-        """Hand back what is too little for a request, and take a new lease of `size` units, if any."""
+        """Hand back a lease that is too small for a request, and take a new one of `size` units, if any."""
         try:
             if share.lease is not None:
                 lease = self._give_up(share)
@@ -175,7 +175,7 @@ class Shares:
             share.used = 0
             decision = await self._safe.ask(lambda: self._store.hit(checks), None, checks)
         except ConfigurationError:
-            return True  # those who wait hear it from the store themselves
+            return True  # the requests that wait hear it from the store themselves
         finally:
             share.flight = None
         if decision is None:
@@ -199,7 +199,7 @@ class Shares:
                 self._end(share)
 
     def _end(self, share: Share) -> None:
-        """End a lease, and hand back what is left of it."""
+        """End a lease, and hand its last units back."""
         if share.lease is not None:
             lease = self._give_up(share)
             if lease.units > 0:

@@ -1,8 +1,8 @@
-"""Leases: a worker takes a share of a limit in one question to the store, and answers from it.
+"""Leases: a worker takes a share of a limit in one question to the store, and answers requests from it.
 
-A lease is a charge like any other: the store counts its units as spent from the moment when it gave them. What makes
-that right is when they may be spent here. A ring of counts does not know when in its slice a unit was spent, so units
-that are charged in a slice and admitted in the same slice are counted as if each request had asked for itself::
+A lease is a charge like any other: the store counts its units as spent from the moment when it gave them. That is right
+because of when they may be spent here. A ring of counts does not know when in its slice a unit was spent, so units that
+are charged in a slice and admitted in the same slice are counted as if each request had asked for itself::
 
     store time    |<------------------ slice q ------------------>|<---- slice q+1
                         charged at T0        may be spent         |
@@ -12,12 +12,12 @@ that are charged in a slice and admitted in the same slice are counted as if eac
 
 The store read its clock after the question was sent, so at a local moment t its time is at most T0 + (t - sent). A
 lease ends where that reaches the end of the slice (of a bucket with several limits, the first end of theirs) less a
-margin for clocks that do not run at the same rate, and after `leased.MAX_LIFE_US` in any case. What is left then goes
-back.
+margin for clocks that do not run at the same rate, and after `lease.MAX_LIFE_US` in any case. The units that are left
+then go back.
 
-The first requests of a key ask for themselves. Who goes on asking gets twice what was spent since the last time, at
-most `Bucket.lease` and at most one in `shares.SHARE` of the units that are left: near the limit every request asks for
-itself again. Requests that come while a lease is on its way wait for that one. Every event loop has leases of its own.
+The first requests of a key ask for themselves. Then the key gets a lease of twice the units spent since the last one, at
+most `Bucket.lease` and at most one in `lease_pool.SHARE` of the units that are left: near the limit every request asks
+for itself again. Requests that come while a lease is on its way wait for it. Every event loop has leases of its own.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from .lease import Lease, Leased, boot_us, seen
 from .lease_pool import Share, Shares
 
 BANS_S: Final = 1.0
-"""How old a list of bans may be."""
+"""How old a list of bans may be to be believed."""
 
 
 class Leases:
@@ -46,7 +46,7 @@ class Leases:
 
     Args:
         store: The store.
-        safe: What asks it.
+        safe: Asks the store.
         clock: Returns microseconds that never run back and go on while the machine sleeps.
     """
 
@@ -68,7 +68,7 @@ class Leases:
         return self._plain(checks, guarded)
 
     async def refund(self, decision: Decision) -> bool:
-        """Hand back what a decision charged: to its lease while that lasts, else to the store; see `Store.refund`."""
+        """Hand the units of a decision back: to its lease while that lasts, else to the store; see `Store.refund`."""
         if not isinstance(decision, Leased):
             return await self._safe.refund(decision)
         if not decision.charge:
@@ -88,13 +88,13 @@ class Leases:
         return changed
 
     async def _hit(self, checks: tuple[Check, ...], guarded: Sequence[Guarded]) -> Decision:
-        # While a store of this process counts as well, and where the moment of admission is not now, nothing is leased.
+        # Nothing is leased while a store of this process counts as well, or where a request may wait for its turn.
         if self._safe.local is not None or any(bucket.wait_us for bucket, _, _ in checks):
             return await self._ask(checks, guarded)
         shares = [self._shares.find(bucket, key) if bucket.lease else None for bucket, key, _ in checks]
         warm = all(share is not None and (share.lease or share.used) for share in shares)
         if warm and await self._is_banned(checks, guarded):
-            return await self._ask(checks, guarded)  # which may prolong the ban
+            return await self._ask(checks, guarded)  # a question that may prolong the ban
         now_us = self._clock()
         for share, (_, _, cost) in zip(shares, checks, strict=True):
             if share is None or share.covers(cost, now_us):
@@ -127,7 +127,7 @@ class Leases:
         taken: dict[int, Lease],
         shares: Sequence[Share | None],
     ) -> Decision:
-        """Ask the store about the checks that no lease answers; if it refuses, the others spend nothing either."""
+        """Ask the store about the checks that no lease answers; if the store refuses, no lease is spent either."""
         places = [place for place in range(len(checks)) if place not in taken]
         rest = tuple(checks[place] for place in places)
         spends = False
@@ -148,7 +148,7 @@ class Leases:
         if plain and not other.allowed:
             store_us, readings = seen(checks, taken, now_us, other)
             return Decision(False, other.reason, store_us, checks, readings)
-        # A lease ended while the store thought, or another store answered.
+        # A lease ended while the store was asked, or another store answered.
         if other.charge:
             await asyncio.shield(self._safe.refund(other))
         if isinstance(other, Unserved) or (isinstance(other, Parted) and other.parts[0][0] is not self._store):
