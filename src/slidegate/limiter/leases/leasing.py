@@ -15,9 +15,9 @@ lease ends where that reaches the end of the slice (of a bucket with several lim
 margin for clocks that do not run at the same rate, and after `lease.MAX_LIFE_US` in any case. The units that are left
 then go back.
 
-The first requests of a key ask for themselves. Then the key gets a lease of twice the units spent since the last one, at
-most `Bucket.lease` and at most one in `lease_pool.SHARE` of the units that are left: near the limit every request asks
-for itself again. Requests that come while a lease is on its way wait for it. Every event loop has leases of its own.
+The first requests of a key ask for themselves. Then the key gets a lease of twice the units spent since the last one,
+at most `Bucket.lease` and at most one in `lease_pool.SHARE` of the units that are left: near the limit every request
+asks for itself again. Requests that come while a lease is on its way wait for it. Every event loop has its own leases.
 """
 
 from __future__ import annotations
