@@ -28,7 +28,7 @@ from slidegate.core.bans.policy import BanPolicy
 from slidegate.core.errors import StoreTimeout, StoreUnavailable
 from slidegate.limiter import Limiter
 from slidegate.stores.lmdb import LmdbStore
-from slidegate.stores.lmdb.bans import ban_rows as lmdb_books
+from slidegate.stores.lmdb.bans import ban_rows
 from slidegate.stores.lmdb.bans.bans import LmdbBans
 from slidegate.stores.lmdb.batching import LOOK_EVERY
 from slidegate.stores.lmdb.files.data_files import DATA
@@ -120,7 +120,7 @@ class TestContractWhileBansAreRead(StoreContract):
 @pytest.fixture(scope="class")
 def _bans_in_small_parts() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(lmdb_books, "STEP", 2)
+        patched.setattr(ban_rows, "STEP", 2)
         yield
 
 
@@ -291,7 +291,7 @@ def some_guarded(chance: random.Random) -> Guarded:
 def test_a_list_of_bans_that_is_not_read_yet_answers_as_one_that_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    monkeypatch.setattr(lmdb_books, "STEP", 3)
+    monkeypatch.setattr(ban_rows, "STEP", 3)
     chance, clock = random.Random(seed), FakeClock()
     whole, cold = (LmdbStore(tmp_path / "lmdb", clock=clock, **SMALL) for _ in range(2))
     rules = cold.bans._rules
@@ -308,7 +308,7 @@ def test_a_list_of_bans_that_is_not_read_yet_answers_as_one_that_is(
         lasts = [None if ban is None else (ban.ends_us,) for ban in found]  # of two that last as long, either is told
         assert lasts[0] == lasts[1], f"seed {seed}, turn {turn}: {found}"
         if chance.random() < 0.3:
-            cold.bans._read_book(type(rules).read_on)
+            cold.bans._read_rows(type(rules).read_on)
         if chance.random() < 0.02:
             rules.forget()
     assert sorted(ban.key for ban in cold.bans.active()) == sorted(ban.key for ban in whole.bans.active())
@@ -317,7 +317,7 @@ def test_a_list_of_bans_that_is_not_read_yet_answers_as_one_that_is(
 
 
 async def test_no_event_loop_waits_until_all_bans_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lmdb_books, "STEP", 20)
+    monkeypatch.setattr(ban_rows, "STEP", 20)
     first, asked = LmdbStore(tmp_path / "lmdb", **SMALL), bucket("1000/hour")
     for number in range(500):
         answer = first.bans.ban(f"user:{number}", MINUTE_US, "by request", "ann")
@@ -325,7 +325,7 @@ async def test_no_event_loop_waits_until_all_bans_are_read(tmp_path: Path, monke
         await asyncio.sleep(0)
     await Limiter(first).ban("192.0.2.0/24", "1h")
     read, most = 0, 0
-    unpack = lmdb_books.unpack_record
+    unpack = ban_rows.unpack_record
 
     def counted(packed: bytes, at: int = 0) -> Any:
         nonlocal read, most
@@ -339,7 +339,7 @@ async def test_no_event_loop_waits_until_all_bans_are_read(tmp_path: Path, monke
             read = 0
             await asyncio.sleep(0)
 
-    monkeypatch.setattr(lmdb_books, "unpack_record", counted)
+    monkeypatch.setattr(ban_rows, "unpack_record", counted)
     turning = asyncio.create_task(turn())
     second = LmdbStore(tmp_path / "lmdb", **SMALL)
     limiter = Limiter(second, on_error="deny")

@@ -1,17 +1,17 @@
 """The bans of an LMDB environment.
 
-Every process holds the bans in force in a list of its own, because a request has to be looked up by the networks that
-it may lie in. Where there are many, it reads them a part at a time, so that no event loop waits for them, and looks
-every request up in the rows meanwhile. The environment says how many changes there have been, and which keys they were
-about: whoever reads another number than it knows looks these keys up before it goes on. That number is read in every
-transaction, so what one process bans, the next request of any other knows::
+Every process holds the bans in force in a list of its own, because an address has to be looked up in all the networks
+that it may lie in. If there are many bans, it reads them a part at a time, so that no event loop waits for them, and
+looks every request up in the rows meanwhile. The environment numbers the changes, and names the key of each. Every
+transaction reads the last number; if it is a new one, the process looks the changed keys up before it goes on. So the
+next request of any process meets a ban that another one has made::
 
     meta "bans"   the number of the last change
-    changes       number                          key: the last `MAX_CHANGES`; who is far behind reads all bans again
-    bans          key                             record (`records`)
-    history       number                          record, of what was banned and unbanned
+    changes       number                          key, of the last `MAX_CHANGES`
+    bans          key                             record (`ban_codec`)
+    history       number                          record of a change
 
-The rules are those of `core.bans.rules`, at work on rows.
+A process that is far behind reads all bans again. The rules are those of `core.bans.rules`, at work on rows.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ from ..files.environment import Environment
 from ..files.opening import BROKEN
 from ..session import Session
 from .ban_codec import salvage
-from .ban_rows import LAST, Book, Rules, changes_of
+from .ban_rows import LAST, BanRows, records_of
+from .ban_session import BanSession
 
 PAUSE_S: Final = 0.001
 
@@ -50,7 +51,7 @@ class LmdbBans:
 
     Args:
         env: The environment.
-        turns: When jobs are done.
+        turns: Runs jobs.
         now_us: The store's clock.
         wall_us: Unix time, in microseconds; None for the system's.
         most: How many bans, and the strikes of how many keys, to hold.
@@ -59,24 +60,24 @@ class LmdbBans:
     def __init__(self, env: Environment, turns: Turns, now_us: Clock, wall_us: Clock | None, most: int) -> None:
         self._env = env
         self._turns = turns
-        self._rules = Rules(now_us, wall_us, most)
+        self._rules = BanSession(now_us, wall_us, most)
         self._mutex = RLock()  # jobs may run in a thread while the loop reads
-        self._reading: asyncio.AbstractEventLoop | None = None  # the one that will read on in the list
+        self._reading: asyncio.AbstractEventLoop | None = None  # the loop that will read on in the list
         self._closed = False
-        self._known: tuple[int, bytes | None] = 0, None  # the opening and the change of which the list is
+        self._known: tuple[int, bytes | None] = 0, None  # the opening and the last change that the list knows
 
     def close(self) -> None:
         """Read nothing any more."""
         self._closed = True
 
     def find(self, guarded: Sequence[Guarded]) -> Ban | None:
-        """Return the ban in force that refuses one of `guarded`, the one that lasts longest. Changes nothing."""
+        """Return the ban in force that refuses one of `guarded`, the one that lasts longest. This changes nothing."""
         return self._read(lambda rules: rules.find(guarded))
 
     def strike(
         self, policy: BanPolicy, key: str, weight: int, reason: str, prefix: str = ""
     ) -> Ban | Awaitable[Ban | None] | None:
-        """Count a strike, and ban the key if that is one too many; return the ban that was made by it."""
+        """Count a strike, and ban the key if that is one too many; return the ban that this makes."""
         return self._write(lambda rules: rules.strike(policy, key, weight, reason, prefix))
 
     def ban(self, key: str, length_us: int | None, reason: str, by: str) -> Ban | Awaitable[Ban]:
@@ -89,69 +90,69 @@ class LmdbBans:
 
     def active(self) -> list[Ban] | Awaitable[list[Ban]]:
         """Return the bans in force."""
-        return _gathered(self._parts("bans", Rules.active_of))
+        return _gathered(self._parts("bans", BanSession.active_of))
 
     def history(self) -> list[BanChange] | Awaitable[list[BanChange]]:
         """Return the last 10,000 changes, oldest first."""
-        return _gathered(self._parts("history", lambda rules, rows: changes_of(rows)))
+        return _gathered(self._parts("history", lambda rules, rows: [record.change() for record in records_of(rows)]))
 
     def dump(self) -> list[Row] | Awaitable[list[Row]]:
-        """Return everything known about bans, strikes and rungs, as `core.bans.rows` writes it."""
+        """Return all bans, strikes and rungs, as `core.bans.rows` writes them."""
         return _gathered(self._dumped())
 
     def _dumped(self) -> Iterator[Sequence[Row]]:
-        now_us, wall_us = self._read(Rules.moments)
+        now_us, wall_us = self._read(BanSession.moments)
         head, *_ = to_rows(Bans([], []), now_us, wall_us)
         yield [head]
-        for bans in self._parts("bans", Rules.active_of):
+        for bans in self._parts("bans", BanSession.active_of):
             yield list(to_rows(Bans(list(bans), []), now_us, wall_us))[1:]
-        for standings in self._parts("struck", Rules.standings_of):
+        for standings in self._parts("struck", BanSession.standings_of):
             yield list(to_rows(Bans([], list(standings)), now_us, wall_us))[1:]
 
     def _parts(
-        self, name: str, read: Callable[[Rules, Sequence[tuple[bytes, bytes]]], Sequence[T]]
+        self, name: str, read: Callable[[BanSession, Sequence[tuple[bytes, bytes]]], Sequence[T]]
     ) -> Iterator[Sequence[T]]:
-        """Yield what stands in a database, a part at a time, each in a transaction of its own."""
+        """Yield the rows of a database as `read` reads them, a part at a time, each in a transaction of its own."""
         row: bytes | None = b""
         while row is not None:
 
-            def part(rules: Rules, book: Book, row: bytes = row) -> tuple[Sequence[T], bytes | None]:
-                rows, following = book.part(getattr(book.dbs, name), row)
+            def part(rules: BanSession, ban_rows: BanRows, row: bytes = row) -> tuple[Sequence[T], bytes | None]:
+                rows, following = ban_rows.part(getattr(ban_rows.dbs, name), row)
                 return read(rules, rows), following
 
-            found, row = self._read_book(part)
+            found, row = self._read_rows(part)
             yield found
 
     def load(self, rows: Sequence[Row]) -> int | Awaitable[int]:
-        """Take over what `dump` returned; of two bans of a key the one that lasts longer stays."""
+        """Take over the rows of a `dump`; of two bans of a key the one that lasts longer stays."""
         return self._write(lambda rules: rules.load(rows))
 
     def any(self) -> bool:
-        """Tell whether this process knows of any ban."""
+        """Return whether this process knows of any ban."""
         return bool(self._rules.list.by_key)
 
     def judge(
         self, session: Session, checks: Sequence[Check], guarded: Sequence[Guarded]
     ) -> tuple[Barred | None, bool]:
-        """Return the refusal of a demand by a ban, if there is one, and whether the demand prolongs any."""
+        """Return the refusal of a demand by a ban, if there is one, and whether the demand prolongs a ban."""
         number = session.txn.get(LAST, None, session.dbs.meta)
         bans = self._rules.list
         if self._known == (self._env.opened, number) and bans.is_whole and not bans.by_key:
             session.banned = False  # until a job of this session bans
             return None, False
         with self._mutex:
-            rules = self._open(Book(session.txn, session.dbs), number)
+            rules = self._open(BanRows(session.txn, session.dbs), number)
             barred = rules.judge(checks, guarded, prolong=False)
             rules.leave()
             return barred, barred is not None and rules.prolongs(checks, guarded)
 
     def suspects(self, checks: Sequence[Check], guarded: Sequence[Guarded]) -> bool:
-        """Tell whether a demand is refused by the bans that this process knew last."""
+        """Return whether the bans that this process knew last refuse a demand."""
         with self._mutex:
             return self._rules.judge(checks, guarded, prolong=False) is not None
 
     def prolong(self, barred: Barred, guarded: Sequence[Guarded], session: Session) -> Barred:
-        """Let the bans of a refused demand go on that requests prolong, and return the refusal as it is then."""
+        """Prolong the bans that refused a demand, if requests prolong them, and return the refusal after that."""
         prolonged = self._work(lambda rules: rules.judge(barred.checks, guarded, prolong=True), session)
         return barred if prolonged is None else prolonged
 
@@ -165,37 +166,37 @@ class LmdbBans:
 
     # -- transactions ------------------------------------------------------------------------------------------------
 
-    def _write(self, do: Callable[[Rules], T]) -> T | Awaitable[T]:
+    def _write(self, do: Callable[[BanSession], T]) -> T | Awaitable[T]:
         return self._turns.run(partial(self._work, do))
 
-    def _work(self, do: Callable[[Rules], T], session: Session) -> T:
+    def _work(self, do: Callable[[BanSession], T], session: Session) -> T:
         with self._mutex:
             session.undo.append(self._forget)
             session.banned = True
-            book = Book(session.txn, session.dbs)
-            rules = self._open(book, session.txn.get(LAST, None, session.dbs.meta))
-            rules.list.book = book
+            ban_rows = BanRows(session.txn, session.dbs)
+            rules = self._open(ban_rows, session.txn.get(LAST, None, session.dbs.meta))
+            rules.list.writes_to = ban_rows
             try:
                 answer = do(rules)
-                rules.close(book)
+                rules.close(ban_rows)
             finally:
                 rules.leave()
             self._known = self._env.opened, session.txn.get(LAST, None, session.dbs.meta)
             session.events.extend(rules.take_events())
             return answer
 
-    def _read(self, do: Callable[[Rules], T]) -> T:
-        return self._read_book(lambda rules, book: do(rules))
+    def _read(self, do: Callable[[BanSession], T]) -> T:
+        return self._read_rows(lambda rules, ban_rows: do(rules))
 
-    def _read_book(self, do: Callable[[Rules, Book], T]) -> T:
+    def _read_rows(self, do: Callable[[BanSession, BanRows], T]) -> T:
         try:
             txn = self._env.read()
             try:
                 with self._mutex:
-                    book = Book(txn, self._env.dbs)
-                    rules = self._open(book, txn.get(LAST, None, self._env.dbs.meta))
+                    ban_rows = BanRows(txn, self._env.dbs)
+                    rules = self._open(ban_rows, txn.get(LAST, None, self._env.dbs.meta))
                     try:
-                        return do(rules, book)
+                        return do(rules, ban_rows)
                     finally:
                         rules.leave()
             finally:
@@ -205,18 +206,18 @@ class LmdbBans:
         except lmdb.Error as error:
             raise StoreUnavailable(f"lmdb: {self._env.path}: {error}") from error
 
-    def _open(self, book: Book, number: bytes | None) -> Rules:
+    def _open(self, ban_rows: BanRows, number: bytes | None) -> BanSession:
         opened, _ = self._known
         if opened != self._env.opened:
             self._rules.forget()
-        self._rules.open(book)
+        self._rules.open(ban_rows)
         self._known = self._env.opened, number
         if not self._rules.list.is_whole:
             self._read_on_soon()
         return self._rules
 
     def _read_on_soon(self) -> None:
-        """Read what is missing in the list, a part at a time; without an event loop it is looked up when needed."""
+        """Read the missing bans, a part at a time. Without an event loop, they are looked up in the rows."""
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
@@ -229,7 +230,7 @@ class LmdbBans:
         self._reading = None
         if not self._closed:
             with suppress(StoreError):  # the next transaction begins again
-                self._read_book(Rules.read_on)
+                self._read_rows(BanSession.read_on)
 
     def _forget(self) -> None:
         with self._mutex:
@@ -239,7 +240,7 @@ class LmdbBans:
 
 
 def _gathered(parts: Iterator[Sequence[T]]) -> list[T] | Awaitable[list[T]]:
-    """Return what all parts have; where an event loop is running, an awaitable that lets it turn between them."""
+    """Return the items of all parts; on a running event loop, an awaitable that lets the loop turn between parts."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

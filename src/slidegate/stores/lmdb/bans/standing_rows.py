@@ -1,12 +1,12 @@
-"""What an LMDB environment remembers under ban policies.
+"""The strikes, rungs and standings of ban policies in an LMDB environment.
 
 These rows are the ledgers and standings of `core.bans.records`, which the rules of bans read and change::
 
-    policies    policy                a few numbers of it, how many standings it has, the window of the bans it made
-    standings   policy NUL key        place in the queue, then the standing (`records`)
+    policies    policy                a few numbers of it, the number of its standings, the window of its bans
+    standings   policy NUL key        place in the queue, then the standing (`ban_codec`)
     struck      policy NUL place      key: the one that was struck longest ago comes first
 
-A standing that a job has read may be changed by it, and is written back at its end.
+A job may change a standing that it has read, and writes it back at its end.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class StandingRows:
         return standing
 
     def write(self) -> None:
-        """Write back what has changed."""
+        """Write back the standings that have changed."""
         for key, standing in self._held.items():
             row = self._read[key]
             packed = row[: _PLACE.size] + pack_standing(standing)
@@ -105,7 +105,7 @@ class StandingRows:
 
     def _next_place(self) -> int:
         with self._txn.cursor(self._dbs.struck) as cursor:
-            # The last one of this policy stands before the first one of whatever comes behind all of its places.
+            # The last place of this policy stands before the first row behind all of its places.
             behind = cursor.set_range(self._queue + b"\xff" * (_PLACE.size + 1))
             if (cursor.prev() if behind else cursor.last()) and cursor.key().startswith(self._queue):
                 return int(_PLACE.unpack(cursor.key()[-_PLACE.size :])[0]) + 1
@@ -113,7 +113,7 @@ class StandingRows:
 
 
 class LmdbLedger(Ledger):
-    """What is remembered under one policy."""
+    """The standings under one policy, and the window of its bans."""
 
     standings: StandingRows
 
@@ -125,7 +125,7 @@ class LmdbLedger(Ledger):
             _, known, after_us, forgive_us, amount, window_us, resolution, _ = _POLICY.unpack_from(row)
             if known:
                 most = Limit(amount, timedelta(microseconds=window_us), resolution=resolution)
-                # All that is asked of a policy of which nothing else is known in this process.
+                # The rules ask for no more than this of a policy that this process has not met yet.
                 self.policy = SimpleNamespace(  # type: ignore[assignment]
                     after=SimpleNamespace(window_us=after_us), forgive_us=forgive_us, most=most
                 )
@@ -177,7 +177,7 @@ class LedgerRows:
         return int(self._txn.stat(self._dbs.standings)["entries"])
 
     def write(self) -> None:
-        """Write back what has changed."""
+        """Write back the ledgers and standings that have changed."""
         for name, ledger in self._held.items():
             ledger.standings.write()
             packed = ledger.packed()

@@ -1,10 +1,10 @@
 """The layout of an LMDB environment: its databases, the version of its rows, and how an older one is taken over.
 
-A row of a window begins with a version of its own, and a row of
-another version is no window: two versions may write to one file for a second, while workers are replaced. The file as a
-whole has the layout version, which stands in `meta`. It goes up whenever the bytes of any row change; `_CHANGED`
-names the version in which each database got its present form. A process that opens a file of an older version
-empties the databases that have changed since. Bans, which can be found again in a damaged file, keep their form.
+A row of a window begins with a version of its own, and a row of another version is no window: two versions may write to
+one file for a second, while workers are replaced. The file as a whole has the layout version, which stands in `meta`.
+It goes up whenever the bytes of any row change; `_CHANGED` names the version in which each database got its present
+form. A process that opens a file of an older version empties the databases that have changed since. Bans, which can be
+found again in a damaged file, keep their form.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Older(StoreUnavailable):
 
 
 def load(path: Path, environment: Any, events: list[Event], *, alone: bool) -> tuple[Databases, int]:
-    """Read what stands in `meta`, or write it; return the databases and the clock's offset.
+    """Open the databases, and read or write `meta`; return the databases and the clock's offset.
 
     Args:
         path: The directory.
