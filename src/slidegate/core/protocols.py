@@ -1,4 +1,4 @@
-"""The seams: what a store promises, what an observer hears, and the words they exchange."""
+"""The interfaces of stores and observers, and the events that they exchange."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ class Event:
 
     Kinds:
         ``keys_shared``: a store is full, further keys are counted in shared cells.
+        ``series_full``: statistics hold as many rules and routes as they may; further ones are counted together.
+        ``store_failed``, ``store_recovered``: a store gave no answer, or answers again.
         ``shadow_refused``: a shadow rule would have refused a request.
         ``config_reloaded``, ``config_rejected``: a configuration file has changed.
         ``list_reloaded``, ``list_rejected``: a file of a block or allow list has changed.
@@ -37,13 +39,15 @@ class Event:
         ``store_doubtful``: a file lies where not all processes may see it alike.
         ``clock_stepped``: the clock of a server that tells the time was set.
         ``store_reset``: a server has lost its data, or a part of the bans.
-        ``store_evicts``: a server throws away what is counted when its memory is full.
+        ``store_evicts``: a server deletes windows and bans when its memory is full.
+        ``bans_unread``: changes of bans cannot be read for now; the bans that are known here hold.
         ``map_grown``, ``map_full``: a file has become larger, or must not become larger.
+        ``reader_stopped``: another process has been reading a file for long, so the file grows.
 
     Attributes:
         kind: One of these.
         message: One line of printable characters for people.
-        details: What it is about.
+        details: The subjects of the message by name: the key, the policy, the path.
     """
 
     kind: str
@@ -51,15 +55,15 @@ class Event:
     details: Mapping[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        # Observers write it to logs of their own; what it is about stands in the details as it is.
+        # Observers write the message to logs of their own; the details are left as they are.
         object.__setattr__(self, "message", escaped(self.message))
 
 
 class Observer(Protocol):
-    """Hears events, in the thread where they happen. Must not block; what it raises is logged and dropped."""
+    """Hears events, in the thread where they happen. It must not block; its exceptions are logged and dropped."""
 
     def __call__(self, event: Event, /) -> None:
-        """Take note of `event`."""
+        """Hear `event`."""
 
 
 class BanBook(Protocol):
@@ -76,9 +80,9 @@ class BanBook(Protocol):
         Nothing is counted while the key is banned. A policy with ``action="shadow"`` reports and never bans.
 
         Args:
-            policy: What strikes ban.
-            key: Who is struck, as `ban_key` spells it.
-            weight: How many strikes it stands for, 1 or more.
+            policy: The policy under which the strike counts.
+            key: The key that is struck, as `ban_key` spells it.
+            weight: The number of strikes that this one stands for, 1 or more.
             reason: For the operator, if it bans.
             prefix: The network that is struck under `policy.prefix` if it bans; empty for none.
         """
@@ -96,7 +100,7 @@ class BanBook(Protocol):
         """Return the changes that are remembered, oldest first."""
 
     def dump(self) -> Sequence[Row] | Awaitable[Sequence[Row]]:
-        """Return everything known about bans, strikes and rungs, as `core.banrows` writes it."""
+        """Return everything known about bans, strikes and rungs, as rows of `core.bans.rows`."""
 
     def load(self, rows: Sequence[Row]) -> int | Awaitable[int]:
         """Take over what `dump` returned; of two bans of a key the one that lasts longer stays. Returns the bans read.
@@ -107,7 +111,7 @@ class BanBook(Protocol):
 
 
 class Store(Protocol):
-    """Remembers windows and bans. Time belongs to the store, and so does the key for digests of what must not be read.
+    """Remembers windows and bans. Time belongs to the store, and so does the key for digests of secret values.
 
     A method that needs no waiting returns its answer; one that does returns an awaitable of it. All of them
     may be called from several threads and event loops at once.
