@@ -1038,7 +1038,7 @@ async def test_limits_made_on_the_way_of_a_request_are_remembered_in_bounds() ->
 
     gate = RateLimitMiddleware(app, rules=[])
     assert [(await call(gate)).status for _ in range(3)] == [200, 200, 429]
-    assert len(gate._gate.side.endpoints._gates) <= 4_096
+    assert len(gate._gate.side.endpoints._bound) <= 4_096
 
 
 async def test_limits_that_look_alike_are_two_limits_and_each_counts() -> None:

@@ -63,7 +63,7 @@ async def test_plans_are_read_once_and_remembered_in_bounds() -> None:
             await call(app, headers={"n": str(number)}, client=(f"10.0.{number // 250}.{number % 250}", 1))
         ).status == 200
     selection = app._gate.rules.select(scope_of())
-    assert len(selection.gates[0]._plans) <= 257
+    assert len(selection.limiting[0]._plans) <= 257
     several = RateLimitMiddleware(hello, rules=[Rule("*", lambda request: [Limit(1, "1h"), Limit(9, "1d")])])
     assert await statuses(several, 2) == [200, 429]
 

@@ -98,7 +98,7 @@ class Judge:
     async def _reserve(self, scope: Scope, before: Record, client_key: str, guarded: Sequence[Guarded]) -> Decision:
         """Decide about what looks like a CORS preflight, and may come to an endpoint that takes OPTIONS."""
         selection = self._without(self._rules.select(scope), before)
-        counted = [await self._calls.check(gate, scope, self._limiter, client_key) for gate in selection.gates]
+        counted = [await self._calls.check(bound, scope, self._limiter, client_key) for bound in selection.limiting]
         checks = [check for check in counted if check is not None]
         if self._preflight is not None:
             checks.append((self._preflight, client_key, 1))
@@ -130,35 +130,39 @@ class Judge:
 
     def _without(self, selection: Selection, before: Record) -> Selection:
         """Leave out the named rules that a gate further out has counted in the same place."""
-        gates = tuple(
-            gate for gate in selection.gates if not (gate.rule.name and before.charged(gate.bucket, self._limiter))
+        limiting = tuple(
+            bound
+            for bound in selection.limiting
+            if not (bound.rule.name and before.charged(bound.bucket, self._limiter))
         )
         looked = {rule for step in before if step.side.limiter is self._limiter for rule in step.side.onlookers}
-        onlookers = tuple(gate for gate in selection.onlookers if not (gate.rule.name and gate.bucket.rule in looked))
-        return Selection(gates, all(gate.plain for gate in gates), onlookers, selection.exempt)
+        onlookers = tuple(
+            bound for bound in selection.onlookers if not (bound.rule.name and bound.bucket.rule in looked)
+        )
+        return Selection(limiting, all(bound.plain for bound in limiting), onlookers, selection.exempt)
 
     def _apply(
         self, selection: Selection, scope: Scope, client_key: str, guarded: Sequence[Guarded]
     ) -> Decision | Awaitable[Decision]:
-        """Put one question to the limiter about all gates that may refuse."""
-        gates = selection.gates
-        if not gates:
+        """Put one question to the limiter about all rules that may refuse."""
+        limiting = selection.limiting
+        if not limiting:
             return self._uncounted(guarded)
         if not selection.plain:
             return self._ask(selection, scope, client_key, guarded)
         limiter = self._limiter
         checks: list[Check] = []
-        for gate in gates:
-            checks.append(gate.check(scope, limiter, client_key))  # noqa: PERF401 - a comprehension is a call on 3.11
+        for bound in limiting:
+            checks.append(bound.check(scope, limiter, client_key))  # noqa: PERF401 - a comprehension is a call on 3.11
         return limiter.internals.decide(checks, guarded)
 
-    async def decide_at(self, gate: BoundRule, request: HTTPConnection) -> Decision | None:
+    async def decide_at(self, bound: BoundRule, request: HTTPConnection) -> Decision | None:
         """Decide about a limit at an endpoint, where the request has its body; None if it is not counted."""
         client_key, address = self._client.locate(request.scope)
         guarded = self._abuse.guarded(request.scope, client_key, address)
-        if gate.plain:
-            return await self._limiter.hit_all((gate.check(request.scope, self._limiter, client_key),), guarded)
-        check = await self._calls.check(gate, request.scope, self._limiter, client_key, request)
+        if bound.plain:
+            return await self._limiter.hit_all((bound.check(request.scope, self._limiter, client_key),), guarded)
+        check = await self._calls.check(bound, request.scope, self._limiter, client_key, request)
         return None if check is None else await self._hit((check,), guarded)
 
     async def _hit(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Decision:
@@ -171,7 +175,7 @@ class Judge:
 
     async def _ask(self, selection: Selection, scope: Scope, client_key: str, guarded: Sequence[Guarded]) -> Decision:
         """Decide with the help of functions of the user's."""
-        checks = [await self._calls.check(gate, scope, self._limiter, client_key) for gate in selection.gates]
+        checks = [await self._calls.check(bound, scope, self._limiter, client_key) for bound in selection.limiting]
         counted = [check for check in checks if check is not None]
         decision = await self._hit(counted, guarded)
         return decision if counted or not decision.allowed else _EXEMPT
@@ -190,36 +194,36 @@ class Judge:
             await self._abuse.strike(offence, scope)
         answer = self._apply(selection, scope, client_key, guarded)
         decision = answer if isinstance(answer, Decision) else await answer
-        for gate in selection.onlookers if decision.reason is not Reason.BANNED else ():
-            shadow = gate.rule.action == "shadow"
+        for bound in selection.onlookers if decision.reason is not Reason.BANNED else ():
+            shadow = bound.rule.action == "shadow"
             if shadow and not decision.allowed:
                 continue  # it would not have been charged either
-            check = await self._calls.check(gate, scope, self._limiter, client_key)
+            check = await self._calls.check(bound, scope, self._limiter, client_key)
             if check is None:
                 continue
-            if gate.hot is not None:
-                for key, found in gate.hot.hit(check[1], self._limiter.internals.statistics.now_us()):
-                    await self._calls.exceeded(gate, key, found)
+            if bound.hot is not None:
+                for key, found in bound.hot.hit(check[1], self._limiter.internals.statistics.now_us()):
+                    await self._calls.exceeded(bound, key, found)
                 continue
             seen = await self._hit((check,))
             if seen.reason is Reason.BANNED:
                 continue  # it was not counted
             if not shadow:
-                await self._track(gate, check[1], seen)
+                await self._track(bound, check[1], seen)
             elif not seen.allowed:
-                message = f"rule {gate.rule.label!r} would have refused {shown(check[1])}"
+                message = f"rule {bound.rule.label!r} would have refused {shown(check[1])}"
                 self._limiter.internals.tell(
-                    Event("shadow_refused", message, {"rule": gate.rule.label, "key": check[1]})
+                    Event("shadow_refused", message, {"rule": bound.rule.label, "key": check[1]})
                 )
         return decision
 
-    async def _track(self, gate: BoundRule, key: str, seen: Decision) -> None:
+    async def _track(self, bound: BoundRule, key: str, seen: Decision) -> None:
         """Call the user's function when a key passes the limit, and not again before it has cooled."""
-        known = gate.bucket.rule, key
+        known = bound.bucket.rule, key
         if seen.allowed:
             self._exceeded.pop(known, None)
         elif known not in self._exceeded:
             if len(self._exceeded) >= _MEMO:
                 self._exceeded.pop(next(iter(self._exceeded)))
             self._exceeded[known] = None
-            await self._calls.exceeded(gate, key, seen)
+            await self._calls.exceeded(bound, key, seen)

@@ -22,7 +22,7 @@ _MOVED: Final = {
     ("RateLimitMiddleware", "message_key"): 'messages=MessageLimits("10/second", key="client")',
     ("RateLimitMiddleware", "on_exceeded"): 'messages=MessageLimits("10/second", beyond="close")',
 }
-"""What took the place of options of before."""
+"""Former options, with the options that replace them."""
 
 
 def names_checked(init: Callable[_P, None]) -> Callable[_P, None]:

@@ -64,7 +64,7 @@ class _Shared:
         return self._limiter
 
     def say(self, finding: Finding, log: Callable[[Finding], None]) -> None:
-        """Log a finding, unless a gate of this file did."""
+        """Log a finding, unless an earlier gate of this file did."""
         if finding not in self._said:
             self._said.add(finding)
             log(finding)
@@ -84,11 +84,11 @@ class _Shared:
 
 
 class GateAtWork(Protocol):
-    """A gate that was made of a file: a `RateLimitMiddleware`."""
+    """The part of a `RateLimitMiddleware` that a `FileGate` needs of a gate made of its file."""
 
     @property
     def limiter(self) -> Limiter:
-        """Where the counts live."""
+        """The limiter that holds the counts."""
 
     @property
     def rules(self) -> Sequence[Rule]:
@@ -96,7 +96,7 @@ class GateAtWork(Protocol):
 
     @property
     def findings(self) -> list[Finding]:
-        """What looks wrong with the gate."""
+        """The findings about the gate."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Judge one request, and pass it on or answer it."""
@@ -111,7 +111,7 @@ class FileGate(Breakable, Generic[G]):
     Args:
         app: The application to guard.
         path: The file.
-        make: Makes a gate for the application, of a function that claims identities, one that logs findings, and
+        make: Makes a gate, given the application, a function that claims identities, one that logs findings, and
             options of `RateLimitMiddleware`.
         observers: Called with events of the limiter that the file describes.
         on_tracked: The `on_exceeded` of the file's rules with ``action = "track"``.

@@ -206,9 +206,9 @@ class MessageTable(_Table):
     """Holds the messages of websockets to limits."""
 
     limits: Limits = Field(description='Limits such as "10/second".')
-    key: MessageKey = Field(default="connection", description="Whose messages are counted together.")
+    key: MessageKey = Field(default="connection", description="The key by which messages are counted.")
     beyond: Literal["close", "drop", "wait"] = Field(
-        default="close", description="What becomes of a message beyond the limit."
+        default="close", description="The action on a message beyond the limit."
     )
 
 

@@ -35,7 +35,7 @@ class EndpointBuckets:
         self._claimed = claimed
         self.decide = decide
         self._places = Places()
-        self._gates: dict[tuple[EndpointLimit, Place | str, int, int], tuple[BoundRule, object]] = {}
+        self._bound: dict[tuple[EndpointLimit, Place | str, int, int], tuple[BoundRule, object]] = {}
         self._names: dict[Place | str, dict[str, str]] = {}
 
     def place(self, scope: Scope) -> Place | None:
@@ -44,9 +44,9 @@ class EndpointBuckets:
 
     def names(self) -> set[str]:
         """Return the names that users gave to limits that were met so far."""
-        return {gate.rule.name for gate, _ in self._gates.values() if gate.rule.name is not None}
+        return {bound.rule.name for bound, _ in self._bound.values() if bound.rule.name is not None}
 
-    def gate(self, limit: EndpointLimit, scope: Scope, endpoint: object, turn: int = 0) -> BoundRule:
+    def bound(self, limit: EndpointLimit, scope: Scope, endpoint: object, turn: int = 0) -> BoundRule:
         """Return what `limit` charges for a request that came by the place of `scope`.
 
         Args:
@@ -59,7 +59,7 @@ class EndpointBuckets:
         if place is None:
             function = endpoint or scope.get("endpoint") or limit
             place = _name_of(function)
-        known = self._gates.get((limit, place, turn, id(endpoint)))
+        known = self._bound.get((limit, place, turn, id(endpoint)))
         return self._make(limit, place, scope, endpoint, turn) if known is None else known[0]
 
     def _make(self, limit: EndpointLimit, place: Place | str, scope: Scope, endpoint: object, turn: int) -> BoundRule:
@@ -81,13 +81,13 @@ class EndpointBuckets:
         names = [unique_name(name, others) for name in wire_names(rule.label, rule.limits)]
         taken.update(dict.fromkeys(names, identity))
         bucket = Bucket(identity, rule.limits, names, count_denied=rule.count_denied, label=rule.label)
-        if len(self._gates) >= _MEMO:
+        if len(self._bound) >= _MEMO:
             # Objects made on the way of a request; the buckets they stand for stay.
-            self._gates.clear()
+            self._bound.clear()
             self._names.clear()
         # The function is kept as well: the id of one that is gone may be given to another.
-        gate, _ = self._gates[limit, place, turn, id(endpoint)] = BoundRule(rule, bucket), endpoint
-        return gate
+        bound, _ = self._bound[limit, place, turn, id(endpoint)] = BoundRule(rule, bucket), endpoint
+        return bound
 
 
 def _labels(place: Place, endpoint: object) -> list[str]:

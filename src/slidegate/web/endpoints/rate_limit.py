@@ -152,13 +152,13 @@ class RateLimit:
             return
         side = record.side
         endpoints = side.endpoints
-        gate = endpoints.gate(self, scope, endpoint)
+        bound = endpoints.bound(self, scope, endpoint)
         if self.rule.name is None:
-            turn = record.turn(self, gate.bucket.rule)
-            gate = endpoints.gate(self, scope, endpoint, turn) if turn else gate
-        if record.charged(gate.bucket, side.limiter):
+            turn = record.turn(self, bound.bucket.rule)
+            bound = endpoints.bound(self, scope, endpoint, turn) if turn else bound
+        if record.charged(bound.bucket, side.limiter):
             return
-        decision = await endpoints.decide(gate, connection)
+        decision = await endpoints.decide(bound, connection)
         if self.by_user and record.userless and (place := endpoints.place(scope)) is not None:
             # The route may have been added after the start, when the order of its dependencies was seen to.
             put_users_last([place])

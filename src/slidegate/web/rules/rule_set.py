@@ -92,7 +92,7 @@ class BoundRule:
 class Selection(NamedTuple):
     """The rules that a request meets: those that limit it, whether they are all plain, those that only look on."""
 
-    gates: tuple[BoundRule, ...]
+    limiting: tuple[BoundRule, ...]
     plain: bool
     onlookers: tuple[BoundRule, ...] = ()
     exempt: bool = False
