@@ -1,1 +1,1 @@
-"""What looks at traffic from outside: access logs."""
+"""Looks at traffic from outside: access logs."""

@@ -83,7 +83,7 @@ class AccessRecord(NamedTuple):
     time_us: int
     """When, in microseconds since 1970 UTC."""
     client: str
-    """From whom: an address, or a host name where the server looks names up."""
+    """The client: an address, or a host name where the server looks names up."""
     method: str
     """The HTTP method; empty where the client sent something that is no HTTP request."""
     path: str
@@ -145,7 +145,7 @@ def parse_line(line: bytes) -> AccessRecord | Skip:
 
 
 class _Packed:
-    """Gives gzip data in small pieces, so that what was taken tells what was unpacked."""
+    """Gives gzip data in small pieces, so that the bytes taken tell how much was unpacked."""
 
     def __init__(self, file: io.BufferedReader) -> None:
         self._file = file
@@ -178,8 +178,8 @@ def _lines(file: io.BufferedReader) -> Iterator[bytes | Skip]:
 
 
 def _parse_text(text: str) -> AccessRecord | Skip:
-    # A user name may hold anything but a bare quotation mark, so the time is what stands in front of the first field
-    # in quotation marks.
+    # A user name may hold anything but a bare quotation mark, so the time stands in front of the first field in
+    # quotation marks.
     end = text.find('] "')
     match = _BEHIND_TIME.match(text, end) if end >= 0 else None
     head, bracket, time = text[:end].rpartition("[")
@@ -312,7 +312,7 @@ def _status(value: object) -> int | None:
 
 @lru_cache(maxsize=1_024)
 def _text_time_us(text: str) -> int | None:
-    """Read ``12/May/2024:00:00:17 +0000``, ISO 8601 with a zone, or a number; None for what is not a moment."""
+    """Read ``12/May/2024:00:00:17 +0000``, ISO 8601 with a zone, or a number; None for any other text."""
     match = _CLF_TIME.fullmatch(text)
     if match is not None:
         day, month, year, time, zone = match.groups()

@@ -1,4 +1,4 @@
-"""An observer that keeps what it hears."""
+"""An observer that keeps every event."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The part of the store contract about bans: what they refuse, and how they are made, taken back and moved."""
+"""The part of the store contract about bans: how they refuse, and how they are made, lifted and moved."""
 
 from __future__ import annotations
 

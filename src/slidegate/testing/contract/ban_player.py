@@ -116,7 +116,7 @@ class BanPlayer:
 
     async def _unban(self, key: str) -> None:
         changed = await settle(self.store.bans.unban(key, HAND))
-        # When what is left of nothing is let go of is the store's own affair, if it does not know the policy yet.
+        # A store that does not know the policy yet may drop an empty standing whenever it likes.
         if self.model.knows(self.ladders, key, self.now_us):
             same(changed, True)
         elif key not in self.named:
@@ -161,7 +161,7 @@ class BanPlayer:
                 same((policy.name, key, stand), (policy.name, key, self.model.stand(policy, key, self.now_us)))
 
     def _expected(self, ban: Made) -> tuple[str, str, int, int | None]:
-        """Return what a dump says about a ban: key, by, rung and the microseconds that are left."""
+        """Return the facts of a dumped ban: key, by, rung and the microseconds that are left."""
         return ban.key, ban.by, ban.rung, None if ban.ends_us is None else ban.ends_us - self.now_us
 
 
@@ -176,7 +176,7 @@ def _told(event: Event) -> tuple[str, Any]:
 
 
 def _stand(row: Any, policy: BanPolicy, now_us: int) -> Stand:
-    """Work out where a key stands from what a store dumped about it."""
+    """Work out where a key stands from the dump of a store."""
     clean_us = now_us - max(row["last_us"], row["until_us"])
     weight = sum(weight for at_us, weight, _ in row["strikes"] if at_us > now_us - policy.after.window_us)
     return Stand(max(row["rung"] - max(clean_us, 0) // policy.forgive_us, 0), min(weight, policy.after.amount))

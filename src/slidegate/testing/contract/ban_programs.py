@@ -11,7 +11,7 @@ from .programs import YEAR_2100_US, Dice
 
 SECOND_US = 1_000_000
 
-# (who asks, the key of it, the prefix above it)
+# (a client, its key, the prefix above it)
 CLIENTS = (
     ("192.0.2.7", "192.0.2.7", "192.0.2.0/24"),
     ("192.0.2.8", "192.0.2.8", "192.0.2.0/24"),
@@ -81,7 +81,7 @@ BanMove: TypeAlias = Strike | Hit | HandBan | Unban | Wait | WaitForEnd | Restar
 
 
 class BanProgram(NamedTuple):
-    """Policies, the time at first, and what happens."""
+    """Policies, the time at first, and the moves."""
 
     start_us: int
     policies: tuple[BanPolicy, ...]
@@ -89,7 +89,7 @@ class BanProgram(NamedTuple):
 
 
 class BanDice(Dice):
-    """Turns drawn bytes into what happens to bans."""
+    """Turns drawn bytes into moves of bans."""
 
     def policy(self, name: str) -> BanPolicy:
         """Choose a policy: few strikes, short times, now and then with everything else that a policy can have."""

@@ -19,7 +19,7 @@ Demand: TypeAlias = tuple[tuple[int, str, int], ...]
 
 
 async def settle(answer: Answered | Awaitable[Answered]) -> Answered:
-    """Return what a store's method answered, having waited for it where the store needs that."""
+    """Return the answer of a store's method; wait for it where the store needs that."""
     if inspect.isawaitable(answer):
         waited: Answered = await answer
         return waited
@@ -122,13 +122,13 @@ class Player:
         self.charged.clear()  # whether a charge from before can be told from later ones is the store's affair
 
     async def _step_back(self, span_us: int) -> None:
-        # When a store strikes off what has left is its own affair as long as time goes on. Before it steps back,
+        # A store may drop expired units whenever it likes, as long as time goes on. Before it steps back,
         # every window is looked after, so that the store and the reference have let go of the same.
         await self._look_after_all()
         if self.model.carries():
-            return  # how long a store carries what it cannot keep is its own affair, too
+            return  # a store may carry its surplus as long as it likes, too
         self.clock.set(max(self.clock.now_us + span_us, 0))
-        await self._look_after_all()  # what lies ahead moves back, which a store notices when it looks
+        await self._look_after_all()  # units ahead of now move back, which a store notices when it looks
 
     async def _look_after_all(self) -> None:
         for rule, key in sorted(self.named):

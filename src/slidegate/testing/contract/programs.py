@@ -86,7 +86,7 @@ Move: TypeAlias = Ask | Look | Debt | Refund | Reset | Step | Align | Change
 
 
 class Program(NamedTuple):
-    """Rules and their modes, the time at first, and what happens."""
+    """Rules and their modes, the time at first, and the moves."""
 
     start_us: int
     rules: tuple[tuple[Limit, ...], ...]

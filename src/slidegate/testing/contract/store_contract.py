@@ -224,7 +224,7 @@ class StoreContract(ModesContract, BansContract):
             asked, amount = bucket(rule, rule), bucket(rule).limits[0].amount
             early = await desk.hit((asked, "ann", amount // 2))
             desk.clock.advance(us=step_us)
-            await desk.hit((asked, "ann", 0))  # here the store moves what lies ahead of now
+            await desk.hit((asked, "ann", 0))  # here the store moves the units that lie ahead of now
             desk.clock.advance(us=-step_us)
             late = await desk.hit((asked, "ann", amount // 2))
             assert late.remaining == 0

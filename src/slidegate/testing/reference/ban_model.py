@@ -1,6 +1,6 @@
 """Bans as their rules say it, slowly: one plain list of all that happened, looked through anew at each question.
 
-Nothing is shared with the code under test but what a policy is made of. Policies have no jitter here, whole factors,
+Nothing is shared with the code under test but the parts of a policy. Policies have no jitter here, whole factors,
 and strikes few enough to be exact. A policy's ladder knows its own bans alone: those by hand stand beside it. Time is
 the store's own, and never runs back.
 """
@@ -30,7 +30,7 @@ class Made:
     """A ban, also one that a policy only reports.
 
     Attributes:
-        by: The policy, or who banned.
+        by: The policy, or the name of the operator.
         ends_us: When it ends; None for never.
         rung: 0 for one made by hand.
         prolong_us: How long a request while banned makes it go on; 0 if it does not.
@@ -73,7 +73,7 @@ class BanModel:
         self.entries: list[Entry] = []
         self.changes: list[tuple[str, str, str]] = []
         self.reports: list[tuple[str, str]] = []
-        self._made_at: list[tuple[str, int]] = []  # (policy, when) of what counts towards a cap
+        self._made_at: list[tuple[str, int]] = []  # (policy, moment) of every ban that counts towards a cap
 
     def active(self, now_us: int) -> list[Made]:
         """Return the bans in force."""
@@ -132,7 +132,7 @@ class BanModel:
             return None
         reports = policy.action == "shadow"
         if reports and any(isinstance(entry, Made) and entry.lasts(now_us) for entry in self._own(policy, key)):
-            return None  # what is only reported counts as if it were done
+            return None  # a ban that is only reported counts as if it were made
         self.entries.append(Struck(policy.name, key, now_us, weight, source))
         if self._weight(policy, key, now_us) < policy.after.amount or self._is_capped(policy, now_us):
             return None
@@ -159,7 +159,7 @@ class BanModel:
         return [at_us > from_us for by, at_us in self._made_at if by == policy.name].count(True) >= policy.most.amount
 
     def _own(self, policy: BanPolicy, key: str) -> Iterator[Entry]:
-        """Yield what happened to a key under a policy."""
+        """Yield everything that happened to a key under a policy."""
         return (entry for entry in self.entries if (entry.by, entry.key) == (policy.name, key))
 
     def _weight(self, policy: BanPolicy, key: str, now_us: int) -> int:

@@ -12,7 +12,7 @@ from .model_window import Answer, ModelWindow
 
 
 class Verdict(NamedTuple):
-    """What a store says to one demand."""
+    """The answer of a store to one demand."""
 
     allowed: bool
     reason: Reason
@@ -47,7 +47,7 @@ class Model:
         self._windows: dict[tuple[str, str, int, int], ModelWindow] = {}
 
     def hit(self, checks: Sequence[Check], now_us: int) -> tuple[Verdict, list[Note]]:
-        """Charge every check or none, or book it; return what is to be said and, for `refund`, what was charged."""
+        """Charge every check or none, or book it; return the answer and, for `refund`, the charges."""
         asked = self._asked(checks, now_us)
         waits = _waits(asked, now_us)
         notes: list[Note] = []
@@ -82,7 +82,7 @@ class Model:
         return verdict
 
     def refund(self, charged: list[Note], now_us: int) -> bool:
-        """Hand back what has not left yet; tell whether that was anything."""
+        """Hand back the units that have not left yet; tell whether there were any."""
         changed = False
         for window, time_us, units, steps, waits in charged:
             if steps != window.steps:
@@ -100,7 +100,7 @@ class Model:
             del self._windows[identity]
 
     def carries(self) -> bool:
-        """Tell whether a lowered amount has made any window carry what it cannot keep."""
+        """Tell whether a lowered amount has made any window carry a surplus."""
         return any(window.carried.cost for window in self._windows.values())
 
     def _asked(self, checks: Sequence[Check], now_us: int) -> list[Ask]:
@@ -119,7 +119,7 @@ class Model:
 
 
 class Ask(NamedTuple):
-    """What a demand asks of one window."""
+    """The part of a demand that is about one window."""
 
     window: ModelWindow
     limit: Limit

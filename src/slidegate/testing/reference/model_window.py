@@ -6,11 +6,11 @@ remembered between two questions. That makes it slow, and easy to believe.
 * Kept as times (amount <= resolution), a charge of time t counts from t on and leaves at ``t + W``.
 * Kept as counts, it counts with its slice, from ``t // s * s`` on, and leaves at ``(t // s + k + 1) * s``.
 
-A charge of a time to come is a booking. A moment has room for a cost if it fits then, and beside what is booked at
-every moment at which it still counts.
+A charge of a time to come is a booking. A moment has room for a cost if it fits then, and beside the bookings of every
+moment at which it still counts.
 
-A window is looked after when a request names it, whether the request passes or not: what has left is struck off, then
-what lies ahead of a clock that stepped back is moved to now, and bookings by as much as the clock. Where anything was
+A window is looked after when a request names it, whether the request passes or not: expired units are dropped, then
+units ahead of a clock that stepped back are moved to now, and bookings by as much as the clock. Where anything was
 moved, the window is another one to refunds: a charge from before has not kept the moment by which it would be found.
 """
 
@@ -158,7 +158,7 @@ class ModelWindow:
         return True
 
     def answer(self, amount: int, wait_us: int | None, now_us: int) -> Answer:
-        """Return what is to be said about the window now; what is booked is taken."""
+        """Return the answer for the window now; bookings that are due are taken."""
         leaving = [self.leaves_us(charge) - now_us for charge in self.charges]
         remaining = max(amount - sum(charge.cost for charge in self.charges), 0)
         return Answer(remaining, wait_us, min(leaving, default=0), max(leaving, default=0))
@@ -175,7 +175,7 @@ class ModelWindow:
         self.charges = [charge for charge in self.charges if charge.cost]
 
     def _keep_as_times(self, due: list[Charge]) -> None:
-        """Keep no more of what was booked for one moment, as counts, than may be kept as times."""
+        """Keep no more units that were booked for one moment, as counts, than may be kept as times."""
         room: dict[int, int] = {}
         for charge in due:
             charge.cost = min(charge.cost, room.get(charge.time_us, self.resolution))
@@ -192,7 +192,7 @@ class ModelWindow:
         self._drop(0)
 
     def _become_times(self, now_us: int, booked: list[Charge]) -> None:
-        """Counts become times at the end of their slice; what goes beyond the resolution is carried as one number.
+        """Counts become times at the end of their slice; units beyond the resolution are carried as one number.
 
         No amount that is kept as times is larger than the resolution, so the carried units bind none of them. They
         count again when the amount is raised to one that is kept as counts.
