@@ -131,14 +131,14 @@ async def test_an_answer_that_is_none_is_a_clear_error_for_hits_and_commands(rng
             for found in await asyncio.gather(*asked):
                 assert isinstance(found, (StoreError, Decision, bool)) or found is None, found
                 errors += [str(found)] if isinstance(found, StoreError) else []
-        assert any("gave an answer that is none" in error for error in errors), errors
+        assert any("gave an answer that does not fit" in error for error in errors), errors
         await store.close()
 
 
 @pytest.mark.parametrize("wait_us", [-2, -(2**62)])
 def test_a_wait_that_cannot_be_is_refused(wait_us: int) -> None:
     answer = pack("<BQqqqI", LIMITED, 3, 0, 0, wait_us, 1)
-    with pytest.raises(StoreUnavailable, match="answer that is none"):
+    with pytest.raises(StoreUnavailable, match="answer that does not fit"):
         decision_of(answer, HIT, CHECKS, 0)
 
 

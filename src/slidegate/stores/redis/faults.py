@@ -1,4 +1,4 @@
-"""What Redis says instead of an answer, and what is in trouble then: a key, a slot or the server."""
+"""Errors that Redis gives instead of an answer, and the part in trouble: a key, a slot or the server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST_SHOWN: Final = 300
 
 
 def refusal(place: str, said: object) -> StoreUnavailable:
-    """Return the error for what a server said instead of an answer.
+    """Return the error to raise for an error of a server.
 
     Args:
         place: What to call the server.
@@ -37,10 +37,10 @@ def refusal(place: str, said: object) -> StoreUnavailable:
 
 
 def unexpected(place: str, answer: object) -> StoreUnavailable:
-    """Return the error for an answer that is none to what was asked."""
+    """Return the error for an answer that does not fit its command."""
     shown = repr(answer)
     shown = shown if len(shown) <= _MOST_SHOWN else f"{shown[:_MOST_SHOWN]}…"
-    return StoreUnavailable(f"redis: {place or 'the server'} gave an answer that is none: {shown}")
+    return StoreUnavailable(f"redis: {place or 'the server'} gave an answer that does not fit: {shown}")
 
 
 def sensible(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:

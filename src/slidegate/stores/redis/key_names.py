@@ -1,4 +1,4 @@
-"""What things are called in Redis. What stands in braces decides where a cluster keeps them."""
+"""Names of things in Redis. The part in braces decides where a cluster keeps them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Names:
     """Names under a prefix.
 
     Args:
-        prefix: What all of them begin with.
+        prefix: The beginning of all of them.
         readable: Whether keys are readable in them; otherwise they are digests.
 
     Attributes:
-        meta: The hash with the secret and the numbers of changes; what has to do with bans is called after it.
+        meta: The hash with the secret and the numbers of changes; the names of everything about bans begin with it.
         windows: The pattern of the hashes of windows.
         secret: The key for digests; empty until it is known.
     """

@@ -2,9 +2,9 @@
 
 A demand that was refused is refused again until something leaves its windows, or is handed back. The first is known to
 the microsecond. Hand-backs and resets are numbered in Redis, and answers carry the number: where it has changed,
-everything here is forgotten. So a refusal is given from here as long as Redis was heard less than `TRUST_S` ago, and
-what one worker hands back is known to all after that time at the latest. What this process itself charges or hands back
-is known at once.
+everything here is forgotten. So a refusal is given from here as long as Redis was heard less than `TRUST_S` ago, and a
+refund by one worker is known to all after that time at the latest. Charges and refunds of this process are known at
+once.
 
 A refusal that counts (`count_denied`) is given from here for `PAUSE_S`, and how often it was is charged then: a flood
 of one client costs ten commands a second for each key.
@@ -26,7 +26,7 @@ TRUST_S: Final = 1.0
 
 
 class Known:
-    """A refusal: what was seen, until when nothing leaves by itself, and how often it was given from here."""
+    """A remembered refusal: its readings, until when nothing leaves by itself, and how often it was given from here."""
 
     __slots__ = ("clock", "counts", "decision", "given", "next_s", "reset", "steps", "until_us")
 
@@ -41,7 +41,7 @@ class Known:
         self.next_s = monotonic() + (PAUSE_S if counts else TRUST_S)
 
     def lasts(self) -> bool:
-        """Tell whether it would be given again now."""
+        """Return whether Redis would give it again now."""
         latest_us = self.clock.most_us()
         return self.decision.now_us <= latest_us < self.until_us and self.clock.steps == self.steps
 
@@ -57,7 +57,7 @@ class Known:
 
 
 class Answers:
-    """What is known to be refused; bounded, and emptied when it is full.
+    """The refusals that are known to last; bounded, and emptied when full.
 
     Args:
         charge: Charges checks whatever their limits, for refusals that count; None to give none of these from here.
@@ -79,7 +79,7 @@ class Answers:
             return
         counts = any(bucket.count_denied for bucket, _, _ in checks)
         if counts:
-            self.forget(checks)  # what was known of other demands has changed
+            self.forget(checks)  # the charge has changed what other demands see
         if not lasts or any(bucket.wait_us for bucket, _, _ in checks) or (counts and self._charge is None):
             return
         if max(len(self.known), len(self._about)) >= MEMO_SIZE:
@@ -103,17 +103,17 @@ class Answers:
         return known.again(checks)
 
     def forget(self, checks: Sequence[Check]) -> None:
-        """Forget what is known of the keys of a demand."""
+        """Forget the refusals that name a key of a demand."""
         for _, key, _ in checks if self.known else ():
             self.forget_key(key)
 
     def forget_key(self, key: str) -> None:
-        """Forget what is known of a key."""
+        """Forget the refusals that name a key."""
         for checks in self._about.pop(key, ()):
             self.known.pop(checks, None)
 
     def forget_windows(self, key: str) -> None:
-        """Forget what is known of a key whose windows are forgotten, and what was not charged to them yet."""
+        """Forget the refusals of a key whose windows were reset, and their charges that were not sent yet."""
         for checks in self._about.get(key, ()):
             if checks in self.known:
                 self.known[checks].reset.add(key)
@@ -125,7 +125,7 @@ class Answers:
         self._about.clear()
 
     def heard(self, hands: bytes, sent_s: float) -> None:
-        """Take note of the number of the last hand-back in an answer to what was sent at a monotonic moment."""
+        """Record the number of the last hand-back in an answer; `sent_s` is when its call was sent (monotonic)."""
         self._heard_s = max(self._heard_s, sent_s)
         if hands != self._hands:
             self._hands = hands

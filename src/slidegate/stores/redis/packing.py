@@ -1,7 +1,7 @@
 """The scripts that Redis runs, and how requests and answers are packed for it.
 
-A request is a byte for what is to be done, the number of its asks, and the asks: the place of the key, the cost, which
-check it belongs to, and what is asked of the window. An answer is a byte for what became of it and a reading
+A request is a byte for the operation, the number of its asks, and the asks: the place of the key, the cost, the number
+of the check, and the limit. An answer is a byte for the outcome and a reading
 for each ask; see ``lua/windows/7_call.lua``.
 """
 
@@ -25,7 +25,7 @@ MOST_UNITS: Final = 2**32 - 1
 """No window can hold more, so no larger cost makes a difference."""
 
 Charged: TypeAlias = "int | tuple[int, int, int, int]"
-"""What a reading was charged: the window's serial, where it was the cost at the time of the decision; else serial,
+"""The charge of one reading: the window's serial, if the cost was charged at the time of the decision; else serial,
 moment, units and whether a place to wait was taken."""
 
 REQUEST: Final = Struct("<BH")
@@ -90,7 +90,7 @@ class Packing:
         return REQUEST.pack(what, len(parts)) + b"".join(parts)
 
     def refund(self, decision: Decision, charged: Sequence[Charged | None], places: Sequence[int]) -> bytes:
-        """Pack what `decision` charged, for it to be handed back."""
+        """Pack a refund of everything that `decision` charged."""
         parts, at = [], 0
         for number, (bucket, _, cost) in enumerate(decision.checks):
             for plan in self._plans.get(bucket) or self._plan(bucket):
@@ -145,7 +145,7 @@ def decision_of(answer: bytes, what: int, checks: Sequence[Check], now_us: int) 
 
 
 def raise_failure(answer: bytes) -> None:
-    """Raise what Redis said to one request alone.
+    """Raise the error that Redis gave to one request alone.
 
     Raises:
         StoreUnavailable: It is a failure.

@@ -1,4 +1,4 @@
-"""What is asked of Redis: demands, refunds and resets."""
+"""The requests to Redis: demands, refunds and resets."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from .server_clock import ServerClock
 
 
 class Tools(NamedTuple):
-    """What requests need of their store."""
+    """The parts of a store that its requests use."""
 
     packing: Packing
     bans: RedisBans
@@ -95,7 +95,7 @@ class Demand:
 
 
 class Refund:
-    """Handing back what a decision charged."""
+    """A refund of everything that a decision charged."""
 
     __slots__ = ("_charged", "_decision", "_tools", "future", "judged")
 
@@ -136,7 +136,7 @@ class Refund:
 
 
 class Reset:
-    """Forgetting the windows of a key."""
+    """A reset of the windows of a key."""
 
     __slots__ = ("_tools", "future", "judged", "key")
 

@@ -1,4 +1,4 @@
-"""What time it is on a server, worked out here.
+"""The time of a server, worked out here.
 
 An answer carries the server's time, which was read at some moment between sending and receiving. So since then the
 server's clock has gone on by at least the time since the answer came, and by at most the time since the question went:
@@ -34,7 +34,7 @@ class ServerClock:
         self.steps = 0
 
     def saw(self, now_us: int, sent_us: int) -> int:
-        """Take note of the server's time in an answer to a question that was sent at `sent_us` (monotonic).
+        """Record the server's time in an answer to a question that was sent at `sent_us` (monotonic).
 
         Returns:
             By how many microseconds the server's clock was set meanwhile; 0 where it was not.
@@ -80,7 +80,7 @@ class BansClock(ServerClock):
         self._ahead_us = self._bans_us = 0
 
     def saw_bans(self, now_us: int, wall_us: int, ahead_us: int, sent_us: int) -> None:
-        """Take note of the bans' and the server's time, and of how far one is ahead; see `saw`."""
+        """Record the bans' and the server's time, and how far the bans' is ahead; see `saw`."""
         self.saw(wall_us, sent_us)
         self._ahead_us = max(self._ahead_us, ahead_us)
         self._bans_us = max(self._bans_us, now_us)

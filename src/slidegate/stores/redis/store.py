@@ -110,7 +110,7 @@ class RedisStore:
 
     @property
     def secret(self) -> bytes | Awaitable[bytes]:
-        """The key for digests, made once for all who share the prefix; to be awaited where it is not known yet.
+        """The key for digests, made once for all stores of a prefix; await it where it is not known yet.
 
         Awaiting it raises StoreError where Redis does not answer.
         """
@@ -145,7 +145,7 @@ class RedisStore:
             await close_client(self._client)
 
     def part_of(self, checks: Sequence[Check]) -> str | None:
-        """Return which nodes of a cluster are asked about checks; about bans, where there are none."""
+        """Return which nodes of a cluster are asked about checks, or about bans where there are no checks."""
         try:
             lane = self._lanes.get(asyncio.get_running_loop())
         except RuntimeError:
@@ -177,7 +177,7 @@ class RedisStore:
     def refund(self, decision: Decision) -> bool | Awaitable[bool]:
         """Hand back what `decision` charged; False where it charged nothing, did so before or it has aged out.
 
-        What is on its way when the connection breaks may stay charged; it is never handed back twice.
+        A refund whose connection breaks may be lost, so that the units stay charged; they are never handed back twice.
         """
         charged = list(decision.charge)
         if not charged:
@@ -196,9 +196,9 @@ class RedisStore:
         return request.future
 
     async def clear(self) -> int:
-        """Forget everything that stands under the prefix but the secret; return how many keys had windows.
+        """Forget everything under the prefix but the secret; return how many keys had windows.
 
-        Redis is searched a part at a time, and goes on serving. What is counted meanwhile may stay.
+        Redis is searched a part at a time, and goes on serving. Units that are counted meanwhile may stay.
         """
         lane = self._lane()
         await lane.remove(self._shared.meta + b":made:*")
@@ -219,13 +219,13 @@ class RedisStore:
         return any(changed)
 
     def _hand_back_unheard(self, decision: Decision) -> None:
-        """Hand a part of a demand back; what Redis does not take stays charged."""
+        """Hand a part of a demand back; if Redis does not take that, it stays charged."""
         charged, decision.charge = decision.charge, ()
         with suppress(StoreError):  # the store has been closed meanwhile
             self._hand_back(decision, charged).add_done_callback(_look_at)
 
     def _count_denied(self, checks: Sequence[Check]) -> None:
-        """Charge refusals that were given here; what Redis does not take is lost."""
+        """Charge refusals that were given here; if Redis does not take that, they are lost."""
         for part in [(check,) for check in checks] if self._is_cluster else [checks]:
             if self._closed:
                 return
@@ -291,7 +291,7 @@ class RedisStore:
 
 
 class _Later:
-    """Something that is worked out when it is awaited, and not before."""
+    """An awaitable that starts its work when it is awaited."""
 
     def __init__(self, work: Callable[[], Awaitable[bytes]]) -> None:
         self._work = work
@@ -307,7 +307,7 @@ def _look_at(future: asyncio.Future[Any]) -> None:
 
 
 def _check(client: object, prefix: object, max_bans: object, max_waiting: object, clock: object) -> None:
-    """Refuse what cannot work; see `RedisStore`."""
+    """Refuse arguments that cannot work; see `RedisStore`."""
     if not isinstance(prefix, str) or not 0 < len(prefix) <= 64 or set(prefix) & set("{}*?[]\\"):
         raise ConfigurationError(
             f'prefix: expected 1 to 64 characters, none of {{}}*?[]\\, for example "slidegate", not {prefix!r}'

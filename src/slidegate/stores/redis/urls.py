@@ -92,7 +92,7 @@ def open_client(url: str, **options: Any) -> Client:
 
 
 async def close_client(client: Client) -> None:
-    """Close a client of `open_client` and what it was made with."""
+    """Close a client of `open_client`, and the sentinels that it was made with."""
     await client.aclose()
     pool = getattr(client, "connection_pool", None)
     if isinstance(pool, SentinelConnectionPool):
@@ -135,7 +135,7 @@ def _wrong(scheme: str, what: str) -> ConfigurationError:
 
 
 def _split(url: str) -> tuple[str, str, str, str]:
-    """Return the scheme, what stands between ``//`` and the path, the path, and the options."""
+    """Return the scheme, the part between ``//`` and the path, the path, and the options."""
     name, _, rest = url.partition("://") if isinstance(url, str) else ("", "", "")
     scheme = name.lower()
     if scheme not in SCHEMES:

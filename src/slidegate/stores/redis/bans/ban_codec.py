@@ -27,7 +27,7 @@ _KEY: Final = 0
 _BYTES: Final = {4: 4, 6: 16}
 
 UNGUARDED: Final = _MANY.pack(0)
-"""What guards a request that no ban refuses."""
+"""The guards of a request that no ban refuses."""
 
 
 def text_of(packed: bytes) -> str:
@@ -97,7 +97,7 @@ def unpack_standings(packed: bytes) -> Iterator[tuple[str, Standing]]:
 
 
 def pack_policy(policy: BanPolicy) -> bytes:
-    """Pack what decides about strikes and bans."""
+    """Pack the parts of a policy that decide about strikes and bans."""
     most, name = policy.most, bytes_of(policy.name)
     return (
         _POLICY.pack(

@@ -1,4 +1,4 @@
-"""What Redis reports about bans, in words."""
+"""Events in words, from the reports of Redis about bans."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class Teller:
         self._next_s: dict[tuple[str, str], float] = {}
 
     def tell(self, reports: Sequence[bytes], policy: BanPolicy | None = None, by: str = "") -> None:
-        """Tell of what a command has brought about.
+        """Tell of the changes that a command has made.
 
         Args:
-            reports: What Redis reports.
+            reports: The reports of Redis.
             policy: The policy that was at work.
-            by: Who took a ban back.
+            by: The name of whoever took a ban back.
         """
         events = [event for report in reports for event in self._events(report, policy, by)]
         if events:

@@ -1,7 +1,7 @@
 """How the list of bans that a worker holds is refreshed, and how commands about bans are sent.
 
-Redis numbers the changes of bans, and every answer says the number of the last one. Where a worker holds less it says
-with its next requests what guards them, and asks for the changes, a part at a time, at most every `REFRESH_EVERY_S`.
+Redis numbers the changes of bans, and every answer says the number of the last one. Where a worker holds less, it sends
+the guards of its next requests with them, and asks for the changes, a part at a time, at most every `REFRESH_EVERY_S`.
 
 Every answer also says which life of the data it belongs to. Another life begins after Redis has lost its data or a part
 of the bans: then a worker learns the secret again, and puts back the bans that it holds.
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 class Sender(Protocol):
-    """What sends commands from one event loop; `wire.pipeline.Lane` does."""
+    """Sends commands from one event loop, as `wire.pipeline.Lane` does."""
 
     loop: asyncio.AbstractEventLoop
 
@@ -56,7 +56,7 @@ class Sender(Protocol):
 
 
 async def in_steps(many: Iterable[T], step: int = CHUNK) -> AsyncIterator[list[T]]:
-    """Yield parts of what would take an event loop long to go through, and let others go on in between."""
+    """Yield parts of a long iterable, and let other tasks go on in between."""
     rest = iter(many)
     while part := list(islice(rest, step)):
         yield part
@@ -67,7 +67,7 @@ class RefreshedBans(HeldBans):
     """The bans that a worker holds, kept up to date.
 
     Args:
-        lane: Returns what sends commands from the running event loop.
+        lane: Returns the sender of the running event loop.
         meta: The name of the hash with the numbers.
         clock: The clock of a test.
         heard: Hears of the life and the number of hand-backs in an answer, and when its command was sent (monotonic).
@@ -95,10 +95,10 @@ class RefreshedBans(HeldBans):
         """The name of the hash with the bans."""
         return self._keys[1]
 
-    # -- what every answer brings ------------------------------------------------------------------------------------
+    # -- news in every answer ------------------------------------------------------------------------------------
 
     def heard(self, lane: Sender, number: bytes, sent_s: float) -> None:
-        """Take note of the number of the last change in an answer to what was sent at a monotonic moment."""
+        """Record the number of the last change of bans in an answer; `sent_s` is when its call was sent (monotonic)."""
         self.latest = number
         if number == self.number and not self.restoring:
             self.known_s = max(self.known_s, sent_s)
@@ -107,7 +107,7 @@ class RefreshedBans(HeldBans):
             lane.attend(self._refresh_in_time(lane))
 
     def lives(self, life: bytes) -> None:
-        """Take note of the life of the data in Redis."""
+        """Record the life of the data in Redis."""
         with self._lock:
             if life == self.life:
                 return
@@ -124,7 +124,7 @@ class RefreshedBans(HeldBans):
 
     @sensible
     async def refresh(self, lane: Sender) -> None:
-        """Learn of what has changed, a part at a time.
+        """Learn which bans have changed, a part at a time.
 
         Raises:
             StoreError: Redis does not answer.
@@ -135,7 +135,7 @@ class RefreshedBans(HeldBans):
         for _ in range(MOST_PARTS):
             asked_s = monotonic()
             found, _, last = await self._run(lane, "since", [number])
-            if life and life != self.life:  # what is said of bans that are lost is not true
+            if life and life != self.life:  # an answer about lost bans is not true
                 await self.refresh(lane)
                 return
             if found == 0:
@@ -181,7 +181,7 @@ class RefreshedBans(HeldBans):
     async def _command(
         self, name: str, asked: Sequence[bytes | int], keys: Sequence[bytes] = ()
     ) -> tuple[Any, list[bytes]]:
-        """Run a command of ``lua/bans/6_rules.lua``; return its answer and what it reports."""
+        """Run a command of ``lua/bans/6_rules.lua``; return its answer and its reports."""
         lane, sent_s = self._lane(), monotonic()
         answer, reports, number = await self._run(lane, name, asked, keys)
         self.heard(lane, number, sent_s)
@@ -193,7 +193,7 @@ class RefreshedBans(HeldBans):
     async def _run(
         self, lane: Sender, name: str, asked: Sequence[bytes | int], keys: Sequence[bytes] = ()
     ) -> tuple[Any, list[bytes], bytes]:
-        """Run a command; return its answer, what it reports, and the number of the last change."""
+        """Run a command; return its answer, its reports, and the number of the last change."""
         sent_s = monotonic()
         times, number, state, answer, reports = await self._ask(lane, name, asked, keys)
         self._saw(times, sent_s)
@@ -207,7 +207,7 @@ class RefreshedBans(HeldBans):
         return await lane.run(bans_script(), [*self._keys, *keys], [wall_us, name.encode(), *asked])
 
     async def _scan(self, name: bytes, lane: Sender) -> AsyncIterator[Sequence[bytes]]:
-        """Yield what is in a hash: fields and values, a part at a time."""
+        """Yield the fields and values of a hash, a part at a time."""
         place = b"0"
         while True:
             place, found = await lane.ask(b"HSCAN", name, place, b"COUNT", CHUNK)

@@ -24,7 +24,7 @@ TRUST_S: Final = 1.0
 PROLONG_EVERY_S: Final = 0.1
 LOOK_OVER: Final = 64
 UNSEEN: Final = b"?"
-"""The number of the list that let a request pass, where none did: the bans in Redis have to be looked at."""
+"""The number of a request that no list has let pass: the bans in Redis have to be looked at."""
 
 NEVER_S: Final = float("-inf")
 _TIMES: Final = Struct("<qqq")
@@ -67,7 +67,7 @@ class HeldBans:
             return None if ban is None else Barred(ban.by, ban, now_us, checks)
 
     def _is_trusted(self) -> bool:
-        """Tell whether the list was complete late enough, or is all that is left."""
+        """Return whether the list was complete lately, or holds the only bans that are left."""
         return self.restoring or monotonic() - self.known_s < TRUST_S
 
     def _put(self, key: str, ban: Ban | None) -> None:
@@ -76,7 +76,7 @@ class HeldBans:
             self.list.add(ban)
 
     def _prolong_here(self, bans: Iterable[Ban]) -> list[str]:
-        """Let bans go on from now in the list; return the keys of those that Redis has to be told of again."""
+        """Let bans go on from now in the list; return the keys that Redis has to prolong as well."""
         now_s, due = monotonic(), []
         with self._lock:
             now_us, _ = self._time.now_us()
@@ -112,12 +112,12 @@ class HeldBans:
         self.known_s = max(self.known_s, asked_s)
 
     def _saw(self, times: bytes, sent_s: float) -> None:
-        """Take note of the times in an answer to a command about bans."""
+        """Record the times of an answer to a command about bans; `sent_s` is when it was sent (monotonic)."""
         now_us, wall_us, ahead_us = _TIMES.unpack(times)
         with self._lock:
             self._time.saw_bans(now_us, wall_us, ahead_us, int(sent_s * 1_000_000))
 
 
 def guards_of(checks: Sequence[Check], guarded: Sequence[Guarded]) -> tuple[Guarded, ...]:
-    """Return whose bans refuse a demand."""
+    """Return the keys and addresses whose bans refuse a demand."""
     return *guarded, *(key for _, key, _ in checks)

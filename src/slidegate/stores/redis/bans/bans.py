@@ -1,4 +1,4 @@
-"""The bans of a Redis store: what users and requests ask of them.
+"""The bans of a Redis store: the commands of users, and the refusal of requests.
 
 The rules are at work in Redis (``lua/bans``), where every worker strikes and bans. `ban_refresh` sends the commands and
 keeps the list of this worker up to date, `ban_replica` answers from that list.
@@ -41,7 +41,7 @@ class Asking(Protocol):
     """A request, as far as bans are concerned."""
 
     def guards(self) -> bytes:
-        """Return whose bans refuse it, packed."""
+        """Return the keys and addresses whose bans refuse it, packed."""
 
     def refused(self, told: bytes) -> Barred | None:
         """Return the refusal by the bans that Redis has found, None where it found none."""
@@ -54,7 +54,7 @@ class RedisBans(RefreshedBans):
         lane: Returns the lane of the running event loop.
         meta: The name of the hash with the numbers.
         clock: The clock of a test.
-        heard: Hears of the life and the number of hand-backs, in an answer to what was sent at a monotonic moment.
+        heard: Hears of the life and the number of hand-backs in an answer, and when its command was sent (monotonic).
         tell: Passes events on.
         most: How many bans, and the strikes of how many keys, to hold.
     """
@@ -73,7 +73,7 @@ class RedisBans(RefreshedBans):
         self._teller = Teller(tell, most)
         self._sums = StrikeSums(self._strike)
 
-    # -- what users ask for ------------------------------------------------------------------------------------------
+    # -- commands of users ------------------------------------------------------------------------------------------
 
     @sensible
     async def find(self, guarded: Sequence[Guarded]) -> Ban | None:
@@ -153,7 +153,7 @@ class RedisBans(RefreshedBans):
 
     @sensible
     async def load(self, rows: Sequence[Row]) -> int:
-        """Take over what `dump` returned; of two bans of a key the one that lasts longer stays."""
+        """Take over rows that `dump` returned; of two bans of a key the one that lasts longer stays."""
         lane = self._lane()
         await self.refresh(lane)
         with self._lock:
@@ -187,10 +187,10 @@ class RedisBans(RefreshedBans):
             if new and len(new) + have > self._most:
                 raise ConfigurationError(f"bans: no room for {len(new)} more {what}; raise max_bans={self._most}")
 
-    # -- what requests ask for ---------------------------------------------------------------------------------------
+    # -- refusals of requests ---------------------------------------------------------------------------------------
 
     def at_once(self, checks: Sequence[Check], guarded: Sequence[Guarded]) -> Barred | None:
-        """Return what `judge` does, unless Redis has to be asked."""
+        """Return the refusal that `judge` gives, or None where Redis has to be asked."""
         barred = self.judge(checks, guarded)
         if barred is None or not self._is_trusted():
             return None
@@ -206,7 +206,7 @@ class RedisBans(RefreshedBans):
         """Return the refusal of a demand by bans that Redis has found, None where it found none.
 
         Args:
-            told: What Redis says of them.
+            told: The bans, as Redis tells of them.
             checks: The demand.
             prolong: Whether the bans go on by it, where they do.
         """

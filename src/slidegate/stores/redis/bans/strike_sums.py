@@ -1,6 +1,6 @@
 """Strikes, summed up and sent ten times a second: a flood of one client costs a command for each key and pause.
 
-Where a sum could be enough for a ban, it is sent at once. What has not been sent when a process ends is lost.
+Where a sum could be enough for a ban, it is sent at once. Strikes that were not sent when a process ends are lost.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PAUSE_S: Final = 0.1
 
 
 class Strike(NamedTuple):
-    """What strikes, but for its weight."""
+    """A strike without its weight."""
 
     policy: BanPolicy
     key: str

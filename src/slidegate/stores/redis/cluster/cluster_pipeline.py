@@ -1,12 +1,12 @@
 """A lane to a cluster.
 
 A call goes to the node of its slot, so requests of one turn of the loop are grouped by slot, and the calls to one node
-share its connection. Who holds which slot is asked of the cluster once, and learnt again from its errors: ``MOVED``
+share its connection. The cluster is asked once which node holds which slot, and its errors tell of changes: ``MOVED``
 says that a slot has another node now, ``ASK`` that a key has while its slot is on the move; it is asked there then.
-A connection that is lost, or cannot be made, has the cluster asked again; meanwhile what was known holds.
+A connection that is lost, or cannot be made, has the cluster asked again; meanwhile the known places hold.
 
-What waits for what is a tree, so that no task ever waits for itself: commands wait for the lane to be ready, and what
-makes it ready (`_connect`) uses only `_ask` and `_look`, which wait for connections alone.
+Tasks wait for each other in a tree, so that none ever waits for itself: commands wait for the lane to be ready, and
+`_connect`, which makes it ready, uses only `_ask` and `_look`, which wait for connections alone.
 
 The bans lie in one slot, and calls for others cannot see them. So requests are judged by the list that is held here,
 which is refreshed twice in `TRUST_S`. Where it is older they are looked up first, all of a turn in one question; but
@@ -50,7 +50,7 @@ NODES_AT_ONCE: Final = 10
 """While one node has not answered, the next is asked after a tenth of the timeout."""
 
 NO_BANS: Final = b"", b"", b""
-"""What a call for another slot knows of bans."""
+"""The number, life and guards in a call for another slot, which cannot see the bans."""
 
 _CHANGED: Final = bytes((CHANGED,))
 _REDIRECTED: Final = re.compile(r"(MOVED|ASK) ([0-9]+) (\S*):([0-9]+)$")
@@ -81,7 +81,7 @@ class ClusterLane(Lane):
         """See `Lane.remove`."""
         if not self._ready:
             await self._settled(self._open())
-        await self._look()  # who is there may have changed
+        await self._look()  # nodes may have come and gone
         return sum([await remove(await self._reach(self._node(place)), pattern) for place in {*self._serving}])
 
     def close(self) -> None:
@@ -187,7 +187,7 @@ class ClusterLane(Lane):
         self._drain(node)
 
     def _bounced(self, wire: Wire, call: Call, error: str) -> None:
-        """Deal with what a node says instead of running the script."""
+        """Deal with an error that a node gives instead of running the script."""
         again = call._replace(redirections=call.redirections + 1)
         moved = _REDIRECTED.search(error)
         if again.redirections <= MOST_REDIRECTIONS:
@@ -198,7 +198,7 @@ class ClusterLane(Lane):
                 self._send(again, self._redirect(call.slot, moved, wire))
                 return
             if error.startswith("TRYAGAIN") and len({request.key for request in call.requests}) > 1:
-                # Some keys of the slot are here, and some are where it goes to: each by itself is somewhere.
+                # Some keys of the slot are here, and some on its next node: each key alone is found on one of them.
                 for key in {request.key: None for request in call.requests}:
                     self._send(again._replace(requests=[one for one in call.requests if one.key == key]))
                 return
@@ -209,7 +209,7 @@ class ClusterLane(Lane):
             self._look_soon()
 
     def _redirect(self, slot: int, moved: re.Match[str], wire: Wire) -> Place | None:
-        """Take note of where a slot is; return where to ask this once, if it is still on its way."""
+        """Record the node of a slot; if the slot is still on its way, return the node to ask this once."""
         place = moved[3] or wire.place.rpartition(":")[0], int(moved[4])
         if moved[1] == "ASK":
             return place
@@ -218,11 +218,11 @@ class ClusterLane(Lane):
         return None
 
     def _send_elsewhere(self, calls: Sequence[Call], place: Place | None, error: StoreError) -> None:
-        """Send calls that never went to who has their slots by now, if that is not who was tried."""
+        """Send calls that never went to the nodes that have their slots by now, unless that is the node that failed."""
         self._carry([one for call in calls for one in call.requests], self._look_and_send(calls, place, error))
 
     async def _look_and_send(self, calls: Sequence[Call], place: Place | None, error: StoreError) -> None:
-        with suppress(StoreError):  # what was known holds, and the calls fail of what they failed of
+        with suppress(StoreError):  # the known places hold, and the calls fail with the first error
             await self._look()
         for call in calls:
             found = self._places.get(call.slot)
@@ -271,7 +271,7 @@ class ClusterLane(Lane):
             await asyncio.sleep(TRY_AGAIN_S)
 
     async def _tell_hands(self) -> None:
-        """Let everybody know that something was handed back."""
+        """Let all workers know that something was handed back."""
         self._owes_hands = True
         await self.ask(b"HINCRBY", self._shared.meta, b"hands", 1)
         self._owes_hands = False
@@ -298,7 +298,7 @@ class ClusterLane(Lane):
             self._news = None
 
     async def _look_up(self, requests: Sequence[Request]) -> None:
-        """Send what the bans do not refuse; where looking takes too long, those that are held count."""
+        """Send the requests that no ban refuses; where looking takes too long, the bans that are held decide."""
         found = [request.held() for request in requests]
         if self._patient:
             try:
@@ -332,7 +332,7 @@ class ClusterLane(Lane):
         return node.opening
 
     async def _open_node(self, node: Node) -> None:
-        """Connect to a node, and send what waits for it, there or to who has the slots by now."""
+        """Connect to a node and send the calls that wait for it; if that fails, to the nodes with their slots now."""
         try:
             client = self._shared.client
             there: Any = ClusterNode(*node.place, **client.connection_kwargs)
@@ -382,11 +382,11 @@ class ClusterLane(Lane):
         return self._looking
 
     async def _look(self) -> None:
-        """Learn who has which slots."""
+        """Learn which node has which slots."""
         await self._settled(self._look_soon())
 
     async def _learn_places(self) -> None:
-        """Ask nodes, until one answers, who has which slots."""
+        """Ask nodes, until one answers, which node has which slots."""
         try:
             known = [place for place, node in self._nodes.items() if node.is_open]
             known += [(node.host, node.port) for node in self._shared.client.nodes_manager.startup_nodes.values()]
@@ -402,7 +402,7 @@ class ClusterLane(Lane):
             self._looking = None
 
     async def _slots_of(self, place: Place) -> dict[int, Place]:
-        """Return who has which slots, as one node knows it."""
+        """Return the node of each slot, as one node knows it."""
         wire = await self._reach(self._node(place))
         places = dict(read_slots(await wire.ask(b"CLUSTER", b"SLOTS"), place))
         if not places:

@@ -3,8 +3,8 @@
 All keys are looked at first, at the same time; a demand that one of them refuses changes nothing. Otherwise all are
 charged, again at the same time. Where one refuses after all, because somebody came between, the others are handed
 back, also when the request was given up meanwhile: never more than the limits, though somebody else may be refused by
-what is handed back a moment later. Where a process dies in between, units stay charged for a window. Such demands never
-wait for room.
+units that are handed back a moment later. Where a process dies in between, units stay charged for a window. Such
+demands never wait for room.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Spread:
             checks = [(plain(self._checks[at][0]), *self._checks[at][1:]) for at in group]
             futures.append(self._ask(what, checks, guarded))
         try:
-            await asyncio.wait(futures)  # and not `gather`: what is given up while it is on its way may be charged
+            await asyncio.wait(futures)  # and not `gather`: a request that is given up on its way may be charged
             return [future.result() for future in futures]
         except BaseException:
             for future in futures:
@@ -138,7 +138,7 @@ def group_by_key(checks: Sequence[Check]) -> list[list[int]]:
 
 
 def parts_of(decision: Decision, charged: Sequence[Any]) -> list[tuple[Decision, list[Any]]]:
-    """Split what is to be handed back by keys; return decisions with the checks of one key each, and their notes."""
+    """Split a refund by keys; return decisions with the checks of one key each, and their notes."""
     firsts, total = [], 0
     for bucket, _, _ in decision.checks:
         firsts.append(total)

@@ -27,7 +27,7 @@ class Call(NamedTuple):
 
 
 class Node:
-    """One node: its connection, and what waits for it, so that a node that hangs holds up nobody else.
+    """One node: its connection, and the calls that wait for it, so that a node that hangs holds up no other.
 
     Args:
         place: Where it is.
@@ -59,23 +59,23 @@ class Node:
         return not (self.calls or self.line or self.opening)
 
     def take_line(self) -> list[Call]:
-        """Return what has not gone yet, and take it out of the line."""
+        """Return the calls that were not sent yet, and take them out of the line."""
         calls = [call for call, _ in self.line]
         self.line.clear()
         return calls
 
 
 def shown(place: Place | None) -> str:
-    """Return what to call a place."""
+    """Return a name for a place."""
     return "no node" if place is None else f"{place[0]}:{place[1]}"
 
 
 def read_slots(rows: Any, asked: Place) -> Iterator[tuple[int, Place]]:
-    """Yield who has which slot, from an answer of ``CLUSTER SLOTS``.
+    """Yield each slot and its node, from an answer of ``CLUSTER SLOTS``.
 
     Args:
         rows: The answer.
-        asked: Who gave it: a node that does not know its own name leaves it out.
+        asked: The node that gave it: a node that does not know its own name leaves it out.
 
     Raises:
         StoreUnavailable: It cannot be read.

@@ -1,4 +1,4 @@
-"""What goes to Redis and comes back in one call, and what the lanes of a store have in common."""
+"""One call: its requests on the way to Redis and their answers; and the parts that the lanes of a store share."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _SERVER_TIME: Final = -1
 
 
 class Request(Protocol):
-    """What a lane carries."""
+    """A request that a lane carries."""
 
     future: asyncio.Future[Any]
     judged: bytes | None
@@ -51,10 +51,10 @@ class Request(Protocol):
         """Return the request for the script; `place_of` says where in the call's keys a key stands."""
 
     def answered(self, answer: bytes, now_us: int, clock: ServerClock) -> Any:
-        """Return what is to be made of the answer. What it raises is raised where the request is awaited."""
+        """Return the result for the task that awaits the request; an error that is raised here is raised there."""
 
     def guards(self) -> bytes:
-        """Return whose bans refuse it, packed."""
+        """Return the keys and addresses whose bans refuse it, packed."""
 
     def held(self) -> Any:
         """Return the answer where the bans that are held here refuse it, else None."""
@@ -65,7 +65,7 @@ class Request(Protocol):
 
 @dataclass
 class Shared:
-    """What the lanes of a store have in common.
+    """The parts that the lanes of a store share.
 
     Attributes:
         client: The client, which says where to connect.
@@ -75,10 +75,10 @@ class Shared:
         max_waiting: How many requests may wait in a line.
         clock: The clock of a test.
         bans: The bans of the store.
-        heard: Hears of the number of hand-backs, in an answer to what was sent at a monotonic moment.
+        heard: Gets the number of hand-backs of an answer, and when its call was sent (monotonic).
         tell: Passes events on.
-        learn_secret: Sees that the secret is known; is given what sends a command to where `meta` is.
-        eviction: Looks at whether a server throws away what is counted.
+        learn_secret: Learns the secret, by a function that sends a command to the server with `meta`.
+        eviction: Finds out whether a server evicts keys.
     """
 
     client: Any
@@ -147,13 +147,13 @@ def says_state(answer: Any) -> bool:
 
 
 def deliver(wire: Wire, requests: Sequence[Request], sent_s: float, answer: Sequence[bytes]) -> Sequence[Event]:
-    """Give the answers of a call to those who wait for them; return what is to be told."""
+    """Give the answers of a call to the tasks that wait for them; return the events to tell."""
     try:
         (now_us,) = _TIME.unpack(answer[0])
         if len(answer) != len(requests) + STATE_PARTS:
             raise ValueError
     except (TypeError, ValueError, LookupError, StructError):
-        # Whoever this is, nothing that it says can be relied on.
+        # This server cannot be relied on, whatever it is.
         error = unexpected(wire.place, answer)
         fail(requests, error)
         wire.close(error)
@@ -167,7 +167,7 @@ def deliver(wire: Wire, requests: Sequence[Request], sent_s: float, answer: Sequ
                 request.future.set_exception(error)
                 if any(word in str(error) for word in SICK):
                     wire.close(error)
-            except Exception:  # whatever it is: somebody waits for this, and others for the rest
+            except Exception:  # of any kind: one task waits for this answer, and others for the rest
                 request.future.set_exception(unexpected(wire.place, part))
     if not step_us:
         return ()
@@ -177,12 +177,12 @@ def deliver(wire: Wire, requests: Sequence[Request], sent_s: float, answer: Sequ
 
 
 def fail(requests: Sequence[Request], error: StoreError) -> None:
-    """Tell those who still wait."""
+    """Raise an error in the tasks that still wait."""
     for request in requests:
         if not request.future.done():
             request.future.set_exception(error)
 
 
 def store_error(error: BaseException) -> StoreError:
-    """Return what those who wait are told, whatever went wrong."""
+    """Return any error as the StoreError that waiting tasks get."""
     return error if isinstance(error, StoreError) else StoreUnavailable(f"redis: {error!r}")

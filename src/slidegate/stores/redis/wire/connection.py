@@ -1,8 +1,8 @@
 """One connection to Redis, which many requests share.
 
 Commands are written one behind the other, and answers come in the same order. So each answer belongs to the command
-that has waited longest, and who has given up waiting is still counted: its answer is read and dropped, and nobody else
-gets it.
+that has waited longest. A command that was given up is still counted: its answer is read and dropped, and no other
+command gets it.
 
 redis-py makes the connection (host names, TLS, sentinels, passwords, the database) and hands over its transport; what
 follows is done here, because a coroutine, a timeout and a lock for each command cost several times as much as the
@@ -116,7 +116,7 @@ class Wire(asyncio.Protocol):
                     continue
                 done, _ = self._waiting.popleft()
                 done(answer)
-        except Exception as error:  # whatever it is, what comes next may belong to nobody
+        except Exception as error:  # of any kind: no later answer can be matched to its command
             self.close(StoreUnavailable(f"redis: {self.place} does not speak Redis: {error!r}"))
         if self._unread > MOST_UNREAD:
             self.close(
@@ -129,7 +129,7 @@ class Wire(asyncio.Protocol):
         self.close(StoreUnavailable(f"redis: {self.place} closed the connection{why}"))
 
     def close(self, error: StoreError) -> None:
-        """Close the connection. Who still waits for an answer gets the error."""
+        """Close the connection. Tasks that still wait for an answer get the error."""
         if not self.open:
             return
         self.open = False
@@ -192,7 +192,7 @@ async def open_wire(
 
 
 def _let_go(connection: Any) -> None:
-    """Close a connection that was not made to its end, as when who wanted it has gone."""
+    """Close a connection that was given up before it was complete."""
     writer = getattr(connection, "_writer", None)
     if writer is not None:
         writer.transport.abort()

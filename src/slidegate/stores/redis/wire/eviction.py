@@ -1,4 +1,4 @@
-"""Whether a server throws away what is counted, which it says when a connection is made."""
+"""Finding servers that evict keys, and with them limits and bans; they are asked when a connection is made."""
 
 from __future__ import annotations
 

@@ -21,11 +21,11 @@ async def first_of(
     """Return the first answer that comes.
 
     The next one is tried when one has failed, or has not answered for `apart_s`; a late answer still counts. As long as
-    one has not answered, those that failed are tried again: they may know more by now, and who hangs must not be what
-    everybody waits for.
+    one has not answered, those that failed are tried again: they may know more by now, and nobody has to wait for a
+    server that hangs.
 
     Args:
-        tries: Each asks one server. What fails raises a StoreError.
+        tries: Each asks one server, and raises a StoreError if it fails.
         apart_s: How long to wait before the next is asked beside those before it.
         nobody: What to say where there is nobody to ask.
         let_go: Is given an answer that is not needed any more.

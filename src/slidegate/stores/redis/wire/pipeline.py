@@ -35,7 +35,7 @@ MOST_TRIES: Final = 4
 """How often a call is sent again that decided nothing: once where bans have changed, more often where data is lost."""
 SCAN_PART: Final = 500
 RETRY_S: Final = 0.25
-"""How soon a connection that could not be made is tried again by itself, so that who probes finds it there ..."""
+"""How soon a failed connection is tried again by itself, so that the next probe finds it there ..."""
 RETRY_FOR_S: Final = 5.0
 """... for so long after the last request."""
 CLOSED: Final = "redis: the store is closed"
@@ -46,7 +46,7 @@ class Lane:
 
     Args:
         loop: The loop.
-        shared: What the lanes of a store have in common.
+        shared: The parts that the lanes of a store share.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, shared: Shared) -> None:
@@ -101,7 +101,7 @@ class Lane:
         return await self.ask(b"EVAL", script.source, len(keys), *keys, *asked)
 
     async def recover(self) -> None:
-        """Learn the secret and the life of the data again, because Redis has lost data. All who need that share it.
+        """Learn the secret and the life of the data again, because Redis has lost data. One task does it for everybody.
 
         Raises:
             StoreError: Redis cannot be reached, or answers with an error.
@@ -111,14 +111,14 @@ class Lane:
         await self._settled(self._recovery)
 
     def attend(self, work: Coroutine[Any, Any, Any]) -> None:
-        """Do something until the lane is closed, for nobody who waits: a `StoreError` of it is not told."""
+        """Run a coroutine that nobody waits for, until the lane is closed; a `StoreError` of it is dropped."""
         if self._closed:
             work.close()
         else:
             self._start(work)
 
     async def remove(self, pattern: bytes) -> int:
-        """Remove what is called after a pattern, a part at a time; return how many keys that were.
+        """Remove the keys that match a pattern, a part at a time; return how many there were.
 
         Raises:
             StoreError: Redis cannot be reached, or answers with an error.
@@ -128,7 +128,7 @@ class Lane:
         return await remove(self._wire, pattern)
 
     def close(self) -> None:
-        """Close the connection; who waits is told."""
+        """Close the connection; waiting tasks get an error."""
         gone = StoreUnavailable(CLOSED)
         self._closed = True
         for task in self._tasks:
@@ -186,7 +186,7 @@ class Lane:
             self._go()
 
     def _refused(self, wire: Wire, requests: Sequence[Request], tries: int, error: str) -> None:
-        """Deal with what Redis says instead of running the script."""
+        """Deal with an error that Redis gives instead of running the script."""
         if error.startswith("NOSCRIPT"):
             self._call(wire, requests, b"EVAL", windows_script().source, tries)
             return
@@ -256,7 +256,7 @@ class Lane:
         fail(requests, error)
 
     def _carry(self, requests: Sequence[Request], work: Coroutine[Any, Any, None]) -> None:
-        """Do something for requests that stand in no line meanwhile. If it fails, or is given up, they are told."""
+        """Run a coroutine for requests that stand in no line meanwhile. If it fails, or is cancelled, they fail."""
 
         def ended(task: asyncio.Task[None]) -> None:
             error = StoreUnavailable(CLOSED) if task.cancelled() else task.exception()
@@ -266,7 +266,7 @@ class Lane:
         self._start(work).add_done_callback(ended)
 
     async def _settled(self, task: asyncio.Task[Any]) -> None:
-        """Wait for a task that nobody owns: who gives up takes it from no one, and hears of its end as an error."""
+        """Wait for a shared task: giving up here does not cancel it; if it is cancelled, that is an error here."""
         assert task is not asyncio.current_task(), "a task that waits for itself never ends"
         await asyncio.wait((task,))
         if task.cancelled():
@@ -294,7 +294,7 @@ async def _until_lost(wire: Wire) -> None:
 
 
 async def remove(wire: Wire, pattern: bytes) -> int:
-    """Remove what is called after a pattern from one server; see `Lane.remove`."""
+    """Remove the keys that match a pattern from one server; see `Lane.remove`."""
     removed, place = 0, b"0"
     while True:
         place, names = await wire.ask(b"SCAN", place, b"MATCH", pattern, b"COUNT", SCAN_PART)

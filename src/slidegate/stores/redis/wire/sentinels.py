@@ -1,7 +1,7 @@
 """The master of a service, as its sentinels know it.
 
 Sentinels are asked side by side, each a little later than the one before, and any of them may be dead or hang. What one
-says may be out of date, so whoever it names has to say itself that it is a master.
+says may be out of date, so the server that it names has to say itself that it is a master.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ AT_ONCE: Final = 10
 _DOWN: Final = ("s_down", "o_down", "disconnected")
 
 Open: TypeAlias = Callable[..., Awaitable[Wire]]
-"""Opens a connection: is given what makes it, what to call the server, and how to connect it."""
+"""Opens a connection, given the function that makes it, a name for the server, and the way to connect."""
 
 
 async def open_master(pool: Any, timeout_s: float, to_sentinel: Open, to_server: Open) -> Wire:

@@ -25,8 +25,8 @@ local function make_banned(list)
     return ban.ends >= 0 and (now >= ban.ends or wall >= ban.wall + ban.ends - ban.made)
   end
 
-  -- The bans' time, and how far it is ahead of the server's. It never runs back, see core/bans/standing.py: where the server's
-  -- does, what it is ahead makes up for it, for everybody.
+  -- The bans' time, and how far it is ahead of the server's. It never runs back, see core/bans/standing.py: where the
+  -- server's does, the lead grows by as much, for all workers.
   function b.time(meta, wall, ahead, latest)
     if wall + ahead < latest then
       ahead = latest - wall
@@ -44,8 +44,8 @@ local function make_banned(list)
     return found
   end
 
-  -- The length of the prefix that a key has if it is a network. A key that only looks like one does no harm: what is
-  -- looked up for its length is not found.
+  -- The length of the prefix that a key has if it is a network. A key that only looks like one does no harm: a
+  -- look-up for its length finds nothing.
   local function length_of(key)
     if find(key, "^%d+%.%d+%.%d+%.%d+$") then
       return "4/32"
@@ -97,7 +97,7 @@ local function make_banned(list)
     return table.concat(groups, ":", 1, best - 1) .. "::" .. table.concat(groups, ":", best + most, 8)
   end
 
-  -- The text of the network of `length` bits around an address of 4 or 16 bytes, as core/networks.py writes it.
+  -- The text of the network of `length` bits around an address of 4 or 16 bytes, as core/addresses.py writes it.
   local function network(address, length)
     local bytes = { string.byte(address, 1, -1) }
     for place, byte in ipairs(bytes) do
@@ -114,7 +114,7 @@ local function make_banned(list)
     return text_of_groups(groups) .. "/" .. length
   end
 
-  -- What guards a request, packed at a place of `guards`: its keys and addresses. Answers with {key, row} of each ban
+  -- The guards of a request, packed at a place of `guards`: its keys and addresses. Answers with {key, row} of each ban
   -- in force, and with the place of the next request.
   function b.of_request(guards, at, now, wall)
     local names, many, kind, size = {}, nil, nil, nil

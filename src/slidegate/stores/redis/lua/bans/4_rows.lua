@@ -1,8 +1,8 @@
--- What stands in Redis about bans. All of it lies in one slot of a cluster:
+-- The keys of Redis that hold bans. All of them lie in one slot of a cluster:
 --
 --   meta        numbers: `bans` (of the last change), `floor` (below it changes are not known any more), `ahead` and
 --               `latest` of the bans' time; `parts`, until when each of the others lives; `life`, which is another one
---               after a loss of data; and what else the store keeps there
+--               after a loss of data; and the other fields of the store
 --   list        a ban for each key, see banned/     ends       keys by the end of their ban
 --   changes     keys by the number of their last change, the latest `MOST_CHANGES`
 --   history     the latest `MOST_HISTORY` changes, newest first
@@ -130,8 +130,8 @@ local function note_parts()
   redis.call("HSET", KEYS[META], "parts", table.concat(ends))
 end
 
--- Redis evicts what has not been used for long, or anything. Where a part is gone that should be there, the data has
--- another life from now on: so workers learn of it, and put back what they hold.
+-- Redis may evict any key. Where a part is gone that should be there, the data has another life from now on: so workers
+-- learn of it, and put back the bans that they hold.
 local function notice_loss()
   local due = { "EXISTS" }
   for place = LIST, parts and PREFIXES or 0 do

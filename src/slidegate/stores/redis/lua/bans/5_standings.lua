@@ -1,6 +1,6 @@
--- How keys stand under policies, as core/bans/standing.py. A standing is a table like `Standing`, with the `window` and the
--- `forgive` of its policy, so that it is known when there is nothing left to remember; both are 0 where it was loaded
--- and its policy has not struck since.
+-- How keys stand under policies, as core/bans/standing.py. A standing is a table like `Standing`, with the `window` and
+-- the `forgive` of its policy, so that it is known when there is nothing left to remember; both are 0 where it was
+-- loaded and its policy has not struck since.
 
 local function standings_of(key)
   local row = redis.call("HGET", KEYS[STANDINGS], key)

@@ -1,4 +1,4 @@
--- The rules of stores/memory/bans.py. What happened is told in `events`: the caller puts it into words.
+-- The rules of stores/memory/bans.py. They report changes in `events`, which the caller puts into words.
 
 local BANNED, UNBANNED, SHADOW, CAPPED, FULL, FULL_OF_PREFIXES, DROPPED = 1, 2, 3, 4, 5, 6, 7
 local events = {}
@@ -211,8 +211,9 @@ end
 
 local MOST_NEWS = 250
 
--- the number of the change that is known: the next changes, at most so many: the number of the last one, whether it is
--- the last of all, then key and row of each; 0 if what has changed since is not known
+-- Takes the number of the change that the caller knows. Answers with the next changes, at most `MOST_NEWS`: the number
+-- of the last one, whether it is the last of all, then key and row of each; 0 if Redis does not know all of them any
+-- more.
 function commands.since()
   local known = tonumber(ARGV[3])
   local floor_at = redis.call("HGET", KEYS[META], "floor") or 0
@@ -236,7 +237,7 @@ function commands.since()
   return found
 end
 
--- what guards requests: for each the bans in force
+-- Takes the guards of requests, and answers with the bans in force for each.
 function commands.find()
   local found, at, place = {}, 1, 0
   while at <= #ARGV[3] do

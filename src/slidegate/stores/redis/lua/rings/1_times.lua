@@ -2,7 +2,7 @@
 --
 -- A window is a table: `exact`, `spent`, `newest`, `leaves` as in the core; `older` (times) or `full` and `running`
 -- (counts) packed as core/windows/codec.py packs them; the limit's `span`, `window`, `slice`, `slices`, `resolution`;
--- `dirty` once it differs from what is stored. Numbers are doubles. Times are microseconds below 2^53, which is the
+-- `dirty` once it differs from the stored row. Numbers are doubles. Times are microseconds below 2^53, which is the
 -- year 2255, so sums and differences of them are exact, and so is `a % b`: the quotient is at least 1/b below the next
 -- whole number, which is more than rounding can add to it while a < 2^53.
 
@@ -13,8 +13,8 @@ local floor, max, min = math.floor, math.max, math.min
 local sub, rep, find = string.sub, string.rep, string.find
 local pack, unpack_from = struct.pack, struct.unpack
 
--- Make another window of one whose units a clock that stepped back moves: what was charged before has not kept the moment
--- by which it would be found.
+-- Make another window of one whose units move because the clock has stepped back: an earlier charge is no longer at the
+-- moment by which a refund would find it.
 local function renew(w)
   w.dirty = true
   if serials then
@@ -59,7 +59,7 @@ local function make_times()
     end
   end
 
-  -- Let go of what has left, and move what lies ahead of now back to now.
+  -- Drop expired units, and move units ahead of now back to now.
   function times.look(w, now)
     if w.spent > 0 and now >= w.leaves then
       times.drop(w, up_to(w, now - w.window))

@@ -1,5 +1,5 @@
--- The ring of counts, as core/windows/counters.py: one number for the newest slice, `running`, and `full`, those of the slices
--- before it, oldest first; the first of them is never 0.
+-- The ring of counts, as core/windows/counters.py: one number for the newest slice, `running`, and `full`, those of the
+-- slices before it, oldest first; the first of them is never 0.
 
 local MOST_COUNTED = 4294967295
 
@@ -41,7 +41,7 @@ local function make_counts()
     end
   end
 
-  -- Move what lies ahead of the slice of now into it.
+  -- Move units ahead of the slice of now into it.
   function counts.step_back(w, now)
     local running_at = now - now % w.slice
     local slices = #w.full / 4

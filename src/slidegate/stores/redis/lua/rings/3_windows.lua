@@ -1,5 +1,6 @@
--- Windows at rest, as core/windows/codec.py writes them, and moving from one ring to the other, as core/windows/rings.py.
--- A stored value is a version, a serial, and the window. A window that is made anew has another serial.
+-- Windows at rest, as core/windows/codec.py writes them, and moving from one ring to the other, as
+-- core/windows/rings.py. A stored value is a version, a serial, and the window. A window that is made anew has another
+-- serial.
 
 local VERSION = 1
 

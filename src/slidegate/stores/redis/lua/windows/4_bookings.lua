@@ -1,5 +1,6 @@
--- Places in the future, as core/windows/bookings.py. A window with bookings has `booked`, a list of {moment, units}, `waiting`,
--- a list of moments, both in order, and `seen`, the last look. Made when first needed: most calls book nothing.
+-- Places in the future, as core/windows/bookings.py. A window with bookings has `booked`, a list of {moment, units},
+-- `waiting`, a list of moments, both in order, and `seen`, the last look. Made when first needed: most calls book
+-- nothing.
 
 local bookings
 

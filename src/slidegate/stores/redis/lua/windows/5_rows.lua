@@ -1,7 +1,7 @@
 -- Windows in Redis: a hash for each key that is counted, a field for each rule and window. A call reads each at most
 -- once, works on the copy, and writes what has changed at its end.
 
--- What is asked of a window, unpacked once a call. 45 bytes each, so it is found again by its text.
+-- The limits of a call, each unpacked once. A limit takes 45 bytes, and is found again by them.
 local LIMIT_BYTES = 45
 local limits = {}
 
@@ -84,7 +84,7 @@ local function expiry(w)
   return ends
 end
 
--- Write what has changed. Raises what Redis says if it takes no writes.
+-- Write the rows that have changed. If Redis takes no writes, this raises its error.
 local function save(now, slack_ms)
   for place, row in pairs(rows) do
     local set, gone, ends = { "HSET", KEYS[place] }, { "HDEL", KEYS[place] }, 0

@@ -1,4 +1,4 @@
--- What is done to all windows of a demand at once, as stores/judging.py: all of them are charged or none.
+-- The operations on all windows of a demand at once, as stores/judging.py: all of them are charged or none.
 
 local OK, LIMITED, TOO_LARGE, WAITED, NOTHING, CHANGED, UNSETTLED = 0, 1, 2, 3, 4, 5, 7
 local COUNT_DENIED = 1
@@ -91,8 +91,8 @@ local function make_judge()
     return lacking
   end
 
-  -- Which refusal it is: UNSETTLED where a window has bookings. Those move as far as the clock has stepped back since the
-  -- last look at the window, so each refusal beside them has to be a look, and no worker may give it from memory.
+  -- Which refusal it is: UNSETTLED where a window has bookings. Those move as far as the clock has stepped back since
+  -- the last look at the window, so each refusal beside them has to be a look, and no worker may give it from memory.
   local function limited(asks)
     for _, ask in ipairs(asks) do
       if ask.w.booked and (#ask.w.booked > 0 or #ask.w.waiting > 0) then
@@ -137,7 +137,7 @@ local function make_judge()
   end
 
   -- Say which windows have room, and charge nothing: a part of a demand whose other keys lie elsewhere. It is a look
-  -- all the same: what lies ahead of now is moved back, unless it is only a glance.
+  -- all the same: units ahead of now move back, unless it is only a glance.
   local function look(asks, now)
     for _, ask in ipairs(asks) do
       if ask.w.booked then

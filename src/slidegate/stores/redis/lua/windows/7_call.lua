@@ -1,9 +1,9 @@
 -- One call: ARGV[1] is the head, ARGV[2] the number of the last change of bans that the caller knows, ARGV[3] the life
--- of the data that it knows, ARGV[4] what guards each request, and each further ARGV a request; they are decided in
+-- of the data that it knows, ARGV[4] the guards of each request, and each further ARGV a request; they are decided in
 -- order. The answer is {time, number of bans, life and number of hand-backs, answers ...}.
 --
 -- There are no answers where the data has another life: the caller's names are of a secret that is gone. And there are
--- none where bans have changed and ARGV[4] is empty: the caller asks again, and says what guards the requests. Then
+-- none where bans have changed and ARGV[4] is empty: the caller asks again, and sends the guards of the requests. Then
 -- they are judged here, by the bans that stand here, whatever changes meanwhile.
 
 local FAILED, BANNED = 255, 6
