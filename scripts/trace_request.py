@@ -1,13 +1,14 @@
 """Print which functions of slidegate one request goes through, in their order: the traces in docs/design.md.
 
-Run it from anywhere: ``python scripts/trace_request.py``. It makes one application with a gate around it for each
-request, so that nothing is traced but the request, sends one first, so that memos are full, and traces the next.
+Run it from anywhere: ``python scripts/trace_request.py`` prints the traces, and with ``--write`` it puts them into the
+page. Each request goes to an application of its own, after others that fill its memos and end its start-up findings.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
+import re
 import sys
 from collections.abc import Iterator
 from itertools import groupby
@@ -23,8 +24,12 @@ from starlette.types import ASGIApp, Message, Scope
 
 import slidegate
 from slidegate import BanPolicy, RateLimitMiddleware, Rule, strike
+from slidegate.web.findings.first_requests import WATCHED
 
 HOME: Final = Path(slidegate.__file__).resolve().parent
+PAGE: Final = Path(__file__).resolve().parents[1] / "docs" / "design.md"
+FENCE: Final = re.compile(r"(?<=```text\n)admitted:.*?(?=```)", re.DOTALL)
+PLENTY: Final = 1_000_000
 PEER: Final = "192.0.2.1"
 
 
@@ -36,7 +41,7 @@ class Call(NamedTuple):
 
 
 class Trace(NamedTuple):
-    """What one request went through."""
+    """The functions that one request called."""
 
     status: int
     calls: list[Call]
@@ -81,7 +86,7 @@ async def ask(app: ASGIApp, query: bytes = b"") -> int:
 
 
 async def traced(app: ASGIApp) -> Trace:
-    """Send one request, and return what it went through."""
+    """Send one request, and return its trace."""
     calls: list[Call] = []
     entered: set[FrameType] = set()
 
@@ -105,15 +110,14 @@ async def traced(app: ASGIApp) -> Trace:
 
 async def traces() -> dict[str, Trace]:
     """Return the traces of the four kinds of requests."""
-    admitted, refused = gate(100), gate(2)
-    banned, striking = gate(100, bans=BanPolicy(ban_private=True)), gate(2, bans=BanPolicy(ban_private=True))
-    for app in (admitted, refused, striking):
-        await ask(app)
-        await ask(app)
-    await ask(refused)
+    admitted, refused = gate(PLENTY), gate(2)
+    banned = gate(PLENTY, bans=BanPolicy(ban_private=True))
+    striking = gate(2, bans=BanPolicy(f"{2 * WATCHED}/10m", ban_private=True))
+    for app in (admitted, refused, banned, striking):
+        for _ in range(WATCHED):
+            await ask(app)
     await ask(banned, b"strike=1")
     await ask(banned)
-    await ask(striking)
     return {
         "admitted": await traced(admitted),
         "refused": await traced(refused),
@@ -139,4 +143,7 @@ def text() -> str:
 
 
 if __name__ == "__main__":
-    print(text(), end="")
+    if "--write" in sys.argv:
+        PAGE.write_text(FENCE.sub(lambda _: text(), PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    else:
+        print(text(), end="")

@@ -8,7 +8,6 @@ units, one that strikes for a status, and a websocket that ends with a ban.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -16,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ..core.decision import Decision, Reason
 from ..limiter import Limiter
 from .answers.refusals import Refusals, refused_by
-from .bans.outcomes import listening, strike_failed, strike_refused
+from .bans.outcomes import listening, strike_failed
 from .bans.signals import AbuseWatch
 from .endpoints.endpoint_buckets import EndpointBuckets
 from .endpoints.rate_limit import carries_only_refusals
@@ -125,7 +124,7 @@ class RequestGate:
         """Strike for a refusal by a limit, and answer the request."""
         record: Record = scope[RECORD]
         if (self._strikes or len(record) > 1) and _is_limited(decision):
-            await strike_refused(scope, record)
+            await _strike(scope, record)
         await self._refusals.send(scope, receive, send, decision)
 
     def _spares(self, scope: Scope) -> bool:
@@ -176,7 +175,11 @@ class RequestGate:
         async def banned() -> bool:
             return await limiter.internals.find_ban(guarded()) is not None
 
-        return Watched(receive, send, guarded, banned, partial(strike_refused, scope, record), self.sockets.add)
+        async def struck() -> None:
+            if not record.allowlisted():  # by a gate further in, after this one has let the request through
+                await _strike(scope, record)
+
+        return Watched(receive, send, guarded, banned, struck, self.sockets.add)
 
     async def _hear(self, scope: Scope, record: Record, error: Exception) -> None:
         """Take an exception of the application's: it may strike, and a limit at an endpoint raises one."""
@@ -194,6 +197,15 @@ class RequestGate:
             # Nobody in between answered; the outermost `send` makes the refusal of the first message.
             first = "http.response.start" if scope["type"] == "http" else "websocket.close"
             await send({"type": first, "status": 429})
+
+
+async def _strike(scope: Scope, record: Record) -> None:
+    """Strike for a refusal by a limit, under the policies of all gates on the way."""
+    outer: list[AbuseWatch] = []
+    for step in record:
+        if step.side.abuse.minds_refusals and not step.spared:
+            await step.side.abuse.refused(scope, outer)
+        outer.append(step.side.abuse)
 
 
 def _is_limited(decision: Decision) -> bool:

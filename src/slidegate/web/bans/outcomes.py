@@ -1,4 +1,4 @@
-"""Strikes for how a request ends: a refusal, the status of the application's answer, or an exception."""
+"""Strikes for what the application makes of a request: the status of its answer, or an exception."""
 
 from __future__ import annotations
 
@@ -8,18 +8,6 @@ from starlette.websockets import WebSocketDisconnect
 
 from ..record import Record, Side
 from ..scope_keys import STATUS
-from .signals import AbuseWatch
-
-
-async def strike_refused(scope: Scope, record: Record) -> None:
-    """Strike for a refusal by a limit, under the policies of all gates on the way."""
-    if record.allowlisted():
-        return
-    outer: list[AbuseWatch] = []
-    for step in record:
-        if step.side.abuse.minds_refusals and not step.spared:
-            await step.side.abuse.refused(scope, outer)
-        outer.append(step.side.abuse)
 
 
 def listening(scope: Scope, send: Send, record: Record, side: Side) -> Send:
