@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -10,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts.headless_sentences import MOST, find, headless, sentences, texts
+from scripts.headless_sentences import MOST, files, find, headless, sentences, texts
+from slidegate import Limiter
 
 ROOT = Path(__file__).resolve().parents[1]
 CODE = re.compile(r"(?<![a-z0-9])(?!(?:as|at|by|in|is|of|on|or|to|utf)[_ -])[a-z][a-z0-9][_ -]\d\d(?![a-z0-9])", re.I)
@@ -188,3 +190,65 @@ def test_no_page_shows_the_traces_of_a_merge() -> None:
     pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "tests").glob("*.md")]
     traces = re.compile(r"^(?:<{7} |={7}$|>{7} )", re.MULTILINE)
     assert [page.name for page in pages if traces.search(page.read_text("utf-8"))] == []
+
+
+# -- names of modules and files in texts ------------------------------------------------------------------------------
+
+ROOMS = "core|limiter|netlists|stores|web|ops|testing"
+DOTTED = re.compile(rf"`(?:slidegate\.)?((?:{ROOMS})(?:\.(?!py`|toml`)\w+)+)`")
+FILE = re.compile(
+    rf"(?<![\w/.-])(?:src/slidegate/)?((?:{ROOMS}|tests|examples|scripts|benchmarks|lua)(?:/[a-z0-9]\w*)+\.(?:py|lua|toml))\b"
+)
+
+
+def exists(name: str) -> bool:
+    """Return whether a dotted name is a module of the package, or something in one."""
+    parts = name.split(".")
+    if parts[0] == "limiter" and hasattr(Limiter, parts[1]):  # the object, as users call it
+        return True
+    for cut in range(len(parts), 0, -1):
+        try:
+            found: object = importlib.import_module(".".join(("slidegate", *parts[:cut])))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[cut:]:
+            if not hasattr(found, part):
+                return False
+            found = getattr(found, part)
+        return True
+    return False
+
+
+def stale(text: str) -> list[str]:
+    """Return the names of modules and files in a text that are not there."""
+    places = (ROOT, ROOT / "tests", ROOT / "src" / "slidegate", ROOT / "src" / "slidegate" / "stores" / "redis")
+    missing = [name for name in DOTTED.findall(text) if not exists(name)]
+    return missing + [name for name in FILE.findall(text) if not any((place / name).exists() for place in places)]
+
+
+def test_texts_name_modules_and_files_that_exist() -> None:
+    places = [
+        ROOT / place for place in ("src", "docs", "README.md", "tests", "examples", "benchmarks", "scripts", "dev.py")
+    ]
+    found = {
+        path.relative_to(ROOT).as_posix(): names
+        for path in files(places)
+        if path.name != "test_sentences.py"
+        for names in [[name for _, text in texts(path) for name in stale(text)]]
+        if names
+    }
+    assert found == {}
+
+
+@pytest.mark.parametrize(
+    "text", ["see `core.packed`", "as core/packed.py does", "`slidegate.web.forwarded`", "lua/rings/9_none.lua"]
+)
+def test_a_stale_name_is_found(text: str) -> None:
+    assert stale(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["`core.windows.codec`", "`core.Limit`", "core/decision.py", "tests/conftest.py", "`core`", "web/keys"]
+)
+def test_a_name_that_exists_is_not_stale(text: str) -> None:
+    assert stale(text) == []

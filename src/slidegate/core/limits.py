@@ -1,7 +1,7 @@
 """Limits and how they are written: ``"5/minute; 100 per 2 hours; 10/30s"``.
 
 A limit admits at most `amount` units in any half-open interval of `window_us` microseconds.
-`resolution` is how many numbers a window may remember. It decides the ring (see `window`):
+`resolution` is how many numbers a window may remember. It decides the ring (see `windows.theory`):
 
 * ``amount <= resolution``: the time of every unit is kept, and the window is exact;
 * otherwise: counts of slices of ``s = ceil(window_us / resolution)`` microseconds. The slice is

@@ -36,7 +36,7 @@ class NetworkReading:
     Args:
         path: The file.
         strict: Whether host bits behind a prefix are an error; otherwise they are cleared.
-        format: One of `networkformats.FORMATS`.
+        format: One of `formats.FORMATS`.
         column: The column of a CSV file.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""The ring of counts: one number for each slice. The theory of both rings is in `window`."""
+"""The ring of counts: one number for each slice. The theory of both rings is in `theory`."""
 
 from __future__ import annotations
 

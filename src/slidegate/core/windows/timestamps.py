@@ -1,4 +1,4 @@
-"""The exact ring: the time of every unit. The theory of both rings is in `window`."""
+"""The exact ring: the time of every unit. The theory of both rings is in `theory`."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ class RedisBans(RefreshedBans):
 
     @sensible
     async def dump(self) -> list[Row]:
-        """Return everything known about bans, strikes and rungs, as `core.banrows` writes it."""
+        """Return everything known about bans, strikes and rungs, as `core.bans.rows` writes it."""
         bans, standings = await self.active(), list[tuple[str, str, Standing]]()
         async for part in self._scan(self._keys[5], self._lane()):
             for key, row in zip(part[::2], part[1::2], strict=True):
