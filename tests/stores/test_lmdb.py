@@ -252,6 +252,18 @@ async def test_a_hit_that_was_given_up_while_another_process_writes_is_not_charg
     assert [answer.remaining for answer in await asyncio.gather(*waiting[1:])] == [4, 3]
 
 
+async def test_files_that_have_to_be_opened_again_wait_for_another_process_as_a_hit_does(store: LmdbStore) -> None:
+    asked = ((bucket("5/hour"), "ann", 1),)
+    store.hit(asked)
+    store._env.close()  # as after a fork, or where the files were replaced
+    with gate_held(store):
+        waiting = asyncio.ensure_future(_waited(store, asked))
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert not waiting.done()
+    assert (await waiting).remaining == 3
+
+
 async def _waited(store: LmdbStore, checks: Any) -> Decision:
     answer = store.hit(checks)
     return answer if isinstance(answer, Decision) else await answer

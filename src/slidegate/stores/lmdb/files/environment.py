@@ -94,9 +94,9 @@ class Environment:
             return None
         try:
             if self._lmdb is None:
-                self._reopen()
+                self._reopen(0.0)
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        except (BlockingIOError, StoreTimeout):  # the latter where the files have to be opened first
             self._lock.release()
             return None
         except BaseException:
@@ -135,7 +135,7 @@ class Environment:
         if self._lmdb is None:
             with self._lock:
                 if self._lmdb is None:
-                    self._reopen()
+                    self._reopen(_IN_PROCESS_S)  # an event loop may wait
         for _ in range(3):
             self._map.acquire()
             try:
@@ -324,9 +324,9 @@ class Environment:
             environment.close()
             os.close(self._file)
 
-    def _reopen(self) -> None:
+    def _reopen(self, patience_s: float) -> None:
         try:
-            self._open(_IN_PROCESS_S)  # somebody's loop may wait
+            self._open(patience_s)
         except ConfigurationError as error:
             raise StoreUnavailable(str(error)) from error
 
