@@ -96,7 +96,7 @@ def crowdsec(lines: Iterable[str], written_us: int, skipped: Counter[str]) -> It
     """Yield the bans of what ``cscli decisions list`` prints with ``-o json`` or ``-o raw``.
 
     Args:
-        lines: What it printed.
+        lines: Its output.
         written_us: When that was, in microseconds of Unix time.
         skipped: Counts what is no ban of an address or range, or only simulated, by cause.
 

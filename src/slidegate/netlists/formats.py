@@ -3,15 +3,15 @@
 A parser takes the lines of a file and gives its entries: the line, the text of an address or network, and the moment
 at which the entry ends where the format has one. Whether the text *is* a network is for others to say.
 
-* ``plain``: an entry a line, which may be a range (``192.0.2.0 - 192.0.2.99``). What follows ``#`` or ``;`` is a
-  comment (netset files, Spamhaus DROP text), and further columns are not read (the score of IPsum), unless they look
-  like a part of the entry: then the line is an error.
+* ``plain``: an entry a line, which may be a range (``192.0.2.0 - 192.0.2.99``). Text behind ``#`` or ``;`` is a comment
+  (netset files, Spamhaus DROP text), and further columns are not read (the score of IPsum), unless they look like a
+  part of the entry: then the line is an error.
 * ``jsonl``: an object with a ``cidr`` a line (Spamhaus DROP). Its last line says how many there are.
 * ``csv``: the column named or numbered (from 1) by `column`; the first if none is.
 * ``nginx``: ``deny`` directives. ``allow all`` is skipped; another ``allow`` is an exception, which a list has not.
 * ``fail2ban``: what ``fail2ban-client get JAIL banip``, the same ``--with-time``, and ``banned`` print.
 * ``crowdsec``: what ``cscli decisions list`` prints with ``-o json`` or ``-o raw``: bans of addresses and ranges that
-  are not simulated. What is left of a ban is counted from when the file was written.
+  are not simulated. The rest of a ban is counted from the moment when the file was written.
 """
 
 from __future__ import annotations

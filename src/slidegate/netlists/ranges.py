@@ -35,10 +35,10 @@ def parse_range(text: str, *, strict: bool = True) -> tuple[int, int, int]:
 
 
 def leading_entry(text: str) -> str:
-    """Return the address, network or range with which a line begins, without what stands behind it.
+    """Return the address, network or range with which a line begins, without the rest of the line.
 
     Raises:
-        ConfigurationError: What stands behind it looks like a part of it, and is in no form that is read here.
+        ConfigurationError: The text behind it looks like a part of it, and is in no form that is read here.
     """
     text = _TO.sub(" - ", text)
     found = begins_with_range(text)

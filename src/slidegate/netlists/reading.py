@@ -1,8 +1,8 @@
-"""Lists of networks as they stand in files, where some of what is listed may end some day.
+"""Lists of networks as they stand in files, where some entries may end some day.
 
-What ends is kept apart from what stays: one dictionary for each length of prefix, from the prefix to the end. A lookup
-asks one dictionary a length, of which a list has few, and compares the end with now; nothing has to run for an entry
-to end, and nothing is built anew.
+Entries that end are kept apart from those that stay: one dictionary for each length of prefix, from the prefix to the
+end. A lookup asks one dictionary a length, of which a list has few, and compares the end with now; nothing has to run
+for an entry to end, and nothing is built anew.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .ranges import parse_range
 from .whole_file import read_whole
 
 MOST_BYTES: Final = 32 << 20
-"""The size of a file: more than a million networks, and what they take while they are read is bounded."""
+"""The size of a file: more than a million networks, and their memory while they are read is bounded."""
 _PROMISE: Final = re.compile(r"[#;]\s*+entries:\s*+([0-9]{1,12})\s*+", re.IGNORECASE)
 
 
@@ -104,13 +104,13 @@ def check_breadth(lists: Sequence[Networks | NetworkList], what: str) -> None:
     """See that lists do not add up to everybody, however that is written.
 
     Args:
-        lists: What is held against one address, all together.
-        what: What they are, for the error message.
+        lists: All lists that are held against one address.
+        what: A name for them, for the error message.
 
     Raises:
         ConfigurationError: They cover more than half of the public addresses of IPv4 or IPv6.
     """
-    # What is certainly less than half need not be merged, and that is every list that is meant.
+    # A list that is certainly less than half need not be merged, and no honest list is more.
     if all(sum(listed.size(version) for listed in lists) <= half for version, half in HALF.items()):
         return
     ranges = chain.from_iterable(listed.ranges() for listed in lists)
@@ -129,7 +129,7 @@ class NetworkList:
         reading: A reading of the file.
 
     Attributes:
-        networks: What stays.
+        networks: The entries that stay.
         has_ends: Whether anything ends.
         count: The number of entries, as they stand in the file.
         blank: Whether there is nothing in the file but white space.
@@ -163,7 +163,7 @@ class NetworkList:
                     yield version, prefix << shift, ((prefix + 1) << shift) - 1
 
     def _sort_out(self, reading: NetworkReading) -> Iterator[tuple[int, int, int]]:
-        """Yield what stays, and keep what ends."""
+        """Yield the entries that stay, and keep those that end."""
         for version, first, last, ends_us in reading:
             self.count += 1
             if ends_us is None:

@@ -20,7 +20,7 @@ _FLAGS: Final = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_NONBLOCK"
 
 
 class WholeFile(NamedTuple):
-    """What a file held."""
+    """The content of a file."""
 
     content: bytes
     written_us: int

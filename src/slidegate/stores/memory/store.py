@@ -1,7 +1,7 @@
 """All threads and tasks of one process.
 
 The windows of a limit's identity (rule, window, resolution, see `Table`) are a dict by key. One lock guards the
-store: what happens under it takes about a microsecond, and without it no bound would hold (tests/stores shows both).
+store: work under it takes about a microsecond, and without it no bound would hold (tests/stores shows both).
 
 Bounded memory works in three parts, none of which needs a thread or a timer:
 
@@ -85,7 +85,7 @@ class MemoryStore:
         self._lock = threading.Lock()
         self._acquire, self._release = self._lock.acquire, self._lock.release
         self._tables: dict[Identity, Table] = {}
-        self._due: list[tuple[int, int, Table]] = []  # a heap of (moment, number, table): whose windows to visit next
+        self._due: list[tuple[int, int, Table]] = []  # a heap of (moment, number, table) to visit next
         self._numbers = count()
         self._bound: dict[Bucket, tuple[tuple[Table, Limit], ...]] = {}
         self._single: dict[Bucket, tuple[Table, dict[str | int, Entry | None], int]] = {}  # those with one limit
@@ -117,7 +117,7 @@ class MemoryStore:
 
     @property
     def clock(self) -> Clock | None:
-        """What tells this store the time; None for the monotonic clock."""
+        """The clock of this store; None for the monotonic one."""
         return self._clock
 
     def hit(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Decision:
@@ -265,7 +265,7 @@ class MemoryStore:
     def _table(self, bucket: Bucket, limit: Limit, now_us: int) -> Table:
         table = self._tables.get(_identity(bucket, limit))
         if table is None:
-            # What is spent now leaves no earlier.
+            # Units that are spent now leave no earlier.
             table = self._new_table(bucket, limit, max(limit.leaves_us(now_us), now_us + SWEEP_PAUSE_US))
             self._tables[table.identity] = table
             if table.twin is not None:
@@ -322,7 +322,7 @@ class MemoryStore:
     def _sweep(self, now_us: int) -> None:
         """Visit a few windows of the tables that have waited longest, and say when to come again.
 
-        This comes after the answer: whoever asks at the moment when its window has emptied still finds it there.
+        This comes after the answer: a client that asks at the moment when its window has emptied still finds it there.
         """
         left = SWEEP_STEP
         while left > 0 and self._due and self._due[0][0] <= now_us:

@@ -78,7 +78,7 @@ class Table:
 
     @property
     def identity(self) -> Identity:
-        """What tells tables apart."""
+        """The identity of a table."""
         return self.rule, self.limit.window_us, self.limit.resolution, self.limit.exact
 
     def cell_of(self, key: str) -> int:
@@ -131,7 +131,7 @@ class Table:
         """Return the first window of a key's own, given its cell; None where it has to stay in the cell.
 
         What the key spent in the cell cannot be told from what others spent there, so it takes a copy of all of it.
-        What is booked there stays there, and so does a key that booked some of it.
+        Bookings stay there, and so does a key that made some of them.
         """
         if cell is None or not self.holds(cell, now_us):
             return self.new_window()
@@ -153,7 +153,7 @@ class Table:
             waiters[key] = max(until_us, waiters.get(key, until_us))
 
     def charged(self, key: str, ring: Ring) -> list[Entry]:
-        """Return the windows of a key that hold what was charged to `ring`: it, and the copy that was made of it since.
+        """Return the windows of a key that hold the charges to `ring`: it, and the copy that was made of it since.
 
         A window that was reset, let go of or converted since is another ring, and has nothing of that charge.
         """
@@ -222,12 +222,12 @@ class Table:
 
 
 def ring_of(window: Entry) -> Ring:
-    """Return what was spent in a window, without what is booked."""
+    """Return the units that were spent in a window, without its bookings."""
     return window.ring if isinstance(window, BookedWindow) else window
 
 
 def copy_of_cell(cell: Entry, now_us: int) -> Ring:
-    """Return what counts now in a cell; what is booked there stays there."""
+    """Return the units that count now in a cell; its bookings stay there."""
     own = copy(cell)
     if isinstance(own, BookedWindow):
         own.settle(now_us)
