@@ -1,4 +1,4 @@
-"""What can go wrong with Redis, done to a real server and the wire to it, and put right afterwards."""
+"""Faults of Redis, done to a real server and the wire to it, and put right afterwards."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def killed(place: Place) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def hanging(place: Place) -> AsyncIterator[None]:
-    """The process is stopped; the kernel takes what is sent to it."""
+    """The process is stopped; the kernel takes bytes that are sent to it."""
     place.server.pause()
     try:
         yield

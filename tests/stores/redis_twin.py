@@ -132,7 +132,7 @@ class Twin:
                 assert answer == theirs, f"Redis says {answer} to a refund, memory {theirs}"
 
     async def _look_after_all(self) -> None:
-        """Look at every window: when a store lets go of what has left is its own affair."""
+        """Look at every window: a store may drop expired units whenever it likes."""
         await self._answers()
         charged = self.charged.copy()
         for bucket in self.plain:

@@ -24,7 +24,7 @@ BOUND_S: Final = 60
 
 @dataclass(frozen=True)
 class Orders:
-    """What a worker does.
+    """The work of one worker.
 
     Attributes:
         url: The store.
@@ -33,9 +33,9 @@ class Orders:
         span_us: How long it goes on, by the store's time, if `hits` is None.
         connections: How many stores, with a connection each, it uses at the same time.
         tasks: How many requests wait on each connection at the same time.
-        skew_s: What its clocks are wrong by.
+        skew_s: The error of its clocks.
         forks: How many children it makes after its first hit, each of which does all that; None for none.
-        key: What is counted.
+        key: The key that is counted.
         may_fail: Whether the store may not answer now and then.
     """
 

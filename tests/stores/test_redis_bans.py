@@ -67,7 +67,7 @@ def address(text: str) -> Address:
 
 
 def never_refreshes(store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a worker hold what it holds, for ever."""
+    """Let a worker hold its bans for ever."""
 
     async def not_at_all(lane: Lane) -> None:
         return
@@ -229,7 +229,7 @@ async def test_refusals_that_were_not_charged_yet_are_forgotten_by_a_reset(serve
         assert (await settle(one.hit(((counting, "user:eve", 1),)))).remaining == 4
         newest_us = before = (await settle(one.peek(((PLAIN, "user:bob", 1),)))).readings[0][2]
         async with asyncio.timeout(BOUND_S):
-            while newest_us == before:  # until what was summed is charged to the other key
+            while newest_us == before:  # until the sum is charged to the other key
                 newest_us = (await settle(one.peek(((PLAIN, "user:bob", 1),)))).readings[0][2]
         assert (await settle(one.peek(((PLAIN, "user:eve", 0),)))).remaining == 4
 

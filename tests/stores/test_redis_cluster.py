@@ -88,7 +88,7 @@ async def test_a_slot_on_its_way_counts_every_hit_once(cluster: RedisCluster, li
 
 @contextmanager
 def workers_at_work(orders: Orders) -> Iterator[list[int]]:
-    """Let three processes hit one key; what was admitted stands in the list at the end, in the order of time."""
+    """Let three processes hit one key; the admissions stand in the list at the end, in the order of time."""
     workers, times_us = [Worker(orders) for _ in range(3)], list[int]()
     try:
         for worker in workers:

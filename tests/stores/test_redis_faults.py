@@ -60,7 +60,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Site:
-    """A limiter on a store of its own, and what it was heard to say."""
+    """A limiter on a store of its own, and the events that it told."""
 
     def __init__(self, url: str, on_error: failures.OnError, deadline_s: float = DEADLINE_S) -> None:
         self.heard, self.deadline_s = RecordingObserver(), deadline_s
@@ -121,7 +121,7 @@ async def test_a_fault_has_its_stated_outcome_and_ends_with_its_cause(
     for policy, site in sites.items():
         await site.recovered()
         assert await site.hits(AMOUNT + 1, "new") == [PASSED] * AMOUNT + [LIMITED]
-        # What was counted here meanwhile holds on, so that recovery is no burst.
+        # Units that were counted here meanwhile hold on, so that recovery is no burst.
         assert not (policy == "local" and (await site.hit()).allowed)
 
 

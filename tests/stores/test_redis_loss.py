@@ -1,4 +1,4 @@
-"""Redis loses its data, or parts of it: what workers notice, what they put back, and what is counted anew."""
+"""Redis loses its data, or parts of it: workers notice, put their bans back, and count anew."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several are asked for what any of them can tell: whoever answers first wins, whoever hangs holds up nobody."""
+"""Several servers are asked for something that any can tell: the first answer wins, one that hangs holds up nobody."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ def test_bans_in_little_room_are_those_of_the_memory_store(server: RedisServer) 
 
 
 class Mutation(NamedTuple):
-    """What is broken, and the texts of the script that break it: (there now, instead)."""
+    """A fault, and the texts of the script that make it: (there now, instead)."""
 
     what: str
     edits: tuple[tuple[str, str], ...]
@@ -206,7 +206,7 @@ BANS = [
 
 
 def broken(real: Callable[[], script.Script], mutation: Mutation) -> Callable[[], script.Script]:
-    """Return what returns a broken script."""
+    """Return a function that returns a broken script."""
     source = real().source
     for there, instead in mutation.edits:
         assert there.encode() in source, f"{mutation.what!r} breaks nothing: {there!r} is not in the script"
