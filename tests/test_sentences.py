@@ -15,6 +15,7 @@ from scripts.headless_sentences import MOST, files, find, headless, sentences, t
 from slidegate import Limiter
 
 ROOT = Path(__file__).resolve().parents[1]
+ROOMS = "core|limiter|netlists|stores|web|ops|testing"
 CODE = re.compile(r"(?<![a-z0-9])(?!(?:as|at|by|in|is|of|on|or|to|utf)[_ -])[a-z][a-z0-9][_ -]\d\d(?![a-z0-9])", re.I)
 """The number of a scenario, two letters and two digits: it says something only beside a list that is not here."""
 
@@ -179,11 +180,19 @@ def function(value):
     ]
 
 
-@pytest.mark.parametrize("places", [("docs",), ("README.md", "tests/README.md")])
-def test_hardly_any_sentence_is_headless(places: tuple[str, ...]) -> None:
-    found, total = find([ROOT / place for place in places])
-    assert total > 30
-    assert len(found) <= MOST * total, "\n".join(f"{path}:{line}: {sentence}" for path, line, sentence in found)
+ROOMS_TO_REWORD = {"core": 0.105, "netlists": 0.09, "stores": 0.012, "web": 0.05}
+"""The shares of rooms whose sentences are not all reworded yet: a bound that may only shrink."""
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["docs", "README.md", "tests/README.md", *(f"src/slidegate/{room}" for room in ROOMS.split("|"))],
+)
+def test_hardly_any_sentence_is_headless(place: str) -> None:
+    found, total = find([ROOT / place])
+    share = max(MOST, ROOMS_TO_REWORD.get(Path(place).name, 0))
+    assert total > 20
+    assert len(found) <= share * total, "\n".join(f"{path}:{line}: {sentence}" for path, line, sentence in found)
 
 
 def test_no_page_shows_the_traces_of_a_merge() -> None:
@@ -194,7 +203,6 @@ def test_no_page_shows_the_traces_of_a_merge() -> None:
 
 # -- names of modules and files in texts ------------------------------------------------------------------------------
 
-ROOMS = "core|limiter|netlists|stores|web|ops|testing"
 DOTTED = re.compile(rf"`(?:slidegate\.)?((?:{ROOMS})(?:\.(?!py`|toml`)\w+)+)`")
 FILE = re.compile(
     rf"(?<![\w/.-])(?:src/slidegate/)?((?:{ROOMS}|tests|examples|scripts|benchmarks|lua)(?:/[a-z0-9]\w*)+\.(?:py|lua|toml))\b"

@@ -1,4 +1,4 @@
--- The operations on all windows of a demand at once, as stores/judging.py: all of them are charged or none.
+-- The operations on all windows of a demand at once, as core/demand.py: all of them are charged or none.
 
 local OK, LIMITED, TOO_LARGE, WAITED, NOTHING, CHANGED, UNSETTLED = 0, 1, 2, 3, 4, 5, 7
 local COUNT_DENIED = 1
