@@ -1,6 +1,6 @@
-"""What becomes of a gate that cannot be made.
+"""A gate that cannot be made ends the start of the server.
 
-`add_middleware` only takes note of a class and its options. The application makes its middleware when the server calls
+`add_middleware` only records a class and its options. The application makes its middleware when the server calls
 it for the first time, and with most servers that call is the lifespan. An exception in it tells a server that the
 application knows no lifespan: it goes on without, and answers 500 to everything. So where a constructor fails
 
@@ -8,8 +8,8 @@ application knows no lifespan: it goes on without, and answers 500 to everything
   which answers ``lifespan.startup.failed``. Every server ends its start then, and shows the message;
 * anywhere else, the constructor raises.
 
-Nobody tells a constructor who called it, so the calls under way are looked through, from the inside, after it failed:
-the first that has an ASGI ``scope`` says what the application was called for. The code of the application's own
+Nobody tells a constructor who called it. So after it failed, the calls under way are looked through from the inside:
+the first one with an ASGI ``scope`` says what the application was called for. The code of the application's own
 lifespan is called by a router of Starlette's, and hears its exceptions itself.
 """
 
@@ -47,7 +47,7 @@ class Breakable:
     """A class of gates whose objects become a `BrokenGate` where they cannot be made during the start of a server.
 
     The outermost constructor decides: where a class of the user's, or another gate, is being made around a gate, the
-    gate raises, and what is made around it becomes a `BrokenGate`.
+    gate raises, and the outer object becomes a `BrokenGate`.
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -57,7 +57,7 @@ class Breakable:
 
 
 async def end_start(error: Exception, scope: Scope, receive: Receive, send: Send) -> NoReturn:
-    """Raise an error, after it was told to the server if the server asks for the start."""
+    """Raise an error; tell it to the server first, if the server asks for the start."""
     if scope["type"] == "lifespan":
         await receive()
         shown = str(error) if isinstance(error, ConfigurationError) else f"{type(error).__name__}: {error}"
@@ -93,7 +93,7 @@ def _is_start(frame: FrameType | None, making: CodeType) -> bool:
 
     Args:
         frame: The call that makes a gate.
-        making: What runs in the constructors of all gates.
+        making: The code that runs in the constructors of all gates.
     """
     while frame is not None:
         if frame.f_code is making:

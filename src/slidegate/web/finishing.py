@@ -1,4 +1,4 @@
-"""Work that is finished also if the request that it is about is cancelled meanwhile."""
+"""Work that is finished even if its request is cancelled meanwhile."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ T = TypeVar("T")
 
 
 _running: Final[set[asyncio.Future[Any]]] = set()
-"""Who else holds them: an event loop does not hold its tasks."""
+"""The tasks under way: an event loop itself does not hold its tasks."""
 
 
 async def to_the_end(work: Awaitable[T]) -> T:
-    """Do some work, and all of it: whoever cancels the caller stops the waiting, and not the work.
+    """Do some work to its end: a cancellation of the caller stops the waiting, and not the work.
 
     anyio's shield does not do under asyncio: a task that is cancelled by other means than anyio's is cancelled in it.
     """
@@ -40,7 +40,7 @@ async def to_the_end(work: Awaitable[T]) -> T:
 
 
 async def hand_back(parts: Sequence[tuple[Limiter, Decision]]) -> None:
-    """Hand back what was charged, all of it."""
+    """Hand back all units of some decisions."""
     if all(limiter.internals.per_process for limiter, _ in parts):
         await _refund(parts)  # there is nothing to wait for, so nothing to cancel
     else:

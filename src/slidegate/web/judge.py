@@ -1,6 +1,6 @@
-"""Who may pass: the order of judgement, in one place.
+"""The order of judgement, in one place.
 
-Allowlist, blocklist, then bans and every rule that matches, in one question to the limiter.
+The allowlist comes first, then the blocklist, then bans and every rule that matches, in one question to the limiter.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class Judge:
     """Decides about requests.
 
     Args:
-        limiter: Where the counts live.
+        limiter: The limiter that counts.
         client: How the client's address is found.
-        rules: What applies to which request.
+        rules: The rules of the gate.
         blocklist: Networks refused before anything is counted.
         allowlist: Networks let through before anything is counted.
-        preflight: What CORS preflights are counted in, if they are.
-        calls: Calls the functions of the user's.
-        abuse: Sees to it that who keeps abusing is banned.
+        preflight: The bucket of CORS preflights, if they are counted.
+        calls: Calls the user's functions.
+        abuse: Strikes, and names the keys whose bans refuse a request.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Judge:
         self._exceeded: dict[tuple[str, str], None] = {}
 
     def decide(self, scope: Scope, before: Record) -> Decision | Awaitable[Decision]:
-        """Decide about a request, given what gates further out decided."""
+        """Decide about a request, after the gates further out, whose steps are in `before`."""
         client_key, address = self._client.locate(scope)
         if before and before.allowlisted():
             return _ALLOWLISTED
@@ -92,11 +92,11 @@ class Judge:
         return self._apply(selection, scope, client_key, guarded)
 
     def _look(self, selection: Selection, scope: Scope, before: Record) -> Sequence[Offence]:
-        """Return the offences that the request itself is."""
+        """Return the offences that the request itself shows."""
         return () if selection.exempt else self._abuse.look(scope, [step.side.abuse for step in before])
 
     async def _reserve(self, scope: Scope, before: Record, client_key: str, guarded: Sequence[Guarded]) -> Decision:
-        """Decide about what looks like a CORS preflight, and may come to an endpoint that takes OPTIONS."""
+        """Decide about a request that looks like a CORS preflight, and may come to an endpoint that takes OPTIONS."""
         selection = self._without(self._rules.select(scope), before)
         counted = [await self._calls.check(bound, scope, self._limiter, client_key) for bound in selection.limiting]
         checks = [check for check in counted if check is not None]
@@ -174,7 +174,7 @@ class Judge:
         return Barred(shut.label, reason=Reason.NOBODY) if decision.allowed else decision
 
     async def _ask(self, selection: Selection, scope: Scope, client_key: str, guarded: Sequence[Guarded]) -> Decision:
-        """Decide with the help of functions of the user's."""
+        """Decide with the help of the user's functions."""
         checks = [await self._calls.check(bound, scope, self._limiter, client_key) for bound in selection.limiting]
         counted = [check for check in checks if check is not None]
         decision = await self._hit(counted, guarded)

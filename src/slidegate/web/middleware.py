@@ -1,8 +1,8 @@
-"""The gate itself: a pure ASGI 3 middleware.
+"""The public class of the gate: a pure ASGI 3 middleware.
 
-One request goes: allowlist, blocklist, then bans and all rules that match, in one question to the limiter. What was
-decided stays in ``scope["slidegate"]``, a `Record`, where the gates further in add theirs; the outermost gate writes
-the header fields of the tightest. Nothing about a request is kept on the middleware.
+It reads the options, makes the parts of the gate, and opens the record of a request at the outermost gate. All gates
+on the way add their decisions to that `Record`, in ``scope["slidegate"]``; the outermost gate writes the header fields
+of the tightest decision. The middleware itself keeps nothing about a request. `gate.py` goes on from here.
 """
 
 from __future__ import annotations
@@ -56,30 +56,30 @@ class RateLimitMiddleware(Breakable):
     Args:
         app: The application to guard.
         limits: The short form: ``"100/minute"`` for each client address; the same as ``rules=[Rule("*", limits)]``.
-        rules: Which requests are held to which limits.
-        limiter: Where the counts live; by default one of its own, in memory.
-        client: How the client's address is found: the default key of a rule, and what the lists look at.
+        rules: The rules: which requests have which limits.
+        limiter: The limiter that counts; by default one of its own, in memory.
+        client: How the client's address is found. Rules count by it unless they have a key, and the lists look at it.
         blocklist: `Networks` or `NetworkFiles` whose requests are answered with 403 before anything is counted.
-        allowlist: The same, whose requests are never refused nor counted; it comes before the blocklist.
-        bans: What shuts out clients that keep abusing; one policy, or several with names of their own.
+        allowlist: The same; its clients are never refused nor counted. It comes before the blocklist.
+        bans: The policies that ban clients which keep abusing; one policy, or several with names of their own.
         on_refused: Makes the answer to a refused HTTP request, sync or async, from the request (which has no body here)
             and the decision.
         headers: ``"draft"`` (RateLimit and RateLimit-Policy), ``"legacy"`` (X-RateLimit-*), ``"both"`` or None.
-        preflight_limits: What CORS preflights of one client are held to; rules count only those that come to an
-            endpoint which takes OPTIONS. None for no limit.
-        messages: What the messages of an accepted websocket are held to: ``MessageLimits("10/second")``.
+        preflight_limits: The limits of a client's CORS preflights; rules count only preflights that come to an endpoint
+            which takes OPTIONS. None for no limit.
+        messages: The limits of messages over an accepted websocket: ``MessageLimits("10/second")``.
         statistics: Whether the limiter's `stats` tell what happened to requests.
         enabled: False lets everything pass, and so does ``SLIDEGATE_ENABLED=0`` in the environment.
-        silence: Codes of start-up findings, such as ``"SG103"``, that need not be said.
+        silence: Codes of start-up findings, such as ``"SG103"``, that are not reported.
 
     Attributes:
         app: The application behind the gate.
-        limiter: Where the counts live.
+        limiter: The limiter that counts.
         rules: The rules of the gate.
         headers: The style of its header fields.
         policies: Its ban policies.
         own_answer: Whether `on_refused` makes its answers.
-        findings: What looks wrong, at start-up or in the first requests; each was logged once.
+        findings: Probable mistakes, found at start-up or in the first requests; each was logged once.
 
     Raises:
         ConfigurationError: A value cannot work; the message says what would. Where an application makes its middleware
@@ -216,9 +216,10 @@ class RateLimitMiddleware(Breakable):
             visit.leave()
 
     async def _begin(self, scope: Scope, receive: Receive, send: Send) -> bool:
-        """Take what is not judged; True for the first requests, which are, after a look at the routes.
+        """Pass on what the gate does not judge; return True for a request that it is to judge after all.
 
-        They are the first until the secret of the store is known: what they are counted by may be made with it.
+        That is so for the first requests, until the secret of the store is known: their keys may be digests made with
+        it. The first call of all looks at the routes.
         """
         if self._enabled:
             if not self._looked:
@@ -238,7 +239,7 @@ class RateLimitMiddleware(Breakable):
         return False
 
     def _claim(self, identity: str) -> str:
-        """Make an identity for counts that no other middleware has; a file that is read again claims the same."""
+        """Return an identity for counts that no other middleware has; a file that is read again claims the same one."""
         return self.limiter.internals.claim(identity)
 
     def _preflights(self, limits: str | Limit | Iterable[str | Limit] | None) -> Bucket | None:
@@ -249,7 +250,7 @@ class RateLimitMiddleware(Breakable):
         )
 
     async def _look(self, scope: Scope) -> None:
-        """Look at what the first requests show, and now and then at the files of the lists."""
+        """Look for findings in the first requests, and now and then at the files of the lists."""
         for lists in self._lists:
             if lists.due():
                 lists.look_aside()
@@ -260,7 +261,7 @@ class RateLimitMiddleware(Breakable):
                 self._watch = None
 
     def _look_back(self, scope: Scope, record: Record) -> None:
-        """Say what one of the first requests shows when the application is done with it."""
+        """Report the findings that one of the first requests shows after the application has served it."""
         if self._watch is not None:
             for finding in self._watch.look_back(scope, record):
                 self._say(finding)

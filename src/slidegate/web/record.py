@@ -120,8 +120,10 @@ class Record(list[Step]):
         return self.refused is not None or not self[-1].decision.allowed
 
     async def hand_back(self) -> None:
-        """Hand back what was charged so far, except where refused requests count: all of it, also if the request is
-        cancelled meanwhile."""
+        """Hand back all units charged so far, also if the request is cancelled meanwhile.
+
+        Units stay charged where refused requests count.
+        """
         await hand_back(
             [
                 (step.side.limiter, step.decision.take_out(place))

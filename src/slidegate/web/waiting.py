@@ -1,8 +1,8 @@
-"""Waiting for one's turn, with an eye on the client: who leaves while waiting gives the place back.
+"""Waiting for a booked place, with an eye on the client: a client that leaves while it waits gives the place back.
 
-Only the receive channel says that a client has gone, so it is read while waiting, and what comes is handed on
-afterwards. It is read no further than the first piece of a longer body: the rest stays where it is, and a client that
-leaves then is noticed by the application, as without the gate.
+Only the receive channel says that a client has gone, so it is read while waiting, and its messages are handed on
+afterwards. It is read no further than the first piece of a longer body: the rest stays where it is, and the
+application notices a client that leaves then, as without the gate.
 """
 
 from __future__ import annotations

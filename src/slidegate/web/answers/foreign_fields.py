@@ -1,4 +1,4 @@
-"""Header fields that others wrote: their names in any case and as any kind of bytes, and what cannot be sent at all."""
+"""Header fields that others wrote: names in any case and as any kind of bytes, and fields that cannot be sent."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from .header_fields import Fields
 _NAME: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 """A token of RFC 9110, section 5.6.2."""
 _VALUE: Final = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
-"""A value of RFC 9110, section 5.5: servers refuse controls, and the worst of them send what a line break hides."""
+"""A value of RFC 9110, section 5.5: servers refuse controls, and the worst send a field that a line break hides."""
 
 
 def lowered(name: Any) -> bytes:
-    """Return the name of a field as ASGI has it, whatever an application made of it."""
+    """Return the name of a field as ASGI has it, in whatever form an application wrote it."""
     return name.encode("latin-1", "replace").lower() if isinstance(name, str) else bytes(name).lower()
 
 
 def sendable(headers: Iterable[Any]) -> tuple[Fields, list[object]]:
-    """Return the fields that can be sent, and what cannot."""
+    """Return the fields that can be sent, and those that cannot."""
     good: Fields = []
     bad: list[object] = []
     for field in headers:
@@ -29,7 +29,7 @@ def sendable(headers: Iterable[Any]) -> tuple[Fields, list[object]]:
         except (TypeError, ValueError):
             bad.append(field)
             continue
-        value = value.strip(b" \t")  # what stands around a value is no part of it, and h11 refuses it
+        value = value.strip(b" \t")  # blanks around a value are no part of it, and h11 refuses them
         if _NAME.fullmatch(name) and _VALUE.fullmatch(value):
             good.append((name, value))
         else:

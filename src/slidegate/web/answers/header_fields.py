@@ -1,7 +1,7 @@
 """Header fields that tell a client where it stands.
 
-RateLimit and RateLimit-Policy follow draft-ietf-httpapi-ratelimit-headers-11, their syntax RFC 9651. What does not
-depend on the moment is made once.
+RateLimit and RateLimit-Policy follow draft-ietf-httpapi-ratelimit-headers-11, their syntax RFC 9651. The parts that
+do not depend on the moment are made once.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def policy_item(name: str, limit: Limit) -> str:
 
 
 class _Policy(NamedTuple):
-    """What the buckets of a request say about themselves, whatever the moment."""
+    """The parts of the fields that follow from the buckets of a request alone."""
 
     field: tuple[bytes, bytes]
     names: tuple[bytes, ...]
@@ -55,7 +55,7 @@ class HeaderWriter:
         self._known: dict[Buckets, _Policy] = {}
 
     def fields(self, decisions: Sequence[Decision]) -> Fields:
-        """Return the fields for everything that was asked on one request; the tightest limit is the one shown."""
+        """Return the fields for all decisions about one request; RateLimit shows the tightest limit."""
         if len(decisions) == 1 and not self._legacy and decisions[0].readings:
             return self._only(decisions[0])
         asked = [decision for decision in decisions if decision.readings]
@@ -104,6 +104,6 @@ class HeaderWriter:
 
 
 def asked_buckets(decision: Decision) -> Buckets:
-    """Return whom a decision asked, to look up what was made for them before."""
+    """Return the buckets of a decision, as the key under which their fields and answers are remembered."""
     checks = decision.checks
     return checks[0][0] if len(checks) == 1 else tuple([bucket for bucket, _, _ in checks])

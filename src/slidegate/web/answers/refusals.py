@@ -1,7 +1,7 @@
-"""What a refused request gets.
+"""Answers to refused requests.
 
-The answers are problem details (RFC 9457) of the types that draft-ietf-httpapi-ratelimit-headers-11 registers. What
-does not depend on the moment is made once.
+The answers are problem details (RFC 9457) of the types that draft-ietf-httpapi-ratelimit-headers-11 registers. The
+parts that do not depend on the moment are made once.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .header_fields import Buckets, Fields, asked_buckets
 
 Refused: TypeAlias = Callable[[HTTPConnection, Decision], Response | Awaitable[Response]]
 _Asked: TypeAlias = tuple[Reason, Buckets, tuple[bool, ...]]
-"""What a refusal says besides the wait: why, who was asked and which of their limits had no room."""
+"""The content of a refusal besides the wait: the reason, the buckets, and which of their limits had no room."""
 
 # A tuple without names: making one with names takes a sixth of a whole refusal.
 Rendered: TypeAlias = tuple[int, bytes, Fields, Answer]

@@ -1,8 +1,8 @@
 """The way out: header fields on the start of the response, and refusals in the place of what an application sends.
 
 A limit at an endpoint refuses by raising, and any handler, middleware or mounted application may turn that into an
-answer of its own. Whatever it is, its start is replaced by the refusal and the rest of it is dropped; only fields that
-do not describe the dropped answer stay, so that what CORS and others added in between is not lost.
+answer of its own. The start of that answer is replaced by the refusal, and the rest of it is dropped; only fields
+that do not describe the dropped answer stay, so that the fields of CORS and others in between are not lost.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def outgoing(
 
 
 def _noted(send: Send, visit: Visit | None) -> Send:
-    """Wrap the `send` of a refusal that takes the place of an answer, so that it is what is recorded."""
+    """Wrap the `send` of a refusal that takes the place of an answer, so that the refusal is recorded."""
     if visit is None:
         return send
 

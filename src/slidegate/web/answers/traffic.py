@@ -1,8 +1,8 @@
-"""What the outermost gate of a request records about it: once, whatever becomes of it.
+"""The figures that the outermost gate records about a request: once, however the request ends.
 
 The first message out tells the outcome and the status, and by then routers have written the route into the scope. The
-end is that of the last piece of the body; of a websocket, of the application's call. What comes after the end, such as
-a background task that fails, is not recorded. Without an end of its own a request was cancelled: the client has left.
+end is that of the last piece of the body; of a websocket, of the application's call. Whatever comes after the end, such
+as a background task that fails, is not recorded. A request without an end of its own was cancelled: the client left.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Feed:
     """Records requests.
 
     Args:
-        limiter: Whose `stats` tell of them.
+        limiter: The limiter with the `stats` that tell of them.
         app: The application, where no scope names one.
     """
 
@@ -66,7 +66,7 @@ class Feed:
         place = self._places.find(scope) if places else None
         series = self._statistics.series(labels, UNROUTED if place is None else place.label)
         if len(places) <= 1:  # else the path decides
-            # What is known by its identity must not make room for something else with the same one.
+            # Keep the router and the endpoint alive, or id() could be reused for another object.
             remember(self._passed, asked, (series, scope.get("router"), scope.get("endpoint")), _MEMO)
         return series
 
@@ -132,7 +132,7 @@ class Visit:
         self._began_us = feed.now_us()
 
     def begin(self, message: Message) -> None:
-        """Take note of the first message out."""
+        """Record the first message out."""
         self._first_us = self._feed.now_us()
         kind = message["type"]
         self._class = _CLASSES.get(message.get("status") or STATUS[kind], OVERFLOW)
@@ -142,14 +142,14 @@ class Visit:
             self._start()
 
     def go_on(self, message: Message) -> None:
-        """Take note of a piece of the body."""
+        """Record a piece of the body."""
         if not message.get("more_body", False):
             self.end("success")
         elif self._series is None:
             self._start()  # of a long answer not only when it is over
 
     def fail(self, error: BaseException) -> None:
-        """Take note of what the application raised, or of its cancellation."""
+        """Record an exception of the application, or its cancellation."""
         if self.over:
             return
         if isinstance(error, WebSocketDisconnect):
@@ -160,13 +160,13 @@ class Visit:
             self._give_up("exception", 500)
 
     def leave(self) -> None:
-        """Take note that the application is done."""
+        """Record that the application is done."""
         if not self.over:
             done = self._record.answered and (self._scope["type"] == "websocket" or self._refused)
             self._give_up("success" if done else "cancelled", 0)
 
     def end(self, outcome: str) -> None:
-        """Take note of the end; the first one counts."""
+        """Record the end; the first one counts."""
         if self.over:
             return
         self.over = True
@@ -185,7 +185,7 @@ class Visit:
             self._note_wait(series)
 
     def _give_up(self, outcome: str, status: int) -> None:
-        """Take note of an end that is not that of the answer; `status` is what the server will send instead, if any."""
+        """Record an end that is not that of the answer; `status` is the one that the server will send instead, or 0."""
         record = self._record
         if record.answered:
             self.end(outcome)
@@ -193,7 +193,7 @@ class Visit:
         record.answered = self.over = True
         now_us = self._feed.now_us()
         events = [outcome] if status == 0 else [_CLASSES[status], outcome]
-        if record and record.own_answer():  # who was held in a tarpit, for example
+        if record and record.own_answer():  # a client that was held in a tarpit, for example
             self._refuse(now_us, *events[:-1])
             return
         series = self._feed.series_of_passed(self._scope, record)
@@ -221,7 +221,7 @@ class Visit:
         series.record(now_us, *events, *status)
 
     def _note_wait(self, series: Series) -> None:
-        """Record of a request that was let through whether it waited."""
+        """Record that a request waited, if it did, before it was let through."""
         for step in self._record:
             if step.decision.reason is _WAITED:
                 series.record(self._first_us, "occupied_pass")

@@ -1,1 +1,1 @@
-"""What strikes, and whom."""
+"""Ban policies at work: their signals, and the strikes."""

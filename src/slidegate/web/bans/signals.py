@@ -1,8 +1,8 @@
-"""What strikes, and whom: the ban policies of a gate at work.
+"""The ban policies of a gate at work: their signals, and the strikes that follow.
 
 Three moments can strike: when a request comes (honeypots, malformed and oversized requests), when a gate refuses it,
-and when the application's answer begins. Who is on an allowlist, and what a rule exempts, is never struck; nor does a
-gate's own refusal count as an answer of the application.
+and when the application's answer begins. Clients on an allowlist are never struck, and nobody
+is struck for a request that a rule exempts; a gate's own refusal is no answer of the application.
 """
 
 from __future__ import annotations
@@ -61,20 +61,20 @@ class _Protected:
 
 
 class AbuseWatch:
-    """Strikes for what its policies call a signal.
+    """Strikes for the signals of its policies.
 
     Args:
         policies: The policies.
-        limiter: Where strikes are counted.
+        limiter: The limiter that counts strikes.
         client: How the client's address is found.
-        allowlist: Who is never banned.
+        allowlist: Networks that are never banned.
         calls: Reports keys that fail.
 
     Attributes:
         policies: The policies by name.
         keyed: Whether anything but the client can be banned by a policy.
         looks: Whether requests themselves can strike.
-        minded: What strikes: (policy, signal) each.
+        minded: The signals that strike, each as (policy, signal).
         listens: Whether statuses can.
         minds_refusals: Whether refusals can.
 
@@ -98,7 +98,7 @@ class AbuseWatch:
         self._client = client
         self._protected = _Protected(client, allowlist)
         self._spare = {4: 32 - client.prefix(4), 6: 128 - client.prefix(6)}
-        """How many bits of an address tell nothing of its client."""
+        """How many bits of an address do not distinguish clients."""
         self._keys: list[Key] = [policy.key for policy in self.policies.values() if policy.key is not None]
         self.keyed = bool(self._keys)
         self._paths: list[tuple[re.Pattern[str], Offence]] = []
@@ -132,12 +132,12 @@ class AbuseWatch:
                 self._named.setdefault(signal, []).append(Offence(policy, whole, signal))
 
     def guarded(self, scope: Scope, client_key: str, address: Address | None) -> Sequence[Guarded]:
-        """Return whose bans refuse a request."""
+        """Return the keys and addresses whose bans refuse a request."""
         client: Guarded = client_key if address is None else address
         return [client, *(key.find(scope, self._limiter, client_key) for key in self._keys)]
 
     def look(self, scope: Scope, outer: Iterable[AbuseWatch]) -> Sequence[Offence]:
-        """Return the offences that the request itself is, except those for which a gate further out strikes."""
+        """Return the offences that the request itself shows, except those for which a gate further out strikes."""
         texts = readings(route_path(scope)) if self._paths else ()
         found = [offence for pattern, offence in self._paths if any(map(pattern.match, texts))]
         if "malformed" in self._named and is_malformed(scope):
@@ -167,7 +167,7 @@ class AbuseWatch:
         policy, weight, reason = offence
         key = client_key if policy.key is None else policy.key.find(scope, self._limiter, client_key)
         if key == UNKNOWN_PEER or (isinstance(policy.key, Combined) and not self._may_ban(policy, client_key)):
-            return None  # everybody whose server names no peer, or who comes by a proxy of one's own
+            return None  # this key stands for many people: strike nobody
         try:
             return await self._limiter.strike(key, policy, weight, reason, protected=self._protected)
         except ConfigurationError as error:  # a key of the user's own that cannot be one
@@ -238,7 +238,7 @@ def _by_name(policies: object) -> dict[str, BanPolicy]:
 
 
 def _check_width(policy: BanPolicy, key: Key) -> None:
-    """See that a policy bans what its clients are, where these are wider than one client usually is."""
+    """Check that a policy bans networks as wide as its clients, where these are wider than one client usually is."""
     if not isinstance(key, ClientAddress):
         return
     for version, name in ((4, "ipv4_prefix"), (6, "ipv6_prefix")):

@@ -18,8 +18,8 @@ _UNCOUNTED: Final = Decision(True, Reason.EXEMPT)
 async def charge(request: HTTPConnection, units: int, *, rule: str | None = None) -> Decision:
     """Charge more units for a request that was let through, during or after its response.
 
-    They are recorded even where they go beyond the limit, and then hold the next requests until enough has left; a debt
-    lasts at most one window.
+    They are recorded even where they go beyond the limit, and then hold the next requests until enough units have left;
+    a debt lasts at most one window.
 
     Args:
         request: The request, or the websocket.
@@ -50,7 +50,7 @@ async def charge(request: HTTPConnection, units: int, *, rule: str | None = None
     if rule in counted:
         limiter, check = counted[rule]
         return await limiter.charge_all((check,))
-    # Exempt, allowlisted, an unlimited plan: what is not counted costs nothing afterwards either.
+    # Exempt, allowlisted, an unlimited plan: a request that is not counted costs nothing afterwards either.
     known = record.names()
     if rule in known or (rule is None and not counted):
         return _UNCOUNTED

@@ -1,6 +1,6 @@
 """Endpoints with a limit around them, and those whose limit would never run.
 
-A decorated function takes what it took before, and FastAPI is told of one parameter more, in which it passes the
+A decorated function takes the parameters that it took before, and FastAPI is told of one more, in which it passes the
 request. A decorated class is a subclass that checks before it dispatches.
 """
 
@@ -40,7 +40,7 @@ class EndpointLimit(Protocol):
 
 
 def decorate(limit: EndpointLimit, endpoint: Any, caller: FrameType) -> Any:
-    """Return an endpoint that checks `limit` and then does what `endpoint` does.
+    """Return an endpoint that checks `limit` and then calls `endpoint`.
 
     Args:
         limit: The limit.
@@ -60,7 +60,7 @@ def decorate(limit: EndpointLimit, endpoint: Any, caller: FrameType) -> Any:
     setattr(limited, LIMIT, limit)
     if _with_at_sign(endpoint, caller):
         for layer in layers(endpoint):
-            # Any of them may be what a decorator further in has made a route of.
+            # A decorator further in may have made a route of any of them.
             if inspect.isfunction(layer) or inspect.isclass(layer):
                 setattr(layer, _REPLACED_BY, (layer, limited))
                 MARKS[:] = [True]
@@ -92,7 +92,7 @@ def limits_of(endpoint: Any) -> Iterator[EndpointLimit]:
 
 
 def check_places(app: object) -> None:
-    """See that no limit stands above a route decorator, which has then registered the function without it.
+    """Check that no limit stands above a route decorator, which has then registered the function without it.
 
     Raises:
         ConfigurationError: One does.
@@ -110,7 +110,7 @@ def check_places(app: object) -> None:
 
 
 def check_endpoint(scope: Scope) -> None:
-    """See the same of the endpoint that has just answered a request: its route may have been added after the start.
+    """Check the same of the endpoint that has just answered a request: its route may have been added after the start.
 
     Raises:
         ConfigurationError: Its limit stands above its route decorator.
@@ -118,18 +118,18 @@ def check_endpoint(scope: Scope) -> None:
     endpoint = scope.get("endpoint")
     if _replaced_by(endpoint) is not None:
         check_places(scope.get("router"))
-        setattr(endpoint, _REPLACED_BY, (None, None))  # another route has the limit; that is not to be seen to again
+        setattr(endpoint, _REPLACED_BY, (None, None))  # another route has the limit; there is nothing to check again
 
 
 def _replaced_by(endpoint: object) -> object:
-    """Return what a limit has made of an endpoint, if that took its place; None if not."""
+    """Return the limited endpoint that took the place of an endpoint; None if there is none."""
     original, limited = getattr(endpoint, _REPLACED_BY, (None, None))
-    # What wraps the endpoint has a copy of its attributes (`functools.wraps`), so the original says whose they are.
+    # A wrapper of the endpoint has a copy of its attributes (`functools.wraps`), so the original is compared.
     return limited if original is not None and original is endpoint else None
 
 
 def layers(endpoint: Any) -> Iterator[Any]:
-    """Yield an endpoint and what it is wrapped around, from the outside."""
+    """Yield an endpoint and the functions that it is wrapped around, from the outside."""
     while endpoint is not None:
         yield endpoint
         endpoint = endpoint.func if isinstance(endpoint, partial) else getattr(endpoint, "__wrapped__", None)

@@ -52,7 +52,7 @@ class EndpointBuckets:
         Args:
             limit: The limit.
             scope: The request's.
-            endpoint: What is limited, if it is a function and not a route.
+            endpoint: The function that is limited, if it is not the endpoint of a route.
             turn: How many other limits that look the same have charged this request before.
         """
         place: Place | str | None = self._places.find(scope)

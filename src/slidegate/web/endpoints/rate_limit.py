@@ -42,7 +42,7 @@ class LimitExceeded(SlidegateError, HTTPException):
 
 
 def carries_only_refusals(error: BaseException) -> bool:
-    """Tell whether an exception is a refusal, or came of one: groups of them, and what was raised from or over one."""
+    """Tell whether an exception is a refusal, a group of refusals, or was raised from or over one."""
     pending, seen = [error], set()
     while pending:
         found: BaseException | None = pending.pop()
@@ -72,8 +72,8 @@ class RateLimit:
 
     Args:
         limits: As for `Rule`: ``"5/minute; 50/hour"``, a `Limit`, several, or a function of the request.
-        default_limits: What applies when the `limits` function fails.
-        key: Whom to count, as for `Rule`; a function gets the request with its body.
+        default_limits: The limits that apply when the `limits` function fails.
+        key: By which key to count, as for `Rule`; a function gets the request with its body.
         cost: Units for one request, or a function of the request (with its body), sync or async.
         count_denied: Count refused requests as well.
         name: What the limit is called in headers and logs, and what keeps its counts together.
@@ -166,7 +166,7 @@ class RateLimit:
             if decision is not None:
                 record.add(decision)
             return
-        # All or nothing: what was charged for this request before goes back.
+        # All or nothing: units charged for this request before go back.
         await record.hand_back()
         record.add(decision)
         if not record.answered:
@@ -177,7 +177,7 @@ class RateLimit:
 def put_users_last(places: Iterable[Place]) -> None:
     """Have FastAPI ask the limits by user after everything else that a route depends on, which may say who it is.
 
-    FastAPI solves what routes, routers and the application require before what the parameters of the endpoint need.
+    FastAPI solves the dependencies of routes, routers and the application before those of the endpoint's parameters.
     """
     for place in places:
         dependant = getattr(place.route, "dependant", None)

@@ -2,7 +2,8 @@
 
 A connection that says nothing asks nothing, so somebody has to look. One task for each event loop does, as long as
 websockets are open there: it asks for the bans of many connections in one question, and looks closer only where the
-answer is a ban. What it finds is closed; the server then tells the application, as of any connection that ends.
+answer is a ban. It closes the connections of banned clients; the server then tells the application, as of any
+connection that ends.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Socket(Protocol):
 
     @property
     def guarded(self) -> Sequence[Guarded]:
-        """Whose bans close it."""
+        """The keys and addresses whose bans close it."""
 
     @property
     def over(self) -> bool:

@@ -1,4 +1,4 @@
-"""What a connection holds for long and what is made of digests, which can change: see `Internals.spelling`."""
+"""A value that a connection holds for long and that is made of digests, which can change: see `Internals.spelling`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Held(Generic[T]):
     """Something made of a scope as it is now, and made again of that one when digests change.
 
     Args:
-        limiter: Whose digests are in it.
+        limiter: The limiter that makes the digests.
         scope: The scope.
         make: Makes it.
     """
@@ -30,7 +30,7 @@ class Held(Generic[T]):
         self._value = make(scope)
 
     def __call__(self) -> T:
-        """Return it."""
+        """Return the value, made anew if digests have changed."""
         spelling = self._limiter.internals.spelling
         if spelling is not self._spelling:
             self._spelling = spelling

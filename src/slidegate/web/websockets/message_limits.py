@@ -30,19 +30,19 @@ TRY_AGAIN_LATER: Final = 1013
 
 
 class MessageLimits:
-    """What the messages of an accepted websocket are held to: ``MessageLimits("10/second", beyond="drop")``.
+    """The limits of messages over an accepted websocket: ``MessageLimits("10/second", beyond="drop")``.
 
     Args:
         limits: As for `Rule`: ``"10/second"``, ``"10/second; 100/minute"``, a `Limit`, or several.
         key: ``"connection"`` counts the messages of each websocket by itself, in this process; ``"client"`` those of
             all websockets of a client together, in the limiter; or a key such as `header`, also in the limiter.
-        beyond: What becomes of a message beyond the limit: ``"close"`` ends the websocket with code 1013, ``"drop"``
+        beyond: The action on a message beyond the limit: ``"close"`` ends the websocket with code 1013, ``"drop"``
             leaves the message out, ``"wait"`` holds it, and all behind it, until there is room.
 
     Attributes:
         limits: The limits.
-        key: Whose messages are counted together.
-        beyond: What becomes of a message beyond the limit.
+        key: The key by which messages are counted.
+        beyond: The action on a message beyond the limit.
 
     Raises:
         ConfigurationError: A value cannot work.
@@ -74,7 +74,7 @@ class MessageCounter:
     """Counts the messages of the websockets of one gate.
 
     Args:
-        messages: What they are held to.
+        messages: The limits, the key, and the action beyond a limit.
         limiter: The limiter that counts clients.
         client: Finds the client's address.
         claimed: An identity that no other middleware on the limiter has.
@@ -106,7 +106,7 @@ class Counted:
         bucket: The bucket of its messages.
         limiter: The limiter that counts them.
         key: Returns the key under which they are counted.
-        beyond: What becomes of a message beyond the limit.
+        beyond: The action on a message beyond the limit.
     """
 
     def __init__(self, socket: Watched, bucket: Bucket, limiter: Limiter, key: Held[str], beyond: Beyond) -> None:

@@ -23,7 +23,7 @@ class Watched:
     Args:
         receive: The server's channel.
         send: The server's channel.
-        guarded: Returns whose bans end it.
+        guarded: Returns the keys and addresses whose bans end it.
         banned: Tells whether a ban refuses the client now.
         struck: Called for each message that a limit refused.
         accepted: Called with the connection when the application has accepted it; tells whether somebody looks after
@@ -57,7 +57,7 @@ class Watched:
 
     @property
     def guarded(self) -> Sequence[Guarded]:
-        """Whose bans end it."""
+        """The keys and addresses whose bans end it."""
         return self._guarded()
 
     @property
@@ -107,7 +107,7 @@ class Watched:
         """Close the connection of a client that is banned, whatever the application waits for.
 
         Its waiting ends first: there are servers that do not close while they are asked for a message. It is told of
-        the end when the close was sent, because what it does then may end the connection in another way.
+        the end when the close was sent, because its reaction may end the connection in another way.
         """
         if self._interrupted:
             return
