@@ -31,9 +31,6 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "testing": ({"core", "limiter", "stores"}, {"hypothesis", "pytest"}),
     "__init__": ({"core", "limiter", "netlists", "stores", "web"}, set()),
 }
-# Files that import each other in a circle all the same -> why.
-CIRCLES: dict[frozenset[str], str] = {}
-
 # Names that several files share, because each does the same for another store, or adds files to it -> where.
 TWINS: dict[str, set[str]] = {
     "store.py": {"stores/lmdb", "stores/memory", "stores/redis"},
@@ -120,15 +117,10 @@ def graph_of(sources: Mapping[str, str]) -> dict[str, set[str]]:
     return graph
 
 
-def circle_in(graph: Mapping[str, set[str]], accepted: Iterable[frozenset[str]] = ()) -> list[str]:
-    """Return the files of one circle in the order of their imports; arrows inside an accepted circle are left out."""
-    accepted = list(accepted)
-    arrows = {
-        file: {other for other in others if not any({file, other} <= circle for circle in accepted)}
-        for file, others in graph.items()
-    }
+def circle_in(graph: Mapping[str, set[str]]) -> list[str]:
+    """Return the files of one circle, in the order of their imports."""
     try:
-        TopologicalSorter(arrows).prepare()
+        TopologicalSorter(graph).prepare()
     except CycleError as error:
         # The sorter speaks of predecessors: in its list each file is imported by the next one.
         return list(reversed(error.args[1]))
@@ -214,13 +206,12 @@ def graph() -> dict[str, set[str]]:
 
 
 def test_no_files_import_each_other_in_a_circle(graph: dict[str, set[str]]) -> None:
-    if circle := circle_in(graph, CIRCLES):
+    if circle := circle_in(graph):
         pytest.fail("a circle of imports: " + " -> ".join(circle), pytrace=False)
 
 
 def test_packages_beside_each_other_import_one_way(graph: dict[str, set[str]]) -> None:
-    accepted = [frozenset(str(PurePosixPath(file).parent) for file in circle) for circle in CIRCLES]
-    if circle := circle_in(beside(graph), accepted):
+    if circle := circle_in(beside(graph)):
         pytest.fail("a circle of packages: " + " -> ".join(circle), pytrace=False)
 
 
@@ -255,7 +246,6 @@ def test_a_circle_is_found_however_it_is_imported(sources: dict[str, str]) -> No
     circle = circle_in(graph)
     assert set(circle) == set(sources)
     assert all(other in graph[file] for file, other in pairwise(circle))
-    assert not circle_in(graph, [frozenset(sources)])
 
 
 def test_what_only_looks_like_a_circle_is_none() -> None:
@@ -269,8 +259,5 @@ def test_no_package_holds_more_files_than_a_reader_takes_in() -> None:
 
 
 def test_files_of_one_name_do_like_things() -> None:
-    found = namesakes(FILES)
-    assert {
-        name: where - TWINS.get(name, set()) for name, where in found.items() if where - TWINS.get(name, set())
-    } == {}
+    assert namesakes(FILES) == TWINS
     assert namesakes(["web/a.py", "core/a.py", "web/__init__.py", "core/__init__.py"]) == {"a.py": {"web", "core"}}
