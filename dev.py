@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Set up what a command needs, then run it. Needs Python 3.11 and nothing else.
+"""Set up the environment of a command, then run the command. This needs Python 3.11 and nothing else.
 
 An environment is made once by the standard venv module. Into it goes uv, pinned, and uv installs one of the sets in
 requirements/, every file of it checked against its hash. `.venv` holds `demo` or `dev`; `dev` contains `demo`, so that
@@ -18,7 +18,7 @@ from pathlib import Path
 from queue import Queue
 from threading import Thread
 
-if sys.version_info < (3, 11):  # noqa: UP036 - this file is what says so; the packages cannot
+if sys.version_info < (3, 11):  # noqa: UP036 - this file says so, because the packages cannot
     sys.exit("dev.py: slidegate needs Python 3.11 or newer; this is " + sys.version.split()[0])
 
 ROOT = Path(__file__).resolve().parent
@@ -51,7 +51,7 @@ def run(*command: object, **environment: str) -> int:
 
 
 def child_environment() -> dict[str, str]:
-    """Return this process's environment without what would make a Python look elsewhere than in its own environment."""
+    """Return this process's environment without the variables that make a Python look outside its own environment."""
     misleading = {"PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV"}
     kept = {name: value for name, value in os.environ.items() if name not in misleading}
     # uv brings certificates of its own; a machine behind a company's proxy trusts another one, and says so system-wide.
@@ -133,7 +133,7 @@ def test(args: list[str]) -> int:
 def tests_with_coverage(python: Path) -> tuple[list[str], str]:
     """Run pytest in two halves at once; return the names of those that failed, and their closing lines.
 
-    What the first says is shown as it says it, what the second said when it has ended.
+    The output of the first is shown as it comes, that of the second when it has ended.
     """
     halves = {"pytest (stores)": STORES, "pytest": tuple(f"--ignore={path}" for path in STORES)}
     running: list[tuple[str, subprocess.Popen[bytes], Queue[bytes]]] = []
@@ -141,7 +141,7 @@ def tests_with_coverage(python: Path) -> tuple[list[str], str]:
         command = [str(python), *PYTEST, "-p", "no:cacheprovider", *chosen]
         process = subprocess.Popen(command, cwd=ROOT, env=child_environment(), stdout=subprocess.PIPE)
         said: Queue[bytes] = Queue()
-        # A pipe that nobody reads would hold up who writes into it.
+        # A pipe that nobody reads would hold up the process that writes into it.
         Thread(target=listen, args=(process, said)).start()
         running.append((name, process, said))
     failed, closing = [], []
@@ -158,7 +158,7 @@ def tests_with_coverage(python: Path) -> tuple[list[str], str]:
 
 
 def listen(process: subprocess.Popen[bytes], said: Queue[bytes]) -> None:
-    """Put each line that a process says into a queue, and nothing at the end."""
+    """Put each line that a process writes into a queue, and an empty one at the end."""
     assert process.stdout is not None
     with process.stdout:
         for line in process.stdout:
@@ -173,7 +173,7 @@ def step(name: str, *command: object) -> list[str]:
 
 
 def server_steps(python: Path) -> list[str]:
-    """See that there is a redis-server; return the name of the check if there is none, and there has to be one."""
+    """Check that there is a redis-server; return the name of the check if one is needed and there is none."""
     print("\n-- redis-server", flush=True)
     look = (python, "-m", "tests.redis_servers")
     if not run(*look):
@@ -265,7 +265,7 @@ def find_python(version: str) -> str | None:
 
 
 def asked(*command: object) -> str:
-    """Return what a command says; nothing if it fails or takes long."""
+    """Return the output of a command; nothing if it fails or takes long."""
     arguments = [str(part) for part in command]
     try:
         ended = subprocess.run(
@@ -304,7 +304,7 @@ def main() -> int:
         formatter_class=argparse.RawTextHelpFormatter,
     )
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help="one of those below")
-    # What follows belongs to the command, also where it looks like an option of this script.
+    # All further arguments belong to the command, also those that look like an option of this script.
     chosen = parser.parse_args(sys.argv[1:2]).command
     rest = sys.argv[2:]
     if rest and chosen in {"lint", "docs"}:

@@ -1,4 +1,4 @@
-"""Bans: what they add to a hit and to a garbage collection, what a banned key costs, and what a strike does."""
+"""Bans: the cost that they add to a hit and to a garbage collection, of a banned key, and of a strike."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ Hit = Callable[[str], Awaitable[object]]
 
 
 class Candidate(NamedTuple):
-    """What is measured: how hits are sent, by how many processes and tasks."""
+    """One way to send hits: by how many processes and tasks, to which store."""
 
     name: str
     processes: int
@@ -101,7 +101,7 @@ async def measure(hit: Hit, tasks: int, hits: int) -> dict[str, float]:
             await asyncio.sleep(0)
             turns_s.append(time.perf_counter() - started_s)
 
-    await asyncio.gather(*(hit(key) for key in KEYS))  # opens what has to be opened
+    await asyncio.gather(*(hit(key) for key in KEYS))  # opens files and connections
     began_s = time.monotonic()
     await asyncio.gather(*map(work, range(tasks)))
     ended_s = time.monotonic()

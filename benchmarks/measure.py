@@ -1,7 +1,7 @@
-"""Interleaved rounds: every candidate runs once a round, so that what slows the machine slows all of them.
+"""Interleaved rounds: every candidate runs once a round, so that a slow machine slows all of them.
 
-Absolute times of one machine say little; what is reported is the median over rounds of each candidate's difference to,
-and ratio of, the round's own baseline.
+Absolute times of one machine say little. The report is the median over rounds of each candidate's difference to the
+baseline of the same round, and of its ratio to that baseline.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ async def rounds(candidates: Mapping[str, Candidate], count: int) -> dict[str, l
 
 
 def table(taken: Mapping[str, list[float]], baselines: Mapping[str, str]) -> str:
-    """Write a Markdown table: median time, what it adds to the baseline, and the ratio."""
+    """Return a Markdown table: median time, difference to the baseline, and ratio."""
     lines = ["| what | median us | added us | ratio | to |", "| --- | ---: | ---: | ---: | --- |"]
     for name, own in taken.items():
         base = baselines.get(name)

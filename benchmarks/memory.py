@@ -1,4 +1,4 @@
-"""Memory: what a key costs, and that a flood of one-hit keys stays within `max_keys`."""
+"""Memory: the bytes of a key, and a flood of one-hit keys that has to stay within `max_keys`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What a rate limit adds to a small application, admitted and refused, ours and the peers'.
+"""The time that a rate limit adds to a small application, admitted and refused, ours and the peers'.
 
 Every gate counts one client in memory. slowapi and asgi-ratelimit stand over the same Starlette application as ours;
 fastapi-limiter is a FastAPI dependency and is compared with a bare FastAPI application. asgi-ratelimit and
-fastapi-limiter send no RateLimit fields; ours and slowapi do. Ours alone records what happens to requests.
+fastapi-limiter send no RateLimit fields; ours and slowapi do. Ours alone records statistics of requests.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Hits on Redis: `RedisStore` against the exact moving window of `limits`, and others that are installed.
 
-Every round sends hits from as many tasks as are named, over 64 keys; all are admitted. What is measured is the whole of
+Every round sends hits from as many tasks as are named, over 64 keys; all are admitted. Measured is the whole of
 `await limiter.hit`, deadline and circuit breaker included. `throttled-py`'s sliding window is an estimate from two
 counters; `pyrate-limiter` is what fastapi-limiter counts with.
 
@@ -88,7 +88,7 @@ def of_pyrate(url: str) -> Hit:
 
 
 def candidate(hit: Hit, tasks: int, hits: int) -> Candidate:
-    """Return what sends hits from many tasks and says how many microseconds each took, the waits taken together."""
+    """Return a candidate that sends hits from many tasks; it returns the time of a round divided by its hits."""
 
     async def run() -> float:
         numbers = itertools.cycle(KEYS)

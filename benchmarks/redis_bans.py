@@ -1,9 +1,9 @@
 """Bans on Redis, for those who are not banned: requests beside many changes of bans, and a start with many bans.
 
 Innocent clients ask while another process bans and unbans addresses, and every answer of the server is late by as much
-as `--delay` says. Counted is who got an answer of the store within the limiter's deadline of a second. Then a worker
-starts while there are as many bans as `--bans` says, and the most processor time is taken that its event loop spent on
-anything in one go.
+as `--delay` says. The benchmark counts the clients that got an answer of the store within the limiter's deadline of a
+second. Then a worker starts while there are as many bans as `--bans` says, and the benchmark takes the most processor
+time that its event loop spent on anything in one go.
 
 The server is one of its own: `redis-server` on a free port of 127.0.0.1, with nothing kept.
 """

@@ -1,7 +1,7 @@
-"""What one record, one amount and one hit cost, on the windows that tell: `MetricWindow`, `RollingTotals`, `HotKeys`.
+"""The cost of one record, one amount and one hit: `MetricWindow`, `RollingTotals`, `HotKeys`.
 
-Every round starts with empty windows, and time goes on with every call. Ends with an error if adding to eight totals
-costs more than twice what adding to one does, whichever the one is.
+Every round starts with empty windows, and time goes on with every call. The benchmark ends with an error if adding to
+eight totals costs more than twice as much as adding to any one of them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Writes examples/demo/sample.log: two hours of a small site, made up, the same every time.
 
 Run it from anywhere: ``python scripts/make_sample_log.py``. The clients live in the address ranges that are reserved
-for documentation (RFC 5737, RFC 3849); who does what is shaped like the logs of real sites:
+for documentation (RFC 5737, RFC 3849); their behaviour is shaped like the logs of real sites:
 
 * people read a few pages, with the files each page needs, and sometimes log in;
 * crawlers and a feed reader come at an even pace;

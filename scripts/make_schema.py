@@ -15,7 +15,7 @@ TARGET: Final = Path(__file__).resolve().parents[1] / "docs" / "slidegate.schema
 
 
 def text() -> str:
-    """Return what the file holds."""
+    """Return the text of the file."""
     return json.dumps(json_schema(), indent=2) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""A site that shuts out scanners and who guesses passwords; docs/bans.md tells where the numbers come from.
+"""A site that shuts out scanners and guessers of passwords; docs/bans.md tells where the numbers come from.
 
 Serve it on its own with ``uvicorn examples.bans.app:app``.
 """
@@ -36,7 +36,7 @@ BANS = [
         signals={
             # Not "4xx": 408 and 499 say that a connection was slow, and 429 that a limit has done its work.
             **dict.fromkeys((400, 403, 404, 405), 1),
-            # Now and then somebody asks for one of these who does nothing else that is odd: four of them ban.
+            # Now and then a client asks for one of these and does nothing else that is odd, so it takes four to ban.
             **dict.fromkeys(("/.env", "/.git/config", "/wp-login.php", "/xmlrpc.php", "malformed"), 5),
             **dict.fromkeys(("/.aws/credentials", "/phpinfo.php"), "ban"),
         },

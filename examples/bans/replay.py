@@ -26,12 +26,12 @@ PRIVATE = Networks(["127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/1
 
 @dataclass
 class Visits:
-    """What one client did, and what became of it.
+    """The requests of one client, and their fate.
 
     Attributes:
-        requests: How many requests it made.
+        requests: How many requests the client made.
         errors: How many of them were answered with a 4xx, says the log.
-        missed: What it asked for then.
+        missed: The paths of those requests.
         limited: How many of its requests each rule's limit refused.
         barred: How many of them a ban refused.
     """

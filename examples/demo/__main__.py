@@ -87,7 +87,7 @@ async def replay_all(records: Sequence[AccessRecord], console: Console) -> tuple
 
 
 def summary(log: AccessLog, requests: Sequence[AccessRecord], report: Report) -> Table:
-    """Return what was read and what became of it."""
+    """Return a table of the lines that were read and the fate of the requests."""
     table = Table(show_header=False, box=None, pad_edge=False)
     for what, value in (
         ("Log", printable(str(log.path))),
@@ -171,7 +171,7 @@ def share(count: int, total: int) -> str:
 
 
 def printable(text: str) -> str:
-    """Return text from a log without what a terminal would obey."""
+    """Return text from a log without characters that a terminal would obey."""
     return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
 
 

@@ -46,11 +46,11 @@ class ReplayClock(FakeClock):
 
 @dataclass
 class RouteFigures:
-    """What happened on one route.
+    """The figures of one route.
 
     Attributes:
         events: Counts by name, as in `Traffic`.
-        times: How long requests took that were let through, in real time.
+        times: Durations of the requests that were let through, in real time.
         busiest_qps: Requests let through a second, in the minute that had most of them.
     """
 

@@ -23,17 +23,17 @@ SWITCHED_OFF = Decision(True, Reason.EXEMPT)  # SLIDEGATE_ENABLED=0: the gate le
 
 
 class Answer(NamedTuple):
-    """What became of one request of the log."""
+    """The fate of one request of the log."""
 
     record: AccessRecord
     status: int
     decision: Decision
     violation: str
-    """What was wrong with the refusal; empty where nothing was."""
+    """The fault of the refusal; empty if it has none."""
 
 
 class Exchange(NamedTuple):
-    """One request of the log, and what the application answered now."""
+    """One request of the log, and the answer that the application gave now."""
 
     record: AccessRecord
     status: int
@@ -47,7 +47,7 @@ class Report:
 
     Attributes:
         refused: How often each limit refused, by rule and limit.
-        clients: For each client, what became of its requests: "admitted", "refused" or "blocked".
+        clients: For each client, the fates of its requests: "admitted", "refused" or "blocked".
         retries_checked: How many times a `Retry-After` was put to the test.
     """
 
@@ -106,7 +106,7 @@ async def play(app: ASGIApp, clock: FakeClock, records: Iterable[AccessRecord]) 
 
 
 def http_scope(record: AccessRecord) -> Scope:
-    """Return what a server would hand to the application for a logged request."""
+    """Return the scope that a server would hand to the application for a logged request."""
     target = record.path
     if target.startswith(("http://", "https://")):
         # As sent to a proxy; the application sees the path alone.
@@ -146,7 +146,7 @@ async def call(app: ASGIApp, scope: Scope) -> tuple[int, dict[bytes, bytes]]:
 
 
 async def fault(limiter: Limiter, clock: FakeClock, decision: Decision, status: int, fields: dict[bytes, bytes]) -> str:
-    """Put a refusal to the test; return what is wrong with it, or nothing."""
+    """Put a refusal to the test; return its fault, or nothing."""
     expected = 403 if decision.reason is Reason.BLOCKED else 429
     if status != expected:
         return f"answered {status} instead of {expected}"

@@ -1,1 +1,1 @@
-"""Two processes that share one limit in Redis, and what happens when Redis is killed: ``python -m examples.redis``."""
+"""Two processes share one limit in Redis, and Redis is killed under them: ``python -m examples.redis``."""

@@ -26,7 +26,7 @@ health = {"counts": "in Redis"}
 
 
 def note(event: Event) -> None:
-    """Keep what is known of Redis; `slidegate` logs it as well."""
+    """Keep the last news of Redis; `slidegate` logs it as well."""
     where = {"store_failed": "in this process", "store_recovered": "in Redis"}
     health["counts"] = where.get(event.kind, health["counts"])
 

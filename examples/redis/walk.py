@@ -1,4 +1,4 @@
-"""The walk-through: a Redis of its own, two processes of the site, and what clients get while Redis comes and goes."""
+"""The walk-through: a Redis of its own, two processes of the site, and clients while Redis comes and goes."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ BOUND_S = 20
 
 @dataclass(frozen=True)
 class Step:
-    """What became of some requests.
+    """The fate of some requests.
 
     Attributes:
-        what: What was done before.
+        what: The event before them.
         passed: How many requests passed.
         refused: How many were answered with 429.
         failed: How many were answered with anything else, or not at all.

@@ -1,6 +1,6 @@
 """Two routers behind one gate.
 
-* Who sends no key is anonymous and counted by address; a key has the plan that was sold with it.
+* A client without a key is anonymous and counted by address; a key has the plan that was sold with it.
 * A login is counted only when the password was wrong.
 * A stricter limit runs as a shadow first: it reports whom it would refuse.
 * A client far above the rest is noted once, for special handling.

@@ -1,7 +1,7 @@
 """Four workers, one count: ``uvicorn examples.workers.app:app --workers 4``.
 
-Every worker opens the same directory, so a client gets 100 requests an hour from all of them together, and what was
-counted is still counted after a restart. ``LIMITS`` says where; by default that is a directory for temporary files.
+Every worker opens the same directory, so a client gets 100 requests an hour from all of them together, and its counts
+outlive a restart. ``LIMITS`` names the directory; by default it is one for temporary files.
 """
 
 from __future__ import annotations

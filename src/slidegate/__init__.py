@@ -1,7 +1,7 @@
 """A sliding-window gate for ASGI applications.
 
-Counts requests per client, lets at most N through in *any* window of length W, answers the rest with 429 and an exact
-`Retry-After`. Start with `RateLimitMiddleware`; without HTTP, with `Limiter`; for the arithmetic alone, with
+It counts requests per client, lets at most N through in *any* window of length W, and answers the rest with 429 and an
+exact `Retry-After`. Start with `RateLimitMiddleware`; without HTTP, with `Limiter`; for the arithmetic alone, with
 `slidegate.core`.
 """
 

@@ -1,14 +1,14 @@
-"""Reads access logs: what came in, from whom, when, one line at a time.
+"""Reads access logs, one line at a time: each request with its client and its time.
 
 The format is found anew for every line, because rotated files are concatenated and formats change on the way:
 
 * Combined, Common and Traefik's CLF, with or without a virtual host in front: text, fields found by one pattern;
 * nginx (``escape=json``, keys named after nginx's variables), Caddy and Traefik: one JSON object.
 
-A log is written by strangers. Whatever a line holds, it becomes a record or one more in `AccessLog.skipped`, so that
-`read` and the sum of `skipped` are the number of lines; nothing in a file raises. Lines are read up to
-`MAX_LINE_BYTES`, so neither a line without an end nor a gzip bomb fills the memory, and gzip data that unpacks to far
-more than any log is given up. What syslog writes in front of a line is left out.
+A log is written by strangers. Each line becomes a record or adds one to `AccessLog.skipped`, so that `read` and the sum
+of `skipped` are the number of lines; nothing in a file raises. Lines are read up to `MAX_LINE_BYTES`, so neither a line
+without an end nor a gzip bomb fills the memory, and gzip data that unpacks to far more than any log is given up. The
+prefix that syslog writes in front of a line is left out.
 """
 
 from __future__ import annotations
@@ -81,15 +81,15 @@ class AccessRecord(NamedTuple):
     """One request as a log tells it."""
 
     time_us: int
-    """When, in microseconds since 1970 UTC."""
+    """The time of the request, in microseconds since 1970 UTC."""
     client: str
     """The client: an address, or a host name where the server looks names up."""
     method: str
-    """The HTTP method; empty where the client sent something that is no HTTP request."""
+    """The HTTP method; empty if the client sent something that is no HTTP request."""
     path: str
-    """The request's target with its query, as it was logged; without a method, whatever was logged in its place."""
+    """The request's target with its query, as it was logged; without a method, the text logged in its place."""
     status: int
-    """The status of the answer; 0 where the server logged that there was none."""
+    """The status of the answer; 0 if the server logged that there was none."""
     user_agent: str | None
 
 
@@ -285,7 +285,7 @@ def _json_record(
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Refuse an object with a key twice: which of the values the server meant is anybody's guess."""
+    """Refuse an object with a key twice, because nobody knows which of the values the server meant."""
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ValueError("a key comes twice")
@@ -323,7 +323,7 @@ def _text_time_us(text: str) -> int | None:
         moment = datetime.fromisoformat(text)
     except ValueError:
         return None
-    # Without a zone it is the writer's local time, and nobody knows where that was.
+    # A time without a zone is the writer's local time, and nobody knows where that was.
     time_us = (moment - _EPOCH) // timedelta(microseconds=1) if moment.tzinfo is not None else -1
     return time_us if time_us >= 0 else None
 
