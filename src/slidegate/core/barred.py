@@ -1,4 +1,4 @@
-"""Refusals for who asks, and not for how much."""
+"""Refusals of a client as such, whatever it has spent."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from .decision import Check, Decision, LimitState, Reason
 
 
 class Barred(Decision):
-    """A refusal for who asks and not for how much: by a ban, a list, or a rule for nobody. Nothing was
-    counted.
+    """A refusal of a client as such: by a ban, a list, or a rule for nobody. Nothing was counted.
 
     Args:
         by: See `Decision.by`.
         ban: The ban, if there is one.
         now_us: The store's time, in which the ban ends.
-        checks: What was asked for.
+        checks: The checks of the demand.
         reason: Why, where there is no ban.
     """
 
@@ -44,7 +43,7 @@ class Barred(Decision):
 
     @property
     def by(self) -> str:
-        """The policy or who made the ban, the name of the list, or the rule."""
+        """The maker of the ban, a policy or a person; or the name of the list, or the rule."""
         return self._by
 
     @property

@@ -1,6 +1,6 @@
 """The answer to one request, whole: nothing about it needs a second question.
 
-A store makes a `Decision` on every request, so it stores what was seen, untouched, and everything that people
+A store makes a `Decision` on every request, so a decision holds the bare readings, and everything that people
 read from it is worked out when they ask.
 """
 
@@ -16,18 +16,18 @@ from .windows.theory import NEVER, Reading
 
 
 class Bucket:
-    """A rule as a store sees it: whose windows, and how long they are. Compared by identity; made once, kept.
+    """A rule as a store sees it: its name and its limits. It is made once, kept, and compared by identity.
 
     Args:
-        rule: What the windows belong to, 1 to 64 characters; two buckets of one rule share their windows.
+        rule: The rule that the windows belong to, 1 to 64 characters; two buckets of one rule share their windows.
         limits: The limits that apply together, no two with one window and resolution.
-        names: What each limit is called on the wire; by default the rule, or ``rule-<seconds>`` where it has several.
+        names: The name of each limit on the wire; by default the rule, or ``rule-<seconds>`` where it has several.
         count_denied: Whether requests that are refused for lack of room are charged as well.
         wait_us: How long a request may wait for room here instead of being refused, in microseconds.
         wait_max: How many requests of one key may wait for room here at a time.
         lease: How many units a worker may take of a shared store at a time, to answer from; below 2 none. The limits
             must not be `exact`, `wait_us` must be 0, and `count_denied` False.
-        label: What to call the rule in figures; by default `rule`.
+        label: The name of the rule in figures; by default `rule`.
     """
 
     __slots__ = ("count_denied", "label", "lease", "limits", "names", "rule", "wait_max", "wait_us")
@@ -107,8 +107,8 @@ class Decision:
         allowed: Whether the request may pass.
         reason: Why.
         now_us: The store's time at the decision, in microseconds.
-        checks: What was asked for: (bucket, key, cost) each.
-        readings: What the store saw, one for each limit of each check in turn; `states` says it in words.
+        checks: The checks of the demand: (bucket, key, cost) each.
+        readings: The readings of the store, one for each limit of each check in turn; `states` says it in words.
         charge: The store's own notes of what was charged, one for each reading, for `refund`; empty if nothing was.
     """
 
@@ -146,7 +146,7 @@ class Decision:
 
     @property
     def by(self) -> str:
-        """Who refuses where no limit does: the policy or who made the ban, the name of the list, or the rule."""
+        """The refuser where no limit refuses: the maker of the ban, the name of the list, or the rule; else empty."""
         return ""
 
     @property
@@ -166,7 +166,7 @@ class Decision:
         return self._state(*asked[place], readings[place])
 
     def _asked(self) -> list[tuple[Bucket, str, int, int]]:
-        """Return whose reading is whose: bucket, key, cost and the place of the limit in the bucket."""
+        """Return (bucket, key, cost, place of the limit in the bucket) of each reading."""
         return [(bucket, key, cost, at) for bucket, key, cost in self.checks for at in range(len(bucket.limits))]
 
     def _state(self, bucket: Bucket, key: str, cost: int, at: int, reading: Reading) -> LimitState:
@@ -185,7 +185,7 @@ class Decision:
         )
 
     def take_out(self, place: int) -> Decision:
-        """Split a charged check off, to refund it alone; what stays reads as if it had cost nothing."""
+        """Split a charged check off, to refund it alone; the rest reads as if the check had cost nothing."""
         first = sum(len(bucket.limits) for bucket, _, _ in self.checks[:place])
         bucket, _, cost = self.checks[place]
         own = range(first, first + len(bucket.limits))
@@ -220,7 +220,7 @@ class Decision:
     def wait_us(self) -> int:
         """Microseconds that the caller has to wait before it goes on: 0 unless the reason is WAITED.
 
-        The units count from then on. Who gives up while waiting hands the place back with a refund.
+        The units count from then on. A caller that gives up while waiting hands its place back with a refund.
         """
         return max(reading[3] for reading in self.readings) if self.reason is Reason.WAITED else 0
 
@@ -267,9 +267,9 @@ class Decision:
 
 
 def unequal_costs(checks: Sequence[Check]) -> Sequence[int]:
-    """Return what a request costs under each limit, in the order of its readings; empty where that is always the same.
+    """Return the cost under each limit, in the order of the readings; empty where all costs are the same.
 
-    A cost of 0, whose request says only afterwards what it costs, counts as 1: it has no other number of requests.
+    A cost of 0 counts as 1: such a request says its cost only afterwards, and no other number of requests is known.
     """
     first = checks[0][2]
     for _, _, cost in checks:

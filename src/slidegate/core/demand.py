@@ -22,7 +22,7 @@ TOO_LARGE: Final = Reason.TOO_LARGE
 def judge(
     checks: Sequence[Check], asked: Sequence[tuple[Entry, int, int]], windows: list[Entry], now_us: int
 ) -> Decision:
-    """Charge all windows or none: what `judge_all` does where no window is asked twice and nothing can be booked.
+    """Like `judge_all`, where no window is asked twice and nothing can be booked: charge all windows or none.
 
     Args:
         checks: The demand.
@@ -45,20 +45,20 @@ def judge(
 
 
 class Ask(NamedTuple):
-    """What a demand asks of one window."""
+    """The part of a demand that asks one window."""
 
     window: Entry
     limit: Limit
     cost: int
     bucket: Bucket
     check: int
-    """Which check of the demand it belongs to."""
+    """The place of its check in the demand."""
     ahead: int
     """Units that earlier checks of the demand ask of the same window for the same key: it has to fit beside them."""
     others: int
     """Units that they ask of it for other keys, where keys share a cell.
 
-    Each key has to fit beside what is in the cell, and not beside these: then each keeps its bound, and a demand that
+    Each key has to fit beside the units in the cell, and not beside these: then each keeps its bound, and a demand that
     would pass if its keys had windows of their own is not refused for ever.
     """
 
@@ -123,8 +123,8 @@ def _asked(checks: Sequence[Check], windows: Sequence[Entry]) -> list[Ask]:
 def _waits(asked: Sequence[Ask], now_us: int) -> list[int]:
     """Return how long each limit holds the demand up; the longest is when all of them have room at once.
 
-    A moment with room may be followed by one without, where something is booked. So whoever has no room any more when
-    the last one has is asked for the next moment, until they agree.
+    Where something is booked, a moment with room may be followed by one without. So each limit that has no room any
+    more when the last one has is asked for its next moment, until all agree.
     """
     waits = [0] * len(asked)
     from_us = now_us
@@ -167,7 +167,7 @@ def _book(
     lacking: set[int],
     now_us: int,
 ) -> Decision:
-    """Take a place for the moment when all have room."""
+    """Book the demand for the moment when all windows have room."""
     moment_us = now_us + max(waits)
     booked: dict[Entry, BookedWindow] = {}
     notes: list[Note] = []

@@ -8,7 +8,7 @@ from typing import Final
 from .errors import ConfigurationError, closest, quoted
 
 SPACES: Final = " \t\n\r\v\f"
-"""What may stand around the parts of a text; no other white space counts as such."""
+"""The white space that may stand around the parts of a text; no other counts as such."""
 
 _MAX_LENGTH: Final = 64
 _UNITS_US: Final = {

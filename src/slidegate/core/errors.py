@@ -35,8 +35,8 @@ class StoreError(SlidegateError):
     """A store could not answer. Whether anything was charged is not known.
 
     Args:
-        message: What happened.
-        concerns: What is in trouble: one ``"key"`` or ``"slot"`` while the others are served, as with a value of a
+        message: The failure, in words.
+        concerns: The part in trouble: one ``"key"`` or ``"slot"`` while the others are served, as with a value of a
             foreign type or a file that has no room for new keys; or the ``"server"``, which is then left alone for a
             while.
     """
@@ -51,7 +51,7 @@ class StoreUnavailable(StoreError):
 
 
 class StoreTimeout(StoreError):
-    """A store did not answer in time; nothing was charged by what did not wait for it."""
+    """A store did not answer in time; a request that was given up before it was sent has charged nothing."""
 
 
 def closest(word: str, choices: Iterable[str]) -> str:
@@ -63,7 +63,7 @@ def closest(word: str, choices: Iterable[str]) -> str:
 
 
 def quoted(value: object) -> str:
-    """Return what was given as a message shows it: as in Python, and at most 80 characters of it."""
+    """Return a given value as messages show it: as in Python, and at most 80 characters of it."""
     try:
         text = repr(value)
     except ValueError:  # Python writes no number of more than 4,300 digits

@@ -129,7 +129,7 @@ class Limit:
     exact: bool
     """Whether the time of every unit is kept (``amount <= resolution``)."""
     span_us: int
-    """How long a unit holds its place after the end of what it was counted in."""
+    """How long a unit counts: from its own time, or from the end of its slice."""
 
     def __init__(
         self,
@@ -177,7 +177,7 @@ class Limit:
 
     @property
     def same_window(self) -> tuple[int, int]:
-        """What makes two limits of one rule share their counts: window and resolution, not the amount."""
+        """Window and resolution: limits of one rule that agree in both share their counts, whatever their amounts."""
         return self.window_us, self.resolution
 
     def counts_from_us(self, at_us: int) -> int:

@@ -1,6 +1,6 @@
 """The log, into which nobody writes but us.
 
-What is logged may hold what a client has sent: a key, a path, the message of an exception that a function of the user's
+A message may hold text that a client has sent: a key, a path, the message of an exception that a function of the user's
 raised over it. A line break in that would be a line of the log that nobody wrote, and an escape sequence would speak to
 the operator's terminal. So everything goes through one filter on the logger: a message is one line of printable
 characters, and a traceback is lines of them. The exception itself stays on the record for whoever reports it elsewhere.
@@ -80,7 +80,7 @@ def _clean(record: logging.LogRecord) -> bool:
     error = record.exc_info[1] if record.exc_info else None
     if error is not None:
         try:
-            record.exc_text = trace(error)  # what formatters take, if it is there
+            record.exc_text = trace(error)  # formatters take it, if it is there
         except Exception as failure:
             record.exc_text = f"{type(error).__name__}, whose traceback cannot be written: {type(failure).__name__}"
     return True

@@ -25,7 +25,7 @@ _RUN: Final = 4_096
 class Networks:
     """An immutable set of IPv4 and IPv6 networks.
 
-    ``"192.0.2.7" in networks`` takes text or an `ipaddress` object; what is not an address is in no network.
+    ``"192.0.2.7" in networks`` takes text or an `ipaddress` object; a value that is no address is in no network.
 
     Args:
         networks: Addresses and networks as text or `ipaddress` objects.

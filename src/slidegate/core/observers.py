@@ -1,4 +1,4 @@
-"""Telling observers what happened, whatever they do with it."""
+"""Tells observers of events, and outlives their exceptions."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """How much of the public address space a set of ranges covers.
 
-Public is what a client on the internet may have for an address: IPv4 without what RFC 6890 and its successors reserve,
-and 2000::/3, which is all of IPv6 that is given out. Reserved addresses count for nothing, so a list of those that
-never send anything (224.0.0.0/3 stands in many) covers nobody.
+Public addresses are those that a client on the internet may have: IPv4 without the blocks that RFC 6890 and its
+successors reserve, and 2000::/3, which is all of IPv6 that is given out. Reserved addresses count for nothing, so a
+list of those that never send anything (224.0.0.0/3 stands in many) covers nobody.
 """
 
 from __future__ import annotations

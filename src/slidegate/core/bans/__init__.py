@@ -1,1 +1,1 @@
-"""Bans as a state machine: policies, what is known about a key, and the bans in force."""
+"""Bans as a state machine: policies, the standings of keys, the bans in force, and the rules between them."""

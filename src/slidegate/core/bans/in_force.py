@@ -18,7 +18,7 @@ from ..addresses import Address, canonical_key, parse_network, prefix_length
 from ..errors import ConfigurationError, quoted
 
 Guarded: TypeAlias = str | Address
-"""Whose ban refuses a request: a key, or an address that may lie in a banned network."""
+"""A key whose ban refuses a request, or an address that may lie in a banned network."""
 
 MAX_REASON: Final = 256
 MAX_KEY_BYTES: Final = 64
@@ -40,8 +40,8 @@ class Ban:
     Attributes:
         key: An address or network in its one spelling, or any other key.
         reason: Why, for the operator: at most 256 printable characters. Clients never see it.
-        by: The policy that made it, or who did.
-        rung: The how manyth ban in a row it is; 0 for one made by hand.
+        by: The policy or the person that made it.
+        rung: Its number in a row of bans, from 1; 0 for one made by hand.
         made_us: When it began, in the store's time.
         ends_us: When it ends, in the store's time; None for never.
         wall_us: When it began, in Unix time.
@@ -92,10 +92,10 @@ class BanChange:
     """An entry of the history of bans.
 
     Attributes:
-        kind: What happened.
+        kind: ``"banned"`` or ``"unbanned"``.
         ban: The ban that was made, or taken back.
         wall_us: When, in Unix time.
-        by: The policy or who did it.
+        by: The policy or the person that did it.
     """
 
     kind: Literal["banned", "unbanned"]
@@ -223,7 +223,7 @@ class BanList:
 
 
 def ban_key(key: object) -> str:
-    """Return the one spelling of what a ban is for: an address or network, or any other key.
+    """Return the one spelling of the key of a ban: an address or network, or any other key.
 
     Raises:
         ConfigurationError: It is empty or no text, looks like an address and is none, or is every address there is.
@@ -256,7 +256,7 @@ def clean_reason(reason: object) -> str:
 def shown(text: str) -> str:
     """Return text as messages show it: at most 256 printable characters; others are escaped, as in Python.
 
-    A key may be what a client sent: a line break in it would be a line of the log that nobody wrote.
+    A client may have sent a key: a line break in it would be a line of the log that nobody wrote.
     """
     clean = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[:MAX_REASON])
     return clean if len(clean) <= MAX_REASON else clean[: MAX_REASON - 1] + "…"
@@ -289,7 +289,7 @@ def _place(key: str) -> tuple[int, int, bytes] | None:
 
 
 def _end(ends_us: int, key: str) -> str:
-    """Return an end and whose it is as one text; texts of earlier ends are smaller, those of ends below 0 as well."""
+    """Return an end and its key as one text; texts of earlier ends are smaller, also for ends below 0."""
     return f"{ends_us + 2**63:0{_END_DIGITS}d}{key}"
 
 

@@ -1,7 +1,4 @@
-"""What a ban policy is made of: pure numbers and words, checked once.
-
-`bans` says what they mean.
-"""
+"""The numbers and words of a ban policy, checked once; `standing` says how they are used."""
 
 from __future__ import annotations
 
@@ -25,10 +22,10 @@ Answer: TypeAlias = Literal["problem", "drop", "tarpit"]
 Weight: TypeAlias = int | Literal["ban"]
 
 SIGNALS: Final = ("refused", "malformed", "oversized")
-"""What can strike besides statuses and paths."""
+"""The signals besides statuses and paths."""
 
 PREFIX_NAME: Final = "/prefix"
-"""What a policy's name ends with where it bans prefixes."""
+"""The end of a policy's name where it bans prefixes."""
 
 _EXAMPLE: Final = '{"refused": 1, 401: 1, "/wp-login.php": "ban"}'
 _STATUS: Final = re.compile("[0-9]{3}")
@@ -47,12 +44,12 @@ class BanPolicy:
         jitter: The part of its length, 0 to 1, by which a ban may be longer, so that not all come back at once. It is
             the same each time for one key and rung.
         forgive: How long a key has to be clean to step one rung down.
-        signals: What strikes, and how heavily: ``"refused"`` (a limit refused the request), a status of the
+        signals: The weight of each signal: ``"refused"`` (a limit refused the request), a status of the
             application's answers (404, ``"4xx"``), a path (``"/.env"``, as in a rule), ``"malformed"`` or
             ``"oversized"``. A weight is a whole number, or ``"ban"`` for all that a ban
             takes. `strike` works without being named here.
         name: What the policy is called; policies of one name share their strikes.
-        key: Who is struck and banned: a built-in key such as `header`; by default the client's address.
+        key: The key that is struck and banned, such as `header`; by default the client's address.
         action: ``"ban"``, or ``"shadow"`` to report who would be banned and ban nobody.
         prolong: Whether requests while banned begin the ban anew. They never do that for a prefix: others send them.
         status: The status of the answer to a banned client, 403 or 429.
@@ -180,7 +177,7 @@ class BanPolicy:
         self.__dict__.update(values, ladder_us=tuple(ladder))
 
     def _for_prefixes(self, after: str | Limit) -> BanPolicy:
-        """Return what bans prefixes: the same ladder, and bans for strikes."""
+        """Return the policy for prefixes: it has the same ladder, and its strikes are bans."""
         limit = _one_limit(after, "prefix_after", "4/1h")
         if not 2 <= limit.amount <= MAX_EXACT:
             raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""What a store remembers about bans: the interface of its records, which `core.bans.rules` reads and changes."""
+"""The interface of a store's records of bans, which `core.bans.rules` reads and changes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Standings(Protocol):
 
 
 class Ledger:
-    """What is remembered under one policy.
+    """The records of one policy.
 
     Attributes:
         policy: The policy; None until its first strike, where its standings were loaded.
@@ -63,10 +63,10 @@ class Ledger:
 
 
 class Records(Protocol):
-    """What a store remembers about bans, for `core.bans.rules` to read and change.
+    """The records of a store about bans, for `core.bans.rules` to read and change.
 
     Attributes:
-        prefixes: The keys of prefixes that policies banned, among them some whose bans may be over.
+        prefixes: The keys of prefixes that policies banned; some of these bans may be over.
     """
 
     prefixes: set[str]
@@ -76,10 +76,10 @@ class Records(Protocol):
         """The bans in force."""
 
     def ledger(self, policy: str) -> Ledger | None:
-        """Return what is remembered under a policy, None if that is nothing."""
+        """Return the ledger of a policy, None if there is none."""
 
     def open_ledger(self, policy: str) -> Ledger:
-        """Return what is remembered under a policy, a new ledger if that is nothing."""
+        """Return the ledger of a policy, a new one if there is none."""
 
     def ledgers(self) -> Collection[Ledger]:
         """Return the ledgers of all policies."""

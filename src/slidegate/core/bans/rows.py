@@ -23,7 +23,7 @@ _MOST: Final = 2**53
 
 
 class Bans(NamedTuple):
-    """What a store knows about bans.
+    """The bans and standings that a store knows.
 
     Attributes:
         bans: The bans in force.
@@ -128,7 +128,7 @@ def _whole(value: object, least: int = -_MOST) -> int:
 
 
 def _key(value: object) -> str:
-    # Longer keys come as digests, and who writes rows by hand has not the secret that they take.
+    # Longer keys come as digests; rows that a person wrote cannot hold them, because digests take the secret.
     return _short(ban_key(value))
 
 

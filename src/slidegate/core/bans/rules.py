@@ -1,11 +1,11 @@
-"""What strikes, bans and unbans change in the records of a store that remembers bans itself.
+"""The rules by which strikes, bans and unbans change the records of a store.
 
-`BanRules` decides; what it reads and changes is the `Records` of a store: dicts in memory, rows in a file. The rules
+`BanRules` decides; it reads and changes the `Records` of a store: dicts in memory, rows in a file. The rules
 of one key under one policy are in `core.bans.standing`; here they meet the bans in force, the caps and the history.
 
 The keys of a policy stand in a queue in the order of their last strikes. Those that have nothing left to remember leave
 it at its front, two at a time, as a part of ordinary strikes; keys that were banned go round to its end, so nobody
-waits behind them. Where the store is full, the front has to go: whoever abuses now is at the other end.
+waits behind them. Where the store is full, the front has to go: the keys that abuse now are at the other end.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class BanRules:
         most: How many bans, and the strikes of how many keys, to hold.
 
     Attributes:
-        events: What there is to tell of since the store last took it from here.
+        events: The events that the store has not told yet; it takes them from here.
     """
 
     def __init__(self, records: Records, most: int) -> None:

@@ -27,7 +27,7 @@ from .policy import BanPolicy
 
 
 class Strike(NamedTuple):
-    """One strike, or what is left of several in one slice."""
+    """One strike, or the rest of several strikes in one slice."""
 
     at_us: int
     weight: int
@@ -39,7 +39,7 @@ class Standing:
     """How a key stands under a policy.
 
     Attributes:
-        strikes: What counts towards the next ban, oldest first; never more than `MAX_EXACT` + 1.
+        strikes: The strikes that count towards the next ban, oldest first; never more than `MAX_EXACT` + 1.
         rung: How many bans in a row there were when the last one was made.
         last_us: The moment of the last strike.
         until_us: The end of the last ban, 0 if there was none.
@@ -62,7 +62,7 @@ class Standing:
         return max(self.rung - max(clean_us, 0) // policy.forgive_us, 0)
 
     def weight_at(self, policy: BanPolicy, now_us: int) -> int:
-        """Return how much of what a ban takes stands against the key."""
+        """Return the weight of the strikes that stand against the key."""
         from_us = now_us - policy.after.window_us
         return sum(strike.weight for strike in self.strikes if strike.at_us > from_us)
 

@@ -1,4 +1,4 @@
-"""Whom a ban may be for.
+"""The keys and networks that a ban may be for.
 
 Not everything that strikes is a client: a ban on a proxy, on the host itself or on a network that holds one of them
 shuts out people who did nothing. People who ban by hand may ban those too, but not a part of the internet that belongs

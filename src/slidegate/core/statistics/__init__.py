@@ -1,1 +1,1 @@
-"""Counts and times of what happened, in sliding slices."""
+"""Counts and times of events, in sliding slices."""

@@ -1,10 +1,10 @@
 """A fixed histogram of times whose quantiles have a relative error of 5 %.
 
-The buckets of DDSketch: bucket i holds what lies in ``(base * g^(i-1), base * g^i]`` with ``g = (1 + a) / (1 - a)``,
+The buckets of DDSketch: bucket i holds times in ``(base * g^(i-1), base * g^i]`` with ``g = (1 + a) / (1 - a)``,
 and reads as ``2 * base * g^i / (g + 1)``, which is nowhere in the bucket further than a share a of the true value
 away (Masson, Rim, Lee: "DDSketch: A Fast and Fully-Mergeable Quantile Sketch with Relative-Error Guarantees", VLDB
 2019, section 2.1; arXiv 1908.10693). Here a = 0.05, from 10 us to 100 s: 164 counts, never more, and two histograms
-are merged by adding them up. What is shorter reads as 5 us, what is longer as 100 s.
+are merged by adding them up. A shorter time reads as 5 us, a longer one as 100 s.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class HotKeys:
     """Finds the keys with more than `threshold` hits in a window; the module's head states the error, for all threads.
 
     A key that passes the threshold is told once, and once more when it has cooled. There is no timer: hits leave where
-    slices start, and what has cooled is noticed by the first hit of any key in a new slice, or by `cool`.
+    slices start, and a key that has cooled is noticed by the first hit of any key in a new slice, or by `cool`.
 
     Memory is bounded by ``(slices + 1) * capacity`` counts, and as many hot keys, however many keys there are.
 
@@ -59,9 +59,9 @@ class HotKeys:
         on_hot: Called with the key and its hits (at least so many) when it passes the threshold.
         on_cool: Called with the key and its hits when it is found below.
 
-    Calls come one after the other, in the order of what happened, in the thread of a `hit` or `cool`, which they must
-    not hold up. They may use this object. What one of them raises goes to the caller, and the rest is told by the
-    next call.
+    Calls come one after the other, in the order of events, in the thread of a `hit` or `cool`, which they must
+    not hold up. They may use this object. An exception that one of them raises goes to the caller, and the rest is told
+    by the next call.
 
     Attributes:
         dropped: Hits that came when their slice had been forgotten already.
@@ -156,7 +156,7 @@ class HotKeys:
             return sum(summary.missed for summary in self._live(now_us // self.slice_us))
 
     def _open(self, number: int) -> None:
-        """Begin a slice: those passed over are empty, and what has cooled is noticed."""
+        """Begin a slice: those passed over are empty, and keys that have cooled are noticed."""
         held = len(self._ring)
         for passed in range(max(self._newest, number - held) + 1, number + 1):
             self._ring[passed % held] = _Summary()
@@ -170,7 +170,7 @@ class HotKeys:
         return [self._ring[live % held] for live in range(first, last + 1)]
 
     def _room(self, live: list[_Summary]) -> int:
-        """Return what a key's counts have to exceed."""
+        """Return the number that a key's counts have to exceed."""
         return self.threshold - min(sum(summary.missed for summary in live), self.threshold // 2)
 
     def _look(self, key: str) -> None:
@@ -194,8 +194,8 @@ class HotKeys:
                 self._to_tell.append((self._on_cool, key, _hits(self._ring, key)))
 
     def _tell(self) -> None:
-        # Whoever is telling tells everything, so that a key is never told cool before it is told hot. A call that comes
-        # from inside a callback, or from another thread meanwhile, leaves its news to that one.
+        # The thread that is telling tells everything, so that a key is never told cool before it is told hot. A call
+        # that comes from inside a callback, or from another thread meanwhile, leaves its news to that one.
         while self._to_tell and self._telling.acquire(blocking=False):
             try:
                 while self._to_tell:

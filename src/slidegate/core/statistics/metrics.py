@@ -1,4 +1,4 @@
-"""What happened in the last k slices: events, response times, custom events.
+"""Counts of the last k slices: events, response times, custom events.
 
 A ring of k slices; the slice of a moment is ``now_us // slice_us``, its place that number modulo k, so finding it is
 O(1)::
@@ -8,7 +8,8 @@ O(1)::
         place    (q+1) % k                (q-1) % k  q % k
 
 A slot knows the number of its slice. It is made anew by the first record of a newer slice and never by a reading, which
-takes only slots whose number lies among the last k: what is out of date is skipped, wherever the clock has jumped to.
+takes only slots whose number lies among the last k: a slot that is out of date is skipped, wherever the clock has
+jumped to.
 
 Every record goes to the slice of its own moment, as long as the ring still holds it: a thread that was held up for a
 slice loses nothing. A record older than that, from a clock that ran back, is written nowhere and counted in
@@ -120,7 +121,7 @@ class MetricWindow:
                 times.histogram[bisect_left(BOUNDS_US, first_us)] += 1
 
     def read(self, now_us: int, slices: int | None = None) -> MetricSummary:
-        """Return what happened in the last `slices` slices, the running one included, all seen at one moment.
+        """Return the counts of the last `slices` slices, the running one included, all seen at one moment.
 
         Args:
             now_us: The moment to look at.

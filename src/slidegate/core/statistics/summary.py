@@ -1,4 +1,4 @@
-"""What a `MetricWindow` saw, to read and to put together."""
+"""The counts of a `MetricWindow`, to read and to put together."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _NONE: Final = ResponseTimes()
 
 @dataclass(frozen=True, slots=True)
 class MetricSummary:
-    """What happened in one slice or in several.
+    """The counts of one slice or of several.
 
     Args:
         start_us: When the first slice started.

@@ -9,9 +9,9 @@ The ring keeps, for each slice, the sum of everything that was added before the 
         completed(m) = P(q) - P(q-m)            the m full slices before the running one
         running(m)   = T    - P(q-m+1)          the running slice and the m - 1 before it
 
-What enters a window is added to T, what leaves it is in the prefix that is taken away: an addition touches one
-number, whatever the number of windows and their lengths, and a window costs one subtraction when it is read. Nothing
-is ever summed up again, and because amounts are whole numbers of any size nothing drifts.
+An amount that enters a window is added to T, one that leaves it is in the prefix that is taken away: an addition
+touches one number, whatever the number of windows and their lengths, and a window costs one subtraction when it is
+read. Nothing is ever summed up again, and because amounts are whole numbers of any size nothing drifts.
 
 Opening a slice writes one prefix for every slice passed, at most one turn of the ring. An amount for an earlier slice
 that the ring still holds is added to the prefixes behind it: one for a thread that was held up at the change of a
@@ -117,7 +117,7 @@ class RollingTotals:
             return {window_us: until - self._prefix(end - slices) for window_us, slices in self._windows.items()}
 
     def _prefix(self, number: int) -> int:
-        """Return the sum of what was added before a slice; what the ring has let go of counts as before all."""
+        """Return the sum of the amounts before a slice, or before the oldest one that the ring still holds."""
         if number > self._newest:
             return self._total
         return self._before[max(number, self._newest - self._held + 1) % self._held]

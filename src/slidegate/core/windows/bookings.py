@@ -5,11 +5,11 @@ they count (with counters, the start of the slice). When that moment has come th
 been spent then. Until then they overwrite nothing, and everybody makes room for them. With N = 5, five spent and one
 booked for the moment m at which the first of them leaves::
 
-        now           m                          what has room
+        now           m                          room
         |-------------|---------------------
         5 spent       4 of them, 1 booked        nothing at now, nothing at m
 
-An arrival at t has room if it fits at t, and beside what is booked at every later moment at which it still counts. So a
+An arrival at t has room if it fits at t, and beside the bookings of every later moment at which it still counts. So a
 moment that has room may be followed by one that has not, and the wait is the first moment with room at or after a given
 one. That makes promise 1 hold with waiting requests, which count from the moment booked for them.
 
@@ -28,7 +28,7 @@ from .theory import NEVER, Reading
 
 
 class Note(NamedTuple):
-    """What a store has to know to hand a charge back that was not simply spent at the time of its decision."""
+    """A charge that was not simply spent at the time of its decision, with all that a refund needs to know."""
 
     window: Entry
     spent_us: int
@@ -39,10 +39,10 @@ class Note(NamedTuple):
 
 
 class BookedWindow:
-    """A ring, and what is booked beside it.
+    """A ring, and the bookings beside it.
 
     Args:
-        ring: What was spent.
+        ring: The units that were spent.
         limit: The ring's limit; its amount does not matter.
         now_us: The time.
     """
@@ -54,7 +54,7 @@ class BookedWindow:
         self.limit = limit
         self._seen_us = now_us
         self._booked: list[tuple[int, int]] = []  # (moment, units), moments all different, the next one first
-        self._waiting: list[int] = []  # the moments of those who wait for room in this window
+        self._waiting: list[int] = []  # the moments for which requests wait in this window
 
     def __copy__(self) -> BookedWindow:
         twin = BookedWindow(copy(self.ring), self.limit, self._seen_us)
@@ -63,7 +63,7 @@ class BookedWindow:
 
     @property
     def spent(self) -> int:
-        """Units in the window and booked, as of the last look."""
+        """The units in the window and booked, as of the last look."""
         return self.ring.spent + sum(units for _, units in self._booked)
 
     @property
@@ -75,13 +75,13 @@ class BookedWindow:
 
     @property
     def leaves_us(self) -> int:
-        """When the oldest units leave."""
+        """The moment when the oldest units leave."""
         if self.ring.spent or not self._booked:
             return self.ring.leaves_us
         return self.limit.leaves_us(self._booked[0][0])
 
     def settle(self, now_us: int) -> bool:
-        """Move what is due into the ring; tell whether anything is still to come."""
+        """Move the bookings that are due into the ring; return whether any are still to come."""
         if now_us < self._seen_us:
             self._step_back(now_us)
         self._seen_us = now_us
@@ -89,11 +89,11 @@ class BookedWindow:
         while booked and booked[0][0] <= now_us:
             self._move(booked.pop(0), self.ring)
         del self._waiting[: bisect_left(self._waiting, now_us + 1)]
-        self.ring.wait_us(now_us, self.ring.spent)  # lets go of what has left
+        self.ring.wait_us(now_us, self.ring.spent)  # drops expired units
         return bool(booked or self._waiting)
 
     def waiting(self) -> int:
-        """Return how many wait for room in this window, as of the last look."""
+        """Return how many requests wait for room in this window, as of the last look."""
         return len(self._waiting)
 
     def room_us(self, from_us: int, amount: int, cost: int, ahead: int = 0) -> int:
@@ -131,7 +131,7 @@ class BookedWindow:
         return self.reading(NEVER if room_us == NEVER else room_us - now_us)
 
     def reading(self, wait_us: int) -> Reading:
-        """Say what is seen, with a wait."""
+        """Return the state of the window, with a wait."""
         return self.spent, self.leaves_us, self.newest_us, wait_us
 
     def charge(self, now_us: int, units: int, resolution: int) -> int:
@@ -140,7 +140,7 @@ class BookedWindow:
         return self.ring.charge(now_us, units, resolution)
 
     def book(self, now_us: int, moment_us: int, units: int, waits: bool) -> Note:
-        """Book `units` for a moment; `waits` if it is this window that has no room before. Call `settle` first."""
+        """Book `units` for a moment; `waits` if this window has no room before. Call `settle` first."""
         if waits:
             insort(self._waiting, moment_us)
         counts_us = self.limit.counts_from_us(moment_us)
@@ -163,13 +163,13 @@ class BookedWindow:
         return True
 
     def lies_ahead(self, now_us: int) -> bool:
-        """See `Window.lies_ahead`; bookings and those who wait move as far as the clock stepped since the last look."""
+        """See `Window.lies_ahead`; bookings and waiting requests move as far as the clock has stepped."""
         if now_us < self._seen_us and (self._booked or self._waiting):
             return True
         return self.ring.lies_ahead(now_us)
 
     def leave(self, moment_us: int) -> bool:
-        """Give back the place of one who waits for a moment; False if it has come."""
+        """Give back the place of a request that waits for a moment; False if the moment has come."""
         if moment_us not in self._waiting:
             return False
         self._waiting.remove(moment_us)
@@ -185,7 +185,7 @@ class BookedWindow:
         return twin
 
     def _move(self, booked: tuple[int, int], ring: Ring) -> None:
-        """Spend what was booked. Unlike a debt it pushes nothing out, because the others were let through as well."""
+        """Spend booked units. Unlike a debt they push nothing out, because the others were let through as well."""
         moment_us, units = booked
         if self.limit.exact:
             units = min(units, self.limit.resolution)  # it was booked as counts, if it is more

@@ -1,9 +1,9 @@
 """Windows as bytes, for stores that keep them outside the process.
 
-A window at rest is a few numbers and a run of them, and that is what is written, in the byte order of the machine:
+A window at rest is a few numbers and a run of them. They are written in the byte order of the machine:
 
 ========================  =============================================================================================
-kind (one byte)           what follows
+kind (one byte)           the bytes behind it
 ========================  =============================================================================================
 1: times                  units (uint16), newest time (int64), the other times, oldest first (int64 each)
 2: times and a surplus    surplus units (uint64), their newest time (int64), then as 1
@@ -13,7 +13,7 @@ kind (one byte)           what follows
                           units uint64), the waiters' moments (int64 each), then the ring as 1 to 3
 ========================  =============================================================================================
 
-What else a window knows (its length, its slices) is its limit's, which is given when it is read.
+The length of a window and its slices are those of its limit, which is given when it is read.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .rings import Ring, convert
 from .timestamps import TimestampWindow
 
 Kept: TypeAlias = Ring | BookedWindow
-"""What a store keeps for one key under one limit."""
+"""The window of one key under one limit, as a store keeps it."""
 
 _TIMES: Final = Struct("=BHq")
 _SURPLUS: Final = Struct("=BQqHq")
@@ -115,6 +115,6 @@ def _unpack_booked(packed: bytes, limit: Limit, now_us: int, at: int) -> BookedW
 
 
 def _other_kind(limit: Limit) -> Limit:
-    """Return a limit with the same window that needs the other ring; what it admits does not matter."""
+    """Return a limit with the same window that needs the other ring; its amount does not matter."""
     amount = limit.resolution + 1 if limit.exact else limit.resolution
     return Limit(amount, timedelta(microseconds=limit.window_us), resolution=limit.resolution)

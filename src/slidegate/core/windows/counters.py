@@ -111,7 +111,7 @@ class CounterWindow:
 
     def charge(self, now_us: int, units: int, resolution: int) -> int:
         """See `Window.charge`."""
-        self.wait_us(now_us, self.spent)  # lets go of what has left
+        self.wait_us(now_us, self.spent)  # drops expired units
         running = self._running if now_us < self.newest_us else 0
         kept = min(units, MAX_SLICE_COUNT - running)
         self.add(now_us, kept)
@@ -121,14 +121,14 @@ class CounterWindow:
         """See `Window.remove`."""
         start_us = self.newest_us - self.slice_us
         if start_us <= spent_us < self.newest_us and start_us <= now_us < self.leaves_us and 0 < units <= self._running:
-            # What was spent last is handed back most often: nothing has to be unpacked.
+            # The last charge is the one that is handed back most often: nothing has to be unpacked.
             self._running -= units
             self.spent -= units
             self.blocked_until_us = 0
             if not self._running:
                 self._reopen()
             return True
-        self.wait_us(now_us, self.spent)  # lets go of what has left
+        self.wait_us(now_us, self.spent)  # drops expired units
         pairs = self._pairs()
         start_us = spent_us - spent_us % self.slice_us
         for place, (slice_start_us, count) in enumerate(pairs):
@@ -143,7 +143,7 @@ class CounterWindow:
         return self.spent > 0 and now_us < self.newest_us - self.slice_us
 
     def total(self, now_us: int) -> int:
-        """Return the units in the k + 1 slots that end with the slice of `now_us`: what the gate holds to N."""
+        """Return the units in the k + 1 slots that end with the slice of `now_us`: the sum that the gate holds to N."""
         return self.spent if now_us < self.leaves_us else self._sum(now_us, 0, self.slice_count)
 
     def classic(self, now_us: int) -> int:
@@ -238,7 +238,7 @@ class CounterWindow:
         self._full = self._full[: kept - _COUNT_BYTES]
 
     def _step_back(self, now_us: int) -> None:
-        """Move what lies ahead of the slice of `now_us` back into it."""
+        """Move the units of slices after that of `now_us` back into it."""
         running_us = now_us - now_us % self.slice_us
         pairs = self._pairs()
         kept = [pair for pair in pairs if pair[0] < running_us]

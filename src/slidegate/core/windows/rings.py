@@ -29,7 +29,7 @@ def convert(window: Ring, limit: Limit, now_us: int) -> Ring:
     Neither direction frees a unit early.
     """
     window = copy(window)
-    window.wait_us(now_us, 0)  # what has left does not come along
+    window.wait_us(now_us, 0)  # expired units do not come along
     fresh = new_window(limit)
     if isinstance(fresh, TimestampWindow) and isinstance(window, CounterWindow):
         _to_timestamps(window, fresh, limit, now_us)

@@ -1,4 +1,4 @@
-"""The two rings that remember what was spent.
+"""The two rings that remember spent units.
 
 Both answer one question: *how long until at most `room` units are left in the window?* A request of
 cost c passes under a limit of N when that wait is 0 for ``room = N - c``. Neither knows N, so a changed
@@ -19,16 +19,16 @@ slice is that a unit holds its place longer than W: at most W + s where s divide
 is known to the microsecond: the oldest slices leave one after the other, and the first moment when enough have left
 is the answer.
 
-What both hold, at rest, is three numbers and the rest packed into bytes, because a store may hold a
+At rest, each ring holds three numbers, and the rest packed into bytes, because a store may hold a
 million of them:
 
 * ``spent``      units in the window, as of the last look;
 * ``newest_us``  the time of the newest unit (timestamps) or the end of its slice (counters);
 * ``leaves_us``  when the oldest units leave; in between, nothing changes by itself.
 
-A clock that runs back: what is stored ahead of now is moved back to now. Nothing spent comes back, and a
-key is held no longer than a window and a slice, however far the clock stepped. What was charged in a window
-before anything in it was moved is not handed back any more.
+Where a clock runs back, times that lie ahead of now are moved back to now. Nothing spent comes back, and a
+key is held no longer than a window and a slice, however far the clock stepped. Once units of a window were moved,
+earlier charges of it cannot be handed back any more.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ NEVER: Final = -1
 """The wait of a cost that is larger than the limit."""
 
 Reading: TypeAlias = tuple[int, int, int, int]
-"""What was seen in one window, after charging: units spent, when the oldest leave (a moment), the newest unit's time or
+"""The state of one window after charging: units spent, when the oldest leave (a moment), the newest unit's time or
 slice end (a moment), and how long the request has to wait here (0, microseconds, or `NEVER`)."""
 
 
 class Window(Protocol):
-    """What a store needs of a ring."""
+    """The interface of a ring, as stores use it."""
 
     @property
     def spent(self) -> int:
-        """Units in the window, as of the last `wait_us` or `add`."""
+        """The units in the window, as of the last `wait_us` or `add`."""
 
     @property
     def newest_us(self) -> int:
@@ -58,13 +58,13 @@ class Window(Protocol):
 
     @property
     def leaves_us(self) -> int:
-        """When the oldest units leave; 0 while nothing was ever spent."""
+        """The moment when the oldest units leave; 0 while nothing was ever spent."""
 
     def wait_us(self, now_us: int, room: int) -> int:
         """Return the microseconds until at most `room` units are left: 0 now, `NEVER` for a room below 0."""
 
     def spend(self, now_us: int, amount: int, cost: int) -> Reading:
-        """Spend `cost` units if that leaves at most `amount` in the window, and say what was seen, all in one step."""
+        """Spend `cost` units if that leaves at most `amount` in the window, and return the reading, all in one step."""
 
     def add(self, now_us: int, units: int = 1) -> None:
         """Spend units now, whatever the limit."""
@@ -72,8 +72,8 @@ class Window(Protocol):
     def charge(self, now_us: int, units: int, resolution: int) -> int:
         """Spend units whatever the limit, as many as the ring can count, and return how many `remove` may hand back.
 
-        Times are kept of the newest `resolution` units, which bind every amount that is kept as times; what they push
-        out is not handed back. A slice counts at most 2**32 - 1 units, which is more than any amount.
+        Times are kept of the newest `resolution` units, which bind every amount that is kept as times; units that
+        they push out cannot be handed back. A slice counts at most 2**32 - 1 units, which is more than any amount.
         """
 
     def remove(self, now_us: int, spent_us: int, units: int) -> bool:
@@ -82,7 +82,7 @@ class Window(Protocol):
     def lies_ahead(self, now_us: int) -> bool:
         """Tell whether a look at `now_us` moves units back, because the clock has stepped back behind them.
 
-        What was charged before cannot be found by its moment afterwards: that of another charge may be the same. So a
+        Afterwards an earlier charge cannot be found by its moment, because another charge may have the same one. So a
         store gives such a window another identity, and hands back nothing that was charged under the old one.
         """
 

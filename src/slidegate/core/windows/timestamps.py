@@ -88,7 +88,7 @@ class TimestampWindow:
     def charge(self, now_us: int, units: int, resolution: int) -> int:
         """See `Window.charge`."""
         kept = min(units, resolution)
-        self.wait_us(now_us, self.spent)  # lets go of what has left
+        self.wait_us(now_us, self.spent)  # drops expired units
         pushed_out = min(max(self.spent + kept - resolution, 0), kept)
         self._drop(pushed_out)
         self.add(now_us, kept)
@@ -99,13 +99,13 @@ class TimestampWindow:
         if spent_us == self.newest_us <= now_us < self.leaves_us and 0 < units <= self.spent:
             others = pack("=q", spent_us) * (units - 1)
             if self._older.endswith(others):
-                # What was spent last is handed back most often: nothing has to be unpacked.
+                # The last charge is the one that is handed back most often: nothing has to be unpacked.
                 kept = self._older[: len(self._older) - len(others)]
                 self.spent -= units
                 self._older = kept[:-_TIME_BYTES]
                 self.newest_us = int(unpack("=q", kept[-_TIME_BYTES:])[0]) if kept else 0
                 return True
-        self.wait_us(now_us, self.spent)  # lets go of what has left
+        self.wait_us(now_us, self.spent)  # drops expired units
         times = self._times()
         if units <= 0 or times.count(spent_us) < units:
             return False
@@ -137,7 +137,7 @@ class TimestampWindow:
         self._drop(bisect_right(self._times(), now_us - self.window_us))
 
     def _drop(self, gone: int) -> None:
-        """Let go of the oldest units."""
+        """Drop the oldest units."""
         self.spent -= gone
         self._older = self._older[gone * _TIME_BYTES :]
         if self.spent > 1:

@@ -58,7 +58,7 @@ def _of_numbers(known: Standing | tuple[int, int, int]) -> Standing:
 
 
 class MemoryRecords:
-    """The memory of a store about bans."""
+    """The records of a memory store about bans."""
 
     def __init__(self) -> None:
         self.list = BanList()
@@ -67,11 +67,11 @@ class MemoryRecords:
         self._history: deque[tuple[str, int, str, Held]] = deque(maxlen=MAX_HISTORY)
 
     def ledger(self, policy: str) -> Ledger | None:
-        """Return the ledger of a policy, None if it has none."""
+        """Return the ledger of a policy, None if there is none."""
         return self.by_policy.get(policy)
 
     def open_ledger(self, policy: str) -> Ledger:
-        """Return the ledger of a policy, a new one if it has none."""
+        """Return the ledger of a policy, a new one if there is none."""
         ledger = self.by_policy.get(policy)
         if ledger is None:
             ledger = self.by_policy[policy] = Ledger(MemoryStandings())

@@ -1,14 +1,14 @@
 """All threads and tasks of one process.
 
 The windows of a limit's identity (rule, window, resolution, see `Table`) are a dict by key. One lock guards the
-store: work under it takes about a microsecond, and without it no bound would hold (tests/stores shows both).
+store: a call holds it for about a microsecond, and without it no bound would hold (tests/stores shows both).
 
 Bounded memory works in three parts, none of which needs a thread or a timer:
 
-* a *sweep* visits every window about once in its length and lets go of those that are empty, 64 at a time, as a part
+* a *sweep* visits every window about once in its length and drops those that are empty, 64 at a time, as a part
   of ordinary calls;
 * at `max_keys` a key without a window of its own is counted in one of a fixed number of *shared cells*, chosen by
-  hash, so that no live window is ever pushed out and nobody gets past a bound; what collides may be refused;
+  hash, so that no live window is ever pushed out and nobody gets past a bound; keys that collide may be refused;
 * where there is room again a key gets a window of its own, which starts as a copy of its cell, because its units are
   in there. So nobody joins a cell any more, and it empties.
 """
@@ -85,7 +85,7 @@ class MemoryStore:
         self._lock = threading.Lock()
         self._acquire, self._release = self._lock.acquire, self._lock.release
         self._tables: dict[Identity, Table] = {}
-        self._due: list[tuple[int, int, Table]] = []  # a heap of (moment, number, table) to visit next
+        self._due: list[tuple[int, int, Table]] = []  # a heap of (moment, number, table): the tables to sweep next
         self._numbers = count()
         self._bound: dict[Bucket, tuple[tuple[Table, Limit], ...]] = {}
         self._single: dict[Bucket, tuple[Table, dict[str | int, Entry | None], int]] = {}  # those with one limit
@@ -113,11 +113,11 @@ class MemoryStore:
         self._observers.add(observer)
 
     def close(self) -> None:
-        """Do nothing: there is nothing to let go of."""
+        """Do nothing: a memory store holds nothing open."""
 
     @property
     def clock(self) -> Clock | None:
-        """The clock of this store; None for the monotonic one."""
+        """The clock that was given to this store; None for the monotonic clock."""
         return self._clock
 
     def hit(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Decision:
@@ -322,7 +322,7 @@ class MemoryStore:
     def _sweep(self, now_us: int) -> None:
         """Visit a few windows of the tables that have waited longest, and say when to come again.
 
-        This comes after the answer: a client that asks at the moment when its window has emptied still finds it there.
+        This comes after the answer: a key that asks at the moment when its window has emptied still finds it there.
         """
         left = SWEEP_STEP
         while left > 0 and self._due and self._due[0][0] <= now_us:

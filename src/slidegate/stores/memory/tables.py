@@ -78,7 +78,7 @@ class Table:
 
     @property
     def identity(self) -> Identity:
-        """The identity of a table."""
+        """The values that tell tables apart."""
         return self.rule, self.limit.window_us, self.limit.resolution, self.limit.exact
 
     def cell_of(self, key: str) -> int:
@@ -118,7 +118,7 @@ class Table:
         return window
 
     def fetch(self, key: str | int, now_us: int) -> Entry | None:
-        """Do what `find` does, and take over what the twin holds."""
+        """Do what `find` does, and take over the window that the twin holds."""
         window = self.find(key, now_us)
         if window is not None and self.windows.get(key) is None and self.twin is not None:
             self.twin.windows[key] = None
@@ -130,8 +130,8 @@ class Table:
     def first_window(self, key: str, number: int, cell: Entry | None, now_us: int) -> Ring | None:
         """Return the first window of a key's own, given its cell; None where it has to stay in the cell.
 
-        What the key spent in the cell cannot be told from what others spent there, so it takes a copy of all of it.
-        Bookings stay there, and so does a key that made some of them.
+        The key's units in the cell cannot be told from those of others, so it takes a copy of all of them. Bookings
+        stay in the cell, and so does a key that made one there.
         """
         if cell is None or not self.holds(cell, now_us):
             return self.new_window()
@@ -153,9 +153,9 @@ class Table:
             waiters[key] = max(until_us, waiters.get(key, until_us))
 
     def charged(self, key: str, ring: Ring) -> list[Entry]:
-        """Return the windows of a key that hold the charges to `ring`: it, and the copy that was made of it since.
+        """Return the windows of a key that hold a charge to `ring`: that ring, and the copy that was made of it since.
 
-        A window that was reset, let go of or converted since is another ring, and has nothing of that charge.
+        A window that was reset, dropped or converted since is another ring, and has nothing of that charge.
         """
         own = self.windows.get(key)
         if own is not None and ring_of(own) is ring:
@@ -222,12 +222,12 @@ class Table:
 
 
 def ring_of(window: Entry) -> Ring:
-    """Return the units that were spent in a window, without its bookings."""
+    """Return the ring of a window, without its bookings."""
     return window.ring if isinstance(window, BookedWindow) else window
 
 
 def copy_of_cell(cell: Entry, now_us: int) -> Ring:
-    """Return the units that count now in a cell; its bookings stay there."""
+    """Return a copy of the units that count now in a cell; its bookings stay there."""
     own = copy(cell)
     if isinstance(own, BookedWindow):
         own.settle(now_us)

@@ -6,10 +6,10 @@ remembered between two questions. That makes it slow, and easy to believe.
 * Kept as times (amount <= resolution), a charge of time t counts from t on and leaves at ``t + W``.
 * Kept as counts, it counts with its slice, from ``t // s * s`` on, and leaves at ``(t // s + k + 1) * s``.
 
-A charge of a time to come is a booking. A moment has room for a cost if it fits then, and beside the bookings of every
-moment at which it still counts.
+A charge of a time to come is a booking. A moment has room for a cost if it fits then, and beside the bookings of
+every moment at which it still counts.
 
-A window is looked after when a request names it, whether the request passes or not: expired units are dropped, then
+A window is looked after when a request names it, whether the request passes or not: expired units are struck off, then
 units ahead of a clock that stepped back are moved to now, and bookings by as much as the clock. Where anything was
 moved, the window is another one to refunds: a charge from before has not kept the moment by which it would be found.
 """
@@ -158,7 +158,7 @@ class ModelWindow:
         return True
 
     def answer(self, amount: int, wait_us: int | None, now_us: int) -> Answer:
-        """Return the answer for the window now; bookings that are due are taken."""
+        """Return the answer of the window now; booked units count as taken."""
         leaving = [self.leaves_us(charge) - now_us for charge in self.charges]
         remaining = max(amount - sum(charge.cost for charge in self.charges), 0)
         return Answer(remaining, wait_us, min(leaving, default=0), max(leaving, default=0))
@@ -167,7 +167,7 @@ class ModelWindow:
         self.charges = [charge for charge in self.charges if self.leaves_us(charge) > now_us]
 
     def _drop(self, units: int) -> None:
-        """Let go of the oldest units."""
+        """Drop the oldest units."""
         for charge in self.charges:
             gone = min(units, charge.cost)
             charge.cost -= gone
@@ -175,7 +175,7 @@ class ModelWindow:
         self.charges = [charge for charge in self.charges if charge.cost]
 
     def _keep_as_times(self, due: list[Charge]) -> None:
-        """Keep no more units that were booked for one moment, as counts, than may be kept as times."""
+        """Keep no more of the units that were booked for one moment, as counts, than may be kept as times."""
         room: dict[int, int] = {}
         for charge in due:
             charge.cost = min(charge.cost, room.get(charge.time_us, self.resolution))
