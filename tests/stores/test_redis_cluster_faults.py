@@ -209,8 +209,15 @@ async def hung(proxy: FaultProxy) -> AsyncIterator[None]:
 TROUBLES: Final[dict[str, Callable[[FaultProxy], AbstractAsyncContextManager[None]]]] = {"dead": dead, "hung": hung}
 
 
-@pytest.mark.parametrize("keeps_bans", [False, True], ids=["without bans", "with the bans"])
-@pytest.mark.parametrize("trouble", TROUBLES)
+@pytest.mark.parametrize(
+    ("trouble", "keeps_bans"),
+    [
+        pytest.param("dead", False, id="dead, without bans"),
+        pytest.param("hung", True, id="hung, with the bans"),
+        pytest.param("dead", True, id="dead, with the bans", marks=pytest.mark.deep),
+        pytest.param("hung", False, id="hung, without bans", marks=pytest.mark.deep),
+    ],
+)
 async def test_one_node_of_three_takes_nobody_else_off_the_store(trouble: str, keeps_bans: bool, scene: Scene) -> None:
     keeper = scene.keeper
     sick = keeper if keeps_bans else next(server for server in scene.cluster.servers if server is not keeper)

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slidegate import StoreError
+from slidegate.core.decision import Decision
 from slidegate.stores.redis import RedisStore
 from slidegate.stores.redis import packing as script
 from slidegate.testing import FakeClock
@@ -29,7 +30,7 @@ from ..redis_servers import RedisServer, needs_redis
 from .redis_twin import MOST_BANS, BanTwin, Twin
 
 NUMBER = itertools.count()
-ROUNDS = 800
+ROUNDS = 400
 
 
 @pytest.fixture(scope="module")
@@ -109,32 +110,44 @@ async def test_swapped_fields_of_a_row_with_a_surplus_are_caught(
         await play_surplus(server)
 
 
-async def play_refund_twice(server: RedisServer) -> None:
-    """Hand the same charge back twice, where others have spent less than it in the same slice."""
+async def play_refunds(server: RedisServer) -> None:
+    """Hand charges back that are there no more: one a second time, and one whose window was reset meanwhile."""
     store = RedisStore(server.unix_url, prefix=f"s{os.getpid()}-{next(NUMBER)}", clock=FakeClock(YEAR_2100_US))
+
+    async def hit(key: str, cost: int) -> Decision:
+        return await settle(store.hit(((bucket("40/9s @5"), key, cost),)))
+
     try:
-        charged = await settle(store.hit(((bucket("40/9s @5"), "ann", 3),)))
+        charged, others, forgotten = await hit("ann", 3), await hit("ann", 1), await hit("bob", 2)
         again = copy(charged)
         again.charge = [*charged.charge]
-        assert await settle(store.hit(((bucket("40/9s @5"), "ann", 1),)))
         assert [await settle(store.refund(decision)) for decision in (charged, again)] == [True, False]
-        assert (await settle(store.peek(((bucket("40/9s @5"), "ann", 0),)))).remaining == 39
+        assert (await hit("ann", 0)).remaining == others.remaining + 3
+        assert await store.reset("bob")
+        await hit("bob", 2)
+        assert await settle(store.refund(forgotten)) is False
     finally:
         await store.close()
 
 
 @needs_redis
-async def test_a_charge_that_is_handed_back_twice_takes_nothing_from_others(server: RedisServer) -> None:
-    await play_refund_twice(server)
+async def test_a_refund_takes_nothing_from_others(server: RedisServer) -> None:
+    await play_refunds(server)
 
 
 @needs_redis
-async def test_a_refund_of_more_than_is_there_is_caught(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    mutation = Mutation("a refund takes more than was spent then", (("if units > there then", "if false then"),))
-    made = broken(script.windows_script, mutation)
+@pytest.mark.parametrize("check", ["units", "serial"])
+async def test_a_refund_without_its_checks_is_caught(
+    server: RedisServer, check: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edits = {
+        "units": ("if units > there then", "if false then"),
+        "serial": ("if w and w.serial == serial then", "if w then"),
+    }
+    made = broken(script.windows_script, Mutation("a refund is not checked", (edits[check],)))
     replace_everywhere(monkeypatch, "slidegate.stores.redis", "windows_script", made)
     with pytest.raises(AssertionError):
-        await play_refund_twice(server)
+        await play_refunds(server)
 
 
 @needs_redis
@@ -160,7 +173,6 @@ class Mutation(NamedTuple):
 
 
 WINDOWS = [
-    Mutation("a refund takes another's unit", (("if w and w.serial == serial then", "if w then"),)),
     Mutation(
         "fields of a row with bookings are swapped",
         (
