@@ -93,7 +93,7 @@ def _jails(text: str, number: int) -> Iterator[str]:
 
 
 def crowdsec(lines: Iterable[str], written_us: int, skipped: Counter[str]) -> Iterator[Entry]:
-    """Yield the bans of what ``cscli decisions list`` prints with ``-o json`` or ``-o raw``.
+    """Yield the bans in the output of ``cscli decisions list`` with ``-o json`` or ``-o raw``.
 
     Args:
         lines: Its output.

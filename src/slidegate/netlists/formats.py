@@ -9,8 +9,8 @@ at which the entry ends where the format has one. Whether the text *is* a networ
 * ``jsonl``: an object with a ``cidr`` a line (Spamhaus DROP). Its last line says how many there are.
 * ``csv``: the column named or numbered (from 1) by `column`; the first if none is.
 * ``nginx``: ``deny`` directives. ``allow all`` is skipped; another ``allow`` is an exception, which a list has not.
-* ``fail2ban``: what ``fail2ban-client get JAIL banip``, the same ``--with-time``, and ``banned`` print.
-* ``crowdsec``: what ``cscli decisions list`` prints with ``-o json`` or ``-o raw``: bans of addresses and ranges that
+* ``fail2ban``: the output of ``fail2ban-client get JAIL banip``, the same ``--with-time``, and ``banned``.
+* ``crowdsec``: the output of ``cscli decisions list -o json`` or ``-o raw``: bans of addresses and ranges that
   are not simulated. The rest of a ban is counted from the moment when the file was written.
 """
 

@@ -123,7 +123,7 @@ def check_breadth(lists: Sequence[Networks | NetworkList], what: str) -> None:
 
 
 class NetworkList:
-    """What one file lists: networks that stay, and networks that end.
+    """The networks of one file: some stay, some end.
 
     Args:
         reading: A reading of the file.

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from ..core.errors import ConfigurationError
 
-# To open a pipe waits for who writes to it, and to open a terminal may make it ours; Windows has neither.
+# Opening a pipe waits for a writer, and opening a terminal may make it ours; Windows has neither.
 _FLAGS: Final = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_NOCTTY", "O_BINARY"))
 
 
