@@ -57,6 +57,7 @@ class Judge:
         abuse: AbuseWatch,
     ) -> None:
         self._limiter = limiter
+        self._internals = limiter.internals
         self._rules = rules
         self._client = client
         self._blocklist = blocklist
@@ -115,11 +116,11 @@ class Judge:
             return self._reserve(scope, before, client_key, guarded)
         if self._preflight is None:
             return self._uncounted(guarded)
-        return self._limiter.internals.decide(((self._preflight, client_key, 1),), guarded)
+        return self._internals.decide(((self._preflight, client_key, 1),), guarded)
 
     def _uncounted(self, guarded: Sequence[Guarded]) -> Decision | Awaitable[Decision]:
         """Decide about a request that no limit counts: a ban refuses it all the same."""
-        answer = self._limiter.internals.decide((), guarded)
+        answer = self._internals.decide((), guarded)
         if isinstance(answer, Decision):
             return _EXEMPT if answer.allowed else answer
         return self._uncounted_later(answer)
@@ -154,7 +155,7 @@ class Judge:
         checks: list[Check] = []
         for bound in limiting:
             checks.append(bound.check(scope, limiter, client_key))  # noqa: PERF401 - a comprehension is a call on 3.11
-        return limiter.internals.decide(checks, guarded)
+        return self._internals.decide(checks, guarded)
 
     async def decide_at(self, bound: BoundRule, request: HTTPConnection) -> Decision | None:
         """Decide about a limit at an endpoint, where the request has its body; None if it is not counted."""
@@ -202,7 +203,7 @@ class Judge:
             if check is None:
                 continue
             if bound.hot is not None:
-                for key, found in bound.hot.hit(check[1], self._limiter.internals.statistics.now_us()):
+                for key, found in bound.hot.hit(check[1], self._internals.statistics.now_us()):
                     await self._calls.exceeded(bound, key, found)
                 continue
             seen = await self._hit((check,))
@@ -212,9 +213,7 @@ class Judge:
                 await self._track(bound, check[1], seen)
             elif not seen.allowed:
                 message = f"rule {bound.rule.label!r} would have refused {shown(check[1])}"
-                self._limiter.internals.tell(
-                    Event("shadow_refused", message, {"rule": bound.rule.label, "key": check[1]})
-                )
+                self._internals.tell(Event("shadow_refused", message, {"rule": bound.rule.label, "key": check[1]}))
         return decision
 
     async def _track(self, bound: BoundRule, key: str, seen: Decision) -> None:
