@@ -147,7 +147,7 @@ class Twin:
         old = limits[number]
         limits[number] = Limit(amount, timedelta(microseconds=old.window_us), resolution=old.resolution)
         if limits[number].exact is not old.exact:
-            if not self.changes_rings:
+            if not self.changes_rings or self._carries():
                 return
             self.charged.clear()  # a charge that is kept in another way cannot be found again
         self.plain[rule] = Bucket(self.plain[rule].rule, limits)
@@ -182,7 +182,8 @@ class Twin:
             bookings, waiters = unpack_from("<II", packed, 9)
             at = 17 + 16 * bookings + 8 * waiters
         head, ring = packed[:at], packed[at:]
-        if ring[0] == WITH_SURPLUS and unpack_from("<q", ring, 9)[0] <= self.clock.now_us - window_us:
+        aged = ring[0] == WITH_SURPLUS and unpack_from("<q", ring, 9)[0] <= self.clock.now_us - window_us
+        if aged or (ring[0] == WITH_SURPLUS and self.changes_rings):
             ring = TIMES + ring[17:]
         return head if (ring[0] == TIMES[0] and ring[1:3] == b"\0\0") or not any(ring[1:]) else packed[:at] + ring
 
