@@ -1,1 +1,1 @@
-"""What remembers windows: memory for one process."""
+"""The stores, which remember windows and bans: memory for one process."""

@@ -1,1 +1,1 @@
-"""What sees the requests: rules, keys, the middleware and its answers."""
+"""The part that sees the requests: rules, keys, the middleware and its answers."""
