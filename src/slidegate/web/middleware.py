@@ -119,24 +119,40 @@ class RateLimitMiddleware(Breakable):
         abuse = AbuseWatch(bans, self.limiter, client, allowlist, calls)
         self.policies = tuple(abuse.policies.values())
         self.own_answer = on_refused is not None
+        lists = {"blocklist": blocklist, "allowlist": allowlist}
+        self._gate = self._made(app, client, abuse, lists, on_refused, preflight_limits, messages, calls)
+        self._feed = Feed(self.limiter, app) if check_flag("statistics", statistics) else None
+        self._judged: frozenset[str] = frozenset()  # nothing before the first request, and while switched off
+        self._looked = False
+        off = switched_off(enabled)
+        self._enabled = not off
+        self._silence = check_silence(silence)
+        self.findings: list[Finding] = []
+        self._watch: Watch | None = Watch(client, self.policies, self.limiter.store)
+        for finding in examine(self, client, off, self.policies, lists):
+            self._say(finding)
+
+    def _made(
+        self,
+        app: ASGIApp,
+        client: ClientAddress,
+        abuse: AbuseWatch,
+        lists: Mapping[str, AddressList | None],
+        on_refused: Refused | None,
+        preflight_limits: str | Limit | Iterable[str | Limit] | None,
+        messages: MessageLimits | None,
+        calls: Calls,
+    ) -> RequestGate:
+        """Make the gate that does the work of a request."""
         refusals = Refusals(abuse.policies, on_refused, calls)
         ruled = RuleSet(self.rules, self._claim, app)
         preflight = self._preflights(preflight_limits)
-        judge = Judge(
-            self.limiter,
-            client,
-            ruled,
-            blocklist=blocklist,
-            allowlist=allowlist,
-            preflight=preflight,
-            calls=calls,
-            abuse=abuse,
-        )
+        judge = Judge(self.limiter, client, ruled, **lists, preflight=preflight, calls=calls, abuse=abuse)
         counter: MessageCounter | None = None
         messages = expect("messages", messages, MessageLimits, 'MessageLimits("10/second")')
         if messages is not None:
             counter = MessageCounter(messages, self.limiter, client, self._claim("messages:"))
-        self._gate = RequestGate(
+        return RequestGate(
             app,
             self.limiter,
             judge,
@@ -150,17 +166,6 @@ class RateLimitMiddleware(Breakable):
             calls,
             self._look_back,
         )
-        self._feed = Feed(self.limiter, app) if check_flag("statistics", statistics) else None
-        self._judged: frozenset[str] = frozenset()  # nothing before the first request, and while switched off
-        self._looked = False
-        off = switched_off(enabled)
-        self._enabled = not off
-        self._silence = check_silence(silence)
-        self.findings: list[Finding] = []
-        self._watch: Watch | None = Watch(client, self.policies, self.limiter.store)
-        lists = {"blocklist": blocklist, "allowlist": allowlist}
-        for finding in examine(self, client, off, self.policies, lists):
-            self._say(finding)
 
     @classmethod
     def from_file(
