@@ -110,6 +110,21 @@ def test_a_restart_keeps_what_is_left_and_the_rung() -> None:
     assert after.strike("ann", PLAIN, 3) == 3
 
 
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_ban_without_a_standing_is_prolonged_like_any_other(others: int) -> None:
+    policy = BanPolicy("1/minute", "10m", jitter=0, prolong=True)
+    scene, after = Scene(), Scene()
+    scene.strike("ann", policy)
+    for _ in range(others):
+        after.strike("bob", policy)
+    assert after.bans.load([row for row in scene.rows() if "standing" not in row]) == 1
+    for _ in range(3):
+        after.advance("5m")
+        assert after.hit("ann").retry_after_us == 600 * SECOND_US
+    after.advance("10m")
+    assert after.hit("ann")
+
+
 # -- clocks ----------------------------------------------------------------------------------------------------------
 
 
