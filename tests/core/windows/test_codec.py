@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slidegate.core import BookedWindow, Limit, TimestampWindow, new_window
-from slidegate.core.windows.codec import Kept, expires_us, keeps_times, pack_window, unpack_window
+from slidegate.core.windows.bookings import Entry
+from slidegate.core.windows.codec import expires_us, keeps_times, pack_window, unpack_window
 
 WINDOW = "1m"
 EXACT, COUNTED = Limit(5, WINDOW, resolution=8), Limit(9, WINDOW, resolution=8)
@@ -30,7 +31,7 @@ class Life:
 
     def __init__(self, limit: Limit) -> None:
         self.limit = limit
-        self.window: Kept = new_window(limit)
+        self.window: Entry = new_window(limit)
         self.now_us = 10**9
         self.spent_us: list[int] = []
 

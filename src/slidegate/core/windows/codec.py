@@ -20,16 +20,13 @@ from __future__ import annotations
 
 from datetime import timedelta
 from struct import Struct, pack, unpack_from
-from typing import Final, TypeAlias
+from typing import Final
 
 from ..limits import Limit
-from .bookings import BookedWindow
+from .bookings import BookedWindow, Entry
 from .counters import CounterWindow
 from .rings import Ring, convert
 from .timestamps import TimestampWindow
-
-Kept: TypeAlias = Ring | BookedWindow
-"""The window of one key under one limit, as a store keeps it."""
 
 _TIMES: Final = Struct("=BHq")
 _SURPLUS: Final = Struct("=BQqHq")
@@ -39,7 +36,7 @@ _TIME: Final = Struct("=q")
 _PAIR_BYTES: Final = 16
 
 
-def pack_window(window: Kept) -> bytes:
+def pack_window(window: Entry) -> bytes:
     """Write a window."""
     if isinstance(window, BookedWindow):
         if not window._booked and not window._waiting:
@@ -55,7 +52,7 @@ def pack_window(window: Kept) -> bytes:
     return _SURPLUS.pack(2, *window._surplus, window.spent, window.newest_us) + window._older
 
 
-def unpack_window(packed: bytes, limit: Limit, now_us: int, at: int = 0) -> Kept:
+def unpack_window(packed: bytes, limit: Limit, now_us: int, at: int = 0) -> Entry:
     """Read a window that begins at a byte, as the kind of ring that `limit` needs now.
 
     The limit's window and resolution are those of the window that was written; its amount may have crossed the
@@ -75,7 +72,7 @@ def keeps_times(packed: bytes, at: int = 0) -> bool:
     return packed[at] != 3
 
 
-def expires_us(window: Kept, limit: Limit) -> int:
+def expires_us(window: Entry, limit: Limit) -> int:
     """Return the moment from which a window holds nothing any more, if nothing is added to it."""
     if window.__class__ is BookedWindow and window._waiting:
         return max(window.newest_us + limit.span_us, window._waiting[-1])

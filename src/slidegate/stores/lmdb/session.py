@@ -9,7 +9,8 @@ from typing import Any, Final
 from ...core.limits import Limit
 from ...core.memo import remember
 from ...core.protocols import Event
-from ...core.windows.codec import Kept, expires_us, keeps_times, pack_window, unpack_window
+from ...core.windows.bookings import Entry
+from ...core.windows.codec import expires_us, keeps_times, pack_window, unpack_window
 from ...core.windows.rings import new_window
 from ..memory.tables import SHARED_CELLS, copy_of_cell
 from .files.layout import Databases
@@ -230,7 +231,7 @@ class Session:
             self.events.append(Event("keys_shared", message, {"max_keys": self._max_keys}))
         return cell or self._make(place, new_window(limit), limit, shared=True)
 
-    def _make(self, row: bytes, window: Kept, limit: Limit, *, shared: bool, origin: int = 0) -> Slot:
+    def _make(self, row: bytes, window: Entry, limit: Limit, *, shared: bool, origin: int = 0) -> Slot:
         slot = self.loaded[row] = Slot(window, limit, row, shared, new_serial(), origin, b"")
         return slot
 

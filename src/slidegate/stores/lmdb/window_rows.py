@@ -28,7 +28,7 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from ...core.limits import Limit
-from ...core.windows.codec import Kept
+from ...core.windows.bookings import Entry
 
 ROW_VERSION: Final = 2
 """A change of it raises `layout.SCHEMA_VERSION` too."""
@@ -59,7 +59,7 @@ class Slot:
     __slots__ = ("limit", "origin", "packed", "row", "serial", "shared", "window")
 
     def __init__(
-        self, window: Kept, limit: Limit, row: bytes, shared: bool, serial: int, origin: int, packed: bytes
+        self, window: Entry, limit: Limit, row: bytes, shared: bool, serial: int, origin: int, packed: bytes
     ) -> None:
         self.window = window
         self.limit = limit
