@@ -23,10 +23,11 @@ if sys.version_info < (3, 11):  # noqa: UP036 - this file says so, because the p
 
 ROOT = Path(__file__).resolve().parent
 REQUIREMENTS = ROOT / "requirements"
-SETS = ("uv", "demo", "dev", "bench", "lowest")
+SETS = ("uv", "demo", "dev", "compiled", "bench", "lowest")
 MAIN = ROOT / ".venv"
 BENCH = ROOT / ".venv-bench"
 LOWEST = ROOT / ".venv-lowest"
+COMPILED = ROOT / ".venv-compiled"
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 """The versions of CPython that `pythons` looks for."""
 BRING_S = 120
@@ -38,10 +39,13 @@ STORES = ("tests/stores", "tests/examples", "tests/test_redis_servers.py", "test
 
 WITH_LOWEST = (
     "tests/stores", "tests/limiter", "tests/web/test_config.py", "tests/web/test_middleware.py",
+    "tests/outbound/test_limited_transport.py", "tests/outbound/test_pauses.py",
 )  # fmt: skip
 """The tests that go through every library that is declared."""
 LENIENT = ("-o", "addopts=-ra -m 'not deep' -p no:valkey", "-W", "default")
 """Old versions warn of what new ones have mended, and an old pytest does not know all of our settings."""
+AGAINST_COMPILED = ("-m", "pytest", "-o", "pythonpath=.")
+"""The source must not stand on the path, where it would be found before what is installed."""
 
 
 def run(*command: object, **environment: str) -> int:
@@ -81,8 +85,11 @@ def with_uv(home: Path) -> Path:
     return python
 
 
-def environment(home: Path, *sets: str) -> Path:
-    """Return the Python of an environment that holds one of `sets`; if it holds none, install the first."""
+def environment(home: Path, *sets: str, on_path: tuple[Path, ...] = (ROOT / "src", ROOT)) -> Path:
+    """Return the Python of an environment that holds one of `sets`; if it holds none, install the first.
+
+    The directories in `on_path` can be imported from.
+    """
     digests = [digest(name) for name in sets]
     stamp = home / "installed"
     python = with_uv(home)
@@ -94,7 +101,7 @@ def environment(home: Path, *sets: str) -> Path:
     if run(python, *sync, REQUIREMENTS / f"{sets[0]}.txt"):
         sys.exit(f"dev.py: requirements/{sets[0]}.txt could not be installed; the lines above say why")
     # The project itself needs no build: its source and its root (examples, benchmarks) are on the path.
-    paths = [os.path.relpath(path, place(home, "purelib")) for path in (ROOT / "src", ROOT)]
+    paths = [os.path.relpath(path, place(home, "purelib")) for path in on_path]
     (place(home, "purelib") / "checkout.pth").write_text("\n".join(paths) + "\n")
     stamp.write_text(digests[0])
     return python
@@ -219,16 +226,46 @@ def docs(args: list[str]) -> int:
 
 
 def bench(args: list[str]) -> int:
-    """Run benchmarks/NAME.py beside the libraries it compares us with: bench NAME [args]."""
-    names = sorted(path.stem for path in (ROOT / "benchmarks").glob("[!_]*.py"))
-    if not args or args[0] not in names:
-        sys.exit(f"dev.py: bench needs one of: {', '.join(names)}")
-    return run(environment(BENCH, "bench"), "-m", f"benchmarks.{args[0]}", *args[1:])
+    """Measure beside the libraries we are compared with: bench [NAME] [args]; bench --check counts instructions."""
+    all_of_them = not {*args} - {"--save"}
+    if all_of_them or "compiled" in args[:2]:
+        compiled_wheel(environment(COMPILED, "compiled", on_path=(ROOT,)))
+    return run(environment(BENCH, "bench"), "-m", "benchmarks", *args)
+
+
+def soak(args: list[str]) -> int:
+    """Load uvicorn workers on LMDB and Redis, kill some, and check every promise: soak --minutes 10."""
+    return run(environment(MAIN, "dev"), "-m", "tests.soak", *args)
 
 
 def lowest(args: list[str]) -> int:
     """Run tests of stores, limiters and the gate with the lowest versions declared; arguments choose others."""
     return run(environment(LOWEST, "lowest"), "-m", "pytest", *LENIENT, *(args or WITH_LOWEST))
+
+
+def compiled(args: list[str]) -> int:
+    """Build the compiled wheel, install it into .venv-compiled and run all tests against it; arguments go to pytest."""
+    python = environment(COMPILED, "compiled", on_path=(ROOT,))
+    install = (python, "-m", "uv", "pip", "install", "--quiet", "--no-deps", "--reinstall", "--python", python)
+    if run(*install, compiled_wheel(python)):
+        sys.exit("dev.py: the compiled wheel could not be installed; the lines above say why")
+    missing = server_steps(python)
+    # The tests find out by themselves whether they run against what is installed there (tests/test_compiled.py).
+    return run(python, *AGAINST_COMPILED, *args, SLIDEGATE_COMPILED="1") or len(missing)
+
+
+def compiled_wheel(python: Path) -> Path:
+    """Return the compiled wheel of the source as it is; build it if there is none yet."""
+    sources = [*(ROOT / "src").rglob("*.py"), ROOT / "pyproject.toml", ROOT / "scripts" / "compile_wheel.py"]
+    content = b"".join(path.read_bytes() for path in sorted(sources))
+    made = ROOT / ".cache" / "compiled" / hashlib.sha256(content + sys.version.encode()).hexdigest()[:16]
+    if not any(made.glob("*.whl")):
+        shutil.rmtree(made.parent, ignore_errors=True)
+        print("compiling slidegate; this takes a minute or two ...", file=sys.stderr, flush=True)
+        build = ("-m", "hatchling", "build", "--target", "wheel", "--directory", made)
+        if run(python, *build, SLIDEGATE_COMPILE="1"):
+            sys.exit("dev.py: the wheel could not be compiled; the lines above say why")
+    return next(made.glob("*.whl"))
 
 
 def pythons(args: list[str]) -> int:
@@ -291,12 +328,15 @@ def lock(args: list[str]) -> int:
     return 0
 
 
-COMMANDS = {command.__name__: command for command in (demo, test, deep, lint, docs, bench, lowest, pythons, lock)}
+COMMANDS = {
+    command.__name__: command
+    for command in (demo, test, deep, lint, docs, bench, soak, compiled, lowest, pythons, lock)
+}
 
 
 def main() -> int:
     """Run the command that was asked for."""
-    listing = "\n".join(f"  {name:8}{command.__doc__}" for name, command in COMMANDS.items())
+    listing = "\n".join(f"  {name:9}{command.__doc__}" for name, command in COMMANDS.items())
     parser = argparse.ArgumentParser(
         prog="dev.py",
         usage="python3 dev.py COMMAND [args]",

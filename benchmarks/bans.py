@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import gc
 import logging
 import time
 import tracemalloc
-from collections.abc import Callable
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Iterator
 from tempfile import TemporaryDirectory
 
 from starlette.types import Receive, Scope, Send
 
-from benchmarks.measure import Candidate, rounds, table, versions
+from benchmarks.measure import Candidate, compared, rounds
+from benchmarks.report.tables import Cell, Table
 from slidegate import BanPolicy, Limiter, MemoryStore, RateLimitMiddleware
 from slidegate.core import Bucket, parse_limits
 from slidegate.core.addresses import format_network, parse_address
@@ -82,17 +83,17 @@ def strikes(store: MemoryStore, policy: BanPolicy, key: Callable[[int], str]) ->
 
 
 def strikes_of_a_gate(policy: BanPolicy) -> Candidate:
-    """Return a candidate that strikes as a gate does, which has found the client's address."""
+    """Return a candidate that strikes as a gate does, by the address of the client."""
     limiter = Limiter()
     limiter.store.bans.strike(policy, "user:decoy", 1_000_000, "benchmark")
     gate = RateLimitMiddleware(nothing, rules=[], limiter=limiter, bans=policy, statistics=False)
     abuse, offence = gate._gate.side.abuse, Offence(policy, 1, "benchmark")
-    address = parse_address(CLIENT)
+    scope: Scope = {"type": "http", "client": (CLIENT, 4711), "headers": []}
 
     async def run() -> float:
         started_s = time.perf_counter()
         for _ in range(HITS):
-            await abuse.strike(offence, {}, CLIENT, address)
+            await abuse.strike(offence, scope)
         return (time.perf_counter() - started_s) / HITS * 1_000_000
 
     return run
@@ -159,10 +160,12 @@ def collections(folder: str) -> dict[str, float]:
     return longer_ms
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=25)
-    options = parser.parse_args()
+
+
+def tables(options: Namespace) -> Iterator[Table]:
+    """Measure hits and strikes, garbage collections, and memory."""
     logging.disable()
     full = with_bans(BANS)
     full.bans.ban(CLIENT, HOUR_US, "benchmark", "benchmark")
@@ -179,18 +182,13 @@ def main() -> None:
         "strike of a banned key": strikes(full, rare, lambda number: CLIENT),
     }
     taken = asyncio.run(rounds(candidates, options.rounds))
-    print(versions())
-    print(table(taken, {OTHERS: NO_BAN, BANNED: NO_BAN, HELD: NO_BAN, STRIKE_OF_A_GATE: STRIKE}))
+    yield compared("One hit or strike", taken, {OTHERS: NO_BAN, BANNED: NO_BAN, HELD: NO_BAN, STRIKE_OF_A_GATE: STRIKE})
+    with TemporaryDirectory() as folder:
+        longer: list[list[Cell]] = [[name, longer_ms] for name, longer_ms in collections(folder).items()]
+    yield Table("A full garbage collection", {f"beside {BANS:,} bans": "", "ms longer": ".1f"}, longer)
     networks = [format_network(6, FIRST + (number << 64), 64) for number in range(BANS)]
     ban = bytes_held(lambda store, number: store.bans.ban(networks[number], HOUR_US, "why", "abuse"), BANS)
     once = bytes_held(lambda store, number: store.bans.strike(rare, networks[number], 1, "why"), BANS)
     often = bytes_held(lambda store, number: store.bans.strike(rare, networks[number // 63], 1, "why"), 63_000) * 63
-    print("\n| full garbage collection beside 100,000 bans | ms longer |\n| --- | ---: |")
-    with TemporaryDirectory() as folder:
-        for name, longer_ms in collections(folder).items():
-            print(f"| {name} | {longer_ms:.1f} |")
-    print(f"\nbytes held beyond the key: {ban:.0f} a ban of a /64, {once:.0f} one strike, {often:.0f} 63 strikes")
-
-
-if __name__ == "__main__":
-    main()
+    held: list[list[Cell]] = [["a ban of a /64", round(ban)], ["one strike", round(once)], ["63 strikes", round(often)]]
+    yield Table("Memory beyond the key", {"what": "", "bytes": "d"}, held)

@@ -7,9 +7,9 @@ fake one and every draw has a fixed seed, so two runs differ only in how strange
 
 from __future__ import annotations
 
-import argparse
 import random
 import time
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterable, Iterator
 from heapq import heapify, heapreplace
 from ipaddress import ip_address
@@ -20,6 +20,8 @@ from slidegate import Limit, MemoryStore
 from slidegate.core import Bucket
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import FakeClock
+
+from .report.tables import Cell, Table
 
 MAX_KEYS = 100_000
 HONEST = 50_000
@@ -78,12 +80,13 @@ def run(make: Callable[[FakeClock], Store], fresh: Iterable[str], minutes: int) 
         store.close()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--after", type=int, default=30, help="minutes after the flood")
-    options = parser.parse_args()
+
+
+def tables(options: Namespace) -> Iterator[Table]:
+    """Play the traffic to each store, and count minute by minute."""
     minutes = FLOOD_MINUTE + 1 + options.after
-    started_s = time.perf_counter()
     with TemporaryDirectory() as place:
         stores: dict[str, Callable[[FakeClock], Store]] = {
             "memory": lambda clock: MemoryStore(max_keys=MAX_KEYS, clock=clock),
@@ -96,18 +99,14 @@ def main() -> None:
             for name, make in stores.items()
             for kind, fresh in (("IPv4", ipv4), ("one IPv6 /48", ipv6))
         }
-    print(f"| minute | {' | '.join(columns)} |")
-    print(f"| --- |{' ---: |' * len(columns)}")
-    rows = list(zip(*columns.values(), strict=True))
-    for minute, row in enumerate(rows[: FLOOD_MINUTE + 4]):
+    counted = list(zip(*columns.values(), strict=True))
+    rows: list[list[Cell]] = []
+    for minute, row in enumerate(counted[: FLOOD_MINUTE + 4]):
         name = f"{minute + 1} (the flood)" if minute == FLOOD_MINUTE else str(minute + 1)
-        print(f"| {name} | {' | '.join(f'{refused:,}' for refused in row)} |")
-    later = [sum(column) for column in zip(*rows[FLOOD_MINUTE + 4 :], strict=True)]
-    print(f"| {FLOOD_MINUTE + 5} to {minutes}, together | {' | '.join(f'{refused:,}' for refused in later)} |")
-    print(f"\nOf {2 * HONEST:,} honest requests a minute, in {time.perf_counter() - started_s:.0f} s of real time.")
-    if any(any(row) for row in rows[FLOOD_MINUTE + 3 :]):
+        rows.append([name, *row])
+    if minutes > FLOOD_MINUTE + 4:
+        later = [sum(column) for column in zip(*counted[FLOOD_MINUTE + 4 :], strict=True)]
+        rows.append([f"{FLOOD_MINUTE + 5} to {minutes}, together", *later])
+    yield Table("", {"minute": "", **dict.fromkeys(columns, "d")}, rows, f"Of {2 * HONEST:,} honest requests a minute.")
+    if any(any(row) for row in counted[FLOOD_MINUTE + 3 :]):
         raise SystemExit("honest clients are still refused two windows after the flood")
-
-
-if __name__ == "__main__":
-    main()

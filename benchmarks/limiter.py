@@ -6,10 +6,10 @@ the next 100 refused.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from argparse import ArgumentParser, Namespace
+from collections.abc import Awaitable, Callable, Iterator
 
 from limits import parse
 from limits.aio.storage import MemoryStorage
@@ -17,7 +17,10 @@ from limits.aio.strategies import MovingWindowRateLimiter
 
 from slidegate import Limiter
 
-from .measure import rounds, table, versions
+from .measure import compared, rounds
+from .report.tables import Table
+
+PACKAGES = ("limits",)
 
 KEYS = [f"user:{number}" for number in range(64)]
 Hit = Callable[[str], Awaitable[object]]
@@ -54,21 +57,18 @@ def candidate(fresh: Callable[[], Hit], refused: bool) -> Callable[[], Awaitable
     return run
 
 
-async def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=15)
-    options = parser.parse_args()
+
+
+def tables(options: Namespace) -> Iterator[Table]:
+    """Measure both outcomes."""
+    peer = "limits, moving window"
     for outcome, refused in (("admitted", False), ("refused", True)):
         candidates = {
             "slidegate, counters (resolution 64)": candidate(ours("100/hour"), refused),
             "slidegate, timestamps (resolution 100)": candidate(ours("100/hour @100"), refused),
-            "limits, moving window": candidate(theirs, refused),
+            peer: candidate(theirs, refused),
         }
-        taken = await rounds(candidates, options.rounds)
-        peer = "limits, moving window"
-        print(f"\n### One hit, {outcome}\n\n{table(taken, dict.fromkeys(list(candidates)[:-1], peer))}")
-    print(f"\n{versions('limits')}")
-
-
-if __name__ == "__main__":
-    asyncio.run(main())
+        taken = asyncio.run(rounds(candidates, options.rounds))
+        yield compared(f"One hit, {outcome}", taken, dict.fromkeys(list(candidates)[:-1], peer))

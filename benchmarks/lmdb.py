@@ -4,20 +4,20 @@ Every process sends hits from as many tasks as are named, over 64 keys; all are 
 processes over the time in which they ran. The wait is that of single hits, in the process where it was longest; the
 turn of the loop is how long other tasks of the application had to wait meanwhile; each is measured in a run of its own.
 
-``--redis redis://127.0.0.1:6379/0`` names a server that may be emptied; without one its rows are left out.
+The peer counts on a redis-server of its own, which starts and ends with the benchmark; ``--alone`` leaves it out.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
 import sys
 import tempfile
 import time
+from argparse import ArgumentParser, Namespace
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -26,7 +26,9 @@ from slidegate import Decision, Limiter, MemoryStore, parse_limits
 from slidegate.core import Bucket
 from slidegate.stores.lmdb import LmdbStore
 
-from .measure import versions
+from .report.tables import Table
+
+PACKAGES = ("lmdb", "limits", "redis")
 
 AMOUNT = "100000000/hour"
 KEYS = [f"user:{number}" for number in range(64)]
@@ -155,33 +157,43 @@ def play(candidate: Candidate, place: str, hits: int) -> tuple[float, float, flo
     return done / span_s, max(one["wait"] for one in seen) * 1e6, max(one["turn"] for one in seen) * 1e6
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--hits", type=int, default=40_000, help="of each process")
-    parser.add_argument("--redis", default="", help="the address of a server that may be emptied")
-    options = parser.parse_args()
+    parser.add_argument("--alone", action="store_true", help="without the peer, which needs a redis-server")
+
+
+def in_turn(
+    candidates: list[Candidate], place: str, options: Namespace
+) -> dict[Candidate, list[tuple[float, float, float]]]:
+    """Play every candidate once in each round."""
+    taken: dict[Candidate, list[tuple[float, float, float]]] = {candidate: [] for candidate in candidates}
+    for number in range(options.rounds):
+        for candidate in candidates:
+            slow = candidate.make not in (in_memory, in_a_file, without_a_limiter)
+            hits = options.hits // 10 if slow else options.hits
+            taken[candidate].append(play(candidate, str(Path(place) / str(number)), hits))
+    return taken
+
+
+def tables(options: Namespace) -> Iterator[Table]:
+    """Let all candidates send hits in turn."""
     candidates = [Candidate("memory", 1, tasks, in_memory) for tasks in (1, 64)]
     candidates += [Candidate("LMDB", processes, tasks, in_a_file) for processes in (1, 2, 4) for tasks in (1, 64)]
     candidates += [Candidate("LMDB, the store alone", 1, tasks, without_a_limiter) for tasks in (1, 64)]
     candidates += [Candidate('LMDB, durability="safe"', 1, 64, synced)]
-    if options.redis:
-        candidates += [Candidate("limits with Redis", count, 64, over_redis(options.redis)) for count in (1, 2, 4)]
-    taken: dict[Candidate, list[tuple[float, float, float]]] = {candidate: [] for candidate in candidates}
-    with tempfile.TemporaryDirectory() as directory:
-        for number in range(options.rounds):
-            for candidate in candidates:
-                slow = candidate.make not in (in_memory, in_a_file, without_a_limiter)
-                hits = options.hits // 10 if slow else options.hits
-                taken[candidate].append(play(candidate, str(Path(directory) / str(number)), hits))
-    print("| what | processes | tasks each | hits/s | p99 of the wait, us | p99 of a turn of the loop, us |")
-    print("| --- | ---: | ---: | ---: | ---: | ---: |")
-    for candidate, rows in taken.items():
-        rate, wait_us, turn_us = (median(column) for column in zip(*rows, strict=True))
-        numbers = f"{candidate.processes} | {candidate.tasks} | {rate:,.0f} | {wait_us:.0f} | {turn_us:.0f}"
-        print(f"| {candidate.name} | {numbers} |")
-    print(f"\n{versions('lmdb', *(['limits', 'redis'] if options.redis else []))}")
+    with ExitStack() as stack:
+        if not options.alone:
+            from .redis import ready, server
 
-
-if __name__ == "__main__":
-    main()
+            url, _ = stack.enter_context(server())
+            asyncio.run(ready(url))
+            candidates += [Candidate("limits with Redis", count, 64, over_redis(url)) for count in (1, 2, 4)]
+        place = stack.enter_context(tempfile.TemporaryDirectory())
+        taken = in_turn(candidates, place, options)
+    columns = {"what": "", "processes": "d", "tasks each": "d", "hits/s": ",.0f"}
+    columns |= {"p99 of the wait, us": ",.0f", "p99 of a turn of the loop, us": ",.0f"}
+    yield Table("", columns, [
+        [candidate.name, candidate.processes, candidate.tasks, *map(median, zip(*rows, strict=True))]
+        for candidate, rows in taken.items()
+    ])  # fmt: skip

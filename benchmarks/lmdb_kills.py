@@ -8,7 +8,6 @@ shows the parts: the end of the old process, the fork, the opening of the files,
 
 from __future__ import annotations
 
-import argparse
 import gc
 import logging
 import os
@@ -17,6 +16,8 @@ import select
 import signal
 import tempfile
 import time
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import quantiles
 from struct import Struct
@@ -24,7 +25,9 @@ from typing import NamedTuple
 
 from slidegate.stores.lmdb import LmdbStore
 
-from .measure import versions
+from .report.tables import Cell, Table
+
+PACKAGES = ("lmdb",)
 
 HOUR_US = 3_600_000_000
 WORD = Struct("=iddd")  # process; when it began, when its store was open, when it had banned
@@ -97,14 +100,15 @@ def play(path: str, durability: str, bans: int, processes: int, kills: int, chan
     return seen
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--kills", type=int, default=500, help="of each row")
     parser.add_argument("--bans", type=int, default=2_000, help="in the file before")
     parser.add_argument("--seed", type=int, default=1)
-    options = parser.parse_args()
-    print("| durability | processes | p50 ms | p99 ms | p99 of: end | fork | opening | ban |")
-    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
+
+
+def tables(options: Namespace) -> Iterator[Table]:
+    """Kill the processes of each row many times."""
+    rows: list[list[Cell]] = []
     logging.disable(logging.CRITICAL)
     gc.freeze()
     for durability, processes in (("fast", 1), ("fast", 2), ("fast", 4), ("safe", 1)):
@@ -116,10 +120,8 @@ def main() -> None:
             store.close()
             seen = play(path, durability, options.bans, processes, options.kills, random.Random(options.seed))
         ranks = [quantiles(column, n=100) for column in zip(*seen, strict=True)]
-        parts = " | ".join(f"{rank[98]:.1f}" for rank in ranks[1:]) if processes == 1 else " | | | "
-        print(f"| {durability} | {processes} | {ranks[0][49]:.1f} | {ranks[0][98]:.1f} | {parts} |", flush=True)
-    print(f"\n{options.bans} bans in the file, {options.kills} kills a row. {versions('lmdb')}")
-
-
-if __name__ == "__main__":
-    main()
+        parts = [rank[98] if processes == 1 else None for rank in ranks[1:]]
+        rows.append([durability, processes, ranks[0][49], ranks[0][98], *parts])
+    numbers = ("p50 ms", "p99 ms", "p99 of: end", "fork", "opening", "ban")
+    columns = {"durability": "", "processes": "d", **dict.fromkeys(numbers, ".1f")}
+    yield Table("", columns, rows, f"{options.bans:,} bans in the file, {options.kills} kills a row.")

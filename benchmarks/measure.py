@@ -6,13 +6,14 @@ baseline of the same round, and of its ratio to that baseline.
 
 from __future__ import annotations
 
-import platform
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from importlib.metadata import version
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from itertools import cycle, islice
 from statistics import median
 
 from starlette.types import ASGIApp, Message, Scope
+
+from .report.tables import Cell, Table
 
 Candidate = Callable[[], Awaitable[float]]
 """Runs one round and returns the microseconds of one operation."""
@@ -29,29 +30,29 @@ async def rounds(candidates: Mapping[str, Candidate], count: int) -> dict[str, l
     return taken
 
 
-def table(taken: Mapping[str, list[float]], baselines: Mapping[str, str]) -> str:
-    """Return a Markdown table: median time, difference to the baseline, and ratio."""
-    lines = ["| what | median us | added us | ratio | to |", "| --- | ---: | ---: | ---: | --- |"]
+def compared(title: str, taken: Mapping[str, list[float]], baselines: Mapping[str, str]) -> Table:
+    """Return a table: median time, and where there is a baseline the difference to it and the ratio."""
+    rows: list[list[Cell]] = []
     for name, own in taken.items():
         base = baselines.get(name)
         if base is None:
-            lines.append(f"| {name} | {median(own):.2f} | | | |")
+            rows.append([name, median(own), None, None, None])
         else:
             pairs = list(zip(own, taken[base], strict=True))
             added = median(mine - theirs for mine, theirs in pairs)
-            ratio = median(mine / theirs for mine, theirs in pairs)
-            lines.append(f"| {name} | {median(own):.2f} | {added:+.2f} | {ratio:.2f} | {base} |")
-    return "\n".join(lines)
+            rows.append([name, median(own), added, median(mine / theirs for mine, theirs in pairs), base])
+    return Table(title, {"what": "", "median us": ".2f", "added us": "+.2f", "ratio": ".2f", "to": ""}, rows)
 
 
-def versions(*packages: str) -> str:
-    """Say what was measured."""
-    python = f"CPython {platform.python_version()}"
-    return ", ".join([python, *(f"{package} {version(package)}" for package in packages)])
+def asgi(app: ASGIApp, requests: int, expected: int, paths: Iterable[str] = ("/",)) -> Candidate:
+    """Return a candidate that sends requests straight into an application and checks every status.
 
-
-def asgi(app: ASGIApp, requests: int, expected: int) -> Candidate:
-    """Return a candidate that sends requests straight into an application and checks every status."""
+    Args:
+        app: The application.
+        requests: The number of requests in a round.
+        expected: The status of every answer.
+        paths: The paths to ask for in turn, over and over.
+    """
     scope: Scope = {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.3"},
@@ -67,6 +68,7 @@ def asgi(app: ASGIApp, requests: int, expected: int) -> Candidate:
         "server": ("127.0.0.1", 80),
     }
     wrong: list[int] = []
+    coming = cycle(paths)
 
     async def receive() -> Message:
         return {"type": "http.request", "body": b"", "more_body": False}
@@ -76,9 +78,10 @@ def asgi(app: ASGIApp, requests: int, expected: int) -> Candidate:
             wrong.append(message["status"])
 
     async def run() -> float:
+        scopes = [{**scope, "path": path, "raw_path": path.encode()} for path in islice(coming, requests)]
         started_s = time.perf_counter()
-        for _ in range(requests):
-            await app(dict(scope), receive, send)
+        for each in scopes:
+            await app(each, receive, send)
         taken_s = time.perf_counter() - started_s
         if wrong:
             raise RuntimeError(f"expected {expected}, got {wrong[0]}")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 import gc
 import resource
 import time
 import tracemalloc
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
 
 from slidegate import Limit, MemoryStore
 from slidegate.core import Bucket
+
+from .report.tables import Cell, Table
 
 KEYS = 100_000
 
@@ -32,10 +35,11 @@ def bytes_per_key(limit: Limit, hits: int, step_us: int) -> float:
     return held / KEYS
 
 
-def flood(count: int) -> None:
+def flood(count: int) -> list[list[Cell]]:
     """Send `count` keys through a store that soon is full, and between them 100 keys that ask more than they may.
 
-    Half of the watched keys come first and have windows of their own; half come when the store is full.
+    Half of the watched keys come first and have windows of their own; half come when the store is full. Return the rows
+    of the table.
     """
     now_us = [10**12]
     store = MemoryStore(max_keys=KEYS, clock=lambda: now_us[0])
@@ -54,22 +58,25 @@ def flood(count: int) -> None:
                 watched[key] += store.hit(((bucket, key, 1),)).allowed
     minutes = (now_us[0] - 10**12) // 60_000_000 + 1
     peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(f"| one-hit keys | {count:,} in {time.perf_counter() - started_s:.0f} s |")
-    print(f"| peak resident memory of the process | {peak_mib:.0f} MiB |")
-    print(f"| windows held at the end | {store.stats().keys:,} |")
-    print(f"| hits counted in shared cells | {store.stats().shared_hits:,} |")
-    print(f"| slowest single hit | {slowest_s * 1000:.2f} ms |")
-    print(f"| most admitted of any watched key, 100 allowed a minute, {minutes} minutes | {max(watched.values())} |")
     if max(watched.values()) > 100 * minutes or peak_mib > 250:
-        raise SystemExit("a bound was passed")
+        raise SystemExit(f"a bound was passed: {max(watched.values())} admitted, {peak_mib:.0f} MiB")
+    return [
+        [f"{count:,} one-hit keys", time.perf_counter() - started_s, "s"],
+        ["peak resident memory of the process", round(peak_mib), "MiB"],
+        ["windows held at the end", store.stats().keys, ""],
+        ["hits counted in shared cells", store.stats().shared_hits, ""],
+        ["slowest single hit", slowest_s * 1000, "ms"],
+        [f"most admitted of any watched key, 100 allowed a minute, {minutes} minutes", max(watched.values()), ""],
+    ]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--keys", type=int, default=10_000_000)
-    options = parser.parse_args()
-    print("| what | |\n| --- | --- |")
-    flood(options.keys)
+
+
+def tables(options: Namespace) -> Iterator[Table]:
+    """Measure the flood first, so that the peak is its own."""
+    rows = flood(options.keys)
     for text, limit, hits, step_us in (
         ("one hit, resolution 64", Limit(100, "1m"), 1, 0),
         ("20 hits over the window, 100/minute, resolution 10", Limit(100, "1m", resolution=10), 20, 3_000_000),
@@ -77,8 +84,5 @@ def main() -> None:
         ("20 hits, 10/minute, resolution 10 (timestamps)", Limit(10, "1m", resolution=10), 20, 3_000_000),
         ("64 hits over the window, 100/minute, resolution 64", Limit(100, "1m"), 64, 937_500),
     ):
-        print(f"| bytes a key: {text} | {bytes_per_key(limit, hits, step_us):.0f} |")
-
-
-if __name__ == "__main__":
-    main()
+        rows.append([f"a key: {text}", round(bytes_per_key(limit, hits, step_us)), "bytes"])
+    yield Table("", {"what": "", "measured": ",.2f", "unit": ""}, rows)

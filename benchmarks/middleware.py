@@ -7,9 +7,9 @@ fastapi-limiter send no RateLimit fields; ours and slowapi do. Ours alone record
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-from collections.abc import Callable
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from fastapi import Depends, FastAPI
@@ -23,14 +23,17 @@ from slowapi import Limiter as SlowLimiter
 from slowapi.middleware import SlowAPIASGIMiddleware, SlowAPIMiddleware
 from slowapi.util import get_remote_address
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Scope
 
-from slidegate import RateLimitMiddleware
+from slidegate import RateLimit, RateLimitMiddleware, Rule
 
-from .measure import asgi, rounds, table, versions
+from .measure import asgi, compared, rounds
+from .report.tables import Table
+
+PACKAGES = ("starlette", "fastapi", "asgi-ratelimit", "slowapi", "fastapi-limiter", "limits")
 
 PLENTY = 2_000_000_000
 
@@ -44,8 +47,12 @@ def starlette() -> Starlette:
 
 
 def ours(amount: int, **options: Any) -> ASGIApp:
+    return ours_with(limits=f"{amount}/hour", **options)
+
+
+def ours_with(**options: Any) -> ASGIApp:
     app = starlette()
-    app.add_middleware(RateLimitMiddleware, limits=f"{amount}/hour", **options)
+    app.add_middleware(RateLimitMiddleware, **options)
     return app
 
 
@@ -69,52 +76,71 @@ def asgi_ratelimit(amount: int) -> ASGIApp:
     return app
 
 
-def fastapi(amount: int | None) -> ASGIApp:
+def fastapi(*dependencies: Any) -> FastAPI:
     app = FastAPI()
-    limits = [Depends(RateLimiter(PyrateLimiter(Rate(amount, 3_600_000))))] if amount else []
 
-    @app.get("/", dependencies=limits)
+    @app.get("/", dependencies=list(dependencies))
     async def endpoint() -> str:
         return "hi"
 
     return app
 
 
-def ours_on_fastapi(amount: int) -> ASGIApp:
-    app = fastapi(None)
-    assert isinstance(app, FastAPI)
-    app.add_middleware(RateLimitMiddleware, limits=f"{amount}/hour")
+def peer_at_endpoint(amount: int) -> ASGIApp:
+    return fastapi(Depends(RateLimiter(PyrateLimiter(Rate(amount, 3_600_000)))))
+
+
+def ours_around_fastapi(amount: int, **options: Any) -> ASGIApp:
+    app = fastapi()
+    app.add_middleware(RateLimitMiddleware, limits=f"{amount}/hour", **options)
     return app
 
 
-async def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def ours_at_endpoint(amount: int) -> ASGIApp:
+    app = fastapi(Depends(RateLimit(f"{amount}/hour")))
+    app.add_middleware(RateLimitMiddleware, rules=[])
+    return app
+
+
+async def nothing(connection: HTTPConnection) -> None:
+    """Do nothing, as a dependency: what FastAPI takes for any."""
+
+
+def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--requests", type=int, default=2_000, help="in each round of each candidate")
-    options = parser.parse_args()
-    for outcome, amount, status in (("admitted", PLENTY, 200), ("refused", 1, 429)):
-        apps: dict[str, tuple[ASGIApp, int]] = {
-            "bare Starlette": (starlette(), 200),
-            "slidegate": (ours(amount), status),
-            "slidegate, statistics=False": (ours(amount, statistics=False), status),
-            "slidegate, headers=None, statistics=False": (ours(amount, headers=None, statistics=False), status),
-            "asgi-ratelimit": (asgi_ratelimit(amount), status),
-            "slowapi (ASGI middleware)": (slowapi(amount, SlowAPIASGIMiddleware), status),
-            "slowapi (BaseHTTPMiddleware)": (slowapi(amount, SlowAPIMiddleware), status),
-            "bare FastAPI": (fastapi(None), 200),
-            "slidegate on FastAPI": (ours_on_fastapi(amount), status),
-            "fastapi-limiter": (fastapi(amount), status),
-        }
-        baselines = {name: "bare FastAPI" if "astapi" in name.lower() else "bare Starlette" for name in apps}
-        del baselines["bare Starlette"], baselines["bare FastAPI"]
-        for app, _ in apps.values():  # the one request that a refusing gate admits
-            await asgi(app, 1, 200)()
-        taken = await rounds(
-            {name: asgi(app, options.requests, expected) for name, (app, expected) in apps.items()}, options.rounds
-        )
-        print(f"\n### One request, {outcome}\n\n{table(taken, baselines)}")
-    print(f"\n{versions('starlette', 'fastapi', 'asgi-ratelimit', 'slowapi', 'fastapi-limiter', 'limits')}")
 
 
-if __name__ == "__main__":
-    asyncio.run(main())
+async def outcome(name: str, amount: int, status: int, options: Namespace) -> Table:
+    """Measure one request with one outcome."""
+    apps: dict[str, tuple[ASGIApp, int]] = {
+        "bare Starlette": (starlette(), 200),
+        "slidegate": (ours(amount), status),
+        "slidegate, statistics=False": (ours(amount, statistics=False), status),
+        "slidegate, headers=None, statistics=False": (ours(amount, headers=None, statistics=False), status),
+        "slidegate, a rule for the path": (ours_with(rules=[Rule("/", f"{amount}/hour")]), status),
+        "slidegate, per_route": (ours_with(per_route=f"{amount}/hour"), status),
+        "asgi-ratelimit": (asgi_ratelimit(amount), status),
+        "slowapi (ASGI middleware)": (slowapi(amount, SlowAPIASGIMiddleware), status),
+        "slowapi (BaseHTTPMiddleware)": (slowapi(amount, SlowAPIMiddleware), status),
+        "bare FastAPI": (fastapi(), 200),
+        "slidegate around FastAPI": (ours_around_fastapi(amount), status),
+        "slidegate around FastAPI, statistics=False": (ours_around_fastapi(amount, statistics=False), status),
+        "FastAPI with a dependency that does nothing": (fastapi(Depends(nothing)), 200),
+        "slidegate at the endpoint of FastAPI": (ours_at_endpoint(amount), status),
+        "fastapi-limiter at the endpoint": (peer_at_endpoint(amount), status),
+    }
+    baselines = {name: "bare FastAPI" if "astapi" in name.lower() else "bare Starlette" for name in apps}
+    del baselines["bare Starlette"], baselines["bare FastAPI"]
+    for app, _ in apps.values():  # the one request that a refusing gate admits
+        await asgi(app, 1, 200)()
+    taken = await rounds(
+        {name: asgi(app, options.requests, expected) for name, (app, expected) in apps.items()}, options.rounds
+    )
+    return compared(f"One request, {name}", taken, baselines)
+
+
+def tables(options: Namespace) -> Iterator[Table]:
+    """Measure both outcomes."""
+    for name, amount, status in (("admitted", PLENTY, 200), ("refused", 1, 429)):
+        yield asyncio.run(outcome(name, amount, status, options))

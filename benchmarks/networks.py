@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
 import gc
 import random
 import tempfile
 import time
 import tracemalloc
-from collections.abc import Callable
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
 
 from slidegate import NetworkFile, NetworkFiles, Networks
 
-from .measure import versions
+from .report.tables import Cell, Table
 
 COUNT = 200_000
 RAW = "id,source,ip,reason,action,country,as,events_count,expiration,simulated,alert_id\n"
@@ -79,26 +79,26 @@ def held_mib(path: Path) -> tuple[float, float]:
     return held / 2**20, peak / 2**20
 
 
-def main() -> None:
-    """Measure, and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--count", type=int, default=COUNT, help="networks in a list")
     parser.add_argument("--rounds", type=int, default=7, help="rounds of which the median is shown")
     parser.add_argument("--seed", type=int, default=1)
-    options = parser.parse_args()
+
+
+def tables(options: Namespace) -> Iterator[Table]:
+    """Read, look up, and weigh."""
     pick = random.Random(options.seed)
     listed = entries(options.count, pick)
     asked = probes(100_000, pick)
-    print(versions())
-    print("| what | measured |\n| --- | ---: |")
+    rows: list[list[Cell]] = []
     with tempfile.TemporaryDirectory() as directory:
         plain, ending, hundred = (Path(directory, name) for name in ("plain.netset", "ending.csv", "hundred.netset"))
         plain.write_text("\n".join(listed))
         hundred.write_text("\n".join(listed[:100_000]))
-        rows = (f"1,a,{'Range' if '/' in text else 'Ip'}:{text},b,ban,,,1,4h,false,1\n" for text in listed)
-        ending.write_text(RAW + "".join(rows))
-        print(f"| {options.count:,} networks read, plain | {read_s(plain, options.rounds):.2f} s |")
-        print(f"| the same with an end each, CrowdSec CSV | {read_s(ending, options.rounds):.2f} s |")
+        lines = (f"1,a,{'Range' if '/' in text else 'Ip'}:{text},b,ban,,,1,4h,false,1\n" for text in listed)
+        ending.write_text(RAW + "".join(lines))
+        rows.append([f"{options.count:,} networks read, plain", read_s(plain, options.rounds), "s"])
+        rows.append(["the same with an end each, CrowdSec CSV", read_s(ending, options.rounds), "s"])
         networks = Networks.from_file(plain)
         finders: dict[str, Find] = {
             "`Networks.covers`": networks.covers,
@@ -107,12 +107,8 @@ def main() -> None:
             "`NetworkFiles.find`, three files": NetworkFiles([plain, ending, hundred]).find,
         }
         for name, find in finders.items():
-            print(f"| {name}, an address | {lookup_us(find, asked, options.rounds):.2f} us |")
+            rows.append([f"{name}, an address", lookup_us(find, asked, options.rounds), "us"])
         held, peak = held_mib(hundred)
-        print(
-            f"| memory of {min(options.count, 100_000):,} networks, peak while reading | {held:.1f}, {peak:.1f} MiB |"
-        )
-
-
-if __name__ == "__main__":
-    main()
+        many = f"{min(options.count, 100_000):,} networks"
+        rows += [[f"memory of {many}", held, "MiB"], [f"memory of {many}, peak while reading", peak, "MiB"]]
+    yield Table("", {"what": "", "measured": ".2f", "unit": ""}, rows)

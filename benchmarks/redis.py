@@ -4,12 +4,12 @@ Every round sends hits from as many tasks as are named, over 64 keys; all are ad
 `await limiter.hit`, deadline and circuit breaker included. `throttled-py`'s sliding window is an estimate from two
 counters; `pyrate-limiter` is what fastapi-limiter counts with.
 
-The server is one of its own: `redis-server` on a free port of 127.0.0.1, with nothing kept.
+The server is one of its own: `redis-server` on a free port of 127.0.0.1, with nothing kept. It is looked for on PATH,
+then beside this Python. The two that the aim is about are compared in five runs besides, each with another server.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import itertools
 import shutil
@@ -18,9 +18,12 @@ import socket
 import subprocess
 import sys
 import time
+from argparse import ArgumentParser, Namespace
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
+from statistics import median
 from typing import Any
 
 from limits import parse
@@ -32,13 +35,17 @@ from redis.exceptions import ConnectionError
 from slidegate import Limiter
 from slidegate.stores.redis import RedisStore
 
-from .measure import Candidate, rounds, table, versions
+from .measure import Candidate, compared, rounds
+from .report.tables import Cell, Table
+
+PACKAGES = ("redis", "hiredis", "limits", "throttled-py", "pyrate-limiter")
 
 AMOUNT = 100_000_000
 KEYS = [f"user:{number}" for number in range(64)]
 PEER = "limits, moving window"
 DEADLINE_S = 0.05
 PAUSED_HITS = 60_000
+RUNS = 5
 Hit = Callable[[str], Awaitable[Any]]
 
 
@@ -109,7 +116,10 @@ def candidate(hit: Hit, tasks: int, hits: int) -> Candidate:
 @contextmanager
 def server() -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """Start a server, and yield its address and process; it ends with the benchmark."""
-    program = shutil.which("redis-server") or sys.exit("this needs a redis-server: sudo apt install redis-server")
+    beside = Path(sys.executable).parent
+    program = shutil.which("redis-server") or shutil.which("redis-server", path=str(beside))
+    if program is None:
+        sys.exit("this needs a redis-server: sudo apt install redis-server")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -133,20 +143,44 @@ async def ready(url: str) -> None:
     sys.exit("redis-server does not answer")
 
 
-async def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--hits", type=int, default=2_000)
-    options = parser.parse_args()
+
+
+def tables(options: Namespace) -> list[Table]:
+    """Measure hits, and then a server that stops."""
+    return asyncio.run(measured(options))
+
+
+async def measured(options: Namespace) -> list[Table]:
     with server() as (url, process):
         await ready(url)
-        await compare(url, options)
-        await stop_midway(url, process)
-    print(f"\n{versions('redis', 'hiredis', 'limits', 'throttled-py', 'pyrate-limiter')}")
+        found = [*await compare(url, options), await stop_midway(url, process)]
+    return [*found[:2], await run_by_run(options), found[2]]
 
 
-async def compare(url: str, options: argparse.Namespace) -> None:
-    """Print what every candidate takes."""
+async def run_by_run(options: Namespace) -> Table:
+    """Measure how many times as fast as the exact peer hits are, in several runs, each with a server of its own."""
+    rows: list[list[Cell]] = []
+    for number in range(1, RUNS + 1):
+        stores: list[RedisStore] = []
+        row: list[Cell] = [str(number)]
+        with server() as (url, _):
+            await ready(url)
+            hits = {"slidegate": ours(url, stores), PEER: of_limits(url)}
+            for tasks in (1, 64):
+                candidates = {name: candidate(hit, tasks, options.hits) for name, hit in hits.items()}
+                taken = await rounds(candidates, options.rounds)
+                row.append(median(theirs / own for own, theirs in zip(*taken.values(), strict=True)))
+            await stores[0].close()
+        rows.append(row)
+    title = f"Times as fast as {PEER}, in {RUNS} runs"
+    return Table(title, {"run": "", "1 waiting": ".2f", "64 waiting": ".2f"}, rows)
+
+
+async def compare(url: str, options: Namespace) -> list[Table]:
+    """Measure every candidate alone and with 64 tasks."""
     stores: list[RedisStore] = []
     hits = {
         "slidegate": ours(url, stores),
@@ -154,15 +188,17 @@ async def compare(url: str, options: argparse.Namespace) -> None:
         "throttled-py, sliding window": of_throttled(url),
         "pyrate-limiter": of_pyrate(url),
     }
+    found = []
     for tasks in (1, 64):
         candidates = {name: candidate(hit, tasks, options.hits) for name, hit in hits.items()}
         taken = await rounds(candidates, options.rounds)
-        print(f"\n### {tasks} waiting\n\n{table(taken, {name: PEER for name in hits if name != PEER})}")
+        found.append(compared(f"{tasks} waiting", taken, {name: PEER for name in hits if name != PEER}))
     await stores[0].close()
+    return found
 
 
-async def stop_midway(url: str, process: subprocess.Popen[bytes]) -> None:
-    """Print how long hits take when the server stops in their middle (SIGSTOP), and goes on later."""
+async def stop_midway(url: str, process: subprocess.Popen[bytes]) -> Table:
+    """Measure how long hits take when the server stops in their middle (SIGSTOP), and goes on later."""
     store = RedisStore(url, prefix="paused")
     limiter = Limiter(store, deadline=DEADLINE_S, on_error="local")
     waits_s: list[float] = []
@@ -181,12 +217,10 @@ async def stop_midway(url: str, process: subprocess.Popen[bytes]) -> None:
     await asyncio.gather(*(work() for _ in range(64)))
     await store.close()
     waits_s.sort()
-    p99_ms, most_ms = waits_s[len(waits_s) * 99 // 100] * 1000, waits_s[-1] * 1000
-    print(
-        f"\nA server that stops for two seconds, 64 tasks, deadline {DEADLINE_S * 1000:g} ms: "
-        f"p99 {p99_ms:.1f} ms, longest {most_ms:.1f} ms of {len(waits_s):,} hits"
+    row: list[Cell] = [len(waits_s), waits_s[len(waits_s) * 99 // 100] * 1000, waits_s[-1] * 1000]
+    what = f'64 tasks, `deadline="{DEADLINE_S * 1000:g}ms"`, `on_error="local"`'
+    return Table(
+        "A server that stops for two seconds (SIGSTOP)",
+        {"what": "", "hits": ",d", "p99 ms": ".1f", "longest ms": ".1f"},
+        [[what, *row]],
     )
-
-
-if __name__ == "__main__":
-    asyncio.run(main())

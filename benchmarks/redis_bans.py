@@ -10,13 +10,13 @@ The server is one of its own: `redis-server` on a free port of 127.0.0.1, with n
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import gc
 import itertools
 import logging
 import multiprocessing
 import time
+from argparse import ArgumentParser, Namespace
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -24,8 +24,10 @@ from typing import Any
 from slidegate import Limiter
 from slidegate.stores.redis import RedisStore
 
-from .measure import versions
 from .redis import ready, server
+from .report.tables import Cell, Table
+
+PACKAGES = ("redis", "hiredis")
 
 PREFIX = "bans"
 CHUNK = 65_536
@@ -74,11 +76,10 @@ def change(url: str, per_second: int) -> None:
     asyncio.run(run())
 
 
-async def beside_changes(url: str, options: argparse.Namespace) -> None:
-    """Print how many requests the store answers while bans change."""
+async def beside_changes(url: str, options: Namespace) -> Table:
+    """Count the requests that the store answers while bans change."""
     port = int(url.rpartition(":")[2].partition("/")[0])
-    print("| changes a second | requests | answered by the store | p50 ms | p99 ms |")
-    print("| ---: | ---: | ---: | ---: | ---: |")
+    rows: list[list[Cell]] = []
     async with slowed(port, options.delay / 1000) as late:
         for per_second in (0, 200, 1_000):
             changing = multiprocessing.get_context("spawn").Process(target=change, args=(url, per_second), daemon=True)
@@ -94,7 +95,15 @@ async def beside_changes(url: str, options: argparse.Namespace) -> None:
             waits_s.sort()
             share = 100 * (1 - without / len(waits_s))
             middle, late_s = waits_s[len(waits_s) // 2] * 1000, waits_s[len(waits_s) * 99 // 100] * 1000
-            print(f"| {per_second} | {len(waits_s):,} | {share:.2f} % | {middle:.1f} | {late_s:.1f} |")
+            rows.append([per_second, len(waits_s), share, middle, late_s])
+    columns = {
+        "changes a second": "d",
+        "requests": ",d",
+        "% answered by the store": ".2f",
+        "p50 ms": ".1f",
+        "p99 ms": ".1f",
+    }
+    return Table("", columns, rows)
 
 
 async def ask(limiter: Limiter, seconds: float) -> tuple[list[float], int]:
@@ -139,8 +148,8 @@ async def longest_ms(work: Callable[[], Awaitable[Any]]) -> tuple[float, float]:
     return taken_s * 1000, longest_s * 1000
 
 
-async def many(url: str, bans: int) -> None:
-    """Print what a worker that starts with many bans costs its event loop."""
+async def many(url: str, bans: int) -> Table:
+    """Measure what a worker that starts with many bans costs its event loop."""
     store = RedisStore(url, prefix="many", max_bans=10 * bans)
     for first in range(0, bans, 500):
         keys = [f"198.{18 + n // 65536}.{n // 256 % 256}.{n % 256}" for n in range(first, min(first + 500, bans))]
@@ -153,7 +162,7 @@ async def many(url: str, bans: int) -> None:
         async for _ in found:
             pass
 
-    print(f"\n| with {bans:,} bans | ms | longest step ms |\n| --- | ---: | ---: |")
+    rows: list[list[Cell]] = []
     gc.collect()
     for what, work in (
         ("first request", lambda: limiter.hit("203.0.113.7", "1000000/hour")),
@@ -161,24 +170,24 @@ async def many(url: str, bans: int) -> None:
         ("`history()`", lambda: drain(limiter.history())),
         ("`export_bans()`", lambda: drain(limiter.export_bans())),
     ):
-        taken_ms, step_ms = await longest_ms(work)
-        print(f"| {what} | {taken_ms:.1f} | {step_ms:.1f} |")
+        rows.append([what, *await longest_ms(work)])
     await store.close()
+    return Table("", {f"with {bans:,} bans": "", "ms": ".1f", "longest step ms": ".1f"}, rows)
 
 
-async def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--delay", type=float, default=3.0, help="milliseconds")
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--bans", type=int, default=100_000)
-    options = parser.parse_args()
+
+
+def tables(options: Namespace) -> list[Table]:
+    """Measure requests beside changes, then a start."""
     logging.disable()  # a line for each ban
+    return asyncio.run(measured(options))
+
+
+async def measured(options: Namespace) -> list[Table]:
     with server() as (url, _):
         await ready(url)
-        await beside_changes(url, options)
-        await many(url, options.bans)
-    print(f"\n{versions('redis', 'hiredis')}")
-
-
-if __name__ == "__main__":
-    asyncio.run(main())
+        return [await beside_changes(url, options), await many(url, options.bans)]

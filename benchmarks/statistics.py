@@ -1,4 +1,4 @@
-"""The cost of one record, one amount and one hit: `MetricWindow`, `RollingTotals`, `HotKeys`.
+"""The cost of one record, one amount and one hit: `MetricWindow`, `BufferedWindow`, `RollingTotals`, `HotKeys`.
 
 Every round starts with empty windows, and time goes on with every call. The benchmark ends with an error if adding to
 eight totals costs more than twice as much as adding to any one of them.
@@ -6,17 +6,18 @@ eight totals costs more than twice as much as adding to any one of them.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import platform
 import time
-from collections.abc import Callable
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Iterator
 from itertools import cycle
 from statistics import median
 
 from slidegate.core import HotKeys, MetricWindow, RollingTotals
+from slidegate.core.statistics.buffered import MOST_NOTED, BufferedWindow, Outcome
 
-from .measure import Candidate, rounds, table
+from .measure import Candidate, compared, rounds
+from .report.tables import Table
 
 CALLS = 100_000
 MINUTE_US = 60_000_000
@@ -57,6 +58,32 @@ def answered() -> Call:
     return lambda now_us: window.record(now_us, "pass", "success", "2xx", rt_us=1_234)
 
 
+def one_by_one() -> Call:
+    window = MetricWindow(slices=60, slice_us=1_000_000)
+    return lambda now_us: window.record(now_us, "pass", "success", "2xx", rt_us=now_us % 10_007, first_us=1_234)
+
+
+def buffered() -> Call:
+    window, what = BufferedWindow(60, 1_000_000), Outcome("pass", "success", "2xx", rt=True, first=True)
+    return lambda now_us: window.note(what, now_us - now_us % 10_007, now_us - now_us % 10_007 + 1_234, now_us)
+
+
+def buffered_block() -> Call:
+    window, what = BufferedWindow(60, 1_000_000), Outcome("block", "4xx")
+    return lambda now_us: window.note(what, now_us, now_us, now_us)
+
+
+def fold() -> Call:
+    window, what = BufferedWindow(60, 1_000_000), Outcome("pass", "success", "2xx", rt=True, first=True)
+    full = [(what, at, at + 1_234, at + at * 71 % 10_007) for at in range(10**15, 10**15 + MOST_NOTED)]
+
+    def call(now_us: int) -> None:
+        window.noted[:] = full
+        window.fold()
+
+    return call
+
+
 def read(window: MetricWindow) -> Callable[[], Call]:
     return lambda: lambda now_us: window.read(10**15)
 
@@ -89,10 +116,12 @@ def full_window() -> MetricWindow:
     return window
 
 
-async def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=9)
-    options = parser.parse_args()
+
+
+def tables(options: Namespace) -> Iterator[Table]:
+    """Measure a record, an amount and a hit."""
     base = "calling a function that does nothing"
     # 100 us apart, so that a slice of a second begins every 10,000 calls.
     metrics = {
@@ -103,8 +132,15 @@ async def main() -> None:
         "the same, every call in a new slice": candidate(answered, 1_000_000, CALLS // 10),
         "read 60 full slices": candidate(read(full_window()), 100, CALLS // 100),
     }
+    single = "record: pass, success, 2xx and both times, one by one"
+    noted = {
+        single: candidate(one_by_one, 100),
+        "note: the same, with its part of the folds": candidate(buffered, 100),
+        "note: block and 4xx, with its part of the folds": candidate(buffered_block, 100),
+        f"fold {MOST_NOTED} records": candidate(fold, 100, CALLS // 100),
+    }
     day = "add, one window of a day"
-    totals = {
+    amounts = {
         day: candidate(add(WINDOWS_US[-1]), 10_000),
         "add, one window of five minutes": candidate(add(WINDOWS_US[0]), 10_000),
         "add, eight windows": candidate(add(*WINDOWS_US), 10_000),
@@ -118,12 +154,13 @@ async def main() -> None:
         "hit, 1,000 keys in turn": candidate(hit(1_000), 100),
         "hit, every key a new one": candidate(hit(CALLS), 100),
     }
-    for name, candidates in (("MetricWindow", metrics), ("RollingTotals", totals), ("HotKeys, 1,000 places", hits)):
-        taken = await rounds(candidates, options.rounds)
-        print(f"\n### {name}\n\n{table(taken, dict.fromkeys(list(totals)[1:3], day))}")
-        if candidates is totals:
+    titled = {"MetricWindow": metrics, "BufferedWindow": noted, "RollingTotals": amounts, "HotKeys, 1,000 places": hits}
+    baselines = {**dict.fromkeys(list(noted)[1:3], single), **dict.fromkeys(list(amounts)[1:3], day)}
+    for name, candidates in titled.items():
+        taken = asyncio.run(rounds(candidates, options.rounds))
+        yield compared(name, taken, baselines)
+        if candidates is amounts:
             check(taken)
-    print(f"\nCPython {platform.python_version()}")
 
 
 def check(taken: dict[str, list[float]]) -> None:
@@ -132,7 +169,3 @@ def check(taken: dict[str, list[float]]) -> None:
         pairs = zip(taken["add, eight windows"], taken[single], strict=True)
         if median(eight / one for eight, one in pairs) > 2:
             raise SystemExit(f"eight windows cost more than twice what {single[5:]} costs")
-
-
-if __name__ == "__main__":
-    asyncio.run(main())

@@ -114,7 +114,7 @@ async def traces() -> dict[str, Trace]:
     banned = gate(PLENTY, bans=BanPolicy(ban_private=True))
     striking = gate(2, bans=BanPolicy(f"{2 * WATCHED}/10m", ban_private=True))
     for app in (admitted, refused, banned, striking):
-        for _ in range(WATCHED):
+        for _ in range(WATCHED + 1):
             await ask(app)
     await ask(banned, b"strike=1")
     await ask(banned)

@@ -33,8 +33,8 @@ from slidegate import (
 from slidegate.core.errors import quoted
 from slidegate.core.logs import MOST, MOST_LINES, MOST_OF_A_LINE, escaped, logger, trace, written
 from slidegate.core.protocols import Event
+from slidegate.limiter.uncancelled import to_the_end
 from slidegate.testing import FakeClock
-from slidegate.web.finishing import to_the_end
 from slidegate.web.websockets import ban_sweep as sockets
 
 from .web.driver import call, hello, scope_of, send_scope
@@ -257,7 +257,7 @@ async def test_work_that_fails_after_its_request_was_cancelled(log: StringIO) ->
     async with asyncio.timeout(20):
         while not log.getvalue():  # noqa: ASYNC110 - what is waited for tells nobody
             await asyncio.sleep(0)
-    check(log, "work for a request that was cancelled failed")
+    check(log, "work for a caller that was cancelled failed")
 
 
 async def test_findings_name_what_requests_hold(log: StringIO) -> None:

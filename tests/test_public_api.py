@@ -26,9 +26,12 @@ EXPORTING = [slidegate, slidegate.core]
 DOCUMENTED = [*EXPORTING, slidegate.testing]
 OPTIONAL = {
     "fastapi",
+    "hiredis",
+    "http_sf",
     "httpx",
     "hypothesis",
     "lmdb",
+    "msgspec",
     "opentelemetry",
     "prometheus_client",
     "pydantic",
@@ -129,7 +132,7 @@ def test_public_method_says_what_it_does(name: str, method: object) -> None:
 def test_a_limiter_offers_these_words_and_the_gates_use_its_internals() -> None:
     asked = "charge charge_all hit hit_all peek peek_all refund reset"
     bans = "ban banned bans export_bans history import_bans strike unban"
-    rest = "close digest from_url internals key_for prepare stats store"
+    rest = "close digest from_url internals key_for limited prepare stats store sync"
     offered = {name for name in dir(slidegate.Limiter()) if not name.startswith("_")}
     assert offered == {*asked.split(), *bans.split(), *rest.split()}
 
@@ -173,6 +176,17 @@ def loaded_by(code: str) -> set[str]:
 @pytest.mark.parametrize("module", ["slidegate", "slidegate.testing"])
 def test_importing_the_package_loads_nothing_optional(module: str) -> None:
     assert {name.partition(".")[0] for name in loaded_by(f"import {module}")} & OPTIONAL == set()
+
+
+def test_importing_the_package_loads_nothing_that_few_applications_need() -> None:
+    few = (
+        *("slidegate.stores.lmdb", "slidegate.stores.redis", "slidegate.web.config", "slidegate.limiter.leases"),
+        *("slidegate.limiter.open_store", "slidegate.netlists.formats", "slidegate.netlists.reading"),
+        *("csv", "decimal", "difflib", "tomllib"),
+    )
+    loaded = loaded_by("import slidegate")
+    assert [name for name in loaded if name.startswith(few)] == []
+    assert {"slidegate.web.middleware", "slidegate.stores.memory.store"} <= loaded
 
 
 def test_what_is_loaded_is_seen() -> None:

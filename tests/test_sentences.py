@@ -15,7 +15,7 @@ from scripts.headless_sentences import MOST, files, find, headless, sentences, t
 from slidegate import Limiter
 
 ROOT = Path(__file__).resolve().parents[1]
-ROOMS = "core|limiter|netlists|stores|web|ops|testing"
+ROOMS = "core|limiter|netlists|stores|web|outbound|ops|testing"
 CODE = re.compile(r"(?<![a-z0-9])(?!(?:as|at|by|in|is|of|on|or|to|utf)[_ -])[a-z][a-z0-9][_ -]\d\d(?![a-z0-9])", re.I)
 """The number of a scenario, two letters and two digits: it says something only beside a list that is not here."""
 

@@ -7,6 +7,7 @@ exact `Retry-After`. Start with `RateLimitMiddleware`; without HTTP, with `Limit
 
 from __future__ import annotations
 
+from .core import decision as _decision
 from .core.bans.in_force import Ban, BanChange
 from .core.bans.policy import BanPolicy
 from .core.decision import Decision, LimitState, Reason
@@ -14,7 +15,10 @@ from .core.errors import ConfigurationError, SlidegateError, StoreError, StoreTi
 from .core.limits import Limit, parse_limits
 from .core.protocols import Event, Observer, Store
 from .limiter import Limiter
+from .limiter.quotas.quota import Quota
 from .limiter.statistics import Stats, Traffic
+from .limiter.sync.limited import Limited, RateLimited
+from .limiter.sync.sync_limiter import SyncLimiter
 from .netlists.networks import Networks
 from .stores.memory.store import MemoryStore
 from .stores.memory.tables import MemoryStats
@@ -29,10 +33,14 @@ from .web.keys.user import user
 from .web.lists.network_files import NetworkFile, NetworkFiles
 from .web.middleware import RateLimitMiddleware
 from .web.openapi import document_limits
+from .web.overload.shed import Shed
 from .web.rules.rule import Rule
 from .web.websockets.message_limits import MessageLimits
 
 __version__ = "0.1.0"
+
+compiled: bool = not _decision.__file__.endswith(".py")
+"""Whether the core runs as extension modules, from a compiled wheel, or as the source that it was made of."""
 
 __all__ = [
     "Ban",
@@ -45,6 +53,7 @@ __all__ = [
     "Limit",
     "LimitExceeded",
     "LimitState",
+    "Limited",
     "Limiter",
     "MemoryStats",
     "MemoryStore",
@@ -53,20 +62,25 @@ __all__ = [
     "NetworkFiles",
     "Networks",
     "Observer",
+    "Quota",
     "RateLimit",
     "RateLimitMiddleware",
+    "RateLimited",
     "Reason",
     "Rule",
+    "Shed",
     "SlidegateError",
     "Stats",
     "Store",
     "StoreError",
     "StoreTimeout",
     "StoreUnavailable",
+    "SyncLimiter",
     "Traffic",
     "charge",
     "client_ip",
     "combine",
+    "compiled",
     "cookie",
     "document_limits",
     "everyone",

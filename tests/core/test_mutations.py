@@ -28,6 +28,7 @@ import slidegate.core.windows.counters
 import slidegate.core.windows.timestamps
 import slidegate.stores.memory.bans
 import slidegate.stores.memory.demands
+import slidegate.stores.memory.hot
 import slidegate.stores.memory.store
 import slidegate.stores.memory.tables
 from slidegate.core import BookedWindow, CounterWindow, TimestampWindow
@@ -69,8 +70,8 @@ class Mutation(NamedTuple):
 
 
 RINGS = [
-    Mutation("k slots instead of k + 1", COUNTS, (("self.slice_count = slices", "self.slice_count = slices - 1"),)),
-    Mutation("k + 2 slots", COUNTS, (("self.slice_count = slices", "self.slice_count = slices + 1"),)),
+    Mutation("k slots instead of k + 1", COUNTS, (('(slices, "slices")', '(slices, "slices") - 1'),)),
+    Mutation("k + 2 slots", COUNTS, (('(slices, "slices")', '(slices, "slices") + 1'),)),
     Mutation("< instead of <= where the rest fits", COUNTS, (("if excess <= 0:", "if excess < 0:"),)),
     Mutation("one unit too many", COUNTS, (("if spent <= amount:", "if spent <= amount + 1:"),)),
     Mutation("leaves one microsecond late", COUNTS, (("now_us >= self.leaves_us", "now_us > self.leaves_us"),)),
@@ -117,9 +118,11 @@ RINGS = [
     ),
     Mutation("waits for one unit too few", TIMES, (("self._times()[excess - 1]", "self._times()[excess - 2]"),)),
     Mutation(
-        "a refusal is remembered for another cost", COUNTS, (("if room != self._blocked_room or now_us", "if now_us"),)
+        "a refusal is remembered for another cost",
+        COUNTS,
+        (("if refusal is None or room != refusal[0]", "if refusal is None"),),
     ),
-    Mutation("a refusal is remembered for ever", COUNTS, (("self.blocked_until_us = 0", "pass"),)),
+    Mutation("a refusal is remembered for ever", COUNTS, (("self.refusal = None", "pass"),)),
     Mutation("a skipped slice is not kept", COUNTS, (("// self.slice_us - 1\n", "// self.slice_us - 2\n"),)),
     Mutation(
         "a refusal is charged",
@@ -166,11 +169,19 @@ STORES = [
     Mutation("peek charges", MEMORY, (("copy(window)", "window"),)),
     Mutation("a second refund hands back again", DEMANDS, (("decision.charge.clear()", "pass"),)),
     Mutation("a refusal charges the limits that had room", DEMAND, (("if any(waits):", "if all(waits):"),)),
-    Mutation("reset does nothing", TABLES, (("self.windows[key] = self.new_window()", "pass"),)),
-    Mutation("rules share windows", MEMORY, (("return bucket.rule, limit.window_us", "return '', limit.window_us"),)),
-    Mutation("a new amount starts anew", MEMORY, (("= table.fetch(key, now_us)", "= table.windows.get(key)"),)),
+    Mutation("reset does nothing", TABLES, (('        self.drop(key)\n        self.rows.put(key, b"")\n', ""),)),
+    Mutation(
+        "rules share windows", MEMORY, (("return bucket.rule, limit.same_window", "return '', limit.same_window"),)
+    ),
+    Mutation("a new amount starts anew", MEMORY, (("if table.take_over(key, now_us):", "if 0:"),)),
 ]
 
+MOVES = [
+    Mutation("what goes down is forgotten", TABLES, (("self.rows.put(key, pack_window(window))", "pass"),)),
+    Mutation("what comes up is empty", TABLES, (("        if row:\n            load_ring(ring, row)\n", ""),)),
+    Mutation("what is spent at rest is forgotten", TABLES, (("reading, shard[key] = spent", "reading, _ = spent"),)),
+    Mutation("a look at rest keeps what it read", TABLES, (("shard[key] = pack_window(ring)", "pass"),)),
+]
 DEBTS = [
     Mutation("a debt of times pushes nothing out", TIMES, (("self._drop(pushed_out)", "pass"),)),
     Mutation("a debt of times is handed back whole", TIMES, (("return kept - pushed_out", "return kept"),)),
@@ -186,7 +197,7 @@ DEBTS = [
         DEMAND,
         (("max(rooms, default=from_us) == from_us", "True"),),
     ),
-    Mutation("a place is never handed back", DEMANDS, (("changed |= window.leave(note.spent_us)", "pass"),)),
+    Mutation("a place is never handed back", DEMANDS, (("changed |= window.leave(charged.spent_us)", "pass"),)),
 ]
 PLACES = [
     Mutation(
@@ -369,12 +380,7 @@ SCENES: list[tuple[Mutation, Callable[[scenes.NewStore], None]]] = [
         Mutation(
             "a debt never sweeps",
             MEMORY,
-            (
-                (
-                    "for table, _, key, _ in flat], now_us)\n            if now",
-                    "for table, _, key, _ in flat], now_us)\n            if 0 > now",
-                ),
-            ),
+            (("self._hot.make_room()\n            if now", "self._hot.make_room()\n            if 0 > now"),),
         ),
         scenes.debts_let_go_of_windows_too,
     ),
@@ -392,11 +398,26 @@ SCENES: list[tuple[Mutation, Callable[[scenes.NewStore], None]]] = [
         ),
         scenes.a_refund_closes_the_slice_that_it_emptied,
     ),
+    *(
+        (
+            Mutation("a known refusal outlives a change", ring, (("self.refusal = None", "pass"),)),
+            scenes.a_known_refusal_ends_when_the_window_changes,
+        )
+        for ring in (TIMES, COUNTS)
+    ),
+    (
+        Mutation(
+            "a known refusal is one of every cost",
+            MEMORY,
+            (("now_us < leaves_us and room == amount - (cost or 1)", "now_us < leaves_us"),),
+        ),
+        scenes.a_known_refusal_ends_when_the_window_changes,
+    ),
     (
         Mutation(
             "a cost of nothing is refused as if the amount were larger",
             COUNTS,
-            (("if amount - (cost or 1) == self._blocked_room", "if amount - cost == self._blocked_room"),),
+            (("amount - (cost or 1) == refusal[0]", "amount - cost == refusal[0]"),),
         ),
         scenes.a_cost_of_nothing_waits_for_the_lowered_amount,
     ),
@@ -429,6 +450,10 @@ SCENES: list[tuple[Mutation, Callable[[scenes.NewStore], None]]] = [
         scenes.a_moment_for_several_limits_is_not_before_any_of_them,
     ),
     (
+        Mutation("a step begins no generation", TABLES, (("            self.since[place] = generation\n", ""),)),
+        scenes.a_refund_does_not_find_what_a_step_of_the_clock_has_moved,
+    ),
+    (
         Mutation("a refund finds what a step has moved", MEMORY, (("now_us < self._latest_us:", "False:"),)),
         scenes.a_refund_does_not_find_what_a_step_of_the_clock_has_moved,
     ),
@@ -456,7 +481,7 @@ CELLS: list[tuple[Mutation, Callable[[shared_cells.Small], None]]] = [
         Mutation(
             "a changed amount forgets who waits in a cell",
             TABLES,
-            (ONE_CELL, ("self.waiters[key] = self.twin.waiters.pop(key)", "self.twin.waiters.pop(key)")),
+            (ONE_CELL, ("self.waiters[place] = twin.waiters.pop(place)", "twin.waiters.pop(place)")),
         ),
         lambda small: shared_cells.test_a_key_that_waits_in_its_cell_stays_there_until_then(small, "5/10s @4"),
     ),
@@ -464,7 +489,7 @@ CELLS: list[tuple[Mutation, Callable[[shared_cells.Small], None]]] = [
         Mutation(
             "a refund leaves the copy of its key as it is",
             TABLES,
-            (ONE_CELL, ("            found.append(own)\n", "            pass\n")),
+            (ONE_CELL, ("if first <= charge.generation < last:", "if 0:")),
         ),
         shared_cells.test_a_refund_after_the_move_frees_the_unit_in_the_cell_and_in_the_copy_of_its_key,
     ),
@@ -472,7 +497,7 @@ CELLS: list[tuple[Mutation, Callable[[shared_cells.Small], None]]] = [
         Mutation(
             "a refund takes from whatever window its key has",
             TABLES,
-            (ONE_CELL, ("self.copies.get(key) == (ring_of(own), ring)", "True")),
+            (ONE_CELL, ("if first <= charge.generation < last:", "if 1:")),
         ),
         shared_cells.test_a_refund_frees_nothing_in_a_window_that_is_no_copy_of_the_cell,
     ),
@@ -500,9 +525,17 @@ def kit(mutation: Mutation) -> Kit:
     made = mutated(mutation)
     if mutation.module is LIMITS:
         return Kit(limit=made.Limit)
-    times = getattr(made, "TimestampWindow", TimestampWindow)
-    counts = getattr(made, "CounterWindow", CounterWindow)
+    times, counts = (broken_ring(made, ring) for ring in (TimestampWindow, CounterWindow))
     return Kit(window=lambda limit: times(limit.window_us) if limit.exact else counts(limit.slices, limit.slice_us))
+
+
+def broken_ring(made: types.ModuleType, whole: type) -> type:
+    """Return a kind of `whole` with the methods of a mutated module, so that it is packed and read like a whole one."""
+    if not hasattr(made, whole.__name__):
+        return whole
+    methods = vars(getattr(made, whole.__name__)).items()
+    functions = {name: method for name, method in methods if isinstance(method, types.FunctionType)}
+    return type(whole.__name__, (whole,), {"__slots__": (), **functions})
 
 
 def store(mutation: Mutation) -> Callable[..., slidegate.stores.memory.store.MemoryStore]:
@@ -514,7 +547,7 @@ def store(mutation: Mutation) -> Callable[..., slidegate.stores.memory.store.Mem
     if mutation.module in (TABLES, TIMES, COUNTS):
         tables = made if mutation.module is TABLES else mutated(Mutation("nothing", TABLES, ()))
         if mutation.module is not TABLES:
-            tables.new_window = kit(mutation).window
+            tables.new_count = kit(mutation).window
         memory.Table = tables.Table
         return memory.MemoryStore
     demands = made if mutation.module is DEMANDS else mutated(Mutation("nothing", DEMANDS, ()))
@@ -549,6 +582,13 @@ def play(rolled: bytes, new_store: Callable[..., slidegate.stores.memory.store.M
     made = program(rolled)
     clock = FakeClock(made.start_us)
     asyncio.run(Player(new_store(clock=clock), clock, made.rules, made.modes).play(made.moves))
+
+
+@pytest.mark.parametrize("mutation", MOVES, ids=lambda mutation: mutation.what)
+def test_the_store_contract_catches_broken_storeys(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slidegate.stores.memory.hot, "HOT_WINDOWS", 1)
+    broken = store(mutation)
+    assert_caught(lambda rolled: play(rolled, broken))
 
 
 @pytest.mark.parametrize("mutation", RINGS, ids=lambda mutation: mutation.what)

@@ -17,6 +17,7 @@ import pytest
 from slidegate.core import Bucket, Check, ConfigurationError, Decision, Event, Limit, Observer, Reason, parse_limits
 from slidegate.core.addresses import address_key, canonical_key
 from slidegate.core.bans.in_force import Guarded
+from slidegate.core.memo import MEMO_SIZE
 from slidegate.limiter import MAX_KEY_BYTES, Limiter
 from slidegate.stores.memory.store import MemoryStore
 from slidegate.testing import FakeClock, RecordingObserver
@@ -542,3 +543,35 @@ def test_what_is_no_store_and_no_observer_is_named(arguments: dict[str, object],
     with pytest.raises(ConfigurationError) as caught:
         Limiter(**arguments)  # type: ignore[arg-type]
     assert named in str(caught.value)
+
+
+# -- what is remembered between two hits -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cost", [True, 1.0, -1, "1", None])
+async def test_a_cost_that_only_looks_like_one_is_refused_after_good_ones_too(cost: Any) -> None:
+    limiter = Limiter()
+    for _ in range(3):
+        assert await limiter.hit("ann", "9/minute")
+    with pytest.raises(ConfigurationError, match="cost"):
+        await limiter.hit("ann", "9/minute", cost)
+    assert (await limiter.hit("ann", "9/minute", 2)).remaining == 4
+
+
+async def test_a_key_is_spelled_anew_when_another_secret_spells_it() -> None:
+    limiter, long = Limiter(), "x" * 100
+    for secret in (b"a" * 32, b"b" * 32):
+        limiter.internals.keys.use(secret)
+        limiter.internals.keys.settle()
+        for _ in range(3):
+            decision = await limiter.hit(long, "9/minute")
+            assert decision.checks[0][1] == limiter.key_for(long)
+
+
+async def test_no_more_questions_are_remembered_than_a_memo_holds() -> None:
+    limiter = Limiter()
+    for number in range(3 * MEMO_SIZE // 2):
+        for _ in range(2):
+            await limiter.hit(f"user:{number}", f"{number % 3 + 1}/minute", rule=f"rule{number % 2}")
+    held = sum(len(keys) for limits in limiter.internals.keys.questions.values() for keys in limits.values())
+    assert 0 < held <= MEMO_SIZE

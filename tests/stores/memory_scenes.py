@@ -29,28 +29,60 @@ def bucket(limits: str, rule: str = "rule", *, wait_s: int = 0, places: int = 0)
 
 
 class Listed(str):
-    """A key that may be looked up only under the lock of a store."""
+    """A key that notes, each time that it is looked up, whether that is under the lock of a store."""
 
-    store: MemoryStore | None = None
+    def __init__(self, text: str) -> None:
+        self.store: MemoryStore | None = None
+        self.locked: list[bool] = []
 
     def __hash__(self) -> int:
-        assert self.store is None or self.store._lock.locked(), "a window is looked up without the lock"
+        if self.store is not None:
+            self.locked.append(self.store._lock.locked())
         return super().__hash__()
 
 
 def every_call_looks_under_the_lock(new_store: NewStore) -> None:
-    """Looking and resetting race with hits as much as hits do with each other."""
+    """Looking and resetting race with hits as much as hits do with each other. A hit may look before that, too."""
     store, key = new_store(clock=FakeClock()), Listed("ann")
     for asked in (bucket("5/minute"), bucket("5/minute; 70/hour")):
         checks = ((asked, key, 1),)
         store.hit(checks)
         key.store = store
         decision = store.hit(checks)
+        assert key.locked[-1], "a window is looked up without the lock"
+        key.locked.clear()
         store.peek(checks)
         store.charge(checks)
         store.refund(decision)
         store.reset(key)
+        assert all(key.locked), "a window is looked up without the lock"
         key.store = None
+
+
+def a_known_refusal_ends_when_the_window_changes(new_store: NewStore) -> None:
+    """A refund, a reset, another cost, a raised amount: each is answered by what the window holds now."""
+    store = new_store()
+    for amount in (6, 60):
+        asked, raised = bucket(f"{amount}/day @9", str(amount)), bucket(f"{amount + 2}/day @9", str(amount))
+        one, two = ((asked, "ann", 1),), ((asked, "ann", 2),)
+        for _ in range(amount - 1):
+            assert store.hit(one)
+        assert not store.hit(two)
+        assert not store.hit(two)
+        last = store.hit(one)
+        assert last
+        for _ in range(2):
+            assert not store.hit(one)
+        assert store.refund(last)
+        assert store.hit(one)
+        for spent in (amount, amount + 1):
+            for _ in range(2):
+                refused = store.hit(one)
+                assert not refused
+                assert refused.readings[0][0] == spent
+            assert store.hit(((raised, "ann", 1),)) or spent > amount + 1
+        assert store.reset("ann")
+        assert store.hit(one)
 
 
 def a_new_table_wakes_the_sweep(new_store: NewStore) -> None:
@@ -208,6 +240,7 @@ SCENES: list[Callable[[NewStore], None]] = [
     a_debt_comes_after_what_was_booked_before_it,
     a_refund_closes_the_slice_that_it_emptied,
     a_cost_of_nothing_waits_for_the_lowered_amount,
+    a_known_refusal_ends_when_the_window_changes,
     a_cost_of_the_whole_amount_waits_beside_a_stranger,
     who_waits_takes_no_place_where_there_is_room,
     a_moment_for_several_limits_is_not_before_any_of_them,

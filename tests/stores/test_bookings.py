@@ -28,7 +28,7 @@ def bucket(
 
 
 def held(store: MemoryStore) -> list[object]:
-    return [window for table in store._tables.values() for window in table.windows.values()]
+    return [window for table in store._tables.values() for window in [*table.windows.values(), *table.cells.values()]]
 
 
 # -- the bound, from a plain list of what was let through and when --------------------------------------------------
@@ -150,7 +150,7 @@ def test_a_window_asked_twice_is_booked_in_its_own_place_alone() -> None:
     store.hit(((asked, "ann", 3),))
     assert store.hit(((asked, "ann", 1), (asked, "ann", 2))).reason is Reason.WAITED
     (table,) = store._tables.values()
-    assert list(table.windows) == [
+    assert [*table.windows, *table.cells] == [
         "ann"
     ]  # and not the shared cell as well, where a step back would find the units again
 

@@ -627,7 +627,7 @@ def test_without_an_event_loop_a_hit_waits_for_the_gate(store: LmdbStore, monkey
         timer.start()
         assert store.hit(asked).remaining == 4  # type: ignore[union-attr]
         timer.join()
-    monkeypatch.setattr("slidegate.stores.lmdb.batching.PATIENCE_S", 0.02)
+    monkeypatch.setattr(store._turns, "patience_s", 0.02)
     with gate_held(store), pytest.raises(StoreTimeout, match=r"has been writing for 0.02 s"):
         store.hit(asked)
 

@@ -30,7 +30,7 @@ from slidegate.core import (
 )
 from slidegate.limiter import Limiter
 from slidegate.stores.memory.store import LEAST_VISITS, SWEEP_STEP, MemoryStats, MemoryStore
-from slidegate.stores.memory.tables import SHARED_CELLS, Table
+from slidegate.stores.memory.tables import SHARED_CELLS, Table, cell_number
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.testing.contract import StoreContract
 from slidegate.testing.contract.player import Player
@@ -125,7 +125,7 @@ def _hesitant_rings(monkeypatch: pytest.MonkeyPatch) -> None:
     def new_window(limit: Limit) -> object:
         return times(limit.window_us) if limit.exact else counts(limit.slices, limit.slice_us)
 
-    monkeypatch.setattr(slidegate.stores.memory.tables, "new_window", new_window)
+    monkeypatch.setattr(slidegate.stores.memory.tables, "new_count", new_window)
 
 
 @pytest.mark.usefixtures("_fine_switching", "_hesitant_rings")
@@ -368,7 +368,7 @@ def test_a_charge_in_a_shared_cell_is_refunded() -> None:
 
 
 def cell_of(store: MemoryStore, key: str) -> int:
-    return Table("rule", Limit(1, "1m"), store.secret, 0).cell_of(key)
+    return cell_number(key, store.secret)
 
 
 def cellmates(store: MemoryStore, number: int) -> list[str]:
@@ -394,7 +394,8 @@ def test_a_flood_of_one_hit_keys_stays_within_max_keys_and_is_told() -> None:
     stats = store.stats()
     assert stats == MemoryStats(keys=1_000, evictions=0, shared_hits=119_000)
     assert max(admitted.values()) == 5  # strangers who meet in a cell share its bound, and nobody gets past it
-    assert sum(len(table.windows) for table in store._tables.values()) <= 1_000 + SHARED_CELLS
+    (table,) = store._tables.values()
+    assert sum(map(len, table.rows.shards)) + len(table.cells) <= 1_000 + SHARED_CELLS
     assert observer.kinds == ["keys_shared"]
     assert "all 1000 keys are in use" in observer.events[0].message
     assert dict(observer.events[0].details) == {"max_keys": 1_000}
@@ -631,7 +632,7 @@ def test_a_table_that_is_used_again_and_again_is_kept_and_one_that_is_not_goes()
     store, brief, other = MemoryStore(clock=clock), bucket("5/second"), bucket("5/second", "other")
     store.hit(((other, "ann", 1),))
     store.hit(((brief, "ann", 1),))
-    table = store._tables["rule", 1_000_000, 64, True]
+    table = store._tables["rule", (1_000_000, 64), True]
     for _ in range(100):
         clock.advance("3s")
         store.hit(((brief, "ann", 1),))

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from slidegate import Limiter, MemoryStore
-from slidegate.core import Check, Decision, HasParts, KeepsDeadline, ListsBans, Store
+from slidegate.core import AnswersThreads, Check, Decision, HasParts, KeepsDeadline, ListsBans, Store
 from slidegate.core.bans.in_force import Guarded
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import RecordingObserver
 
-OPTIONAL = (HasParts, KeepsDeadline, ListsBans)
+OPTIONAL = (AnswersThreads, HasParts, KeepsDeadline, ListsBans)
 
 
 def offered(store: Store) -> set[type]:
@@ -34,13 +34,15 @@ async def test_each_store_offers_what_it_can_do(tmp_path: Path) -> None:
     lmdb, redis = LmdbStore(tmp_path / "lmdb"), RedisStore("redis://127.0.0.1:1")
     # Assigned by type, so that mypy compares the signatures as well.
     keeps: KeepsDeadline = lmdb
+    answers: AnswersThreads = lmdb
     parts: HasParts = redis
     lists: ListsBans = redis.bans
     try:
         assert offered(MemoryStore()) == set()
-        assert offered(lmdb) == {KeepsDeadline}
+        assert offered(lmdb) == {AnswersThreads, KeepsDeadline}
         assert offered(redis) == {HasParts, ListsBans}
         assert keeps.keep_deadline(30.0) is True
+        assert answers.answers_threads() is True
         assert parts.part_of(()) is None
         assert lists.judge((), ()) is None
     finally:

@@ -135,7 +135,7 @@ async def test_an_answer_that_is_none_is_a_clear_error_for_hits_and_commands(rng
         await store.close()
 
 
-@pytest.mark.parametrize("wait_us", [-2, -(2**62)])
+@pytest.mark.parametrize("wait_us", [-3, -(2**62)])
 def test_a_wait_that_cannot_be_is_refused(wait_us: int) -> None:
     answer = pack("<BQqqqI", LIMITED, 3, 0, 0, wait_us, 1)
     with pytest.raises(StoreUnavailable, match="answer that does not fit"):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import assert_type
 
+import httpx
 from fastapi import FastAPI
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -27,12 +28,15 @@ from slidegate import (
     MemoryStore,
     Networks,
     Observer,
+    RateLimit,
+    RateLimited,
     RateLimitMiddleware,
     Reason,
     Rule,
     SlidegateError,
     Stats,
     Store,
+    SyncLimiter,
     Traffic,
     client_ip,
     everyone,
@@ -40,7 +44,8 @@ from slidegate import (
     parse_limits,
     strike,
 )
-from slidegate.core import CounterWindow, TimestampWindow, new_window
+from slidegate.core import AnyLimit, CounterWindow, TimestampWindow, new_window
+from slidegate.httpx import LimitedTransport, TurnTimeout
 
 
 def tell(event: Event) -> None:
@@ -98,6 +103,10 @@ app.add_middleware(
     enabled=True,
 )
 RateLimitMiddleware(app, limits=Limit(1, 1), headers=None)
+RateLimitMiddleware(app, per_route=["60/minute", Limit(5, "1s")])
+RateLimitMiddleware(app, per_route=60)  # type: ignore[arg-type]
+assert_type(RateLimit.exempt(len)([]), int)
+RateLimit("5/minute", override=1)  # type: ignore[arg-type]
 RateLimitMiddleware(app, limit="100/minute")  # type: ignore[call-arg]
 RateLimitMiddleware(app, limits="100/minute", headers="old")  # type: ignore[arg-type]
 Rule("*", 5)  # type: ignore[arg-type]
@@ -114,7 +123,7 @@ async def without_http() -> None:
         assert_type(decision, Decision)
         assert_type(decision.allowed, bool)
         assert_type(decision.reason, Reason)
-        assert_type(decision.limit, Limit | None)
+        assert_type(decision.limit, AnyLimit | None)
         assert_type(decision.remaining, int | None)
         assert_type(decision.retry_after, int | None)
         assert_type(decision.retry_after_us, int | None)
@@ -175,6 +184,47 @@ async def bans_by_hand() -> None:
     assert_type((await limiter.hit("user:42", "5/minute")).ban, Ban | None)
 
 
+# -- threads, functions --------------------------------------------------------------------------------------------
+
+assert_type(limiter.sync, SyncLimiter)
+assert_type(limiter.sync.hit("user:42", "5/minute; 50/hour", cost=1), Decision)
+assert_type(limiter.sync.peek("user:42", [Limit(5, "1m")]), Decision)
+assert_type(limiter.sync.refund(limiter.sync.charge("user:42", "5/minute", 3)), bool)
+assert_type(limiter.sync.ban("203.0.113.7", "1h", reason="manual"), Ban)
+assert_type(limiter.sync.bans(), list[Ban])
+assert_type(limiter.sync.banned("203.0.113.7"), Ban | None)
+with limiter.sync as gate:
+    assert_type(gate, SyncLimiter)
+
+
+@limiter.limited("5/second", key=lambda user, *_: f"user:{user}")
+def render(user: str, /, *pages: int, dark: bool = False) -> bytes:
+    return b""
+
+
+@limiter.limited("5/second", key="weather", wait="2s", cost=2, rule="weather")
+async def weather(city: str) -> float:
+    return 0.0
+
+
+assert_type(render("ann", 1, 2, dark=True), bytes)
+render(5)  # type: ignore[arg-type]
+render("ann", light=True)  # type: ignore[call-arg]
+limiter.limited("5/second")  # type: ignore[call-arg]
+
+
+async def functions() -> None:
+    assert_type(await weather("Oslo"), float)
+    async with limiter.limited("5/second", key="report") as decision:
+        assert_type(decision, Decision)
+    try:
+        with limiter.limited("5/second", key="report") as decision:
+            assert_type(decision, Decision)
+    except RateLimited as refused:
+        assert_type(refused.decision, Decision)
+        assert_type(refused.retry_after_s, float | None)
+
+
 # -- statistics ----------------------------------------------------------------------------------------------------
 
 stats = limiter.stats("5m")
@@ -221,6 +271,32 @@ assert_type(window.classic(0), int)
 assert_type(window.completed(0), int)
 assert_type(window.slices(), list[tuple[int, int]])
 assert_type(new_window(limit), TimestampWindow | CounterWindow)
+
+# -- requests to others --------------------------------------------------------------------------------------------
+
+
+def account(request: httpx.Request) -> str | None:
+    return request.url.host or None
+
+
+client = httpx.AsyncClient(transport=LimitedTransport(limits="10/second"))
+LimitedTransport(
+    limits=[limit],
+    key=account,
+    limiter=Limiter(),
+    transport=httpx.AsyncHTTPTransport(),
+    wait=timedelta(minutes=2),
+    wait_max=10,
+    retries=0,
+    longest=60.0,
+    name="api",
+)
+
+
+def too_late(error: TurnTimeout) -> tuple[SlidegateError, httpx.PoolTimeout]:
+    assert_type(error.retry_after_us, int | None)
+    return error, error
+
 
 # -- errors --------------------------------------------------------------------------------------------------------
 

@@ -100,7 +100,7 @@ class Tree:
         app.router.routes.extend(self._routes(above, depth, inner))
         for _ in range(self.random.randint(0, 2)):
             self._include(app, above, inner, self.random.randint(0, 3))
-        if self.random.random() < 0.2:
+        if self.random.random() < 0.2 and hasattr(app, "frontend"):
             self._frontend(app, above, inner)
         return app
 

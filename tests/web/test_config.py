@@ -24,6 +24,7 @@ from slidegate import (
     Rule,
     client_ip,
 )
+from slidegate.core import Concurrency
 from slidegate.testing import FakeClock
 from slidegate.web.config import schema
 from slidegate.web.config.file_gate import FileGate
@@ -57,14 +58,17 @@ def test_everything_can_be_written_in_the_file() -> None:
     messages = made._gate._messages
     assert messages is not None
     assert (messages._beyond, messages._key.identity) == ("drop", "header:x-api-key")  # type: ignore[union-attr]
-    health, login, api, export, service, shadow, v6, query = made.rules
+    health, login, api, export, closed, load, render, service, shadow, v6, query = made.rules
+    assert (closed.blocks, closed.status) == (True, 404)
+    assert repr(load.shed) == "<Shed lag=50ms, latency=2s>"
     assert (health.paths, health.exempt, health.limits) == (("/health",), True, ())
-    assert [str(limit) for limit in login.limits] == ["5/1m", "50/1h"]
+    assert [str(limit) for limit in login.limits] == ["5/1m", "500/month from 15 in Europe/Berlin"]
     assert (login.methods, login.connection, login.count_denied) == ({"POST"}, "http", True)
     assert login.count_if is not None
     assert [login.count_if(status) for status in (200, 401, 403)] == [False, True, True]
     assert api.name == "api"
     assert api.key.identity == "client/24/56+header:x-tenant+path:tenant"  # type: ignore[union-attr]
+    assert (render.limits, render.concurrency) == ((), Concurrency(4))
     assert (export.cost, export.wait_us, export.wait_max) == (5, 200_000, 4)
     assert export.key.identity == "header:x-api-key|cookie:session|everyone"  # type: ignore[union-attr]
     assert (service.name, service.lease, service.key.identity) == ("service", 200, "everyone")  # type: ignore[union-attr]
@@ -323,6 +327,12 @@ BAD: list[tuple[str | bytes, str]] = [
     ('limits = "1/s"\nstore = { env = "NOT_SET" }', "line 2: store: the environment variable NOT_SET is not set"),
     ('limits = "1/s"\nheaders = false', "line 2: headers: expected 'draft', 'legacy', 'both' or 'none', not false"),
     ('limits = "1/s"\npreflight_limits = "x"', "line 2: preflight_limits: "),
+    ('per_route = "x"', "line 1: per_route: "),
+    (
+        "per_route = 5",
+        'line 1: per_route: expected text, for example per_route = "60/minute", not 5',
+    ),
+    ('limits = "1/s"\nper_rout = "1/s"', "line 2: per_rout: unknown key; did you mean 'per_route'?"),
     ('limits = "1/s"\n[messages]\nlimits = "x"', "line 3: messages.limits: "),
     ('limits = "1/s"\n[messages]\nkey = "client"', "line 2: messages.limits: "),
     (
@@ -365,7 +375,7 @@ def test_all_mistakes_of_shape_are_said_at_once_in_the_order_of_the_lines(file: 
 
 def test_a_long_value_is_shown_by_its_beginning(file: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"\.\.\.$"):
-        gate(file, f"limits = {{ x = '{'y' * 500}' }}")
+        gate(file, f"client = '{'y' * 500}'")
 
 
 def test_a_file_that_is_not_there_is_named(file: Path) -> None:

@@ -25,8 +25,8 @@ from slidegate import (
     client_ip,
 )
 from slidegate.core import parse_address
+from slidegate.netlists.reading import NetworkList
 from slidegate.testing import FakeClock, RecordingObserver
-from slidegate.web.lists.network_files import NetworkList
 
 from .driver import PEER, call, end_of_looks, hello, statuses
 

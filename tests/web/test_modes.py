@@ -10,7 +10,7 @@ import pytest
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
-from slidegate import Decision, Limit, Limiter, MemoryStore, RateLimitMiddleware, Rule
+from slidegate import ConfigurationError, Decision, Limit, Limiter, MemoryStore, RateLimitMiddleware, Rule
 from slidegate.testing import FakeClock, RecordingObserver
 
 from .driver import PEER, call, hello, scope_of, statuses
@@ -184,6 +184,50 @@ async def test_a_refusal_further_in_hands_back_rule_by_rule() -> None:
     assert (await limiter.peek(PEER, "20/minute", 0, rule="b")).remaining == 12
 
 
+def by_fields(status: int, headers: Any) -> bool:
+    return headers.get("x-cache") != "hit"
+
+
+def by_request(status: int, headers: Any, request: Any) -> bool:
+    return status == 200 and request.headers.get("x-free") is None and request.method == "GET"
+
+
+async def test_header_fields_and_the_request_may_say_what_counts() -> None:
+    async def cached(scope: Scope, receive: Receive, send: Send) -> None:
+        hit = dict(scope["headers"]).get(b"x-hit", b"miss").decode()
+        await PlainTextResponse("hi", headers={"X-Cache": hit})(scope, receive, send)
+
+    app = RateLimitMiddleware(cached, rules=[Rule("*", "2/hour", count_if=by_fields)])
+    assert await statuses(app, 9, headers={"x-hit": "hit"}) == [200] * 9
+    assert await statuses(app, 3) == [200, 200, 429]
+    free = RateLimitMiddleware(hello, rules=[Rule("*", "2/hour", count_if=by_request)])
+    assert await statuses(free, 9, headers={"x-free": "1"}) == [200] * 9
+    assert await statuses(free, 9, method="HEAD") == [200] * 9
+    assert await statuses(free, 3) == [200, 200, 429]
+
+
+@pytest.mark.parametrize(
+    "count_if",
+    [
+        lambda status, limit=400: status < limit,
+        lambda status, *rest: not rest,
+        frozenset({200}).__contains__,
+        lambda status, headers=None: headers is None,
+    ],
+)
+async def test_a_count_if_with_one_parameter_that_it_needs_gets_the_status_alone(count_if: Any) -> None:
+    app = RateLimitMiddleware(hello, rules=[Rule("*", "1/hour", count_if=count_if)])
+    assert await statuses(app, 2) == [200, 429]
+
+
+@pytest.mark.parametrize(
+    "count_if", [lambda: True, lambda a, b, c, d: True, lambda status, *, request: True, call, 401]
+)
+def test_a_count_if_of_other_parameters_is_an_error(count_if: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"count_if: expected .* lambda status: status == 401"):
+        Rule("*", "1/hour", count_if=count_if)
+
+
 async def test_a_count_if_that_fails_counts(caplog: pytest.LogCaptureFixture) -> None:
     app = RateLimitMiddleware(hello, rules=[Rule("*", "2/hour", count_if=lambda status: status == 1 // 0, name="x")])
     assert await statuses(app, 3) == [200, 200, 429]
@@ -267,4 +311,4 @@ async def test_more_hot_keys_than_are_remembered_are_still_told() -> None:
     for number in range(4_200):
         await statuses(app, 2, headers={"x-k": str(number)})
     assert len(hot) == 4_200
-    assert len(app._gate.judge._exceeded) <= 4_096
+    assert len(app._gate.judge._onlookers._exceeded) <= 4_096

@@ -322,3 +322,17 @@ def test_an_undocumented_429_is_found() -> None:
     schema = schemathesis.openapi.from_asgi("/openapi.json", app)
     with pytest.raises(schemathesis.core.failures.FailureGroup, match="Undocumented status code"):
         statuses_of(schema["/search"]["GET"])
+
+
+def test_limits_for_each_route_are_documented_except_where_an_endpoint_is_exempt() -> None:
+    app = FastAPI(middleware=[Middleware(RateLimitMiddleware, per_route="9/minute", rules=[Rule("/off", exempt=True)])])
+    document_limits(app)
+    app.get("/a/{number}")(get)
+    app.get("/off")(get)
+    app.get("/free", dependencies=[Depends(RateLimit.exempt)])(get)
+    app.get("/health")(RateLimit.exempt(lambda: "well"))
+    app.post("/own", dependencies=[Depends(RateLimit("5/minute", override=True))])(get)
+    assert limited(app.openapi()) == {"GET /a/{number}", "POST /own"}
+    answers = [TestClient(app).get("/a/5").status_code for _ in range(10)]
+    assert answers == [200] * 9 + [429]
+    assert [TestClient(app).get(path).status_code for path in ("/off", "/free", "/health")] == [200] * 3

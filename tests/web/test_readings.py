@@ -20,6 +20,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from slidegate import BanPolicy, RateLimit, RateLimitMiddleware, Rule, combine, everyone, path_param
+from slidegate.web.paths.readings import readings
 
 from .driver import call, hello, scope_of, send_scope, statuses
 
@@ -43,6 +44,11 @@ async def charged(app: ASGIApp, rules: list[Rule], path: str, method: str = "GET
     scope = scope_of(path, method, raw_path=b"/", **more)
     await send_scope(RateLimitMiddleware(app, rules=rules), scope)
     return [bucket.label for step in scope["slidegate"] for bucket, _, _ in step.decision.checks]
+
+
+@pytest.mark.parametrize("path", ["/login\n;m=1", "/login;m=1\n", "//login\n;m\n", "/x/../login\n;m"])
+def test_newlines_at_the_end_are_taken_away_before_and_after_matrix_parameters(path: str) -> None:
+    assert "/login" in readings(path)
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,9 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import PlainTextResponse
-from starlette.routing import Mount, Route
+from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.testclient import TestClient
+from starlette.websockets import WebSocket
 
 from slidegate import (
     BanPolicy,
@@ -29,6 +30,7 @@ from slidegate import (
     client_ip,
     combine,
     cookie,
+    everyone,
     header,
     query,
     user,
@@ -73,6 +75,7 @@ def made_wrong() -> Iterator[tuple[str, RateLimitMiddleware]]:
     yield "SG101", gate(client=client_ip(["0.0.0.0/0"], trust_all=True))
     yield "SG101", gate(rules=[Rule("*", "1/s", key=client_ip(["::/0"], trust_all=True))])
     yield "SG104", gate(rules=[Rule("*", "9/s", final=True), Rule("/a", "1/s")])
+    yield "SG104", gate(rules=[Rule("*", "9/s", final=True)], per_route="1/s")
     named = [Rule("*", "9/s", name="twin")]
     yield "SG105", gate(gate(rules=named), rules=named)
     clocks = [Limiter(MemoryStore(clock=FakeClock())) for _ in range(2)]
@@ -109,6 +112,28 @@ def test_what_is_right_is_not_found() -> None:
     found = gate(inner, limiter=shared, rules=rules, client=client_ip(["10.0.0.0/8"], ipv6_prefix=64))
     assert (codes(inner), codes(found)) == ([], [])
     assert codes(gate(Starlette())) == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "wanted"),
+    [
+        (Rule("*", concurrency=5, key=everyone), ["SG120"]),
+        (Rule("/live", "9/s", concurrency=5, key=everyone), ["SG120"]),
+        (Rule("/page", concurrency=5, key=everyone), []),
+        (Rule("*", concurrency=5, key=everyone, methods=["POST"]), []),
+        (Rule("*", concurrency=5, key=everyone, connection="http"), []),
+        (Rule("*", concurrency=5, key=everyone, connection="websocket"), []),
+        (Rule("*", concurrency=5), []),
+        (Rule("*", concurrency=500, key=everyone), []),
+    ],
+)
+def test_websockets_that_hold_the_places_of_everybody_are_found(rule: Rule, wanted: list[str]) -> None:
+    async def live(websocket: WebSocket) -> None:
+        await websocket.close()
+
+    app = Starlette(routes=[Route("/page", ok), WebSocketRoute("/live", live), WebSocketRoute("/live/{id}", live)])
+    assert codes(gate(app, rules=[rule])) == wanted
+    assert codes(gate(Starlette(routes=[Route("/live", ok)]), rules=[rule])) == []
 
 
 async def test_a_store_that_forgets_what_it_counts_is_found_when_it_is_known() -> None:

@@ -30,6 +30,7 @@ from slidegate import (
     RateLimitMiddleware,
     Rule,
 )
+from slidegate.core.statistics.buffered import Outcome
 from slidegate.limiter import statistics
 from slidegate.limiter.statistics import OTHER, UNROUTED, Stats, Traffic
 from slidegate.testing import FakeClock, RecordingObserver
@@ -39,6 +40,7 @@ from .driver import scope_of, send_scope
 from .test_message_limits import BYE, Socket, texts
 
 MS = 1_000
+PASS = Outcome("pass")
 
 
 class Site:
@@ -429,6 +431,22 @@ async def test_one_endpoint_on_two_routes_is_two_routes() -> None:
     }
 
 
+async def test_one_endpoint_of_two_applications_is_two_routes_when_their_requests_alternate() -> None:
+    async def page(request: Request) -> Response:
+        return PlainTextResponse("hi")
+
+    apps = {name: Starlette(routes=[Route(f"/{name}/{{id}}", page)]) for name in ("left", "right")}
+
+    async def choose(scope: Scope, receive: Receive, send: Send) -> None:
+        await apps[scope["path"].split("/")[1]](scope, receive, send)
+
+    app = RateLimitMiddleware(choose, limits="1000/day", limiter=(limiter := Limiter()))
+    for number in range(6):
+        await send_scope(app, scope_of(f"/{'left' if number % 3 else 'right'}/{number}"))
+    passed = {route: seen.passed for route, seen in limiter.stats("5m").routes.items()}
+    assert passed == {"GET /left/{id}": 4, "GET /right/{id}": 2}
+
+
 async def test_what_a_mounted_application_does_not_say_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     walks: list[object] = []
     monkeypatch.setattr(routes, "walk", lambda app: walks.append(app) or iter(()))
@@ -453,7 +471,7 @@ def test_threads_that_ask_for_a_new_series_at_once_get_the_same_and_lose_nothing
     def work() -> None:
         for turn in range(turns):
             together.wait()
-            recorder.series(("rule",), f"GET /{turn}").record(clock(), "pass")
+            recorder.series(("rule",), f"GET /{turn}").note(PASS, 0, 0, clock())
 
     threads = [threading.Thread(target=work) for _ in range(8)]
     interval_s = sys.getswitchinterval()

@@ -5,30 +5,44 @@ from __future__ import annotations
 from .addresses import parse_address
 from .decision import Bucket, Check, Decision, LimitState, Reason
 from .errors import ConfigurationError, SlidegateError
+from .kinds.any_limit import AnyLimit
+from .kinds.calendar import Anchor, Calendar, Period
+from .kinds.calendar_quota import CalendarQuota
+from .kinds.concurrency import Concurrency
 from .limits import Limit, parse_duration_us, parse_limits
 from .networks import Networks
-from .protocols import Clock, Event, HasParts, KeepsDeadline, ListsBans, Observer, Store
+from .protocols import AnswersThreads, Clock, Event, HasParts, HoldsPlaces, KeepsDeadline, ListsBans, Observer, Store
 from .statistics.hot_keys import HotKeys
 from .statistics.metrics import MetricWindow
 from .statistics.summary import MetricSummary
 from .statistics.totals import RollingTotals
 from .windows.bookings import BookedWindow, Note
 from .windows.counters import CounterWindow
+from .windows.periods import PeriodCount
+from .windows.places import Places
 from .windows.rings import Ring, convert, new_window
-from .windows.theory import NEVER, Reading, Window
+from .windows.theory import NEVER, OPEN, Reading, Window
 from .windows.timestamps import TimestampWindow
 
 __all__ = [
     "NEVER",
+    "OPEN",
+    "Anchor",
+    "AnswersThreads",
+    "AnyLimit",
     "BookedWindow",
     "Bucket",
+    "Calendar",
+    "CalendarQuota",
     "Check",
     "Clock",
+    "Concurrency",
     "ConfigurationError",
     "CounterWindow",
     "Decision",
     "Event",
     "HasParts",
+    "HoldsPlaces",
     "HotKeys",
     "KeepsDeadline",
     "Limit",
@@ -39,6 +53,9 @@ __all__ = [
     "Networks",
     "Note",
     "Observer",
+    "Period",
+    "PeriodCount",
+    "Places",
     "Reading",
     "Reason",
     "Ring",

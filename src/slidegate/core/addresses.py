@@ -25,6 +25,8 @@ BITS: Final = {4: 32, 6: 128}
 
 _PREFIX = re.compile("0|[1-9][0-9]{0,2}")
 _MAPPED: Final = 0xFFFF
+_FIRST: Final = frozenset("0123456789abcdefABCDEF:")
+"""The characters that an address begins with."""
 
 
 def parse_address(text: str) -> Address | None:
@@ -32,11 +34,11 @@ def parse_address(text: str) -> Address | None:
 
     Strict: no leading zeros, no shortened or numeric IPv4, ASCII digits only. An IPv6 zone is dropped.
     """
+    if text[:1] not in _FIRST:
+        return None  # most keys are names: asking the system about them takes a microsecond
     try:
-        return 4, int.from_bytes(socket.inet_pton(socket.AF_INET, text), "big")
-    except (OSError, ValueError):
-        pass
-    try:
+        if ":" not in text:
+            return 4, int.from_bytes(socket.inet_pton(socket.AF_INET, text), "big")
         value = _ipv6(text.partition("%")[0])
     except (OSError, ValueError):
         return None

@@ -1,8 +1,9 @@
-"""Refusals of a client as such, whatever it has spent."""
+"""Refusals of a client or a request as such, whatever has been spent."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from .bans.in_force import Ban
 from .decision import Check, Decision, LimitState, Reason
@@ -33,6 +34,9 @@ class Barred(Decision):
         self._ban = ban
         self._by = by
 
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        return (self._by,)
+
     def __repr__(self) -> str:
         return f"<Decision {self.reason} by={self.by!r} retry_after_us={self.retry_after_us}>"
 
@@ -55,3 +59,28 @@ class Barred(Decision):
     def retry_after_us(self) -> int | None:
         """Microseconds until the ban ends; None for a permanent one and where there is none."""
         return None if self._ban is None else self._ban.left_us(self.now_us)
+
+
+class RuleBlock(Barred):
+    """A refusal by a rule that blocks or sheds. Nothing was counted.
+
+    Args:
+        rule: The name of the rule in figures.
+        status: The status of the answer over HTTP, 400 to 599.
+        again_us: Microseconds after which it is worth trying again; None where the rule always blocks.
+    """
+
+    __slots__ = ("_again_us", "status")
+
+    def __init__(self, rule: str, status: int, again_us: int | None = None) -> None:
+        super().__init__(rule, reason=Reason.BLOCKED if again_us is None else Reason.SHED)
+        self.status = status
+        self._again_us = again_us
+
+    @property
+    def retry_after_us(self) -> int | None:
+        """Microseconds after which it is worth trying again; None for a rule that always blocks."""
+        return self._again_us
+
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        return self._by, self.status, self._again_us

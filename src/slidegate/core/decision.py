@@ -6,13 +6,15 @@ read from it is worked out when they ask.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from .bans.in_force import Ban
-from .limits import Limit
+from .kinds.any_limit import AnyLimit
+from .kinds.concurrency import Concurrency
+from .kinds.wire_names import wire_names
 from .reasons import Reason as Reason
-from .windows.theory import NEVER, Reading
+from .windows.theory import NEVER, OPEN, Reading
 
 
 class Bucket:
@@ -20,7 +22,7 @@ class Bucket:
 
     Args:
         rule: The rule that the windows belong to, 1 to 64 characters; two buckets of one rule share their windows.
-        limits: The limits that apply together, no two with one window and resolution.
+        limits: The limits that apply together, no two with one window and resolution; or one `Concurrency` alone.
         names: The name of each limit on the wire; by default the rule, or ``rule-<seconds>`` where it has several.
         count_denied: Whether requests that are refused for lack of room are charged as well.
         wait_us: How long a request may wait for room here instead of being refused, in microseconds.
@@ -28,14 +30,17 @@ class Bucket:
         lease: How many units a worker may take of a shared store at a time, to answer from; below 2 none. The limits
             must not be `exact`, `wait_us` must be 0, and `count_denied` False.
         label: The name of the rule in figures; by default `rule`.
+
+    Attributes:
+        held: Whether a request holds what it is charged until it is handed back: a place, and not units of a window.
     """
 
-    __slots__ = ("count_denied", "label", "lease", "limits", "names", "rule", "wait_max", "wait_us")
+    __slots__ = ("count_denied", "held", "label", "lease", "limits", "names", "rule", "wait_max", "wait_us")
 
     def __init__(
         self,
         rule: str,
-        limits: Sequence[Limit],
+        limits: Sequence[AnyLimit],
         names: Sequence[str] | None = None,
         *,
         count_denied: bool = False,
@@ -51,30 +56,14 @@ class Bucket:
         self.wait_max = wait_max
         self.lease = lease
         self.limits = tuple(limits)
+        self.held = any(isinstance(limit, Concurrency) for limit in self.limits)
         self.names = tuple(names) if names is not None else wire_names(rule, self.limits)
+
+    def __getnewargs__(self) -> tuple[str, Sequence[AnyLimit]]:
+        return self.rule, self.limits
 
     def __repr__(self) -> str:
         return f"<Bucket {self.rule!r} {'; '.join(map(str, self.limits))}>"
-
-
-def wire_names(rule: str, limits: Sequence[Limit]) -> tuple[str, ...]:
-    """Name each limit for the response headers: its own name, else its rule's, told apart by the window's seconds."""
-    if len(limits) == 1:
-        return (limits[0].name or rule,)
-    names: list[str] = []
-    for limit in limits:
-        seconds = f"{limit.window_us / 1_000_000:.6f}".rstrip("0").rstrip(".")
-        names.append(unique_name(limit.name or f"{rule}-{seconds}", names))
-    return tuple(names)
-
-
-def unique_name(name: str, taken: Collection[str]) -> str:
-    """Return `name`, or ``name-2``, ``name-3`` ... if it is taken."""
-    count, unique = 1, name
-    while unique in taken:
-        count += 1
-        unique = f"{name}-{count}"
-    return unique
 
 
 Check: TypeAlias = tuple[Bucket, str, int]
@@ -87,15 +76,16 @@ class LimitState(NamedTuple):
     name: str
     rule: str
     key: str
-    limit: Limit
+    limit: AnyLimit
     remaining: int
     """Units left now, never below 0."""
     retry_after_us: int | None
-    """How long this limit refuses the request's cost, or made it wait: 0 if it does not, None if for ever."""
+    """How long this limit refuses the request's cost, or made it wait: 0 if it does not, None if for ever, or until a
+    place is handed back."""
     more_after_us: int
-    """How long until the oldest spent unit leaves: 0 if nothing is spent."""
+    """How long until the oldest spent unit leaves: 0 if nothing is spent, or if it is a place."""
     reset_after_us: int
-    """How long until everything spent has left: 0 if nothing is spent."""
+    """How long until everything spent has left: 0 if nothing is spent, or if these are places."""
     cost: int = 1
     """Units that the request asked for."""
 
@@ -132,6 +122,10 @@ class Decision:
 
     def __bool__(self) -> bool:
         return self.allowed
+
+    # Copies and pickles are made without __init__, but compiled classes need its arguments for that as well.
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        return self.allowed, self.reason
 
     def __repr__(self) -> str:
         return (
@@ -178,9 +172,10 @@ class Decision:
             key,
             limit,
             remaining=max(limit.amount - spent, 0),
-            retry_after_us=None if wait_us == NEVER else wait_us,
-            more_after_us=leaves_us - self.now_us if spent else 0,
-            reset_after_us=newest_us + limit.span_us - self.now_us if spent else 0,
+            retry_after_us=None if wait_us < 0 else wait_us,
+            # The moments of places are 0, because nobody knows them.
+            more_after_us=max(leaves_us - self.now_us, 0) if spent else 0,
+            reset_after_us=max(newest_us + limit.span_us - self.now_us, 0) if spent else 0,
             cost=cost,
         )
 
@@ -205,7 +200,7 @@ class Decision:
         return part
 
     @property
-    def limit(self) -> Limit | None:
+    def limit(self) -> AnyLimit | None:
         """The binding limit."""
         state = self.binding
         return state.limit if state else None
@@ -226,7 +221,10 @@ class Decision:
 
     @property
     def retry_after_us(self) -> int | None:
-        """Microseconds until the same cost is admitted if nobody else spends: 0 if allowed, None if never."""
+        """Microseconds until the same cost is admitted if nobody else spends: 0 if allowed, None if never or unknown.
+
+        It is unknown where all places of a concurrency limit are taken.
+        """
         if self.allowed:
             return 0
         state = self.binding
@@ -234,7 +232,7 @@ class Decision:
 
     @property
     def retry_after(self) -> int | None:
-        """`retry_after_us` in whole seconds, rounded up, at least 1 for a refusal; None if never (RFC 9110, 10.2.3)."""
+        """`retry_after_us` in whole seconds, rounded up, at least 1 for a refusal; None if never or unknown."""
         wait_us = self.retry_after_us
         return None if wait_us is None else ceil_s(wait_us)
 
@@ -281,7 +279,7 @@ def unequal_costs(checks: Sequence[Check]) -> Sequence[int]:
 def binding_place(allowed: bool, amounts: Sequence[int], readings: Sequence[Reading], costs: Sequence[int] = ()) -> int:
     """Return the place of the reading that decides, given each limit's amount, and the costs where they differ."""
     if not allowed:
-        waits = [(reading[3] == NEVER, reading[3]) for reading in readings]
+        waits = [(reading[3] == NEVER, reading[3] == OPEN, reading[3]) for reading in readings]
         return waits.index(max(waits))
     place = 0
     for at in range(1, len(readings)):  # not with min(): most responses that name several limits come here

@@ -10,8 +10,12 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from .decision import Bucket, Check, Decision, Reason
+from .kinds.any_limit import AnyLimit
+from .kinds.calendar_quota import CalendarQuota
 from .limits import Limit
 from .windows.bookings import BookedWindow, Entry, Note
+from .windows.periods import PeriodCount
+from .windows.places import Places
 from .windows.theory import NEVER, Reading
 
 OK: Final = Reason.OK
@@ -48,7 +52,7 @@ class Ask(NamedTuple):
     """The part of a demand that asks one window."""
 
     window: Entry
-    limit: Limit
+    limit: AnyLimit
     cost: int
     bucket: Bucket
     check: int
@@ -63,12 +67,12 @@ class Ask(NamedTuple):
     """
 
     def room_us(self, now_us: int, from_us: int) -> int:
-        """Return the first moment with room, not before `from_us`; `NEVER` if there is none."""
+        """Return the first moment with room, not before `from_us`; `NEVER` if there is none, `OPEN` if nobody knows."""
         window, limit = self.window, self.limit
         if isinstance(window, BookedWindow):
             return window.room_us(from_us, limit.amount, self.cost, self.ahead)
         wait_us = window.wait_us(now_us, limit.amount - self.ahead - (self.cost or 1))
-        return NEVER if wait_us == NEVER else max(now_us + wait_us, from_us)
+        return wait_us if wait_us < 0 else max(now_us + wait_us, from_us)
 
 
 def judge_all(checks: Sequence[Check], windows: list[Entry], now_us: int) -> Decision:
@@ -86,7 +90,9 @@ def judge_all(checks: Sequence[Check], windows: list[Entry], now_us: int) -> Dec
     reason = TOO_LARGE if NEVER in waits else LIMITED
     if reason is LIMITED:
         lacking = {ask.check for ask, wait_us in zip(asked, waits, strict=True) if wait_us}
-        if all(_may_wait(ask, max(waits)) for ask in asked if ask.check in lacking):
+        longest_us = max(waits)
+        asking = [(ask, wait_us) for ask, wait_us in zip(asked, waits, strict=True) if ask.check in lacking]
+        if all(_may_wait(ask, wait_us, longest_us) for ask, wait_us in asking):
             return _book(checks, asked, windows, waits, lacking, now_us)
         denied = [ask for ask in asked if ask.bucket.count_denied]
         for ask in denied:
@@ -96,14 +102,38 @@ def judge_all(checks: Sequence[Check], windows: list[Entry], now_us: int) -> Dec
     return Decision(False, reason, now_us, checks, readings)
 
 
+def enter_periods(checks: Sequence[Check], windows: Sequence[Entry], now_us: int, unix_us: int) -> None:
+    """Let the counts of quotas enter the periods of now, before anything is asked of them.
+
+    Args:
+        checks: The demand.
+        windows: Its windows, in their order.
+        now_us: The time of the store.
+        unix_us: Unix time at the same moment.
+    """
+    limits = [limit for bucket, _, _ in checks for limit in bucket.limits]
+    for window, limit in zip(windows, limits, strict=True):
+        if isinstance(window, PeriodCount) and isinstance(limit, CalendarQuota):
+            window.enter(limit.period_at(unix_us).end_us, now_us - unix_us)
+
+
 def charge_all(checks: Sequence[Check], windows: Sequence[Entry], now_us: int) -> Decision:
     """Charge all windows, whatever their limits."""
     limits = [(limit, cost) for bucket, _, cost in checks for limit in bucket.limits]
     notes: list[Note] = []
     for window, (limit, cost) in zip(windows, limits, strict=True):
-        notes.append(Note(window, now_us, window.charge(now_us, cost, limit.resolution)))
+        kept = window.charge(now_us, cost, limit.resolution)
+        notes.append(Note(window, _spent_us(window, now_us), kept))
     readings = [(window.spent, window.leaves_us, window.newest_us, 0) for window in windows]
     return Decision(True, OK, now_us, checks, readings, notes)
+
+
+def holds_places(checks: Sequence[Check]) -> bool:
+    """Tell whether checks ask for places."""
+    for bucket, _, _ in checks:  # noqa: SIM110 - each demand comes here, and any() takes three times as long
+        if bucket.held:
+            return True
+    return False
 
 
 def _asked(checks: Sequence[Check], windows: Sequence[Entry]) -> list[Ask]:
@@ -131,10 +161,10 @@ def _waits(asked: Sequence[Ask], now_us: int) -> list[int]:
     while True:
         rooms = [ask.room_us(now_us, from_us) for ask in asked]
         waits = [
-            NEVER if room_us == NEVER else room_us - now_us if room_us > from_us else wait_us
+            room_us if room_us < 0 else room_us - now_us if room_us > from_us else wait_us
             for room_us, wait_us in zip(rooms, waits, strict=True)
         ]
-        if NEVER in waits or max(rooms, default=from_us) == from_us:
+        if min(waits, default=0) < 0 or max(rooms, default=from_us) == from_us:
             return waits
         from_us = max(rooms)
 
@@ -147,16 +177,27 @@ def _spend(checks: Sequence[Check], asked: Sequence[Ask], windows: Sequence[Entr
         if ask.others:
             # There is room for each key, but the ring may not be able to count all of them.
             kept = ask.window.charge(now_us, ask.cost, ask.window.spent + ask.cost)
-            charged[place] = Note(ask.window, now_us, kept)
+            charged[place] = Note(ask.window, _spent_us(ask.window, now_us), kept)
             readings.append((ask.window.spent, ask.window.leaves_us, ask.window.newest_us, 0))
         else:
             readings.append(ask.window.spend(now_us, ask.limit.amount, ask.cost))
+            if isinstance(ask.window, PeriodCount):
+                charged[place] = Note(ask.window, ask.window.end_us, ask.cost)
     return Decision(True, OK, now_us, checks, readings, charged)
 
 
-def _may_wait(ask: Ask, wait_us: int) -> bool:
+def _spent_us(window: Entry, now_us: int) -> int:
+    """Return the moment by which a refund finds a charge of now: now, or the end of the period that it counts in."""
+    return window.end_us if isinstance(window, PeriodCount) else now_us
+
+
+def _may_wait(ask: Ask, wait_us: int, longest_us: int) -> bool:
+    if isinstance(ask.window, PeriodCount):
+        return wait_us == 0  # nobody waits for the next day; a limit beside it may
+    if isinstance(ask.window, Places):
+        return False  # no moment is known for which it could be booked
     waiting = ask.window.waiting() if isinstance(ask.window, BookedWindow) else 0
-    return wait_us <= ask.bucket.wait_us and waiting < ask.bucket.wait_max
+    return longest_us <= ask.bucket.wait_us and waiting < ask.bucket.wait_max
 
 
 def _book(
@@ -172,6 +213,15 @@ def _book(
     booked: dict[Entry, BookedWindow] = {}
     notes: list[Note] = []
     for place, (window, limit, cost, _, check, *_) in enumerate(asked):
+        if isinstance(window, Places):
+            notes.append(Note(window, now_us, window.charge(now_us, cost, 1)))  # it is held while the request waits
+            continue
+        if isinstance(window, PeriodCount):
+            # It is let through today, whenever the windows beside the quota have room.
+            window.add(now_us, cost)
+            notes.append(Note(window, window.end_us, cost))
+            continue
+        assert isinstance(limit, Limit), "what is booked is a window"
         again = window in booked
         if not again:
             booked[window] = window if isinstance(window, BookedWindow) else BookedWindow(window, limit, now_us)

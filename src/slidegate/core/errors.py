@@ -2,23 +2,27 @@
 
 SlidegateError
 ├── ConfigurationError (also a ValueError)   wrong value at construction; says what to write instead
-└── StoreError                               a store could not answer; a `Limiter` does what `on_error` says
-    ├── StoreUnavailable                     it is broken, full or gone
-    └── StoreTimeout                         it did not answer in time
+├── StoreError                               a store could not answer; a `Limiter` does what `on_error` says
+│   ├── StoreUnavailable                     it is broken, full or gone
+│   └── StoreTimeout                         it did not answer in time
+├── RateLimited                              a call under `Limiter.limited` was refused
+└── LimitExceeded                            `RateLimit` refuses at an endpoint; the middleware answers
 
-A refusal is never an exception: it is a `Decision` with `allowed` false.
+A refusal is a `Decision` with `allowed` false. It is an exception only where a function is not called because of it.
 """
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, SupportsIndex, TypeAlias
 
 from .logs import written
 
 MOST_QUOTED: Final = 80
 _LONGEST_WORD: Final = 100
+
+Whole: TypeAlias = SupportsIndex
+"""A whole number from a user, which is checked. As an `int`, compiled code would refuse others before the check."""
 
 Concerns: TypeAlias = Literal["key", "slot", "server"]
 
@@ -58,6 +62,9 @@ def closest(word: str, choices: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"`` for the choice most like `word`, or an empty string."""
     if len(word) > _LONGEST_WORD:
         return ""  # to compare words takes time in proportion to the product of their lengths
+    # Only a mistake needs this, and it ends the start.
+    import difflib
+
     found = difflib.get_close_matches(word, list(choices), n=1)
     return f"; did you mean {found[0]!r}?" if found else ""
 

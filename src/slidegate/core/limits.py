@@ -1,11 +1,11 @@
 """Limits and how they are written: ``"5/minute; 100 per 2 hours; 10/30s"``.
 
-A limit admits at most `amount` units in any half-open interval of `window_us` microseconds.
-`resolution` is how many numbers a window may remember. It decides the ring (see `windows.theory`):
+A limit admits at most `amount` units in any half-open interval of `window_us` microseconds. Its `resolution`, the count
+of numbers that a window may remember, decides the ring (see `windows.theory`):
 
 * ``amount <= resolution``: the time of every unit is kept, and the window is exact;
-* otherwise: counts of slices of ``s = ceil(window_us / resolution)`` microseconds. The slice is
-  rounded *up*: rounded down, ``k * s`` is shorter than the window and twice the amount fits into it.
+* otherwise: counts of slices of ``s = ceil(window_us / resolution)`` microseconds. The slice is rounded *up*: rounded
+  down, ``k * s`` is shorter than the window and twice the amount fits into it.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ import math
 import re
 from collections.abc import Iterable
 from datetime import timedelta
-from typing import Final
+from typing import Final, overload
 
 from .durations import SPACES, format_duration, read_span_us
 from .errors import ConfigurationError, quoted
+from .kinds.any_limit import AnyLimit, Identity
 
 MAX_AMOUNT: Final = 2**31 - 1
 MIN_WINDOW_US: Final = 1_000
@@ -27,8 +28,7 @@ MAX_NAME: Final = 64
 MAX_TEXT: Final = 4_096
 """Characters of a text with limits; forty of them with names fit in."""
 _MAX_SPAN_US: Final = 2**63 - 1
-# 64 counters of 4 bytes cost a quarter of a kilobyte for a busy
-# key and keep the needless wait below 2 % of the window.
+# 64 counters of 4 bytes are a quarter of a kilobyte, and keep the needless wait below 2 % of the window.
 DEFAULT_RESOLUTION: Final = 64
 
 EXAMPLE: Final = '"5/minute; 100 per 2 hours; 10/30s"'
@@ -91,8 +91,8 @@ def check_name(name: object, what: str) -> str:
     return name
 
 
-def check_whole(value: object, low: int, high: int, what: str, example: str) -> None:
-    """See that `value` is a whole number from `low` to `high`.
+def check_whole(value: object, low: int, high: int, what: str, example: str) -> int:
+    """Return `value` if it is a whole number from `low` to `high`.
 
     Raises:
         ConfigurationError: It is not; the message says what `what` is, and shows the example.
@@ -101,9 +101,10 @@ def check_whole(value: object, low: int, high: int, what: str, example: str) -> 
         raise ConfigurationError(
             f"{what}: expected a whole number from {low} to {high}, {example}, not {quoted(value)}"
         )
+    return value
 
 
-class Limit:
+class Limit(AnyLimit):
     """At most `amount` units in any window of `window_us` microseconds. Immutable; equal limits hash equal.
 
     Args:
@@ -116,12 +117,9 @@ class Limit:
         ConfigurationError: A value is outside its range.
     """
 
-    __slots__ = ("amount", "exact", "name", "resolution", "slice_us", "slices", "span_us", "window_us")
+    __slots__ = ("slices", "window_us")
 
-    amount: int
     window_us: int
-    resolution: int
-    name: str | None
     slice_us: int
     """Length of a slice: ``ceil(window_us / resolution)``."""
     slices: int
@@ -154,31 +152,32 @@ class Limit:
         slice_us = -(-window_us // resolution)
         slices = -(-window_us // slice_us)
         exact = amount <= resolution
-        for field, value in (
-            ("amount", amount),
-            ("window_us", window_us),
-            ("resolution", resolution),
-            ("name", name),
-            ("slice_us", slice_us),
-            ("slices", slices),
-            ("exact", exact),
-            ("span_us", window_us if exact else slices * slice_us),
-        ):
-            object.__setattr__(self, field, value)
-
-    def __setattr__(self, field: str, value: object) -> None:
-        raise AttributeError(f"a Limit is immutable; make another one instead of setting {field}")
-
-    def __delattr__(self, field: str) -> None:
-        raise AttributeError(f"a Limit is immutable; it always has its {field}")
+        self._fill(amount=amount, window_us=window_us, resolution=resolution, name=name, slice_us=slice_us)
+        self._fill(slices=slices, exact=exact, span_us=window_us if exact else slices * slice_us)
 
     def __reduce__(self) -> tuple[object, ...]:
         return _restore, (self.amount, self.window_us, self.resolution, self.name)
 
     @property
-    def same_window(self) -> tuple[int, int]:
+    def same_window(self) -> Identity:
         """Window and resolution: limits of one rule that agree in both share their counts, whatever their amounts."""
         return self.window_us, self.resolution
+
+    @property
+    def suffix(self) -> str:
+        """See `AnyLimit.suffix`: the seconds of the window."""
+        return f"{self.window_us / 1_000_000:.6f}".rstrip("0").rstrip(".")
+
+    @property
+    def window_s(self) -> int | None:
+        """See `AnyLimit.window_s`."""
+        seconds, rest = divmod(self.window_us, 1_000_000)
+        return None if rest else seconds
+
+    @property
+    def said(self) -> str:
+        """See `AnyLimit.said`."""
+        return f"{self.amount} per {format_duration(self.window_us)}"
 
     def counts_from_us(self, at_us: int) -> int:
         """Return when a unit spent at `at_us` starts to count: then, or with its slice."""
@@ -191,12 +190,7 @@ class Limit:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Limit):
             return NotImplemented
-        return (self.amount, self.window_us, self.resolution, self.name) == (
-            other.amount,
-            other.window_us,
-            other.resolution,
-            other.name,
-        )
+        return self.__reduce__() == other.__reduce__()
 
     def __hash__(self) -> int:
         return hash((self.amount, self.window_us, self.resolution, self.name))
@@ -214,30 +208,37 @@ def _restore(amount: int, window_us: int, resolution: int, name: str | None) -> 
     return Limit(amount, timedelta(microseconds=window_us), resolution=resolution, name=name)
 
 
-def parse_limits(limits: str | Limit | Iterable[str | Limit]) -> tuple[Limit, ...]:
-    """Read a set of limits that all apply.
+@overload
+def parse_limits(limits: str | Limit | Iterable[str | Limit]) -> tuple[Limit, ...]: ...
+
+
+@overload
+def parse_limits(limits: str | AnyLimit | Iterable[str | AnyLimit]) -> tuple[AnyLimit, ...]: ...
+
+
+def parse_limits(limits: str | AnyLimit | Iterable[str | AnyLimit]) -> tuple[AnyLimit, ...]:
+    """Read a set of limits that all apply; one that is an object already, such as a quota, stays as it is.
 
     Each is ``AMOUNT/WINDOW`` or ``AMOUNT per WINDOW``, separated by ``;``, with an optional
     ``NAME:`` before and ``@RESOLUTION`` behind: ``"burst: 10/s; 600/minute @10"``.
 
     Raises:
-        ConfigurationError: A part cannot be read (the message names it, its column and an example),
-            the set is empty, or two limits have the same window and resolution.
+        ConfigurationError: A part cannot be read, the set is empty, or two limits have one window and resolution.
     """
-    parts = (limits,) if isinstance(limits, (str, Limit)) else limits
+    parts = (limits,) if isinstance(limits, (str, AnyLimit)) else limits
     if not isinstance(parts, Iterable):
         raise ConfigurationError(f"limits: expected text such as {EXAMPLE} or Limit objects, not {quoted(limits)}")
-    found: list[Limit] = []
+    found: list[AnyLimit] = []
     for part in parts:
-        if isinstance(part, Limit):
-            found.append(part)
+        if isinstance(part, AnyLimit):
+            found.append(part.listed())
         elif isinstance(part, str):
             found.extend(_parse_text(part))
         else:
             raise ConfigurationError(f"limits: expected text such as {EXAMPLE} or Limit objects, not {quoted(part)}")
     if not found:
         raise ConfigurationError(f"limits: expected at least one, for example {EXAMPLE}")
-    by_window: dict[tuple[int, int], Limit] = {}
+    by_window: dict[Identity, AnyLimit] = {}
     for limit in found:
         twin = by_window.setdefault(limit.same_window, limit)
         if twin is not limit:

@@ -24,6 +24,7 @@ class Event:
         ``keys_shared``: a store is full, further keys are counted in shared cells.
         ``series_full``: statistics hold as many rules and routes as they may; further ones are counted together.
         ``store_failed``, ``store_recovered``: a store gave no answer, or answers again.
+        ``shedding_started``, ``shedding_ended``: a rule sheds load, because the service is overloaded, or does no more.
         ``shadow_refused``: a shadow rule would have refused a request.
         ``config_reloaded``, ``config_rejected``: a configuration file has changed.
         ``list_reloaded``, ``list_rejected``: a file of a block or allow list has changed.
@@ -37,11 +38,14 @@ class Event:
         ``store_set_aside``, ``bans_rescued``: a damaged file is kept under another name, and its bans were taken over.
         ``store_migrated``: a file of an older layout was taken over.
         ``store_doubtful``: a file lies where not all processes may see it alike.
+        ``places_lost``: places of requests under way were missing in a shared store, because they were not renewed.
         ``clock_stepped``: the clock of a server that tells the time was set.
         ``store_reset``: a server has lost its data, or a part of the bans.
         ``store_evicts``: a server deletes windows and bans when its memory is full.
         ``bans_unread``: changes of bans cannot be read for now; the bans that are known here hold.
         ``map_grown``, ``map_full``: a file has become larger, or must not become larger.
+        ``pause_ignored``: a server that requests are sent to asks for a longer pause than may be.
+        ``pause_unshared``: a store did not take the pause that such a server asks for; this process pauses alone.
         ``reader_stopped``: another process has been reading a file for long, so the file grows.
 
     Attributes:
@@ -166,6 +170,26 @@ class KeepsDeadline(Protocol):
 
         Returns:
             False if the store cannot promise it; then the `Limiter` sets its timers.
+        """
+
+
+@runtime_checkable
+class HoldsPlaces(Protocol):
+    """A store that can hold requests to concurrency limits. Optional."""
+
+    def places_held(self) -> int:
+        """Return how many places requests of this process hold now, of all keys."""
+
+
+@runtime_checkable
+class AnswersThreads(Protocol):
+    """A store whose `Limiter.sync` asks it in the thread of the caller, without an event loop. Optional."""
+
+    def answers_threads(self) -> bool:
+        """Return answers, and no awaitables of them, where no event loop runs, and keep the deadline there.
+
+        Returns:
+            False if the store cannot promise it; then `Limiter.sync` asks it on an event loop.
         """
 
 

@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar
 from anyio.lowlevel import checkpoint
 
 from ..core.errors import StoreTimeout
+from .running_loop import on_loop
 
 COMMAND_DEADLINE_S: Final = 30.0
 """How long a store may take over a command of a person, such as a ban or a list of bans."""
@@ -27,11 +28,15 @@ T = TypeVar("T")
 async def within(answer: Awaitable[T] | T, deadline_s: float = COMMAND_DEADLINE_S) -> T:
     """Return an answer; if it is awaitable, wait no longer than `deadline_s`.
 
+    In a thread without an event loop no timer can be set; there a store has kept the deadline before it answers.
+
     Raises:
         StoreTimeout: The answer did not come in time.
     """
     if not isawaitable(answer):
         return answer
+    if not on_loop():
+        return await answer
     try:
         async with asyncio.timeout(deadline_s):
             return await answer
@@ -40,10 +45,10 @@ async def within(answer: Awaitable[T] | T, deadline_s: float = COMMAND_DEADLINE_
 
 
 async def in_turns(many: Iterable[T]) -> AsyncIterator[T]:
-    """Yield each item, and let other tasks run after every `STEP` items."""
+    """Yield each item, and let other tasks run after every `STEP` items, if there is an event loop."""
     for number, one in enumerate(many, start=1):
         yield one
-        if not number % STEP:
+        if not number % STEP and on_loop():
             await checkpoint()
 
 

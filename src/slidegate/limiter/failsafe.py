@@ -35,6 +35,7 @@ from .deadlines import Deadline, within
 from .key_spelling import Keys
 from .local_counts import LocalCounts
 from .stand_ins import Parted, Unserved
+from .uncancelled import to_the_end
 
 OnError: TypeAlias = Literal["local", "allow", "deny"]
 FailurePolicy: TypeAlias = tuple[str, OnError]
@@ -281,7 +282,7 @@ class Failsafe:
         return Parted(shown, [(self._store, shared), (local, own)])
 
     async def _take_back(self, shared: Decision, own: Decision) -> Decision:
-        await asyncio.shield(self.refund(shared))
+        await to_the_end(self.refund(shared))
         return own
 
 

@@ -15,19 +15,23 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from inspect import isawaitable
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from ..core.bans.in_force import Ban, Guarded
 from ..core.bans.policy import BanPolicy
 from ..core.decision import Check, Decision
+from ..core.errors import ConfigurationError
 from ..core.observers import Observers
-from ..core.protocols import Clock, Event, Store
+from ..core.protocols import Clock, Event, HoldsPlaces, Store
 from ..stores.memory.store import MemoryStore
 from .failsafe import Failsafe, OnError, check_failure_policy
 from .key_spelling import Keys, check_secret
-from .leases.leasing import Leases
+from .places.place_queue import PlaceQueues
 from .secret import Secret
 from .statistics import Statistics
+
+if TYPE_CHECKING:
+    from .leases.leasing import Leases
 
 Decide: TypeAlias = Callable[[Sequence[Check], Sequence[Guarded]], Decision | Awaitable[Decision]]
 
@@ -45,10 +49,12 @@ class Internals:
     Attributes:
         per_process: Whether every process counts for itself.
         decide: Charges every check or none, without a coroutine of its own where the store answers at once.
+        decide_at_once: Does the same where the store always answers at once; None for others.
         decide_unleased: Does the same for checks whose buckets are never leased.
         keys: Spells keys.
         failsafe: Asks a store that can fail; None for one in memory.
         leases: Answers from leases; None where nobody shares the store.
+        queues: The requests that wait for places.
         statistics: Records what happens to requests; `Limiter.stats` reads it.
 
     Raises:
@@ -71,8 +77,9 @@ class Internals:
         # A store in memory has nothing to wait for, and needs nobody to stand in for it.
         safe = None if self.per_process else Failsafe(store, deadline, on_error, self.tell)
         self.failsafe = safe
-        self.leases = None if safe is None else Leases(store, safe)
+        self.leases = None if safe is None else _leases(store, safe)
         self.decide_unleased: Decide = store.hit if safe is None else safe.hit
+        self.decide_at_once = store.hit if isinstance(store, MemoryStore) else None
         self.decide: Decide = self.decide_unleased if self.leases is None else self.leases.hit
         own = store.secret if secret is None else check_secret(secret)
         self.keys = Keys(own if isinstance(own, bytes) else None)
@@ -83,6 +90,8 @@ class Internals:
         if safe is not None and secret is None:
             store.observe(self._follow_secret)
         self.statistics = Statistics(self.clock, self.tell)
+        self.queues = PlaceQueues()
+        self._holds_places = isinstance(store, HoldsPlaces)
         self._claimed: dict[str, int] = {}
 
     @property
@@ -143,10 +152,22 @@ class Internals:
 
     async def refund(self, decision: Decision) -> bool:
         """Hand the units of a decision back; False if none could be handed back."""
-        if self.leases is not None:
-            return await self.leases.refund(decision)
-        answer = self.store.refund(decision)
-        return answer if isinstance(answer, bool) else await answer
+        try:
+            if self.leases is not None:
+                return await self.leases.refund(decision)
+            answer = self.store.refund(decision)
+            return answer if isinstance(answer, bool) else await answer
+        finally:
+            self.queues.freed(decision.checks)
+
+    def expect_places(self) -> None:
+        """See that the store can hold requests to concurrency limits.
+
+        Raises:
+            ConfigurationError: It cannot.
+        """
+        if not self._holds_places:
+            raise ConfigurationError(f"concurrency: {self.store!r} counts no places; use MemoryStore(), for example")
 
     async def find_ban(self, guarded: Sequence[Guarded]) -> Ban | None:
         """Return a ban that refuses one of some keys and addresses, if one is known."""
@@ -190,3 +211,10 @@ class Internals:
     def _be_prepared(self) -> None:
         if self._secret is not None and self.failsafe is not None and self.leases is not None:
             self.decide_unleased, self.decide, self._secret = self.failsafe.hit, self.leases.hit, None
+
+
+def _leases(store: Store, safe: Failsafe) -> Leases:
+    # Only here: a store in memory has no leases, and most processes have no other store.
+    from .leases.leasing import Leases
+
+    return Leases(store, safe)

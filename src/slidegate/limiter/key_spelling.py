@@ -26,6 +26,9 @@ Known: TypeAlias = tuple[str, tuple[Guarded, ...]]
 """The spelling of a key; and its address, if it is one, because bans of networks refuse it as well."""
 
 
+Question: TypeAlias = tuple[tuple[Check], tuple[Guarded, ...]]
+"""A demand of one check, and the address of its key, if it is one."""
+
 _DIGEST: Final = re.compile("(?<=#)[0-9a-f]{32}")
 _DIGEST_BYTES: Final = re.compile(b"(?<=#)[0-9a-f]{32}")
 
@@ -52,11 +55,13 @@ class Keys:
 
     Attributes:
         known: A memo of keys and their spellings.
+        questions: A memo of a limiter, by rule, limits and key, which is emptied when another secret spells the keys.
     """
 
     def __init__(self, secret: bytes | None) -> None:
         self._spelling = _Spelling(os.urandom(32), True) if secret is None else _Spelling(secret)
         self.known: dict[str, Known] = {}
+        self.questions: dict[str, dict[object, dict[str, Question]]] = {}
         self._digests: dict[tuple[str, bytes], str] = {}
         self._made_of: dict[str, tuple[str, bytes]] = {}
         self._before: dict[str, str] = {}
@@ -76,7 +81,7 @@ class Keys:
         """Make digests with the secret that has come, or with another one; `before` returns the old spelling."""
         old = self._spelling
         self._spelling = _Spelling(secret, before=old.secret if old.before is None else old.before)
-        for memo in (self.known, self._digests, self._before, self._after):
+        for memo in (self.known, self.questions, self._digests, self._before, self._after):
             memo.clear()
         # A digest that was made of other digests comes after them.
         for text, (kind, value) in list(self._made_of.items()):

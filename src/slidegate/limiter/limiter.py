@@ -10,7 +10,8 @@ from typing import Final, Self
 from ..core.bans.in_force import Guarded
 from ..core.decision import Bucket, Check, Decision
 from ..core.errors import ConfigurationError
-from ..core.limits import Limit, check_name, parse_limits
+from ..core.kinds.any_limit import AnyLimit
+from ..core.limits import check_name, parse_limits
 from ..core.memo import MEMO_SIZE, remember
 from ..core.observers import Observers
 from ..core.protocols import Observer, Store
@@ -19,10 +20,14 @@ from .ban_commands import BanCommands
 from .deadlines import within
 from .failsafe import DEADLINE, ON_ERROR, OnError, check_failure_policy
 from .internals import Internals
-from .open_store import open_store
+from .key_spelling import Question
 from .statistics import Stats
+from .sync.limited import Limited, LimitedKey
+from .sync.sync_limiter import SyncLimiter
+from .sync.without_loop import WithoutLoop
 
 DEFAULT_RULE: Final = "hit"
+ONE_UNIT: Final = 1
 
 
 class Limiter(BanCommands):
@@ -69,11 +74,13 @@ class Limiter(BanCommands):
         self.internals = Internals(self.store, secret, told, deadline, on_error)
         """How the gates of this package ask the store. It is not for users: every release may change it."""
         self._keys = self.internals.keys
-        self._known = self._keys.known
+        self._known, self._questions = self._keys.known, self._keys.questions
         self.digest = self._keys.digest
         """Makes a key of at most 64 bytes of a kind and a value that must not be readable: ``kind#1f3a…``. It is made
         with the secret: the same for everybody who shares the secret, and of no use elsewhere. See `prepare`."""
         self._buckets: dict[str, dict[object, Bucket]] = {}
+        self._without_loop = WithoutLoop(self.internals)
+        self._remembered = 0  # how many questions are remembered
         self._closed = False
 
     @classmethod
@@ -99,6 +106,8 @@ class Limiter(BanCommands):
         Raises:
             ConfigurationError: The scheme or an option is unknown, or a value cannot be read.
         """
+        from .open_store import open_store  # most limiters are made of a store
+
         check_failure_policy(deadline, on_error)
         return cls(open_store(url), secret=secret, observers=observers, deadline=deadline, on_error=on_error)
 
@@ -123,13 +132,13 @@ class Limiter(BanCommands):
         return self._keys.learn(key)[0]
 
     async def hit(
-        self, key: str, limits: str | Limit | Sequence[Limit], cost: int = 1, *, rule: str = DEFAULT_RULE
+        self, key: str, limits: str | AnyLimit | Sequence[str | AnyLimit], cost: int = 1, *, rule: str = DEFAULT_RULE
     ) -> Decision:
         """Charge `cost` units to `key` if every limit has room for them.
 
         Args:
             key: The client or whatever else is counted, for example ``"user:42"`` or an address.
-            limits: ``"5/minute; 50/hour"``, a `Limit` or several.
+            limits: ``"5/minute; 50/hour"``, a `Limit`, a `Quota`, or several.
             cost: Units, 0 or more. A cost of 0 charges nothing and passes while a unit is left.
             rule: A name. Different rules are counted apart, also under one key.
 
@@ -139,19 +148,18 @@ class Limiter(BanCommands):
         Raises:
             ConfigurationError: The limits cannot be read, or the key or the cost cannot be used.
         """
-        try:
-            bucket = self._buckets[rule][limits]
-        except (KeyError, TypeError):
-            bucket = self._bucket(rule, limits)
-        try:
-            known, guarded = self._known[key]
-        except (KeyError, TypeError):
+        question = None
+        if cost is ONE_UNIT:
+            try:
+                question = self._questions[rule][limits][key]
+            except (KeyError, TypeError):
+                question = None
+        if question is None:
             if not self.internals.prepared:
                 await self.prepare()
-            known, guarded = self._keys.learn(key)
-        if cost.__class__ is not int or cost < 0:
-            check_cost(cost)
-        answer = self.internals.decide_unleased(((bucket, known, cost),), guarded)
+            question = self._question(key, limits, cost, rule)
+        checks, guarded = question
+        answer = self.internals.decide_unleased(checks, guarded)
         return answer if isinstance(answer, Decision) else await answer
 
     async def hit_all(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Decision:
@@ -174,7 +182,7 @@ class Limiter(BanCommands):
         return answer if isinstance(answer, Decision) else await answer
 
     async def peek(
-        self, key: str, limits: str | Limit | Sequence[Limit], cost: int = 1, *, rule: str = DEFAULT_RULE
+        self, key: str, limits: str | AnyLimit | Sequence[str | AnyLimit], cost: int = 1, *, rule: str = DEFAULT_RULE
     ) -> Decision:
         """Say what `hit` would answer now. Changes nothing."""
         await self.prepare()
@@ -188,7 +196,7 @@ class Limiter(BanCommands):
         return await self.internals.peek(tuple(checks), guarded)
 
     async def charge(
-        self, key: str, limits: str | Limit | Sequence[Limit], units: int, *, rule: str = DEFAULT_RULE
+        self, key: str, limits: str | AnyLimit | Sequence[str | AnyLimit], units: int, *, rule: str = DEFAULT_RULE
     ) -> Decision:
         """Record units that are known only now, even beyond the limit: then the debt refuses the next requests.
 
@@ -236,11 +244,44 @@ class Limiter(BanCommands):
         """
         return self.internals.statistics.read(window)
 
+    @property
+    def sync(self) -> SyncLimiter:
+        """This limiter for threads without an event loop, where nothing can be awaited: scripts, WSGI, Celery."""
+        return SyncLimiter(self, self._without_loop)
+
+    def limited(
+        self,
+        limits: str | AnyLimit | Sequence[str | AnyLimit],
+        *,
+        key: LimitedKey,
+        cost: int = 1,
+        wait: str | float | timedelta | None = None,
+        rule: str | None = None,
+    ) -> Limited:
+        """Hold calls to limits: as a decorator of a function, sync or async, or as ``async with`` around a block.
+
+        In a thread without an event loop a decorated sync function and ``with`` go the way of `sync`.
+
+        Args:
+            limits: As for `hit`.
+            key: The key to count by: text, or for a decorator a plain function of the arguments of the call.
+            cost: Units of one call, no more than the limits hold.
+            wait: ``"2s"``: a call whose turn comes within this time waits for it, others are refused.
+            rule: A name. By default a decorated function is counted by itself, and all blocks as ``limited``; those of
+                one rule and key are counted together.
+
+        Raises:
+            ConfigurationError: A value cannot work.
+            RateLimited: In the call, if it is refused.
+        """
+        return Limited(self.internals, self._without_loop, limits, key, cost, wait, rule)
+
     async def close(self) -> None:
         """Hand leases back and close the store. A second call does nothing."""
         if not self._closed:
             self._closed = True
             await self.internals.close()
+            self._without_loop.release()
 
     async def __aenter__(self) -> Self:
         return self
@@ -250,13 +291,37 @@ class Limiter(BanCommands):
     ) -> None:
         await self.close()
 
-    def _bucket(self, rule: str, limits: str | Limit | Sequence[Limit]) -> Bucket:
+    def _question(self, key: str, limits: str | AnyLimit | Sequence[str | AnyLimit], cost: int, rule: str) -> Question:
+        """Return what to ask the store. From the second time on it is remembered, where the cost is one unit."""
+        again = True
+        try:
+            bucket = self._buckets[rule][limits]
+        except (KeyError, TypeError):
+            bucket, again = self._bucket(rule, limits), False
+        try:
+            known = self._known[key]
+        except (KeyError, TypeError):
+            known, again = self._keys.learn(key), False
+        text, guarded = known
+        question = ((bucket, text, check_cost(cost)),), guarded
+        if again and cost == 1:
+            if self._remembered >= MEMO_SIZE:
+                self._questions.clear()
+                self._remembered = 0
+            self._remembered += 1
+            asked = self._questions.setdefault(rule, {}).setdefault(limits, {})
+            asked[key] = question
+            if self._known.get(key) is not known:  # another thread has changed the secret, and emptied both memos
+                asked.pop(key, None)
+        return question
+
+    def _bucket(self, rule: str, limits: str | AnyLimit | Sequence[str | AnyLimit]) -> Bucket:
         parsed = parse_limits(limits)
         if sum(map(len, self._buckets.values())) >= MEMO_SIZE:
             self._buckets.clear()
         buckets = self._buckets.setdefault(check_name(rule, "rule"), {})
         bucket = buckets.setdefault(parsed, Bucket(rule, parsed))
-        if isinstance(limits, (str, Limit)):
+        if isinstance(limits, (str, AnyLimit)):
             remember(buckets, limits, bucket)
         return bucket
 

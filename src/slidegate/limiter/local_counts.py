@@ -14,12 +14,14 @@ Keys that were counted under provisional digests (see `secret`) are asked for un
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from threading import Lock
 from time import time_ns
 
 from ..core.bans.in_force import Ban, Guarded
 from ..core.bans.policy import BanPolicy
 from ..core.decision import Check, Decision
 from ..core.protocols import Clock, Event
+from ..stores.forks import hold_over_fork
 from ..stores.memory.store import MemoryStore
 from .key_spelling import Keys
 
@@ -42,15 +44,22 @@ class LocalCounts:
         self._is_away = is_away
         self._keys: Keys | None = None
         self._needed_until_us = 0
+        self._lock = Lock()  # threads count in one store, and none counts in one that is dropped
+        hold_over_fork(self._lock)
         self.made: MemoryStore | None = None
 
     @property
     def store(self) -> MemoryStore | None:
         """The store of this process, as long as something that it counted or banned may count."""
-        if self.made is not None and not self._is_away() and self._clock() >= self._needed_until_us:
-            self.made = None
-            self._forget_spelling()
-        return self.made
+        if self.made is None:
+            return None
+        with self._lock:
+            due = not self._is_away() and self._clock() >= self._needed_until_us
+            # Places may be held by requests that began while the shared store was away.
+            if due and self.made is not None and not self.made.places_held():
+                self.made = None
+                self._forget_spelling()
+            return self.made
 
     def respell(self, keys: Keys) -> None:
         """Ask here by the spelling from before the secret came, as long as anything counts under it."""
@@ -64,14 +73,13 @@ class LocalCounts:
 
     def hit(self, checks: Sequence[Check], guarded: Sequence[Guarded]) -> Decision:
         """Charge every check or none, in place of the shared store."""
-        self._keep(checks)
-        return self._made().hit(self._checks(checks), self._guards(guarded))
+        return self._made(self._last_us(checks)).hit(self._checks(checks), self._guards(guarded))
 
     def hit_too(self, store: MemoryStore, checks: Sequence[Check], guarded: Sequence[Guarded]) -> Decision:
         """Charge every check or none, beside the shared store."""
         decision = store.hit(self._checks(checks), self._guards(guarded))
         if decision.ban is not None and decision.ban.ends_us is not None:  # it may have been prolonged
-            self._needed_until_us = max(self._needed_until_us, decision.ban.ends_us)
+            self._made(decision.ban.ends_us)
         return decision
 
     def peek(self, checks: Sequence[Check], guarded: Sequence[Guarded]) -> Decision:
@@ -80,14 +88,14 @@ class LocalCounts:
 
     def charge(self, checks: Sequence[Check]) -> Decision:
         """Record every cost, in place of the shared store."""
-        self._keep(checks)
-        return self._made().charge(self._checks(checks))
+        return self._made(self._last_us(checks)).charge(self._checks(checks))
 
     def strike(self, policy: BanPolicy, key: str, weight: int, reason: str, prefix: str) -> Ban | None:
         """Count a strike, in place of the shared store."""
-        ban = self._made().bans.strike(policy, self.spelled(key), weight, reason, prefix)
-        until_us = self._clock() + policy.after.window_us
-        self._needed_until_us = max(self._needed_until_us, until_us, (ban and ban.ends_us) or 0)
+        store = self._made(self._clock() + policy.after.window_us)
+        ban = store.bans.strike(policy, self.spelled(key), weight, reason, prefix)
+        if ban is not None and ban.ends_us is not None:
+            self._made(ban.ends_us)
         return ban
 
     def find_ban(self, guarded: Sequence[Guarded]) -> Ban | None:
@@ -95,16 +103,20 @@ class LocalCounts:
         store = self.store
         return None if store is None else store.bans.find(self._guards(guarded))
 
-    def _made(self) -> MemoryStore:
-        if self.made is None:
-            self.made = MemoryStore(clock=self._clock, wall_clock=lambda: time_ns() // 1000)
-            self.made.observe(self._tell)
-        return self.made
+    def _made(self, until_us: int = 0) -> MemoryStore:
+        """Return the store, and keep it until a moment."""
+        with self._lock:
+            self._needed_until_us = max(self._needed_until_us, until_us)
+            if self.made is None:
+                store = MemoryStore(clock=self._clock, wall_clock=lambda: time_ns() // 1000)
+                store.observe(self._tell)
+                self.made = store
+            return self.made
 
-    def _keep(self, checks: Sequence[Check]) -> None:
-        """Keep the store until every unit that is counted now has expired."""
+    def _last_us(self, checks: Sequence[Check]) -> int:
+        """Return the moment when every unit that is counted now has expired."""
         spans_us = [limit.span_us + limit.slice_us for bucket, _, _ in checks for limit in bucket.limits]
-        self._needed_until_us = max(self._needed_until_us, self._clock() + max(spans_us, default=0))
+        return self._clock() + max(spans_us, default=0)
 
     def _forget_spelling(self) -> None:
         if self._keys is not None:

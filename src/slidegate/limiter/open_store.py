@@ -13,7 +13,8 @@ from ..stores.memory.store import MemoryStore
 
 _NUMBER: Final = re.compile("[0-9]{1,18}")
 _MEMORY_OPTIONS: Final = ("max_keys", "max_bans")
-_LMDB_OPTIONS: Final = ("map_size", "max_map_size", "max_keys", "max_bans", "durability")
+_LMDB_OPTIONS: Final = ("map_size", "max_map_size", "max_keys", "max_bans", "place_lease", "durability")
+_TEXTS: Final = ("place_lease", "durability")
 _EXAMPLES: Final = {
     "memory": "memory://",
     "lmdb": "lmdb:///var/lib/app/slidegate",
@@ -94,6 +95,7 @@ def _text(name: str, value: str) -> str:
 _REDIS_OPTIONS: Final[dict[str, Callable[[str, str], Any]]] = {
     "max_bans": _whole,
     "max_waiting": _whole,
+    "place_lease": _text,
     "prefix": _text,
     "readable": _truth,
     "timeout": _text,
@@ -105,7 +107,7 @@ def _options(parts: SplitResult, known: Sequence[str], expected: str) -> dict[st
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
         if name not in known:
             raise ConfigurationError(f"{expected}: unknown option {name!r}{closest(name, known)}")
-        if name != "durability" and not _NUMBER.fullmatch(value):
+        if name not in _TEXTS and not _NUMBER.fullmatch(value):
             raise ConfigurationError(f"{expected}: {name} needs a whole number, not {value!r}")
-        options[name] = value if name == "durability" else int(value)
+        options[name] = value if name in _TEXTS else int(value)
     return options

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from ..core.decision import Check, Decision, Reason
 from ..core.protocols import Store
+from ..core.windows.theory import OPEN
 
 
 class Unserved(Decision):
@@ -23,6 +25,9 @@ class Unserved(Decision):
         super().__init__(allowed, Reason.UNAVAILABLE, 0, checks)
         self._wait_us = wait_us
 
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        return self.allowed, self.checks, self._wait_us
+
     @property
     def states(self) -> tuple[()]:
         """Empty: no limit was asked."""
@@ -32,6 +37,25 @@ class Unserved(Decision):
     def retry_after_us(self) -> int:
         """Microseconds until the store is asked again: 0 if allowed."""
         return 0 if self.allowed else self._wait_us
+
+
+class Behind(Decision):
+    """The refusal of a request that comes behind others: as long as they wait, all places are taken.
+
+    Args:
+        check: The check of the place.
+        demand: All checks of the request.
+    """
+
+    __slots__ = ("demand",)
+
+    def __init__(self, check: Check, demand: Sequence[Check]) -> None:
+        taken = check[0].limits[0].amount
+        super().__init__(False, Reason.LIMITED, 0, (check,), ((taken, 0, 0, OPEN),))
+        self.demand = demand
+
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        return self.checks[0], self.demand
 
 
 class Parted(Decision):
@@ -48,6 +72,9 @@ class Parted(Decision):
         super().__init__(shown.allowed, shown.reason, shown.now_us, shown.checks, shown.readings, shown.charge)
         self._shown = shown
         self.parts = parts
+
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        return self._shown, self.parts
 
     def take_out(self, place: int) -> Parted:
         """Split a charged check off in every store, to refund it alone."""

@@ -6,7 +6,7 @@ from os import PathLike
 from typing import Self
 
 from ..core import networks
-from .reading import NetworkReading, check_breadth
+from .breadth import check_breadth
 
 
 class Networks(networks.Networks):
@@ -47,6 +47,8 @@ class Networks(networks.Networks):
         Raises:
             ConfigurationError: The file or a line of it cannot be read, or it lists everybody.
         """
+        from .reading import NetworkReading  # most processes read no file of networks
+
         reading = NetworkReading(path, strict=strict, format=format, column=column)
         made = cls.of_ranges(
             (version, first, last)

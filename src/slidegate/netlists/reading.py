@@ -10,15 +10,14 @@ from __future__ import annotations
 import io
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from collections.abc import Iterable, Iterator
 from os import PathLike
 from typing import Final
 
 from ..core.addresses import parse_network, prefix_length
 from ..core.errors import ConfigurationError
 from ..core.networks import Networks
-from ..core.public_space import HALF
+from .breadth import check_breadth
 from .formats import check_format, read_entries
 from .ranges import parse_range
 from .whole_file import read_whole
@@ -98,28 +97,6 @@ class NetworkReading:
             if line[:1] in ("#", ";") and (found := _PROMISE.fullmatch(line)):
                 promised.append(int(found[1]))
             yield line
-
-
-def check_breadth(lists: Sequence[Networks | NetworkList], what: str) -> None:
-    """See that lists do not add up to everybody, however that is written.
-
-    Args:
-        lists: All lists that are held against one address.
-        what: A name for them, for the error message.
-
-    Raises:
-        ConfigurationError: They cover more than half of the public addresses of IPv4 or IPv6.
-    """
-    # A list that is certainly less than half need not be merged, and no honest list is more.
-    if all(sum(listed.size(version) for listed in lists) <= half for version, half in HALF.items()):
-        return
-    ranges = chain.from_iterable(listed.ranges() for listed in lists)
-    most = Networks.of_ranges(ranges).covers_most_of()
-    if most is not None:
-        raise ConfigurationError(
-            f"{what}: covers more than half of all public {most} addresses, which cannot be meant; "
-            "list whom you mean, for example 192.0.2.0/24"
-        )
 
 
 class NetworkList:

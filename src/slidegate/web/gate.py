@@ -7,13 +7,14 @@ units, one that strikes for a status, and a websocket that ends with a ban.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ..core.decision import Decision, Reason
+from ..core.decision import Check, Decision, Reason
 from ..limiter import Limiter
+from ..limiter.places.place_queue import PlaceQueues, lacking
 from .answers.refusals import Refusals, refused_by
 from .bans.outcomes import listening, strike_failed
 from .bans.signals import AbuseWatch
@@ -22,12 +23,12 @@ from .endpoints.rate_limit import carries_only_refusals
 from .finishing import hand_back
 from .judge import Judge
 from .keys.client_ip import ClientAddress
-from .record import Record, Side, Step
+from .record import Record, Side
 from .rules.rule_set import RuleSet
 from .rules.user_functions import Calls
 from .scope_keys import RECORD, is_preflight
 from .settling import Settling
-from .waiting import wait_turn
+from .waiting import wait_turn, while_there
 from .websockets.ban_sweep import OpenSockets
 from .websockets.held import Held
 from .websockets.message_limits import MessageCounter
@@ -58,6 +59,7 @@ class RequestGate:
         side: The gate as its records show it.
         judge: Decides.
         rules: The rules of the gate.
+        short: Whether limits alone decide about most requests, so that they may take the short way.
         sockets: The open websockets, which end when their client is banned.
     """
 
@@ -88,7 +90,11 @@ class RequestGate:
         self._look_back = look_back
         self._abuse = abuse
         self._strikes = bool(abuse.policies)
-        self._prepares = messages is not None or bool(rules.reserving) or abuse.listens
+        self._prepares = messages is not None or bool(rules.reserving) or abuse.listens or rules.holds
+        self._timing = [shed for shed in rules.shedding if shed.latency_us]
+        self._prepares = self._prepares or bool(self._timing)
+        self._queues = limiter.internals.queues if rules.holds else None
+        self.short = judge.at_once and rules.at_once and not abuse.policies
         self.sockets = OpenSockets(limiter.internals.find_ban)
 
     async def serve(self, scope: Scope, receive: Receive, send: Send, record: Record, *, outermost: bool) -> None:
@@ -96,11 +102,13 @@ class RequestGate:
         side = record.side = self.side
         answer = self.judge.decide(scope, record)
         decision = answer if isinstance(answer, Decision) else await answer
-        step = Step()
-        step.decision = decision
-        step.side = side
-        step.spared = self._strikes and (decision.allowed or _is_limited(decision)) and self._spares(scope)
-        record.append(step)
+        spared = self._strikes and (decision.allowed or _is_limited(decision)) and self._spares(scope)
+        record.note(decision, side, spared=spared)
+        if not decision.allowed and self._queues is not None:
+            turn = await self._stand_in_line(self._queues, scope, receive, record)
+            if turn is None:
+                return
+            receive, decision = turn, record[-1].decision
         if not decision.allowed:
             if not outermost:
                 await record.hand_back()
@@ -114,11 +122,10 @@ class RequestGate:
         try:
             await self._app(scope, receive, send)
         except Exception as error:
-            await self._hear(scope, record, error)
-            if not outermost or record.refused is None:
+            if record.refused is None and self._abuse.listens and not record.answered:
+                await strike_failed(scope, record, side, error)
+            if not self.has_refused(record, error) or not outermost:
                 raise
-        if outermost and (record.userless or record.refused is not None):
-            await self._end(scope, send, record)
 
     async def refuse(self, scope: Scope, receive: Receive, send: Send, decision: Decision) -> None:
         """Strike for a refusal by a limit, and answer the request."""
@@ -137,21 +144,55 @@ class RequestGate:
     ) -> tuple[Receive, Send] | None:
         """Put the channels around a request that only some gates or requests need; None if the client left while it
         waited."""
+        record.unfinished |= self.rules.holds
         if decision.reason is _WAITED:
+            record.waited = True
             turn = await self._wait(receive, decision)
             if turn is None:
                 return None
             receive = turn
+        for shed in self._timing:
+            send = shed.timed(send)
         if scope.get("method") == "OPTIONS" and is_preflight(scope):
             send = self._settling.by_endpoint(scope, send, decision)
         elif self.rules.reserving:
-            send = self._settling.by_status(send, decision)
+            send = self._settling.by_answer(scope, send, decision)
         if self._abuse.listens and not record[-1].spared:
             send = listening(scope, send, record, self.side)
         if scope["type"] == "websocket" and not record.allowlisted():
             socket = self._watch_over(scope, receive, send, record)
             return (socket if self._messages is None else self._messages.attach(scope, socket)).channels
         return receive, send
+
+    async def _stand_in_line(
+        self, queues: PlaceQueues, scope: Scope, receive: Receive, record: Record
+    ) -> Receive | None:
+        """Wait for a place if the request may, and note what came of it in the record.
+
+        Returns:
+            The channel to go on with; None if the client left meanwhile.
+        """
+        step = record[-1]
+        if lacking(step.decision) is None:
+            return receive
+        client_key, address = self._client.locate(scope)
+        guarded = self._abuse.guarded(scope, client_key, address)
+
+        async def ask(checks: Sequence[Check]) -> Decision:
+            return await self.side.limiter.hit_all(checks, guarded)
+
+        async def wait() -> None:
+            step.decision = await queues.wait(step.decision, ask)
+            record.waited = step.decision.allowed
+            record.unfinished |= step.decision.allowed
+
+        turn: Receive | None = None
+        try:
+            turn = await while_there(receive, wait)
+        finally:
+            if turn is None:
+                await hand_back([(self.side.limiter, step.decision)])
+        return turn
 
     async def _wait(self, receive: Receive, decision: Decision) -> Receive | None:
         """Wait for the place that was booked, and return the channel to go on with.
@@ -181,18 +222,22 @@ class RequestGate:
 
         return Watched(receive, send, guarded, banned, struck, self.sockets.add)
 
-    async def _hear(self, scope: Scope, record: Record, error: Exception) -> None:
-        """Take an exception of the application's: it may strike, and a limit at an endpoint raises one."""
-        if record.refused is None:
-            if self._abuse.listens and not record.answered:
-                await strike_failed(scope, record, self.side, error)
-        elif record[0].side is self.side and not carries_only_refusals(error):
+    def has_refused(self, record: Record, error: BaseException) -> bool:
+        """Tell whether a limit at an endpoint has refused the request, so that an exception ends here.
+
+        Where the exception does not come from that limit, the outermost gate reports it.
+        """
+        if record.refused is None or not isinstance(error, Exception):
+            return False
+        if record[0].side is self.side and not carries_only_refusals(error):
             rule = refused_by(record.refused)
             self._calls.report("endpoint", rule, error, "the client gets the refusal that came before")
+        return True
 
-    async def _end(self, scope: Scope, send: Send, record: Record) -> None:
+    async def end(self, scope: Scope, send: Send, record: Record) -> None:
         """Look back at a request when the application is done, and refuse it where nobody did."""
         self._look_back(scope, record)
+        await record.let_go()
         if record.refused is not None and not record.answered:
             # Nobody in between answered; the outermost `send` makes the refusal of the first message.
             first = "http.response.start" if scope["type"] == "http" else "websocket.close"

@@ -1,33 +1,41 @@
 """The order of judgement, in one place.
 
-The allowlist comes first, then the blocklist, then bans and every rule that matches, in one question to the limiter.
+The allowlist comes first, then the blocklist, then bans and every rule that applies, in one question to the limiter.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
-from ..core.bans.in_force import Guarded, shown
-from ..core.barred import Barred
+from ..core.bans.in_force import Guarded
+from ..core.barred import Barred, RuleBlock
 from ..core.decision import Bucket, Check, Decision, Reason
-from ..core.protocols import Event
+from ..core.memo import remember
 from ..limiter import Limiter
+from ..limiter.places.place_queue import lacking
 from .bans.signals import AbuseWatch, Offence
+from .endpoints.waiting_there import turn_at_endpoint
 from .keys.client_ip import GONE, ClientAddress
 from .lists.network_files import AddressList
 from .record import Record
+from .rules.conditions import settled
+from .rules.onlookers import Onlookers
+from .rules.rule import Rule
 from .rules.rule_set import BoundRule, RuleSet, Selection
 from .rules.user_functions import Calls
-from .scope_keys import is_preflight
+from .scope_keys import RECORD, is_preflight
 
 _ALLOWLISTED: Final = Decision(True, Reason.ALLOWLISTED)
 _EXEMPT: Final = Decision(True, Reason.EXEMPT)
 _GONE: Final = Barred(GONE)
-_MEMO: Final = 4_096
+_AGAIN_US: Final = 1_000_000
+"""When a client may come back whose request was shed: the level has moved by a fifth until then."""
+_Demand: TypeAlias = tuple[Sequence[Check], Sequence[Guarded]]
+"""A question to the store: its checks, and the keys that a ban may refuse."""
 
 
 class Judge:
@@ -42,6 +50,9 @@ class Judge:
         preflight: The bucket of CORS preflights, if they are counted.
         calls: Calls the user's functions.
         abuse: Strikes, and names the keys whose bans refuse a request.
+
+    Attributes:
+        at_once: Whether no list is asked, and the store answers at once.
     """
 
     def __init__(
@@ -65,7 +76,42 @@ class Judge:
         self._preflight = preflight
         self._calls = calls
         self._abuse = abuse
-        self._exceeded: dict[tuple[str, str], None] = {}
+        self._onlookers = Onlookers(limiter, calls, self._hit)
+        lists = allowlist is not None or blocklist is not None
+        self._hit_at_once = None if lists else self._internals.decide_at_once
+        self._demands: dict[str, _Demand] = {}
+        for shed in rules.shedding:
+            shed.observe(self._internals.tell)
+        self.at_once = self._hit_at_once is not None
+
+    def decide_at_once(self, scope: Scope) -> Decision | None:
+        """Decide about an ordinary request at the outermost gate; None where that takes `decide`.
+
+        Only a gate without ban policies may ask, whose rules are `RuleSet.at_once`.
+        """
+        if self._hit_at_once is None or scope["type"] != "http" or scope["method"] == "OPTIONS" or RECORD in scope:
+            return None
+        peer = scope.get("client")
+        demand = (self._demands.get(peer[0]) if peer else None) or self._demand(scope)
+        if demand is None:
+            return None
+        checks, guarded = demand
+        decision = self._hit_at_once(checks, guarded)
+        return decision if decision.checks or not decision.allowed else _EXEMPT
+
+    def _demand(self, scope: Scope) -> _Demand | None:
+        """Return the question about a request, for `decide_at_once`; None where somebody else has to be asked before.
+
+        Most gates ask the same about every request of a peer: such a question is made once.
+        """
+        client_key, address = self._client.locate(scope)
+        limiting, plain, *_ = self._rules.select(scope)
+        if address is None or not plain:
+            return None
+        demand = tuple([bound.check(scope, self._limiter, client_key) for bound in limiting]), (address,)
+        if self._rules.always is None or self._client.trusted or any(bound.key is not None for bound in limiting):
+            return demand
+        return remember(self._demands, scope["client"][0], demand)
 
     def decide(self, scope: Scope, before: Record) -> Decision | Awaitable[Decision]:
         """Decide about a request, after the gates further out, whose steps are in `before`."""
@@ -82,9 +128,25 @@ class Judge:
         guarded: Sequence[Guarded] = (client_key if address is None else address,)
         if self._abuse.keyed:
             guarded = self._abuse.guarded(scope, client_key, address)
-        if scope.get("method") == "OPTIONS" and is_preflight(scope):
-            return self._preflown(scope, before, client_key, guarded)
         selection = self._rules.select(scope)
+        if selection.open:
+            return self._decide_later(selection, scope, before, client_key, guarded)
+        return self._decide_by(selection, scope, before, client_key, guarded)
+
+    async def _decide_later(
+        self, selection: Selection, scope: Scope, before: Record, client_key: str, guarded: Sequence[Guarded]
+    ) -> Decision:
+        """Decide when the conditions of the rules have been asked."""
+        selection = await settled(self._rules, selection, scope, self._calls)
+        answer = self._decide_by(selection, scope, before, client_key, guarded)
+        return answer if isinstance(answer, Decision) else await answer
+
+    def _decide_by(
+        self, selection: Selection, scope: Scope, before: Record, client_key: str, guarded: Sequence[Guarded]
+    ) -> Decision | Awaitable[Decision]:
+        """Decide by the rules that apply to a request."""
+        if scope.get("method") == "OPTIONS" and is_preflight(scope):
+            return self._preflown(selection, scope, before, client_key, guarded)
         offences = self._look(selection, scope, before) if self._abuse.looks else ()
         if before:
             selection = self._without(selection, before)
@@ -96,11 +158,12 @@ class Judge:
         """Return the offences that the request itself shows."""
         return () if selection.exempt else self._abuse.look(scope, [step.side.abuse for step in before])
 
-    async def _reserve(self, scope: Scope, before: Record, client_key: str, guarded: Sequence[Guarded]) -> Decision:
+    async def _reserve(
+        self, selection: Selection, scope: Scope, before: Record, client_key: str, guarded: Sequence[Guarded]
+    ) -> Decision:
         """Decide about a request that looks like a CORS preflight, and may come to an endpoint that takes OPTIONS."""
-        selection = self._without(self._rules.select(scope), before)
-        counted = [await self._calls.check(bound, scope, self._limiter, client_key) for bound in selection.limiting]
-        checks = [check for check in counted if check is not None]
+        selection = self._without(selection, before)
+        checks = await self._checks(selection, scope, client_key)
         if self._preflight is not None:
             checks.append((self._preflight, client_key, 1))
         if checks:
@@ -109,25 +172,27 @@ class Judge:
         return answer if isinstance(answer, Decision) else await answer
 
     def _preflown(
-        self, scope: Scope, before: Record, client_key: str, guarded: Sequence[Guarded]
+        self, selection: Selection, scope: Scope, before: Record, client_key: str, guarded: Sequence[Guarded]
     ) -> Decision | Awaitable[Decision]:
-        """Decide about a CORS preflight: rules count it only where an endpoint may answer it."""
+        """Decide about a CORS preflight: rules count it only where an endpoint may answer it, and may block it."""
+        if selection.blocked is not None:
+            return self._uncounted(guarded, _refusal_by(selection.blocked))
         if self._rules.takes(scope, "OPTIONS"):
-            return self._reserve(scope, before, client_key, guarded)
+            return self._reserve(selection, scope, before, client_key, guarded)
         if self._preflight is None:
             return self._uncounted(guarded)
         return self._internals.decide(((self._preflight, client_key, 1),), guarded)
 
-    def _uncounted(self, guarded: Sequence[Guarded]) -> Decision | Awaitable[Decision]:
-        """Decide about a request that no limit counts: a ban refuses it all the same."""
+    def _uncounted(self, guarded: Sequence[Guarded], otherwise: Decision = _EXEMPT) -> Decision | Awaitable[Decision]:
+        """Decide about a request that no limit counts: a ban refuses it; without one the decision is `otherwise`."""
         answer = self._internals.decide((), guarded)
         if isinstance(answer, Decision):
-            return _EXEMPT if answer.allowed else answer
-        return self._uncounted_later(answer)
+            return otherwise if answer.allowed else answer
+        return self._uncounted_later(answer, otherwise)
 
-    async def _uncounted_later(self, answer: Awaitable[Decision]) -> Decision:
+    async def _uncounted_later(self, answer: Awaitable[Decision], otherwise: Decision) -> Decision:
         decision = await answer
-        return _EXEMPT if decision.allowed else decision
+        return otherwise if decision.allowed else decision
 
     def _without(self, selection: Selection, before: Record) -> Selection:
         """Leave out the named rules that a gate further out has counted in the same place."""
@@ -140,7 +205,7 @@ class Judge:
         onlookers = tuple(
             bound for bound in selection.onlookers if not (bound.rule.name and bound.bucket.rule in looked)
         )
-        return Selection(limiting, all(bound.plain for bound in limiting), onlookers, selection.exempt)
+        return selection._replace(limiting=limiting, plain=all(bound.plain for bound in limiting), onlookers=onlookers)
 
     def _apply(
         self, selection: Selection, scope: Scope, client_key: str, guarded: Sequence[Guarded]
@@ -148,7 +213,8 @@ class Judge:
         """Put one question to the limiter about all rules that may refuse."""
         limiting = selection.limiting
         if not limiting:
-            return self._uncounted(guarded)
+            blocked = selection.blocked
+            return self._uncounted(guarded) if blocked is None else self._uncounted(guarded, _refusal_by(blocked))
         if not selection.plain:
             return self._ask(selection, scope, client_key, guarded)
         limiter = self._limiter
@@ -161,25 +227,49 @@ class Judge:
         """Decide about a limit at an endpoint, where the request has its body; None if it is not counted."""
         client_key, address = self._client.locate(request.scope)
         guarded = self._abuse.guarded(request.scope, client_key, address)
+        if bound.rule.action != "limit":
+            await self._onlookers.look(bound, request.scope, client_key, request)
+            return None
         if bound.plain:
-            return await self._limiter.hit_all((bound.check(request.scope, self._limiter, client_key),), guarded)
-        check = await self._calls.check(bound, request.scope, self._limiter, client_key, request)
-        return None if check is None else await self._hit((check,), guarded)
+            answer = self._internals.decide((bound.check(request.scope, self._limiter, client_key),), guarded)
+            decision = answer if isinstance(answer, Decision) else await answer
+        else:
+            if bound.rule.concurrency is not None:
+                self._internals.expect_places()
+            checks = await self._calls.checks(bound, request.scope, self._limiter, client_key, request)
+            if not checks:
+                return None
+            decision = await self._hit(checks, guarded)
+        if bound.rule.wait_us and (decision.reason is Reason.WAITED or lacking(decision) is not None):
+            return await turn_at_endpoint(request, decision, self._limiter, guarded)
+        return decision
 
     async def _hit(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Decision:
-        """Put one question to the limiter, unless a limits function says that nobody may pass: a ban goes before it."""
+        """Put one question to the limiter, unless a limits function says that nobody may pass: a ban goes before it.
+
+        Nothing is asked about a request that comes behind others which wait for its place.
+        """
         shut = next((bucket for bucket, _, _ in checks if not bucket.limits), None)
         if shut is None:
+            behind = self._internals.queues.behind(checks)
+            if behind is not None:
+                return behind
             return await self._limiter.hit_all(checks, guarded)
         decision = await self._limiter.hit_all((), guarded)
         return Barred(shut.label, reason=Reason.NOBODY) if decision.allowed else decision
 
     async def _ask(self, selection: Selection, scope: Scope, client_key: str, guarded: Sequence[Guarded]) -> Decision:
         """Decide with the help of the user's functions."""
-        checks = [await self._calls.check(bound, scope, self._limiter, client_key) for bound in selection.limiting]
-        counted = [check for check in checks if check is not None]
+        counted = await self._checks(selection, scope, client_key)
         decision = await self._hit(counted, guarded)
         return decision if counted or not decision.allowed else _EXEMPT
+
+    async def _checks(self, selection: Selection, scope: Scope, client_key: str) -> list[Check]:
+        """Return what the rules that limit a request charge."""
+        checks: list[Check] = []
+        for bound in selection.limiting:
+            checks += await self._calls.checks(bound, scope, self._limiter, client_key)
+        return checks
 
     async def _watched(
         self,
@@ -196,33 +286,10 @@ class Judge:
         answer = self._apply(selection, scope, client_key, guarded)
         decision = answer if isinstance(answer, Decision) else await answer
         for bound in selection.onlookers if decision.reason is not Reason.BANNED else ():
-            shadow = bound.rule.action == "shadow"
-            if shadow and not decision.allowed:
-                continue  # it would not have been charged either
-            check = await self._calls.check(bound, scope, self._limiter, client_key)
-            if check is None:
-                continue
-            if bound.hot is not None:
-                for key, found in bound.hot.hit(check[1], self._internals.statistics.now_us()):
-                    await self._calls.exceeded(bound, key, found)
-                continue
-            seen = await self._hit((check,))
-            if seen.reason is Reason.BANNED:
-                continue  # it was not counted
-            if not shadow:
-                await self._track(bound, check[1], seen)
-            elif not seen.allowed:
-                message = f"rule {bound.rule.label!r} would have refused {shown(check[1])}"
-                self._internals.tell(Event("shadow_refused", message, {"rule": bound.rule.label, "key": check[1]}))
+            if decision.allowed or bound.rule.action == "track":  # a shadow would not have charged it either
+                await self._onlookers.look(bound, scope, client_key)
         return decision
 
-    async def _track(self, bound: BoundRule, key: str, seen: Decision) -> None:
-        """Call the user's function when a key passes the limit, and not again before it has cooled."""
-        known = bound.bucket.rule, key
-        if seen.allowed:
-            self._exceeded.pop(known, None)
-        elif known not in self._exceeded:
-            if len(self._exceeded) >= _MEMO:
-                self._exceeded.pop(next(iter(self._exceeded)))
-            self._exceeded[known] = None
-            await self._calls.exceeded(bound, key, seen)
+
+def _refusal_by(rule: Rule) -> Decision:
+    return RuleBlock(rule.label, rule.status, None if rule.shed is None else _AGAIN_US)

@@ -9,29 +9,31 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..core.bans.policy import BanPolicy
-from ..core.decision import Bucket
+from ..core.decision import Bucket, Decision
 from ..core.errors import ConfigurationError
-from ..core.limits import Limit, parse_limits
+from ..core.kinds.any_limit import AnyLimit
+from ..core.limits import parse_limits
 from ..core.logs import logger
 from ..core.protocols import Observer
 from ..limiter import Limiter
+from .answers.feed import Feed
 from .answers.header_fields import HeaderStyle, HeaderWriter
 from .answers.refusals import Refusals, Refused
-from .answers.sending import outgoing
-from .answers.traffic import Feed, Visit
+from .answers.sending import Outgoing
 from .bans.signals import AbuseWatch
 from .broken import Breakable, end_start
-from .config.file_gate import Claim, FileGate, Say
 from .endpoints.decorator import check_places
 from .endpoints.endpoint_buckets import EndpointBuckets
+from .endpoints.per_route import PerRoute
 from .endpoints.rate_limit import put_users_last
 from .findings.at_start import examine
 from .findings.codes import Finding, check_silence
+from .findings.defaults import about_defaults
 from .findings.first_requests import Watch
 from .gate import RequestGate
 from .judge import Judge
@@ -39,13 +41,16 @@ from .keys.client_ip import ClientAddress, client_ip
 from .lists.network_files import AddressList, followed
 from .options import check_flag, expect, names_checked, switched_off
 from .paths.routes import walk
-from .record import Record
+from .record import Record, opened, opened_with
 from .rules.rule import Exceeded, Rule
 from .rules.rule_set import RuleSet, all_rules
 from .rules.user_functions import Calls
 from .scope_keys import OFF, RECORD
 from .settling import Settling
 from .websockets.message_limits import MessageCounter, MessageLimits
+
+if TYPE_CHECKING:
+    from .config.file_gate import Claim, FileGate, Say
 
 _JUDGED: Final = frozenset({"http", "websocket"})
 
@@ -57,6 +62,8 @@ class RateLimitMiddleware(Breakable):
         app: The application to guard.
         limits: The short form: ``"100/minute"`` for each client address; the same as ``rules=[Rule("*", limits)]``.
         rules: The rules: which requests have which limits.
+        per_route: The limits of each route by itself, behind the rules: ``"60/minute"``. ``@RateLimit.exempt`` and
+            ``RateLimit(..., override=True)`` at an endpoint take their place.
         limiter: The limiter that counts; by default one of its own, in memory.
         client: How the client's address is found. Rules count by it unless they have a key, and the lists look at it.
         blocklist: `Networks` or `NetworkFiles` whose requests are answered with 403 before anything is counted.
@@ -76,6 +83,7 @@ class RateLimitMiddleware(Breakable):
         app: The application behind the gate.
         limiter: The limiter that counts.
         rules: The rules of the gate.
+        per_route: The limits of each route; empty where there are none.
         headers: The style of its header fields.
         policies: Its ban policies.
         own_answer: Whether `on_refused` makes its answers.
@@ -91,8 +99,9 @@ class RateLimitMiddleware(Breakable):
         self,
         app: ASGIApp,
         *,
-        limits: str | Limit | Iterable[str | Limit] | None = None,
+        limits: str | AnyLimit | Iterable[str | AnyLimit] | None = None,
         rules: Sequence[Rule] | None = None,
+        per_route: str | AnyLimit | Iterable[str | AnyLimit] | None = None,
         limiter: Limiter | None = None,
         client: ClientAddress | None = None,
         blocklist: AddressList | None = None,
@@ -100,7 +109,7 @@ class RateLimitMiddleware(Breakable):
         bans: BanPolicy | Iterable[BanPolicy] | None = None,
         on_refused: Refused | None = None,
         headers: HeaderStyle | None = "draft",
-        preflight_limits: str | Limit | Iterable[str | Limit] | None = "600/minute",
+        preflight_limits: str | AnyLimit | Iterable[str | AnyLimit] | None = "600/minute",
         messages: MessageLimits | None = None,
         statistics: bool = True,
         enabled: bool = True,
@@ -115,7 +124,10 @@ class RateLimitMiddleware(Breakable):
         self.headers = headers
         self._headers = HeaderWriter(headers) if headers is not None else None
         calls = Calls()
-        self.rules = tuple(all_rules(limits, [] if bans is not None and limits is None and rules is None else rules))
+        alone = limits is None and rules is None and (bans is not None or per_route is not None)
+        self.rules = tuple(all_rules(limits, [] if alone else rules))
+        self._defaults = None if per_route is None else PerRoute(per_route, self._claim("per-route:"), app)
+        self.per_route = () if self._defaults is None else self._defaults.limits
         abuse = AbuseWatch(bans, self.limiter, client, allowlist, calls)
         self.policies = tuple(abuse.policies.values())
         self.own_answer = on_refused is not None
@@ -124,6 +136,7 @@ class RateLimitMiddleware(Breakable):
         self._feed = Feed(self.limiter, app) if check_flag("statistics", statistics) else None
         self._judged: frozenset[str] = frozenset()  # nothing before the first request, and while switched off
         self._looked = False
+        self._judge: Judge | None = None  # as soon as requests may take the short way
         off = switched_off(enabled)
         self._enabled = not off
         self._silence = check_silence(silence)
@@ -139,13 +152,15 @@ class RateLimitMiddleware(Breakable):
         abuse: AbuseWatch,
         lists: Mapping[str, AddressList | None],
         on_refused: Refused | None,
-        preflight_limits: str | Limit | Iterable[str | Limit] | None,
+        preflight_limits: str | AnyLimit | Iterable[str | AnyLimit] | None,
         messages: MessageLimits | None,
         calls: Calls,
     ) -> RequestGate:
         """Make the gate that does the work of a request."""
-        refusals = Refusals(abuse.policies, on_refused, calls)
-        ruled = RuleSet(self.rules, self._claim, app)
+        self._refusals = Refusals(abuse.policies, on_refused, calls)
+        ruled = RuleSet(self.rules, self._claim, app, self._defaults)
+        if ruled.holds:
+            self.limiter.internals.expect_places()
         preflight = self._preflights(preflight_limits)
         judge = Judge(self.limiter, client, ruled, **lists, preflight=preflight, calls=calls, abuse=abuse)
         counter: MessageCounter | None = None
@@ -158,10 +173,10 @@ class RateLimitMiddleware(Breakable):
             judge,
             ruled,
             abuse,
-            EndpointBuckets(self._claim("endpoints:"), judge.decide_at),
+            EndpointBuckets(self._claim("endpoints:"), judge.decide_at, calls),
             client,
             Settling(self.limiter, ruled, preflight, calls),
-            refusals,
+            self._refusals,
             counter,
             calls,
             self._look_back,
@@ -192,10 +207,54 @@ class RateLimitMiddleware(Breakable):
         Raises:
             ConfigurationError: The file cannot be used; the message names the line and the key.
         """
+        # Most gates read no file, and everything that reads one is a tenth of what the package takes to be imported.
+        from .config.file_gate import FileGate
+
         return FileGate(app, path, make=_Read, observers=observers, on_tracked=on_tracked, **options)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Judge one request, and pass it on or answer it."""
+        """Judge one request, and pass it on or answer it.
+
+        This is the short way, of requests about which limits alone decide; `_go_long` takes all others.
+        """
+        decision = None if self._judge is None else self._judge.decide_at_once(scope)
+        if decision is None:
+            await self._go_long(scope, receive, send)
+            return
+        record = scope[RECORD] = opened_with(decision, self._gate.side)
+        if not decision.allowed and decision.readings and not self.own_answer:
+            await self._refuse(scope, send, record, decision)
+            return
+        out = self._way_out(scope, receive, send, record)
+        try:
+            if decision.allowed:
+                await self.app(scope, receive, out.send)
+            else:
+                await self._gate.refuse(scope, receive, out.send, decision)
+        except BaseException as error:
+            if not self._gate.has_refused(record, error):
+                if record.unfinished:
+                    await record.let_go()
+                out.fail(error)
+                raise
+        if record.unfinished:
+            await self._gate.end(scope, out.send, record)
+        if not out.over:
+            out.leave()
+
+    async def _refuse(self, scope: Scope, send: Send, record: Record, decision: Decision) -> None:
+        """Answer a request that a limit has refused on the short way: the application has no part in it."""
+        record.answered = True
+        status, body, fields, _ = self._refusals.answer(decision, scope)
+        if self._feed is not None:
+            self._feed.refused(scope, decision, status, self._feed.now())
+        if self._headers is not None:
+            fields = fields + self._headers.complete((), decision)
+        await send({"type": "http.response.start", "status": status, "headers": fields})
+        await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
+
+    async def _go_long(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Take the long way: look for findings, and ask the gate for everything that it has."""
         if scope["type"] not in self._judged and not await self._begin(scope, receive, send):
             return
         if self._watch is not None or self._lists:
@@ -204,21 +263,33 @@ class RateLimitMiddleware(Breakable):
         if record is not None:
             await self._gate.serve(scope, receive, send, record, outermost=False)
             return
-        record = scope[RECORD] = Record()
-        record.refused = None
-        record.answered = record.userless = False
-        visit = Visit(self._feed, scope, record) if self._feed is not None else None
-        send = outgoing(scope, receive, send, record, self._headers, visit)
-        if visit is None:
-            await self._gate.serve(scope, receive, send, record, outermost=True)
-            return
+        record = scope[RECORD] = opened()
+        out = self._way_out(scope, receive, send, record)
         try:
-            await self._gate.serve(scope, receive, send, record, outermost=True)
+            await self._gate.serve(scope, receive, out.send, record, outermost=True)
         except BaseException as error:
-            visit.fail(error)
+            if record.unfinished:
+                await record.let_go()
+            out.fail(error)
             raise
-        if not visit.over:
-            visit.leave()
+        if record.unfinished or record.userless:
+            await self._gate.end(scope, out.send, record)
+        out.leave()
+
+    def _way_out(self, scope: Scope, receive: Receive, send: Send, record: Record) -> Outgoing:
+        """Return the way out of a request, of which this is the outermost gate."""
+        out = Outgoing()
+        out.scope, out.record, out.receive, out.out = scope, record, receive, send
+        out.writer = self._headers
+        out.replaced = False
+        feed = self._feed
+        out.over = feed is None
+        if feed is not None:
+            out.feed = feed
+            out.began = feed.now()
+            out.status = 0
+            out.series = None
+        return out
 
     async def _begin(self, scope: Scope, receive: Receive, send: Send) -> bool:
         """Pass on what the gate does not judge; return True for a request that it is to judge after all.
@@ -247,7 +318,7 @@ class RateLimitMiddleware(Breakable):
         """Return an identity for counts that no other middleware has; a file that is read again claims the same one."""
         return self.limiter.internals.claim(identity)
 
-    def _preflights(self, limits: str | Limit | Iterable[str | Limit] | None) -> Bucket | None:
+    def _preflights(self, limits: str | AnyLimit | Iterable[str | AnyLimit] | None) -> Bucket | None:
         return (
             None
             if limits is None
@@ -260,10 +331,14 @@ class RateLimitMiddleware(Breakable):
             if lists.due():
                 lists.look_aside()
         if self._watch is not None:
+            if self._watch.fresh:
+                for finding in about_defaults(self, scope):
+                    self._say(finding)
             for finding in self._watch.look(scope):
                 self._say(finding)
             if self._watch.over:
                 self._watch = None
+                self._judge = self._gate.judge if self._gate.short else None
 
     def _look_back(self, scope: Scope, record: Record) -> None:
         """Report the findings that one of the first requests shows after the application has served it."""

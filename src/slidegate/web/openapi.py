@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 from ..core.bans.policy import BanPolicy
 from ..core.errors import ConfigurationError
 from .endpoints.decorator import limits_of
+from .endpoints.per_route import takes_no_defaults
 from .endpoints.rate_limit import RateLimit
 from .findings.codes import CODES
 from .middleware import RateLimitMiddleware
@@ -64,6 +65,7 @@ class _Gate(NamedTuple):
     headers: str | None
     own_answer: bool
     policies: tuple[BanPolicy, ...]
+    defaults: bool
 
 
 def document_limits(app: Any) -> None:
@@ -156,17 +158,18 @@ def _gates(app: Any) -> Iterator[_Gate]:
 
 
 def _gate_of(gate: RateLimitMiddleware) -> _Gate:
-    return _Gate(gate.rules, gate.headers, gate.own_answer, gate.policies)
+    return _Gate(gate.rules, gate.headers, gate.own_answer, gate.policies, bool(gate.per_route))
 
 
 def _gate_to_be(options: Mapping[str, Any]) -> _Gate:
     limits, rules, bans = map(options.get, ("limits", "rules", "bans"))
-    if bans is not None and limits is None and rules is None:
+    defaults = options.get("per_route") is not None
+    if (bans is not None or defaults) and limits is None and rules is None:
         rules = []
     # An iterator can be read only once, and the middleware needs it.
     policies = (bans,) if isinstance(bans, BanPolicy) else tuple(bans) if isinstance(bans, Collection) else ()
     own_answer = options.get("on_refused") is not None
-    return _Gate(tuple(all_rules(limits, rules)), options.get("headers", "draft"), own_answer, policies)
+    return _Gate(tuple(all_rules(limits, rules)), options.get("headers", "draft"), own_answer, policies, defaults)
 
 
 async def _nowhere(scope: object, receive: object, send: object) -> None:
@@ -174,25 +177,36 @@ async def _nowhere(scope: object, receive: object, send: object) -> None:
 
 
 def _is_limited(place: Place, method: str, gates: Iterable[_Gate]) -> bool:
-    if any(limits_of(place.route.endpoint)) or _depends(getattr(place.route, "dependant", None)):
+    decorated = any(limit.rule.action == "limit" for limit in limits_of(place.route.endpoint))
+    if decorated or _depends(getattr(place.route, "dependant", None)):
         return True
     asked = segments(place.route.path)
-    return any(_meets(rule, method, asked) for gate in gates for rule in _until_final(gate.rules, method, asked))
+    spared = takes_no_defaults(place.route, place.route.endpoint, method)
+    return any(_limits(gate, method, asked, spared=spared) for gate in gates)
+
+
+def _limits(gate: _Gate, method: str, asked: Segments, *, spared: bool) -> bool:
+    """Return whether a gate can refuse a request of an operation by a limit."""
+    for rule in gate.rules:
+        if _meets(rule, method, asked):
+            return True
+        if _ends(rule, method, asked):
+            return False
+    return gate.defaults and not spared
 
 
 def _depends(dependant: Any) -> bool:
     """Return whether a limit is among the dependencies of a route, or among theirs."""
     return any(
-        isinstance(needed.call, RateLimit) or _depends(needed) for needed in getattr(dependant, "dependencies", ())
+        (isinstance(needed.call, RateLimit) and needed.call.rule.action == "limit") or _depends(needed)
+        for needed in getattr(dependant, "dependencies", ())
     )
 
 
-def _until_final(rules: Iterable[Rule], method: str, asked: Segments) -> Iterator[Rule]:
-    """Yield the rules up to one that surely ends the list for an operation."""
-    for rule in rules:
-        yield rule
-        if rule.final and _about(rule, method) and any(covers(segments(path), asked) for path in _paths(rule)):
-            return
+def _ends(rule: Rule, method: str, asked: Segments) -> bool:
+    """Return whether a rule surely ends the list for an operation."""
+    surely = rule.final and not rule.conditional and _about(rule, method)
+    return surely and any(covers(segments(path), asked) for path in _paths(rule))
 
 
 def _meets(rule: Rule, method: str, asked: Segments) -> bool:

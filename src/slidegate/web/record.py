@@ -7,7 +7,7 @@ the header fields and the statistics read them. Its `side` is the gate nearest a
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Set
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from starlette.types import Receive, Scope, Send
 
@@ -17,6 +17,11 @@ from .answers.tightest import tightest
 from .bans.signals import AbuseWatch
 from .endpoints.endpoint_buckets import EndpointBuckets
 from .finishing import hand_back
+from .holding import parts_of
+from .settling import Reservation
+
+LEFT: Final = Decision(False, Reason.LIMITED)
+"""Stands for the refusal of a request at whose endpoint the client has left while it waited: nobody is answered."""
 
 
 class Side(NamedTuple):
@@ -63,31 +68,43 @@ class Record(list[Step]):
         refused: The refusal of a limit at an endpoint.
         answered: Whether a response has begun.
         userless: Whether a limit by user counted the address, because the user was not known.
+        unfinished: Whether the outermost gate has more to do when the application answers, and when it is done: a limit
+            at an endpoint has refused, or the request holds places.
+        waited: Whether the request waited for room.
     """
 
-    __slots__ = ("answered", "asked", "refused", "side", "userless")
+    __slots__ = ("answered", "asked", "looked", "refused", "reserved", "side", "unfinished", "userless", "waited")
 
     side: Side
     refused: Decision | None
     answered: bool
+    unfinished: bool
     userless: bool
+    waited: bool
     asked: list[tuple[object, str]]
+    looked: list[str]
+    reserved: list[Reservation]
+
+    def note(self, decision: Decision, side: Side, *, spared: bool) -> None:
+        """Add the decision of a gate."""
+        step = Step()
+        step.decision = decision
+        step.side = self.side = side
+        step.spared = spared
+        self.append(step)
 
     def add(self, decision: Decision) -> None:
         """Add a decision that a limit at an endpoint asked for."""
-        step = Step()
-        step.decision = decision
-        step.side = self.side
-        step.spared = self.spared_by(self.side)
-        self.append(step)
+        self.note(decision, self.side, spared=self.spared_by(self.side))
 
     def charged(self, bucket: Bucket, limiter: Limiter) -> bool:
         """Tell whether the same windows were asked about the same limits on this request."""
-        return any(
-            other.rule == bucket.rule and other.limits == bucket.limits and step.side.limiter is limiter
-            for step in self
-            for other, _, _ in step.decision.checks
-        )
+        for step in self:
+            if step.side.limiter is limiter:
+                for other, _, _ in step.decision.checks:
+                    if other.rule == bucket.rule and other.limits == bucket.limits:
+                        return True
+        return False
 
     def turn(self, limit: object, rule: str) -> int:
         """Return how many other limits at endpoints asked under this identity before: 0 for the first.
@@ -96,12 +113,30 @@ class Record(list[Step]):
         """
         asked: list[tuple[object, str]] | None = getattr(self, "asked", None)
         if asked is None:
-            asked = self.asked = []
+            self.asked = [(limit, rule)]
+            return 0
         others = [other for other, identity in asked if identity == rule]
         if not any(other is limit for other in others):
             asked.append((limit, rule))
             others.append(limit)
         return next(place for place, other in enumerate(others) if other is limit)
+
+    def has_looked(self, rule: str) -> bool:
+        """Tell whether a rule at an endpoint that only looks on has seen this request; it has from now on."""
+        looked: list[str] | None = getattr(self, "looked", None)
+        if looked is None:
+            self.looked = [rule]
+            return False
+        if rule in looked:
+            return True
+        looked.append(rule)
+        return False
+
+    def reserve(self, reservation: Reservation) -> None:
+        """Note units of a limit at an endpoint that the start of the answer settles."""
+        self.unfinished = True
+        reserved: list[Reservation] | None = getattr(self, "reserved", None)
+        self.reserved = [reservation] if reserved is None else [*reserved, reservation]
 
     def names(self) -> set[str]:
         """Return the names of all rules that stand on the way of this request, counted or not."""
@@ -133,6 +168,10 @@ class Record(list[Step]):
             ]
         )
 
+    async def let_go(self) -> None:
+        """Hand back the places that the request holds, also if it is cancelled meanwhile. It does so once."""
+        await hand_back([(step.side.limiter, part) for step in self for part in parts_of(step.decision, held=True)])
+
     @property
     def decisions(self) -> list[Decision]:
         """The decisions of all steps."""
@@ -142,3 +181,24 @@ class Record(list[Step]):
     def decision(self) -> Decision:
         """The decision that matters most: a refusal, else the one after which the fewest more such requests fit."""
         return tightest(self.decisions)
+
+
+def opened() -> Record:
+    """Return the record of a request about which nothing is decided yet."""
+    record = Record()
+    record.refused = None
+    record.answered = record.userless = record.waited = record.unfinished = False
+    return record
+
+
+def opened_with(decision: Decision, side: Side) -> Record:
+    """Return the record of a request about which the outermost gate has decided at once, in as few calls as can be."""
+    record = Record()
+    record.refused = None
+    record.answered = record.userless = record.waited = record.unfinished = False
+    step = Step()
+    step.decision = decision
+    step.side = record.side = side
+    step.spared = False
+    record.append(step)
+    return record

@@ -1,19 +1,52 @@
 """Units that are charged before the answer is known, and handed back when it shows that they do not count.
 
-A rule with `count_if` reserves: the status of the response decides. A preflight reserves too: it counts under rules
+A rule with `count_if` reserves: the start of the response decides. A preflight reserves too: it counts under rules
 only if an endpoint answers it.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from starlette.types import Message, Scope, Send
 
 from ..core.decision import Bucket, Decision
 from ..limiter import Limiter
 from .finishing import hand_back
+from .holding import parts_of
+from .rules.rule import Rule
 from .rules.rule_set import RuleSet
 from .rules.user_functions import Calls
 from .scope_keys import STATUS
+
+
+class Reservation(NamedTuple):
+    """Units that a limit at an endpoint has charged before the answer is known."""
+
+    rule: Rule
+    limiter: Limiter
+    decision: Decision
+    calls: Calls
+
+
+def by_start(scope: Scope, send: Send, reserved: Sequence[Reservation]) -> Send:
+    """Wrap `send` so that its first message, the start of a response, settles the units of limits at endpoints."""
+    settled = False
+
+    async def send_settled(message: Message) -> None:
+        nonlocal settled
+        if not settled:
+            settled = True
+            status, fields = message.get("status", STATUS[message["type"]]), message.get("headers", ())
+            parts = []
+            for rule, limiter, decision, calls in reserved:
+                if not calls.counts(rule, status, fields, scope):
+                    parts += [(limiter, part) for part in parts_of(decision, held=False)]
+            await hand_back(parts)
+        await send(message)
+
+    return send_settled
 
 
 class Settling:
@@ -32,8 +65,8 @@ class Settling:
         self._preflight = preflight
         self._calls = calls
 
-    def by_status(self, send: Send, decision: Decision) -> Send:
-        """Wrap `send` so that the status of the response settles the units; without a response, the charge stays."""
+    def by_answer(self, scope: Scope, send: Send, decision: Decision) -> Send:
+        """Wrap `send` so that the start of the response settles the units; without a response, the charge stays."""
         if not any(bucket.rule in self._reserving for bucket, _, _ in decision.checks):
             return send
         settled = False
@@ -42,7 +75,7 @@ class Settling:
             nonlocal settled
             if message["type"] in STATUS and not settled:
                 settled = True
-                await self._settle(decision, message.get("status", STATUS[message["type"]]))
+                await self._settle(scope, decision, message)
             await send(message)
 
         return send_settled
@@ -60,7 +93,7 @@ class Settling:
             if message["type"] in STATUS and not begun:
                 begun = True
                 if scope.get("endpoint") is not before:
-                    await self._settle(decision, message.get("status", STATUS[message["type"]]))
+                    await self._settle(scope, decision, message)
                 else:
                     await self._return(decision)
             await send(message)
@@ -70,17 +103,19 @@ class Settling:
     async def _return(self, decision: Decision) -> None:
         """Hand back the units that rules reserved, and keep those that the limit of preflights counts."""
         checks = decision.checks if decision.charge else ()
-        places = [place for place, (bucket, _, _) in enumerate(checks) if bucket is not self._preflight]
+        kept = self._preflight
+        places = [place for place, (bucket, _, _) in enumerate(checks) if bucket is not kept and not bucket.held]
         await hand_back([(self._limiter, decision.take_out(place)) for place in places])
 
-    async def _settle(self, decision: Decision, status: int) -> None:
-        """Hand back the units of rules that do not count an answer of this status."""
+    async def _settle(self, scope: Scope, decision: Decision, start: Message) -> None:
+        """Hand back the units of rules that do not count an answer with this start."""
         if not decision.charge:
             return  # a refusal further in has handed everything back
+        status, fields = start.get("status", STATUS[start["type"]]), start.get("headers", ())
         parts = []
         for place, (bucket, _, _) in enumerate(decision.checks):
-            rule = self._reserving.get(bucket.rule)
-            if rule is None or rule.count_if is None or self._calls.counts(rule.count_if, rule.label, status):
+            rule = None if bucket.held else self._reserving.get(bucket.rule)
+            if rule is None or self._calls.counts(rule, status, fields, scope):
                 continue
             parts.append((self._limiter, decision.take_out(place)))
         await hand_back(parts)

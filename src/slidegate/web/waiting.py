@@ -7,6 +7,7 @@ application notices a client that leaves then, as without the gate.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 import anyio
@@ -18,6 +19,11 @@ MAX_HELD: Final = 100
 
 async def wait_turn(receive: Receive, wait_us: int) -> Receive | None:
     """Wait, and return the channel to go on with; None if the client left meanwhile."""
+    return await while_there(receive, lambda: anyio.sleep(wait_us / 1_000_000))
+
+
+async def while_there(receive: Receive, wait: Callable[[], Awaitable[None]]) -> Receive | None:
+    """Do some waiting, and return the channel to go on with; None if the client left meanwhile, which ends it."""
     early: list[Message] = []
 
     async def watch(scope: anyio.CancelScope) -> None:
@@ -32,7 +38,7 @@ async def wait_turn(receive: Receive, wait_us: int) -> Receive | None:
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(watch, tasks.cancel_scope)
-        await anyio.sleep(wait_us / 1_000_000)
+        await wait()
         tasks.cancel_scope.cancel()
     if early and early[-1]["type"].endswith(".disconnect"):
         return None

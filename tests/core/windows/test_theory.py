@@ -232,8 +232,8 @@ def test_a_refusal_is_remembered_for_the_cost_that_was_refused() -> None:
     window = CounterWindow(slices=3, slice_us=100)
     window.add(0, 5)
     window.add(150, 5)
-    assert (window.wait_us(160, 4), window.blocked_until_us) == (500 - 160, 500)
-    assert (window.wait_us(170, 9), window.blocked_until_us) == (400 - 170, 400)
+    assert (window.wait_us(160, 4), window.refusal) == (500 - 160, (4, 500, 10, 400, 200))
+    assert (window.wait_us(170, 9), window.refusal) == (400 - 170, (9, 400, 10, 400, 200))
     assert window.wait_us(180, 4) == 500 - 180
     assert window.wait_us(400, 4) == 100
 

@@ -32,7 +32,7 @@ from datetime import timedelta
 from threading import Lock
 from typing import Final, TypeAlias
 
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, Whole
 from ..limits import check_whole, parse_duration_us
 
 Told: TypeAlias = Callable[[str, int], object]
@@ -87,26 +87,24 @@ class HotKeys:
 
     def __init__(
         self,
-        capacity: int,
-        threshold: int,
+        capacity: Whole,
+        threshold: Whole,
         window: str | float | timedelta,
         *,
-        slices: int = 5,
+        slices: Whole = 5,
         on_hot: Told | None = None,
         on_cool: Told | None = None,
     ) -> None:
         example = 'for example HotKeys(1_000, 100, "5s")'
-        check_whole(capacity, 1, MAX_CAPACITY, "capacity", example)
-        check_whole(threshold, 1, 2**31 - 1, "threshold", example)
-        check_whole(slices, 1, 3_600, "slices", "for example 5")
+        self.capacity = check_whole(capacity, 1, MAX_CAPACITY, "capacity", example)
+        self.threshold = check_whole(threshold, 1, 2**31 - 1, "threshold", example)
+        count = check_whole(slices, 1, 3_600, "slices", "for example 5")
         for name, told in (("on_hot", on_hot), ("on_cool", on_cool)):
             if told is not None and not callable(told):
                 raise ConfigurationError(f"{name}: expected a function of key and hits, not {told!r}")
-        self.capacity = capacity
-        self.threshold = threshold
-        self.slice_us = -(-parse_duration_us(window, "window") // slices)
+        self.slice_us = -(-parse_duration_us(window, "window") // count)
         self.dropped = 0
-        self._ring = [_Summary() for _ in range(slices + 1)]
+        self._ring = [_Summary() for _ in range(count + 1)]
         self._newest = _BEFORE_ALL
         self._hot: dict[str, None] = {}
         self._on_hot = on_hot

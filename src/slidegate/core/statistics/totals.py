@@ -24,7 +24,7 @@ from collections.abc import Iterable
 from threading import Lock
 from typing import Final
 
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, Whole
 from ..limits import check_whole
 
 MAX_SLICES: Final = 1_000_000
@@ -50,24 +50,23 @@ class RollingTotals:
 
     __slots__ = ("_before", "_held", "_lock", "_newest", "_total", "_windows", "dropped", "slice_us")
 
-    def __init__(self, slice_us: int, windows_us: Iterable[int]) -> None:
+    def __init__(self, slice_us: Whole, windows_us: Iterable[Whole]) -> None:
         example = "for example RollingTotals(60_000_000, [300_000_000, 3_600_000_000])"
-        check_whole(slice_us, 1, 2**62, "slice_us", example)
-        self.slice_us = slice_us
+        self.slice_us = check_whole(slice_us, 1, 2**62, "slice_us", example)
         self.dropped = 0
         self._windows: dict[int, int] = {}
         if not isinstance(windows_us, Iterable):
             raise ConfigurationError(f"windows_us: expected several lengths, {example}, not {windows_us!r}")
-        for window_us in windows_us:
-            check_whole(window_us, 1, MAX_SLICES * slice_us, "windows_us", example)
-            if window_us % slice_us:
+        for given in windows_us:
+            window_us = check_whole(given, 1, MAX_SLICES * self.slice_us, "windows_us", example)
+            if window_us % self.slice_us:
                 raise ConfigurationError(
-                    f"windows_us: a window of {window_us} us is not a whole number of slices of {slice_us} us; "
-                    f"use a multiple, for example {(window_us // slice_us + 1) * slice_us}"
+                    f"windows_us: a window of {window_us} us is not a whole number of slices of {self.slice_us} us; "
+                    f"use a multiple, for example {(window_us // self.slice_us + 1) * self.slice_us}"
                 )
             if window_us in self._windows:
                 raise ConfigurationError(f"windows_us: {window_us} comes twice; name each window once")
-            self._windows[window_us] = window_us // slice_us
+            self._windows[window_us] = window_us // self.slice_us
         if not self._windows:
             raise ConfigurationError(f"windows_us: expected at least one window, {example}")
         self._lock = Lock()
@@ -81,7 +80,7 @@ class RollingTotals:
         """The windows, in the order they were given."""
         return tuple(self._windows)
 
-    def add(self, now_us: int, amount: int) -> None:
+    def add(self, now_us: int, amount: Whole) -> None:
         """Add an amount to the slice of `now_us`, or to nothing if that has left the ring.
 
         Args:

@@ -23,8 +23,10 @@ from copy import copy
 from typing import NamedTuple, TypeAlias
 
 from ..limits import Limit
+from .periods import PeriodCount
+from .places import Places
 from .rings import Ring, convert
-from .theory import NEVER, Reading
+from .theory import NEVER, Reading, Refusal
 
 
 class Note(NamedTuple):
@@ -47,14 +49,18 @@ class BookedWindow:
         now_us: The time.
     """
 
-    __slots__ = ("_booked", "_seen_us", "_waiting", "limit", "ring")
+    __slots__ = ("_booked", "_seen_us", "_waiting", "limit", "refusal", "ring")
 
     def __init__(self, ring: Ring, limit: Limit, now_us: int) -> None:
         self.ring = ring
         self.limit = limit
+        self.refusal: Refusal | None = None  # never remembered: a booking may come due at any moment
         self._seen_us = now_us
         self._booked: list[tuple[int, int]] = []  # (moment, units), moments all different, the next one first
         self._waiting: list[int] = []  # the moments for which requests wait in this window
+
+    def __getnewargs__(self) -> tuple[Ring, Limit, int]:
+        return self.ring, self.limit, self._seen_us
 
     def __copy__(self) -> BookedWindow:
         twin = BookedWindow(copy(self.ring), self.limit, self._seen_us)
@@ -206,5 +212,5 @@ class BookedWindow:
         self._waiting = [moment_us - step_us for moment_us in self._waiting]
 
 
-Entry: TypeAlias = Ring | BookedWindow
-"""The window of one key under one limit, as a store holds it."""
+Entry: TypeAlias = Ring | BookedWindow | PeriodCount | Places
+"""The count of one key under one limit, as a store holds it."""

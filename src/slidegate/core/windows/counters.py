@@ -7,7 +7,8 @@ from itertools import accumulate
 from struct import Struct, pack, unpack
 from typing import Final
 
-from .theory import NEVER, Reading, check_positive, refuse_negative
+from ..errors import Whole
+from .theory import NEVER, Reading, Refusal, check_positive, refuse_negative
 
 MAX_SLICE_COUNT: Final = 2**32 - 1
 _COUNT: Final = Struct("=I")
@@ -26,61 +27,70 @@ class CounterWindow:
     """
 
     __slots__ = (
-        "_blocked_room",
         "_full",
         "_running",
-        "blocked_until_us",
+        "_start_us",
         "leaves_us",
         "newest_us",
+        "refusal",
         "slice_count",
         "slice_us",
         "spent",
     )
 
-    def __init__(self, slices: int, slice_us: int) -> None:
-        check_positive(slices, "slices")
-        check_positive(slice_us, "slice_us")
-        self.slice_count = slices
-        self.slice_us = slice_us
+    def __init__(self, slices: Whole, slice_us: Whole) -> None:
+        self.slice_count = check_positive(slices, "slices")
+        self.slice_us = check_positive(slice_us, "slice_us")
         self.spent = 0
         self.newest_us = 0
+        self._start_us = 0  # the start of the newest slice
         self.leaves_us = 0
-        self.blocked_until_us = self._blocked_room = 0  # until then more than this room is left; 0 once it is not known
+        self.refusal: Refusal | None = None
         self._running = 0  # the count of the newest slice; never 0 while anything is spent
         self._full = b""  # the counts of the slices before it, oldest first; the first is never 0
+
+    def __getnewargs__(self) -> tuple[int, ...]:
+        return self.slice_count, self.slice_us
+
+    def __copy__(self) -> CounterWindow:
+        twin = CounterWindow(self.slice_count, self.slice_us)
+        twin.spent, twin.leaves_us = self.spent, self.leaves_us
+        twin.newest_us, twin._start_us = self.newest_us, self._start_us
+        twin._running, twin._full, twin.refusal = self._running, self._full, self.refusal
+        return twin
 
     def wait_us(self, now_us: int, room: int) -> int:
         """See `Window.wait_us`."""
         if now_us >= self.leaves_us and self.spent:
             self._expire(now_us)
-        if now_us < self.newest_us - self.slice_us:
+        if now_us < self._start_us:
             self._step_back(now_us)
         excess = self.spent - room
         if excess <= 0:
             return 0
         if room < 0:
             return NEVER
-        if room != self._blocked_room or now_us >= self.blocked_until_us:
+        refusal = self.refusal
+        if refusal is None or room != refusal[0]:
             places = 0 if excess == 1 else bisect_left(tuple(accumulate(self._counts())), excess)
-            self.blocked_until_us = self.leaves_us + places * self.slice_us
-            self._blocked_room = room
-        return self.blocked_until_us - now_us
+            until_us = self.leaves_us + places * self.slice_us
+            self.refusal = refusal = room, until_us, self.spent, self.leaves_us, self.newest_us
+        return refusal[1] - now_us
 
     def spend(self, now_us: int, amount: int, cost: int) -> Reading:
         """See `Window.spend`."""
         newest_us = self.newest_us
-        if newest_us - self.slice_us <= now_us < self.leaves_us:
-            # Nothing has left and the clock has not stepped back: most hits end here, admitted in the slice that runs
-            # or refused as before.
-            if self.blocked_until_us:
-                if amount - (cost or 1) == self._blocked_room:
-                    return self.spent, self.leaves_us, newest_us, self.blocked_until_us - now_us
-            elif now_us < newest_us and cost:
+        refusal = self.refusal
+        if refusal is None:
+            if self._start_us <= now_us < newest_us and cost:
+                # Nothing has left, the clock has not stepped back, and the newest slice runs: most hits end here.
                 spent = self.spent + cost
                 if spent <= amount:
                     self._running += cost
                     self.spent = spent
                     return spent, self.leaves_us, newest_us, 0
+        elif self._start_us <= now_us < self.leaves_us and amount - (cost or 1) == refusal[0]:
+            return self.spent, self.leaves_us, newest_us, refusal[1] - now_us
         wait_us = self.wait_us(now_us, amount - (cost or 1))
         if wait_us == 0:
             self.add(now_us, cost)
@@ -98,7 +108,7 @@ class CounterWindow:
         if now_us >= self.newest_us:
             running = 0
         else:
-            if now_us < self.newest_us - self.slice_us:
+            if now_us < self._start_us:
                 self._step_back(now_us)
             running = self._running
         if running + units > MAX_SLICE_COUNT:
@@ -107,7 +117,7 @@ class CounterWindow:
             self._advance(now_us)
         self._running += units
         self.spent += units
-        self.blocked_until_us = 0
+        self.refusal = None
 
     def charge(self, now_us: int, units: int, resolution: int) -> int:
         """See `Window.charge`."""
@@ -119,12 +129,12 @@ class CounterWindow:
 
     def remove(self, now_us: int, spent_us: int, units: int) -> bool:
         """See `Window.remove`."""
-        start_us = self.newest_us - self.slice_us
+        start_us = self._start_us
         if start_us <= spent_us < self.newest_us and start_us <= now_us < self.leaves_us and 0 < units <= self._running:
             # The last charge is the one that is handed back most often: nothing has to be unpacked.
             self._running -= units
             self.spent -= units
-            self.blocked_until_us = 0
+            self.refusal = None
             if not self._running:
                 self._reopen()
             return True
@@ -140,7 +150,7 @@ class CounterWindow:
 
     def lies_ahead(self, now_us: int) -> bool:
         """See `Window.lies_ahead`."""
-        return self.spent > 0 and now_us < self.newest_us - self.slice_us
+        return self.spent > 0 and now_us < self._start_us
 
     def total(self, now_us: int) -> int:
         """Return the units in the k + 1 slots that end with the slice of `now_us`: the sum that the gate holds to N."""
@@ -201,7 +211,8 @@ class CounterWindow:
             self._full = full = full[zeros - zeros % _COUNT_BYTES :]
         held = self.slice_count - len(full) // _COUNT_BYTES
         self.leaves_us = self.newest_us + held * self.slice_us if self.spent else 0
-        self.blocked_until_us = 0
+        self._start_us = self.newest_us - self.slice_us if self.spent else 0
+        self.refusal = None
 
     def _expire(self, now_us: int) -> None:
         if now_us >= self.newest_us + self.slice_count * self.slice_us:
@@ -224,16 +235,17 @@ class CounterWindow:
         else:
             self.leaves_us = end_us + self.slice_count * self.slice_us
         self._running = 0
-        self.newest_us = end_us
+        self.newest_us, self._start_us = end_us, end_us - self.slice_us
 
     def _reopen(self) -> None:
         """Make the newest slice that counted something the running one again."""
         kept = len(self._full.rstrip(b"\0"))
         kept += -kept % _COUNT_BYTES
         if not kept:
-            self.newest_us = self.leaves_us = 0
+            self.newest_us = self._start_us = self.leaves_us = 0
             return
         self.newest_us -= ((len(self._full) - kept) // _COUNT_BYTES + 1) * self.slice_us
+        self._start_us = self.newest_us - self.slice_us
         (self._running,) = _COUNT.unpack(self._full[kept - _COUNT_BYTES : kept])
         self._full = self._full[: kept - _COUNT_BYTES]
 

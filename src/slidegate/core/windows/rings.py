@@ -6,12 +6,22 @@ from copy import copy
 from itertools import accumulate
 from typing import TypeAlias
 
+from ..kinds.any_limit import AnyLimit
 from ..limits import Limit
 from .counters import CounterWindow
+from .periods import PeriodCount
 from .timestamps import TimestampWindow
 
 Ring: TypeAlias = TimestampWindow | CounterWindow
 """Either of the two rings."""
+
+Resting: TypeAlias = Ring | PeriodCount
+"""The count that a store keeps for a key under a limit, unless something is booked there."""
+
+
+def new_count(limit: AnyLimit) -> Resting:
+    """Return an empty count of the kind that `limit` needs."""
+    return new_window(limit) if isinstance(limit, Limit) else PeriodCount()
 
 
 def new_window(limit: Limit) -> Ring:

@@ -39,10 +39,18 @@ from ..errors import ConfigurationError
 
 NEVER: Final = -1
 """The wait of a cost that is larger than the limit."""
+OPEN: Final = -2
+"""The wait for a place (see `places`): it ends when somebody hands one back, and nobody knows when."""
 
 Reading: TypeAlias = tuple[int, int, int, int]
 """The state of one window after charging: units spent, when the oldest leave (a moment), the newest unit's time or
-slice end (a moment), and how long the request has to wait here (0, microseconds, or `NEVER`)."""
+slice end (a moment), and how long the request has to wait here (0, microseconds, `NEVER` or `OPEN`)."""
+
+
+Refusal: TypeAlias = tuple[int, int, int, int, int]
+"""A refusal that a ring remembers until something in it changes: the room that was asked for, when that much is there
+(a moment), units spent, when the oldest leave, and the newest unit's time or slice end. It holds until the oldest
+leave, on a clock that does not step back. It is one object, so a thread can read it while another changes the ring."""
 
 
 class Window(Protocol):
@@ -90,10 +98,11 @@ class Window(Protocol):
         """Return the units in the window at `now_us` without changing anything."""
 
 
-def check_positive(value: int, what: str) -> None:
-    """Refuse a length that is not a whole number above 0."""
+def check_positive(value: object, what: str, example: str = "10") -> int:
+    """Return a length if it is a whole number above 0."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ConfigurationError(f"{what}: expected a whole number above 0, for example 10, not {value!r}")
+        raise ConfigurationError(f"{what}: expected a whole number above 0, for example {example}, not {value!r}")
+    return value
 
 
 def refuse_negative(units: int) -> None:

@@ -6,8 +6,9 @@ from bisect import bisect_right
 from struct import Struct, pack, unpack
 from typing import Final
 
+from ..errors import Whole
 from ..limits import MAX_RESOLUTION
-from .theory import NEVER, Reading, check_positive, refuse_negative
+from .theory import NEVER, Reading, Refusal, check_positive, refuse_negative
 
 _TIME: Final = Struct("=q")
 _TIME_BYTES: Final = 8
@@ -22,16 +23,25 @@ class TimestampWindow:
         window_us: Length of the window, in microseconds.
     """
 
-    __slots__ = ("_older", "_surplus", "leaves_us", "newest_us", "spent", "window_us")
+    __slots__ = ("_older", "_surplus", "leaves_us", "newest_us", "refusal", "spent", "window_us")
 
-    def __init__(self, window_us: int) -> None:
-        check_positive(window_us, "window_us")
-        self.window_us = window_us
+    def __init__(self, window_us: Whole) -> None:
+        self.window_us = check_positive(window_us, "window_us")
         self.spent = 0
         self.newest_us = 0
         self.leaves_us = 0
         self._older = b""  # all times but the newest, oldest first
+        self.refusal: Refusal | None = None
         self._surplus: tuple[int, int] | None = None  # (units, newest time) dropped when an amount was lowered
+
+    def __getnewargs__(self) -> tuple[int, ...]:
+        return (self.window_us,)
+
+    def __copy__(self) -> TimestampWindow:
+        twin = TimestampWindow(self.window_us)
+        twin.spent, twin.newest_us, twin.leaves_us = self.spent, self.newest_us, self.leaves_us
+        twin._older, twin._surplus, twin.refusal = self._older, self._surplus, self.refusal
+        return twin
 
     def wait_us(self, now_us: int, room: int) -> int:
         """See `Window.wait_us`."""
@@ -53,12 +63,15 @@ class TimestampWindow:
         spent = self.spent
         if cost == 1 and self.newest_us <= now_us < self.leaves_us and 0 < spent <= amount <= MAX_RESOLUTION:
             # One more unit in a window that nothing has left: most hits end here.
+            leaves_us, newest_us = self.leaves_us, self.newest_us
             if spent == amount:
-                return spent, self.leaves_us, self.newest_us, self.leaves_us - now_us
-            self._older += _TIME.pack(self.newest_us)
+                self.refusal = spent - 1, leaves_us, spent, leaves_us, newest_us
+                return spent, leaves_us, newest_us, leaves_us - now_us
+            self._older += _TIME.pack(newest_us)
             self.newest_us = now_us
+            self.refusal = None
             self.spent = spent = spent + 1
-            return spent, self.leaves_us, now_us, 0
+            return spent, leaves_us, now_us, 0
         wait_us = self.wait_us(now_us, amount - (cost or 1))
         if wait_us == 0:
             self.add(now_us, cost)
@@ -82,6 +95,7 @@ class TimestampWindow:
             self.leaves_us = now_us + self.window_us
         self.newest_us = now_us
         self.spent += kept
+        self.refusal = None
         if self.spent > MAX_RESOLUTION:
             self._load(self._times())
 
@@ -102,6 +116,7 @@ class TimestampWindow:
                 # The last charge is the one that is handed back most often: nothing has to be unpacked.
                 kept = self._older[: len(self._older) - len(others)]
                 self.spent -= units
+                self.refusal = None
                 self._older = kept[:-_TIME_BYTES]
                 self.newest_us = int(unpack("=q", kept[-_TIME_BYTES:])[0]) if kept else 0
                 return True
@@ -129,6 +144,7 @@ class TimestampWindow:
     def _load(self, times: tuple[int, ...]) -> None:
         times = times[-MAX_RESOLUTION:]
         self.spent = len(times)
+        self.refusal = None
         self._older = pack(f"={len(times) - 1}q", *times[:-1]) if times else b""
         self.newest_us = times[-1] if times else 0
         self.leaves_us = times[0] + self.window_us if times else 0
@@ -138,6 +154,7 @@ class TimestampWindow:
 
     def _drop(self, gone: int) -> None:
         """Drop the oldest units."""
+        self.refusal = None
         self.spent -= gone
         self._older = self._older[gone * _TIME_BYTES :]
         if self.spent > 1:

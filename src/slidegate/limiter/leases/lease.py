@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 from ...core.decision import Check, Decision, Reason
 from ...core.windows.theory import Reading
@@ -19,7 +19,7 @@ ROUNDING_US: Final = 4
 """Four moments are cut to whole microseconds: two of ours, the store's, and the margin."""
 
 # A suspended machine must not find its leases fresh. macOS has no CLOCK_BOOTTIME; its CLOCK_MONOTONIC counts sleep.
-_CLOCK: Final[int | None] = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
+_CLOCK: int | None = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
 
 
 def boot_us() -> int:
@@ -109,6 +109,9 @@ class Leased(Decision):
         self.leases = dict(leases)
         self.rest = rest
         self._rest_places = [place for place in range(len(checks)) if place not in leases]
+
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        return self.checks, self.leases, self.rest, self.now_us, self.readings
 
     def take_out(self, place: int) -> Decision:
         """Split a charged check off, to refund it alone; the decision reads then as if that check had cost nothing."""

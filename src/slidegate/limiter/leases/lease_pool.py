@@ -13,6 +13,7 @@ from ...core.errors import ConfigurationError
 from ...core.memo import MEMO_SIZE
 from ...core.protocols import Clock, Store
 from ..failsafe import Failsafe
+from ..running_loop import on_asyncio
 from .lease import MAX_LIFE_US, Lease
 
 SHARE: Final = 4
@@ -148,6 +149,10 @@ class Shares:
                 if share.key == key and (lease := share.lease) is not None:
                     lease.void()
 
+    def is_empty(self) -> bool:
+        """Return whether nothing was asked of a lease, so that a close needs no event loop."""
+        return not self._by_loop
+
     async def close(self) -> None:
         """Hand all leases back; requests ask for themselves from now on."""
         self._closed = True
@@ -212,6 +217,6 @@ class Shares:
         return lease
 
     async def _settle(self) -> None:
-        loop = asyncio.get_running_loop()
+        loop = asyncio.get_running_loop() if on_asyncio() else None
         while tasks := [task for task in list(self._tasks) if task.get_loop() is loop]:
             await asyncio.wait(tasks)

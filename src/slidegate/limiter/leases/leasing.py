@@ -33,7 +33,9 @@ from ...core.barred import Barred
 from ...core.decision import Check, Decision
 from ...core.protocols import Clock, ListsBans, Store
 from ..failsafe import Failsafe
+from ..running_loop import on_asyncio
 from ..stand_ins import Parted, Unserved
+from ..uncancelled import to_the_end
 from .lease import Lease, Leased, boot_us, seen
 from .lease_pool import Share, Shares
 
@@ -59,6 +61,7 @@ class Leases:
         self._shares = Shares(store, safe, clock)
         self.forget = self._shares.forget
         self.close = self._shares.close
+        self.is_empty = self._shares.is_empty
 
     def hit(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Decision | Awaitable[Decision]:
         """Charge every check or none; see `Store.hit`."""
@@ -74,7 +77,8 @@ class Leases:
         if not decision.charge:
             return False
         decision.charge.clear()
-        loop, now_us, changed = asyncio.get_running_loop(), self._clock(), False
+        loop = asyncio.get_running_loop() if on_asyncio() else None
+        now_us, changed = self._clock(), False
         late: list[Decision] = [] if decision.rest is None else [decision.rest]
         for place, lease in decision.leases.items():
             cost = decision.checks[place][2]
@@ -150,7 +154,7 @@ class Leases:
             return Decision(False, other.reason, store_us, checks, readings)
         # A lease ended while the store was asked, or another store answered.
         if other.charge:
-            await asyncio.shield(self._safe.refund(other))
+            await to_the_end(self._safe.refund(other))
         if isinstance(other, Unserved) or (isinstance(other, Parted) and other.parts[0][0] is not self._store):
             return self._safe.instead("hit", checks, guarded)
         return await self._ask(checks, guarded)

@@ -9,8 +9,8 @@ A *job* is a function that needs one writing transaction. On an event loop of as
   `StoreTimeout` after the deadline, or after `PATIENCE_S`;
 * if every commit waits for a disk, one thread does all jobs: in each transaction all that have come meanwhile.
 
-Without such a loop, a caller waits for a job that cannot be done at once. A job that was given up before it was done
-has charged nothing.
+Without such a loop, a caller waits for a job that cannot be done at once, as long as a job is tried on a loop. A job
+that was given up before it was done has charged nothing.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Turns:
     def __init__(self, transact: Transact, *, in_thread: bool) -> None:
         self.transact = transact
         self.patience_s = PATIENCE_S
-        self._in_thread = in_thread
+        self.in_thread = in_thread
         self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, _Turn] = WeakKeyDictionary()
         self._last: tuple[asyncio.AbstractEventLoop | None, _Turn] = None, _Turn(self)
         self._thread: tuple[int, ThreadPoolExecutor] | None = None
@@ -72,21 +72,21 @@ class Turns:
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
-            return self.wait(job)
+            return self.wait(job, self.patience_s)
         last, turn = self._last
         if last is not loop:
             turn = self._turns.setdefault(loop, _Turn(self))
             self._last = loop, turn
-        return turn.queue(loop, job) if turn.busy or self._in_thread else turn.now(loop, job)
+        return turn.queue(loop, job) if turn.busy or self.in_thread else turn.now(loop, job)
 
     def keep_deadline(self, deadline_s: float) -> bool:
         """Give jobs up by itself after so many seconds; return False if it cannot promise that."""
         self.patience_s = min(self.patience_s, deadline_s)
-        return not self._in_thread
+        return not self.in_thread
 
     def executor(self) -> ThreadPoolExecutor | None:
         """Return the thread of this process, if jobs need one."""
-        if not self._in_thread:
+        if not self.in_thread:
             return None
         if self._thread is None or self._thread[0] != getpid():
             self._thread = getpid(), ThreadPoolExecutor(1, thread_name_prefix="slidegate-lmdb")
@@ -98,12 +98,12 @@ class Turns:
             self._thread[1].shutdown(wait=True)
         self._thread = None
 
-    def wait(self, job: Callable[[Session], T]) -> T:
-        """Do a job, block until it is done, and return its answer."""
-        until_s = time.monotonic() + PATIENCE_S
+    def wait(self, job: Callable[[Session], T], patience_s: float = PATIENCE_S) -> T:
+        """Do a job, block until it is done, no longer than `patience_s`, and return its answer."""
+        until_s = time.monotonic() + patience_s
         while (answers := self.transact((job,))) is None:
             if time.monotonic() > until_s:
-                raise _too_long(PATIENCE_S)
+                raise _too_long(patience_s)
             time.sleep(POLL_S)
         return answers[0]  # type: ignore[no-any-return]
 

@@ -8,29 +8,39 @@ from hashlib import blake2b
 from typing import Any
 
 from ...core.decision import Bucket, Check, Decision, Reason
-from ...core.demand import LIMITED, OK, TOO_LARGE, charge_all, judge_all
-from ...core.limits import Limit
+from ...core.demand import LIMITED, OK, TOO_LARGE, charge_all, enter_periods, holds_places, judge_all
+from ...core.kinds.any_limit import AnyLimit
+from ...core.kinds.calendar_quota import CalendarQuota
 from ...core.memo import remember
 from ...core.windows.bookings import BookedWindow, Note
+from ...core.windows.periods import PeriodCount
 from ...core.windows.theory import NEVER
+from .places.own_places import OwnPlaces, Place
+from .places.place_rows import PlaceRow
 from .session import Session
 from .window_rows import Charged, Slot, row_of
 
 
 class Judge:
-    """Decides demands. It remembers only the limits of each bucket and their digests."""
+    """Decides demands. It remembers only the limits of each bucket and their digests.
 
-    def __init__(self) -> None:
-        self._bound: dict[Bucket, tuple[tuple[bytes, Limit], ...]] = {}
+    Args:
+        held: The places of this process.
+    """
 
-    def hit(self, checks: Sequence[Check], session: Session) -> Decision:
-        """Charge all windows or none, or book them, or charge a refusal."""
+    def __init__(self, held: OwnPlaces) -> None:
+        self._held = held
+        self._plain: dict[Bucket, tuple[bytes, AnyLimit]] = {}  # those of one window that decide by nothing else
+        self._bound: dict[Bucket, tuple[tuple[bytes, AnyLimit], ...]] = {}
+
+    def hit(self, checks: Sequence[Check], session: Session, *, looks: bool = False) -> Decision:
+        """Charge all windows or none, or book them, or charge a refusal; where it only `looks`, without places."""
         now_us = session.now_us
         if len(checks) == 1:
             bucket, key, cost = checks[0]
-            bound = self._bound.get(bucket) or self._bind(bucket)
-            if len(bound) == 1 and not bucket.count_denied and not bucket.wait_us:
-                ((digest, limit),) = bound
+            plain = self._plain.get(bucket) or self._bind_plain(bucket)
+            if plain:
+                digest, limit = plain
                 slot = session.slot(key, digest, limit)
                 reading = slot.window.spend(now_us, limit.amount, cost)
                 wait_us = reading[3]
@@ -38,25 +48,33 @@ class Judge:
                     session.asked = (slot,)
                     return Decision(False, TOO_LARGE if wait_us == NEVER else LIMITED, now_us, checks, (reading,))
                 return Decision(True, OK, now_us, checks, (reading,), [slot])
+        takes = holds_places(checks)
+        if takes and not looks:
+            session.places_of(self._held).attend()
         slots = self._find(checks, session)
-        session.asked = slots
+        session.asked = () if takes else slots  # type: ignore[assignment] # no places, so all of them are windows
         windows = [slot.window for slot in slots]
+        enter_periods(checks, windows, session.now_us, session.unix_us())
         decision = judge_all(checks, windows, now_us)
-        for slot, window in zip(slots, windows, strict=True):
-            slot.window = window  # a new one, if this was its first booking
-        if decision.charge:
-            decision.charge = _noted(decision.charge, slots)
+        for found, window in zip(slots, windows, strict=True):
+            found.window = window  # a new one, if this was its first booking
+        if decision.charge and not looks:
+            decision.charge = self._noted(checks, decision.charge, slots, session)
         if decision.reason is Reason.WAITED:
-            for (key, digest), slot in zip(self._names(checks), slots, strict=True):
-                if slot.shared:
+            for (key, digest), found in zip(self._names(checks), slots, strict=True):
+                if found.shared:
                     session.wait_in_cell(key, digest, now_us + decision.wait_us)
         return decision
 
     def charge(self, checks: Sequence[Check], session: Session) -> Decision:
         """Charge all windows, whatever their limits."""
+        if holds_places(checks):
+            session.places_of(self._held).attend()
         slots = self._find(checks, session)
-        decision = charge_all(checks, [slot.window for slot in slots], session.now_us)
-        decision.charge = _noted(decision.charge, slots)
+        windows = [slot.window for slot in slots]
+        enter_periods(checks, windows, session.now_us, session.unix_us())
+        decision = charge_all(checks, windows, session.now_us)
+        decision.charge = self._noted(checks, decision.charge, slots, session)
         return decision
 
     def refund(self, decision: Decision, session: Session) -> bool:
@@ -68,8 +86,16 @@ class Judge:
         for noted, (limit, cost), name in zip(charge, asked, self._names(decision.checks), strict=True):
             if noted is None:
                 continue
+            if isinstance(noted, Place):
+                places = session.places_of(self._held)
+                places.attend()
+                changed |= places.leave(noted)
+                continue
             note = noted if isinstance(noted, Charged) else Charged(noted, decision.now_us, cost)
             for slot in _holding(note.slot, row_of(*name), limit, session):
+                if isinstance(slot.window, PeriodCount) and isinstance(limit, CalendarQuota):
+                    unix_us = session.unix_us()
+                    slot.window.enter(limit.period_at(unix_us).end_us, session.now_us - unix_us)
                 changed |= slot.window.remove(session.now_us, note.spent_us, note.units)
                 if note.waits and isinstance(slot.window, BookedWindow):
                     changed |= slot.window.leave(note.spent_us)
@@ -78,12 +104,27 @@ class Judge:
             decision.charge.clear()
         return changed
 
-    def _find(self, checks: Sequence[Check], session: Session) -> list[Slot]:
+    def _find(self, checks: Sequence[Check], session: Session) -> list[Slot | PlaceRow]:
         return [
-            session.slot(key, digest, limit)
+            session.places_of(self._held).find(row_of(key, digest)) if bucket.held else session.slot(key, digest, limit)
             for bucket, key, _ in checks
             for digest, limit in self._bound.get(bucket) or self._bind(bucket)
         ]
+
+    def _noted(
+        self, checks: Sequence[Check], charge: Sequence[Any], slots: Sequence[Slot | PlaceRow], session: Session
+    ) -> list[Slot | Charged | Place]:
+        """Return a charge with the slots in the places of their windows, and the places that were taken."""
+        limits = [limit for bucket, _, _ in checks for limit in bucket.limits]
+        noted: list[Slot | Charged | Place] = []
+        for note, slot, limit in zip(charge, slots, limits, strict=True):
+            if isinstance(slot, PlaceRow):
+                noted.append(session.places_of(self._held).take(slot, limit.amount))
+            elif isinstance(note, Note):
+                noted.append(Charged(slot, note.spent_us, note.units, note.waits))
+            else:
+                noted.append(slot)
+        return noted
 
     def _names(self, checks: Sequence[Check]) -> list[tuple[str, bytes]]:
         """Return the key and the digest of each window of a demand."""
@@ -91,17 +132,26 @@ class Judge:
             (key, digest) for bucket, key, _ in checks for digest, _ in self._bound.get(bucket) or self._bind(bucket)
         ]
 
-    def _bind(self, bucket: Bucket) -> tuple[tuple[bytes, Limit], ...]:
+    def _bind_plain(self, bucket: Bucket) -> tuple[bytes, AnyLimit] | None:
+        """Return the digest and the limit of a bucket that has one window, and neither waits nor counts refusals."""
+        bound = self._bound.get(bucket) or self._bind(bucket)
+        if len(bound) != 1 or bucket.count_denied or bucket.wait_us or bucket.held:
+            return None
+        if isinstance(bound[0][1], CalendarQuota):
+            return None
+        return remember(self._plain, bucket, bound[0])
+
+    def _bind(self, bucket: Bucket) -> tuple[tuple[bytes, AnyLimit], ...]:
         """Work out the digests of a bucket's limits; with a key, each of them names a window."""
         return remember(self._bound, bucket, tuple((_digest(bucket.rule, limit), limit) for limit in bucket.limits))
 
 
-def _digest(rule: str, limit: Limit) -> bytes:
+def _digest(rule: str, limit: AnyLimit) -> bytes:
     """Return the digest that all windows of a limit have in their rows, whatever its amount."""
-    return blake2b(f"{rule}\n{limit.window_us}\n{limit.resolution}".encode(), digest_size=8).digest()
+    return blake2b("\n".join((rule, *map(str, limit.same_window))).encode(), digest_size=8).digest()
 
 
-def _holding(charged: Slot, own_row: bytes, limit: Limit, session: Session) -> list[Slot]:
+def _holding(charged: Slot, own_row: bytes, limit: AnyLimit, session: Session) -> list[Slot]:
     """Return the windows that hold a charge to a slot: its own, and the copy that the key has taken since."""
     found = []
     slot = session.find_same_kind(charged.row, limit, shared=charged.shared)
@@ -112,11 +162,3 @@ def _holding(charged: Slot, own_row: bytes, limit: Limit, session: Session) -> l
         if own is not None and own.origin == charged.serial:
             found.append(own)
     return found
-
-
-def _noted(charge: Sequence[Any], slots: Sequence[Slot]) -> list[Slot | Charged]:
-    """Return a charge with the slots in the places of their windows."""
-    return [
-        Charged(slot, note.spent_us, note.units, note.waits) if isinstance(note, Note) else slot
-        for note, slot in zip(charge, slots, strict=True)
-    ]

@@ -6,14 +6,17 @@ from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import Any, Final
 
-from ...core.limits import Limit
+from ...core.kinds.any_limit import AnyLimit
+from ...core.kinds.calendar_quota import KEPT_US
 from ...core.memo import remember
-from ...core.protocols import Event
+from ...core.protocols import Clock, Event
 from ...core.windows.bookings import Entry
-from ...core.windows.codec import expires_us, keeps_times, pack_window, unpack_window
-from ...core.windows.rings import new_window
+from ...core.windows.codec import end_us, expires_us, keeps_times, pack_window, unpack_window
+from ...core.windows.rings import new_count
 from ..memory.tables import SHARED_CELLS, copy_of_cell
 from .files.layout import Databases
+from .places.own_places import OwnPlaces
+from .places.place_rows import PlacesInFile
 from .window_rows import CELL, DUE, HEAD, HEAD_BYTES, ROW_VERSION, WAITS, Slot, first_row_of, new_serial, row_of
 
 SWEEP_STEP: Final = 16
@@ -24,23 +27,37 @@ class Upkeep:
     """What the transactions of one process remember for each other.
 
     Attributes:
-        hot: Windows as they were last written, by row: while the row is the same, it need not be read again.
+        alone_since: The first turn since which nobody else has written to the file, and nothing was deleted from it.
+        hot: Windows as they were last written, by row: while the row is the same, it need not be decoded again, and
+            since `alone_since` not even read.
         evictions: How many empty windows were deleted.
         latest_us: The time of the last transaction.
         next_shared_event_us: When `keys_shared` may be told again.
         shared_hits: How many hits were counted in shared cells.
         sweep_due_us: When to look for empty windows again.
+        turn: The number of sessions of this process so far.
     """
 
-    __slots__ = ("evictions", "hot", "latest_us", "next_shared_event_us", "shared_hits", "sweep_due_us")
+    __slots__ = (
+        "alone_since",
+        "evictions",
+        "hot",
+        "latest_us",
+        "next_shared_event_us",
+        "shared_hits",
+        "sweep_due_us",
+        "turn",
+    )
 
     def __init__(self) -> None:
+        self.alone_since = 0
         self.hot: dict[bytes, Slot] = {}
         self.evictions = 0
         self.latest_us = 0
         self.shared_hits = 0
         self.sweep_due_us = 0
         self.next_shared_event_us = 0
+        self.turn = 0
 
 
 class Session:
@@ -51,6 +68,7 @@ class Session:
         dbs: The databases.
         now_us: The store's time.
         max_keys: How many windows to hold.
+        unix_us: Returns Unix time in microseconds, which quotas go by.
         upkeep: What earlier transactions of this process have remembered.
 
     Attributes:
@@ -58,7 +76,11 @@ class Session:
         banned: Whether anybody may be banned, as far as is known.
         events: Events to tell once the transaction is committed.
         loaded: The windows that were read or made, by row.
+        places: The places of concurrency limits, once they have been asked for.
+        turn: The number of this session among those of its `upkeep`.
+        unix_us: Returns Unix time in microseconds.
         undo: Functions to call if the transaction is not committed.
+        wrote: Whether a window was written.
     """
 
     __slots__ = (
@@ -71,20 +93,28 @@ class Session:
         "events",
         "loaded",
         "now_us",
+        "places",
+        "turn",
         "txn",
         "undo",
+        "unix_us",
         "upkeep",
+        "wrote",
     )
 
-    def __init__(self, txn: Any, dbs: Databases, now_us: int, max_keys: int, upkeep: Upkeep) -> None:
+    def __init__(self, txn: Any, dbs: Databases, now_us: int, max_keys: int, unix_us: Clock, upkeep: Upkeep) -> None:
+        self.unix_us = unix_us
         self.txn = txn
         self.dbs = dbs
         self.now_us = now_us
         self.upkeep = upkeep
         self.loaded: dict[bytes, Slot] = {}
         self.asked: Sequence[Slot] = ()
+        self.places: PlacesInFile | None = None
         self.events: list[Event] = []
         self.banned = True
+        self.turn = upkeep.turn = upkeep.turn + 1
+        self.wrote = False
         self.undo: list[Callable[[], None]] = []
         self._max_keys = max_keys
         self._held = -1
@@ -93,18 +123,26 @@ class Session:
         upkeep.latest_us = now_us
         self._waiters: dict[bytes, int] = {}  # rows of keys that wait in their cells, and until when
 
-    def slot(self, key: str, digest: bytes, limit: Limit) -> Slot:
+    def slot(self, key: str, digest: bytes, limit: AnyLimit) -> Slot:
         """Return the window that counts `key`: its own, else a new one if there is room, else its cell."""
         row = row_of(key, digest)
-        if row not in self.loaded:
-            hot = self.upkeep.hot.get(row)
+        slot = self.loaded.get(row)
+        if slot is None:
+            slot = self.upkeep.hot.get(row)
             # Most hits end here: nobody else has changed the row. `txn` reads `windows` unless told otherwise.
-            if hot is not None and hot.packed == self.txn.get(row) and hot.limit.exact is limit.exact:
-                self.loaded[row] = hot
-                return hot
+            if (
+                slot is not None
+                and slot.limit.exact is limit.exact
+                and (slot.seen_in >= self.upkeep.alone_since or slot.packed == self.txn.get(row))
+            ):
+                slot.seen_in = self.turn
+                self.loaded[row] = slot
+                return slot
+        elif slot.limit.exact is limit.exact:
+            return slot
         return self.find(row, limit, shared=False) or self._new(row, digest, limit)
 
-    def find(self, row: bytes, limit: Limit, *, shared: bool) -> Slot | None:
+    def find(self, row: bytes, limit: AnyLimit, *, shared: bool) -> Slot | None:
         """Return the window of a row, converted to the kind that `limit` needs; None if there is none."""
         slot = self.loaded.get(row)
         if slot is None:
@@ -121,7 +159,7 @@ class Session:
             slot.limit = limit
         return slot
 
-    def find_same_kind(self, row: bytes, limit: Limit, *, shared: bool) -> Slot | None:
+    def find_same_kind(self, row: bytes, limit: AnyLimit, *, shared: bool) -> Slot | None:
         """Return the window of a row if it is of the kind that `limit` needs.
 
         A window of the other kind was converted since that limit was last asked, for the amount that holds now. To
@@ -151,8 +189,16 @@ class Session:
                 self.txn.put(DUE.pack(until_us) + WAITS + row, b"c", db=self.dbs.ends)
             self.txn.put(WAITS + row, HEAD.pack(ROW_VERSION, 0, 0, until_us), db=self.dbs.cells)
         self._waiters.clear()
+        if self.places is not None:
+            self.wrote |= self.places.save()
         if self.now_us >= self.upkeep.sweep_due_us:
             self.sweep(SWEEP_STEP)
+
+    def places_of(self, held: OwnPlaces) -> PlacesInFile:
+        """Return the places in this transaction."""
+        if self.places is None:
+            self.places = PlacesInFile(self.txn, self.dbs, self.now_us, held, self.undo, self.events)
+        return self.places
 
     def wait_in_cell(self, key: str, digest: bytes, until_us: int) -> None:
         """Record that a key has a booking in its cell."""
@@ -170,6 +216,7 @@ class Session:
             cursor.set_range(first)
             while cursor.key().startswith(first):
                 found = cursor.delete()  # moves the cursor to the next row, if there is one
+        self.upkeep.alone_since = self.turn + 1
         return found
 
     def sweep(self, most: int) -> int:
@@ -193,23 +240,29 @@ class Session:
         if packed is None:
             return False  # it was reset
         due_us = HEAD.unpack_from(packed)[3] if packed[0] == ROW_VERSION else self.now_us
+        if packed[0] == ROW_VERSION and (period_end_us := end_us(packed, HEAD_BYTES)):
+            # The clock of the system may have been set since: a period ends by that one.
+            due_us = self.now_us + period_end_us + KEPT_US - self.unix_us()
         if due_us > self.now_us:
             self.txn.put(DUE.pack(due_us) + row, cell, db=self.dbs.ends)
             return False
         self.txn.delete(row, b"", dbi)
+        self.upkeep.alone_since = self.turn + 1
         return not cell
 
     def _put(self, slot: Slot, packed: bytes) -> None:
         expiry_us = expires_us(slot.window, slot.limit)
         slot.packed = HEAD.pack(ROW_VERSION, slot.serial, slot.origin, expiry_us) + packed
+        self.wrote = True
         if slot.shared:
             self.txn.put(slot.row, slot.packed, db=self.dbs.cells)
             return
         self.txn.put(slot.row, slot.packed)
-        if slot is not self.upkeep.hot.get(slot.row):
+        if slot.seen_in != self.turn:  # it is not a hot one
+            slot.seen_in = self.turn
             remember(self.upkeep.hot, slot.row, slot)
 
-    def _new(self, row: bytes, digest: bytes, limit: Limit) -> Slot:
+    def _new(self, row: bytes, digest: bytes, limit: AnyLimit) -> Slot:
         """Make the own window of a row if there is room for it, else return its cell."""
         number = int.from_bytes(blake2b(row, key=self.dbs.secret, digest_size=2).digest(), "big") % SHARED_CELLS
         place = CELL.pack(number) + digest
@@ -219,19 +272,19 @@ class Session:
         if self._held < self._max_keys:
             if cell is None or not cell.holds_anything(self.now_us):
                 self._held += 1
-                return self._make(row, new_window(limit), limit, shared=False)
+                return self._make(row, new_count(limit), limit, shared=False)
             if max(self._waiters.get(row, -1), self._waits_until_us(row)) <= self.now_us:
                 self._held += 1
                 own = copy_of_cell(cell.window, self.now_us)
                 return self._make(row, own, limit, shared=False, origin=cell.serial)
         self.upkeep.shared_hits += 1
         if self.now_us >= self.upkeep.next_shared_event_us:
-            self.upkeep.next_shared_event_us = self.now_us + limit.window_us
+            self.upkeep.next_shared_event_us = limit.leaves_us(self.now_us)
             message = f"all {self._max_keys} keys are in use, so others are counted in shared cells; raise max_keys"
             self.events.append(Event("keys_shared", message, {"max_keys": self._max_keys}))
-        return cell or self._make(place, new_window(limit), limit, shared=True)
+        return cell or self._make(place, new_count(limit), limit, shared=True)
 
-    def _make(self, row: bytes, window: Entry, limit: Limit, *, shared: bool, origin: int = 0) -> Slot:
+    def _make(self, row: bytes, window: Entry, limit: AnyLimit, *, shared: bool, origin: int = 0) -> Slot:
         slot = self.loaded[row] = Slot(window, limit, row, shared, new_serial(), origin, b"")
         return slot
 

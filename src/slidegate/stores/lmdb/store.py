@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from os import PathLike
 from typing import Final, Literal
@@ -25,17 +26,21 @@ except ImportError as error:
 
 from ...core.bans.in_force import Guarded
 from ...core.decision import Check, Decision
-from ...core.demand import LIMITED
+from ...core.demand import LIMITED, holds_places
 from ...core.errors import ConfigurationError
+from ...core.kinds.place_lease import DEFAULT_PLACE_LEASE, place_lease_us
 from ...core.limits import check_whole
 from ...core.protocols import Clock, Observer
 from ..memory.store import DEFAULT_MAX_BANS, DEFAULT_MAX_KEYS
+from ..system_clock import system_us
 from .bans.bans import LmdbBans
 from .batching import Turns
 from .decide import Judge
 from .files.opening import Options
 from .files.registry import close_environment, open_environment
 from .known_refusals import Refusals
+from .places.keeping import Keeper
+from .places.own_places import OwnPlaces
 from .session import Session
 from .transactions import Transactions
 
@@ -77,10 +82,13 @@ class LmdbStore:
         max_map_size: Bytes that it may grow to, by doubling; by default 1 GiB, or `map_size` if that is more.
         max_keys: How many windows to hold. Beyond, further keys share cells, as in memory.
         max_bans: How many bans, and the strikes of how many keys, to hold. Beyond, automatic bans are not recorded.
+        place_lease: How long the places of a process that is gone stay taken, 1 s to 10 minutes. A process renews its
+            lease three times as often.
         durability: With ``"fast"``, counts and bans survive the end of any process. With ``"safe"`` they are on the
             disk before the answer, and survive a loss of power too. All workers choose the same.
         clock: Returns microseconds; by default the clock of the host. Tests pass `slidegate.testing.FakeClock`.
-        wall_clock: Returns Unix time in microseconds, for bans; by default `clock` if one is given, else the system's.
+        wall_clock: Returns Unix time in microseconds, for bans and quotas; by default `clock` if one is given, else
+            the clock of the system.
 
     Raises:
         ConfigurationError: An option is out of range, or the files cannot be used; the message says what would help.
@@ -95,6 +103,7 @@ class LmdbStore:
         max_map_size: int | None = None,
         max_keys: int = DEFAULT_MAX_KEYS,
         max_bans: int = DEFAULT_MAX_BANS,
+        place_lease: str | float | timedelta = DEFAULT_PLACE_LEASE,
         durability: Literal["fast", "safe"] = "fast",
         clock: Clock | None = None,
         wall_clock: Clock | None = None,
@@ -110,12 +119,14 @@ class LmdbStore:
         for name, given in (("clock", clock), ("wall_clock", wall_clock)):
             if given is not None and not callable(given):
                 raise ConfigurationError(f"{name}: expected a function that returns microseconds, not {given!r}")
+        self._places = OwnPlaces(place_lease_us(place_lease))
         self.max_keys = max_keys
         self._env = open_environment(path, Options(map_size, max_map_size, durability == "safe"))
         self._now_us = clock or self._env.now_us
-        self._transactions = Transactions(self._env, self._now_us, max_keys)
+        self._transactions = Transactions(self._env, self._now_us, max_keys, wall_clock or clock or system_us)
         self._turns = Turns(self._transactions.write, in_thread=durability == "safe")
-        self._judge = Judge()
+        self._judge = Judge(self._places)
+        self._keeper = Keeper(self._places, self.renew_places)
         self.bans = LmdbBans(self._env, self._turns, self._now_us, wall_clock or clock, max_bans)
         self._transactions.rescue = self.bans.rescue
         self._refusals = Refusals()
@@ -146,6 +157,7 @@ class LmdbStore:
         """Close the files, unless another store of this process uses them."""
         if self._is_open:
             self._is_open = False
+            self._keeper.close()
             self.bans.close()
             self._turns.close()
             close_environment(self._env)
@@ -154,12 +166,18 @@ class LmdbStore:
         """Give calls up by itself, with `StoreTimeout`, after so many seconds; False if it cannot promise that."""
         return self._turns.keep_deadline(deadline_s)
 
+    def answers_threads(self) -> bool:
+        """Answer threads without an event loop in time; False where each commit waits for a disk."""
+        return not self._turns.in_thread
+
     def hit(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Decision | Awaitable[Decision]:
         """Charge every check or none, in one step, and return the decision."""
         if self._known or self.bans.any():
             refused = self._known_refusal(tuple(checks), guarded)
             if refused is not None:
                 return refused
+        if holds_places(checks):
+            self._keeper.start()
         return self._turns.run(partial(self._hit, checks, guarded))
 
     def peek(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Decision:
@@ -177,9 +195,18 @@ class LmdbStore:
     def reset(self, key: str) -> bool | Awaitable[bool]:
         """Delete the windows of `key` under every rule; False if there were none.
 
-        The units of the key in a shared cell stay: they cannot be told from those of other keys.
+        Places stay taken, because the requests are under way. The units of the key in a shared cell stay: they cannot
+        be told from those of other keys.
         """
         return self._turns.run(lambda session: session.forget(key))
+
+    def places_held(self) -> int:
+        """Return how many places of concurrency limits requests of this process hold."""
+        return self._places.count()
+
+    def renew_places(self) -> Awaitable[None] | None:
+        """Renew the lease on the places of this process, which the store does by itself where asyncio runs."""
+        return self._turns.run(lambda session: session.places_of(self._places).renew())
 
     def _hit(self, checks: Sequence[Check], guarded: Sequence[Guarded], session: Session) -> Decision:
         if session.banned:
@@ -187,7 +214,7 @@ class LmdbStore:
             if barred is not None:
                 return self.bans.prolong(barred, guarded, session) if prolongs else barred
         decision = self._judge.hit(checks, session)
-        if decision.reason is LIMITED:
+        if decision.reason is LIMITED and session.asked:
             self._refusals.remember(decision, session.asked)
         return decision
 
@@ -195,7 +222,7 @@ class LmdbStore:
         barred, _ = self.bans.judge(session, checks, guarded)
         if barred is not None:
             return barred
-        decision = self._judge.hit(checks, session)
+        decision = self._judge.hit(checks, session, looks=True)
         decision.charge = ()
         return decision
 

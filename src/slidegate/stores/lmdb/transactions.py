@@ -39,6 +39,7 @@ class Transactions:
         env: The environment.
         now_us: The store's clock.
         max_keys: How many windows to hold.
+        unix_us: Returns Unix time in microseconds.
 
     Attributes:
         observers: Those who are told events.
@@ -47,12 +48,14 @@ class Transactions:
         upkeep: What the transactions of this process remember for each other.
     """
 
-    def __init__(self, env: Environment, now_us: Clock, max_keys: int) -> None:
+    def __init__(self, env: Environment, now_us: Clock, max_keys: int, unix_us: Clock) -> None:
         self._env = env
+        self._unix_us = unix_us
         self._now_us = now_us
         self._max_keys = max_keys
         self._next_full_event_us = 0
         self._opened = 0
+        self._next = 0, 0, 0  # what `_write` finds if nobody else has written meanwhile
         self._most_bytes = env.options.max_map_size
         self._windows = self._rows = _UNKNOWN  # how many of each a full file may hold
         self.observers = Observers()
@@ -69,7 +72,7 @@ class Transactions:
         try:
             txn = self._env.read()
             try:
-                return ask(Session(txn, self._env.dbs, self._now_us(), self._max_keys, Upkeep()))
+                return ask(Session(txn, self._env.dbs, self._now_us(), self._max_keys, self._unix_us, Upkeep()))
             finally:
                 self._env.end_read(txn)
         except BROKEN as error:
@@ -109,7 +112,10 @@ class Transactions:
             return None
         is_full = env.held > self._most_bytes
         most = self._most_keys(txn) if is_full else self._max_keys
-        session = Session(txn, env.dbs, self._now_us(), most, self.upkeep)
+        session = Session(txn, env.dbs, self._now_us(), most, self._unix_us, self.upkeep)
+        opened, failed, number = found = env.opened, env.failed, txn.id()
+        if found != self._next:
+            self.upkeep.alone_since = session.turn
         try:
             try:
                 if env.salvage:
@@ -120,11 +126,13 @@ class Transactions:
                     self._check_room(txn)
                 env.look_after(txn, session.now_us)
             except BaseException:
+                self.upkeep.hot.clear()  # while no other thread can use them
                 env.abort(txn)
                 raise
+            if session.wrote:  # a transaction that writes anything, in whatever process, takes a number
+                self._next = opened, failed, number + 1
             env.commit(txn)
         except BaseException:
-            self.upkeep.hot.clear()
             for undo in session.undo:
                 undo()
             raise
@@ -185,7 +193,7 @@ class Transactions:
         for step in _STEPS:
             before = _rows(txn, env)
             try:
-                Session(txn, env.dbs, now_us, self._max_keys, self.upkeep).sweep(step)
+                Session(txn, env.dbs, now_us, self._max_keys, self._unix_us, self.upkeep).sweep(step)
             except lmdb.MapFullError:  # many deletions need room for copies of as many pages
                 txn = env.begin_again(txn)
                 continue
@@ -220,7 +228,7 @@ class Transactions:
 
 
 def _rows(txn: Any, env: Environment) -> int:
-    return int(txn.stat(env.dbs.windows)["entries"] + txn.stat(env.dbs.cells)["entries"])
+    return sum(int(txn.stat(database)["entries"]) for database in (env.dbs.windows, env.dbs.cells, env.dbs.places))
 
 
 def _reserve(most: int) -> int:

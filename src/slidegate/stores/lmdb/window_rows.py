@@ -27,7 +27,7 @@ from random import getrandbits
 from struct import Struct
 from typing import Final, NamedTuple
 
-from ...core.limits import Limit
+from ...core.kinds.any_limit import AnyLimit
 from ...core.windows.bookings import Entry
 
 ROW_VERSION: Final = 2
@@ -54,12 +54,13 @@ class Slot:
         serial: Tells windows apart that follow each other in one row.
         origin: The serial of the cell that it began as a copy of, or 0.
         packed: The row as it was read; empty for a new one.
+        seen_in: The turn in which the row was last known to be `packed`, if the slot is a hot one.
     """
 
-    __slots__ = ("limit", "origin", "packed", "row", "serial", "shared", "window")
+    __slots__ = ("limit", "origin", "packed", "row", "seen_in", "serial", "shared", "window")
 
     def __init__(
-        self, window: Entry, limit: Limit, row: bytes, shared: bool, serial: int, origin: int, packed: bytes
+        self, window: Entry, limit: AnyLimit, row: bytes, shared: bool, serial: int, origin: int, packed: bytes
     ) -> None:
         self.window = window
         self.limit = limit
@@ -68,6 +69,7 @@ class Slot:
         self.serial = serial
         self.origin = origin
         self.packed = packed
+        self.seen_in = -1
 
     def holds_anything(self, now_us: int) -> bool:
         """Return whether any unit in the window still counts."""

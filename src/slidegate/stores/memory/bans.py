@@ -45,7 +45,9 @@ class MemoryStandings:
         """Record a standing; a new one comes to the end of the queue."""
         self._by_key[key] = standing if standing.strikes else (standing.rung, standing.last_us, standing.until_us)
 
-    keep = put
+    def keep(self, key: str, standing: Standing) -> None:
+        """Record a change of a standing; the key stays where it is in the queue."""
+        self.put(key, standing)
 
     def take(self, key: str) -> Standing | None:
         """Take a standing out."""

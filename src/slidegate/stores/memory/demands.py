@@ -1,4 +1,4 @@
-"""The windows of a demand in the tables of a memory store: bookings are stored, and charges are handed back."""
+"""The windows of a demand in the tables of a memory store: bookings are stored, charges are named and handed back."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ from typing import TypeAlias
 
 from ...core.decision import Check, Decision, Reason
 from ...core.demand import judge_all
-from ...core.limits import Limit
+from ...core.kinds.any_limit import AnyLimit
+from ...core.kinds.calendar_quota import CalendarQuota
+from ...core.protocols import Clock
 from ...core.windows.bookings import BookedWindow, Entry, Note
-from .tables import Table, ring_of
+from ...core.windows.periods import PeriodCount
+from .generations import Charged
+from .tables import Table
 
-Flat: TypeAlias = list[tuple[Table, Limit, str, int]]
+Flat: TypeAlias = list[tuple[Table, AnyLimit, str, int]]
 """A demand, limit by limit: the table of its window, the limit, the key and the cost."""
 
 
@@ -28,17 +32,38 @@ def judge_and_keep(checks: Sequence[Check], flat: Flat, windows: list[Entry], no
     return decision
 
 
-def hand_back(decision: Decision, flat: Flat, now_us: int) -> bool:
+def name_charges(decision: Decision, flat: Flat) -> Decision:
+    """Put a name in the place of each window that was charged: the generation alone, or a `Charged`."""
+    if decision.charge:
+        decision.charge = [
+            _name(charged, decision.now_us, table, key, cost)
+            for charged, (table, _, key, cost) in zip(decision.charge, flat, strict=True)
+        ]
+    return decision
+
+
+def hand_back(decision: Decision, flat: Flat, now_us: int, unix_us: Clock) -> bool:
     """Take the units that `decision` charged out of the windows that still hold them; return whether any did."""
     changed = False
-    for noted, (table, _, key, cost) in zip(decision.charge, flat, strict=True):
+    for noted, (table, limit, key, cost) in zip(decision.charge, flat, strict=True):
         if noted is None:
             continue
-        note = noted if isinstance(noted, Note) else Note(noted, decision.now_us, cost)
-        for window in table.charged(key, ring_of(note.window)):
-            changed |= window.remove(now_us, note.spent_us, note.units)
-            if note.waits and isinstance(window, BookedWindow):
-                changed |= window.leave(note.spent_us)
+        charged = noted if isinstance(noted, Charged) else Charged(noted, decision.now_us, cost)
+        for window in table.charged(key, charged):
+            if isinstance(window, PeriodCount) and isinstance(limit, CalendarQuota):
+                at_us = unix_us()
+                window.enter(limit.period_at(at_us).end_us, now_us - at_us)
+            changed |= window.remove(now_us, charged.spent_us, charged.units)
+            if charged.waits and isinstance(window, BookedWindow):
+                changed |= window.leave(charged.spent_us)
     if changed:
         decision.charge.clear()
     return changed
+
+
+def _name(charged: Entry | Note, now_us: int, table: Table, key: str, cost: int) -> int | Charged:
+    generation = table.generations.latest
+    in_cell = key not in table.rows
+    if isinstance(charged, Note):
+        return Charged(generation, charged.spent_us, charged.units, charged.waits, in_cell)
+    return Charged(generation, now_us, cost, in_cell=True) if in_cell else generation

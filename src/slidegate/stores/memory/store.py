@@ -1,7 +1,8 @@
 """All threads and tasks of one process.
 
-The windows of a limit's identity (rule, window, resolution, see `Table`) are a dict by key. One lock guards the
-store: a call holds it for about a microsecond, and without it no bound would hold (tests/stores shows both).
+The windows of a limit's identity (rule, window, resolution) are a `Table`, in two storeys: some thousands are live
+objects (`hot`), all others rows of bytes (`cold`). One lock guards the store: a call holds it for about a microsecond,
+and without it no bound would hold (tests/stores shows both).
 
 Bounded memory works in three parts, none of which needs a thread or a timer:
 
@@ -26,16 +27,24 @@ from typing import Final
 
 from ...core.bans.in_force import Guarded
 from ...core.decision import Bucket, Check, Decision
-from ...core.demand import LIMITED, OK, TOO_LARGE, charge_all, judge, judge_all
-from ...core.errors import ConfigurationError
-from ...core.limits import Limit
+from ...core.demand import LIMITED, OK, TOO_LARGE, charge_all, enter_periods, judge, judge_all
+from ...core.errors import ConfigurationError, Whole
+from ...core.kinds.any_limit import AnyLimit
+from ...core.kinds.calendar_quota import CalendarQuota
 from ...core.observers import Observers
 from ...core.protocols import Clock, Event, Observer
 from ...core.windows.bookings import Entry
-from ...core.windows.theory import NEVER
+from ...core.windows.rings import Resting
+from ...core.windows.theory import NEVER, Reading, check_positive
+from ..forks import hold_over_fork
+from ..system_clock import system_us
 from .bans import MemoryBans
-from .demands import Flat, hand_back, judge_and_keep
-from .tables import Identity, MemoryStats, Table
+from .demands import Flat, hand_back, judge_and_keep, name_charges
+from .generations import Charged, Generations
+from .hot import HOT_WINDOWS, HotStorey
+from .place_table import PlaceTable
+from .quota_tables import QuotaTable
+from .tables import Identity, MemoryStats, Shared, Table
 
 # nginx counts 160,000 addresses in the 10 MB of its manual's example; at 200 to 800 bytes each this is 20 to 80 MB.
 DEFAULT_MAX_KEYS: Final = 100_000
@@ -59,7 +68,8 @@ class MemoryStore:
         max_keys: How many windows to hold. Beyond, further keys share cells; see the module.
         max_bans: How many bans, and the strikes of how many keys, to hold. Beyond, automatic bans are not recorded.
         clock: Returns microseconds; by default the monotonic clock. Tests pass `slidegate.testing.FakeClock`.
-        wall_clock: Returns Unix time in microseconds, for bans; by default `clock` if one is given, else the system's.
+        wall_clock: Returns Unix time in microseconds, for bans and quotas; by default `clock` if one is given, else
+            the clock of the system.
 
     Raises:
         ConfigurationError: `max_keys` or `max_bans` is not a whole number above 0, or a clock is not callable.
@@ -68,29 +78,32 @@ class MemoryStore:
     def __init__(
         self,
         *,
-        max_keys: int = DEFAULT_MAX_KEYS,
-        max_bans: int = DEFAULT_MAX_BANS,
+        max_keys: Whole = DEFAULT_MAX_KEYS,
+        max_bans: Whole = DEFAULT_MAX_BANS,
         clock: Clock | None = None,
         wall_clock: Clock | None = None,
     ) -> None:
-        for name, most in (("max_keys", max_keys), ("max_bans", max_bans)):
-            if not isinstance(most, int) or isinstance(most, bool) or most < 1:
-                raise ConfigurationError(f"{name}: expected a whole number above 0, for example 100_000, not {most!r}")
+        self.max_keys = check_positive(max_keys, "max_keys", "100_000")
+        most_bans = check_positive(max_bans, "max_bans", "100_000")
         for name, given in (("clock", clock), ("wall_clock", wall_clock)):
             if given is not None and not callable(given):
                 raise ConfigurationError(f"{name}: expected a function that returns microseconds, not {given!r}")
-        self.max_keys = max_keys
         self.secret = os.urandom(32)
         self._clock = clock
+        self._unix_us: Clock = wall_clock or clock or system_us
         self._lock = threading.Lock()
+        hold_over_fork(self._lock)
         self._acquire, self._release = self._lock.acquire, self._lock.release
         self._tables: dict[Identity, Table] = {}
         self._due: list[tuple[int, int, Table]] = []  # a heap of (moment, number, table): the tables to sweep next
         self._numbers = count()
-        self._bound: dict[Bucket, tuple[tuple[Table, Limit], ...]] = {}
-        self._single: dict[Bucket, tuple[Table, dict[str | int, Entry | None], int]] = {}  # those with one limit
+        self._bound: dict[Bucket, tuple[tuple[Table, AnyLimit], ...]] = {}
+        self._single: dict[Bucket, tuple[Table, dict[str, Entry], int]] = {}  # those with one window
+        self._with_quotas: set[Bucket] = set()
         self._plain = True  # until a bucket comes whose refusals do more than refuse
         self._observers = Observers()
+        self._hot, self._generations = HotStorey(HOT_WINDOWS), Generations()
+        self._shared = Shared(self.secret, self._hot, self._generations)
         self._keys = 0
         self._evictions = 0
         self._shared_hits = 0
@@ -98,7 +111,7 @@ class MemoryStore:
         self._sweep_due_us = 0
         self._next_shared_event_us = 0
         self._pending: list[Event] = []  # made under the lock, told after it
-        self.bans = MemoryBans(self._lock, self._now_us, wall_clock or clock, self._observers.tell_all, max_bans)
+        self.bans = MemoryBans(self._lock, self._now_us, wall_clock or clock, self._observers.tell_all, most_bans)
         self._banned = self.bans.list.by_key
 
     def __repr__(self) -> str:
@@ -122,26 +135,49 @@ class MemoryStore:
 
     def hit(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Decision:
         """Charge every check or none, in one step, and say everything about it."""
-        # Not `with`: on CPython 3.11 it takes twice as long, a seventh of the whole call.
+        if len(checks) != 1 or self._banned:
+            return self._hit_any(checks, guarded)
+        bucket, key, cost = checks[0]
+        single = self._single.get(bucket)
+        if single is None:
+            return self._hit_any(checks, guarded)
+        _, windows, amount = single
+        window = windows.get(key)
+        if window is None:
+            return self._hit_any(checks, guarded)
+        refusal = window.refusal
+        if refusal is not None and self._clock is None:
+            # It needs no lock: a refusal that is known changes nothing, and it held when it was read.
+            room, until_us, spent, leaves_us, newest_us = refusal
+            now_us = monotonic_ns() // 1000
+            if now_us < leaves_us and room == amount - (cost or 1):
+                wait_us = until_us - now_us
+                return Decision(False, LIMITED, now_us, checks, ((spent, leaves_us, newest_us, wait_us),))
+        # Not `with`: on CPython 3.11 it takes twice as long, a tenth of the whole call.
+        self._acquire()
+        try:
+            if windows.get(key) is window:
+                now_us = monotonic_ns() // 1000 if self._clock is None else self._now_us()
+                reading = window.spend(now_us, amount, cost)
+                if now_us >= self._sweep_due_us:
+                    self._sweep(now_us)
+                if reading[3]:
+                    reason = TOO_LARGE if reading[3] == NEVER else LIMITED
+                    return Decision(False, reason, now_us, checks, (reading,))
+                return Decision(True, OK, now_us, checks, (reading,), [self._generations.latest])
+        finally:
+            self._release()
+        return self._hit_any(checks, guarded)  # another thread has moved the window
+
+    def _hit_any(self, checks: Sequence[Check], guarded: Sequence[Guarded]) -> Decision:
+        """Do what `hit` does, whatever the demand, whether its keys are banned, and wherever their windows are."""
         self._acquire()
         try:
             now_us = monotonic_ns() // 1000 if self._clock is None else self._now_us()
             if self._banned and (barred := self.bans.judge(checks, guarded, prolong=True)) is not None:
                 return barred
-            if len(checks) == 1:
-                bucket, key, cost = checks[0]
-                single = self._single.get(bucket)
-                if single is not None:
-                    table, windows, amount = single
-                    window = windows.get(key) or self._window(table, key, now_us)
-                    reading = window.spend(now_us, amount, cost)
-                    wait_us = reading[3]
-                    if now_us >= self._sweep_due_us:
-                        self._sweep(now_us)
-                    if wait_us:
-                        return Decision(False, TOO_LARGE if wait_us == NEVER else LIMITED, now_us, checks, (reading,))
-                    return Decision(True, OK, now_us, checks, (reading,), [window])
-            decision = self._hit(checks, now_us)
+            single = self._single.get(checks[0][0]) if len(checks) == 1 else None
+            decision = self._hit(checks, now_us) if single is None else self._hit_one(checks, *single, now_us)
             if now_us >= self._sweep_due_us:
                 self._sweep(now_us)
             return decision
@@ -164,6 +200,7 @@ class MemoryStore:
             copies: dict[tuple[Table, str | int], Entry] = {}
             places = [self._imagine(table, key, now_us, copies) for table, _, key, _ in flat]
             windows = [copies[place] for place in places]
+            enter_periods(checks, windows, now_us, self._unix_us())
             decision = judge_all(checks, windows, now_us)
             decision.charge = ()
             return decision
@@ -173,7 +210,11 @@ class MemoryStore:
         with self._lock:
             now_us = self._now_us()
             flat = self._flat(checks, now_us)
-            decision = charge_all(checks, [self._window(table, key, now_us) for table, _, key, _ in flat], now_us)
+            windows = [self._window(table, key, now_us) for table, _, key, _ in flat]
+            enter_periods(checks, windows, now_us, self._unix_us())
+            decision = charge_all(checks, windows, now_us)
+            name_charges(decision, flat)
+            self._hot.make_room()
             if now_us >= self._sweep_due_us:
                 self._sweep(now_us)
             events, self._pending = self._pending, []
@@ -185,15 +226,23 @@ class MemoryStore:
         with self._lock:
             if not decision.charge:
                 return False
-            return hand_back(decision, self._known(decision.checks), self._now_us())
+            changed = hand_back(decision, self._known(decision.checks), self._now_us(), self._unix_us)
+            self._hot.make_room()
+            return changed
 
     def reset(self, key: str) -> bool:
         """Forget the windows of `key` under every rule; False where there were none.
 
-        What the key spent in a shared cell stays: it cannot be told from what others spent there.
+        What the key spent in a shared cell stays: it cannot be told from what others spent there. Places stay taken:
+        the requests that hold them are still under way.
         """
         with self._lock:
             return sum(table.forget(key) for table in self._tables.values()) > 0
+
+    def places_held(self) -> int:
+        """Return how many places requests hold now, of all keys."""
+        with self._lock:
+            return sum(table.held for table in self._tables.values() if isinstance(table, PlaceTable))
 
     def _now_us(self) -> int:
         """Return the time, and take note of a step back, which the monotonic clock never makes. Needs the lock."""
@@ -201,13 +250,31 @@ class MemoryStore:
             return monotonic_ns() // 1000
         now_us = self._clock()
         if now_us < self._latest_us:
+            self._generations.stepped = True
+            generation = self._generations.begin()
             for table in self._tables.values():
-                table.step_back(now_us)
+                table.step_back(now_us, generation)
             self._due = [(table.due_us, number, table) for _, number, table in self._due]
             heapify(self._due)
             self._sweep_due_us = self._next_shared_event_us = now_us
         self._latest_us = now_us
         return now_us
+
+    def _hit_one(
+        self, checks: Sequence[Check], table: Table, windows: dict[str, Entry], amount: int, now_us: int
+    ) -> Decision:
+        """Do what `_hit` does for one check of a bucket that is in `_single`."""
+        ((_, key, cost),) = checks
+        window = windows.get(key)
+        reading = (
+            table.spend_at_rest(key, now_us, amount, cost) if window is None else window.spend(now_us, amount, cost)
+        )
+        charge: int | Charged = self._generations.latest
+        if reading is None:
+            reading, charge = self._spend_first(table, key, now_us, amount, cost)
+        if reading[3]:
+            return Decision(False, TOO_LARGE if reading[3] == NEVER else LIMITED, now_us, checks, (reading,))
+        return Decision(True, OK, now_us, checks, (reading,), [charge])
 
     def _hit(self, checks: Sequence[Check], now_us: int) -> Decision:
         windows: list[Entry] = []
@@ -219,9 +286,20 @@ class MemoryStore:
                 distinct = distinct and window not in windows
                 windows.append(window)
                 asked.append((window, limit.amount, cost))
-        if distinct and self._plain:
-            return judge(checks, asked, windows, now_us)
-        return judge_and_keep(checks, self._flat(checks, now_us), windows, now_us)
+        plain = distinct and self._plain
+        if self._with_quotas and not self._with_quotas.isdisjoint([bucket for bucket, _, _ in checks]):
+            plain = False
+            enter_periods(checks, windows, now_us, self._unix_us())
+        if plain:
+            decision = judge(checks, asked, windows, now_us)
+        else:
+            decision = judge_and_keep(checks, self._flat(checks, now_us), windows, now_us)
+        if plain and not self._shared_hits:
+            decision.charge = [self._generations.latest] * len(decision.charge)
+        else:
+            name_charges(decision, self._flat(checks, now_us))
+        self._hot.make_room()
+        return decision
 
     def _flat(self, checks: Sequence[Check], now_us: int) -> Flat:
         return [
@@ -245,7 +323,7 @@ class MemoryStore:
 
     # -- finding and making windows ----------------------------------------------------------------------------------
 
-    def _bind(self, bucket: Bucket, now_us: int) -> tuple[tuple[Table, Limit], ...]:
+    def _bind(self, bucket: Bucket, now_us: int) -> tuple[tuple[Table, AnyLimit], ...]:
         """Find the tables of a bucket, making those that are missing."""
         if len(self._bound) >= MAX_BOUND_BUCKETS:
             self._unbind()
@@ -253,7 +331,9 @@ class MemoryStore:
         self._bound[bucket] = bound
         if bucket.count_denied or bucket.wait_us:
             self._plain = False
-        elif len(bound) == 1:
+        if any(isinstance(limit, CalendarQuota) for limit in bucket.limits):
+            self._with_quotas.add(bucket)
+        elif len(bound) == 1 and not (bucket.count_denied or bucket.wait_us):
             ((table, limit),) = bound
             self._single[bucket] = table, table.windows, limit.amount
         return bound
@@ -261,8 +341,9 @@ class MemoryStore:
     def _unbind(self) -> None:
         self._bound.clear()
         self._single.clear()
+        self._with_quotas.clear()
 
-    def _table(self, bucket: Bucket, limit: Limit, now_us: int) -> Table:
+    def _table(self, bucket: Bucket, limit: AnyLimit, now_us: int) -> Table:
         table = self._tables.get(_identity(bucket, limit))
         if table is None:
             # Units that are spent now leave no earlier.
@@ -273,30 +354,68 @@ class MemoryStore:
             self._visit_later(table)
         return table
 
-    def _new_table(self, bucket: Bucket, limit: Limit, due_us: int) -> Table:
+    def _new_table(self, bucket: Bucket, limit: AnyLimit, due_us: int) -> Table:
         """Return an empty table, which knows its twin."""
-        table = Table(bucket.rule, limit, self.secret, due_us)
-        table.twin = self._tables.get((*table.identity[:3], not limit.exact))
+        if bucket.held:
+            return PlaceTable(bucket.rule, limit, due_us, self._shared)
+        if isinstance(limit, CalendarQuota):
+            return QuotaTable(bucket.rule, limit, due_us, self._shared, self._unix_us)
+        table = Table(bucket.rule, limit, due_us, self._shared)
+        table.twin = self._tables.get((*table.identity[:2], not limit.exact))
         return table
 
     def _window(self, table: Table, key: str, now_us: int) -> Entry:
-        """Return the window that counts `key`: its own, else a first one where there is room, else its cell."""
-        window = table.fetch(key, now_us)
-        if window is not None:
-            return window
-        number = table.cell_of(key)
-        cell = table.fetch(number, now_us)
-        if self._keys < self.max_keys:
-            own = table.first_window(key, number, cell, now_us)
-            if own is not None:
-                self._keys += 1
-                return table.move(key, own, cell)
+        """Return the window that counts `key`, live: its own, else a first one where there is room, else its cell."""
+        window = table.wake(key)
+        if window is None:
+            cell = self._enter(table, key, now_us)
+            window = table.wake(key) if cell is None else cell
+            assert window is not None, "a key that entered has a window"
+        return window
+
+    def _spend_first(
+        self, table: Table, key: str, now_us: int, amount: int, cost: int
+    ) -> tuple[Reading, int | Charged]:
+        """Spend for a key that has no window in the table; return the reading, and the name of the charge.
+
+        Its first window stays at rest, because most keys never come again.
+        """
+        cell = self._enter(table, key, now_us)
+        if cell is not None:
+            return cell.spend(now_us, amount, cost), Charged(self._generations.latest, now_us, cost, in_cell=True)
+        reading = None if key in table.windows else table.spend_at_rest(key, now_us, amount, cost)
+        if reading is None:  # the window came up, because its ring was of the other kind
+            reading = table.windows[key].spend(now_us, amount, cost)
+            self._hot.make_room()
+        return reading, self._generations.latest
+
+    def _enter(self, table: Table, key: str, now_us: int) -> Entry | None:
+        """Give a key that has no window one, where there is room, and return None; else return its cell."""
+        if table.take_over(key, now_us):
+            return None
+        room = self._keys < self.max_keys
+        own: Resting | None = None
+        if table.has_cells or not room:
+            number = table.cell_of(key)
+            table.take_over(number, now_us)
+            cell = table.cells.get(number)
+            own = table.first_window(key, number, cell, now_us) if room else None
+            if own is None:
+                self._share(table.limit, now_us)
+                return table.open_cell(number)
+            table.begin(key, own, number)
+        else:
+            table.begin(key)
+        self._keys += 1
+        return None
+
+    def _share(self, limit: AnyLimit, now_us: int) -> None:
+        """Count a hit in a shared cell, and tell of it once a window."""
         self._shared_hits += 1
         if now_us >= self._next_shared_event_us:
-            self._next_shared_event_us = now_us + table.limit.window_us
+            self._next_shared_event_us = limit.leaves_us(now_us)
             message = f"all {self.max_keys} keys are in use, so others are counted in shared cells; raise max_keys"
             self._pending.append(Event("keys_shared", message, {"max_keys": self.max_keys}))
-        return cell or table.put(number, table.new_window())
 
     def _imagine(
         self, table: Table, key: str, now_us: int, copies: dict[tuple[Table, str | int], Entry]
@@ -333,7 +452,7 @@ class MemoryStore:
             self._evictions += gone
             if table.to_visit:
                 table.due_us = now_us  # behind all those that have waited longer
-            elif table.queue:
+            elif not table.is_empty():
                 table.due_us = max(table.limit.leaves_us(now_us), now_us + SWEEP_PAUSE_US)
             elif table.idle:
                 self._drop(table)
@@ -355,5 +474,5 @@ class MemoryStore:
             table.twin.twin = None
 
 
-def _identity(bucket: Bucket, limit: Limit) -> Identity:
-    return bucket.rule, limit.window_us, limit.resolution, limit.exact
+def _identity(bucket: Bucket, limit: AnyLimit) -> Identity:
+    return bucket.rule, limit.same_window, limit.exact

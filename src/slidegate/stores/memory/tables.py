@@ -6,20 +6,31 @@ bytes their keys are made of, and everything in it expires after the same span.
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Iterator
 from copy import copy
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Final, TypeAlias
+from itertools import islice
+from typing import Any, Final, NamedTuple, TypeAlias
 
+from ...core.kinds.any_limit import AnyLimit
+from ...core.kinds.any_limit import Identity as Window
 from ...core.limits import Limit
 from ...core.windows.bookings import BookedWindow, Entry
-from ...core.windows.rings import Ring, convert, new_window
+from ...core.windows.codec import load_ring, newest_us, pack_window
+from ...core.windows.packed import spend_packed
+from ...core.windows.periods import PeriodCount
+from ...core.windows.places import Places
+from ...core.windows.rings import Resting, convert, new_count
+from ...core.windows.theory import Reading
+from .cold import Rows
+from .generations import Charged, Generations
+from .hot import HotStorey
 
 SHARED_CELLS: Final = 4_096
 
-Identity: TypeAlias = tuple[str, int, int, bool]
-"""Rule, window, resolution, and whether times are kept."""
+Identity: TypeAlias = tuple[str, Window, bool]
+"""The rule, what its limits share their counts by, and whether times are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,98 +47,230 @@ class MemoryStats:
     evictions: int
     shared_hits: int
 
+    # A frozen object of a compiled class cannot be filled later, so a copy goes through the constructor.
+    def __reduce__(self) -> tuple[Any, ...]:
+        return MemoryStats, (self.keys, self.evictions, self.shared_hits)
+
+
+class Shared(NamedTuple):
+    """What the tables of a store share."""
+
+    secret: bytes
+    """What nobody outside knows, so that nobody can tell which keys meet in a cell."""
+    hot: HotStorey
+    generations: Generations
+
 
 class Table:
-    """Windows by key, and the shared cells by their number.
+    """The windows of keys, live ones and rows, and the shared cells by their number.
 
-    None stands where a window moved to the twin, so that `queue` names each entry exactly once.
+    Every key that has a window has a row. While the window is a live object, in `windows`, the row is out of date.
 
     Args:
         rule: The rule of the windows.
         limit: A limit that needs their kind of ring.
-        secret: What nobody outside knows, so that nobody can tell which keys meet in a cell.
         due_us: When to look for empty windows first.
+        shared: What the tables of a store share.
     """
 
     __slots__ = (
+        "_empty_row",
+        "_hot",
+        "_scratch",
+        "_walk",
+        "cells",
         "copies",
         "due_us",
+        "generations",
         "idle",
         "limit",
-        "queue",
+        "rows",
         "rule",
         "secret",
-        "to_visit",
+        "since",
         "twin",
         "waiters",
         "windows",
     )
 
-    def __init__(self, rule: str, limit: Limit, secret: bytes, due_us: int) -> None:
+    def __init__(self, rule: str, limit: AnyLimit, due_us: int, shared: Shared) -> None:
         self.rule = rule
         self.limit = limit
-        self.secret = secret
         self.due_us = due_us
-        self.windows: dict[str | int, Entry | None] = {}
-        self.queue: deque[str | int] = deque()  # the longest unvisited first
-        self.to_visit = 0
+        self.secret, self._hot, self.generations = shared
+        self.rows = Rows()
+        self.windows: dict[str, Entry] = {}
+        self.cells: dict[int, Entry] = {}
         self.idle = False  # whether the last visit found nothing, and nothing has come since
         self.twin: Table | None = None  # the other kind of ring, once an amount has crossed the resolution
-        self.copies: dict[str, tuple[Ring, Ring]] = {}  # keys that moved out of a cell: their ring, and the cell's
+        self.since: dict[str | int, int] = {}  # by key or cell: the generation of its last upheaval, if it had one
+        self.copies: dict[str, tuple[int, int]] = {}  # keys that moved out of a cell: its generation, and theirs
         self.waiters: dict[int, dict[str, int]] = {}  # by cell: the keys that wait there, and until when
+        self._walk: Iterator[str | int] | None = None  # the places that this round of visits has still to come to
+        self._scratch = self.new_window()  # a ring to read rows into
+        self._empty_row = pack_window(self._scratch)
 
     @property
     def identity(self) -> Identity:
         """The values that tell tables apart."""
-        return self.rule, self.limit.window_us, self.limit.resolution, self.limit.exact
+        return self.rule, self.limit.same_window, self.limit.exact
+
+    @property
+    def has_cells(self) -> bool:
+        """Whether any key is counted in a shared cell, here or in the twin."""
+        return bool(self.cells or (self.twin is not None and self.twin.cells))
+
+    @property
+    def to_visit(self) -> bool:
+        """Whether a round of visits is under way."""
+        return self._walk is not None
+
+    def is_empty(self) -> bool:
+        """Tell whether there is no window and no cell."""
+        return not (self.cells or self.rows)
 
     def cell_of(self, key: str) -> int:
         """Return the number of the shared cell of a key."""
-        digest = blake2b(key.encode("utf-8", "surrogatepass"), key=self.secret, digest_size=4).digest()
-        return int.from_bytes(digest, "big") % SHARED_CELLS
+        return cell_number(key, self.secret)
 
-    def new_window(self) -> Ring:
+    def new_window(self) -> Resting:
         """Return an empty window."""
-        return new_window(self.limit)
+        return new_count(self.limit)
 
     def holds(self, window: Entry, now_us: int) -> bool:
         """Tell whether anything spent in `window` is still in it."""
         return window.spent > 0 and now_us < window.newest_us + self.limit.span_us
 
+    def holds_at_rest(self, row: bytes, now_us: int) -> bool:
+        """Tell whether anything spent in a window at rest is still in it; `row` is not empty."""
+        return now_us < newest_us(row) + self.limit.span_us
+
+    # -- up and down ---------------------------------------------------------------------------------------------
+
+    def wake(self, key: str) -> Entry | None:
+        """Return the window of a key's own, which comes up if it is at rest; None if it has none."""
+        window = self.windows.get(key)
+        if window is None:
+            window = self._read(key)
+            if window is not None:
+                self.windows[key] = window
+                self._hot.add(self, key)
+        return window
+
+    def lay_down(self, key: str) -> None:
+        """Pack the window of a key, if it is up and has no bookings."""
+        window = self.windows.get(key)
+        if window is not None and not isinstance(window, BookedWindow):
+            del self.windows[key]
+            self.rows.put(key, pack_window(window))
+
+    def spend_at_rest(self, key: str, now_us: int, amount: int, cost: int) -> Reading | None:
+        """Do what `Window.spend` does in a window at rest, which then may come up; None if the key has no window."""
+        rows = self.rows
+        shard = rows.places[hash(key) & rows.mask]
+        row = shard.get(key)
+        if row is None:
+            return None
+        if row and self._hot.takes_one():
+            ring = self.windows[key] = self.new_window()
+            load_ring(ring, row)
+            reading = ring.spend(now_us, amount, cost)
+            self._hot.exchange(self, key)
+            return reading
+        assert isinstance(self.limit, Limit), "only rings are spent at rest"
+        spent = spend_packed(row, self.limit, now_us, amount, cost)
+        if spent is not None:
+            reading, shard[key] = spent
+            return reading
+        ring = self._scratch
+        load_ring(ring, row or self._empty_row)
+        reading = ring.spend(now_us, amount, cost)
+        shard[key] = pack_window(ring)  # after a refusal too: where the clock has stepped back, units have moved
+        return reading
+
+    def _read(self, key: str) -> Resting | None:
+        """Return a window as its row says it."""
+        row = self.rows.get(key)
+        if row is None:
+            return None
+        ring = self.new_window()
+        if row:
+            load_ring(ring, row)
+        return ring
+
+    # -- windows that begin, move and change -------------------------------------------------------------------------
+
+    def begin(self, key: str, own: Resting | None = None, number: int = 0) -> None:
+        """Give a key a window of its own: an empty one, or a copy of a cell, of which it is remembered."""
+        if own is not None and own.spent:
+            self.copies[key] = self.since.get(number, 0), self.generations.begin()
+            self.rows.put(key, pack_window(own))
+        else:
+            self.rows.put(key, b"")
+        self._began(key)
+
+    def open_cell(self, number: int) -> Entry:
+        """Return a cell, a new one if there is none."""
+        cell = self.cells.get(number)
+        if cell is None:
+            cell = self.cells[number] = self.new_window()
+            self._began(number)
+        return cell
+
+    def _began(self, place: str | int) -> None:
+        """Note that there is a window where there was none."""
+        self.idle = False
+        if self.generations.stepped:
+            self.since[place] = self.generations.latest
+
     def replace(self, key: str, window: Entry, by: Entry) -> None:
         """Put another window where `key` is counted, which is where `window` is, unless it is there already."""
         own = self.windows.get(key)
-        if own is not by:  # a demand may name a window twice
-            self.windows[key if own is window else self.cell_of(key)] = by
+        if own is by:  # a demand may name a window twice
+            return
+        if own is window:
+            self.windows[key] = by
+        else:
+            self.cells[self.cell_of(key)] = by
 
-    def put(self, key: str | int, window: Entry) -> Entry:
-        """Keep a window, and see that it is visited."""
-        if key not in self.windows:
-            self.queue.append(key)
-        self.windows[key] = window
-        self.idle = False
-        return window
+    def find(self, place: str | int, now_us: int) -> Entry | None:
+        """Return the window of a key or a cell, or a converted copy of what the twin holds, if there is one.
 
-    def find(self, key: str | int, now_us: int) -> Entry | None:
-        """Return the window of `key`, or a converted copy of what the twin holds, if there is one."""
-        window = self.windows.get(key)
-        if window is None and self.twin is not None and (moved := self.twin.windows.get(key)) is not None:
+        What is at rest stays there: the window that is returned is a copy.
+        """
+        window = self._look(place)
+        if window is None and self.twin is not None and (moved := self.twin._look(place)) is not None:
+            assert isinstance(self.limit, Limit), "only rings have a twin"
+            assert not isinstance(moved, PeriodCount), "only rings have a twin"
             if isinstance(moved, BookedWindow):
                 return copy(moved).converted(self.limit, now_us)
+            assert not isinstance(moved, Places), "places have no twin"
             return convert(moved, self.limit, now_us)
         return window
 
-    def fetch(self, key: str | int, now_us: int) -> Entry | None:
-        """Do what `find` does, and take over the window that the twin holds."""
-        window = self.find(key, now_us)
-        if window is not None and self.windows.get(key) is None and self.twin is not None:
-            self.twin.windows[key] = None
-            self.put(key, window)
-            if isinstance(key, int) and key in self.twin.waiters:
-                self.waiters[key] = self.twin.waiters.pop(key)
-        return window
+    def take_over(self, place: str | int, now_us: int) -> bool:
+        """Convert and take over what the twin holds for a key or a cell that has nothing here; False if nothing."""
+        twin = self.twin
+        if twin is None or self._look(place) is not None:
+            return False
+        window = self.find(place, now_us)
+        if window is None:
+            return False
+        if isinstance(place, int):
+            del twin.cells[place]
+            self.cells[place] = window
+            if place in twin.waiters:
+                self.waiters[place] = twin.waiters.pop(place)
+        else:
+            twin.drop(place)
+            self.rows.put(place, b"")
+            self.windows[place] = window
+            self._hot.add(self, place)
+        self.since[place] = self.generations.begin()
+        self.idle = False
+        return True
 
-    def first_window(self, key: str, number: int, cell: Entry | None, now_us: int) -> Ring | None:
+    def first_window(self, key: str, number: int, cell: Entry | None, now_us: int) -> Resting | None:
         """Return the first window of a key's own, given its cell; None where it has to stay in the cell.
 
         The key's units in the cell cannot be told from those of others, so it takes a copy of all of them. Bookings
@@ -140,96 +283,141 @@ class Table:
                 return None
         return copy_of_cell(cell, now_us)
 
-    def move(self, key: str, own: Ring, cell: Entry | None) -> Entry:
-        """Give a key a window of its own, and remember whose copy it is."""
-        if own.spent and cell is not None:
-            self.copies[key] = own, ring_of(cell)
-        return self.put(key, own)
-
     def wait_in_cell(self, key: str, until_us: int) -> None:
         """Remember that a key has booked something in its cell, if that is where it is counted."""
-        if self.windows.get(key) is None:
+        if key not in self.rows:
             waiters = self.waiters.setdefault(self.cell_of(key), {})
             waiters[key] = max(until_us, waiters.get(key, until_us))
 
-    def charged(self, key: str, ring: Ring) -> list[Entry]:
-        """Return the windows of a key that hold a charge to `ring`: that ring, and the copy that was made of it since.
+    def charged(self, key: str, charge: Charged) -> list[Entry]:
+        """Return the windows that hold a charge: where it was made, and the copy that was made of its cell since.
 
-        A window that was reset, dropped or converted since is another ring, and has nothing of that charge.
+        A window that was reset, dropped or converted since has nothing of that charge.
         """
-        own = self.windows.get(key)
-        if own is not None and ring_of(own) is ring:
-            return [own]
-        found = []
-        if own is not None and self.copies.get(key) == (ring_of(own), ring):
-            found.append(own)
-        cell = self.windows.get(self.cell_of(key))
-        if cell is not None and ring_of(cell) is ring:
-            found.append(cell)
-        return found
+        found: list[Entry | None] = []
+        if not charge.in_cell:
+            if charge.generation >= self.since.get(key, 0):
+                found.append(self.wake(key))
+        else:
+            first, last = self.copies.get(key, (0, 0))
+            if first <= charge.generation < last:
+                found.append(self.wake(key))
+            number = self.cell_of(key)
+            if charge.generation >= self.since.get(number, 0):
+                found.append(self.cells.get(number))
+        return [window for window in found if window is not None]
 
     def forget(self, key: str) -> bool:
         """Empty the window of a key's own; False if it has none."""
-        if self.windows.get(key) is None:
+        if key not in self.rows:
             return False
-        self.windows[key] = self.new_window()
-        self.copies.pop(key, None)
+        self.drop(key)
+        self.rows.put(key, b"")
+        self.since[key] = self.generations.begin()
         return True
 
-    def step_back(self, now_us: int) -> None:
-        """Make other windows of those in which a clock that has stepped back to `now_us` moves anything."""
-        for key, window in self.windows.items():
-            if window is not None and window.lies_ahead(now_us):
-                self.windows[key] = copy(window)
+    def drop(self, key: str) -> None:
+        """Let go of the window of a key's own, and of all that is known of it."""
+        self.rows.remove(key)
+        self.windows.pop(key, None)
+        self.copies.pop(key, None)
+        self.since.pop(key, None)
+
+    def step_back(self, now_us: int, generation: int) -> None:
+        """Begin a generation for the windows in which a clock that has stepped back to `now_us` moves anything."""
         self.due_us = min(self.due_us, self.limit.leaves_us(now_us))
+        ahead: list[str | int] = [key for key, window in self.windows.items() if window.lies_ahead(now_us)]
+        ahead += [number for number, cell in self.cells.items() if cell.lies_ahead(now_us)]
+        last_us = now_us if self.limit.exact else now_us + self.limit.slice_us
+        for shard in self.rows.shards:
+            ahead += [key for key, row in shard.items() if row and key not in self.windows and last_us < newest_us(row)]
+        for place in ahead:
+            self.since[place] = generation
+            if isinstance(place, str):
+                self.copies.pop(place, None)
+
+    def _look(self, place: str | int) -> Entry | None:
+        if isinstance(place, int):
+            return self.cells.get(place)
+        return self.windows.get(place) or self._read(place)
+
+    # -- letting go --------------------------------------------------------------------------------------------------
 
     def visit(self, now_us: int, most: int) -> tuple[int, int]:
-        """Look at the next entries, at most `most`, and let go of the empty ones.
+        """Look at the next windows and cells, at most `most`, and let go of the empty ones.
 
         Returns:
-            How many entries were looked at, and how many keys were let go of.
+            How many were looked at, and how many keys were let go of.
         """
-        if not self.to_visit:
-            self.to_visit = len(self.queue)
-        visits = min(most, self.to_visit)
-        self.to_visit -= visits
-        gone = 0
-        for _ in range(visits):
-            key = self.queue.popleft()
-            if self._is_used(key, now_us):
-                self.queue.append(key)
-                continue
-            window = self.windows.pop(key)
-            if isinstance(key, str):
-                self.copies.pop(key, None)
-                gone += window is not None
+        if self._walk is None:
+            self._walk = self._places()
+        visits = gone = 0
+        for place in islice(self._walk, most):
+            visits += 1
+            if isinstance(place, int):
+                self._visit_cell(place, now_us)
             else:
-                self.waiters.pop(key, None)
+                gone += self._visit_key(place, now_us)
+        if visits < most:
+            self._walk = None
         return visits, gone
 
-    def _is_used(self, key: str | int, now_us: int) -> bool:
-        """Tell whether anything is left in an entry, and forget what is over."""
-        window = self.windows[key]
-        if isinstance(key, int) and key in self.waiters:
-            self.waiters[key] = {waiter: us for waiter, us in self.waiters[key].items() if us > now_us}
-            if not self.waiters[key]:
-                del self.waiters[key]
-        if isinstance(window, BookedWindow):
-            if window.settle(now_us):
-                return True
-            self.windows[key] = window = window.ring
-        return window is not None and self.holds(window, now_us)
+    def _places(self) -> Iterator[str | int]:
+        """Yield every key and cell that is there all the time; a list at a time, because they come and go meanwhile."""
+        number = 0
+        while number < len(shards := self.rows.shards):
+            yield from list(shards[number])
+            number += 1
+        yield from list(self.cells)
+
+    def _visit_key(self, key: str, now_us: int) -> bool:
+        """Let go of the window of a key if it is empty; return whether it was."""
+        window = self.windows.get(key)
+        if window is None:
+            row = self.rows.get(key)
+            if row is None or (row and self.holds_at_rest(row, now_us)):
+                return False
+        else:
+            if isinstance(window, BookedWindow):
+                if window.settle(now_us):
+                    return False
+                self.windows[key] = window = window.ring
+                self.lay_down(key)
+            if self.holds(window, now_us):
+                return False
+        self.drop(key)
+        return True
+
+    def _visit_cell(self, number: int, now_us: int) -> None:
+        """Let go of a cell if it is empty, and of those who wait there no more."""
+        cell = self.cells.get(number)
+        if cell is None:
+            return
+        if number in self.waiters:
+            self.waiters[number] = {waiter: us for waiter, us in self.waiters[number].items() if us > now_us}
+            if not self.waiters[number]:
+                del self.waiters[number]
+        if isinstance(cell, BookedWindow):
+            if cell.settle(now_us):
+                return
+            self.cells[number] = cell = cell.ring
+        if not self.holds(cell, now_us):
+            del self.cells[number]
+            self.waiters.pop(number, None)
+            self.since.pop(number, None)
 
 
-def ring_of(window: Entry) -> Ring:
-    """Return the ring of a window, without its bookings."""
-    return window.ring if isinstance(window, BookedWindow) else window
+def cell_number(key: str, secret: bytes) -> int:
+    """Return the number of the shared cell of a key."""
+    digest = blake2b(key.encode("utf-8", "surrogatepass"), key=secret, digest_size=4).digest()
+    return int.from_bytes(digest, "big") % SHARED_CELLS
 
 
-def copy_of_cell(cell: Entry, now_us: int) -> Ring:
+def copy_of_cell(cell: Entry, now_us: int) -> Resting:
     """Return a copy of the units that count now in a cell; its bookings stay there."""
     own = copy(cell)
     if isinstance(own, BookedWindow):
         own.settle(now_us)
         return own.ring
+    assert not isinstance(own, Places), "places have no cells"
     return own

@@ -30,6 +30,7 @@ class Names:
         self.windows = f"{prefix}:w:{{*".encode()
         self.secret = b""
         self._prefix = f"{prefix}:w:".encode()
+        self._places_prefix = f"{prefix}:p:".encode()
         self._readable = readable
         self._known: dict[str, bytes] = {}
 
@@ -48,3 +49,8 @@ class Names:
                 text = urlsafe_b64encode(blake2b(text, key=self.secret, digest_size=TAG_BYTES).digest())
             name = remember(self._known, key, b"%s{%s}" % (self._prefix, text))
         return name
+
+    def places_of(self, key: str, field: bytes) -> bytes:
+        """Return the name of the set with the places of a key under a rule, in the slot of its windows."""
+        tag = self.name_of(key)[len(self._prefix) :]
+        return b"%s%s:%s" % (self._places_prefix, tag, field.hex().encode())

@@ -4,7 +4,8 @@ A demand that was refused is refused again until something leaves its windows, o
 the microsecond. Hand-backs and resets are numbered in Redis, and answers carry the number: where it has changed,
 everything here is forgotten. So a refusal is given from here as long as Redis was heard less than `TRUST_S` ago, and a
 refund by one worker is known to all after that time at the latest. Charges and refunds of this process are known at
-once.
+once: a refusal whose request was sent before a hand-back of this process is not remembered, though its answer may come
+while the hand-back is still on its way.
 
 A refusal that counts (`count_denied`) is given from here for `PAUSE_S`, and how often it was is charged then: a flood
 of one client costs ten commands a second for each key.
@@ -34,7 +35,7 @@ class Known:
         self.decision = decision
         self.clock = clock
         self.steps = clock.steps
-        self.until_us = min(reading[1] for reading in decision.readings if reading[0])
+        self.until_us = min(reading[1] for reading in decision.readings if reading[0] and reading[1])  # no places
         self.counts = counts
         self.given = 0
         self.reset: set[str] = set()  # the keys whose windows were forgotten meanwhile
@@ -61,17 +62,28 @@ class Answers:
 
     Args:
         charge: Charges checks whatever their limits, for refusals that count; None to give none of these from here.
+
+    Attributes:
+        hand_backs: How many refunds and resets this process has sent.
     """
 
     def __init__(self, charge: Callable[[Sequence[Check]], object] | None) -> None:
         self._charge = charge
         self.known: dict[Sequence[Check], Known] = {}
+        self.hand_backs = 0
         self._about: dict[str, set[Sequence[Check]]] = {}  # the demands that name a key
         self._hands = b""
         self._heard_s = float("-inf")
 
-    def learn(self, decision: Decision, clock: ServerClock, *, lasts: bool) -> None:
-        """Remember the answer to a hit where it is a refusal that `lasts`: one beside bookings may not."""
+    def learn(self, decision: Decision, clock: ServerClock, hand_backs: int, *, lasts: bool) -> None:
+        """Remember the answer to a hit where it is a refusal that `lasts`: one beside bookings may not.
+
+        Args:
+            decision: The answer.
+            clock: The clock of the server that gave it.
+            hand_backs: How many hand-backs had been sent when the hit was asked for.
+            lasts: Whether it lasts until something leaves the windows.
+        """
         checks = tuple(decision.checks)
         if decision.reason is not Reason.LIMITED:
             if decision.allowed:
@@ -80,6 +92,8 @@ class Answers:
         counts = any(bucket.count_denied for bucket, _, _ in checks)
         if counts:
             self.forget(checks)  # the charge has changed what other demands see
+        if hand_backs != self.hand_backs:
+            return
         if not lasts or any(bucket.wait_us for bucket, _, _ in checks) or (counts and self._charge is None):
             return
         if max(len(self.known), len(self._about)) >= MEMO_SIZE:
@@ -112,8 +126,15 @@ class Answers:
         for checks in self._about.pop(key, ()):
             self.known.pop(checks, None)
 
+    def hand_back(self, checks: Sequence[Check]) -> None:
+        """Forget the refusals that name a key of a demand that is handed back, also those whose answers are to come."""
+        if checks:
+            self.hand_backs += 1
+            self.forget(checks)
+
     def forget_windows(self, key: str) -> None:
-        """Forget the refusals of a key whose windows were reset, and their charges that were not sent yet."""
+        """Forget the refusals of a key whose windows are reset, and their charges that were not sent yet."""
+        self.hand_backs += 1
         for checks in self._about.get(key, ()):
             if checks in self.known:
                 self.known[checks].reset.add(key)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from ...core.bans.in_force import Guarded
 from ...core.barred import Barred
 from ...core.decision import Check, Decision
+from ...core.demand import holds_places
 from .bans.ban_codec import UNGUARDED, pack_guards
 from .bans.ban_replica import guards_of
 from .bans.bans import RedisBans
@@ -18,15 +19,19 @@ from .packing import (
     CHANGED,
     CHARGE,
     HIT,
+    LET_GO,
     LOOK,
+    OK,
     REQUEST,
     RESET,
     UNSETTLED,
+    WAITED,
     Charged,
     Packing,
     decision_of,
     raise_failure,
 )
+from .places.renewals import Renewals
 from .server_clock import ServerClock
 
 
@@ -36,12 +41,15 @@ class Tools(NamedTuple):
     packing: Packing
     bans: RedisBans
     answers: Answers
+    renewals: Renewals
+    hand_back: Callable[[Decision], object]
+    """Hands back, without waiting for it."""
 
 
 class Demand:
     """A hit, a peek or a charge."""
 
-    __slots__ = ("_tools", "checks", "future", "guarded", "judged", "what")
+    __slots__ = ("_asked_us", "_hand_backs", "_tools", "checks", "future", "guarded", "judged", "what")
 
     def __init__(
         self,
@@ -58,15 +66,17 @@ class Demand:
         self.checks = checks
         self.guarded = guarded
         self.judged = judged
+        self._hand_backs = tools.answers.hand_backs
+        self._asked_us = tools.renewals.held.now_us() if holds_places(checks) else None
 
     @property
     def key(self) -> str | None:
         """See `Request`."""
         return self.checks[0][1] if self.checks else None
 
-    def pack(self, place_of: Callable[[str], int]) -> bytes:
+    def pack(self, names: dict[bytes, int]) -> bytes:
         """See `Request`."""
-        return self._tools.packing.demand(self.what, self.checks, [place_of(key) for _, key, _ in self.checks])
+        return self._tools.packing.demand(self.what, self.checks, names)
 
     def answered(self, answer: bytes, now_us: int, clock: ServerClock) -> Decision:
         """See `Request`."""
@@ -75,11 +85,26 @@ class Demand:
             assert barred is not None, "Redis says that a request is banned, and not by which ban"
             return barred
         decision = decision_of(answer, self.what, self.checks, now_us)
+        if self._asked_us is not None and decision.charge:
+            self._tools.renewals.hold(decision, self._asked_us)
+        answers = self._tools.answers
+        if decision.allowed and not answers.known:
+            return decision
         if self.what == HIT:
-            self._tools.answers.learn(decision, clock, lasts=answer[0] != UNSETTLED)
+            answers.learn(decision, clock, self._hand_backs, lasts=answer[0] != UNSETTLED)
         elif self.what == CHARGE:
-            self._tools.answers.forget(self.checks)
+            answers.forget(self.checks)
         return decision
+
+    def missed(self, answer: bytes, now_us: int) -> None:
+        """Hand back the places that were taken for a request that was given up; units of windows stay charged."""
+        if self._asked_us is None or answer[0] not in (OK, WAITED):
+            return
+        decision = decision_of(answer, self.what, self.checks, now_us)
+        if decision.charge:
+            self._tools.renewals.hold(decision, self._asked_us)
+            for place in [at for at, (bucket, _, _) in enumerate(self.checks) if bucket.held]:
+                self._tools.hand_back(decision.take_out(place))
 
     def guards(self) -> bytes:
         """See `Request`."""
@@ -113,16 +138,18 @@ class Refund:
         """See `Request`."""
         return self._decision.checks[0][1]
 
-    def pack(self, place_of: Callable[[str], int]) -> bytes:
+    def pack(self, names: dict[bytes, int]) -> bytes:
         """See `Request`."""
-        places = [place_of(key) for _, key, _ in self._decision.checks]
-        return self._tools.packing.refund(self._decision, self._charged, places)
+        return self._tools.packing.refund(self._decision, self._charged, names)
 
     def answered(self, answer: bytes, now_us: int, clock: ServerClock) -> bool:
         """See `Request`."""
         raise_failure(answer)
-        self._tools.answers.forget(self._decision.checks)
-        return answer[0] == CHANGED
+        self._tools.answers.forget([check for check in self._decision.checks if not check[0].held])
+        return answer[0] in (CHANGED, LET_GO)
+
+    def missed(self, answer: bytes, now_us: int) -> None:
+        """See `Request`."""
 
     def guards(self) -> bytes:
         """See `Request`."""
@@ -146,15 +173,18 @@ class Reset:
         self._tools = tools
         self.key = key
 
-    def pack(self, place_of: Callable[[str], int]) -> bytes:
+    def pack(self, names: dict[bytes, int]) -> bytes:
         """See `Request`."""
-        return REQUEST.pack(RESET, place_of(self.key))
+        return REQUEST.pack(RESET, self._tools.packing.place_of(self.key, names))
 
     def answered(self, answer: bytes, now_us: int, clock: ServerClock) -> bool:
         """See `Request`."""
         raise_failure(answer)
-        self._tools.answers.forget_windows(self.key)
+        self._tools.answers.forget_key(self.key)
         return answer[0] == CHANGED
+
+    def missed(self, answer: bytes, now_us: int) -> None:
+        """See `Request`."""
 
     def guards(self) -> bytes:
         """See `Request`."""

@@ -16,17 +16,22 @@ from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from threading import Lock
+from time import monotonic_ns
 from typing import Any, Final
 
 from redis.asyncio import Redis, RedisCluster
 
 from ...core.bans.in_force import Guarded
 from ...core.decision import Check, Decision
+from ...core.demand import holds_places
 from ...core.errors import ConfigurationError, StoreError, StoreUnavailable
+from ...core.kinds.place_lease import DEFAULT_PLACE_LEASE, place_lease_us
 from ...core.limits import check_whole, parse_duration_us
 from ...core.observers import Observers
 from ...core.protocols import Clock, Observer
+from ..forks import hold_over_fork
 from ..memory.store import DEFAULT_MAX_BANS
+from ..system_clock import system_us
 from .bans.ban_replica import UNSEEN
 from .bans.bans import RedisBans
 from .cluster.cluster_pipeline import ClusterLane
@@ -34,6 +39,8 @@ from .cluster.multi_slot import Spread, parts_of
 from .key_names import Names
 from .known_refusals import Answers
 from .packing import CHARGE, HIT, PEEK, Packing
+from .places.held_places import HeldPlaces, Place
+from .places.renewals import Renewals
 from .requests import Demand, Refund, Reset, Tools
 from .urls import Client, close_client, open_client
 from .wire.batch import Ask, Shared
@@ -57,6 +64,8 @@ class RedisStore:
         readable: Whether keys in Redis are readable; by default they are digests.
         timeout: How long Redis may take to answer or to be connected to, before the connection is given up. How long a
             request may take is the limiter's `deadline`.
+        place_lease: How long the places of a process that is gone stay taken, 1 s to 10 minutes. A process renews its
+            places three times as often.
         max_bans: How many bans, and the strikes of how many keys, to hold. Beyond, automatic bans are not recorded.
         max_waiting: How many requests of an event loop may wait in line for a slow server.
         clock: For tests: returns microseconds; by default the server's time counts.
@@ -72,6 +81,7 @@ class RedisStore:
         prefix: str = "slidegate",
         readable: bool = False,
         timeout: str | float | timedelta = DEFAULT_TIMEOUT,
+        place_lease: str | float | timedelta = DEFAULT_PLACE_LEASE,
         max_bans: int = DEFAULT_MAX_BANS,
         max_waiting: int = DEFAULT_MAX_WAITING,
         clock: Clock | None = None,
@@ -85,11 +95,15 @@ class RedisStore:
         self._lanes: dict[asyncio.AbstractEventLoop, Lane] = {}
         self._last: tuple[asyncio.AbstractEventLoop | None, Lane | None] = None, None
         self._lock = Lock()
+        hold_over_fork(self._lock)
         self._names = Names(prefix, readable=readable)
         self._observers = Observers()
         answers = Answers(self._count_denied if clock is None else None)
         self.bans = RedisBans(self._lane, self._names.meta, clock, answers.heard, self._observers.tell_all, max_bans)
-        self._tools = Tools(Packing(), self.bans, answers)
+        held = HeldPlaces(place_lease_us(place_lease), clock or _monotonic_us)
+        packing = Packing(self._names, held, clock or system_us)
+        self._renewals = Renewals(held, packing, self._observers.tell_all, self._lane)
+        self._tools = Tools(packing, self.bans, answers, self._renewals, self._hand_back_unheard)
         self._shared = Shared(
             client=self._client,
             timeout_s=self._timeout_s,
@@ -154,14 +168,16 @@ class RedisStore:
 
     def hit(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Decision | Awaitable[Decision]:
         """Charge every check or none, in one step, and say everything about it."""
-        judged = self.bans.number
-        if self.bans.judge(checks, guarded) is not None:
-            barred = self.bans.at_once(checks, guarded)
+        bans, answers = self.bans, self._tools.answers
+        judged = bans.number
+        if bans.list.by_key and bans.judge(checks, guarded) is not None:
+            barred = bans.at_once(checks, guarded)
             return self._demand(HIT, checks, guarded, UNSEEN) if barred is None else barred
-        answers = self._tools.answers
         if answers.known and (refused := answers.answer(checks)) is not None:
             return refused
-        return self._demand(HIT, checks, guarded, judged)
+        if self._is_cluster:
+            return self._demand(HIT, checks, guarded, judged)
+        return self._ask(HIT, checks, guarded, judged)
 
     def peek(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Awaitable[Decision]:
         """Say what `hit` would answer now. Changes nothing."""
@@ -188,17 +204,22 @@ class RedisStore:
         return self._hand_back(decision, charged)
 
     def reset(self, key: str) -> Awaitable[bool]:
-        """Forget the windows of `key` under every rule; False where there were none."""
+        """Forget the windows of `key` under every rule; False where there were none. Places stay taken."""
         lane = self._lane()
         self._tools.answers.forget_windows(key)
         request = Reset(lane.loop.create_future(), self._tools, key)
         lane.add(request)
         return request.future
 
+    def places_held(self) -> int:
+        """Return how many places of concurrency limits requests of this process hold."""
+        return self._renewals.held.count()
+
     async def clear(self) -> int:
         """Forget everything under the prefix but the secret; return how many keys had windows.
 
-        Redis is searched a part at a time, and goes on serving. Units that are counted meanwhile may stay.
+        Redis is searched a part at a time, and goes on serving. Units that are counted meanwhile may stay, and places
+        stay taken.
         """
         lane = self._lane()
         await lane.remove(self._shared.meta + b":made:*")
@@ -209,7 +230,12 @@ class RedisStore:
 
     def _hand_back(self, decision: Decision, charged: Sequence[Any]) -> asyncio.Future[bool]:
         lane = self._lane()
-        self._tools.answers.forget(decision.checks)
+        if holds_places(decision.checks):
+            self._renewals.catch_up(decision.checks)
+            for place in charged:
+                if isinstance(place, Place):
+                    self._renewals.held.let_go(place)
+        self._tools.answers.hand_back([check for check in decision.checks if not check[0].held])
         request = Refund(lane.loop.create_future(), self._tools, decision, charged)
         lane.add(request)
         return request.future
@@ -241,10 +267,12 @@ class RedisStore:
     def _ask(
         self, what: int, checks: Sequence[Check], guarded: Sequence[Guarded], judged: bytes | None
     ) -> asyncio.Future[Decision]:
-        lane = self._lane()
-        if what in (HIT, CHARGE):
-            self._tools.answers.forget(checks)  # they may be other ones when this has been answered
-        request = Demand(lane.loop.create_future(), self._tools, what, checks, guarded, judged)
+        lane, tools = self._lane(), self._tools
+        if holds_places(checks):
+            self._renewals.catch_up(checks)
+        if tools.answers.known and what in (HIT, CHARGE):
+            tools.answers.forget(checks)  # they may be other ones when this has been answered
+        request = Demand(lane.loop.create_future(), tools, what, checks, guarded, judged)
         lane.add(request)
         return request.future
 
@@ -298,6 +326,10 @@ class _Later:
 
     def __await__(self) -> Generator[Any, None, bytes]:
         return self._work().__await__()
+
+
+def _monotonic_us() -> int:
+    return monotonic_ns() // 1_000
 
 
 def _look_at(future: asyncio.Future[Any]) -> None:

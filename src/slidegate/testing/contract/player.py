@@ -138,6 +138,7 @@ class Player:
         bucket = self.plain[rule]
         changed = list(bucket.limits)
         old = changed[number]
+        assert isinstance(old, Limit), "programs have windows alone"
         changed[number] = Limit(amount, timedelta(microseconds=old.window_us), resolution=old.resolution)
         self.plain[rule] = Bucket(bucket.rule, changed)
         self.buckets[rule] = _with_mode(self.plain[rule], self.modes[rule])

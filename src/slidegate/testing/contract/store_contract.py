@@ -18,16 +18,19 @@ import pytest
 from hypothesis import given, settings
 
 from ...core.decision import Reason
+from ...core.limits import parse_limits
 from ...core.protocols import Store
 from ..clock import FakeClock
 from .ban_contract import BansContract
 from .desk import SECOND_US, Desk, at_a_desk, bucket
 from .mode_contract import ModesContract
+from .places_contract import PlacesContract
 from .player import Player, settle
 from .programs import Program, programs
+from .quota_contract import QuotasContract
 
 
-class StoreContract(ModesContract, BansContract):
+class StoreContract(ModesContract, PlacesContract, QuotasContract, BansContract):
     """The tests. A subclass whose name starts with `Test` provides `make_store`."""
 
     def make_store(self, clock: FakeClock) -> Store | Awaitable[Store]:
@@ -208,7 +211,7 @@ class StoreContract(ModesContract, BansContract):
     async def test_a_clock_that_steps_back_frees_nothing_and_freezes_nobody(self, desk: Desk) -> None:
         for rule in ("5/minute", "100/minute"):
             asked = (bucket(rule, rule), "ann", 1)
-            (limit,) = asked[0].limits
+            (limit,) = parse_limits(rule)
             await desk.hit((asked[0], "ann", limit.amount))
             desk.clock.advance(us=-86_400 * SECOND_US)
             refused = await desk.hit(asked)

@@ -108,6 +108,7 @@ class Model:
             Ask(self._window(bucket, key, limit), limit, cost, bucket, key)
             for bucket, key, cost in checks
             for limit in bucket.limits
+            if isinstance(limit, Limit)
         ]
         for ask in asked:
             ask.window.touch(ask.limit.amount, now_us)

@@ -7,17 +7,26 @@ do not depend on the moment are made once.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import Literal, NamedTuple, TypeAlias
+from collections.abc import Iterable, Sequence
+from typing import Final, Literal, TypeAlias
 
-from ...core.decision import Bucket, Decision, binding_place, ceil_s, unequal_costs
-from ...core.limits import Limit
+from ...core.decision import Bucket, Decision, LimitState, binding_place, ceil_s, unequal_costs
+from ...core.kinds.any_limit import AnyLimit
+from ...core.kinds.calendar_quota import CalendarQuota
+from ...core.kinds.concurrency import Concurrency
 from ...core.memo import remember
+from .foreign_fields import Fields, lowered
 from .tightest import tightest
 
 HeaderStyle: TypeAlias = Literal["draft", "legacy", "both"]
-Fields: TypeAlias = list[tuple[bytes, bytes]]
 Buckets: TypeAlias = Bucket | tuple[Bucket, ...]
+
+OURS: Final = frozenset(
+    {b"ratelimit", b"ratelimit-policy", b"x-ratelimit-limit", b"x-ratelimit-remaining", b"x-ratelimit-reset"}
+)
+"""The names of the fields in all styles."""
+_LENGTHS: Final = frozenset(map(len, OURS))
+"""A look at the length spares nearly every field the making of its name in lower case."""
 
 
 def quote(text: str) -> str:
@@ -26,19 +35,17 @@ def quote(text: str) -> str:
     return f'"{escaped}"'
 
 
-def policy_item(name: str, limit: Limit) -> str:
+def policy_item(name: str, limit: AnyLimit) -> str:
     """Write one item of RateLimit-Policy: ``"api";q=100;w=10``. `w` only where the window is whole seconds."""
-    seconds, rest = divmod(limit.window_us, 1_000_000)
-    return f"{quote(name)};q={limit.amount}" + ("" if rest else f";w={seconds}")
+    if isinstance(limit, Concurrency):
+        return f'{quote(name)};q={limit.amount};qu="concurrent-requests"'
+    return f"{quote(name)};q={limit.amount}" + ("" if limit.window_s is None else f";w={limit.window_s}")
 
 
-class _Policy(NamedTuple):
-    """The parts of the fields that follow from the buckets of a request alone."""
-
-    field: tuple[bytes, bytes]
-    names: tuple[bytes, ...]
-    """The quoted name of each limit."""
-    amounts: tuple[int, ...]
+# Tuples without names: taking one with names apart takes twice the time.
+_Policy: TypeAlias = tuple[tuple[bytes, bytes], tuple[bytes, ...], tuple[int, ...]]
+"""What follows from the buckets of a request alone: the field RateLimit-Policy, and of each limit the value of
+RateLimit, but for its numbers, and the amount."""
 
 
 class HeaderWriter:
@@ -52,55 +59,100 @@ class HeaderWriter:
     def __init__(self, style: HeaderStyle) -> None:
         self._draft = style in ("draft", "both")
         self._legacy = style in ("legacy", "both")
+        self._draft_alone = style == "draft"
         self._known: dict[Buckets, _Policy] = {}
+        self._policies: dict[Buckets, tuple[bytes, bytes]] = {}
 
-    def fields(self, decisions: Sequence[Decision]) -> Fields:
-        """Return the fields for all decisions about one request; RateLimit shows the tightest limit."""
-        if len(decisions) == 1 and not self._legacy and decisions[0].readings:
-            return self._only(decisions[0])
-        asked = [decision for decision in decisions if decision.readings]
-        if not asked:
-            return []
+    def complete(
+        self, theirs: Iterable[tuple[bytes, bytes]], decision: Decision, further: Sequence[Decision] = ()
+    ) -> Fields:
+        """Return the fields of a response, ours behind the application's; RateLimit shows the tightest limit.
+
+        A field comes once, and ours says what the gate knows.
+
+        Args:
+            theirs: The fields of the application's.
+            decision: The first decision about the request.
+            further: All others.
+        """
+        fields = [*theirs]
+        for name, _ in fields:
+            if len(name) in _LENGTHS and lowered(name) in OURS:
+                ours = self.complete((), decision, further)
+                own = {name for name, _ in ours}
+                return [field for field in fields if lowered(field[0]) not in own] + ours
+        if further:
+            asked = [decision for decision in (decision, *further) if decision.readings]
+            if len(asked) > 1:
+                return fields + self._of_all(asked)
+            decision = asked[0] if asked else decision
+        checks, readings = decision.checks, decision.readings
+        if not readings or not self._draft_alone:
+            return fields + self._of_all((decision,)) if readings else fields
+        # Nearly every response tells of one decision, in the draft's style.
+        buckets = checks[0][0] if len(checks) == 1 else asked_buckets(decision)
+        known = self._known.get(buckets) or self._learn(buckets)
+        if known is None:
+            return fields + self._of_all((decision,))
+        policy, values, amounts = known
+        place = 0
+        if len(readings) > 1:
+            costs = () if len(checks) == 1 else unequal_costs(checks)
+            place = binding_place(decision.allowed, amounts, readings, costs)
+        spent, leaves_us, _, _ = readings[place]
+        left = amounts[place] - spent
+        more_after_s = -((decision.now_us - leaves_us) // 1_000_000) if spent else 0
+        fields += policy, (b"ratelimit", values[place] % (left if left > 0 else 0, more_after_s))
+        return fields
+
+    def _of_all(self, asked: Sequence[Decision]) -> Fields:
+        """Return the fields of several decisions that limits made, or of other styles than the draft's alone."""
         decision = asked[0] if len(asked) == 1 else tightest(asked)
         state = decision.binding
         assert state is not None, "a decision with readings has a binding limit"
         fields: Fields = []
         if self._draft:
             buckets = tuple(bucket for decision in asked for bucket, _, _ in decision.checks)
-            policy = self._known.get(buckets) or self._learn(buckets)
-            value = f"{quote(state.name)};r={state.remaining};t={ceil_s(state.more_after_us)}"
-            fields += [policy.field, (b"ratelimit", value.encode())]
+            # Nobody knows when a place is handed back.
+            later = "" if isinstance(state.limit, Concurrency) else f";t={ceil_s(state.more_after_us)}"
+            value = f"{quote(state.name)};r={state.remaining}{later}"
+            fields += [self._policy(buckets), (b"ratelimit", value.encode())]
         if self._legacy:
-            reset_s = int(time.time()) + ceil_s(state.reset_after_us)
             fields.append((b"x-ratelimit-limit", b"%d" % state.limit.amount))
             fields.append((b"x-ratelimit-remaining", b"%d" % state.remaining))
-            fields.append((b"x-ratelimit-reset", b"%d" % reset_s))
+            if not isinstance(state.limit, Concurrency):
+                fields.append((b"x-ratelimit-reset", b"%d" % _reset_s(state)))
         return fields
 
-    def _only(self, decision: Decision) -> Fields:
-        """Do what `fields` does for one decision in the draft's style: nearly every response has just that."""
-        checks, readings = decision.checks, decision.readings
-        buckets = checks[0][0] if len(checks) == 1 else asked_buckets(decision)
-        field, names, amounts = self._known.get(buckets) or self._learn(buckets)
-        place = 0
-        if len(readings) > 1:
-            costs = () if len(checks) == 1 else unequal_costs(checks)
-            place = binding_place(decision.allowed, amounts, readings, costs)
-        spent, leaves_us, _, _ = readings[place]
-        remaining = amounts[place] - spent
-        more_after_s = -((decision.now_us - leaves_us) // 1_000_000) if spent else 0
-        state = names[place], remaining if remaining > 0 else 0, more_after_s
-        return [field, (b"ratelimit", b"%b;r=%d;t=%d" % state)]
+    def _learn(self, asked: Buckets) -> _Policy | None:
+        """Learn what follows from the buckets of a request; None where a limit is shown in another form than others."""
+        named = _named(asked)
+        if any(isinstance(limit, Concurrency) for _, limit in named):
+            return None
+        values = tuple(quote(name).encode().replace(b"%", b"%%") + b";r=%d;t=%d" for name, _ in named)
+        return remember(self._known, asked, (self._policy(asked), values, tuple(limit.amount for _, limit in named)))
 
-    def _learn(self, asked: Buckets) -> _Policy:
-        buckets = (asked,) if isinstance(asked, Bucket) else asked
-        named = [item for bucket in buckets for item in zip(bucket.names, bucket.limits, strict=True)]
-        # A name that two gates share is written once.
-        field = b"ratelimit-policy", ", ".join(dict.fromkeys(policy_item(*item) for item in named)).encode()
-        policy = _Policy(
-            field, tuple(quote(name).encode() for name, _ in named), tuple(limit.amount for _, limit in named)
-        )
-        return remember(self._known, asked, policy)
+    def _policy(self, asked: Buckets) -> tuple[bytes, bytes]:
+        """Return the field RateLimit-Policy; a name that two gates share is written once."""
+        field = self._policies.get(asked)
+        if field is None:
+            items = dict.fromkeys(policy_item(*item) for item in _named(asked))
+            field = remember(self._policies, asked, (b"ratelimit-policy", ", ".join(items).encode()))
+        return field
+
+
+def _named(asked: Buckets) -> list[tuple[str, AnyLimit]]:
+    """Return the limits of some buckets, each with its name."""
+    buckets = (asked,) if isinstance(asked, Bucket) else asked
+    return [item for bucket in buckets for item in zip(bucket.names, bucket.limits, strict=True)]
+
+
+def _reset_s(state: LimitState) -> int:
+    """Return the Unix second at which everything spent has left."""
+    if isinstance(state.limit, CalendarQuota):
+        # A period ends with a minute; the decision is a little older than this moment.
+        return round(time.time() + state.reset_after_us / 1_000_000)
+    return int(time.time()) + ceil_s(state.reset_after_us)
 
 
 def asked_buckets(decision: Decision) -> Buckets:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import lru_cache
+from http import HTTPStatus
 from inspect import isawaitable
 from typing import Final, TypeAlias
 
@@ -16,27 +18,31 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from ...core.bans.policy import Answer, BanPolicy
+from ...core.barred import RuleBlock
 from ...core.decision import Decision, Reason
-from ...core.durations import format_duration
 from ...core.errors import ConfigurationError
-from ...core.limits import Limit
+from ...core.kinds.any_limit import AnyLimit
+from ...core.kinds.concurrency import Concurrency
 from ...core.memo import remember
-from ...core.windows.theory import NEVER
+from ...core.windows.theory import NEVER, OPEN
 from ..rules.user_functions import Calls, request_of
 from ..waiting import Tarpit
-from .foreign_fields import lowered, sendable
-from .header_fields import Buckets, Fields, asked_buckets
+from .foreign_fields import Fields, lowered, sendable
+from .header_fields import Buckets, asked_buckets
 
 Refused: TypeAlias = Callable[[HTTPConnection, Decision], Response | Awaitable[Response]]
-_Asked: TypeAlias = tuple[Reason, Buckets, tuple[bool, ...]]
-"""The content of a refusal besides the wait: the reason, the buckets, and which of their limits had no room."""
+_Asked: TypeAlias = tuple[Reason | None, Buckets, tuple[bool, ...]]
+"""The content of a refusal besides the wait: the reason, the buckets, and which of their limits had no room. None is
+LIMITED, the reason of nearly all: CPython 3.11 takes a call to hash a member."""
 
 # A tuple without names: making one with names takes a sixth of a whole refusal.
 Rendered: TypeAlias = tuple[int, bytes, Fields, Answer]
 """Status, body and header fields of an answer, and how it is given."""
 
+_LIMITED: Final = Reason.LIMITED
 _TYPES: Final = "https://iana.org/assignments/http-problem-types#"
 _NOT_STORED: Final = (b"cache-control", b"no-store")
+_MOST_BLOCKS: Final = 1_024
 _EMPTY: Final = ((b"content-length", b"0"), _NOT_STORED)
 
 
@@ -86,16 +92,21 @@ class Refusals:
             return _later(_UNAVAILABLE, decision.retry_after_us or 0)
         if not readings and decision.reason is Reason.NOBODY:
             return _for_nobody(decision.by)
+        if isinstance(decision, RuleBlock):
+            if decision.reason is Reason.SHED:
+                return _later(_OVERLOADED, decision.retry_after_us or 0)
+            return _blocked(decision.status, decision.by)
         lacking: tuple[bool, ...] = (True,)
         if len(readings) == 1:
             wait_us = readings[0][3]
         else:
             waits = [reading[3] for reading in readings]
-            wait_us = NEVER if NEVER in waits else max(waits, default=NEVER)
+            wait_us = min(waits) if NEVER in waits or OPEN in waits else max(waits, default=NEVER)
             lacking = tuple(map(bool, waits))
-        asked = decision.reason, asked_buckets(decision), lacking
+        reason = decision.reason
+        asked = None if reason is _LIMITED else reason, asked_buckets(decision), lacking
         rendered = self._known.get(asked) or self._render(asked, decision)
-        return rendered if wait_us == NEVER else _later(rendered, wait_us)
+        return rendered if wait_us < 0 else _later(rendered, wait_us)
 
     async def _send_own(
         self, on_refused: Refused, scope: Scope, receive: Receive, send: Send, decision: Decision, fields: Fields
@@ -174,6 +185,15 @@ def _written(status: int, problem: Mapping[str, object]) -> Rendered:
     return status, body, [(b"content-type", b"application/problem+json"), length, _NOT_STORED], "problem"
 
 
+_OVERLOADED: Final = _written(
+    503,
+    {
+        "type": f"{_TYPES}temporary-reduced-capacity",
+        "title": "Request cannot be satisfied due to temporary server capacity constraints",
+        "status": 503,
+        "detail": "This service has more to do than it can; Retry-After says when to try again.",
+    },
+)
 _UNAVAILABLE: Final = _written(
     503,
     {
@@ -197,6 +217,18 @@ def _for_nobody(rule: str) -> Rendered:
     return _written(429, problem)
 
 
+@lru_cache(_MOST_BLOCKS)
+def _blocked(status: int, rule: str) -> Rendered:
+    """Return the answer of a rule that blocks."""
+    detail = "This service does not accept such a request now." if status >= 500 else "Such requests are not accepted."
+    try:
+        title = HTTPStatus(status).phrase
+    except ValueError:
+        title = "Request not accepted"
+    problem = {"type": "about:blank", "title": title, "status": status, "detail": detail}
+    return _written(status, {**problem, "violated-policies": [rule]})
+
+
 def _ban_problem(policy: BanPolicy | None, *, ends: bool) -> tuple[int, dict[str, object]]:
     problem: dict[str, object] = {
         "type": f"{_TYPES}abnormal-usage-detected",
@@ -211,11 +243,11 @@ def _ban_problem(policy: BanPolicy | None, *, ends: bool) -> tuple[int, dict[str
     return 403 if policy is None else policy.status, problem
 
 
-def _problem(reason: Reason, violated: Sequence[tuple[str, Limit]]) -> tuple[int, dict[str, object]]:
+def _problem(reason: Reason, violated: Sequence[tuple[str, AnyLimit]]) -> tuple[int, dict[str, object]]:
     if reason is Reason.BLOCKED:
         detail = "Requests from this address are not accepted."
         return 403, {"type": "about:blank", "title": "Forbidden", "status": 403, "detail": detail}
-    allowed = " and ".join(f"{limit.amount} per {format_duration(limit.window_us)}" for _, limit in violated)
+    allowed = " and ".join(limit.said for _, limit in violated)
     problem: dict[str, object] = {
         "type": f"{_TYPES}quota-exceeded",
         "title": "Request cannot be satisfied as assigned quota has been exceeded",
@@ -224,6 +256,8 @@ def _problem(reason: Reason, violated: Sequence[tuple[str, Limit]]) -> tuple[int
     if reason is Reason.TOO_LARGE:
         problem["detail"] = f"This request costs more than {allowed} ever allows; it will not pass later either."
         problem["unsatisfiable"] = True
+    elif any(isinstance(limit, Concurrency) for _, limit in violated):
+        problem["detail"] = f"No more than {allowed}; try again when an earlier request has ended."
     else:
         problem["detail"] = f"No more than {allowed}; Retry-After says when to try again."
     problem["violated-policies"] = [name for name, _ in violated]

@@ -51,6 +51,7 @@ _EXAMPLES: Final = {
     "most": '"100/minute"',
     "path": '"/items/{id}"',
     "prefix_after": '"4/1h"',
+    "per_route": '"60/minute"',
     "preflight_limits": '"600/minute"',
     "rules": '[{ path = "*", limits = "100/minute" }]',
     "signals": '{ refused = 1, "/.env" = "ban" }',

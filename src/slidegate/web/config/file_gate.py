@@ -20,6 +20,7 @@ from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ...core.errors import ConfigurationError
+from ...core.kinds.any_limit import AnyLimit
 from ...core.logs import logger
 from ...core.protocols import Event, Observer
 from ...limiter import FailurePolicy, Limiter
@@ -30,7 +31,7 @@ from ..rules.rule import Exceeded, Rule
 from .file_options import Reading
 
 # For these, None in code means what leaving them out means.
-_NONE_IS_NOTHING: Final = frozenset({"client", "limiter", "limits", "rules"})
+_NONE_IS_NOTHING: Final = frozenset({"client", "limiter", "limits", "per_route", "rules"})
 
 
 Claim: TypeAlias = Callable[[str], str]
@@ -93,6 +94,10 @@ class GateAtWork(Protocol):
     @property
     def rules(self) -> Sequence[Rule]:
         """The rules of the gate."""
+
+    @property
+    def per_route(self) -> Sequence[AnyLimit]:
+        """The limits of each route."""
 
     @property
     def findings(self) -> list[Finding]:
@@ -203,12 +208,14 @@ class FileGate(Breakable, Generic[G]):
         return ()
 
     def _put_to_work(self, made: G) -> None:
-        before, self.app = self.app.rules, made
+        before, self.app = self.app, made
         self._tell(logging.INFO, "config_reloaded", f"{self._path}: rules at work: {len(made.rules)}")
-        windows = {rule.label: {limit.same_window for limit in rule.limits} for rule in before}
+        windows = {rule.label: {limit.same_window for limit in rule.limits} for rule in before.rules}
         for rule in made.rules:
             if windows.get(rule.label, set()) - {limit.same_window for limit in rule.limits}:
                 self._tell(logging.INFO, "windows_restarted", f"rule {rule.label!r} counts anew in other windows")
+        if made.per_route and {it.same_window for it in before.per_route} - {it.same_window for it in made.per_route}:
+            self._tell(logging.INFO, "windows_restarted", "per_route counts anew in other windows")
 
     def _tell(self, level: int, kind: str, message: str) -> None:
         logger.log(level, "%s: %s", kind, message)

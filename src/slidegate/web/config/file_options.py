@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ...core.bans.policy import BanPolicy
 from ...core.errors import ConfigurationError
+from ...core.kinds.any_limit import AnyLimit
 from ...core.limits import parse_limits
 from ...limiter import FailurePolicy, Limiter, check_failure_policy
+from ...limiter.quotas.quota import Quota
+from ...netlists.breadth import check_breadth
 from ...netlists.networks import Networks
-from ...netlists.reading import check_breadth
 from ..findings.codes import check_silence
 from ..keys import key as keys
 from ..keys.client_ip import ClientAddress, client_ip
@@ -25,6 +27,7 @@ from ..keys.path_param import path_param
 from ..keys.user import user
 from ..lists.network_files import AddressList, NetworkFile, NetworkFiles
 from ..lists.watching import Stamp, stamp_of
+from ..overload.shed import Shed
 from ..paths.patterns import compile_pattern
 from ..rules.rule import Exceeded, Rule
 from ..websockets.message_limits import MessageKey, MessageLimits
@@ -81,7 +84,10 @@ class Reading:
         options["headers"] = None if found.headers == "none" else found.headers
         with at("preflight_limits"):
             unlimited = found.preflight_limits == "unlimited"
-            options["preflight_limits"] = None if unlimited else parse_limits(found.preflight_limits)
+            options["preflight_limits"] = None if unlimited else parse_limits(_limits(found.preflight_limits))
+        if found.per_route is not None:
+            with at("per_route"):
+                options["per_route"] = parse_limits(_limits(found.per_route))
         with at("silence"):
             options["silence"] = check_silence(found.silence)
         with at("client"):
@@ -122,7 +128,7 @@ class Reading:
             return None
         at = self._document.at
         with at("messages", "limits"):
-            limits = parse_limits(table.limits)
+            limits = parse_limits(_limits(table.limits))
         with at("messages", "key"):
             key: MessageKey = (
                 "connection" if table.key == "connection" else self._key(table.key, None, client) or "client"
@@ -135,11 +141,12 @@ class Reading:
             raise document.error(("limits",), "give limits or rules, not both; limits is a rule for all paths")
         if found.rules is None:
             if found.limits is None:
-                if found.bans or self._code.get("bans") is not None:
+                given = found.bans, found.per_route, self._code.get("bans"), self._code.get("per_route")
+                if any(given):
                     return []
-                raise ConfigurationError(f'{document.path}: expected limits = "100/minute", or rules')
+                raise ConfigurationError(f'{document.path}: expected limits = "100/minute", or rules, or per_route')
             with document.at("limits"):
-                return [Rule("*", found.limits)]
+                return [Rule("*", _limits(found.limits))]
         rules: list[Rule] = []
         places: dict[str, int] = {}
         for number, table in enumerate(found.rules):
@@ -155,6 +162,12 @@ class Reading:
 
     def _rule(self, table: schema.RuleTable, client: ClientAddress, number: int) -> Rule:
         options = {name: getattr(table, name) for name in table.model_fields_set}
+        if table.limits is not None:
+            with self._document.at("rules", number, "limits"):
+                options["limits"] = _limits(table.limits)
+        if table.shed is not None:
+            with self._document.at("rules", number, "shed"):
+                options["shed"] = Shed(**table.shed.model_dump(exclude_unset=True))
         if table.count_if is not None:
             options["count_if"] = frozenset(table.count_if).__contains__
         if table.action == "track":
@@ -277,3 +290,18 @@ def _check_ban_key(key: schema.Key) -> None:
     for part in (*(key.combine or ()), key.fallback):
         if part is not None:
             _check_ban_key(part)
+
+
+def _limits(found: schema.Limits) -> str | AnyLimit | list[str | AnyLimit]:
+    """Return limits as code writes them.
+
+    Raises:
+        ConfigurationError: A quota cannot be read.
+    """
+    return [_limit(entry) for entry in found] if isinstance(found, list) else _limit(found)
+
+
+def _limit(found: str | schema.QuotaTable) -> str | AnyLimit:
+    return (
+        found if isinstance(found, str) else Quota(found.quota, zone=found.zone, starts=found.starts, name=found.name)
+    )

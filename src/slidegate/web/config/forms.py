@@ -37,7 +37,6 @@ def text_or(*others: str) -> Discriminator:
 
 Text: TypeAlias = Annotated[str, Tag("<text>")]
 Texts: TypeAlias = Annotated[list[str], Field(min_length=1), Tag("<list>")]
-Limits: TypeAlias = Annotated[Text | Texts, text_or("<list>")]
 Paths: TypeAlias = Annotated[Text | Texts, text_or("<list>")]
 Trusted: TypeAlias = Annotated[
     Text | Annotated[list[str], Tag("<list>")] | Annotated[int, Field(ge=1, le=64), Tag("<number>")],

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from .forms import Limits, Paths, Text, Texts, Trusted, form_of_list, text_or
+from .forms import Paths, Text, Texts, Trusted, form_of_list, text_or
 
 UNKNOWN_KEY: Final = "unknown_key"
 WRONG_TABLE: Final = "wrong_table"
@@ -36,6 +36,25 @@ class Environment(_Table):
     """The value of an environment variable."""
 
     env: str = Field(min_length=1, description="The name of the variable.")
+
+
+class QuotaTable(_Table):
+    """An amount for each day, week, month or year of the calendar."""
+
+    quota: str = Field(description='The amount and its period, such as "10000/month".')
+    zone: str = Field(default="UTC", description='The time zone of the calendar, such as "Europe/Berlin".')
+    starts: Annotated[Text | Annotated[int, Tag("<number>")], text_or("<number>")] | None = Field(
+        default=None,
+        description='Where periods start: "06:00" in a day, "sunday" in a week, 15 in a month, "04-01" in a year.',
+    )
+    name: str | None = Field(default=None, description="The name of the quota in headers.")
+
+
+LimitForm: TypeAlias = Annotated[Text | Annotated[QuotaTable, Tag("<table>")], text_or("<table>")]
+Limits: TypeAlias = Annotated[
+    Text | Annotated[QuotaTable, Tag("<table>")] | Annotated[list[LimitForm], Field(min_length=1), Tag("<list>")],
+    text_or("<table>", "<list>"),
+]
 
 
 class Client(_Table):
@@ -112,6 +131,16 @@ class KeyTable(_Table):
         return self
 
 
+class ShedTable(_Table):
+    """Sheds load while the service is overloaded."""
+
+    lag: str | None = Field(default=None, description='How late the event loop may be, such as "50ms".')
+    latency: str | None = Field(
+        default=None, description='How long admitted requests may take to their first byte on average, such as "2s".'
+    )
+    priority: int = Field(default=0, ge=0, le=9, description="How important the requests are; 0 is shed first.")
+
+
 class RuleTable(_Table):
     """Holds the requests it matches to its limits."""
 
@@ -120,6 +149,9 @@ class RuleTable(_Table):
         '"*" for all.'
     )
     limits: Limits | None = Field(default=None, description='Limits such as "5/minute; 50/hour".')
+    concurrency: int | None = Field(
+        default=None, ge=1, le=2**31 - 1, description="The largest number of requests of a key at a time."
+    )
     methods: Texts | None = Field(default=None, description="HTTP methods; by default all.")
     connection: Literal["http", "websocket"] | None = Field(
         default=None, description="Which requests to hold; by default both kinds."
@@ -130,8 +162,15 @@ class RuleTable(_Table):
         default=None, description="Count only requests whose answer has one of these statuses."
     )
     count_denied: bool = Field(default=False, description="Count refused requests as well.")
-    action: Literal["limit", "shadow", "track"] = Field(
-        default="limit", description="Refuse requests beyond the limits, only report them, or only track hot keys."
+    action: Literal["limit", "shadow", "track", "block"] = Field(
+        default="limit",
+        description="Refuse requests beyond the limits, only report them, only track hot keys, or refuse all requests.",
+    )
+    shed: ShedTable | None = Field(
+        default=None, description="Refuse with 503 while the service is overloaded; such a rule has no limits."
+    )
+    status: int | None = Field(
+        default=None, ge=400, le=599, description='With action = "block": the status of the answer; by default 403.'
     )
     capacity: int | None = Field(
         default=None,
@@ -220,6 +259,9 @@ class Configuration(_Table):
     limits: Limits | None = Field(default=None, description="Limits for each client, instead of rules.")
     rules: list[RuleTable] | None = Field(
         default=None, description="Rules that hold requests to limits; every rule that matches applies."
+    )
+    per_route: Limits | None = Field(
+        default=None, description="Limits of each route by itself, behind limits or rules, or alone."
     )
     client: Client = Field(
         default=Client(), description="The proxies that are trusted, and the prefixes that make one client."

@@ -44,6 +44,7 @@ async def charge(request: HTTPConnection, units: int, *, rule: str | None = None
         bucket.rule: (step.side.limiter, (bucket, key, units))
         for step in record
         for bucket, key, _ in step.decision.checks
+        if not bucket.held
     }
     if rule is None and len(counted) == 1:
         (rule,) = counted

@@ -11,9 +11,11 @@ from typing import Any, Final, TypeAlias
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
-from ...core.decision import Bucket, Decision, unique_name, wire_names
+from ...core.decision import Decision
+from ...core.kinds.wire_names import unique_name
 from ..paths.routes import Place, Places
-from ..rules.rule_set import BoundRule
+from ..rules.rule_set import BoundRule, buckets_of
+from ..rules.user_functions import Calls
 from .decorator import EndpointLimit, layers
 
 DecideAt: TypeAlias = Callable[[BoundRule, HTTPConnection], Awaitable[Decision | None]]
@@ -29,11 +31,13 @@ class EndpointBuckets:
     Args:
         claimed: An identity that no other middleware on the limiter has.
         decide: Decides about the limit of one bucket for a request.
+        calls: Calls the `count_if` functions.
     """
 
-    def __init__(self, claimed: str, decide: DecideAt) -> None:
+    def __init__(self, claimed: str, decide: DecideAt, calls: Calls) -> None:
         self._claimed = claimed
         self.decide = decide
+        self.calls = calls
         self._places = Places()
         self._bound: dict[tuple[EndpointLimit, Place | str, int, int], tuple[BoundRule, object]] = {}
         self._names: dict[Place | str, dict[str, str]] = {}
@@ -74,19 +78,21 @@ class EndpointBuckets:
         rule.paths = (path.encode("ascii", "backslashreplace").decode(),)
         facts = self._claimed, limit.rule.identity, labels
         digest = blake2b(repr(facts).encode(), digest_size=8).hexdigest()
-        identity = rule.name or f"{rule.label[:32]}:{digest}" + (f"#{turn + 1}" if turn else "")
+        identity = f"{rule.label[:32]}:{digest}" + (f"#{turn + 1}" if turn else "")
+        if rule.name is not None:
+            identity = rule.identity
         # Names have to differ on one response only, where limits are asked in the same order in every process.
         taken = self._names.setdefault(place, {})
         others = [name for name, owner in taken.items() if owner != identity]
-        names = [unique_name(name, others) for name in wire_names(rule.label, rule.limits)]
+        names = [unique_name(name, others) for name in rule.wire_names()]
         taken.update(dict.fromkeys(names, identity))
-        bucket = Bucket(identity, rule.limits, names, count_denied=rule.count_denied, label=rule.label)
         if len(self._bound) >= _MEMO:
             # Objects made on the way of a request; the buckets they stand for stay.
             self._bound.clear()
             self._names.clear()
         # The function is kept as well: the id of one that is gone may be given to another.
-        bound, _ = self._bound[limit, place, turn, id(endpoint)] = BoundRule(rule, bucket), endpoint
+        bound = BoundRule(rule, *buckets_of(rule, identity, names))
+        self._bound[limit, place, turn, id(endpoint)] = bound, endpoint
         return bound
 
 

@@ -9,22 +9,35 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Coroutine, Iterable
+from datetime import timedelta
 from inspect import Parameter, Signature
-from typing import Any, TypeVar, overload
+from typing import Any, ClassVar, TypeVar, overload
 
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 
-from ...core.decision import Decision
+from ...core.decision import Decision, Reason
 from ...core.errors import ConfigurationError, SlidegateError
 from ..keys.key import Key, KeyFunction
 from ..keys.user import names_user
-from ..options import names_checked
+from ..options import check_flag, names_checked
 from ..paths.routes import Place
 from ..record import Record
-from ..rules.rule import CostFunction, Limits, LimitsFunction, Rule
+from ..rules.rule import (
+    DEFAULT_WAIT_MAX,
+    Action,
+    CostFunction,
+    CountIf,
+    Exceeded,
+    Limits,
+    LimitsFunction,
+    Rule,
+)
+from ..rules.rule_set import BoundRule
 from ..scope_keys import OFF, RECORD
+from ..settling import Reservation
 from .decorator import decorate
+from .exemption import Exemption
 
 _T = TypeVar("_T", bound=Callable[..., Any])
 
@@ -71,40 +84,70 @@ class RateLimit:
     all routes below. Objects of one name share a bucket, also with a `Rule` of that name; a request is charged once.
 
     Args:
-        limits: As for `Rule`: ``"5/minute; 50/hour"``, a `Limit`, several, or a function of the request.
+        limits: As for `Rule`: ``"5/minute; 50/hour"``, a `Limit`, a `Quota`, several, or a function of the request.
         default_limits: The limits that apply when the `limits` function fails.
+        concurrency: As for `Rule`: at most so many requests of a key at a time; alone or beside limits.
         key: By which key to count, as for `Rule`; a function gets the request with its body.
         cost: Units for one request, or a function of the request (with its body), sync or async.
+        count_if: As for `Rule`: count only requests with such an answer.
         count_denied: Count refused requests as well.
+        action: ``"limit"``, ``"shadow"`` or ``"track"``, as for `Rule`.
+        on_exceeded: As for `Rule`, with ``action="track"``.
+        wait: As for `Rule`: a request that would be admitted within this time waits at the endpoint.
+        wait_max: The largest number of requests of one key that wait at a time.
+        override: Take the place of the middleware's `per_route` at this route, or at all routes below.
         name: What the limit is called in headers and logs, and what keeps its counts together.
+
+    Attributes:
+        exempt: Exempts an endpoint from `per_route`: ``@RateLimit.exempt``, or ``Depends(RateLimit.exempt)``.
 
     Raises:
         ConfigurationError: A value cannot work; or, on a request, no middleware stands above.
     """
 
+    exempt: ClassVar[Exemption] = Exemption()
+
     @names_checked
     def __init__(
         self,
-        limits: Limits | LimitsFunction,
+        limits: Limits | LimitsFunction | None = None,
         *,
         default_limits: Limits = "60/minute",
+        concurrency: int | str | None = None,
         key: Key | KeyFunction | None = None,
         cost: int | CostFunction = 1,
+        count_if: CountIf | None = None,
         count_denied: bool = False,
+        action: Action = "limit",
+        on_exceeded: Exceeded | None = None,
+        wait: str | float | timedelta | None = None,
+        wait_max: int = DEFAULT_WAIT_MAX,
+        override: bool = False,
         name: str | None = None,
     ) -> None:
+        if action == "block":
+            raise ConfigurationError(
+                'action: "block" goes with rules: write Rule("/admin", action="block"); an endpoint refuses by itself'
+            )
         self.rule = Rule(
             "*",
             limits,
             default_limits=default_limits,
+            concurrency=concurrency,
             key=None if isinstance(key, Key) else key,
             cost=cost,
+            count_if=count_if,
             count_denied=count_denied,
+            action=action,
+            on_exceeded=on_exceeded,
+            wait=wait,
+            wait_max=wait_max,
             name=name,
         )
         # A rule looks for path parameters in its own path; here the router has found them.
         self.rule.key = key
         self.by_user = names_user(key)
+        self.override = check_flag("override", override)
         # FastAPI asks the instance whether calling it is a coroutine and what it wants to be called with. If `__call__`
         # looked like the plain function that it is, FastAPI would drop the coroutine and let everything pass.
         vars(self)["__call__"] = self.check
@@ -113,7 +156,7 @@ class RateLimit:
         )
 
     def __repr__(self) -> str:
-        return f"<RateLimit {'; '.join(map(str, self.rule.limits))}>"
+        return f"<RateLimit {'; '.join(map(str, self.rule.all_limits))}>"
 
     @overload
     def __call__(self, connection: HTTPConnection) -> Coroutine[Any, Any, None]: ...
@@ -156,22 +199,36 @@ class RateLimit:
         if self.rule.name is None:
             turn = record.turn(self, bound.bucket.rule)
             bound = endpoints.bound(self, scope, endpoint, turn) if turn else bound
-        if record.charged(bound.bucket, side.limiter):
+        if record.charged(bound.bucket, side.limiter) or self._has_looked(record, bound):
             return
         decision = await endpoints.decide(bound, connection)
         if self.by_user and record.userless and (place := endpoints.place(scope)) is not None:
             # The route may have been added after the start, when the order of its dependencies was seen to.
             put_users_last([place])
-        if decision is None or decision.allowed:
-            if decision is not None:
-                record.add(decision)
+        if decision is None:
+            return
+        if decision.allowed:
+            self._note(record, bound, decision)
             return
         # All or nothing: units charged for this request before go back.
         await record.hand_back()
         record.add(decision)
         if not record.answered:
             record.refused = decision
+            record.unfinished = True
         raise LimitExceeded(decision)
+
+    def _has_looked(self, record: Record, bound: BoundRule) -> bool:
+        """Tell whether this limit only looks on, and has seen the request before."""
+        return self.rule.action != "limit" and record.has_looked(bound.bucket.rule)
+
+    def _note(self, record: Record, bound: BoundRule, decision: Decision) -> None:
+        """Note a decision that lets the request through, and what is left to do when it is answered."""
+        record.add(decision)
+        record.waited |= decision.reason is Reason.WAITED
+        record.unfinished |= self.rule.concurrency is not None
+        if self.rule.count_if is not None:
+            record.reserve(Reservation(bound.rule, record.side.limiter, decision, record.side.endpoints.calls))
 
 
 def put_users_last(places: Iterable[Place]) -> None:

@@ -13,8 +13,10 @@ from starlette.middleware.cors import CORSMiddleware
 
 from ...core.addresses import IPV6_PREFIX
 from ...core.bans.policy import BanPolicy
+from ...core.kinds.any_limit import AnyLimit
 from ...limiter import Limiter
 from ..keys.client_ip import ClientAddress
+from ..keys.key import everyone
 from ..lists.network_files import AddressList
 from ..paths.layers import layers
 from ..paths.patterns import compile_pattern
@@ -24,6 +26,9 @@ from ..rules.rule import Rule
 from .codes import Finding
 from .hidden_rules import hidden_rules
 from .workers import many_workers
+
+FEW_PLACES: Final = 100
+"""A concurrency limit up to this is taken for one of requests, and not of websockets, of which a process holds more."""
 
 _OF_THE_CLIENT: Final = re.compile(r"(?:^|\+)(?:header|cookie|query):")
 """Finds in the identity of a key a value that the client chooses, but no fallback of such a kind."""
@@ -44,6 +49,10 @@ class Guard(Protocol):
     @property
     def rules(self) -> Sequence[Rule]:
         """The rules that it holds requests to."""
+
+    @property
+    def per_route(self) -> Sequence[AnyLimit]:
+        """The limits of each route."""
 
 
 def examine(
@@ -74,8 +83,8 @@ def examine(
             f"limits are per process: with {where} a client gets up to that many times each; "
             'LmdbStore counts for all of them: Limiter.from_url("lmdb:///var/lib/app/slidegate")',
         )
-    for earlier, later in hidden_rules(gate.rules):
-        yield Finding("SG104", f"{later!r} can never apply: {earlier!r} comes first, covers it and ends the list")
+    yield from _about_order(gate)
+    yield from _about_places(gate)
     yield from _about_roots(gate)
     yield from _about_layers(gate)
     yield from _about_bans(gate, policies)
@@ -94,6 +103,33 @@ def _about_address(client: ClientAddress) -> Iterator[Finding]:
             f"ipv6_prefix={client.ipv6_prefix}: one customer usually has a whole /64 and can use any number of its "
             "addresses",
         )
+
+
+def _about_order(gate: Guard) -> Iterator[Finding]:
+    for earlier, later in hidden_rules(gate.rules):
+        yield Finding("SG104", f"{later!r} can never apply: {earlier!r} comes first, covers it and ends the list")
+    for rule in gate.rules:
+        if rule.blocks and rule.always:
+            yield Finding("SG119", f"{rule!r} blocks every request; give it a path, methods or a condition (when=...)")
+    last = next((rule for rule in gate.rules if rule.final and rule.always), None)
+    if gate.per_route and last is not None:
+        yield Finding("SG104", f"per_route can never apply: {last!r} covers all requests and ends the list")
+
+
+def _about_places(gate: Guard) -> Iterator[Finding]:
+    for rule in gate.rules:
+        few = rule.concurrency is not None and rule.concurrency.amount <= FEW_PLACES
+        if not few or rule.key is not everyone or rule.connection is not None:
+            continue
+        router = next((layer for layer in layers(gate.app) if hasattr(layer, "routes")), None)
+        for place in walk(router):
+            if place.connection == "websocket" and _is_met(rule, place.template):
+                yield Finding(
+                    "SG120",
+                    f"{rule!r}: an open websocket at {place.template!r} holds a place of everybody's; give the rule "
+                    'connection="http", and websockets one of their own',
+                )
+                break
 
 
 def _about_roots(gate: Guard) -> Iterator[Finding]:
@@ -161,14 +197,19 @@ def bans_by_address(policy: BanPolicy) -> bool:
 def _exempting(rules: Sequence[Rule], path: str) -> Rule | None:
     """Return the rule that exempts a path."""
     for rule in rules:
-        if rule.final and _ends(rule, path):
+        if rule.final and not rule.conditional and _ends(rule, path):
             return rule if rule.exempt else None
     return None
 
 
 def _ends(rule: Rule, path: str) -> bool:
     """Return whether a rule ends the list for a request that gets a path."""
-    about = "GET" in (rule.methods or {"GET"}) and rule.connection != "websocket"
+    return rule.connection != "websocket" and _is_met(rule, path)
+
+
+def _is_met(rule: Rule, path: str) -> bool:
+    """Return whether a rule is about a request that gets a path, or about a handshake at it."""
+    about = "GET" in (rule.methods or {"GET"})
     return about and (not rule.written or any(written.covers(path) for written in rule.written))
 
 

@@ -27,6 +27,10 @@ CODES: Final = {
     "SG114": "a list holds a network that nobody has",
     "SG115": "the store forgets what it counts",
     "SG116": "the user is known too late",
+    "SG117": "the routes cannot be seen",
+    "SG118": "an exemption exempts from nothing",
+    "SG119": "a rule blocks every request",
+    "SG120": "a few websockets can hold everybody's places",
 }
 """Every code, with its subject."""
 
@@ -66,5 +70,5 @@ def check_silence(silence: Iterable[str]) -> frozenset[str]:
         if not isinstance(code, str):
             raise ConfigurationError(f"silence: {example}, not {code!r} in it")
         if code not in CODES:
-            raise ConfigurationError(f"silence: unknown code {code!r}{closest(code.upper(), CODES)}")
+            raise ConfigurationError(f"silence: unknown code {code!r}{closest(code.upper().replace('O', '0'), CODES)}")
     return frozenset(codes)

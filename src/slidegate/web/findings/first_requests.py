@@ -38,6 +38,11 @@ class Watch:
         self._found: set[str] = set()
 
     @property
+    def fresh(self) -> bool:
+        """Whether no request was checked yet."""
+        return self._left == WATCHED
+
+    @property
     def over(self) -> bool:
         """Whether enough requests were checked."""
         return self._left <= 0

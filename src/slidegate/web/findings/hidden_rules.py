@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from ..paths.path_index import PathIndex
 from ..paths.patterns import PathPattern
 from ..rules.rule import Rule
 
@@ -15,10 +16,36 @@ _ALL_BELOW: Final = re.compile(r"([^{]*)\{\w+:path\}")
 
 def hidden_rules(rules: Sequence[Rule]) -> Iterator[tuple[Rule, Rule]]:
     """Yield (earlier, later) where the earlier rule ends the list for every request that the later one matches."""
+    ends = _Ends()
     for place, later in enumerate(rules):
-        earlier = next((rule for rule in rules[:place] if rule.final and _covers(rule, later)), None)
+        earlier = next((rules[end] for end in ends.that_may_cover(later) if _covers(rules[end], later)), None)
         if earlier is not None:
             yield earlier, later
+        if (later.final or later.blocks) and not later.conditional:
+            ends.add(place, later)
+
+
+class _Ends:
+    """Finds the final rules, among thousands, that may cover another rule."""
+
+    def __init__(self) -> None:
+        self._everywhere: list[int] = []
+        self._index = PathIndex()
+        self._alike: dict[str, list[int]] = {}
+
+    def add(self, place: int, rule: Rule) -> None:
+        if not rule.patterns:
+            self._everywhere.append(place)
+        for path, (_, convertors) in zip(rule.paths, rule.patterns, strict=False):
+            self._index.add(path, convertors, place)
+            self._alike.setdefault(_nameless(path), []).append(place)
+
+    def that_may_cover(self, later: Rule) -> Sequence[int]:
+        """Return the places of the final rules that may cover all paths of a rule, in their order."""
+        # A rule that covers all paths covers the first one, and the text that it begins with.
+        path = later.paths[0]
+        found = {*self._everywhere, *self._alike.get(_nameless(path), ())}
+        return sorted(found.union(self._index.find(path.partition("{")[0])))
 
 
 def _covers(earlier: Rule, later: Rule) -> bool:

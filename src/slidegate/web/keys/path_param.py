@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from decimal import Decimal
 from typing import Any
 
 from starlette.convertors import Convertor, IntegerConvertor
@@ -102,6 +101,9 @@ def _meaning(convertor: Convertor[Any], text: str) -> str:
     with suppress(ValueError):
         return str(convertor.convert(text))
     if isinstance(convertor, IntegerConvertor):
+        # Only a spelling as odd as 1.0 needs this.
+        from decimal import Decimal
+
         with suppress(ValueError, ArithmeticError):
             return str(int(Decimal(text)))
     return text

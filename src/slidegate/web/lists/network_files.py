@@ -12,16 +12,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from ...core.errors import ConfigurationError
 from ...core.logs import logger
 from ...core.networks import Networks
 from ...core.observers import Observers
 from ...core.protocols import Clock, Event, Observer
-from ...netlists.formats import check_format
-from ...netlists.reading import NetworkList, NetworkReading, check_breadth
+from ...netlists.breadth import check_breadth
 from .watching import SHRUNK_S, Change, Follower, stamp_of
+
+if TYPE_CHECKING:
+    from ...netlists.reading import NetworkList
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,8 @@ class NetworkFile:
     strict: bool = True
 
     def __post_init__(self) -> None:
+        from ...netlists.formats import check_format  # most processes read no file of networks
+
         if not isinstance(self.path, (str, PathLike)) or not Path(self.path).name:
             raise ConfigurationError(f'path: expected a file, for example "drop.netset", not {self.path!r}')
         if not isinstance(self.name, str):
@@ -63,6 +67,8 @@ class NetworkFile:
         Raises:
             ConfigurationError: It cannot be read, or a line of it; the message names the line.
         """
+        from ...netlists.reading import NetworkList, NetworkReading
+
         return NetworkList(NetworkReading(self.path, strict=self.strict, format=self.format, column=self.column))
 
 

@@ -53,7 +53,7 @@ def readings(path: str) -> tuple[str, ...]:
     if len(path) > LONGEST or not is_odd(path):
         return (path,)
     found = {path: None}
-    for step in (_without_newlines, _without_matrix, _without_dots, _with_single_slashes, _without_dots):
+    for step in _STEPS:
         found.update(dict.fromkeys([step(text) for text in found]))
     for text in [text for text in found if _DOTS_LAST.search(text)]:
         # "/a/." is "/a/" for some and "/a" for others.
@@ -143,3 +143,14 @@ def _spelled(path: str, convertors: Mapping[str, Convertor[Any]]) -> re.Pattern[
         regex += f"{re.escape(path[end : found.start()])}(?P<{found[1]}>{value})"
         end = found.end()
     return re.compile(f"{regex}{re.escape(path[end:])}$", re.DOTALL)
+
+
+_STEPS: Final = (
+    _without_newlines,
+    _without_matrix,
+    _without_newlines,
+    _without_dots,
+    _with_single_slashes,
+    _without_dots,
+)
+"""What readers do, in the orders in which several of them stand one behind the other."""

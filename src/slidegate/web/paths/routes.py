@@ -108,6 +108,13 @@ class Place:
         return bool(self.route.matches(scope)[0] is Match.FULL)
 
 
+def methods_of(route: Any) -> str:
+    """Return the methods of a route for people to read: ``GET,POST``, ``*`` for all, ``WS`` for a websocket."""
+    methods = getattr(route, "methods", None)
+    names = ",".join(sorted(set(methods) - ({"HEAD"} if "GET" in methods else set()))) if methods else "*"
+    return names if hasattr(route, "methods") else "WS"
+
+
 def walk(app: object) -> Iterator[Place]:
     """Yield every place of an application, a router, or a wrapper around one."""
     yield from _below(app, ())
@@ -208,8 +215,7 @@ def _frontends(
 def _place(route: Any, mounts: tuple[Mount | Host, ...], above: tuple[Required, ...]) -> Place:
     template = f"{_prefix(mounts)}{route.path_format}"
     methods = getattr(route, "methods", None)
-    names = ",".join(sorted(set(methods) - ({"HEAD"} if "GET" in methods else set()))) if methods else "*"
-    label = f"{names if hasattr(route, 'methods') else 'WS'} {template}"
+    label = f"{methods_of(route)} {template}"
     return Place(mounts, route, above, template, frozenset(methods) if methods else None, label)
 
 

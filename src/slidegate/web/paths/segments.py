@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Final, TypeAlias
 
 from starlette.convertors import PathConvertor, StringConvertor
@@ -14,6 +15,7 @@ _ANY: Final = re.compile("[^/]+")
 _REST: Final = re.compile(".*")
 
 
+@lru_cache(4_096)
 def segments(path: str) -> Segments:
     """Split a path in Starlette's syntax: text, a pattern for parameters, `_REST` for ``{rest:path}`` at the end."""
     found: list[str | re.Pattern[str]] = []

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
@@ -34,19 +34,27 @@ class Reached(NamedTuple):
         template: The same path, as the mounts and the route are written.
         route: The route; None for an application without routes, such as a directory of files.
         sure: Whether everything on the way is known, so nothing can have changed the path unseen.
+        written: The template as text, with the hosts on the way: ``//api.example.org/items/{id:int}``.
+        end: The endpoint of the route, or the application without routes; None for a route that tells no endpoint.
+        answers: Whether the route takes the method too; where it does not, the router answers 405.
     """
 
     text: str
     template: Segments
     route: Any
     sure: bool
+    written: str
+    end: Any = None
+    answers: bool = True
 
 
 class _Way(NamedTuple):
-    """The way to an application: the text that mounts have read, their templates, and whether all on it is known."""
+    """The way to an application: the text that mounts have read, their templates without and with hosts, and whether
+    all on it is known."""
 
     text: str = ""
     template: str = ""
+    written: str = ""
     sure: bool = True
     depth: int = 0
 
@@ -60,6 +68,7 @@ class Tree:
 
     def __init__(self, app: object) -> None:
         self._app = app
+        self._lists: Sequence[Sized] = ()
         self._size: int | None = None
         self._rooted = self._varies = False
 
@@ -89,21 +98,26 @@ class Tree:
     @property
     def rooted(self) -> bool:
         """Whether an application somewhere below gives itself a `root_path`."""
-        if self._router is not None and len(self._router.routes) != self._size:
-            self._survey()
+        self.changed()
         return self._rooted
 
     @property
     def varies(self) -> bool:
         """Whether a route somewhere below looks at more than type, method, path and root, as `Host` does."""
+        self.changed()
         return self._router is None or self._varies
 
-    def _survey(self) -> None:
-        """Look through all routes; `rooted` asks for it again when the outermost router has more or fewer."""
-        self._size = len(self._router.routes)
+    def changed(self) -> bool:
+        """Return whether some router below has more or fewer routes than when this was asked last."""
+        router = self._router
+        if router is None or len(router.routes) + sum(map(len, self._lists)) == self._size:
+            return False
+        self._lists = list(_nested_routes(router.routes, 0))
+        self._size = len(router.routes) + sum(map(len, self._lists))
         found = list(_peculiar(self._app, 0))
         self._rooted = "root" in found
         self._varies = "route" in found
+        return True
 
     @cached_property
     def _router(self) -> Any:
@@ -130,7 +144,7 @@ def _enter(app: Any, scope: Scope, way: _Way) -> Reached | None:
             break
     if not hasattr(app, "routes"):
         rest = f"/{app.get_path(scope)}" if hasattr(app, "lookup_path") else route_path(scope)
-        return _reached(way, "/" if rest == "/." else rest, _ALL_BELOW)
+        return _reached(way, "/" if rest == "/." else rest, _ALL_BELOW, end=app)
     router = getattr(app, "router", app)
     wrapped = [made.cls for made in getattr(app, "user_middleware", ())]
     bare = getattr(router, "middleware_stack", None) in (None, getattr(router, "app", None))
@@ -146,9 +160,9 @@ def _ask(router: Any, scope: Scope, way: _Way) -> Reached | None:
     for route in flat_routes(router.routes):
         match, child = route.matches(scope)
         if match is Match.FULL:
-            return _follow(route, scope, child, way)
+            return _follow(route, scope, child, way._replace(written=way.written + _host(route, router)))
         if match is Match.PARTIAL and partial is None:
-            partial = _at(route, scope, way)
+            partial = _at(route, scope, way)._replace(answers=False)
     if partial is None and not _redirects(router, scope):
         return _frontend(router, scope, way)
     return partial
@@ -160,7 +174,7 @@ def _follow(route: Any, scope: Scope, child: Scope, way: _Way) -> Reached | None
     if isinstance(route, Mount):
         written = route.path_format.removesuffix("/{path}")
         text = way.text + _filled(written, route, scope)
-        way = way._replace(text=text, template=way.template + route.path)
+        way = way._replace(text=text, template=way.template + route.path, written=way.written + route.path)
     scope.update(child)
     return _enter(route.app, scope, way)
 
@@ -169,7 +183,18 @@ def _at(route: Any, scope: Scope, way: _Way) -> Reached:
     if not hasattr(route, "path_regex") or not hasattr(route, "path_format"):
         return _reached(way._replace(sure=False), route_path(scope), _ALL_BELOW, route)
     written = getattr(route, "path", None) or route.path_format
-    return _reached(way, _filled(route.path_format, route, scope), written, route)
+    return _reached(way, _filled(route.path_format, route, scope), written, route, getattr(route, "endpoint", None))
+
+
+def _host(route: Any, router: Any) -> str:
+    """Return the host that a route asks for, if its application is found at this host alone; else nothing.
+
+    A client writes what it likes into the Host header, so two names of one application are no two places.
+    """
+    if not isinstance(route, Host):
+        return ""
+    handed_on = [getattr(other, "_base_app", getattr(other, "app", None)) for other in flat_routes(router.routes)]
+    return f"//{route.host}" if sum(app is route.app for app in handed_on) == 1 else ""
 
 
 def _frontend(router: Any, scope: Scope, way: _Way) -> Reached | None:
@@ -191,8 +216,9 @@ def _redirects(router: Any, scope: Scope) -> bool:
     return any(route.matches(other)[0] is not Match.NONE for route in flat_routes(router.routes))
 
 
-def _reached(way: _Way, rest: str, written: str, route: object = None) -> Reached:
-    return Reached(way.text + rest, segments(way.template + written), route, way.sure)
+def _reached(way: _Way, rest: str, written: str, route: object = None, end: object = None) -> Reached:
+    template = segments(way.template + written)
+    return Reached(way.text + rest, template, route, way.sure, way.written + written, end)
 
 
 def _filled(written: str, route: Any, scope: Scope) -> str:
@@ -201,6 +227,18 @@ def _filled(written: str, route: Any, scope: Scope) -> str:
         return written
     found = route.path_regex.match(route_path(scope))
     return _PARAMETER.sub(lambda parameter: found[parameter[1]], written)
+
+
+def _nested_routes(routes: Iterable[Any], depth: int) -> Iterator[Sized]:
+    """Yield the lists of routes in the routers below some routes."""
+    for listed in routes if depth < _DEPTH else ():
+        route = getattr(listed, "starlette_route", None) or listed
+        inner = getattr(listed, "original_router", None)
+        if inner is None and isinstance(route, (Mount, Host)):
+            inner = next((layer for layer in layers(route.app) if hasattr(layer, "routes")), None)
+        if inner is not None:
+            yield inner.routes
+            yield from _nested_routes(inner.routes, depth + 1)
 
 
 def _peculiar(app: object, depth: int) -> Iterator[str]:

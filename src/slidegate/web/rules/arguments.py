@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Final
+from inspect import Parameter, isclass, iscoroutinefunction, signature
+from typing import Any, Final
 
 from ...core.errors import ConfigurationError
-from ...core.limits import Limit
+from ...core.kinds.any_limit import AnyLimit
 from ..keys.key import KeyFunction
 from ..paths.patterns import compile_pattern
 
+_BY_PLACE: Final = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 _NOTHING: Final = re.compile(r"(?:[^:]{0,64}:)?\s*[-+]?0+\s*(?:/|per\b)", re.ASCII | re.IGNORECASE)
 
 
@@ -59,8 +61,40 @@ def checked_function(key: KeyFunction | None) -> KeyFunction | None:
     return key
 
 
+def checked_condition(when: object) -> Any:
+    """Return the user's condition.
+
+    Raises:
+        ConfigurationError: It is no function of the request.
+    """
+    if when is not None and (not callable(when) or isclass(when)):
+        example = 'lambda request: "curl" in request.headers.get("user-agent", "")'
+        raise ConfigurationError(f"when: expected a function of the request such as {example}, not {when!r}")
+    return when
+
+
+def checked_count_if(count_if: object) -> int:
+    """Return how many of status, header fields and request the user's function takes.
+
+    Raises:
+        ConfigurationError: It is no plain function of 1 to 3 parameters.
+    """
+    example = "lambda status: status == 401, or lambda status, headers, request: ..."
+    if not callable(count_if) or iscoroutinefunction(count_if):
+        raise ConfigurationError(f"count_if: expected a plain function such as {example}, not {count_if!r}")
+    try:
+        parameters = signature(count_if).parameters.values()
+    except (TypeError, ValueError):
+        return 1  # some functions in C have no signature
+    needed = [parameter for parameter in parameters if parameter.default is Parameter.empty]
+    places = [parameter for parameter in needed if parameter.kind in _BY_PLACE]
+    if len(places) > 3 or any(parameter.kind is Parameter.KEYWORD_ONLY for parameter in needed) or not parameters:
+        raise ConfigurationError(f"count_if: expected 1 to 3 parameters, as in {example}, not {count_if!r}")
+    return max(len(places), 1)
+
+
 def says_nobody(limits: object) -> bool:
     """Return whether limits let nobody through: they are the word "nobody", or one of them has the amount 0."""
     if isinstance(limits, str):
         return limits.strip().lower() == "nobody" or any(map(_NOTHING.match, limits.split(";")))
-    return not isinstance(limits, Limit) and isinstance(limits, Iterable) and any(map(says_nobody, limits))
+    return not isinstance(limits, AnyLimit) and isinstance(limits, Iterable) and any(map(says_nobody, limits))

@@ -7,6 +7,8 @@ request reaches. An ordinary path has one reading, and the routes are not asked.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from starlette.types import Scope
 
 from ..paths.below_root import below
@@ -22,7 +24,15 @@ class Sight:
     Args:
         scope: The ASGI scope of the request.
         tree: The routes below the gate.
+
+    Attributes:
+        endless: Whether the path is odd and too long to be read: it may mean any path.
     """
+
+    __slots__ = (
+        "_asked", "_direct", "_every", "_method", "_odd", "_ordinary", "_path", "_prefix", "_reached", "_scope",
+        "_tree", "_type", "endless",
+    )  # fmt: skip
 
     def __init__(self, scope: Scope, tree: Tree) -> None:
         self._scope = scope
@@ -40,7 +50,7 @@ class Sight:
         self._every: tuple[str, ...] = (here,)
         self._direct: tuple[str, ...] = (here,)
         self._odd: tuple[str, ...] = ()
-        self._endless = False
+        self.endless = False
         clear = not root or (here != path and tree.known(scope))
         self._ordinary = clear and not (tree.rooted or is_odd(here) or (here[-1:] == "/" and here != "/"))
         if not self._ordinary:
@@ -51,7 +61,7 @@ class Sight:
         here, as_given = self._path, below(given, path)
         if len(path) > LONGEST and is_odd(path):
             # Working out every reading costs more than it is worth: no honest client sends such a path.
-            self._endless = True
+            self.endless = True
             return
         self._every = readings(here)
         if here != as_given:
@@ -66,6 +76,13 @@ class Sight:
             self._direct = (*self._direct, self.reached.text)
             if self.reached.text != here.rstrip("/"):
                 self._every = (*self._every, self.reached.text)
+
+    def texts(self) -> Iterable[str]:
+        """Return every text that a rule's path is compared with; a rule that matches none of them cannot apply."""
+        if not (self._odd or self._prefix or len(self._direct) > 1):
+            return self._direct
+        texts = dict.fromkeys((*self._direct, *self._odd))
+        return [*texts, *(self._prefix + text for text in texts)] if self._prefix else texts
 
     @property
     def lasting(self) -> bool:
@@ -87,7 +104,7 @@ class Sight:
             return None
         if rule.connection is not None and self._type != rule.connection:
             return None
-        if not rule.written or self._endless:
+        if not rule.written or self.endless:
             return self._path
         if self._ordinary and not rule.has_spellings:
             return self._limited_plainly(rule)
@@ -113,7 +130,7 @@ class Sight:
             return False
         if not rule.written:
             return True
-        return not self._endless and all(any(written.covers(text) for written in rule.written) for text in self._every)
+        return not self.endless and all(any(written.covers(text) for written in rule.written) for text in self._every)
 
     def _oddly(self, written: Written) -> str | None:
         """Return an odd reading that matches a path of a rule, if that path may mean the route that is reached."""

@@ -8,31 +8,47 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import timedelta
 from hashlib import blake2b
-from inspect import iscoroutinefunction
 from typing import Final, Literal, TypeAlias
 
+from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 
 from ...core.decision import Decision
 from ...core.durations import format_duration
 from ...core.errors import ConfigurationError
+from ...core.kinds.any_limit import AnyLimit
+from ...core.kinds.concurrency import Concurrency
+from ...core.kinds.wire_names import unique_name, wire_names
 from ...core.limits import MAX_AMOUNT, Limit, check_name, check_whole, parse_duration_us, parse_limits
 from ...core.statistics.hot_keys import MAX_CAPACITY
 from ...limiter import check_cost
 from ..keys.key import Key, KeyFunction
 from ..keys.path_param import bind
-from ..options import check_flag, names_checked
+from ..options import check_flag, expect, names_checked
+from ..overload.shed import Shed
 from ..paths.patterns import PathPattern, compile_pattern
 from ..paths.readings import Written
-from .arguments import checked_function, checked_methods, checked_paths, says_nobody
+from .arguments import (
+    checked_condition,
+    checked_count_if,
+    checked_function,
+    checked_methods,
+    checked_paths,
+    says_nobody,
+)
 
 CostFunction: TypeAlias = Callable[[HTTPConnection], int | Awaitable[int]]
-Limits: TypeAlias = str | Limit | Iterable[str | Limit]
+Limits: TypeAlias = str | AnyLimit | Iterable[str | AnyLimit]
 LimitsFunction: TypeAlias = Callable[[HTTPConnection], Limits | Awaitable[Limits]]
-StatusFunction: TypeAlias = Callable[[int], bool]
+CountIf: TypeAlias = (
+    Callable[[int], object] | Callable[[int, Headers], object] | Callable[[int, Headers, HTTPConnection], object]
+)
+"""Says of an answer whether it counts: of its status, also of its header fields, also of the request."""
 Exceeded: TypeAlias = Callable[[str, Decision], Awaitable[None] | None]
 Connection: TypeAlias = Literal["http", "websocket"]
-Action: TypeAlias = Literal["limit", "shadow", "track"]
+Action: TypeAlias = Literal["limit", "shadow", "track", "block"]
+Condition: TypeAlias = Callable[[HTTPConnection], object]
+"""Says whether a rule applies to a request: true or false, or an awaitable of it."""
 
 DEFAULT_WAIT_MAX: Final = 16
 
@@ -44,26 +60,36 @@ class Rule:
         path: A path in Starlette's syntax (``"/items/{id:int}"``, ``"/api/{rest:path}"``), a list of such paths, which
             then share their counts, or ``"*"`` for all. It is compared with the path below `root_path`: a limit applies
             if one reading of the request's path leads to it, `exempt` and `final` only if all readings do.
-        limits: ``"5/minute; 50/hour"``, a `Limit` or several; or a function of the request, sync or async, that returns
-            them, ``"unlimited"`` or ``"nobody"``, for limits that depend on the client. Needed unless `exempt`.
+        limits: ``"5/minute; 50/hour"``, a `Limit`, a `Quota` or several; or a function of the request, sync or async,
+            that returns them, ``"unlimited"`` or ``"nobody"``, for limits that depend on the client. Needed unless
+            `exempt`.
         default_limits: The limits that apply when the `limits` function fails; ``"nobody"`` refuses then.
+        when: A function of the request (which has no body here), sync or async: the rule applies only where it returns
+            something true. Where it fails, limits and blocks apply, and exemptions do not.
+        concurrency: ``"4"`` or 4: at most so many requests of a key at a time, alone or beside limits. A request counts
+            from its admission to the last byte of its answer, a websocket to its end.
         methods: HTTP methods, by default all; GET includes HEAD. A websocket handshake is a GET. A limit applies
             in whatever case a method is sent.
         connection: ``"http"`` or ``"websocket"``; by default both.
         key: Whom to count: `everyone`, `header(...)`, or a function, sync or async, of the request (which has no body
             here) that returns text, or None to leave the request uncounted. By default the middleware's `client`.
         cost: Units for one request, or a function of the request, sync or async.
-        count_if: Count only requests whose answer has such a status: ``lambda status: status == 401``. The cost is
+        count_if: Count only requests with such an answer: ``lambda status: status == 401``; a function of two or three
+            parameters also gets the header fields of the answer, and the request (which has no body here). The cost is
             reserved first and handed back when the response starts, so concurrent requests cannot pass the bound.
         count_denied: Count refused requests as well: a client that goes on hammering stays refused.
         action: ``"limit"`` refuses; ``"shadow"`` decides on windows of its own, reports, and never refuses; ``"track"``
-            counts every request and calls `on_exceeded` when a key passes the limit.
+            counts every request and calls `on_exceeded` when a key passes the limit; ``"block"`` refuses every request
+            that it meets, has no limits, and ends the list.
+        status: The status of the answer to a blocked request, 400 to 599; by default 403.
+        shed: Refuse with 503 while the service is overloaded: ``Shed(lag="50ms")``. Such a rule has no limits.
         on_exceeded: Called with the key and the decision, sync or async, once each time a key passes the limit of a
             ``"track"`` rule.
         capacity: For a ``"track"`` rule with one limit: do not keep exact windows for every key in the store, but find
             the hot keys of this process with `HotKeys`, which counts this many keys, 1 to 10,000, in each fifth of the
             window. The times in the decision are then upper bounds.
-        wait: ``"200ms"``: a request that would be admitted within this time waits instead of being refused.
+        wait: ``"200ms"``: a request that would be admitted within this time waits instead of being refused. For a place
+            requests wait in the order in which they came to this process, as long as this at most.
         wait_max: The largest number of requests of one key that wait at a time.
         lease: For hot keys on a shared store: take up to this many units of a limit in one question, and answer from
             them. Needs limits above their resolution. In memory it changes nothing.
@@ -83,13 +109,17 @@ class Rule:
         limits: Limits | LimitsFunction | None = None,
         *,
         default_limits: Limits = "60/minute",
+        when: Condition | None = None,
+        concurrency: int | str | None = None,
         methods: Iterable[str] | None = None,
         connection: Connection | None = None,
         key: Key | KeyFunction | None = None,
         cost: int | CostFunction = 1,
-        count_if: StatusFunction | None = None,
+        count_if: CountIf | None = None,
         count_denied: bool = False,
         action: Action = "limit",
+        status: int | None = None,
+        shed: Shed | None = None,
         on_exceeded: Exceeded | None = None,
         capacity: int | None = None,
         wait: str | float | timedelta | None = None,
@@ -104,6 +134,10 @@ class Rule:
         if connection not in (None, "http", "websocket"):
             raise ConfigurationError(f'connection: expected "http" or "websocket", not {connection!r}')
         self.connection = connection
+        self.when = checked_condition(when)
+        self.shed = expect("shed", shed, Shed, 'Shed(lag="50ms")')
+        self.blocks = action == "block" or shed is not None
+        self.concurrency = None if concurrency is None else Concurrency(concurrency)
         self._read_limits(limits, default_limits, exempt)
         self.key = bind(key, self._spelled(), self.paths) if isinstance(key, Key) else checked_function(key)
         self._read_counting(cost, count_if, count_denied)
@@ -113,6 +147,9 @@ class Rule:
         self.lease = self._checked_lease(lease) if lease != 0 or isinstance(lease, bool) else 0
         self.name = None if name is None else check_name(name, "rule name")
         self._read_end(exempt, final)
+        self.status = self._checked_status(status)
+        if self.concurrency is not None:
+            self._check_concurrency(self.concurrency)
 
     def _read_paths(self, path: str | Iterable[str]) -> None:
         self.paths = checked_paths(path)
@@ -121,7 +158,7 @@ class Rule:
         self.has_spellings = any(written.spelled is not None for written in self.written)
 
     def _read_limits(self, limits: Limits | LimitsFunction | None, default_limits: Limits, exempt: bool) -> None:
-        if exempt is not True and limits is None:
+        if exempt is not True and limits is None and self.concurrency is None and not self.blocks:
             raise ConfigurationError(f'{self._call}: expected limits, for example {self._call[:-1]}, "5/minute")')
         if exempt and limits is not None:
             raise ConfigurationError(f"{self._call}: exempt requests are not counted; leave out limits or exempt=True")
@@ -129,18 +166,15 @@ class Rule:
         default = () if callable(limits) and says_nobody(default_limits) else parse_limits(default_limits)
         self.limits = default if callable(limits) else () if limits is None else parse_limits(limits)
 
-    def _read_counting(self, cost: int | CostFunction, count_if: StatusFunction | None, count_denied: bool) -> None:
+    def _read_counting(self, cost: int | CostFunction, count_if: CountIf | None, count_denied: bool) -> None:
         self.cost = cost if callable(cost) else self._fixed_cost(cost)
-        if count_if is not None and (not callable(count_if) or iscoroutinefunction(count_if)):
-            raise ConfigurationError(
-                f"count_if: expected a plain function such as lambda status: status == 401, not {count_if!r}"
-            )
-        self.count_if = count_if
+        self.count_if: Callable[..., object] | None = count_if
+        self.count_if_takes = 0 if count_if is None else checked_count_if(count_if)
         self.count_denied = check_flag("count_denied", count_denied)
 
     def _read_action(self, action: Action, on_exceeded: Exceeded | None) -> None:
-        if action not in ("limit", "shadow", "track"):
-            raise ConfigurationError(f'action: expected "limit", "shadow" or "track", not {action!r}')
+        if action not in ("limit", "shadow", "track", "block"):
+            raise ConfigurationError(f'action: expected "limit", "shadow", "track" or "block", not {action!r}')
         if on_exceeded is not None and not callable(on_exceeded):
             raise ConfigurationError(f"on_exceeded: expected a function of key and decision, not {on_exceeded!r}")
         if (on_exceeded is None) is (action == "track"):
@@ -158,8 +192,56 @@ class Rule:
     def _read_end(self, exempt: bool, final: bool) -> None:
         self.exempt = check_flag("exempt", exempt)
         self.final = check_flag("final", final) or exempt
-        if self.action != "limit" and (self.final or self.wait_us):
+        if self.action in ("shadow", "track") and (self.final or self.wait_us):
             raise ConfigurationError(f"action: {self.action!r} only looks on; leave out exempt, final and wait")
+
+    def _checked_status(self, status: int | None) -> int:
+        if status is not None and (not self.blocks or self.shed is not None):
+            raise ConfigurationError(f'status: it goes with action="block", not {self.action!r}')
+        if not self.blocks:
+            return 403
+        by = 'action="block"' if self.shed is None else "shed"
+        for what, given in (
+            ("limits", self.limits != () or self.limits_function is not None),
+            ("key", self.key is not None),
+            ("cost", self.cost != 1),
+            ("count_denied", self.count_denied),
+            ("wait", self.wait_us > 0),
+            ("lease", self.lease > 0),
+            ("exempt or final", self.final),
+            ("concurrency", self.concurrency is not None),
+            ("action", self.shed is not None and self.action != "limit"),
+        ):
+            if given:
+                raise ConfigurationError(f"{self._call}: {by} counts nothing; leave out {what}")
+        if status is None:
+            return 403 if self.shed is None else 503
+        check_whole(status, 400, 599, "status", "for example 503")
+        return status
+
+    def _check_concurrency(self, concurrency: Concurrency) -> None:
+        """Check what stands beside a concurrency limit."""
+        for what, given in (
+            ("exempt", self.exempt),
+            (f'action="{self.action}"', self.action != "limit"),
+            ("lease", self.lease > 0),
+        ):
+            if given:
+                raise ConfigurationError(
+                    f"concurrency: it does not go with {what}; leave one of them out, not {concurrency.amount!r}"
+                )
+        if self.limits or self.limits_function is not None:
+            return
+        for what, given in (
+            ("cost", self.cost != 1),
+            ("count_if", self.count_if is not None),
+            ("count_denied", self.count_denied),
+        ):
+            if given:
+                raise ConfigurationError(
+                    f"{what}: it is about the units of limits; add limits such as "
+                    f'{self._call[:-1]}, "60/minute", concurrency={concurrency.amount}), or leave it out'
+                )
 
     def _checked_capacity(self, capacity: int) -> int:
         check_whole(capacity, 1, MAX_CAPACITY, "capacity", "for example 1_000")
@@ -168,6 +250,10 @@ class Rule:
         if self.limits_function is not None or len(self.limits) != 1:
             given = "a function" if self.limits_function is not None else "; ".join(map(str, self.limits)) or "none"
             raise ConfigurationError(f'capacity: expected one limit, for example "100/5s", not {given}')
+        if not isinstance(self.limits[0], Limit):
+            raise ConfigurationError(
+                f'capacity: expected a sliding limit, for example "100/5s", not the quota {str(self.limits[0])!r}'
+            )
         if self.cost != 1:
             raise ConfigurationError(f"capacity: it counts requests; leave out cost, or capacity, not {self.cost!r}")
         return capacity
@@ -185,6 +271,10 @@ class Rule:
         for limit in self.limits if self.limits_function is None else ():
             if lease > limit.amount:
                 raise ConfigurationError(f"lease: expected at most what {str(limit)!r} allows, not {lease!r}")
+            if not isinstance(limit, Limit):
+                raise ConfigurationError(
+                    f'lease: it goes with sliding limits, for example "1000/second", not with the quota {str(limit)!r}'
+                )
             if limit.exact:
                 raise ConfigurationError(
                     f"lease: {str(limit)!r} keeps the time of every unit; expected an amount above its resolution of "
@@ -203,7 +293,7 @@ class Rule:
         return cost
 
     def __repr__(self) -> str:
-        limits = "by request" if self.limits_function is not None else "; ".join(map(str, self.limits))
+        limits = "by request" if self.limits_function is not None else "; ".join(map(str, self.all_limits))
         return f"<Rule {self.label!r} {limits or 'exempt'}>"
 
     @property
@@ -230,13 +320,31 @@ class Rule:
             self.connection,
             self.key.identity if isinstance(self.key, Key) else _function_name(self.key),
             _function_name(self.limits_function) or sorted(limit.same_window for limit in self.limits),
+            *([] if self.when is None else [_function_name(self.when)]),
         )
         return f"{_label(paths)[:32]}:{blake2b(repr(facts).encode(), digest_size=8).hexdigest()}{suffix}"
 
     @property
+    def all_limits(self) -> tuple[AnyLimit, ...]:
+        """The fixed limits, the concurrency limit last."""
+        return self.limits if self.concurrency is None else (*self.limits, self.concurrency)
+
+    def wire_names(self) -> tuple[str, ...]:
+        """Return how the limits are called in header fields, the concurrency limit last."""
+        names = wire_names(self.label, self.limits) if self.limits else ()
+        if self.concurrency is None:
+            return names
+        return *names, unique_name(f"{self.label}-concurrency" if names else self.label, names)
+
+    @property
     def always(self) -> bool:
-        """Whether the rule matches every request."""
-        return not self.patterns and self.methods is None and self.connection is None
+        """Whether the rule applies to every request."""
+        return not self.patterns and self.methods is None and self.connection is None and not self.conditional
+
+    @property
+    def conditional(self) -> bool:
+        """Whether the rule applies to some of the requests that it matches, and not to others."""
+        return self.when is not None or self.shed is not None
 
     def _spelled(self) -> tuple[PathPattern, ...]:
         """Return the patterns of the paths, with any spelling of a number where they have one."""

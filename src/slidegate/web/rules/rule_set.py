@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from starlette.types import Scope
 
-from ...core.decision import Bucket, Check, unique_name, wire_names
+from ...core.decision import Bucket, Check
 from ...core.errors import ConfigurationError
+from ...core.kinds.any_limit import AnyLimit
+from ...core.kinds.wire_names import unique_name, wire_names
 from ...core.limits import Limit, parse_limits
 from ...core.memo import remember
 from ...limiter import Limiter
 from ..keys.key import Key
 from ..keys.path_param import read_at
 from ..paths.below_root import route_path
+from ..paths.path_index import PathIndex
 from ..paths.tree import Tree, declares
+from ..scope_keys import SETTLED
 from .arguments import says_nobody
 from .matching import Sight
 from .rule import Limits, Rule
@@ -38,12 +42,13 @@ class BoundRule:
         cost: The fixed cost; 1 where a function returns it.
         cost_function: The user's cost function, if the rule has one.
         hot: The finder of hot keys, if the rule has a `capacity`.
-        plain: Whether limits, key and cost need no call of a user's function.
+        places: The owner of its places, where the rule has a concurrency limit beside its limits.
+        plain: Whether limits, key and cost need no call of a user's function, and no place is held.
     """
 
-    __slots__ = ("_plans", "bucket", "cost", "cost_function", "hot", "key", "key_function", "plain", "rule")
+    __slots__ = ("_plans", "bucket", "cost", "cost_function", "hot", "key", "key_function", "places", "plain", "rule")
 
-    def __init__(self, rule: Rule, bucket: Bucket) -> None:
+    def __init__(self, rule: Rule, bucket: Bucket, places: Bucket | None = None) -> None:
         self.rule = rule
         self.bucket = bucket
         self.key = rule.key if isinstance(rule.key, Key) else None
@@ -51,7 +56,9 @@ class BoundRule:
         self.cost = rule.cost if isinstance(rule.cost, int) else 1
         self.cost_function = None if isinstance(rule.cost, int) else rule.cost
         self.hot = None if rule.capacity is None else HotWatch(bucket, rule.capacity)
-        self.plain = self.key_function is None and self.cost_function is None and rule.limits_function is None
+        self.places = places
+        functions = (self.key_function, self.cost_function, rule.limits_function)
+        self.plain = functions == (None, None, None) and rule.concurrency is None
         self._plans: dict[object, Bucket] = {}
 
     def check(self, scope: Scope, limiter: Limiter, client_key: str) -> Check:
@@ -75,18 +82,28 @@ class BoundRule:
         Raises:
             ConfigurationError: The limits cannot be read.
         """
-        known = self._plans.get(limits) if isinstance(limits, (str, Limit)) else None
+        known = self._plans.get(limits) if isinstance(limits, (str, AnyLimit)) else None
         if known is None:
             if isinstance(limits, str) and limits.strip().lower() == "unlimited":
                 return None
-            if not isinstance(limits, (str, Limit)) and isinstance(limits, Iterable):
+            if not isinstance(limits, (str, AnyLimit)) and isinstance(limits, Iterable):
                 limits = tuple(limits)  # an iterator can be read only once
             parsed = () if says_nobody(limits) else parse_limits(limits)
             known = self._plans.get(parsed) or _make_bucket(self.rule, self.bucket.rule, parsed)
             remember(self._plans, parsed, known, _MEMO_PLANS)
-            if isinstance(limits, (str, Limit)):
+            if isinstance(limits, (str, AnyLimit)):
                 remember(self._plans, limits, known, _MEMO_PLANS)
         return known
+
+
+class Met(NamedTuple):
+    """A rule that a request meets, if its condition holds."""
+
+    rule: Rule
+    bound: BoundRule | None
+    """The rule with its bucket; None where the rule counts nothing."""
+    ends: bool
+    """Whether it ends the list."""
 
 
 class Selection(NamedTuple):
@@ -97,6 +114,24 @@ class Selection(NamedTuple):
     onlookers: tuple[BoundRule, ...] = ()
     exempt: bool = False
     """Whether a rule says that nothing is counted here."""
+    blocked: Rule | None = None
+    """The rule that blocks the request; nothing limits it then."""
+    open: tuple[Met, ...] = ()
+    """The rules in their order, where conditions have to be asked first; then nothing else is known."""
+
+
+class Defaults(Protocol):
+    """Limits behind all rules, which the routes below the gate decide about."""
+
+    @property
+    def lasting(self) -> bool:
+        """Whether every request with one type, method, path and root meets the same ones."""
+
+    def find(self, scope: Scope) -> Sequence[BoundRule]:
+        """Return those that a request meets."""
+
+    def changed(self) -> bool:
+        """Return whether there are other routes than when this was asked last."""
 
 
 class RuleSet:
@@ -106,12 +141,19 @@ class RuleSet:
         rules: The rules.
         claim: Returns a unique identity for that of a rule, as `Internals.claim` does.
         app: The application that the gate guards; its routes say where odd paths lead.
+        defaults: The limits behind all rules; they apply unless a final rule ends the list.
 
     Raises:
         ConfigurationError: Two rules would count in one bucket: they have the same name, or are alike without one.
     """
 
-    def __init__(self, rules: Sequence[Rule], claim: Callable[[str], str], app: object = None) -> None:
+    def __init__(
+        self,
+        rules: Sequence[Rule],
+        claim: Callable[[str], str],
+        app: object = None,
+        defaults: Defaults | None = None,
+    ) -> None:
         by_identity: dict[str, Rule] = {}
         self._bound: list[tuple[Rule, BoundRule | None]] = []
         taken: set[str] = set()
@@ -122,25 +164,52 @@ class RuleSet:
                 )
             twin = by_identity.get(rule.identity)
             by_identity[rule.identity] = rule
-            if twin is not None and not rule.exempt:
+            if twin is not None and not (rule.exempt or rule.blocks):
                 raise ConfigurationError(f"rules: {twin!r} and {rule!r} are one bucket; {_way_out(twin, rule)}")
-            self._bound.append((rule, None if rule.exempt else BoundRule(rule, _bucket(rule, claim, taken))))
+            counts = not (rule.exempt or rule.blocks)
+            self._bound.append((rule, BoundRule(rule, *_buckets(rule, claim, taken)) if counts else None))
         self.reserving = {bound.bucket.rule: rule for rule, bound in self._bound if bound and rule.count_if is not None}
         """Rules with a `count_if`, by the identity of their bucket; they refund answers that are not counted."""
         self.looking = {bound.bucket.rule for rule, bound in self._bound if bound and rule.action != "limit"}
         """The identities of the buckets of rules that only look on."""
+        self._everywhere = [place for place, (rule, _) in enumerate(self._bound) if not rule.written]
+        self._index = PathIndex()
+        for place, (rule, _) in enumerate(self._bound):
+            for path, (_, convertors) in zip(rule.paths, rule.patterns, strict=False):
+                self._index.add(path, convertors, place)
+        waiting = any(rule.wait_us and rule.concurrency is None for rule in rules)
+        self.at_once = not self.reserving and not self.looking and not waiting
+        """Whether no rule settles its units later or only looks on, and none waits but those that are not plain."""
+        self.holds = any(rule.concurrency is not None for rule in rules)
+        """Whether a rule has a concurrency limit."""
         self._tree = Tree(app)
+        self._defaults = defaults
         self._known: dict[tuple[str, str, str, str], Selection] = {}
-        self._always: Selection | None = None
-        if all(rule.always for rule, _ in self._bound):
-            self._always = self._select({"type": "http", "path": "/"})[0]
+        self.shedding = [rule.shed for rule in rules if rule.shed is not None]
+        """The measures of its rules that shed load."""
+        self._conditional = any(rule.conditional for rule in rules)
+        self.always: Selection | None = None
+        """The selection of every request, where all requests meet the same rules."""
+        if defaults is None and all(rule.always for rule, _ in self._bound):
+            self.always = self._select({"type": "http", "path": "/"})[0]
 
     def select(self, scope: Scope) -> Selection:
         """Return the rules that a request meets, in their order."""
-        if self._always is not None:
-            return self._always
+        if self.always is not None:
+            return self.always
+        if self._conditional and (settled := scope.get(SETTLED, {}).get((id(self), scope["path"]))) is not None:
+            found: Selection = settled
+            return found
+        if self._defaults is not None and self._defaults.changed():
+            self._known.clear()
         asked = scope["type"], scope.get("method", "GET"), scope["path"], scope.get("root_path", "")
         return self._known.get(asked) or self._learn(asked, scope)
+
+    def settle(self, scope: Scope, met: Sequence[Met]) -> Selection:
+        """Return, from now on, the rules of this request whose conditions hold."""
+        selection = _chosen(met)
+        scope.setdefault(SETTLED, {})[id(self), scope["path"]] = selection
+        return selection
 
     def takes(self, scope: Scope, method: str) -> bool:
         """Return whether a request reaches a known route that declares this method."""
@@ -158,29 +227,63 @@ class RuleSet:
         """Return the rules that a request meets, and whether every request of this kind meets the same ones."""
         sight = Sight(scope, self._tree)
         path = route_path(scope)
-        found: list[BoundRule] = []
-        exempt = False
-        for rule, bound in self._bound:
-            if bound is not None and (read := sight.limited(rule)) is not None:
-                found.append(bound if read == path else bound.at(read))
-            if rule.final and sight.ended(rule):
-                exempt = rule.exempt
+        met: list[Met] = []
+        ended = False
+        for place in self._candidates(sight):
+            rule, bound = self._bound[place]
+            read = None if rule.exempt else sight.limited(rule)
+            ends = read is not None if rule.blocks else rule.final and sight.ended(rule)
+            if read is not None or ends:
+                charged = None if bound is None or read is None else bound if read == path else bound.at(read)
+                met.append(Met(rule, charged, ends))
+            if ends and not rule.conditional:
+                ended = True
                 break
-        limiting = tuple(bound for bound in found if bound.rule.action == "limit")
-        onlookers = tuple(bound for bound in found if bound.rule.action != "limit")
-        return Selection(limiting, all(bound.plain for bound in limiting), onlookers, exempt), sight.lasting
+        lasting = sight.lasting
+        if self._defaults is not None and not ended:
+            met += [Met(bound.rule, bound, False) for bound in self._defaults.find(scope)]
+            lasting = lasting and self._defaults.lasting
+        if any(rule.conditional for rule, _, _ in met):
+            return Selection((), plain=False, open=tuple(met)), lasting
+        return _chosen(met), lasting
+
+    def _candidates(self, sight: Sight) -> Sequence[int]:
+        """Return the places of the rules that may apply to a request, in their order."""
+        if sight.endless:
+            return range(len(self._bound))
+        found = set(self._everywhere)
+        for text in sight.texts():
+            found.update(self._index.find(text))
+        return sorted(found)
 
     def names(self) -> set[str]:
         """Return the names that users gave to rules."""
         return {rule.name for rule, _ in self._bound if rule.name is not None}
 
 
-def all_rules(limits: str | Limit | Iterable[str | Limit] | None, rules: Sequence[Rule] | None) -> Sequence[Rule]:
+def _chosen(met: Sequence[Met]) -> Selection:
+    """Return the selection that some rules make, in their order."""
+    found: list[BoundRule] = []
+    last: Rule | None = None
+    for rule, bound, ends in met:
+        if bound is not None:
+            found.append(bound)
+        if ends:
+            last = rule
+            break
+    blocked = last if last is not None and last.blocks else None
+    limiting = tuple(bound for bound in found if bound.rule.action == "limit") if blocked is None else ()
+    onlookers = tuple(bound for bound in found if bound.rule.action != "limit")
+    plain = blocked is None and all(bound.plain for bound in limiting)
+    return Selection(limiting, plain, onlookers, exempt=last is not None and last.exempt, blocked=blocked)
+
+
+def all_rules(limits: str | AnyLimit | Iterable[str | AnyLimit] | None, rules: Sequence[Rule] | None) -> Sequence[Rule]:
     """Return the rules that `limits` or `rules` of a middleware stand for."""
     if (limits is None) == (rules is None):
         raise ConfigurationError(
             'RateLimitMiddleware: give limits="100/minute" or rules=[Rule(...), ...], '
-            + ("one of them" if limits is None else 'not both; limits is Rule("*", ...)')
+            + ('one of them, or per_route="60/minute"' if limits is None else 'not both; limits is Rule("*", ...)')
         )
     if rules is None:
         return [Rule("*", limits)]
@@ -197,18 +300,36 @@ def _way_out(twin: Rule, rule: Rule) -> str:
     return f'write one rule, Rule({paths!r}, "5/minute", name={rule.name!r}), or give one of them another name'
 
 
-def _bucket(rule: Rule, claim: Callable[[str], str], taken: set[str]) -> Bucket:
-    """Make the bucket of a rule; its limits get names in header fields that no other rule's limits have."""
+def _buckets(rule: Rule, claim: Callable[[str], str], taken: set[str]) -> Sequence[Bucket]:
+    """Make the buckets of a rule; its limits get names in header fields that no other rule's limits have."""
     names = []
-    for name in wire_names(rule.label, rule.limits):
+    for name in rule.wire_names():
         names.append(unique_name(name, taken))
         taken.add(names[-1])
     # Unnamed rules of two middlewares count apart, even on one limiter; a name joins their counts.
     identity = rule.identity if rule.name is not None else claim(rule.identity)
-    return _make_bucket(rule, identity, rule.limits, names)
+    return buckets_of(rule, identity, names)
 
 
-def _make_bucket(rule: Rule, identity: str, limits: Sequence[Limit], names: Sequence[str] | None = None) -> Bucket:
+def buckets_of(rule: Rule, identity: str, names: Sequence[str]) -> Sequence[Bucket]:
+    """Make the bucket of a rule's limits and that of its places, those of them that it has.
+
+    Args:
+        rule: The rule.
+        identity: The identity of its counts.
+        names: The names in header fields, those that `Rule.wire_names` returns or others.
+    """
+    buckets = []
+    if rule.limits or rule.limits_function is not None:
+        buckets.append(_make_bucket(rule, identity, rule.limits, names[: len(rule.limits)]))
+    if rule.concurrency is not None:
+        places = (rule.concurrency,)
+        wait_us, wait_max = rule.wait_us, rule.wait_max
+        buckets.append(Bucket(identity, places, names[-1:], wait_us=wait_us, wait_max=wait_max, label=rule.label))
+    return buckets
+
+
+def _make_bucket(rule: Rule, identity: str, limits: Sequence[AnyLimit], names: Sequence[str] | None = None) -> Bucket:
     return Bucket(
         identity,
         limits,
@@ -222,10 +343,11 @@ def _make_bucket(rule: Rule, identity: str, limits: Sequence[Limit], names: Sequ
     )
 
 
-def _lease(rule: Rule, limits: Sequence[Limit]) -> int:
-    """Return how many units to lease under these limits: none if a limit is exact.
+def _lease(rule: Rule, limits: Sequence[AnyLimit]) -> int:
+    """Return how many units to lease under these limits: none if one of them is exact, or is no window.
 
     An exact limit keeps the time of each unit, and a leased unit is charged before it is admitted: it would leave too
     early.
     """
-    return 0 if any(limit.exact for limit in limits) else min([rule.lease, *(limit.amount for limit in limits)])
+    leasable = all(isinstance(limit, Limit) and not limit.exact for limit in limits)
+    return 0 if not leasable else min([rule.lease, *(limit.amount for limit in limits)])

@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Final
 
 from ...core.decision import Bucket, Decision, Reason
+from ...core.limits import Limit
 from ...core.statistics.hot_keys import HotKeys
 
 SLICES: Final = 5
@@ -23,7 +24,9 @@ class HotWatch:
     __slots__ = ("_bucket", "_found", "_keys", "_limit")
 
     def __init__(self, bucket: Bucket, capacity: int) -> None:
-        (self._limit,) = bucket.limits
+        (limit,) = bucket.limits
+        assert isinstance(limit, Limit), "a rule with a capacity has a window"
+        self._limit = limit
         self._bucket = bucket
         self._found: deque[tuple[str, int]] = deque()
         window = timedelta(microseconds=self._limit.window_us)

@@ -1,26 +1,32 @@
 """Calls functions of the user's; one that fails neither opens the gate nor breaks the answer.
 
 A key function that fails counts the request under the client's address, a limits function that fails leaves the default
-limits, a cost function that fails costs 1, a `count_if` that fails counts, and an `on_refused` that fails leaves the
-default answer. Each failure is logged with the rule's name, once a minute.
+limits, a cost function that fails costs 1, and a `count_if` that fails counts. A `when` that fails applies limits and
+blocks, and no exemption. An `on_refused` that fails leaves the default answer. Each failure is logged with the rule's
+name, once a minute.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Sequence
 from inspect import isawaitable
 from operator import index
-from typing import Final, NoReturn, SupportsIndex
+from typing import Final, NoReturn, SupportsIndex, TypeAlias
 
+from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection, Request
 from starlette.types import Scope
 
-from ...core.decision import Check, Decision
+from ...core.decision import Bucket, Check, Decision
 from ...core.errors import ConfigurationError
 from ...core.logs import logger
 from ...limiter import Limiter, check_cost
-from .rule import StatusFunction
+from ..overload.shed import Shed, check_priority
+from .rule import Rule
 from .rule_set import BoundRule
+
+Fields: TypeAlias = Iterable[tuple[bytes, bytes]]
 
 LOG_PAUSE_S: Final = 60.0
 
@@ -50,19 +56,19 @@ class Calls:
     def __init__(self) -> None:
         self._quiet: dict[tuple[str, str], tuple[float, int]] = {}
 
-    async def check(
+    async def checks(
         self, bound: BoundRule, scope: Scope, limiter: Limiter, client_key: str, request: HTTPConnection | None = None
-    ) -> Check | None:
-        """Return the check of a request, asking the rule's functions; None if the rule does not count the request."""
+    ) -> Sequence[Check]:
+        """Return the checks of a request, asking the rule's functions; none if the rule does not count the request."""
         request = request_of(scope) if request is None else request
+        bucket: Bucket | None
         bucket, key, cost = bound.check(scope, limiter, client_key)
         if bound.rule.limits_function is not None:
             try:
                 limits = bound.rule.limits_function(request)
-                plan = bound.plan(await limits if isawaitable(limits) else limits)
-                if plan is None:
-                    return None
-                bucket = plan
+                bucket = bound.plan(await limits if isawaitable(limits) else limits)
+                if bucket is None and bound.places is None:
+                    return ()
             except Exception as error:
                 self.report("limits", bound.rule.label, error, "its default limits apply")
         if bound.key_function is not None:
@@ -70,7 +76,7 @@ class Calls:
                 answer = bound.key_function(request)
                 found = await answer if isawaitable(answer) else answer
                 if found is None:
-                    return None
+                    return ()
                 if found != "":
                     key = limiter.key_for(found)
             except Exception as error:
@@ -81,7 +87,30 @@ class Calls:
                 cost = check_cost(_whole(await units if isawaitable(units) else units))
             except Exception as error:
                 self.report("cost", bound.rule.label, error, "the request costs 1")
-        return bucket, key, cost
+        counted = () if bucket is None else ((bucket, key, cost),)
+        return counted if bound.places is None else (*counted, (bound.places, key, 1))
+
+    async def holds(self, rule: Rule, request: HTTPConnection) -> bool | None:
+        """Return whether the condition of a rule holds; None if it fails."""
+        if rule.when is None:
+            return True
+        try:
+            answer = rule.when(request)
+            return bool(await answer if isawaitable(answer) else answer)
+        except Exception as error:
+            self.report("when", rule.label, error, "the rule limits or blocks all the same, and exempts nobody")
+            return None
+
+    async def priority(self, rule: Rule, shed: Shed, request: HTTPConnection) -> int:
+        """Return how important a request is to a rule that sheds; 0 if the user's function fails."""
+        if not callable(shed.priority):
+            return shed.priority
+        try:
+            answer = shed.priority(request)
+            return check_priority(await answer if isawaitable(answer) else answer)
+        except Exception as error:
+            self.report("priority", rule.label, error, "the request is of the least importance")
+            return 0
 
     async def exceeded(self, bound: BoundRule, key: str, decision: Decision) -> None:
         """Call `on_exceeded` for a key that has passed the limit of a tracking rule."""
@@ -94,12 +123,17 @@ class Calls:
         except Exception as error:
             self.report("on_exceeded", bound.rule.label, error, "nobody was told of this key")
 
-    def counts(self, count_if: StatusFunction, where: str, status: int) -> bool:
-        """Return whether `count_if` counts this status; if it raises, the request is counted."""
+    def counts(self, rule: Rule, status: int, fields: Fields, scope: Scope) -> bool:
+        """Return whether the `count_if` of a rule counts an answer; if it raises, the request is counted."""
+        if rule.count_if is None:
+            return True
         try:
-            return bool(count_if(status))
+            if rule.count_if_takes == 1:
+                return bool(rule.count_if(status))
+            given = (status, Headers(raw=list(fields)), request_of(scope))
+            return bool(rule.count_if(*given[: rule.count_if_takes]))
         except Exception as error:
-            self.report("count_if", where, error, "the request is counted")
+            self.report("count_if", rule.label, error, "the request is counted")
             return True
 
     def report(self, what: str, where: str, error: Exception, consequence: str) -> None:

@@ -14,6 +14,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from ...core.decision import Bucket, Decision, Reason
 from ...core.errors import ConfigurationError
+from ...core.kinds.any_limit import AnyLimit
 from ...core.limits import Limit, parse_limits
 from ...limiter import Limiter
 from ..keys.client_ip import ClientAddress
@@ -33,7 +34,7 @@ class MessageLimits:
     """The limits of messages over an accepted websocket: ``MessageLimits("10/second", beyond="drop")``.
 
     Args:
-        limits: As for `Rule`: ``"10/second"``, ``"10/second; 100/minute"``, a `Limit`, or several.
+        limits: As for `Rule`: ``"10/second"``, ``"10/second; 100/minute"``, a `Limit`, a `Quota`, or several.
         key: ``"connection"`` counts the messages of each websocket by itself, in this process; ``"client"`` those of
             all websockets of a client together, in the limiter; or a key such as `header`, also in the limiter.
         beyond: The action on a message beyond the limit: ``"close"`` ends the websocket with code 1013, ``"drop"``
@@ -51,7 +52,7 @@ class MessageLimits:
     @names_checked
     def __init__(
         self,
-        limits: str | Limit | Iterable[str | Limit],
+        limits: str | AnyLimit | Iterable[str | AnyLimit],
         *,
         key: MessageKey = "connection",
         beyond: Beyond = "close",
@@ -63,6 +64,10 @@ class MessageLimits:
         if beyond not in ("close", "drop", "wait"):
             raise ConfigurationError(f'MessageLimits: beyond: expected "close", "drop" or "wait", not {beyond!r}')
         self.limits = parse_limits(limits)
+        if beyond == "wait" and not all(isinstance(limit, Limit) for limit in self.limits):
+            raise ConfigurationError(
+                'MessageLimits: beyond: nobody waits until a quota starts anew; write "close" or "drop" beside a quota'
+            )
         self.key = key
         self.beyond = beyond
 

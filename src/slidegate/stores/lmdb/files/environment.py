@@ -52,6 +52,7 @@ class Environment:
     Attributes:
         dbs: The databases.
         opened: How often the files have been opened.
+        failed: How many commits have failed.
         held: How many bytes are mapped.
         untold: Events that no observer was told yet.
         salvage: Damaged files that were set aside, and may hold bans.
@@ -66,6 +67,7 @@ class Environment:
         self.options = options
         self.dbs: Databases
         self.opened = 0
+        self.failed = 0
         self.held = 0
         self.untold: list[Event] = []
         self.salvage: list[Path] = []
@@ -120,6 +122,9 @@ class Environment:
         """Commit a transaction, and let others write."""
         try:
             txn.commit()
+        except BaseException:
+            self.failed += 1
+            raise
         finally:
             self._let_others()
 

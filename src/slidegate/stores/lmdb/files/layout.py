@@ -24,7 +24,16 @@ CLOCK: Final = b"clock"
 WRITTEN_SCHEMA: Final = bytes([SCHEMA_VERSION, 255 - SCHEMA_VERSION])
 
 _KEPT: Final = ("meta", "bans", "changes", "history")
-_CHANGED: Final = {"windows": 2, "cells": 2, "ends": 2, "standings": 1, "struck": 1, "policies": 1}
+_CHANGED: Final = {
+    "windows": 2,
+    "cells": 2,
+    "ends": 2,
+    "standings": 1,
+    "struck": 1,
+    "policies": 1,
+    "places": 2,
+    "workers": 2,
+}
 NAMES: Final = (*_KEPT, *_CHANGED)
 _OURS: Final = 5  # another program does not have more of these names by chance
 _SECRET: Final = b"secret"
@@ -43,6 +52,8 @@ class Databases(NamedTuple):
     standings: Any
     struck: Any
     policies: Any
+    places: Any
+    workers: Any
     secret: bytes
 
 

@@ -17,6 +17,7 @@ from ....core.bans.in_force import Ban, BanList, Guarded, longest
 from ....core.barred import Barred
 from ....core.decision import Check
 from ....core.protocols import Clock
+from ...forks import hold_over_fork
 from ..server_clock import BansClock
 from .ban_codec import text_of, unpack_ban
 
@@ -49,6 +50,7 @@ class HeldBans:
         self._clock = clock
         self._time = BansClock(clock)
         self._lock = Lock()
+        hold_over_fork(self._lock)
         self.list = BanList()
         self.number = self.latest = b""
         self.known_s = NEVER_S

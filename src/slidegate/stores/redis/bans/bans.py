@@ -51,12 +51,7 @@ class RedisBans(RefreshedBans):
     """Bans for all hosts; made by `RedisStore`.
 
     Args:
-        lane: Returns the lane of the running event loop.
-        meta: The name of the hash with the numbers.
-        clock: The clock of a test.
-        heard: Hears of the life and the number of hand-backs in an answer, and when its command was sent (monotonic).
-        tell: Passes events on.
-        most: How many bans, and the strikes of how many keys, to hold.
+        most: How many bans, and the strikes of how many keys, to hold. The others are those of `RefreshedBans`.
     """
 
     def __init__(

@@ -26,7 +26,7 @@ from ..bans.ban_replica import UNSEEN
 from ..faults import SICK, refusal
 from ..known_refusals import TRUST_S
 from ..packing import CHANGED, windows_script
-from ..wire.batch import STATE_PARTS, Request, deliver, fail, head, pack_call
+from ..wire.batch import STATE_PARTS, Request, deliver, fail, head
 from ..wire.connection import Wire
 from ..wire.pipeline import CLOSED, MOST_IN_CALL, remove
 from .node_finder import REDIRECTED, ClusterNodes, ignore
@@ -149,13 +149,13 @@ class ClusterLane(ClusterNodes):
                 self._write(node, node.wire, call._replace(requests=requests), asking)
 
     def _write(self, node: Node, wire: Wire, call: Call, asking: bool) -> None:
-        keys, packed = pack_call(call.requests, 0)
-        names = [self._shared.name_of(key) for key in keys]
+        names: dict[bytes, int] = {}
+        packed = b"".join([request.pack(names) for request in call.requests])
         if asking:
             wire.send(ignore, b"ASKING")
         done = partial(self._came, node, wire, call, monotonic())
         node.calls += 1
-        wire.send(done, call.how, call.what, len(names), *names, head(self._shared.clock, 0), *NO_BANS, *packed)
+        wire.send(done, call.how, call.what, len(names), *names, head(self._shared.clock, 0), *NO_BANS, packed)
 
     def _came(self, node: Node, wire: Wire, call: Call, sent_s: float, answer: Any) -> None:
         node.calls -= 1

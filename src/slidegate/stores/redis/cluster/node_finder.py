@@ -5,7 +5,7 @@ another node now, ``ASK`` that a key has while its slot is on the move; it is as
 lost, or cannot be made, has the cluster asked again; meanwhile the known places hold.
 
 Tasks wait for each other in a tree, so that none ever waits for itself: commands wait for the lane to be ready, and
-`_connect`, which makes it ready, uses only `_ask` and `_look`, which wait for connections alone.
+`_get_ready`, which makes it ready, uses only `_ask` and `_look`, which wait for connections alone.
 """
 
 from __future__ import annotations
@@ -143,18 +143,10 @@ class ClusterNodes(Lane, ABC):
             self._look_soon()
             self._retry_node(node)
 
-    async def _connect(self) -> None:
-        try:
-            await self._look()
-            await self._shared.learn_secret(self._ask)
-            self._ready = True
-            self.loop.call_soon(self._go)
-        except Exception as error:
-            self._fail_all(store_error(error))
-            self.loop.call_later(RETRY_S, self._retry)
-            raise store_error(error) from error
-        finally:
-            self._opening = None
+    async def _get_ready(self) -> None:
+        await self._look()
+        await self._shared.learn_secret(self._ask)
+        self._ready = True
 
     def _retry(self) -> None:
         if self._is_wanted and not self._ready:

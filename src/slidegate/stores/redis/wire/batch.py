@@ -47,11 +47,14 @@ class Request(Protocol):
     def key(self) -> str | None:
         """One of its keys, which all lie in one slot of a cluster; None where it has none."""
 
-    def pack(self, place_of: Callable[[str], int]) -> bytes:
-        """Return the request for the script; `place_of` says where in the call's keys a key stands."""
+    def pack(self, names: dict[bytes, int]) -> bytes:
+        """Return the request for the script; `names` are the names in its call with their places, and get its own."""
 
     def answered(self, answer: bytes, now_us: int, clock: ServerClock) -> Any:
         """Return the result for the task that awaits the request; an error that is raised here is raised there."""
+
+    def missed(self, answer: bytes, now_us: int) -> None:
+        """Deal with an answer that nobody waits for any more."""
 
     def guards(self) -> bytes:
         """Return the keys and addresses whose bans refuse it, packed."""
@@ -123,13 +126,6 @@ class Shared:
         return await open_wire(make, self.timeout_s, ServerClock(self.clock), name, connect)
 
 
-def pack_call(requests: Sequence[Request], first: int) -> tuple[list[str], list[bytes]]:
-    """Return the keys of requests, and the requests; the keys are called by their places, `first` and so on."""
-    keys: dict[str, int] = {}
-    packed = [request.pack(lambda key: keys.setdefault(key, len(keys) + first)) for request in requests]
-    return list(keys), packed
-
-
 def head(clock: Clock | None, with_meta: int) -> bytes:
     """Return the head of a call of the script of windows."""
     if clock is None:
@@ -159,16 +155,20 @@ def deliver(wire: Wire, requests: Sequence[Request], sent_s: float, answer: Sequ
         wire.close(error)
         return ()
     step_us = wire.clock.saw(now_us, int(sent_s * 1_000_000))
+    clock = wire.clock
     for request, part in zip(requests, answer[STATE_PARTS:], strict=True):
-        if not request.future.done():
+        future = request.future
+        if future.done():
+            request.missed(part, now_us)
+        else:
             try:
-                request.future.set_result(request.answered(part, now_us, wire.clock))
+                future.set_result(request.answered(part, now_us, clock))
             except StoreError as error:
-                request.future.set_exception(error)
+                future.set_exception(error)
                 if any(word in str(error) for word in SICK):
                     wire.close(error)
             except Exception:  # of any kind: one task waits for this answer, and others for the rest
-                request.future.set_exception(unexpected(wire.place, part))
+                future.set_exception(unexpected(wire.place, part))
     if not step_us:
         return ()
     way = "forward, so windows opened early" if step_us > 0 else "back"

@@ -10,7 +10,7 @@ local NEVER = -1
 local serials -- the serial of the next window that is made
 local MOST_TIMES = 3600
 local floor, max, min = math.floor, math.max, math.min
-local sub, rep, find = string.sub, string.rep, string.find
+local sub, rep, find, byte = string.sub, string.rep, string.find, string.byte
 local pack, unpack_from = struct.pack, struct.unpack
 
 -- Make another window of one whose units move because the clock has stepped back: an earlier charge is no longer at the

@@ -4,7 +4,14 @@
 
 local VERSION = 1
 
+local placing -- makes the functions about places, in the script that has them
+
 local function ring_of(w)
+  if w.places then
+    return placing()
+  elseif w.ends then
+    return periods_ring()
+  end
   return w.exact and times_ring() or counts_ring()
 end
 
@@ -12,6 +19,7 @@ local function new_window(limit, exact)
   local w = { exact = exact, spent = 0, newest = 0, leaves = 0, older = "", full = "", running = 0 }
   w.window, w.slice, w.slices, w.resolution = limit.window, limit.slice, limit.slices, limit.resolution
   w.span = exact and limit.window or limit.slices * limit.slice
+  w.ends = limit.ends
   return w
 end
 
@@ -44,7 +52,9 @@ local function converted(w, limit, now)
 end
 
 local function pack_ring(w)
-  if not w.exact then
+  if w.ends then
+    return pack("<Bi8I8", 5, w.newest, w.spent)
+  elseif not w.exact then
     return pack("<Bi8I4I8", 3, w.newest, w.running, w.spent) .. w.full
   elseif w.surplus then
     return pack("<BI8i8Hi8", 2, w.surplus, w.surplus_at, w.spent, w.newest) .. w.older
@@ -54,8 +64,12 @@ end
 
 local function unpack_ring(packed, limit, from)
   local kind = unpack_from("<B", packed, from)
-  local w = new_window(limit, kind ~= 3)
+  local w = new_window(limit, kind < 3)
   local _, rest
+  if kind == 5 then
+    _, w.newest, w.spent = unpack_from("<Bi8I8", packed, from)
+    return w
+  end
   if kind == 3 then
     _, w.newest, w.running, w.spent, rest = unpack_from("<Bi8I4I8", packed, from)
     w.full = sub(packed, rest)

@@ -3,6 +3,8 @@
 
 -- The limits of a call, each unpacked once. A limit takes 45 bytes, and is found again by them.
 local LIMIT_BYTES = 45
+local QUOTA = 2 -- a mode, to which that of counting refusals may be added: no window, but a period
+local PLACES = 4 -- a mode: no window, but places; the worker and the length of its lease stand where others have times
 local limits = {}
 
 local function limit_at(arg, at)
@@ -13,6 +15,12 @@ local function limit_at(arg, at)
     limit.amount, limit.window, limit.resolution, limit.slice, limit.slices, limit.modes, limit.may_wait,
       limit.may_queue = unpack_from("<I4i8Hi8HBi8I4", text, 9)
     limit.exact = limit.amount <= limit.resolution
+    if limit.modes == PLACES then
+      limit.worker, limit.lease, limit.window, limit.may_wait = sub(text, 13, 20), limit.slice, 0, 0
+    elseif limit.modes >= QUOTA then
+      limit.ends = { limit.window, limit.slice, limit.may_wait }
+      limit.modes, limit.may_wait, limit.window, limit.slice = limit.modes % QUOTA, 0, 0, 0
+    end
     limits[text] = limit
   end
   return limit
@@ -20,13 +28,19 @@ end
 
 local rows = {} -- by place in KEYS, then by field
 
-local function read(place, limit)
+local function read(place, limit, now)
   local row = rows[place]
   if not row then
     row = {}
     rows[place] = row
   end
   local w = row[limit.field]
+  if limit.worker then
+    w = w or placing().read(KEYS[place], now)
+    w.worker, w.lease = limit.worker, limit.lease
+    row[limit.field] = w
+    return w
+  end
   if w == nil then
     local value = redis.pcall("HGET", KEYS[place], limit.field)
     if type(value) == "table" then
@@ -50,9 +64,12 @@ local function read(place, limit)
   return w
 end
 
--- The window as the ring that the limit needs now.
+-- The window as the ring that the limit needs now, or the count of a quota in the period of now.
 local function fitting(w, limit, now)
-  if w.exact == limit.exact then
+  if limit.ends then
+    periods_ring().enter(w, limit.ends, now)
+    return w
+  elseif w.places or w.exact == limit.exact then
     return w
   end
   return w.booked and booking().converted(w, limit, now) or converted(w, limit, now)
@@ -60,7 +77,7 @@ end
 
 -- The window of a key, new if there is none.
 local function window(place, limit, now)
-  local w = read(place, limit)
+  local w = read(place, limit, now)
   if not w then
     w = new_window(limit, limit.exact)
     w.serial = serials
@@ -74,6 +91,9 @@ end
 -- When nothing is left in a window; 0 if that is so already.
 local function expiry(w)
   local ends = w.spent > 0 and w.newest + w.span or 0
+  if w.ends then
+    return w.newest > 0 and w.newest + KEPT or 0 -- also without units: the period before must not come again
+  end
   if w.surplus then
     ends = max(ends, w.surplus_at + w.window)
   end
@@ -91,9 +111,11 @@ local function save(now, slack_ms)
     for field, w in pairs(row) do
       if w and w.dirty then
         w.dirty = false
-        local expires = expiry(w)
+        local expires = w.places and 0 or expiry(w)
         ends = max(ends, expires)
-        if expires > 0 then
+        if w.places then
+          placing().save(w, now, slack_ms)
+        elseif expires > 0 then
           local head = pack("<BI4", VERSION, w.serial)
           if w.booked and (#w.booked > 0 or #w.waiting > 0) then
             head = head .. booking().pack(w)

@@ -1,9 +1,9 @@
 -- The operations on all windows of a demand at once, as core/demand.py: all of them are charged or none.
 
-local OK, LIMITED, TOO_LARGE, WAITED, NOTHING, CHANGED, UNSETTLED = 0, 1, 2, 3, 4, 5, 7
+local OK, LIMITED, TOO_LARGE, WAITED, NOTHING, CHANGED, UNSETTLED, LET_GO = 0, 1, 2, 3, 4, 5, 7, 8
 local COUNT_DENIED = 1
 
-local HIT, PEEK, CHARGE, REFUND, RESET, LOOK, GLANCE = 1, 2, 3, 4, 5, 6, 7
+local HIT, PEEK, CHARGE, REFUND, RESET, LOOK, GLANCE, RENEW = 1, 2, 3, 4, 5, 6, 7, 8
 
 local function make_judge()
   -- An ask: window `w`, `limit`, `cost`, `check` (which check of the demand), `ahead` (units that the demand asks of
@@ -14,18 +14,20 @@ local function make_judge()
       return booking().room(w, from, limit.amount, ask.cost, ask.ahead)
     end
     local wait = ring_of(w).wait(w, now, limit.amount - ask.ahead - max(ask.cost, 1))
-    return wait == NEVER and NEVER or max(now + wait, from)
+    return wait < 0 and wait or max(now + wait, from)
   end
 
-  -- How long each window holds the demand up, and the longest; NEVER as the longest if one does for ever.
+  -- How long each window holds the demand up, and the longest; NEVER as the longest if one does for ever, OPEN if one
+  -- does until a place is handed back.
   local function waits_of(asks, now)
     local waits, from = {}, now
     while true do
-      local latest, never = from, false
+      local latest, negative = from, 0
       for place, ask in ipairs(asks) do
         local room = room_of(ask, now, from)
-        if room == NEVER then
-          waits[place], never = NEVER, true
+        if room < 0 then
+          waits[place] = room
+          negative = (room == NEVER or negative == NEVER) and NEVER or OPEN
         elseif room > from then
           waits[place] = room - now
         else
@@ -33,8 +35,8 @@ local function make_judge()
         end
         latest = max(latest, room)
       end
-      if never then
-        return waits, NEVER
+      if negative < 0 then
+        return waits, negative
       elseif latest == from then
         return waits, latest - now
       end
@@ -64,12 +66,20 @@ local function make_judge()
     for place, ask in ipairs(asks) do
       local again, w = booked[ask.w], ask.w
       booked[w] = true
-      if not w.booked then
-        booking().open(w, now)
+      if w.places then
+        placing().add(w, now) -- it is held while the request waits
+        notes[place] = pack("<i8I4B", now, 1, 0)
+      elseif w.ends then
+        periods_ring().add(w, now, ask.cost)
+        notes[place] = pack("<i8I4B", now, ask.cost, 0)
+      else
+        if not w.booked then
+          booking().open(w, now)
+        end
+        local waiting = lacking[ask.check] and not again
+        booking().book(w, now, now + longest, ask.cost, waiting)
+        notes[place] = pack("<i8I4B", now + longest, ask.cost, waiting and 1 or 0)
       end
-      local waiting = lacking[ask.check] and not again
-      booking().book(w, now, now + longest, ask.cost, waiting)
-      notes[place] = pack("<i8I4B", now + longest, ask.cost, waiting and 1 or 0)
     end
     return answer(WAITED, asks, waits, table.concat(notes))
   end
@@ -78,12 +88,16 @@ local function make_judge()
   local function may_book(asks, waits, longest)
     local lacking = {}
     for place, ask in ipairs(asks) do
-      lacking[ask.check] = lacking[ask.check] or waits[place] > 0
+      lacking[ask.check] = lacking[ask.check] or waits[place] ~= 0
     end
-    for _, ask in ipairs(asks) do
-      if lacking[ask.check] then
+    for place, ask in ipairs(asks) do
+      if ask.w.ends then
+        if waits[place] > 0 then
+          return nil
+        end
+      elseif lacking[ask.check] then
         local queued = ask.w.booked and #ask.w.waiting or 0
-        if longest > ask.limit.may_wait or queued >= ask.limit.may_queue then
+        if ask.w.places or longest > ask.limit.may_wait or queued >= ask.limit.may_queue then
           return nil
         end
       end
@@ -93,8 +107,12 @@ local function make_judge()
 
   -- Which refusal it is: UNSETTLED where a window has bookings. Those move as far as the clock has stepped back since
   -- the last look at the window, so each refusal beside them has to be a look, and no worker may give it from memory.
-  local function limited(asks)
-    for _, ask in ipairs(asks) do
+  -- Nor may it where a place is missing, which is handed back at any moment.
+  local function limited(asks, waits)
+    for place, ask in ipairs(asks) do
+      if waits[place] == OPEN then
+        return UNSETTLED
+      end
       if ask.w.booked and (#ask.w.booked > 0 or #ask.w.waiting > 0) then
         return UNSETTLED
       end
@@ -119,7 +137,7 @@ local function make_judge()
     elseif longest == NEVER then
       return answer(TOO_LARGE, asks, waits)
     end
-    local lacking = may_book(asks, waits, longest)
+    local lacking = longest ~= OPEN and may_book(asks, waits, longest)
     if lacking then
       return book(asks, waits, longest, lacking, now)
     end
@@ -133,7 +151,7 @@ local function make_judge()
     if denied then
       waits = waits_of(asks, now)
     end
-    return answer(limited(asks), asks, waits)
+    return answer(limited(asks, waits), asks, waits)
   end
 
   -- Say which windows have room, and charge nothing: a part of a demand whose other keys lie elsewhere. It is a look
@@ -145,7 +163,7 @@ local function make_judge()
       end
     end
     local waits, longest = waits_of(asks, now)
-    return answer(longest == 0 and OK or longest == NEVER and TOO_LARGE or limited(asks), asks, waits)
+    return answer(longest == 0 and OK or longest == NEVER and TOO_LARGE or limited(asks, waits), asks, waits)
   end
 
   local function charge(asks, now)
@@ -164,15 +182,21 @@ local function make_judge()
     local found = {}
     for place = 1, many do
       local key, serial, spent_at, units, waits, rest = unpack_from("<HI4i8I4B", arg, at)
-      local w = read(key + 1, limit_at(arg, rest))
-      found[place] = { w, serial, spent_at, units, waits == 1 }
+      local limit = limit_at(arg, rest)
+      found[place] = { read(key + 1, limit, now), serial, spent_at, units, waits == 1, limit }
       at = rest + LIMIT_BYTES
     end
-    local changed = false
+    local changed, let_go = false, false
     for _, note in ipairs(found) do
-      local w, serial, spent_at, units, waits = unpack(note)
+      local w, serial, spent_at, units, waits, limit = unpack(note)
+      if limit.worker then
+        let_go = placing().let_go(w, limit.worker .. pack("<I4", serial), now) or let_go
+        w = false
+      end
       local ring = w and (w.booked and booking() or ring_of(w))
-      if w then
+      if w and w.ends then
+        ring.enter(w, limit.ends, now)
+      elseif w then
         ring.look(w, now) -- where the clock has stepped back, the window is another one
       end
       if w and w.serial == serial then
@@ -180,7 +204,15 @@ local function make_judge()
         changed = waits and w.booked and booking().leave(w, spent_at) or changed
       end
     end
-    return pack("<B", changed and CHANGED or NOTHING)
+    return pack("<B", changed and CHANGED or let_go and LET_GO or NOTHING)
+  end
+
+  -- Renew places: the place of their key, the limit, and the serials.
+  local function renew_places(arg, at, many, now)
+    local key, rest = unpack_from("<H", arg, at)
+    local limit = limit_at(arg, rest)
+    local w = read(key + 1, limit, now)
+    return pack("<B", OK) .. placing().renew(w, limit, rest + LIMIT_BYTES, arg, many, now)
   end
 
   local function forget(place)
@@ -197,8 +229,13 @@ local function make_judge()
     local name = place .. limit.field
     local w = copies[name]
     if not w then
-      local known = read(place, limit)
-      w = known and booking().copy(known) or new_window(limit, limit.exact)
+      local known = read(place, limit, now)
+      if limit.worker then
+        w = placing().copy(known)
+        w.worker, w.lease = limit.worker, limit.lease
+      else
+        w = known and booking().copy(known) or new_window(limit, limit.exact)
+      end
       w.serial = w.serial or 0
     end
     copies[name] = fitting(w, limit, now)
@@ -223,6 +260,8 @@ local function make_judge()
       return refund(arg, at, many, now)
     elseif what == RESET then
       return forget(many + 1)
+    elseif what == RENEW then
+      return renew_places(arg, at, many, now)
     end
     local asks = asks_of(arg, at, many, now, what == PEEK or what == GLANCE)
     if what == CHARGE then
@@ -242,11 +281,23 @@ local function hit_one(w, limit, cost, now)
     ring.add(w, now, cost)
     return pack("<BI8i8i8i8I4", OK, w.spent, w.leaves, w.newest, 0, w.serial)
   end
-  return pack("<BI8i8i8i8I4", wait == NEVER and TOO_LARGE or LIMITED, w.spent, w.leaves, w.newest, wait, w.serial)
+  local status = wait == NEVER and TOO_LARGE or wait == OPEN and UNSETTLED or LIMITED
+  return pack("<BI8i8i8i8I4", status, w.spent, w.leaves, w.newest, wait, w.serial)
 end
 
-local function handle(arg, now)
-  local what, many, at = unpack_from("<BH", arg)
+local ASK_BYTES, NOTE_BYTES, SERIAL_BYTES = 8, 19, 4
+
+-- How many bytes a request takes behind its head.
+local function bytes_of(what, many)
+  if what == RESET then
+    return 0
+  elseif what == RENEW then
+    return 2 + LIMIT_BYTES + many * SERIAL_BYTES
+  end
+  return many * ((what == REFUND and NOTE_BYTES or ASK_BYTES) + LIMIT_BYTES)
+end
+
+local function handle(what, many, arg, at, now)
   if what == HIT and many == 1 then
     local key, cost, _, rest = unpack_from("<HI4H", arg, at)
     local limit = limit_at(arg, rest)

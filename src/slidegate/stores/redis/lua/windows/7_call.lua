@@ -1,5 +1,5 @@
 -- One call: ARGV[1] is the head, ARGV[2] the number of the last change of bans that the caller knows, ARGV[3] the life
--- of the data that it knows, ARGV[4] the guards of each request, and each further ARGV a request; they are decided in
+-- of the data that it knows, ARGV[4] the guards of each request, and ARGV[5] the requests; they are decided in
 -- order. The answer is {time, number of bans, life and number of hand-backs, answers ...}.
 --
 -- There are no answers where the data has another life: the caller's names are of a secret that is gone. And there are
@@ -7,7 +7,7 @@
 -- they are judged here, by the bans that stand here, whatever changes meanwhile.
 
 local FAILED, BANNED = 255, 6
-local FIRST = 5
+local STATE_PARTS = 3
 local now, slack_ms, with_meta
 now, serials, slack_ms, with_meta = unpack_from("<i8I4I4B", ARGV[1])
 if now < 0 then
@@ -37,23 +37,30 @@ if with_meta == 1 then
   end
 end
 
-local function answer_to(place)
-  return judged and judged() or handle(ARGV[place], now)
+local requests = ARGV[5]
+
+local function answer_to(what, many, at)
+  return judged and judged() or handle(what, many, requests, at, now)
 end
 
 local handed_back = false
-for place = FIRST, #ARGV do
-  local fine, reply = pcall(answer_to, place)
-  local why = type(reply) == "table" and reply.err or tostring(reply)
-  replies[place - 1] = fine and reply or pack("<B", FAILED) .. why
-  handed_back = handed_back or (fine and unpack_from("<B", reply) == CHANGED)
+local next_at, place = 1, STATE_PARTS
+while next_at <= #requests do
+  local what, many, at = unpack_from("<BH", requests, next_at)
+  next_at, place = at + bytes_of(what, many), place + 1
+  local fine, reply = pcall(answer_to, what, many, at)
+  if not fine then
+    reply = pack("<B", FAILED) .. (type(reply) == "table" and reply.err or tostring(reply))
+  end
+  replies[place] = reply
+  handed_back = handed_back or byte(reply) == CHANGED
 end
 if handed_back and with_meta == 1 then
   replies[3] = sub(replies[3], 1, LIFE_BYTES) .. redis.call("HINCRBY", KEYS[1], "hands", 1)
 end
 local saved, why = pcall(save, now, slack_ms)
 if not saved then
-  for place = 4, #replies do
+  for place = STATE_PARTS + 1, #replies do
     local status = unpack_from("<B", replies[place])
     local refused = status == LIMITED or status == UNSETTLED or status == TOO_LARGE or status == BANNED
     if not refused and status ~= NOTHING then

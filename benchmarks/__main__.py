@@ -1,0 +1,108 @@
+"""Run benchmarks: `python3 dev.py bench [NAME]`, and the guard: `python3 dev.py bench --check`.
+
+A benchmark is a module here with `tables(options)`, which yields `report.tables.Table`; `PACKAGES` names
+those whose versions stand below, and `arguments(parser)` adds flags. All candidates of a table take turns in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+from .guard import instructions
+from .guard.paths import REFERENCE, paths
+from .report import chart, figures, page
+
+HERE: Final = Path(__file__).resolve().parent
+
+
+def names() -> list[str]:
+    """Return the names of all benchmarks: the modules here. What they share stands in packages, and in `measure.py`."""
+    return sorted(path.stem for path in HERE.glob("[!_]*.py") if path.stem != "measure")
+
+
+def guard(options: argparse.Namespace) -> int:
+    """Check or record the instructions of the named paths."""
+    known = [name for name in paths() if name != REFERENCE]
+    for name in options.only:
+        if name not in known:
+            sys.exit(f"bench --check: {name!r} is no path of the guard; expected one of: {', '.join(map(repr, known))}")
+    if options.check:
+        return instructions.check(options.recorded, options.only)
+    reason = instructions.missing_tool()
+    if reason:
+        sys.exit(f"bench --record: {reason}")
+    instructions.record(options.recorded, instructions.count())
+    return instructions.check(options.recorded)
+
+
+def run(name: str, flags: list[str], save: bool) -> None:
+    """Run one benchmark, print its tables as they come, and save them if it ended well."""
+    module = importlib.import_module(f"benchmarks.{name}")
+    parser = argparse.ArgumentParser(prog=f"dev.py bench {name}", description=module.__doc__)
+    getattr(module, "arguments", lambda parser: None)(parser)
+    options = parser.parse_args(flags)
+    ran_on, tables = figures.machine(), []
+    for table in module.tables(options):
+        print(f"\n{table.markdown()}", flush=True)
+        tables.append(table)
+    command = shlex.join(["python3", "dev.py", "bench", name, *flags])
+    found = figures.figures(command, ran_on, getattr(module, "PACKAGES", ()), tables)
+    print(f"\n{found.closing()}")
+    if save:
+        figures.save(name, found)
+
+
+def run_all(save: bool) -> int:
+    """Run every benchmark in a process of its own; return 1 if one failed."""
+    command = [sys.executable, "-m", "benchmarks"]
+    failed = []
+    for name in names():
+        print(f"\n## {name}", flush=True)
+        if subprocess.run([*command, name, *(["--save"] if save else [])], cwd=HERE.parent).returncode:
+            failed.append(name)
+    print(f"\nfailed: {', '.join(failed)}" if failed else "\nall benchmarks ended well")
+    return int(bool(failed))
+
+
+def main() -> int:
+    """Run what the command line asks for."""
+    parser = argparse.ArgumentParser(
+        prog="dev.py bench", description=__doc__, epilog="Other flags belong to the benchmark.", add_help=False
+    )
+    parser.add_argument("name", nargs="?", metavar="NAME", help=f"{', '.join(names())}; without one, all of them")
+    parser.add_argument("--save", action="store_true", help="save the figures, and write them into docs/benchmarks.md")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--write", action="store_true", help="write docs/benchmarks.md from the saved figures")
+    kind.add_argument("--check", action="store_true", help="fail if a path takes 10 %% more instructions than recorded")
+    kind.add_argument("--record", action="store_true", help="record the instructions of every path")
+    parser.add_argument("--only", action="append", default=[], metavar="PATH", help="check this path alone; repeatable")
+    parser.add_argument("--recorded", type=Path, default=instructions.RECORDED, help="the file of what was recorded")
+    options, flags = parser.parse_known_args()
+    if options.check or options.record:
+        return guard(options)
+    if options.name and options.name not in names():
+        parser.error(f"{options.name!r} is no benchmark; expected one of: {', '.join(names())}")
+    if not options.name and {"-h", "--help"} & set(flags):
+        parser.print_help()
+        return 0
+    if not options.name and flags:
+        parser.error(f"{flags[0]!r} belongs to one benchmark; expected its name before")
+    code = 0
+    if options.name:
+        run(options.name, flags, options.save)
+    elif not options.write:
+        code = run_all(options.save)
+    if options.save or options.write:
+        page.write()
+        chart.write()
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

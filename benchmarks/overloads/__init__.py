@@ -1,0 +1,1 @@
+"""The server and the client of the benchmark of overload."""

@@ -1,0 +1,1 @@
+"""Tables of benchmarks: what they hold, where they are saved, and how docs/benchmarks.md and its charts follow them."""

@@ -1,0 +1,1 @@
+"""Attacks on a gate, played beside an honest client."""

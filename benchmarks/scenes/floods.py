@@ -1,0 +1,109 @@
+"""Floods: of addresses, of header values, of spellings of paths."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from ipaddress import ip_address
+from random import Random
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+from starlette.types import Scope
+
+from slidegate import Limiter, MemoryStore, RateLimitMiddleware, Rule, header
+
+from .field import Seen, play, scope_of
+
+PLENTY = "1000000/minute"
+KEYS = 150_000
+VARIANTS = 100_000
+LONG_PATHS = 1_000
+RULES = 1_000
+FIRST_IPV4 = int(ip_address("198.18.0.0"))
+ATTACKER = "203.0.113.66"
+
+
+async def page(request: Request) -> PlainTextResponse:
+    return PlainTextResponse("hi")
+
+
+def starlette() -> Starlette:
+    return Starlette(routes=[Route(path, page) for path in ("/", "/shops/{shop}/{number}/{item:int}")])
+
+
+async def keys(scale: float, scopes: Callable[[int], Iterator[Scope]], rule: Rule) -> Seen:
+    """Send requests that each have a key of their own, three times as many as the store has room for."""
+    count = int(KEYS * scale)
+    store = MemoryStore(max_keys=count // 3)
+    app = starlette()
+    app.add_middleware(RateLimitMiddleware, rules=[rule], limiter=Limiter(store))
+    seen = await play(app, starlette(), scopes, count)
+    seen.facts["windows held"] = store.stats().keys
+    if store.stats().keys > store.max_keys:
+        raise SystemExit(f"{store!r} holds too many windows")
+    return seen
+
+
+async def ipv4(scale: float) -> Seen:
+    """Let every request come from an IPv4 address of its own."""
+
+    def scopes(count: int) -> Iterator[Scope]:
+        return (scope_of(str(ip_address(FIRST_IPV4 + number))) for number in range(count))
+
+    return await keys(scale, scopes, Rule("*", PLENTY))
+
+
+async def ipv6(scale: float) -> Seen:
+    """Let requests come from one IPv6 /48; its 65,536 networks of 64 bits are one client each."""
+
+    def scopes(count: int) -> Iterator[Scope]:
+        return (scope_of(f"2001:db8:0:{number % 65_536:x}::{number:x}") for number in range(count))
+
+    return await keys(scale, scopes, Rule("*", PLENTY))
+
+
+async def header_values(scale: float) -> Seen:
+    """Let one client send a new API key with every request; one in 16 is as long as servers let it be."""
+
+    def scopes(count: int) -> Iterator[Scope]:
+        dice = Random(64)
+        for number in range(count):
+            value = b"%032x" % dice.getrandbits(128)
+            yield scope_of(ATTACKER, headers=((b"x-api-key", value * (250 if number % 16 == 0 else 1)),))
+
+    return await keys(scale, scopes, Rule("*", PLENTY, key=header("X-API-Key")))
+
+
+def behind_rules() -> Starlette:
+    app = starlette()
+    rules = [Rule(f"/shops/{{shop}}/{number}/{{item:int}}", PLENTY) for number in range(RULES)]
+    app.add_middleware(RateLimitMiddleware, rules=rules, limiter=Limiter(MemoryStore()))
+    return app
+
+
+async def path_variants(scale: float) -> Seen:
+    """Ask a gate with a thousand rules for different paths: of rules, of none, and in odd spellings."""
+    shapes = (
+        "/shops/a/500/{}",
+        "/shops/{}/500/7",
+        "/no/{}",
+        "/shops/a/500/7;v={}",
+        "//shops/./{}/500/7",
+        "/x/../{}%2e\n",
+    )
+
+    def scopes(count: int) -> Iterator[Scope]:
+        return (scope_of(ATTACKER, shapes[number % len(shapes)].format(number)) for number in range(count))
+
+    return await play(behind_rules(), starlette(), scopes, int(VARIANTS * scale), path="/shops/mine/400/7")
+
+
+async def long_paths(scale: float) -> Seen:
+    """Ask a gate with a thousand rules for odd paths that are too long to be read, so that every rule counts them."""
+
+    def scopes(count: int) -> Iterator[Scope]:
+        return (scope_of(ATTACKER, f"//{number}{'/x' * 4_000}") for number in range(count))
+
+    return await play(behind_rules(), starlette(), scopes, int(LONG_PATHS * scale), path="/shops/mine/400/7")

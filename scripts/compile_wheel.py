@@ -1,0 +1,87 @@
+"""The build hook that compiles a part of the package, if SLIDEGATE_COMPILE=1 asks for it.
+
+Without that variable it does nothing, and the wheel is pure. With it, mypyc turns the files that pyproject.toml lists
+(`[tool.hatch.build.hooks.custom]`) into extension modules, which lie in the wheel beside their source. Python prefers
+them there. Nothing is written into the checkout: extension modules beside the source would replace it unseen.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import chdir
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "src" / "slidegate"
+
+
+def chosen(config: dict[str, Any]) -> list[Path]:
+    """Return the files to compile.
+
+    Args:
+        config: What pyproject.toml says about this hook: paths of files and directories below src/slidegate, those to
+            `compile`, and those of them to `keep` as they are.
+    """
+    return sorted(files_of(config["compile"]) - files_of(config["keep"]))
+
+
+def files_of(names: list[str]) -> set[Path]:
+    """Return the files that are named, and all below the directories that are."""
+    paths = [PACKAGE / name for name in names]
+    return {file for path in paths for file in ([path] if path.suffix else path.rglob("*.py"))}
+
+
+class CompileHook(BuildHookInterface):  # type: ignore[type-arg]
+    """Adds extension modules to a wheel."""
+
+    PLUGIN_NAME = "custom"
+
+    def dependencies(self) -> list[str]:
+        """Return what a build needs: mypyc, and the packages whose types the source uses."""
+        return [*self.config["requires"], *self.metadata.core.dependencies] if self.asked else []
+
+    @property
+    def asked(self) -> bool:
+        """Whether this build is to be compiled."""
+        return os.environ.get("SLIDEGATE_COMPILE") == "1" and self.target_name == "wheel"
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Compile, and name the extension modules to the builder."""
+        if not self.asked or version == "editable":
+            return
+        self._made = TemporaryDirectory(prefix="slidegate-")
+        modules = compile_to(Path(self._made.name), chosen(self.config))
+        build_data["force_include"].update({str(path): name for path, name in modules.items()})
+        build_data["pure_python"], build_data["infer_tag"] = False, True
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        """Remove what was made: the wheel holds it now."""
+        if self.asked and version != "editable":
+            self._made.cleanup()
+
+
+def compile_to(made: Path, files: list[Path]) -> dict[Path, str]:
+    """Compile files into a directory; return each extension module -> its place in the wheel."""
+    # Only a compiled build has these.
+    from mypyc.build import mypycify
+    from setuptools import Distribution
+    from setuptools.command.build_ext import build_ext
+
+    # The strict check of types is a check of its own; a build must not fail for a missing stub.
+    options = ("--config-file=", "--ignore-missing-imports", f"--cache-dir={made / 'cache'}")
+    # mypyc and setuptools take the names of modules from paths below the current directory.
+    with chdir(PACKAGE.parent):
+        paths = [str(file.relative_to(PACKAGE.parent)) for file in files]
+        extensions = mypycify(
+            [*options, *paths], target_dir=str(made / "c"), group_name="slidegate", opt_level="3", debug_level="0"
+        )
+        build = build_ext(Distribution({"name": "slidegate", "ext_modules": extensions}))
+        build.build_lib, build.build_temp = str(made / "lib"), str(made / "objects")
+        build.ensure_finalized()
+        build.run()
+    built = (path for path in (made / "lib").rglob("*") if path.suffix in {".so", ".pyd"})
+    return {path: path.relative_to(made / "lib").as_posix() for path in built}

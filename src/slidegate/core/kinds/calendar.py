@@ -1,0 +1,103 @@
+"""The periods of a calendar: which day, week, month or year a moment belongs to, in a time zone.
+
+A period lasts from one start to the next, whatever lies between: a day on which clocks are set forward has 23 hours,
+and February has 28 days or 29. A start is a date and a time of day on the clocks of the zone:
+
+* where clocks are set forward over it, it is as long after the change as it would have been (2:30 is 3:30 then);
+* where clocks are set back and show it twice, it is the first of the two;
+* a day that a month or a year does not have is the last one before it: the 31st, or 29 February.
+
+Moments are Unix times in microseconds, as everywhere in the core; the zone is an argument, since its rules are files.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from datetime import UTC, date, datetime, time, timedelta, tzinfo
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+Unit: TypeAlias = Literal["day", "week", "month", "year"]
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_US: Final = timedelta(microseconds=1)
+_LAST_US: Final = (datetime(9990, 1, 1, tzinfo=UTC) - _EPOCH) // _US
+"""Any later moment counts as this one: dates end with the year 9999."""
+
+
+class Anchor(NamedTuple):
+    """Where in the calendar a period starts; a unit of time uses the fields that concern it."""
+
+    minute: int = 0
+    """Of a day: minutes after midnight, 0 to 1439."""
+    weekday: int = 0
+    """Of a week: 0 is Monday."""
+    day: int = 1
+    """Of a month or a year: 1 to 31."""
+    month: int = 1
+    """Of a year: 1 to 12."""
+
+
+class Period(NamedTuple):
+    """The period of a moment, and the one behind it, in microseconds of Unix time."""
+
+    start_us: int
+    end_us: int
+    """When the next one starts."""
+    next_end_us: int
+
+
+class Calendar:
+    """The periods of one unit, anchor and zone.
+
+    Args:
+        unit: ``"day"``, ``"week"``, ``"month"`` or ``"year"``.
+        anchor: Where in the calendar they start.
+        zone: The time zone, with its rules.
+    """
+
+    __slots__ = ("_latest", "anchor", "unit", "zone")
+
+    def __init__(self, unit: Unit, anchor: Anchor, zone: tzinfo) -> None:
+        self.unit = unit
+        self.anchor = anchor
+        self.zone = zone
+        self._latest = Period(0, 0, 0)
+
+    def period_at(self, unix_us: int) -> Period:
+        """Return the period that `unix_us` belongs to: its start does, its end does not."""
+        period = self._latest
+        if not period.start_us <= unix_us < period.end_us:
+            period = self._latest = self._find(min(unix_us, _LAST_US))
+        return period
+
+    def _find(self, unix_us: int) -> Period:
+        day = (_EPOCH + unix_us * _US).astimezone(self.zone).date()
+        # A zone that skips a whole day makes two starts one.
+        starts = sorted({self._moment_us(start) for start in self._days_around(day)})
+        place = bisect_right(starts, unix_us)
+        return Period(starts[place - 1], starts[place], starts[place + 1])
+
+    def _moment_us(self, start: date) -> int:
+        hour, minute = divmod(self.anchor.minute, 60)
+        local = datetime.combine(start, time(hour, minute), tzinfo=self.zone)
+        return (local - _EPOCH) // _US
+
+    def _days_around(self, day: date) -> Iterator[date]:
+        """Yield the days on which periods start, from two before the one of `day` to five after it."""
+        anchor = self.anchor
+        if self.unit in ("day", "week"):
+            step = timedelta(days=1 if self.unit == "day" else 7)
+            first = day if self.unit == "day" else day - timedelta(days=(day.weekday() - anchor.weekday) % 7)
+            yield from (first + number * step for number in range(-2, 6))
+        elif self.unit == "month":
+            months = day.year * 12 + day.month - 1
+            yield from (_clamped(number // 12, number % 12 + 1, anchor.day) for number in range(months - 2, months + 6))
+        else:
+            yield from (_clamped(day.year + number, anchor.month, anchor.day) for number in range(-2, 6))
+
+
+def _clamped(year: int, month: int, day: int) -> date:
+    """Return a date, the last of its month where the month is shorter."""
+    following = date(year + month // 12, month % 12 + 1, 1)
+    return date(year, month, min(day, (following - timedelta(days=1)).day))

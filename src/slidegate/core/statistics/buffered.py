@@ -1,0 +1,150 @@
+"""A window whose records wait in a buffer, and are counted many at once.
+
+A request on its way appends one small tuple and reads the clock, nothing else::
+
+    note ---> noted: [(outcome, began, first, ended), ...] ---> fold ---> MetricWindow
+                      at most `MOST_NOTED`                      when full, and before every reading
+
+Counting one by one takes four times as long: the lock, the slice and the place of each event are found once for all
+records of a slice, and times are sorted, so that a bucket of the histogram is looked up once for all times in it.
+
+Every record carries its own times and is counted in the order of arrival, so a reading says what it would say if each
+had been counted at once: however long it waited, however the clock has jumped, whichever thread noted it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from threading import Lock
+from typing import Final, TypeAlias
+
+from .metrics import MetricWindow
+from .summary import MetricSummary
+
+MOST_NOTED: Final = 256
+"""So many records wait at most, and one more for each thread: 50 KB for a window."""
+
+
+class Outcome:
+    """What a record counts. It is made once, kept, and compared by identity.
+
+    Args:
+        events: Names, for example ``"pass", "2xx", "success"``.
+        rt: Whether the time to the end is a response time.
+        first: Whether the time to the first byte is counted.
+    """
+
+    __slots__ = ("events", "first", "rt")
+
+    def __init__(self, *events: str, rt: bool = False, first: bool = False) -> None:
+        self.events = events
+        self.rt = rt
+        self.first = first
+
+
+Noted: TypeAlias = tuple[Outcome, int, int, int]
+"""An outcome, and three moments in ticks: when the request began, when its first byte went out, and when it ended."""
+
+
+class BufferedWindow:
+    """A `MetricWindow` for many records a second, for all threads.
+
+    The path of a request may append to `noted` itself, if it calls `fold` where that has reached `MOST_NOTED`. An
+    append is atomic, and takes no lock.
+
+    Args:
+        slices: See `MetricWindow`.
+        slice_us: See `MetricWindow`.
+        ticks_per_us: Ticks of the clock in a microsecond, 1 or more: 1000 for one of nanoseconds.
+
+    Attributes:
+        noted: The records that are to be counted.
+
+    Raises:
+        ConfigurationError: An argument is outside its range.
+    """
+
+    __slots__ = ("_lock", "_ticks_per_us", "_window", "noted")
+
+    def __init__(self, slices: int, slice_us: int, ticks_per_us: int = 1) -> None:
+        self._window = MetricWindow(slices, slice_us)
+        self._ticks_per_us = ticks_per_us
+        self._lock = Lock()
+        self.noted: list[Noted] = []
+
+    @property
+    def dropped(self) -> int:
+        """Records that came when their slice had left the ring already."""
+        self.fold()
+        return self._window.dropped
+
+    def note(self, outcome: Outcome, began: int, first: int, ended: int) -> None:
+        """Record an outcome.
+
+        Args:
+            outcome: What is counted.
+            began: When the request began, in ticks. Only outcomes with times need this and `first`.
+            first: When its first byte went out.
+            ended: The moment at which it is counted, and the end of the response time. Where it lies before `began`,
+                or `first` does, both times are 0.
+        """
+        self.noted.append((outcome, began, first, ended))
+        if len(self.noted) >= MOST_NOTED:
+            self.fold()
+
+    def fold(self) -> None:
+        """Count what is noted."""
+        with self._lock:
+            noted = self.noted[:]
+            # Another thread may append between these two lines: behind what is taken out.
+            del self.noted[: len(noted)]
+            if noted:
+                self._count(noted)
+
+    def read(self, now_us: int, slices: int | None = None) -> MetricSummary:
+        """Return the counts of the last `slices` slices: see `MetricWindow.read`."""
+        self.fold()
+        return self._window.read(now_us, slices)
+
+    def _count(self, noted: list[Noted]) -> None:
+        """Count records in their order, those of one slice together."""
+        slice_ticks = self._window.slice_us * self._ticks_per_us
+        outcomes, _, _, moments = zip(*noted, strict=True)
+        if min(moments) // slice_ticks == max(moments) // slice_ticks:
+            self._count_slice(noted, outcomes)
+            return
+        for _, together in groupby(noted, lambda record: record[3] // slice_ticks):
+            alike = list(together)
+            self._count_slice(alike, [outcome for outcome, _, _, _ in alike])
+
+    def _count_slice(self, noted: list[Noted], outcomes: Sequence[Outcome]) -> None:
+        events: dict[str, int] = {}
+        rts_us: list[int] = []
+        firsts_us: list[int] = []
+        different = dict.fromkeys(outcomes)
+        for outcome in different:
+            alike = noted if len(different) == 1 else [record for record in noted if record[0] is outcome]
+            for event in outcome.events:
+                events[event] = events.get(event, 0) + len(alike)
+            if outcome.rt or outcome.first:
+                to_end_us, to_first_us = self._times_us(alike)
+                if outcome.rt:
+                    rts_us += to_end_us
+                if outcome.first:
+                    firsts_us += to_first_us
+        self._window.record_many(noted[0][3] // self._ticks_per_us, len(noted), events, rts_us, firsts_us)
+
+    def _times_us(self, noted: list[Noted]) -> tuple[list[int], list[int]]:
+        """Return the times to the end and to the first byte: each the difference of two clocks in microseconds."""
+        ticks_per_us = self._ticks_per_us
+        to_end_us, to_first_us = [], []
+        for _, began, first, ended in noted:
+            # From the start of its microsecond: small numbers are divided in half the time of large ones.
+            start = began - began % ticks_per_us
+            rt_us, first_us = (ended - start) // ticks_per_us, (first - start) // ticks_per_us
+            if rt_us < 0 or first_us < 0:
+                rt_us = first_us = 0  # a clock of the user's may run back
+            to_end_us.append(rt_us)
+            to_first_us.append(first_us)
+        return to_end_us, to_first_us

@@ -1,0 +1,1 @@
+"""Places of concurrency limits, as a limiter deals with them."""

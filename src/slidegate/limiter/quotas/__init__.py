@@ -1,0 +1,1 @@
+"""The public `Quota`, and the time zones that it goes by."""

@@ -1,0 +1,51 @@
+"""The methods of a `Limiter` that `SyncLimiter` asks."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from datetime import timedelta
+from typing import Protocol, TypeAlias
+
+from ...core.bans.in_force import Ban
+from ...core.bans.policy import BanPolicy
+from ...core.decision import Decision
+from ...core.kinds.any_limit import AnyLimit
+
+Limits: TypeAlias = str | AnyLimit | Sequence[str | AnyLimit]
+
+
+class Asked(Protocol):
+    """A `Limiter`, which this package cannot import: the limiter imports it."""
+
+    async def hit(self, key: str, limits: Limits, cost: int = 1, *, rule: str = ...) -> Decision:
+        """See `Limiter.hit`."""
+
+    async def peek(self, key: str, limits: Limits, cost: int = 1, *, rule: str = ...) -> Decision:
+        """See `Limiter.peek`."""
+
+    async def charge(self, key: str, limits: Limits, units: int, *, rule: str = ...) -> Decision:
+        """See `Limiter.charge`."""
+
+    async def refund(self, decision: Decision) -> bool:
+        """See `Limiter.refund`."""
+
+    async def reset(self, key: str) -> bool:
+        """See `Limiter.reset`."""
+
+    async def ban(self, key: str, duration: str | float | timedelta, *, reason: str = "", by: str = ...) -> Ban:
+        """See `Limiter.ban`."""
+
+    async def unban(self, key: str, *, by: str = ...) -> bool:
+        """See `Limiter.unban`."""
+
+    async def banned(self, key: str) -> Ban | None:
+        """See `Limiter.banned`."""
+
+    def bans(self) -> AsyncIterator[Ban]:
+        """See `Limiter.bans`."""
+
+    async def strike(self, key: str, policy: BanPolicy, weight: int = 1, reason: str = "") -> Ban | None:
+        """See `Limiter.strike`."""
+
+    async def close(self) -> None:
+        """See `Limiter.close`."""

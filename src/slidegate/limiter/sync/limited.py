@@ -1,0 +1,220 @@
+"""Limits around functions and blocks of code."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import timedelta
+from functools import partial, wraps
+from hashlib import blake2b
+from types import TracebackType
+from typing import Any, Final, ParamSpec, TypeAlias, TypeVar, cast
+
+import anyio
+
+from ...core.decision import Bucket, Decision
+from ...core.errors import ConfigurationError, SlidegateError, quoted
+from ...core.kinds.any_limit import AnyLimit
+from ...core.limits import MAX_NAME, check_name, check_whole, parse_duration_us, parse_limits
+from ..internals import Internals
+from ..uncancelled import to_the_end
+from .asked import Limits
+from .without_loop import WithoutLoop
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+LimitedKey: TypeAlias = str | Callable[..., str]
+"""A key, or a function of the arguments that a limited function is called with."""
+
+DEFAULT_RULE: Final = "limited"
+MOST_WAITING: Final = 1_000
+"""How many calls of one key may wait at a time."""
+
+
+class RateLimited(SlidegateError):
+    """A call under `Limiter.limited` was refused: the function has not run.
+
+    Attributes:
+        decision: The refusal.
+        retry_after_s: Seconds until the same call is admitted if nobody else spends; None if never.
+    """
+
+    def __init__(self, decision: Decision) -> None:
+        super().__init__(decision)
+        self.decision = decision
+        wait_us = decision.retry_after_us
+        self.retry_after_s = None if wait_us is None else wait_us / 1_000_000
+
+    def __str__(self) -> str:
+        rule = self.decision.checks[0][0].rule
+        when = "for ever" if self.retry_after_s is None else f"for {self.retry_after_s:g} s"
+        return f"{rule} is refused {when}: {self.decision.reason}"
+
+
+class Limited:
+    """Holds calls to limits: a decorator of functions, or ``async with`` and ``with`` around a block of code.
+
+    `Limiter.limited` makes it, and describes the arguments. One object may be used many times, also at once.
+    """
+
+    def __init__(
+        self,
+        internals: Internals,
+        without_loop: WithoutLoop,
+        limits: Limits,
+        key: LimitedKey,
+        cost: int,
+        wait: str | float | timedelta | None,
+        rule: str | None,
+    ) -> None:
+        self._internals = internals
+        self._without_loop = without_loop
+        self._limits = parse_limits(limits)
+        self._key = _checked_key(key)
+        self._cost = _checked_cost(cost, self._limits)
+        self._wait_us = 0 if wait is None else parse_duration_us(wait, "wait")
+        self._rule = None if rule is None else check_name(rule, "rule")
+        self._block = self._bucket(DEFAULT_RULE)
+
+    def __repr__(self) -> str:
+        return f"<Limited {'; '.join(map(str, self._limits))}>"
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """Return a function of the same signature that is held to the limits.
+
+        Raises:
+            ConfigurationError: What is decorated is no function, or a generator.
+        """
+        _check_function(function)
+        bucket = self._bucket(_name_of(function))
+        if not _is_async(function):
+
+            @wraps(function)
+            def limited(*args: P.args, **options: P.kwargs) -> R:
+                self._take(bucket, self._key_of(args, options))
+                return function(*args, **options)
+
+            return limited
+        awaited = cast("Callable[P, Awaitable[Any]]", function)
+
+        @wraps(function)
+        async def limited_async(*args: P.args, **options: P.kwargs) -> Any:
+            await self._take_async(bucket, self._key_of(args, options))
+            return await awaited(*args, **options)
+
+        return cast("Callable[P, R]", limited_async)
+
+    async def __aenter__(self) -> Decision:
+        return await self._take_async(self._block, self._constant())
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Do nothing: what the block spent stays spent."""
+
+    def __enter__(self) -> Decision:
+        return self._take(self._block, self._constant())
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Do nothing: what the block spent stays spent."""
+
+    def _take(self, bucket: Bucket, key: str) -> Decision:
+        """Take the units, and the turn where that comes later."""
+        decision = self._without_loop.ask(self._ask(bucket, key), self._internals.refund)
+        if decision.wait_us:
+            try:
+                time.sleep(decision.wait_us / 1_000_000)
+            except BaseException:
+                self._without_loop.ask(self._internals.refund(decision))
+                raise
+        return decision
+
+    async def _take_async(self, bucket: Bucket, key: str) -> Decision:
+        decision = await self._ask(bucket, key)
+        if decision.wait_us:
+            try:
+                await anyio.sleep(decision.wait_us / 1_000_000)
+            except BaseException:
+                await to_the_end(self._internals.refund(decision))
+                raise
+        return decision
+
+    async def _ask(self, bucket: Bucket, key: str) -> Decision:
+        if not self._internals.prepared:
+            await self._internals.prepare()
+        known, guarded = self._internals.keys.learn(key)
+        answer = self._internals.decide_unleased(((bucket, known, self._cost),), guarded)
+        decision = answer if isinstance(answer, Decision) else await answer
+        if not decision.allowed:
+            raise RateLimited(decision)
+        return decision
+
+    def _key_of(self, args: tuple[Any, ...], options: dict[str, Any]) -> str:
+        return self._key if isinstance(self._key, str) else self._key(*args, **options)
+
+    def _constant(self) -> str:
+        if isinstance(self._key, str):
+            return self._key
+        raise ConfigurationError(
+            f'limited: a block has no arguments, so its key is text, for example key="github", not {self._key!r}'
+        )
+
+    def _bucket(self, rule: str) -> Bucket:
+        waiting = MOST_WAITING if self._wait_us else 0
+        return Bucket(self._rule or rule, self._limits, wait_us=self._wait_us, wait_max=waiting)
+
+
+def _checked_key(key: object) -> LimitedKey:
+    if isinstance(key, str) and key:
+        return key
+    if callable(key) and not inspect.isclass(key) and not _is_async(key):
+        return key
+    raise ConfigurationError(
+        'limited: key: expected text such as "github", or a plain function of the arguments such as '
+        f'lambda user, *_: f"user:{{user}}", not {quoted(key)}'
+    )
+
+
+def _checked_cost(cost: int, limits: Sequence[AnyLimit]) -> int:
+    least = min(limit.amount for limit in limits)
+    check_whole(cost, 0, least, "limited: cost", "for example 1")
+    return cost
+
+
+def _check_function(function: Callable[..., object]) -> None:
+    if not callable(function) or inspect.isclass(function):
+        raise ConfigurationError(
+            f"limited: expected a function, not {quoted(function)}; write it below @classmethod, and at the methods of "
+            "a class"
+        )
+    if any(inspect.isgeneratorfunction(found) or inspect.isasyncgenfunction(found) for found in _called(function)):
+        raise ConfigurationError(
+            f"limited: {quoted(function)} is a generator, of which no one moment is the call; write "
+            "`with limiter.limited(...)` or `async with` around what it does"
+        )
+
+
+def _is_async(function: Callable[..., object]) -> bool:
+    return any(map(inspect.iscoroutinefunction, _called(function)))
+
+
+def _called(function: Callable[..., object]) -> tuple[object, object]:
+    """Return a function, and the method that a call of it runs if it is an object."""
+    return function, type(function).__call__
+
+
+def _name_of(function: Callable[..., object]) -> str:
+    """Return the name of a function as a rule: the same in every process, and of the letters that a rule may have."""
+    named = inspect.unwrap(function)
+    while isinstance(named, partial):
+        named = inspect.unwrap(named.func)
+    name = f"{named.__module__}.{getattr(named, '__qualname__', type(named).__qualname__)}"
+    name = "".join(letter if " " < letter <= "~" and letter not in ":;" else "_" for letter in name)
+    if len(name) <= MAX_NAME:
+        return name
+    digest = blake2b(name.encode(), digest_size=4).hexdigest()
+    return f"{digest}.{name[len(digest) + 1 - MAX_NAME :]}"

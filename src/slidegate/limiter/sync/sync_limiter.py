@@ -1,0 +1,88 @@
+"""The words of a `Limiter` for threads that have no event loop: scripts, WSGI, Celery."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from types import TracebackType
+from typing import Final, Self
+
+from ...core.bans.in_force import Ban
+from ...core.bans.policy import BanPolicy
+from ...core.decision import Decision
+from .asked import Asked, Limits
+from .without_loop import WithoutLoop
+
+DEFAULT_RULE: Final = "hit"
+
+
+class SyncLimiter:
+    """The limiter that `Limiter.sync` returns: each method waits for its answer, and decides as its namesake does.
+
+    Safe to share between threads, and after `fork`. A thread in which an event loop runs must not call it.
+
+    All methods may raise:
+        ConfigurationError: An event loop runs in this thread; or a value cannot be used, as for the namesake.
+        StoreTimeout: The thread that asks the store stands still, for example in an observer that blocks.
+    """
+
+    def __init__(self, limiter: Asked, without_loop: WithoutLoop) -> None:
+        self._limiter = limiter
+        self._without_loop = without_loop
+
+    def hit(self, key: str, limits: Limits, cost: int = 1, *, rule: str = DEFAULT_RULE) -> Decision:
+        """Charge `cost` units to `key` if every limit has room for them; see `Limiter.hit`.
+
+        If the thread is interrupted while it waits for the store, as by Ctrl-C, the units are handed back.
+        """
+        return self._without_loop.ask(self._limiter.hit(key, limits, cost, rule=rule), self._limiter.refund)
+
+    def peek(self, key: str, limits: Limits, cost: int = 1, *, rule: str = DEFAULT_RULE) -> Decision:
+        """Say what `hit` would answer now. Changes nothing."""
+        return self._without_loop.ask(self._limiter.peek(key, limits, cost, rule=rule))
+
+    def charge(self, key: str, limits: Limits, units: int, *, rule: str = DEFAULT_RULE) -> Decision:
+        """Record units that are known only now, even beyond the limit; see `Limiter.charge`."""
+        return self._without_loop.ask(self._limiter.charge(key, limits, units, rule=rule), self._limiter.refund)
+
+    def refund(self, decision: Decision) -> bool:
+        """Hand back the units that `decision` charged; see `Limiter.refund`."""
+        return self._without_loop.ask(self._limiter.refund(decision))
+
+    def reset(self, key: str) -> bool:
+        """Forget the windows of `key` under every rule. Returns False if there were none."""
+        return self._without_loop.command(self._limiter.reset(key))
+
+    def ban(self, key: str, duration: str | float | timedelta, *, reason: str = "", by: str = "manual") -> Ban:
+        """Ban an address, a network or a key; see `Limiter.ban`."""
+        return self._without_loop.command(self._limiter.ban(key, duration, reason=reason, by=by))
+
+    def unban(self, key: str, *, by: str = "manual") -> bool:
+        """Take the ban of exactly this key back, and forgive it; see `Limiter.unban`."""
+        return self._without_loop.command(self._limiter.unban(key, by=by))
+
+    def banned(self, key: str) -> Ban | None:
+        """Return the ban that refuses a key or address now; None if there is none."""
+        return self._without_loop.command(self._limiter.banned(key))
+
+    def bans(self) -> list[Ban]:
+        """Return the bans in force."""
+        return self._without_loop.command(self._list_bans())
+
+    def strike(self, key: str, policy: BanPolicy, weight: int = 1, reason: str = "") -> Ban | None:
+        """Count a strike of `key`, for example a wrong password; see `Limiter.strike`."""
+        return self._without_loop.ask(self._limiter.strike(key, policy, weight, reason))
+
+    def close(self) -> None:
+        """Close the limiter and its store, and let go of the thread that asked it. A second call does nothing."""
+        self._without_loop.close(self._limiter.close())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def _list_bans(self) -> list[Ban]:
+        return [ban async for ban in self._limiter.bans()]

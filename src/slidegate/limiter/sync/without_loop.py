@@ -1,0 +1,88 @@
+"""How a thread without an event loop asks a limiter, whose methods are coroutines.
+
+A store that answers at once suspends no coroutine, so the thread itself runs it to its end: a memory store always, and
+LMDB unless each commit waits for a disk. For all other stores a thread with an event loop does; see `loop_thread`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import Any, Final, TypeVar
+
+from ...core.errors import ConfigurationError
+from ...core.protocols import AnswersThreads
+from ..deadlines import COMMAND_DEADLINE_S
+from ..internals import Internals
+from ..running_loop import on_loop
+from .loop_thread import LOOP_THREAD, Undo
+
+T = TypeVar("T")
+
+STEPS: Final = 4
+"""The most deadlines in a row that one call may wait for: the secret, the question, a refund, and the next question."""
+GRACE_S: Final = 5.0
+"""How much longer a loop with a lot to do may take."""
+_COMMAND_S: Final = STEPS * COMMAND_DEADLINE_S + GRACE_S
+
+
+class WithoutLoop:
+    """Asks in a thread without an event loop.
+
+    Args:
+        internals: Those of the limiter.
+    """
+
+    def __init__(self, internals: Internals) -> None:
+        store, safe = internals.store, internals.failsafe
+        self._leases = internals.leases
+        self._at_once = internals.per_process or (isinstance(store, AnswersThreads) and store.answers_threads())
+        self._most_s = GRACE_S + (0.0 if safe is None else STEPS * safe.deadline_us / 1_000_000)
+
+    def ask(self, work: Coroutine[Any, Any, T], undo: Undo[T] | None = None) -> T:
+        """Return the answer to a question about a request, which has the limiter's deadline.
+
+        Args:
+            work: The coroutine that asks.
+            undo: What to do with the answer if the thread is interrupted before it has it.
+
+        Raises:
+            ConfigurationError: An event loop runs in this thread.
+            StoreTimeout: No answer comes.
+        """
+        return self._run(work, self._most_s, undo, at_once=self._at_once)
+
+    def command(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return the answer to a command of a person; see `ask`."""
+        return self._run(work, _COMMAND_S, None, at_once=self._at_once)
+
+    def close(self, work: Coroutine[Any, Any, None]) -> None:
+        """Close the limiter: on an event loop where leases may have to be handed back."""
+        leases = self._leases
+        try:
+            self._run(work, _COMMAND_S, None, at_once=self._at_once and (leases is None or leases.is_empty()))
+        finally:
+            LOOP_THREAD.release(self, join=True)
+
+    def release(self) -> None:
+        """Need the event loop no longer."""
+        LOOP_THREAD.release(self)
+
+    def _run(self, work: Coroutine[Any, Any, T], most_s: float, undo: Undo[T] | None, *, at_once: bool) -> T:
+        if on_loop():
+            work.close()
+            raise ConfigurationError(
+                "limiter.sync waits for its answer, and the event loop that runs in this thread would stand still "
+                "meanwhile; write `await limiter.hit(...)`, or with limiter.limited `async with` or `async def`, or "
+                "call it in a thread, as with asyncio.to_thread"
+            )
+        return _answer(work) if at_once else LOOP_THREAD.run(self, work, most_s, undo)
+
+
+def _answer(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that waits for nothing to its end."""
+    try:
+        work.send(None)
+    except StopIteration as done:
+        return done.value  # type: ignore[no-any-return]
+    work.close()
+    raise ConfigurationError("store: its answers_threads() is true, so it must not wait for an event loop")

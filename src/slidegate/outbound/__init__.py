@@ -1,0 +1,1 @@
+"""Requests to others: their limits are kept, their answers heeded."""

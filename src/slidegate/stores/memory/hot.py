@@ -1,0 +1,86 @@
+"""The hot storey: which windows are live objects. `cold` says why most are not.
+
+A key that is asked for while it is at rest comes up, and a key that is too many goes down, one for one. Where the
+storey is full, that is one that came up long ago in one case out of 32; else it is the newcomer, which goes down again
+at once. So a walk through very many keys pushes nearly nothing out, and does not pay for moving either, while a key
+that is asked for often comes up within some dozens of hits, and stays up while it spends. A window with bookings stays
+up until they are over.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final, Protocol
+
+from ...core.windows.bookings import Entry
+
+HOT_WINDOWS: Final = 16_384
+"""How many live windows a store holds: the garbage collector walks them in a few milliseconds."""
+NEWCOMERS: Final = 32
+"""One of so many newcomers stays up where the storey is full."""
+SECOND_CHANCES: Final = 4
+"""How many windows in a row stay up because something was spent in them since they came up."""
+
+
+class Floor(Protocol):
+    """A table, as far as the hot storey needs it."""
+
+    windows: dict[str, Entry]
+
+    def lay_down(self, key: str) -> None:
+        """Pack the window of a key, if it is up and has no bookings."""
+
+
+class HotStorey:
+    """The keys that came up, in their order, over all tables of a store."""
+
+    __slots__ = ("_marks", "_newcomers", "_tables", "keys", "most")
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.keys: deque[str] = deque()
+        self._tables: deque[Floor] = deque()  # of `keys`; pairs would be walked by the garbage collector
+        self._marks: deque[int] = deque()  # of `keys`: what the window said when it came up
+        self._newcomers = 0
+
+    def takes_one(self) -> bool:
+        """Tell whether the next newcomer stays up."""
+        if len(self.keys) < self.most:
+            return True
+        self._newcomers += 1
+        return self._newcomers % NEWCOMERS == 0
+
+    def add(self, table: Floor, key: str) -> None:
+        """Note that the window of a key has come up. Call `make_room` when nothing is done with it any more."""
+        self.keys.append(key)
+        self._tables.append(table)
+        self._marks.append(_mark(table.windows[key]))
+
+    def make_room(self) -> None:
+        """Lay down as many windows as are too many."""
+        while len(self.keys) > self.most:
+            if self.takes_one():
+                self._drop_first()
+            else:
+                self._marks.pop()
+                self._tables.pop().lay_down(self.keys.pop())
+
+    def exchange(self, table: Floor, key: str) -> None:
+        """Note that the window of a key has come up to stay, and lay another down for it."""
+        self.add(table, key)
+        if len(self.keys) > self.most:
+            self._drop_first()
+
+    def _drop_first(self) -> None:
+        for chance in range(SECOND_CHANCES + 1):
+            key, table, mark = self.keys.popleft(), self._tables.popleft(), self._marks.popleft()
+            window = table.windows.get(key)
+            if chance == SECOND_CHANCES or window is None or mark == _mark(window):
+                table.lay_down(key)
+                return
+            self.add(table, key)
+
+
+def _mark(window: Entry) -> int:
+    """Return a number that changes when something is spent."""
+    return window.spent + window.newest_us

@@ -1,0 +1,110 @@
+-- Places, as core/windows/places.py: at most `amount` requests of a key at a time. They lie in a sorted set of their own
+-- for each key and rule. Each place is a member, the name of its worker and a serial, and its score is the moment until
+-- which it is held unless its worker renews it. So a place that nobody renews is free when that moment has come.
+--
+-- The table of a set is asked as a window is. `taken` holds the members to write at the end of the call, and until when
+-- they are held; `left` holds those to remove.
+
+local OPEN = -2
+local LOST, RENEWED, BACK = 0, 1, 2
+local places
+
+local function make_places()
+  local p = {}
+
+  local function text_of(moment)
+    return string.format("%.0f", moment)
+  end
+
+  function p.read(key, now)
+    local held = redis.call("ZCOUNT", key, "(" .. text_of(now), "+inf")
+    return { places = true, key = key, spent = held, leaves = 0, newest = 0, serial = 0, taken = {}, left = {} }
+  end
+
+  function p.copy(w)
+    return { places = true, key = w.key, spent = w.spent, leaves = 0, newest = 0, serial = 0, taken = {}, left = {} }
+  end
+
+  function p.wait(w, _, room)
+    return room < 0 and NEVER or w.spent > room and OPEN or 0
+  end
+
+  -- Until when a member is held; nil where it is no member.
+  local function held_until(w, member)
+    if w.taken[member] or w.left[member] then
+      return w.taken[member]
+    end
+    return tonumber((redis.call("ZSCORE", w.key, member)))
+  end
+
+  function p.add(w, now)
+    local member
+    repeat
+      w.serial = serials
+      member = w.worker .. pack("<I4", serials)
+      serials = (serials + 1) % 4294967296
+    until not held_until(w, member)
+    w.taken[member] = now + w.lease
+    w.spent, w.dirty = w.spent + 1, true
+  end
+
+  function p.charge(w, now)
+    p.add(w, now)
+    return 1
+  end
+
+  function p.let_go(w, member, now)
+    local ends = held_until(w, member)
+    if not ends then
+      return false
+    end
+    w.taken[member], w.left[member], w.dirty = nil, true, true
+    if ends > now then
+      w.spent = w.spent - 1
+    end
+    return ends > now
+  end
+
+  -- Renew places of a worker, and put back those that are missing where there is room; return how each has fared.
+  function p.renew(w, limit, serials_from, arg, many, now)
+    local fates = {}
+    for number = 1, many do
+      local member = limit.worker .. sub(arg, serials_from, serials_from + 3)
+      serials_from = serials_from + 4
+      local ends = held_until(w, member)
+      local fate = ends and ends > now and RENEWED or w.spent < limit.amount and BACK or LOST
+      if fate == BACK then
+        w.spent = w.spent + 1
+      end
+      if fate ~= LOST then
+        w.taken[member], w.left[member], w.dirty = now + limit.lease, nil, true
+      end
+      fates[number] = pack("<B", fate)
+    end
+    return table.concat(fates)
+  end
+
+  function p.save(w, now, slack_ms)
+    redis.call("ZREMRANGEBYSCORE", w.key, "-inf", text_of(now))
+    for member in pairs(w.left) do
+      redis.call("ZREM", w.key, member)
+    end
+    local ends = 0
+    for member, until_us in pairs(w.taken) do
+      redis.call("ZADD", w.key, text_of(until_us), member)
+      ends = max(ends, until_us)
+    end
+    local left_ms = math.ceil((ends - now) / 1000)
+    if ends > 0 and redis.call("PTTL", w.key) < left_ms then
+      redis.call("PEXPIRE", w.key, left_ms + slack_ms)
+    end
+    w.taken, w.left = {}, {}
+  end
+
+  return p
+end
+
+function placing()
+  places = places or make_places()
+  return places
+end

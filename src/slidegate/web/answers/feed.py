@@ -1,0 +1,186 @@
+"""Finds the series of a request, and notes its figures there.
+
+A request pays for one look into a memo and one small tuple: `BufferedWindow` counts later, many at once. What is noted
+holds an outcome and three moments: never the scope, nor the path, nor anything else that a client has chosen.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Final, TypeAlias
+
+from starlette.types import ASGIApp, Scope
+
+from ...core.barred import RuleBlock
+from ...core.decision import Bucket, Decision, Reason
+from ...core.memo import remember
+from ...core.statistics.buffered import MOST_NOTED, Outcome
+from ...core.statistics.metrics import OVERFLOW
+from ...limiter import Limiter
+from ...limiter.statistics import UNROUTED, Series
+from ..paths.below_root import below
+from ..paths.routes import Place, Places, walk
+from ..record import Record
+
+Counted: TypeAlias = Bucket | tuple[Bucket, ...]
+"""The bucket that counted a request, where it is one; else all of them."""
+
+_MEMO: Final = 2_048
+_MEMO_PATH: Final = 256
+_MEMO_ROOTS: Final = 64
+_CLASSES: Final = {status: f"{status // 100}xx" for status in range(100, 600)}
+_LIMITED: Final = Reason.LIMITED  # CPython 3.11 takes a call to find a member
+_SHUT: Final = frozenset({Reason.BANNED, Reason.BLOCKED, Reason.SHED, Reason.UNAVAILABLE})
+_ODD: Final = 0
+"""Stands for every status beyond 100 to 599."""
+
+
+@cache
+def outcome(*events: str, rt: bool = False, first: bool = False) -> Outcome:
+    """Return the one `Outcome` of some events; they are of this package, so there are few."""
+    return Outcome(*events, rt=rt, first=first)
+
+
+def class_of(status: int) -> str:
+    """Return ``"2xx"`` for 204, and so on."""
+    return _CLASSES.get(status, OVERFLOW)
+
+
+def counted_by(record: Record) -> Counted:
+    """Return the buckets that counted a request on its way."""
+    if len(record) == 1 and len(checks := record[0].decision.checks) == 1:
+        return checks[0][0]
+    return tuple([bucket for step in record for bucket, _, _ in step.decision.checks])
+
+
+def _by_status(*events: str, timed: bool = False) -> dict[int | None, Outcome]:
+    """Return some events with the class of each status; under None, where no answer came, without one."""
+    named: dict[int | None, tuple[str, ...]] = {status: (name,) for status, name in _CLASSES.items()}
+    named |= {_ODD: (OVERFLOW,), None: ()}
+    return {status: outcome(*events, *name, rt=timed, first=timed) for status, name in named.items()}
+
+
+_PASSED: Final = _by_status("pass", "success", timed=True)
+_PASSED_ODDLY: Final = _PASSED[_ODD]
+_REFUSED: Final = {reason: _by_status("block", *([str(reason)] if reason in _SHUT else [])) for reason in Reason}
+_REFUSED_BY_LIMIT: Final = _REFUSED[_LIMITED]
+
+
+class Feed:
+    """Records requests.
+
+    Args:
+        limiter: The limiter with the `stats` that tell of them.
+        app: The application, where no scope names one.
+
+    Attributes:
+        now: Returns the moments to note, in ticks.
+    """
+
+    def __init__(self, limiter: Limiter, app: ASGIApp) -> None:
+        self._statistics = limiter.internals.statistics
+        self._app = app
+        self.now = self._statistics.ticks
+        self._places = Places()
+        self._passed: dict[tuple[Counted, int], tuple[Series, object, object]] = {}
+        self._refused: dict[tuple[Counted | tuple[str, ...], int, str | None, str, str], tuple[Series, object]] = {}
+        self._below: dict[int, tuple[object, list[Place]]] = {}
+
+    def passed(self, scope: Scope, counted: Counted, status: int, began: int, first: int, ended: int) -> None:
+        """Note a request that passed and its whole answer.
+
+        Args:
+            scope: The scope, into which routers have written the route.
+            counted: See `counted_by`.
+            status: The status of the answer.
+            began: When the request came, in ticks.
+            first: When the answer began.
+            ended: When the last piece of it came.
+        """
+        known = self._passed.get((counted, id(scope.get("endpoint"))))
+        if known is not None and known[1] is scope.get("router"):
+            series = known[0]
+        else:
+            series = self.series_of_passed(scope, counted)
+        noted = series.noted
+        noted.append((_PASSED.get(status, _PASSED_ODDLY), began, first, ended))
+        if len(noted) >= MOST_NOTED:
+            series.fold()
+
+    def refused(self, scope: Scope, refusal: Decision, status: int | None, now: int) -> None:
+        """Note a refusal, at the moment when its answer begins.
+
+        Args:
+            scope: The scope.
+            refusal: The decision.
+            status: The status of the answer; None where the client left before it.
+            now: The moment, in ticks.
+        """
+        # CPython 3.11 takes a call to hash a reason, and most refusals are by a limit.
+        reason = refusal.reason
+        by_status = _REFUSED_BY_LIMIT if reason is _LIMITED else _REFUSED[reason]
+        series = self._series_of_refused(scope, refusal)
+        noted = series.noted
+        noted.append((by_status.get(status) or by_status[_ODD], now, now, now))
+        if len(noted) >= MOST_NOTED:
+            series.fold()
+
+    def series_of_passed(self, scope: Scope, counted: Counted) -> Series:
+        """Return the series of a request that the application has seen."""
+        router, endpoint = scope.get("router"), scope.get("endpoint")
+        asked = counted, id(endpoint)
+        known = self._passed.get(asked)
+        if known is not None and known[1] is router:
+            return known[0]
+        labels = (counted.label,) if isinstance(counted, Bucket) else tuple([bucket.label for bucket in counted])
+        # Frontends are no routes here: FastAPI gives them no endpoint, by which routes are remembered.
+        places = [place for place in self._places.candidates(scope) if place.route.endpoint is not None]
+        place = self._places.find(scope) if places else None
+        series = self._statistics.series(labels, UNROUTED if place is None else place.label)
+        if len(places) <= 1:  # else the path decides
+            # Keep the endpoint alive, or id() could be reused for another object.
+            remember(self._passed, asked, (series, router, endpoint), _MEMO)
+        return series
+
+    def _series_of_refused(self, scope: Scope, refusal: Decision) -> Series:
+        """Return the series of a refusal: its rules are those that had no room."""
+        by: Bucket | tuple[str, ...] = ()
+        if len(refusal.checks) == 1 and refusal.readings:
+            by = refusal.checks[0][0]
+        elif refusal.reason is Reason.NOBODY or isinstance(refusal, RuleBlock):
+            by = (refusal.by,)
+        elif refusal.readings:
+            violated = {state.rule for state in refusal.violated}
+            by = tuple([bucket.label for bucket, _, _ in refusal.checks if bucket.rule in violated])
+        outermost = scope["router"] if "router" in scope else scope.get("app", self._app)
+        root = scope["app_root_path"] if "app_root_path" in scope else scope.get("root_path", "")
+        asked = by, id(outermost), scope.get("method"), root, scope["path"]
+        known = self._refused.get(asked)
+        if known is not None:
+            return known[0]
+        route = self._route(outermost, scope["type"], scope.get("method", "GET"), below(root, scope["path"]))
+        series = self._statistics.series((by.label,) if isinstance(by, Bucket) else by, route)
+        if len(scope.get("method", "")) + len(scope["path"]) <= _MEMO_PATH:
+            # Keep the application alive, or id() could be reused for another object.
+            remember(self._refused, asked, (series, outermost), _MEMO)
+        return series
+
+    def _route(self, outermost: object, connection: str, method: str, path: str) -> str:
+        """Return what to call the route that a request would have gone to, as the outermost router sees it."""
+        known = self._below.get(id(outermost))
+        if known is None:
+            routed = [place for place in walk(outermost) if place.route.endpoint is not None]
+            known = remember(self._below, id(outermost), (outermost, routed), _MEMO_ROOTS)
+        return _led(known[1], connection, method, path)
+
+
+def _led(places: list[Place], connection: str, method: str, path: str) -> str:
+    """Return the label of the place where a router leads a request: else one with other methods, as for a 405."""
+    places = [place for place in places if place.connection == connection]
+    for place in places:
+        if place.leads(method, path):
+            return place.label
+    for place in places:
+        if place.methods is not None and place.leads(next(iter(place.methods)), path):
+            return place.label
+    return UNROUTED

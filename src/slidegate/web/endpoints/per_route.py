@@ -1,0 +1,178 @@
+"""Limits for each route: a bucket for each template and its methods, one for all paths that no route serves.
+
+The routers below the gate are asked which route a request reaches, so the bucket belongs to the route and never to the
+spelling of a path. An odd path has several readings, and something between the gate and the routers may take it for any
+of them: the routes of all readings count the request, and the first that is spent refuses it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
+from hashlib import blake2b
+from inspect import isclass
+from typing import Any, Final
+
+from starlette.types import Scope
+
+from ...core.decision import Bucket
+from ...core.errors import ConfigurationError
+from ...core.kinds.any_limit import AnyLimit
+from ...core.kinds.wire_names import unique_name, wire_names
+from ...core.limits import parse_limits
+from ..paths.below_root import below
+from ..paths.readings import LONGEST, is_odd, readings
+from ..paths.routes import methods_of
+from ..paths.tree import Reached, Tree
+from ..rules.rule import Rule
+from ..rules.rule_set import BoundRule
+from .decorator import layers, limits_of
+from .exemption import EXEMPT
+from .rate_limit import RateLimit
+
+_MEMO: Final = 4_096
+_MOST_READINGS: Final = 16
+"""The largest number of readings that are asked beside the path itself: each costs another look at all routes."""
+_CONVERTOR: Final = re.compile(r":\w+\}")
+_NO_ROUTE: Final = "*"
+
+
+class PerRoute:
+    """The limits for each route below a gate.
+
+    Args:
+        limits: The limits, each route by itself.
+        claimed: An identity that no other gate on the limiter has.
+        app: The application that the gate guards.
+
+    Attributes:
+        limits: The limits, read.
+
+    Raises:
+        ConfigurationError: The limits cannot be read.
+    """
+
+    def __init__(self, limits: str | AnyLimit | Iterable[str | AnyLimit], claimed: str, app: object) -> None:
+        if callable(limits):
+            raise ConfigurationError(
+                f'per_route: expected limits such as "60/minute", not the function {limits!r}; limits by request stand '
+                "in a rule or at an endpoint"
+            )
+        try:
+            self.limits = parse_limits(limits)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"per_route: {error}") from None
+        self._rule = Rule("*", self.limits)
+        self._claimed = claimed
+        self._tree = Tree(app)
+        self._bound: dict[str, BoundRule] = {}
+        self._labels: dict[str, str] = {}
+
+    @property
+    def lasting(self) -> bool:
+        """Whether every request with one type, method, path and root reaches the same routes."""
+        return not self._tree.varies
+
+    def changed(self) -> bool:
+        """Return whether there are other routes than when this was asked last."""
+        return self._tree.changed()
+
+    def sees(self, scope: Scope) -> bool:
+        """Return whether the routes below the gate are known; where they are not, all requests share one bucket."""
+        return self._tree.known(scope)
+
+    def find(self, scope: Scope) -> Sequence[BoundRule]:
+        """Return the buckets of a request: none only where all readings of its path lead to exempt routes."""
+        reached = self._reached(scope)
+        method = scope.get("method", "")
+        counting = [_named(one) for one in reached if one is not None and not _is_spared(one, method)]
+        if not counting and None in reached:
+            counting = [_NO_ROUTE]
+        return [self._bound.get(name) or self._bind(name) for name in dict.fromkeys(counting)]
+
+    def _reached(self, scope: Scope) -> list[Reached | None]:
+        """Return the ends of all ways that a request may take; None stands for no route."""
+        path: str = scope["path"]
+        reached = [self._tree.reach(scope)]
+        first = reached[0]
+        odd = is_odd(path)
+        if odd and len(path) > LONGEST:
+            # Its readings are not worked out. It may mean any path, so no exemption holds for it.
+            return [*reached, None]
+        if not odd and first is not None and (first.sure or path[-1:] != "/"):
+            return reached
+        texts = list(self._readings(scope))
+        # A slash at the end: routers redirect there or back, and a middleware may rewrite it so.
+        texts += [text.rstrip("/") or "/" for text in texts if text[-1:] == "/"]
+        others = list(dict.fromkeys(texts if first is not None else [*texts, f"{path}/"]))
+        others = [text for text in others if text != path]
+        if len(others) > _MOST_READINGS:
+            # No honest client sends such a path. The last reading is the one of whoever tidies up everything.
+            others = [*others[: _MOST_READINGS - 1], others[-1]]
+            reached.append(None)
+        return [*reached, *(self._tree.reach({**scope, "path": text}) for text in others)]
+
+    def _readings(self, scope: Scope) -> Iterator[str]:
+        """Yield the readings of a path, with the root that comes before it and without."""
+        path = scope["path"]
+        yield from readings(path)
+        for root in {scope.get("root_path", ""), self._tree.root} - {""}:
+            rest = below(root, path)
+            yield from (root + text for text in readings(rest) if rest != path)
+
+    def _bind(self, name: str) -> BoundRule:
+        """Make the bucket of a route."""
+        if len(self._bound) >= _MEMO:
+            # Routes that came and went; the buckets they stand for stay.
+            self._bound.clear()
+            self._labels.clear()
+        rule = copy(self._rule)
+        rule.paths = (f"per-route {_CONVERTOR.sub('}', name)}",)
+        digest = blake2b(repr((self._claimed, name)).encode(), digest_size=8).hexdigest()
+        # Two names may be alike where they are shortened.
+        label = unique_name(rule.label, self._labels)
+        self._labels[label] = name
+        bucket = Bucket(f"{label[:32]}:{digest}", rule.limits, wire_names(label, rule.limits), label=label)
+        bound = self._bound[name] = BoundRule(rule, bucket)
+        return bound
+
+
+def _is_spared(reached: Reached, method: str) -> bool:
+    """Return whether the endpoint that a request reaches takes no defaults; an answer of 405 is no endpoint's."""
+    return reached.answers and takes_no_defaults(reached.route, reached.end, method)
+
+
+def takes_no_defaults(route: object, end: object, method: str) -> bool:
+    """Return whether a route is exempt from defaults, or has limits that take their place.
+
+    Args:
+        route: The route; None for an application without routes.
+        end: Its endpoint, or that application.
+        method: The method of a request, which a class may answer with a function of its own; empty for a websocket.
+    """
+    if _is_marked(end) or _depends(getattr(route, "dependant", None)):
+        return True
+    if not isclass(end):
+        return False
+    name = "get" if method == "HEAD" and not hasattr(end, "head") else method.lower()
+    return _is_marked(getattr(end, name, None))
+
+
+def _is_marked(end: object) -> bool:
+    if any(getattr(layer, "__dict__", {}).get(EXEMPT) for layer in layers(end)):
+        return True
+    return any(isinstance(limit, RateLimit) and limit.override for limit in limits_of(end))
+
+
+def _depends(dependant: Any) -> bool:
+    """Return whether an exemption, or a limit in the place of defaults, is among the dependencies of a route."""
+    for needed in getattr(dependant, "dependencies", ()):
+        call = getattr(needed, "call", None)
+        if call is RateLimit.exempt or (isinstance(call, RateLimit) and call.override) or _depends(needed):
+            return True
+    return False
+
+
+def _named(reached: Reached) -> str:
+    return f"{'*' if reached.route is None else methods_of(reached.route)} {reached.written}"

@@ -1,0 +1,1 @@
+"""Load that is shed while the event loop lags or answers come late."""

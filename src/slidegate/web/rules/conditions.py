@@ -1,0 +1,33 @@
+"""Asks the conditions of rules about a request: a rule with a `when` applies only where it says so.
+
+Limits apply generously and exemptions strictly: where a condition fails, a limit or a block applies, and an exemption
+or the end of the list does not.
+"""
+
+from __future__ import annotations
+
+from starlette.types import Scope
+
+from .rule_set import Met, RuleSet, Selection
+from .user_functions import Calls, request_of
+
+
+async def settled(rules: RuleSet, selection: Selection, scope: Scope, calls: Calls) -> Selection:
+    """Return the rules that a request meets, with their conditions asked: in their order, each function once."""
+    request = request_of(scope)
+    answers: dict[object, bool | None] = {}
+    met: list[Met] = []
+    for rule, bound, ends in selection.open:
+        if rule.when not in answers:
+            answers[rule.when] = await calls.holds(rule, request)
+        holds = answers[rule.when]
+        if holds is None:
+            ends = ends and rule.blocks
+        if holds is False or (holds is None and rule.exempt):
+            continue
+        if rule.shed is not None and not rule.shed.refuses(await calls.priority(rule, rule.shed, request)):
+            continue
+        met.append(Met(rule, bound, ends))
+        if ends:
+            break
+    return rules.settle(scope, met)

@@ -1,0 +1,69 @@
+"""The chart in README and docs is drawn from the saved figures, in light and in dark."""
+
+from __future__ import annotations
+
+import re
+from xml.etree import ElementTree
+
+import pytest
+
+from benchmarks.report import chart, figures
+from benchmarks.report.tables import Cell, Table
+
+SVG = "{http://www.w3.org/2000/svg}"
+COLUMNS = {"what": "", "added us": "+.2f", "to": ""}
+
+
+def measured(**added_us: float) -> figures.Figures:
+    """Return figures in which gates add the same, admitted and refused."""
+    rows: list[list[Cell]] = [["bare Starlette", None, None], ["elsewhere", 1.0, "bare FastAPI"]]
+    rows += [[name, value, "bare Starlette"] for name, value in added_us.items()]
+    tables = [Table(title, COLUMNS, rows) for title in chart.PANELS]
+    return figures.Figures("x", "2026-01-02", {"cores": 2}, {"CPython": "3"}, tables)
+
+
+def widths(text: str, colour: str) -> list[float]:
+    return [
+        float(bar.attrib["width"])
+        for bar in ElementTree.fromstring(text).iter(f"{SVG}rect")
+        if bar.attrib["fill"] == colour
+    ]
+
+
+@pytest.mark.parametrize("path", chart.charts(), ids=lambda path: path.stem)
+def test_the_committed_chart_is_what_the_saved_figures_draw(path: chart.Path) -> None:
+    assert path.read_text("utf-8") == chart.charts()[path], "run python3 dev.py bench --write"
+
+
+@pytest.mark.parametrize("theme", chart.THEMES.values(), ids=chart.THEMES)
+def test_bars_are_as_long_as_what_they_show(theme: chart.Theme) -> None:
+    text = chart.draw(measured(slidegate=4.0, peer=6.0, other=-1.0), theme)
+    (ours, ours_again), others = widths(text, theme.ours), widths(text, theme.others)
+    assert ours == ours_again
+    assert others[:2] == [pytest.approx(1.5 * ours, abs=0.2), pytest.approx(0.25 * ours, abs=0.2)]
+
+
+def test_a_bar_below_zero_ends_where_the_others_begin() -> None:
+    theme = chart.THEMES["light"]
+    text = chart.draw(measured(slidegate=4.0, peer=-1.0), theme)
+    bars = {bar.attrib["fill"]: bar.attrib for bar in ElementTree.fromstring(text).iter(f"{SVG}rect")}
+    left, right = bars[theme.others], bars[theme.ours]
+    assert float(left["x"]) + float(left["width"]) == pytest.approx(float(right["x"]), abs=0.2)
+
+
+def test_a_bar_that_would_be_too_long_is_cut_and_its_number_is_whole() -> None:
+    text = chart.draw(measured(slidegate=2.0, slow=200.0), chart.THEMES["light"])
+    assert len(re.findall("<polygon ", text)) == 2
+    assert text.count(">+200.0<") == 2
+
+
+def test_names_stay_within_the_chart() -> None:
+    names = [bar.name for title in chart.PANELS for bar in chart.bars(figures.load("middleware").table(title))]
+    # A character of 13 pixels is under 7.6 wide in common fonts, on the average of a name.
+    assert max(map(len, names)) * 7.6 < chart.LEFT - 10
+
+
+def test_readme_and_docs_show_the_chart_in_light_and_in_dark() -> None:
+    for page in (chart.TARGETS.parents[1] / "README.md", chart.TARGETS.parent / "benchmarks.md"):
+        shown = page.read_text("utf-8")
+        assert all(f"charts/{path.name}" in shown for path in chart.charts())

@@ -1,0 +1,131 @@
+"""Tables keep numbers as numbers, runs are saved with what they depend on, and the page shows what was saved."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import __main__ as command
+from benchmarks import measure
+from benchmarks.report import figures, page
+from benchmarks.report.tables import Table
+
+HERE = Path(command.__file__).parent
+SMALL = {
+    "lmdb_kills": ["--kills", "2", "--bans", "5"],
+    "networks": ["--count", "50", "--rounds", "1"],
+    "rules": ["--rounds", "1", "--requests", "2", "--rules", "3"],
+}
+"""Flags that make a benchmark small. The others need more time, other packages or a server."""
+LONGER = {
+    "bans": ["--rounds", "1"],
+    "flood": ["--after", "2"],
+    "lmdb": ["--rounds", "1", "--hits", "64", "--alone"],
+    "memory": ["--keys", "200000"],
+    "statistics": ["--rounds", "1"],
+}
+
+
+def example(value: float = 1.5) -> figures.Figures:
+    table = Table("Speed", {"what": "", "us": ".2f", "to": ""}, [["ours", value, "bare"], ["bare", 1_000, None]])
+    return figures.Figures("python3 dev.py bench x", "2026-01-02", {"cores": 2, "load": 0.5}, {"CPython": "3"}, [table])
+
+
+def test_a_table_shows_numbers_in_their_format_and_whole_ones_whole() -> None:
+    assert example().tables[0].markdown().splitlines() == [
+        "### Speed",
+        "",
+        "| what | us | to |",
+        "| --- | ---: | --- |",
+        "| ours | 1.50 | bare |",
+        "| bare | 1,000 | |",
+    ]
+
+
+def test_a_row_of_another_length_is_an_error() -> None:
+    with pytest.raises(ValueError, match="has 1 cells; expected 2"):
+        Table("", {"what": "", "us": ".2f"}, [["ours"]])
+
+
+@pytest.mark.parametrize(("row", "column"), [("nobody", "us"), ("ours", "ms"), ("ours", "to")])
+def test_a_number_that_is_not_there_is_an_error(row: str, column: str) -> None:
+    assert example().tables[0].number("ours", "us") == 1.5
+    with pytest.raises(KeyError, match="has no number"):
+        example().tables[0].number(row, column)
+
+
+def test_the_difference_to_a_baseline_is_that_of_the_same_round() -> None:
+    # In the second round the machine is ten times slower, and the difference of the medians would be 8.
+    taken = {"bare": [1.0, 10.0, 1.0], "ours": [2.0, 20.0, 9.0]}
+    table = measure.compared("", taken, {"ours": "bare"})
+    assert table.rows == [["bare", 1.0, None, None, None], ["ours", 9.0, 8.0, 2.0, "bare"]]
+
+
+def test_what_is_saved_is_read_again(tmp_path: Path) -> None:
+    figures.save("x", example(), tmp_path)
+    assert figures.load("x", tmp_path) == example()
+    assert "ours" in re.findall(r"^ *\[.*\],?$", (tmp_path / "x.json").read_text("utf-8"), re.MULTILINE)[0]
+
+
+def test_a_run_says_when_where_with_what_and_how() -> None:
+    found = figures.figures("python3 dev.py bench x", figures.machine(), ["starlette", "no-such-package"], [])
+    assert set(found.versions) == {"CPython", "starlette"}
+    assert found.machine["cores"] > 0
+    expected = "`python3 dev.py bench x` measured this on 2026-01-02, on 2 cores with a load of 0.5: CPython 3."
+    assert example().closing() == expected
+
+
+def test_figures_that_change_change_the_page_and_its_prose_stays() -> None:
+    text = "before\n\n<!-- figures: x -->\n<!-- end of figures -->\n\nafter\n"
+    first = page.filled(text, lambda name: example())
+    assert first.startswith("before\n")
+    assert first.endswith("\nafter\n")
+    second = page.filled(first, lambda name: example(2.5))
+    assert second == first.replace("1.50", "2.50")
+
+
+def test_the_page_shows_the_saved_figures() -> None:
+    text = page.PAGE.read_text("utf-8")
+    assert page.filled(text) == text, "run python3 dev.py bench --write"
+
+
+def test_every_saved_run_has_a_place_on_the_page() -> None:
+    places = [found["name"] for found in page.PLACE.finditer(page.PAGE.read_text("utf-8"))]
+    saved = {path.stem for path in figures.FOLDER.glob("*.json")} - {"instructions"}
+    assert sorted(places) == sorted(saved)
+    assert saved <= set(command.names())
+
+
+@pytest.mark.parametrize("name", command.names())
+def test_every_benchmark_yields_tables(name: str) -> None:
+    tree = ast.parse((HERE / f"{name}.py").read_text("utf-8"))
+    defined = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    assert "tables" in defined
+    assert ast.get_docstring(tree)
+
+
+def run_small(name: str, flags: list[str]) -> None:
+    # A process of its own: benchmarks fork, silence the log and change the garbage collector.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(HERE.parent / "src"), str(HERE.parent)))}
+    line = [sys.executable, "-m", "benchmarks", name, *flags]
+    ended = subprocess.run(line, cwd=HERE.parent, env=environment, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert re.search(r"^\| -", ended.stdout, re.MULTILINE)
+    assert f"`python3 dev.py bench {name}" in ended.stdout
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_small_run_of_a_benchmark_ends_well(name: str) -> None:
+    run_small(name, SMALL[name])
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("name", LONGER)
+def test_a_longer_run_of_a_benchmark_ends_well(name: str) -> None:
+    run_small(name, LONGER[name])

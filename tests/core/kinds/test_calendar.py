@@ -1,0 +1,147 @@
+"""A period is the one that a calendar on the wall shows: checked against a slow model, day by day."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, date, datetime, timedelta, tzinfo
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from slidegate.core import Anchor, Calendar
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+US = timedelta(microseconds=1)
+DAY = timedelta(days=1)
+# Half hours of daylight saving, no whole hours, changes at midnight, a day that was skipped, and none at all.
+ZONES = [
+    "UTC",
+    "Europe/Berlin",
+    "America/New_York",
+    "Australia/Lord_Howe",
+    "Asia/Kathmandu",
+    "America/Sao_Paulo",
+    "Pacific/Apia",
+    "Africa/Casablanca",
+    "America/Havana",
+]
+
+
+def unix_us(moment: datetime) -> int:
+    return (moment - EPOCH) // US
+
+
+def starts_on(unit: str, anchor: Anchor, day: date) -> bool:
+    """Say whether a period starts on a day, as somebody with a calendar would."""
+    last_of_month = (day + DAY).month != day.month
+    on_day = day.day == anchor.day or (last_of_month and day.day < anchor.day)
+    return {
+        "day": True,
+        "week": day.weekday() == anchor.weekday,
+        "month": on_day,
+        "year": day.month == anchor.month and on_day,
+    }[unit]
+
+
+def moment_of(day: date, minute: int, zone: tzinfo) -> datetime:
+    """Return when the clocks of a zone first show a time of day, by trying the offsets of the days around it."""
+    naive = datetime(day.year, day.month, day.day) + timedelta(minutes=minute)
+    offsets = []
+    for around in (-DAY, DAY):
+        offset = (naive + around).replace(tzinfo=UTC).astimezone(zone).utcoffset()
+        assert offset is not None
+        offsets.append(offset)
+    moments = [(naive - offset).replace(tzinfo=UTC) for offset in offsets]
+    shown = [moment for moment in moments if moment.astimezone(zone).replace(tzinfo=None) == naive]
+    return min(shown) if shown else moments[0]  # in a gap: by the offset before it
+
+
+def starts_around(unit: str, anchor: Anchor, zone: tzinfo, moment: datetime) -> Iterator[datetime]:
+    """Yield the starts of periods for more than a year before and two after a moment, in order."""
+    day = (moment - 400 * DAY).astimezone(zone).date()
+    for _ in range(1_300):
+        if starts_on(unit, anchor, day):
+            yield moment_of(day, anchor.minute, zone)
+        day += DAY
+
+
+@st.composite
+def anchors(draw: st.DrawFn, unit: str) -> Anchor:
+    if unit == "day":
+        return Anchor(minute=draw(st.integers(0, 1439) | st.sampled_from((0, 60, 120, 150, 180))))
+    if unit == "week":
+        return Anchor(weekday=draw(st.integers(0, 6)))
+    day = draw(st.integers(1, 31))
+    if unit == "month":
+        return Anchor(day=day)
+    month = draw(st.integers(1, 12))
+    return Anchor(day=min(day, (date(2024 + month // 12, month % 12 + 1, 1) - DAY).day), month=month)
+
+
+@st.composite
+def moments(draw: st.DrawFn) -> datetime:
+    any_time = st.integers(unix_us(datetime(1975, 1, 1, tzinfo=UTC)), unix_us(datetime(2080, 1, 1, tzinfo=UTC)))
+    # Around the changes of clocks, of months, and where Apia skipped a day.
+    days = st.sampled_from(["2024-03-31", "2024-10-27", "2024-02-29", "2023-12-31", "2011-12-30", "2018-11-04"])
+    near = st.builds(
+        lambda day, us: unix_us(datetime.fromisoformat(day).replace(tzinfo=UTC)) + us,
+        days,
+        st.integers(-2 * 86_400_000_000, 2 * 86_400_000_000),
+    )
+    return EPOCH + draw(any_time | near) * US
+
+
+@given(st.data(), st.sampled_from(["day", "week", "month", "year"]), st.sampled_from(ZONES), moments())
+def test_periods_are_those_of_the_model(data: st.DataObject, unit: str, zone_name: str, moment: datetime) -> None:
+    anchor, zone = data.draw(anchors(unit)), ZoneInfo(zone_name)
+    starts = sorted(set(starts_around(unit, anchor, zone, moment)))
+    place = max(number for number, start in enumerate(starts) if start <= moment)
+    expected = tuple(map(unix_us, starts[place : place + 3]))
+    calendar = Calendar(unit, anchor, zone)  # type: ignore[arg-type]
+    assert calendar.period_at(unix_us(moment)) == expected
+    # A calendar remembers its last period; its ends belong to the neighbours.
+    start_us, end_us, _ = expected
+    assert [calendar.period_at(at_us).start_us for at_us in (start_us, end_us - 1, end_us)] == [
+        start_us,
+        start_us,
+        end_us,
+    ]
+    assert calendar.period_at(start_us - 1).end_us == start_us
+
+
+@pytest.mark.parametrize(
+    ("unit", "anchor", "zone", "at", "start", "end"),
+    [
+        # A day of 23 hours, and one of 25.
+        ("day", Anchor(), "Europe/Berlin", "2024-03-31T12:00Z", "2024-03-31T00:00+01:00", "2024-04-01T00:00+02:00"),
+        ("day", Anchor(), "Europe/Berlin", "2024-10-27T12:00Z", "2024-10-27T00:00+02:00", "2024-10-28T00:00+01:00"),
+        # 2:30 does not come: it is 3:30. It comes twice: the first counts.
+        ("day", Anchor(150), "Europe/Berlin", "2024-03-31T12:00Z", "2024-03-31T03:30+02:00", "2024-04-01T02:30+02:00"),
+        ("day", Anchor(150), "Europe/Berlin", "2024-10-27T12:00Z", "2024-10-27T02:30+02:00", "2024-10-28T02:30+01:00"),
+        # Midnight does not come, and clocks show 1:00.
+        ("day", Anchor(), "America/Sao_Paulo", "2018-11-04T12:00Z", "2018-11-04T01:00-02:00", "2018-11-05T00:00-02:00"),
+        # A day that did not come at all.
+        ("day", Anchor(), "Pacific/Apia", "2011-12-30T09:59Z", "2011-12-29T00:00-10:00", "2011-12-31T00:00+14:00"),
+        ("week", Anchor(weekday=6), "UTC", "2024-03-02T12:00Z", "2024-02-25T00:00Z", "2024-03-03T00:00Z"),
+        ("month", Anchor(day=31), "UTC", "2024-02-10T00:00Z", "2024-01-31T00:00Z", "2024-02-29T00:00Z"),
+        ("month", Anchor(day=31), "UTC", "2023-03-01T00:00Z", "2023-02-28T00:00Z", "2023-03-31T00:00Z"),
+        ("month", Anchor(day=15), "Asia/Tokyo", "2024-01-01T00:00Z", "2023-12-14T15:00Z", "2024-01-14T15:00Z"),
+        ("year", Anchor(day=29, month=2), "UTC", "2025-01-01T00:00Z", "2024-02-29T00:00Z", "2025-02-28T00:00Z"),
+        ("year", Anchor(month=4), "Europe/London", "2024-03-31T22:00Z", "2023-03-31T23:00Z", "2024-03-31T23:00Z"),
+    ],
+)  # fmt: skip
+def test_a_period_that_can_be_looked_up(unit: str, anchor: Anchor, zone: str, at: str, start: str, end: str) -> None:
+    period = Calendar(unit, anchor, ZoneInfo(zone)).period_at(unix_us(datetime.fromisoformat(at)))  # type: ignore[arg-type]
+    found = [datetime.fromisoformat(moment) for moment in (start, end)]
+    assert [EPOCH + period.start_us * US, EPOCH + period.end_us * US] == found
+
+
+@given(st.integers(0, 2**60))
+@example(0)
+@example(2**62)
+def test_no_clock_is_too_far_off(now_us: int) -> None:
+    start_us, end_us, next_end_us = Calendar("month", Anchor(), UTC).period_at(now_us)
+    assert start_us < end_us < next_end_us
+    assert start_us <= now_us

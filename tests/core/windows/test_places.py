@@ -1,0 +1,115 @@
+"""Concurrency limits and places, with time as a number."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+
+from slidegate.core import NEVER, OPEN, Bucket, Concurrency, ConfigurationError, Limit, Places, parse_limits
+from slidegate.core.decision import Decision, Reason
+from slidegate.core.demand import charge_all, judge_all
+from slidegate.core.windows.rings import new_window
+
+MINUTE_US = 60_000_000
+
+
+@pytest.mark.parametrize("amount", [4, "4", " 4 "])
+def test_a_concurrency_limit_is_a_number_or_its_text(amount: int | str) -> None:
+    limit = Concurrency(amount)
+    assert (limit.amount, limit.window_us, limit.span_us, str(limit)) == (4, 0, 0, "4 at a time")
+    assert limit == Concurrency(4) != Concurrency(5)
+    assert limit != Limit(4, "1m")
+    assert (limit.suffix, limit.window_s, limit.said) == ("places", None, "4 at a time")
+
+
+@pytest.mark.parametrize("amount", [0, -1, True, 4.0, None, "", "four", "4/minute", "4.0", 2**31, "9" * 30, "\u0664"])
+def test_what_is_no_number_of_places_is_refused_with_an_example(amount: object) -> None:
+    with pytest.raises(ConfigurationError, match="concurrency: expected a whole number from 1 to 2147483647, for exam"):
+        Concurrency(amount)  # type: ignore[arg-type]
+
+
+def test_a_limit_with_a_window_is_told_to_have_none() -> None:
+    with pytest.raises(ConfigurationError, match="it has no window"):
+        Concurrency("4/minute")
+
+
+@pytest.mark.parametrize("limits", [Concurrency(4), ["5/minute", Concurrency(4)]])
+def test_a_concurrency_limit_is_none_of_the_limits(limits: object) -> None:
+    with pytest.raises(ConfigurationError, match="write concurrency=4"):
+        parse_limits(limits)  # type: ignore[call-overload]
+
+
+def test_a_concurrency_limit_survives_copying_and_pickling() -> None:
+    limit = Concurrency(4, name="renders")
+    assert str(limit) == "renders: 4 at a time"
+    assert copy.copy(limit) == pickle.loads(pickle.dumps(limit)) == limit
+    assert isinstance(copy.copy(limit), Concurrency)
+
+
+def test_places_are_taken_up_to_the_amount_and_free_when_handed_back() -> None:
+    places = Places()
+    assert [places.spend(0, 2, 1) for _ in range(3)] == [(1, 0, 0, 0), (2, 0, 0, 0), (2, 0, 0, OPEN)]
+    assert places.spend(0, 2, 3) == (2, 0, 0, NEVER)
+    assert [places.remove(0, 0, units) for units in (0, 3, 2, 1)] == [False, False, True, False]
+    assert places.spend(10**15, 2, 0) == (0, 0, 0, 0), "a cost of nothing passes where a place is free"
+
+
+def test_no_step_of_the_clock_moves_a_place() -> None:
+    places = Places(2)
+    assert not places.lies_ahead(-1)
+    assert copy.copy(places).wait_us(0, 1) == OPEN
+
+
+def test_a_demand_for_two_places_of_a_key_needs_both() -> None:
+    held = Bucket("held", (Concurrency(1),))
+    places = Places()
+    refused = judge_all([(held, "ann", 1), (held, "ann", 1)], [places, places], 0)
+    assert (refused.allowed, refused.reason, places.spent) == (False, Reason.TOO_LARGE, 0)
+
+
+def test_a_request_that_waits_for_a_window_holds_its_place_meanwhile() -> None:
+    limit = Limit(1, "1m")
+    patient, held = Bucket("rule", (limit,), wait_us=MINUTE_US, wait_max=1), Bucket("rule", (Concurrency(2),))
+    window, places = new_window(limit), Places()
+    first = judge_all([(patient, "ann", 1), (held, "ann", 1)], [window, places], 0)
+    waited = judge_all([(patient, "ann", 1), (held, "ann", 1)], [window, places], 1)
+    assert (first.reason, waited.reason, waited.wait_us) == (Reason.OK, Reason.WAITED, MINUTE_US - 1)
+    assert places.spent == 2
+
+
+def test_nothing_is_booked_for_a_request_that_lacks_a_place() -> None:
+    limit = Limit(1, "1m")
+    patient, held = Bucket("rule", (limit,), wait_us=MINUTE_US, wait_max=1), Bucket("rule", (Concurrency(1),))
+    window, places = new_window(limit), Places()
+    demand = [(patient, "ann", 1), (held, "ann", 1)]
+    assert judge_all(demand, [window, places], 0)
+    refused = judge_all(demand, [window, places], 1)
+    assert (refused.allowed, refused.retry_after_us, refused.retry_after) == (False, None, None)
+    assert [state.retry_after_us for state in refused.violated] == [MINUTE_US - 1, None]
+    assert window.spent == 1
+
+
+def test_a_refusal_that_counts_is_charged_also_for_lack_of_a_place() -> None:
+    counting, held = Bucket("rule", (Limit(9, "1m"),), count_denied=True), Bucket("rule", (Concurrency(1),))
+    window, places = new_window(counting.limits[0]), Places(1)
+    refused = judge_all([(counting, "ann", 1), (held, "ann", 1)], [window, places], 0)
+    assert (refused.allowed, window.spent, places.spent) == (False, 1, 1)
+
+
+def test_a_place_can_be_charged_whatever_the_limit() -> None:
+    places = Places(1)
+    decision = charge_all([(Bucket("held", (Concurrency(1),)), "ann", 1)], [places], 0)
+    assert (decision.allowed, places.spent) == (True, 2)
+
+
+def test_a_refusal_shows_what_can_never_pass_before_what_nobody_knows_before_what_ends() -> None:
+    buckets = [Bucket(name, (Concurrency(1),)) for name in ("ends", "open", "never")]
+    readings = [(1, 0, 0, 5), (1, 0, 0, OPEN), (1, 0, 0, NEVER)]
+    for last, name in enumerate(("ends", "open", "never")):
+        checks = [(bucket, "ann", 1) for bucket in buckets[: last + 1]]
+        binding = Decision(False, Reason.LIMITED, 0, checks, readings[: last + 1]).binding
+        assert binding is not None
+        assert binding.name == name
+        assert binding.reset_after_us == binding.more_after_us == 0

@@ -1,0 +1,396 @@
+"""Limits around functions and blocks: who is refused, who waits, and that the function stays what it was."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import pickle
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import anyio
+import pytest
+
+from slidegate import ConfigurationError, Limiter, LimitExceeded, MemoryStore, RateLimited, Reason, SlidegateError
+from slidegate.testing import FakeClock
+
+from ..test_failures import SickStore
+from ..test_limiter import SlowStore
+
+
+class Turnstile:
+    """Stands for both kinds of sleep: notes how long a call waits, and moves the clock on."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock(10**9)
+        self.waits_s: list[float] = []
+        self.error: BaseException | None = None
+
+    def sleep(self, wait_s: float) -> None:
+        self.waits_s.append(wait_s)
+        if self.error is not None:
+            raise self.error
+        self.clock.advance(us=round(wait_s * 1_000_000))
+
+    async def sleep_async(self, wait_s: float) -> None:
+        self.sleep(wait_s)
+
+
+@pytest.fixture
+def turnstile(monkeypatch: pytest.MonkeyPatch) -> Turnstile:
+    turnstile = Turnstile()
+    monkeypatch.setattr("slidegate.limiter.sync.limited.time.sleep", turnstile.sleep)
+    monkeypatch.setattr("slidegate.limiter.sync.limited.anyio.sleep", turnstile.sleep_async)
+    return turnstile
+
+
+@pytest.fixture(params=["memory", "a store that is awaited"])
+def limiter(request: pytest.FixtureRequest, turnstile: Turnstile) -> Iterator[Limiter]:
+    store: Any = MemoryStore(clock=turnstile.clock) if request.param == "memory" else SlowStore(turnstile.clock)
+    made = Limiter(store, deadline="60s")
+    yield made
+    made.sync.close()
+
+
+def outcomes(call: Callable[[], object], times: int) -> list[object]:
+    """Return what calls return, and the seconds that refused ones are told to wait."""
+
+    def outcome() -> object:
+        try:
+            return call()
+        except RateLimited as refusal:
+            return refusal.retry_after_s
+
+    return [outcome() for _ in range(times)]
+
+
+# -- functions -----------------------------------------------------------------------------------------------------
+
+
+def test_a_function_runs_as_often_as_the_limit_says(limiter: Limiter, turnstile: Turnstile) -> None:
+    ran: list[str] = []
+
+    @limiter.limited("2/10s", key="mail")
+    def send(to: str) -> str:
+        ran.append(to)
+        return "sent"
+
+    assert outcomes(lambda: send("ann"), 4) == ["sent", "sent", 10.0, 10.0]
+    assert ran == ["ann", "ann"]
+    turnstile.clock.advance("10s")
+    assert send(to="bob") == "sent"
+
+
+def test_a_coroutine_function_runs_as_often_as_the_limit_says(limiter: Limiter) -> None:
+    @limiter.limited("2/10s", key="mail")
+    async def send(to: str) -> str:
+        await asyncio.sleep(0)
+        return "sent"
+
+    assert outcomes(lambda: asyncio.run(send("ann")), 4) == ["sent", "sent", 10.0, 10.0]
+
+
+def test_the_key_may_come_from_the_arguments(limiter: Limiter) -> None:
+    @limiter.limited("1/10s", key=lambda to, *_, **options: f"user:{to}")
+    def send(to: str, *, text: str = "") -> str:
+        return to
+
+    assert outcomes(lambda: send("ann", text="hello"), 2) == ["ann", 10.0]
+    assert outcomes(lambda: send("bob"), 2) == ["bob", 10.0]
+
+
+def test_a_method_is_counted_by_its_object_if_the_key_says_so(limiter: Limiter) -> None:
+    class Mailbox:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        @limiter.limited("1/10s", key=lambda mailbox: f"mailbox:{mailbox.name}")
+        def send(self) -> str:
+            return self.name
+
+        @classmethod
+        @limiter.limited("1/10s", key="all")
+        def send_all(cls) -> str:
+            return cls.__name__
+
+    assert outcomes(Mailbox("ann").send, 2) == ["ann", 10.0]
+    assert outcomes(Mailbox("bob").send, 2) == ["bob", 10.0]
+    assert outcomes(Mailbox.send_all, 2) == ["Mailbox", 10.0]
+
+
+def one(number: int = 1) -> int:
+    return number
+
+
+def two(number: int = 1) -> int:
+    return number
+
+
+def test_functions_are_counted_apart_unless_they_share_a_rule(limiter: Limiter) -> None:
+    apart = limiter.limited("1/10s", key="all")
+    assert [outcomes(apart(function), 2) for function in (one, two)] == [[1, 10.0], [1, 10.0]]
+    together = limiter.limited("1/10s", key="all", rule="numbers")
+    assert [outcomes(together(function), 1) for function in (one, two)] == [[1], [10.0]]
+    assert not limiter.sync.peek("all", "1/10s", rule="numbers")
+    assert not limiter.sync.peek("all", "1/10s", rule=f"{__name__}.one")
+
+
+def test_names_that_are_too_long_for_a_rule_are_told_apart(limiter: Limiter) -> None:
+    def named(name: str) -> Callable[[], int]:
+        def function() -> int:
+            return 1
+
+        function.__qualname__ = name
+        return limiter.limited("1/10s", key="all")(function)
+
+    long = "x" * 100
+    assert [outcomes(named(name), 1) for name in (f"a{long}", f"b{long}", f"a{long}")] == [[1], [1], [10.0]]
+
+
+def test_partial_functions_and_callable_objects_are_functions(limiter: Limiter) -> None:
+    class Asked:
+        async def __call__(self) -> int:
+            return 2
+
+    limited = limiter.limited("1/10s", key="all")
+    assert outcomes(limited(functools.partial(one, 7)), 2) == [7, 10.0]
+    asked = limited(Asked())
+    assert inspect.iscoroutinefunction(asked)
+    assert outcomes(lambda: asyncio.run(asked()), 2) == [2, 10.0]
+
+
+def test_a_cost_and_several_limits_count(limiter: Limiter) -> None:
+    costly = limiter.limited("10/10s; 4/second", key="all", cost=3)(one)
+    assert outcomes(costly, 2) == [1, 1.0]
+
+
+def test_the_function_looks_as_before(limiter: Limiter) -> None:
+    def plain(first: int, /, *rest: str, last: bool = False) -> str:
+        """Do something."""
+        return ""
+
+    async def awaited() -> None:
+        """Do something else."""
+
+    limited = limiter.limited("5/second", key="all")
+    for function in (plain, awaited):
+        wrapped: Any = limited(function)
+        assert inspect.signature(wrapped) == inspect.signature(function)
+        assert (wrapped.__name__, wrapped.__doc__, wrapped.__wrapped__) == (
+            function.__name__, function.__doc__, function
+        )  # fmt: skip
+        assert inspect.iscoroutinefunction(wrapped) == inspect.iscoroutinefunction(function)
+
+
+# -- blocks --------------------------------------------------------------------------------------------------------
+
+
+def test_a_block_is_limited_in_a_thread_and_on_a_loop(limiter: Limiter) -> None:
+    limited = limiter.limited("2/10s", key="github")
+
+    def block() -> int | None:
+        with limited as decision:
+            return decision.remaining
+
+    async def block_on_loop() -> int | None:
+        async with limited as decision:
+            return decision.remaining
+
+    assert outcomes(block, 1) == [1]
+    assert outcomes(lambda: asyncio.run(block_on_loop()), 2) == [0, 10.0]
+    assert outcomes(block, 1) == [10.0]
+    assert not limiter.sync.peek("github", "2/10s", rule="limited")
+
+
+def test_what_a_block_raises_comes_out_and_its_unit_stays_spent(limiter: Limiter) -> None:
+    with pytest.raises(LookupError), limiter.limited("1/10s", key="github"):
+        raise LookupError
+    assert outcomes(limiter.limited("1/10s", key="github").__enter__, 1) == [10.0]
+
+
+# -- waiting -------------------------------------------------------------------------------------------------------
+
+
+def test_a_call_waits_for_its_turn_or_is_refused(limiter: Limiter, turnstile: Turnstile) -> None:
+    waiting = limiter.limited("2/second", key="all", wait="600ms")
+    assert outcomes(waiting(one), 2) == [1, 1]
+    assert outcomes(waiting(one), 1) == [1.0], "longer than it may wait"
+    turnstile.clock.advance("500ms")
+    assert outcomes(waiting(one), 1) == [1]
+    assert turnstile.waits_s == [0.5]
+
+
+def test_a_coroutine_waits_for_its_turn(limiter: Limiter, turnstile: Turnstile) -> None:
+    @limiter.limited("2/second", key="all", wait="2s")
+    async def tick() -> int:
+        return 1
+
+    assert outcomes(lambda: asyncio.run(tick()), 3) == [1, 1, 1]
+    assert turnstile.waits_s == [1.0]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, LookupError])
+def test_a_thread_that_is_interrupted_in_its_wait_hands_the_place_back(
+    limiter: Limiter, turnstile: Turnstile, error: type[BaseException]
+) -> None:
+    waiting = limiter.limited("1/second", key="all", wait="1s")(one)
+    waiting()
+    turnstile.error = error()
+    for _ in range(3):
+        with pytest.raises(error):
+            waiting()
+    turnstile.error = None
+    assert outcomes(waiting, 1) == [1], "the place is free"
+    assert turnstile.waits_s == [1.0] * 4
+
+
+def test_a_task_that_is_cancelled_in_its_wait_hands_the_place_back(
+    limiter: Limiter, turnstile: Turnstile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting = limiter.limited("1/second", key="all", wait="1s")
+    waits: list[float] = []
+    asleep = asyncio.Event()
+
+    async def enter() -> None:
+        async with waiting:
+            pass
+
+    async def main() -> None:
+        async def sleep(wait_s: float) -> None:
+            waits.append(wait_s)
+            asleep.set()
+            await asyncio.Event().wait()
+
+        await enter()
+        monkeypatch.setattr("slidegate.limiter.sync.limited.anyio.sleep", sleep)
+        for _ in range(3):
+            asleep.clear()
+            task = asyncio.create_task(enter())
+            await asleep.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+    asyncio.run(main())
+    assert waits == [1.0] * 3
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_functions_are_limited_on_both_kinds_of_loops(backend: str, turnstile: Turnstile) -> None:
+    limiter = Limiter(MemoryStore(clock=turnstile.clock))
+
+    @limiter.limited("1/10s", key="all", wait="10s")
+    async def tick() -> int:
+        return 1
+
+    async def main() -> list[int]:
+        return [await tick(), await tick()]
+
+    assert anyio.run(main, backend=backend) == [1, 1]
+    assert turnstile.waits_s == [10.0]
+
+
+# -- refusals ------------------------------------------------------------------------------------------------------
+
+
+def test_a_refusal_carries_its_decision(limiter: Limiter) -> None:
+    limiter.sync.ban("user:7", "1h", reason="spam")
+    with pytest.raises(RateLimited) as banned:
+        limiter.limited("5/second", key="user:7")(one)()
+    assert banned.value.decision.reason is Reason.BANNED
+    assert isinstance(banned.value, SlidegateError)
+    assert not isinstance(banned.value, LimitExceeded), "it is no answer to the client of the application"
+    limiter.sync.ban("user:8", "permanent")
+    with pytest.raises(RateLimited, match=r"numbers is refused for ever: banned") as banned:
+        limiter.limited("5/second", key="user:8", rule="numbers")(one)()
+    assert banned.value.retry_after_s is None
+
+
+def test_a_refusal_goes_from_process_to_process(turnstile: Turnstile) -> None:
+    limited = Limiter(MemoryStore(clock=turnstile.clock)).limited("1/10s", key="all", rule="numbers")(one)
+    limited()
+    with pytest.raises(RateLimited, match=r"numbers is refused for 10 s: limited") as refused:
+        limited()
+    copy = pickle.loads(pickle.dumps(refused.value))
+    assert (str(copy), copy.retry_after_s, copy.decision.states) == (
+        str(refused.value), 10.0, refused.value.decision.states
+    )  # fmt: skip
+
+
+def test_without_an_answer_of_the_store_the_limiter_decides_as_it_was_told() -> None:
+    store = SickStore(FakeClock(10**9))
+    store.error = OSError("gone")
+    with Limiter(store, deadline="60s", on_error="deny").sync as gate:
+        limited = gate._limiter.limited("5/second", key="all", rule="numbers")(one)  # type: ignore[attr-defined]
+        with pytest.raises(RateLimited, match=r"numbers is refused for 1 s: unavailable"):
+            limited()
+
+
+async def test_a_plain_function_on_a_running_loop_is_told_to_be_a_coroutine() -> None:
+    limited = Limiter().limited("1/10s", key="all")
+    with pytest.raises(ConfigurationError, match="`async with` or `async def`"):
+        limited(one)()
+    with pytest.raises(ConfigurationError, match="`async with` or `async def`"), limited:
+        pass
+    assert await asyncio.to_thread(limited(one)) == 1
+
+
+# -- mistakes ------------------------------------------------------------------------------------------------------
+
+
+def generator() -> Iterator[int]:
+    yield 1
+
+
+async def async_generator() -> AsyncIterator[int]:
+    yield 1
+
+
+async def async_key() -> str:
+    return "all"
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (generator, "generator"),
+        (async_generator, "generator"),
+        (Turnstile, "expected a function"),
+        (classmethod(one), "below @classmethod"),
+        (5, "expected a function"),
+    ],
+)
+def test_what_is_no_function_is_refused_where_it_is_decorated(function: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        Limiter().limited("5/second", key="all")(function)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"key": ""}, "key: expected text"),
+        ({"key": 5}, "key: expected text"),
+        ({"key": async_key}, "a plain function"),
+        ({"key": Turnstile}, "a plain function"),
+        ({"key": "all", "cost": 6}, "cost: expected a whole number from 0 to 5"),
+        ({"key": "all", "cost": True}, "cost: expected"),
+        ({"key": "all", "wait": "0s"}, "wait: expected more than nothing"),
+        ({"key": "all", "rule": "a:b"}, "rule: "),
+    ],
+)
+def test_a_value_that_cannot_work_is_refused_at_once(options: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        Limiter().limited("5/second", **options)
+
+
+def test_a_block_has_no_arguments_to_make_a_key_of() -> None:
+    limited = Limiter().limited("5/second", key=lambda: "all")
+    with pytest.raises(ConfigurationError, match='key="github"'), limited:
+        pass
+
+
+def test_a_key_that_the_function_makes_has_to_be_text() -> None:
+    limited: Any = Limiter().limited("5/second", key=lambda number: number)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="key: expected text"):
+        limited(one)(5)

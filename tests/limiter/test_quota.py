@@ -1,0 +1,118 @@
+"""A quota is written in few words, and a mistake in them says what to write instead."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import re
+import zoneinfo
+
+import pytest
+
+from slidegate import ConfigurationError, Limit, Limiter, MemoryStore, Quota, parse_limits
+from slidegate.core import Bucket
+from slidegate.testing import FakeClock
+
+NEW_YEAR_US = 1_735_689_600_000_000  # 2025-01-01T00:00Z
+HOUR_US = 3_600_000_000
+
+
+@pytest.mark.parametrize(
+    ("quota", "spelled"),
+    [
+        (Quota("10000/month"), "10000/month from 1 in UTC"),
+        (Quota("5 per day", starts="06:30", zone="Asia/Tokyo"), "5/day from 06:30 in Asia/Tokyo"),
+        (Quota(" 7/WEEK ", starts="Sunday", name="plan"), "plan: 7/week from sunday in UTC"),
+        (Quota("1/year", starts="02-29"), "1/year from 02-29 in UTC"),
+        (Quota("3/month", starts="31"), "3/month from 31 in UTC"),
+    ],
+)
+def test_a_quota_is_spelled_and_pickled_and_compared(quota: Quota, spelled: str) -> None:
+    assert (str(quota), repr(quota)) == (spelled, f"<Quota {spelled}>")
+    again = pickle.loads(pickle.dumps(quota))
+    assert (again, hash(again), str(again)) == (quota, hash(quota), spelled)
+    assert quota != Quota("9/day")
+    assert quota != Limit(5, "1m")
+
+
+def test_a_quota_does_not_change() -> None:
+    quota = Quota("10/day")
+    with pytest.raises(AttributeError, match="a Quota is immutable; make another one instead of setting amount"):
+        quota.amount = 11
+    with pytest.raises(AttributeError, match="a Quota is immutable; it always has its amount"):
+        del quota.amount
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"text": "10000"}, 'expected AMOUNT/PERIOD, for example "10000/month", not \'10000\''),
+        ({"text": 5}, "expected AMOUNT/PERIOD"),
+        ({"text": "5/hour"}, 'for other spans write a limit, for example "100/hour"'),
+        ({"text": "0/day"}, "amount: expected a whole number from 1"),
+        ({"text": "5/day", "name": "a:b"}, "quota name"),
+        ({"text": "5/day", "starts": 6}, "starts: a day starts with a time of day, for example \"06:00\", not 6"),
+        ({"text": "5/day", "starts": "24:00"}, "a time of day"),
+        ({"text": "5/week", "starts": "someday"}, 'a day of the week, for example "monday", not \'someday\''),
+        ({"text": "5/month", "starts": 32}, "a day of the month from 1 to 31, for example 15, not 32"),
+        ({"text": "5/month", "starts": True}, "a day of the month"),
+        ({"text": "5/year", "starts": "02-30"}, 'a month and a day, for example "04-01"'),
+        ({"text": "5/day", "zone": 1}, "zone: expected the name of a time zone"),
+        ({"text": "5/day", "zone": ""}, 'for example "Europe/Berlin" or "UTC", not \'\''),
+        ({"text": "5/day", "zone": "Europe/Berlinn"}, "did you mean 'Europe/Berlin'"),
+        ({"text": "5/day", "zone": "berlin"}, "did you mean 'Europe/Berlin'"),
+        ({"text": "5/day", "zone": "../../etc/passwd"}, "zone: expected the name of a time zone"),
+        ({"text": "5/day", "zone": "Europe"}, "zone: expected the name of a time zone"),
+    ],
+)  # fmt: skip
+def test_a_mistake_says_what_to_write(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(message)):
+        Quota(**options)  # type: ignore[arg-type]
+
+
+def test_without_a_time_zone_database_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> zoneinfo.ZoneInfo:
+        raise zoneinfo.ZoneInfoNotFoundError(name)
+
+    monkeypatch.setattr(zoneinfo, "ZoneInfo", missing)
+    monkeypatch.setattr(zoneinfo, "available_timezones", set)
+    with pytest.raises(ConfigurationError, match=r"no time zone database to find 'Asia/Tokyo' in: pip install tzdata"):
+        Quota("5/day", zone="Asia/Tokyo")
+    assert Quota("5/day", zone="UTC"), "UTC needs no database"
+
+
+def test_quotas_stand_beside_limits_in_a_set() -> None:
+    quota = Quota("10000/month")
+    assert parse_limits(["10/second; 100/minute", quota]) == (Limit(10, "1s"), Limit(100, "1m"), quota)
+    assert parse_limits(quota) == (quota,)
+    with pytest.raises(ConfigurationError, match="keep the smaller one"):
+        parse_limits([quota, Quota("20000/month")])
+
+
+def test_a_limiter_counts_by_quotas() -> None:
+    async def ask() -> None:
+        wall, ticks = FakeClock(NEW_YEAR_US + 9 * HOUR_US), FakeClock(5)
+        limiter, plan = Limiter(MemoryStore(clock=ticks, wall_clock=wall)), Quota("3/day")
+        first = await limiter.hit("user:42", ["2/second", plan])
+        assert first.states[1].reset_after_us == 15 * HOUR_US
+        await limiter.charge("user:42", ["2/second", plan], 1)
+        assert (await limiter.peek("user:42", plan)).remaining == 0
+        assert await limiter.refund(first)
+        assert (await limiter.hit("user:42", plan)).remaining == 1
+        # The clock of the system says when a day ends, whatever the clock of windows does.
+        ticks.advance(us=100 * HOUR_US)
+        assert (await limiter.hit("user:42", plan)).remaining == 0
+        refused = await limiter.hit("user:42", plan)
+        assert (refused.retry_after, refused.reset_after) == (15 * 3_600, 15 * 3_600)
+        wall.advance(us=15 * HOUR_US)
+        assert (await limiter.hit("user:42", plan)).remaining == 2
+        assert await limiter.reset("user:42")
+        assert (await limiter.hit("user:42", plan)).remaining == 2
+
+    asyncio.run(ask())
+
+
+def test_quotas_of_a_rule_are_told_apart_by_their_periods() -> None:
+    limits = parse_limits(["100/minute", Quota("5/day"), Quota("9/month"), Quota("9/month", zone="Asia/Tokyo")])
+    assert Bucket("api", limits).names == ("api-60", "api-day", "api-month", "api-month-2")
+    assert [(limit.window_s, limit.said) for limit in limits[:2]] == [(60, "100 per 1m"), (None, "5 per day")]

@@ -1,0 +1,147 @@
+"""A network of which nothing is real: an event loop whose time is a fake clock, and servers behind delays."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import selectors
+from collections.abc import Callable, Coroutine, Mapping
+from itertools import pairwise
+from random import Random
+from typing import Any, TypeVar
+
+import httpx
+
+from slidegate import Decision, Limit, Limiter, MemoryStore, StoreUnavailable
+from slidegate.testing import FakeClock
+
+T = TypeVar("T")
+
+
+class _Skipping(selectors.SelectSelector):
+    """Moves a clock to the next timer instead of waiting for it."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        super().__init__()
+        self._clock = clock
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is None:
+            raise RuntimeError("every task waits, and nothing is left that could wake one")
+        if timeout > 0:
+            self._clock.advance(us=max(1, math.ceil(timeout * 1_000_000 - 0.001)))
+        return super().select(0)
+
+
+class SimulatedLoop(asyncio.SelectorEventLoop):
+    """An event loop that lives in the time of a fake clock. A sleep takes no time; only the clock moves."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        super().__init__(_Skipping(clock))
+        self._fake = clock
+
+    def time(self) -> float:
+        return self._fake.now_us / 1_000_000
+
+
+def simulate(clock: FakeClock, work: Coroutine[Any, Any, T]) -> T:
+    """Run some work in the time of `clock`."""
+    with asyncio.Runner(loop_factory=lambda: SimulatedLoop(clock)) as runner:
+        return runner.run(work)
+
+
+class FarServer(httpx.AsyncBaseTransport):
+    """A server with an exact limit of its own, and random delays on the way there and back.
+
+    Args:
+        clock: Its time.
+        limits: What it allows.
+        delay_s: Returns the next delay, in seconds.
+    """
+
+    def __init__(self, clock: FakeClock, limits: tuple[Limit, ...], delay_s: Callable[[], float]) -> None:
+        self.clock = clock
+        self.limits = limits
+        self.limiter = Limiter(MemoryStore(clock=clock))
+        self.arrived_us: list[int] = []
+        self.refused = 0
+        self._delay_s = delay_s
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        await asyncio.sleep(self._delay_s())
+        self.arrived_us.append(self.clock.now_us)
+        decision = await self.limiter.hit("client", self.limits)
+        self.refused += not decision
+        await asyncio.sleep(self._delay_s())
+        if decision:
+            return httpx.Response(200)
+        return httpx.Response(429, headers={"Retry-After": str(decision.retry_after)})
+
+    def most_in_a_window(self, limit: Limit) -> int:
+        """Return the largest number of requests that arrived within one window, counted without our arithmetic."""
+        most, first = 0, 0
+        for last, at_us in enumerate(self.arrived_us):
+            while self.arrived_us[first] <= at_us - limit.window_us:
+                first += 1
+            most = max(most, last - first + 1)
+        return most
+
+
+class DistantStore:
+    """A store in memory to which the way takes time, there and back: its limiter treats it as one of other machines.
+
+    Args:
+        clock: Its time.
+        delay_s: Returns the next delay, in seconds.
+    """
+
+    def __init__(self, clock: FakeClock, delay_s: Callable[[], float]) -> None:
+        self.near = MemoryStore(clock=clock)
+        self.delay_s = delay_s
+        self.broken = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.near, name)
+
+    async def hit(self, *args: Any) -> Decision:
+        return await self._asked(self.near.hit, *args)
+
+    async def charge(self, *args: Any) -> Decision:
+        return await self._asked(self.near.charge, *args)
+
+    async def refund(self, *args: Any) -> bool:
+        return await self._asked(self.near.refund, *args)
+
+    async def _asked(self, function: Callable[..., T], *args: Any) -> T:
+        await asyncio.sleep(self.delay_s())
+        if self.broken:
+            raise StoreUnavailable("the wire is cut")
+        answer = function(*args)
+        await asyncio.sleep(self.delay_s())
+        return answer
+
+
+def uneven(rng: Random, usual_s: float, rare_s: float) -> Callable[[], float]:
+    """Return delays that are mostly short and now and then long."""
+    return lambda: rng.uniform(0, usual_s if rng.random() < 0.9 else rare_s)
+
+
+class Answers(httpx.AsyncBaseTransport):
+    """Answers from a list, the last one for ever, and notes when it was asked, in seconds."""
+
+    def __init__(self, *answers: tuple[int, Mapping[str, str]]) -> None:
+        self._answers = list(answers)
+        self.asked_s: list[float] = []
+        self.bodies: list[bytes] = []
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        assert isinstance(request.stream, httpx.AsyncByteStream)
+        self.bodies.append(b"".join([part async for part in request.stream]))
+        self.asked_s.append(asyncio.get_running_loop().time())
+        status, headers = self._answers[0] if len(self._answers) == 1 else self._answers.pop(0)
+        return httpx.Response(status, headers=dict(headers))
+
+    @property
+    def gaps_s(self) -> list[float]:
+        """The seconds between one request and the next."""
+        return [round(later - earlier, 6) for earlier, later in pairwise(self.asked_s)]

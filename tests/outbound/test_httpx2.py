@@ -1,0 +1,47 @@
+"""A client with the interface of httpx takes the transport too, around a transport of its own kind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx2
+import pytest
+
+from slidegate import Limiter, MemoryStore
+from slidegate.httpx import LimitedTransport, TurnTimeout
+from slidegate.testing import FakeClock
+
+from .network import simulate
+
+URL = "http://api.example.com/"
+
+
+class Echo(httpx2.AsyncBaseTransport):
+    """Refuses the first request, and sends the others back."""
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        self.bodies.append(await request.aread())
+        if len(self.bodies) == 1:
+            return httpx2.Response(429, headers={"Retry-After": "1"})
+        return httpx2.Response(200, content=self.bodies[-1])
+
+
+def test_httpx2_sends_through_it() -> None:
+    clock, server = FakeClock(10**12), Echo()
+    inner: Any = server
+    transport: Any = LimitedTransport(limits="3/minute", limiter=Limiter(MemoryStore(clock=clock)), transport=inner)
+
+    async def run() -> bytes:
+        async with httpx2.AsyncClient(transport=transport) as client:
+            answer = await client.post(URL, json={"a": 1})
+            await client.get(URL)
+            with pytest.raises(TurnTimeout):
+                await client.get(URL)
+        return answer.content
+
+    assert simulate(clock, run()) == b'{"a":1}'
+    assert server.bodies == [b'{"a":1}', b'{"a":1}', b""]
+    assert clock.now_us == 10**12 + 1_000_000

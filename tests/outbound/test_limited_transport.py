@@ -1,0 +1,652 @@
+"""The transport waits its turn, heeds what servers say, sends again what it can, and loses nobody's place."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import socket
+import sys
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import suppress
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+import trio
+from trio.testing import MockClock
+
+from slidegate import ConfigurationError, Limit, Limiter, MemoryStore, SlidegateError, StoreUnavailable
+from slidegate.core import Concurrency
+from slidegate.httpx import LimitedTransport, TurnTimeout
+from slidegate.outbound.units import held_limit
+from slidegate.testing import FakeClock, RecordingObserver
+
+from .network import Answers, DistantStore, simulate
+
+URL = "http://api.example.com/"
+OK = (200, {})
+
+
+class Scene:
+    """A client, the server that it talks to, and the clock by which both live."""
+
+    def __init__(self, *answers: tuple[int, dict[str, str]], limits: str = "1000/second", **options: Any) -> None:
+        self.clock = FakeClock(10**12)
+        self.heard = RecordingObserver()
+        self.limiter = Limiter(MemoryStore(clock=self.clock), observers=[self.heard])
+        self.server = Answers(*(answers or [OK]))
+        options = {"limiter": self.limiter, "transport": self.server, "limits": limits, **options}
+        self.transport = LimitedTransport(**options)
+        self.client = httpx.AsyncClient(transport=self.transport)
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return simulate(self.clock, work)
+
+    async def statuses(self, count: int = 1) -> list[int]:
+        return [(await self.client.get(URL)).status_code for _ in range(count)]
+
+
+class Slow(httpx.AsyncBaseTransport):
+    """Answers after a while; notes who was asked for, and in which order."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.paths: list[str] = []
+        self.closed = 0
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        self.paths.append(request.url.path)
+        await asyncio.sleep(self.seconds)
+        return httpx.Response(200)
+
+    async def aclose(self) -> None:
+        self.closed += 1
+
+
+# -- waiting ---------------------------------------------------------------------------------------------------------
+
+
+def test_requests_wait_for_room_instead_of_failing() -> None:
+    scene = Scene(limits="2/second")
+    assert scene.run(scene.statuses(5)) == [200] * 5
+    assert scene.server.gaps_s == [0, 1, 0, 1]
+
+
+def test_the_first_come_is_the_first_served() -> None:
+    server = Slow(0.1)
+    scene = Scene(limits="2/second", transport=server)
+
+    async def run() -> None:
+        await asyncio.gather(*(scene.client.get(f"{URL}{number}") for number in range(9)))
+
+    scene.run(run())
+    assert server.paths == [f"/{number}" for number in range(9)]
+
+
+def test_several_limits_hold_together() -> None:
+    scene = Scene(limits="2/second; 3/10s")
+    scene.run(scene.statuses(4))
+    assert scene.server.gaps_s == [0, 1, 9]
+
+
+def test_a_turn_that_would_come_too_late_is_an_error_of_httpx_at_once() -> None:
+    scene = Scene(limits="1/minute", wait="20s")
+
+    async def run() -> None:
+        await scene.client.get(URL)
+        with pytest.raises(TurnTimeout, match="comes in 60 s at the earliest") as caught:
+            await scene.client.get(URL)
+        assert isinstance(caught.value, httpx.TransportError)
+        assert isinstance(caught.value, httpx.TimeoutException)
+        assert isinstance(caught.value, SlidegateError)
+        assert (caught.value.key, caught.value.retry_after_us) == ("to:api.example.com", 60_000_000)
+        assert caught.value.request.url == URL
+
+    scene.run(run())
+    assert scene.clock.now_us == 10**12
+    assert len(scene.server.asked_s) == 1
+
+
+def test_those_behind_the_first_in_line_do_not_wait_longer_either() -> None:
+    scene = Scene(limits="1/15s", wait="20s")
+
+    async def one() -> float:
+        with suppress(TurnTimeout):
+            await scene.client.get(URL)
+        return asyncio.get_running_loop().time() - 1_000_000
+
+    async def run() -> list[float]:
+        return await asyncio.gather(*(one() for _ in range(4)))
+
+    assert scene.run(run()) == [0, 15, 15, 15]
+
+
+def test_no_more_stand_in_line_than_may() -> None:
+    scene = Scene(limits="1/second", wait_max=3)
+
+    async def run() -> list[Any]:
+        return await asyncio.gather(*(scene.client.get(URL) for _ in range(6)), return_exceptions=True)
+
+    results = scene.run(run())
+    assert [isinstance(result, TurnTimeout) for result in results] == [False] * 3 + [True] * 3
+    assert "3 requests stand in line" in str(results[-1])
+
+
+def test_each_host_has_a_line_and_a_count_of_its_own() -> None:
+    scene = Scene(limits="1/second")
+
+    async def run() -> None:
+        for host in ("a.example.com", "b.example.com", "192.0.2.1", "[2001:db8::1]"):
+            await scene.client.get(f"http://{host}:8000/")
+
+    scene.run(run())
+    assert scene.server.gaps_s == [0, 0, 0]
+
+
+def test_a_function_says_what_is_counted_together_and_what_is_not_limited() -> None:
+    def key(request: httpx.Request) -> str | None:
+        return None if request.url.path == "/free" else request.headers["X-Api-Key"]
+
+    scene = Scene(limits="1/second", key=key)
+
+    async def run() -> None:
+        for path, name in (("/", "a"), ("/", "b"), ("/free", "a"), ("/free", "a"), ("/", "a")):
+            await scene.client.get(f"http://{name}.example.com{path}", headers={"X-Api-Key": name})
+
+    scene.run(run())
+    assert scene.server.gaps_s == [0, 0, 0, 1]
+
+
+def test_an_address_that_is_banned_here_may_be_talked_to() -> None:
+    scene = Scene()
+
+    async def run() -> int:
+        await scene.limiter.ban("192.0.2.1", "1h")
+        return (await scene.client.get("http://192.0.2.1/")).status_code
+
+    assert scene.run(run()) == 200
+
+
+def test_nothing_is_left_of_lines_that_are_empty() -> None:
+    scene = Scene(limits="1/second", wait="2s")
+
+    async def run() -> None:
+        await asyncio.gather(*(scene.client.get(URL) for _ in range(5)), return_exceptions=True)
+
+    scene.run(run())
+    assert scene.transport._turns._lines == {}
+
+
+# -- cancelling ------------------------------------------------------------------------------------------------------
+
+
+def test_a_place_in_line_is_free_when_its_task_is_cancelled() -> None:
+    scene = Scene(limits="1/second")
+
+    async def run() -> None:
+        first, second, third = (asyncio.create_task(scene.client.get(URL)) for _ in range(3))
+        await first
+        await asyncio.sleep(0.5)
+        second.cancel()
+        await third
+
+    scene.run(run())
+    assert scene.server.gaps_s == [1]
+
+
+def test_a_request_that_is_cancelled_under_way_counts_from_then_on() -> None:
+    scene = Scene(limits="1/second", transport=Slow(0.4))
+
+    async def run() -> float:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0.3):
+                await scene.client.get(URL)
+        await scene.client.get(URL)
+        return asyncio.get_running_loop().time() - 1_000_000
+
+    assert scene.run(run()) == pytest.approx(0.3 + 1 + 0.4)
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.005, 0.01, 0.015, 0.02])
+def test_a_unit_that_a_distant_store_charges_for_a_cancelled_task_goes_back(after_s: float) -> None:
+    scene = Scene()
+    store: Any = DistantStore(scene.clock, lambda: 0.01)
+    scene = Scene(limits="10/minute", limiter=Limiter(store), transport=Slow(0))
+
+    async def run() -> int:
+        task = asyncio.create_task(scene.client.get(URL))
+        await asyncio.sleep(after_s)
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+        sent = len(scene.transport._transport.paths)
+        await asyncio.sleep(0.1)
+        decision = await scene.transport._limiter.peek(
+            "to:api.example.com", held_limit(Limit(10, "1m")), 0, rule="outbound"
+        )
+        return 10 - decision.states[0].remaining - sent
+
+    assert scene.run(run()) == 0
+
+
+async def test_a_cancelled_wait_of_anyio_ends_as_one_of_asyncio_does() -> None:
+    transport = LimitedTransport(limits="1/minute", transport=Slow(0), wait="2m")
+    async with httpx.AsyncClient(transport=transport) as client:
+        await client.get(URL)
+        with anyio.move_on_after(0.01) as scope:
+            await client.get(URL)
+        assert scope.cancelled_caught
+    assert transport._turns._lines == {}
+
+
+# -- what servers say ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("status", [429, 503])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"Retry-After": "7"},
+        {"RateLimit": '"default";r=0;t=7'},
+        {"RateLimit": '"default";r=0', "RateLimit-Policy": '"default";q=5;w=7'},
+        {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "7"},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_a_refused_request_is_sent_again_when_the_server_said(status: int, fields: dict[str, str]) -> None:
+    scene = Scene((status, fields), OK)
+    assert scene.run(scene.statuses()) == [200]
+    assert scene.server.gaps_s == [7]
+
+
+def test_a_refusal_without_a_pause_is_the_answer() -> None:
+    scene = Scene((429, {}), OK)
+    assert scene.run(scene.statuses()) == [429]
+
+
+@pytest.mark.parametrize(("retries", "answers"), [(0, [429, 429]), (1, [429, 200]), (3, [200])])
+def test_a_request_is_sent_again_as_often_as_it_may(retries: int, answers: list[int]) -> None:
+    scene = Scene(*[(429, {"Retry-After": "1"})] * 3, OK, retries=retries)
+    assert scene.run(scene.statuses(len(answers))) == answers
+
+
+def test_all_requests_of_the_key_pause() -> None:
+    scene = Scene((503, {"Retry-After": "7"}), OK)
+
+    async def run() -> None:
+        await scene.client.get(URL)
+        await scene.client.get(URL)
+
+    scene.run(run())
+    assert scene.server.gaps_s == [7, 0]
+
+
+def test_nothing_left_pauses_before_a_refusal_comes() -> None:
+    scene = Scene((200, {"RateLimit": '"default";r=0;t=7'}), OK)
+    assert scene.run(scene.statuses(3)) == [200] * 3
+    assert scene.server.gaps_s == [7, 0]
+
+
+def test_nothing_left_where_all_own_units_are_spent_adds_no_pause() -> None:
+    scene = Scene((200, {}), (200, {"RateLimit": '"default";r=0;t=7'}), OK, limits="2/second")
+    scene.run(scene.statuses(3))
+    assert scene.server.gaps_s == [0, 1]
+
+
+def test_a_pause_longer_than_the_longest_is_left_alone_and_said() -> None:
+    scene = Scene((429, {"Retry-After": "1" + "0" * 20}), (429, {"Retry-After": "3601"}), OK, retries=5)
+    assert scene.run(scene.statuses(3)) == [429, 429, 200]
+    assert scene.server.gaps_s == [0, 0]
+    assert scene.heard.kinds == ["pause_ignored"] * 2
+
+
+def test_a_pause_longer_than_the_wait_gives_the_answer_and_still_holds() -> None:
+    scene = Scene((429, {"Retry-After": "60"}), OK, wait="30s")
+
+    async def run() -> None:
+        assert await scene.statuses() == [429]
+        with pytest.raises(TurnTimeout, match="in 60 s"):
+            await scene.client.get(URL)
+        await asyncio.sleep(60)
+        assert await scene.statuses() == [200]
+
+    scene.run(run())
+
+
+def test_workers_that_share_a_limiter_pause_together_and_an_operator_can_end_it() -> None:
+    scene = Scene((429, {"Retry-After": "60"}), OK, retries=0)
+    other = httpx.AsyncClient(
+        transport=LimitedTransport(limits="9/second", limiter=scene.limiter, transport=scene.server, wait="90s")
+    )
+
+    async def run() -> None:
+        await scene.client.get(URL)
+        waiting = asyncio.create_task(other.get(URL))
+        await asyncio.sleep(5)
+        (ban,) = [ban async for ban in scene.limiter.bans()]
+        assert (ban.key, ban.by, ban.reason) == ("to:api.example.com", "outbound", "429 of to:api.example.com")
+        await scene.limiter.unban(ban.key)
+        await waiting
+
+    scene.run(run())
+    assert 5 <= scene.server.gaps_s[0] <= 6
+
+
+@pytest.mark.parametrize("name", ["k" * 500, "10.0.0.0/8", "::/0", "", "a\nb", "\udc80", "\u00e9" * 40])
+def test_whatever_a_key_is_it_counts_and_pauses(name: str) -> None:
+    scene = Scene(OK, (429, {"Retry-After": "7"}), OK, limits="2/second", key=lambda request: name)
+    scene.run(scene.statuses(3))
+    assert scene.server.gaps_s == [0, 7, 0]
+
+
+def test_a_short_pause_does_not_end_a_longer_ban() -> None:
+    scene = Scene((429, {"Retry-After": "60"}), (429, {"Retry-After": "2"}), OK, retries=0)
+
+    async def run() -> float:
+        await asyncio.gather(scene.client.get(URL), scene.client.get(URL))
+        ban = await scene.limiter.banned("to:api.example.com")
+        assert ban is not None
+        return (ban.left_us(scene.clock.now_us) or 0) / 1_000_000
+
+    assert scene.run(run()) == 60
+
+
+def test_a_pause_that_a_store_does_not_take_holds_in_this_process() -> None:
+    scene = Scene()
+    heard = RecordingObserver()
+    store: Any = DistantStore(scene.clock, lambda: 0.001)
+    limiter = Limiter(store, observers=[heard])
+    scene = Scene((429, {"Retry-After": "7"}), OK, limiter=limiter)
+
+    async def refuse(*args: Any, **options: Any) -> None:
+        raise StoreUnavailable("no room")
+
+    limiter.ban = refuse  # type: ignore[method-assign]
+    assert scene.run(scene.statuses(2)) == [200, 200]
+    assert scene.server.gaps_s[0] == pytest.approx(7, abs=0.1)
+    assert heard.kinds == ["pause_unshared"]
+
+
+@pytest.mark.parametrize(("on_error", "sent"), [("allow", 6), ("local", 3), ("deny", 0)])
+def test_a_store_that_fails_decides_as_its_limiter_was_told(on_error: Any, sent: int) -> None:
+    server = Slow(0.1)
+    scene = Scene(transport=server)
+    store: Any = DistantStore(scene.clock, lambda: 0)
+    store.broken = True
+    limiter = Limiter(store, on_error=on_error)
+    assert limiter.internals.failsafe is not None
+    limiter.internals.failsafe._clock = scene.clock
+    scene.transport = LimitedTransport(limits="3/minute", limiter=limiter, transport=server, wait="20s")
+
+    async def run() -> None:
+        client = httpx.AsyncClient(transport=scene.transport)
+        results = await asyncio.gather(*(client.get(URL) for _ in range(6)), return_exceptions=True)
+        assert [isinstance(result, TurnTimeout) for result in results].count(True) == 6 - sent
+        store.broken = False
+        await asyncio.sleep(60)
+        assert (await client.get(URL)).status_code == 200
+
+    scene.run(run())
+    assert len(server.paths) == sent + 1
+
+
+# -- bodies, methods, redirects --------------------------------------------------------------------------------------
+
+AGAIN = (429, {"Retry-After": "1"})
+
+
+def test_a_body_that_is_known_is_sent_again() -> None:
+    scene = Scene(AGAIN, OK)
+
+    async def run() -> int:
+        return (await scene.client.post(URL, json={"a": 1})).status_code
+
+    assert scene.run(run()) == 200
+    assert scene.server.bodies == [b'{"a":1}'] * 2
+
+
+@pytest.mark.parametrize(("known", "status"), [(False, 429), (True, 200)])
+def test_a_body_that_streams_is_sent_once_unless_it_was_read_before(known: bool, status: int) -> None:
+    scene = Scene(AGAIN, OK)
+
+    async def parts() -> AsyncIterator[bytes]:
+        yield b"once"
+
+    async def run() -> int:
+        request = scene.client.build_request("POST", URL, content=parts())
+        if known:
+            await request.aread()
+        return (await scene.client.send(request)).status_code
+
+    assert scene.run(run()) == status
+    assert scene.server.bodies == [b"once"] * (1 + known)
+
+
+@pytest.mark.parametrize(
+    ("status", "method", "expected"),
+    [
+        (429, "POST", 200),
+        (429, "PATCH", 200),
+        (503, "POST", 503),
+        (503, "PATCH", 503),
+        (503, "PUT", 200),
+        (503, "HEAD", 200),
+    ],
+)
+def test_after_503_only_what_can_be_repeated_is_sent_again(status: int, method: str, expected: int) -> None:
+    scene = Scene((status, {"Retry-After": "1"}), OK)
+
+    async def run() -> int:
+        return (await scene.client.request(method, URL)).status_code
+
+    assert scene.run(run()) == expected
+
+
+def test_each_step_of_a_redirect_is_a_request() -> None:
+    scene = Scene((302, {"Location": "/2"}), (302, {"Location": "http://other.example.com/"}), OK, limits="1/second")
+
+    async def run() -> int:
+        return (await scene.client.get(URL, follow_redirects=True)).status_code
+
+    assert scene.run(run()) == 200
+    assert scene.server.gaps_s == [1, 0]
+
+
+class Streaming(httpx.AsyncBaseTransport):
+    """Answers with a body that comes in pieces, and notes whether it was closed."""
+
+    def __init__(self, *statuses: int) -> None:
+        self._statuses = list(statuses)
+        self.closed = 0
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        status = self._statuses.pop(0)
+        fields = {"Retry-After": "5"} if status == 429 else {}
+        return httpx.Response(status, headers=fields, stream=_Pieces(self))
+
+
+class _Pieces(httpx.AsyncByteStream):
+    def __init__(self, transport: Streaming) -> None:
+        self._transport = transport
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for piece in (b"a", b"b"):
+            await asyncio.sleep(2)
+            yield piece
+
+    async def aclose(self) -> None:
+        self._transport.closed += 1
+
+
+def test_a_body_that_takes_its_time_holds_no_unit() -> None:
+    server = Streaming(200, 200)
+    scene = Scene(limits="1/second", transport=server)
+
+    async def run() -> float:
+        async with scene.client.stream("GET", URL), scene.client.stream("GET", URL) as second:
+            assert b"".join([piece async for piece in second.aiter_bytes()]) == b"ab"
+            return asyncio.get_running_loop().time() - 1_000_000
+
+    assert scene.run(run()) == pytest.approx(1 + 4)
+    assert server.closed == 2
+
+
+@pytest.mark.parametrize("statuses", [(429, 200), (429, 429)])
+def test_an_answer_in_whose_place_another_came_is_closed(statuses: tuple[int, int]) -> None:
+    server = Streaming(*statuses)
+    scene = Scene(transport=server)
+
+    async def run() -> None:
+        async with scene.client.stream("GET", URL) as answer:
+            assert answer.status_code == statuses[1]
+            assert server.closed == 1
+
+    scene.run(run())
+    assert server.closed == 2
+
+
+def test_an_answer_is_closed_when_its_task_is_cancelled_before_the_next_one() -> None:
+    server = Streaming(429, 200)
+    scene = Scene(transport=server)
+
+    async def run() -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(2):
+                await scene.client.get(URL)
+
+    scene.run(run())
+    assert server.closed == 1
+
+
+def test_a_turn_that_is_not_used_because_closing_fails_is_handed_back() -> None:
+    server = Streaming(429, 200)
+    scene = Scene(limits="2/minute", transport=server, wait="50s")
+
+    async def fail(body: _Pieces) -> None:
+        raise httpx.CloseError("gone")
+
+    async def run() -> int | None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(_Pieces, "aclose", fail)
+            with pytest.raises(httpx.CloseError):
+                await scene.client.get(URL)
+        decision = await scene.limiter.peek("to:api.example.com", held_limit(Limit(2, "1m")), 0, rule="outbound")
+        return decision.remaining
+
+    assert scene.run(run()) == 1
+
+
+class Failing(httpx.AsyncBaseTransport):
+    """Fails as its way does."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        raise self._error
+
+
+@pytest.mark.parametrize("error", [httpx.ConnectError("no way"), httpx.ReadTimeout("late"), ValueError("a bug")])
+def test_an_error_of_the_way_comes_as_it_is_and_counts_as_a_request(error: Exception) -> None:
+    scene = Scene(limits="1/second", transport=Failing(error))
+
+    async def run() -> float:
+        for _ in range(2):
+            with pytest.raises(type(error)) as caught:
+                await scene.client.get(URL)
+            assert caught.value is error
+        return asyncio.get_running_loop().time() - 1_000_000
+
+    assert scene.run(run()) == 1
+
+
+# -- clients, loops, values ------------------------------------------------------------------------------------------
+
+
+def test_trio_runs_it() -> None:
+    class Quiet(httpx.AsyncBaseTransport):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            await trio.sleep(0.1)
+            return httpx.Response(200)
+
+    async def run() -> float:
+        store = MemoryStore(clock=lambda: round(trio.current_time() * 1_000_000))
+        began_s = trio.current_time()
+        async with httpx.AsyncClient(
+            transport=LimitedTransport(limits="2/second", limiter=Limiter(store), transport=Quiet())
+        ) as client:
+            for _ in range(3):
+                await client.get(URL)
+            with trio.move_on_after(0.05):
+                await client.get(URL)
+        return trio.current_time() - began_s
+
+    assert trio.run(run, clock=MockClock(autojump_threshold=0)) == pytest.approx(0.1 + 1 + 0.1 + 0.05)
+
+
+async def test_closing_closes_the_transport_and_an_own_limiter_alone() -> None:
+    limiter, inner = Limiter(), Slow(0)
+    async with httpx.AsyncClient(transport=LimitedTransport(limits="9/second", limiter=limiter, transport=inner)):
+        pass
+    assert inner.closed == 1
+    assert not limiter._closed
+    own = LimitedTransport(limits="9/second", transport=inner)
+    await own.aclose()
+    assert inner.closed == 2
+    assert own._limiter._closed
+
+
+async def test_the_default_transport_connects() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 204 No Content\r\n\r\n")
+        writer.close()
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    async with await asyncio.start_server(answer, sock=listener) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+        async with httpx.AsyncClient(transport=LimitedTransport(limits="9/second")) as client:
+            assert (await client.get(url)).status_code == 204
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"limits": "ten a second"}, "limits: "),
+        ({"limits": Concurrency(4)}, "limits: "),
+        ({"limits": [Limit(300, 60, resolution=300), Limit(400, 60, resolution=400)]}, "limits: .* the same window"),
+        ({"key": "host"}, "key: expected a function"),
+        ({"limiter": MemoryStore()}, "limiter: expected a Limiter"),
+        ({"transport": httpx.HTTPTransport()}, "transport: expected an asynchronous one"),
+        ({"wait": 0}, "wait: expected more than nothing"),
+        ({"wait_max": 0}, "wait_max: expected a whole number from 1"),
+        ({"retries": -1}, "retries: expected a whole number from 0 to 10"),
+        ({"longest": "1 month"}, "longest: "),
+        ({"name": ""}, "name: expected 1 to 64 characters"),
+    ],
+)
+def test_a_value_that_cannot_work_is_named(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"^{message}"):
+        LimitedTransport(**{"limits": "9/second", **options})
+
+
+def test_without_its_extra_the_import_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith(("slidegate.httpx", "slidegate.outbound"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "http_sf", None)
+    with pytest.raises(ImportError, match=r'needs the package http_sf: pip install "slidegate\[httpx\]"'):
+        importlib.import_module("slidegate.httpx")
+
+
+def test_a_limit_without_a_window_cannot_be_held() -> None:
+    with pytest.raises(
+        ConfigurationError, match=r'^limits: expected limits with a window, for example "10/second", not 4'
+    ):
+        held_limit(Concurrency(4))
+
+
+def test_a_key_that_is_no_text_is_named() -> None:
+    scene = Scene(key=lambda request: 7)
+    with pytest.raises(ConfigurationError, match="key: expected the function to return text or None"):
+        scene.run(scene.statuses())

@@ -1,0 +1,69 @@
+"""Minutes of mixed load on several workers, over LMDB and then over Redis, while workers and servers are killed.
+
+    python3 dev.py soak --minutes 10 --seed 1
+
+uvicorn workers share a socket of the loopback interface and a store. Clients send requests to rules of every kind; some
+abuse and are banned, some leave before the answer or in the middle of a stream. Meanwhile workers are killed (SIGKILL)
+and started again, and the redis-server is killed, brought back with its append-only file, and paused. At the end the
+answers that the clients saw are checked: no window held more than its limit, no ban was lost, no request hung. Workers
+may not have grown, nor have tasks or files left over. The exit code is 1 if a promise was broken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import platform
+import random
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import version
+
+from tests.redis_servers import REDIS, version_of
+
+from .soaking import Findings, soak
+
+STORES = ("lmdb", "redis")
+MOST_MINUTES = 24 * 60
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="dev.py soak", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--minutes", type=float, default=2.0, help="of all parts together")
+    parser.add_argument("--seed", type=int, default=None, help="of what clients do, and of the faults")
+    parser.add_argument("--workers", type=int, default=3, help="2 to 16")
+    parser.add_argument("--store", choices=STORES, default=None, help="only this one")
+    options = parser.parse_args(arguments)
+    if not 0 < options.minutes <= MOST_MINUTES or not 2 <= options.workers <= 16:
+        parser.error(f"give --minutes up to {MOST_MINUTES} and 2 to 16 --workers")
+    stores = [options.store] if options.store else list(STORES)
+    if "redis" in stores and REDIS is None:
+        parser.error("there is no redis-server; python3 dev.py test says how to get one, --store lmdb goes without")
+    seed = random.SystemRandom().randrange(10**6) if options.seed is None else options.seed
+    print(f"seed {seed}, {datetime.now(UTC):%Y-%m-%d}, {versions()}", flush=True)
+    broken = False
+    for store in stores:
+        findings = asyncio.run(soak(store, options.minutes * 60 / len(stores), options.workers, seed))
+        tell(findings)
+        broken = broken or bool(findings.broken)
+    return 1 if broken else 0
+
+
+def tell(findings: Findings) -> None:
+    """Print what a part has shown."""
+    print(f"\n{findings.store}: {'BROKEN' if findings.broken else 'all promises held'}")
+    for line in [*findings.broken, *findings.lines]:
+        print(f"  {line}", flush=True)
+
+
+def versions() -> str:
+    """Return the versions of what runs."""
+    names = ", ".join(f"{name} {version(name)}" for name in ("uvicorn", "starlette", "lmdb", "redis"))
+    server = ".".join(map(str, version_of(REDIS))) if REDIS else "none"
+    return f"CPython {platform.python_version()}, {names}, redis-server {server}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,159 @@
+"""One part of a soak: a crowd of workers on one store, its visitors, the faults, and the verdict."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from tests.redis_servers import RedisServer
+
+from .checks import broken_bounds, grown, leaked, lost_bans, slope_mib_per_minute
+from .crowd import Crowd
+from .record import PROMISES, Sample
+from .visitors import Visitors
+
+CLIENTS: Final = 40
+GREEDY: Final = 4
+START_S: Final = 60.0
+REST_S: Final = 20.0
+LONG_S: Final = 10.0
+"""How long a worker has to live for its memory to be shown."""
+LAGS_S: Final = {"lmdb": 0.0, "redis": 0.25}
+"""Where a worker answers without asking Redis, its clock is behind the server's by as long as the last answer took to
+come: a few milliseconds on this machine, and more only if the worker stands still itself."""
+EXPECTED: Final = (200, 403, 404, 429, 503)
+
+Fault = Callable[[], Awaitable[str]]
+
+
+@dataclass
+class Findings:
+    """What a part of a soak showed.
+
+    Attributes:
+        store: The name of the store.
+        broken: A sentence for each promise that was broken.
+        lines: What else is worth knowing.
+    """
+
+    store: str
+    broken: list[str] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
+
+
+async def soak(store: str, seconds: float, workers: int, seed: int) -> Findings:
+    """Load workers on a store and disturb them.
+
+    Args:
+        store: "lmdb" or "redis".
+        seconds: How long.
+        workers: How many, 2 or more.
+        seed: Of what the clients do, and of the faults; the moments are those of the machine.
+    """
+    chance, findings = random.Random(f"{seed} {store}"), Findings(store)
+    with ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="soak-")))
+        server = None
+        if store == "redis":
+            server = stack.enter_context(RedisServer("--appendonly", "yes", "--appendfsync", "everysec"))
+        url = server.url if server else f"lmdb://{directory / 'store'}"
+        crowd = stack.enter_context(Crowd(url, workers, directory))
+        await _until(lambda: all(samples for _, samples in crowd.running()), START_S, "the workers did not start")
+        visitors = Visitors(crowd.port, chance)
+        sending = asyncio.create_task(visitors.send(CLIENTS, GREEDY))
+        faults = await _disturb(crowd, server, chance, time.monotonic() + seconds)
+        visitors.stop()
+        await sending
+        findings.broken += await _at_rest(crowd)
+        findings.broken += [*crowd.died(), *crowd.stop(), *crowd.errors()]
+        _judge(findings, visitors, crowd, faults)
+    return findings
+
+
+async def _disturb(crowd: Crowd, server: RedisServer | None, chance: random.Random, until_s: float) -> Counter[str]:
+    """Do harm every few seconds until a moment; return what was done how often."""
+    done: Counter[str] = Counter()
+    while (left_s := until_s - time.monotonic()) > 0:
+        await asyncio.sleep(min(chance.uniform(1.5, 6.0), left_s))
+        if time.monotonic() >= until_s:
+            break
+        what = chance.choice(["kill", "kill", "restart", "pause"]) if server else "kill"
+        if what == "kill" or server is None:
+            crowd.kill_one(chance)
+        elif what == "restart":
+            await asyncio.to_thread(server.kill)
+            await asyncio.sleep(chance.uniform(0.0, 1.0))
+            await asyncio.to_thread(server.start)
+        else:
+            server.pause()
+            await asyncio.sleep(chance.uniform(0.1, 2.0))
+            server.resume()
+        done[what] += 1
+    return done
+
+
+async def _at_rest(crowd: Crowd) -> list[str]:
+    """Wait until no worker has tasks and files left over; return what is left after `REST_S`."""
+    quiet_s = time.monotonic()
+
+    def left() -> list[str] | None:
+        found: list[str] = []
+        for name, samples in crowd.running():
+            if not samples or samples[-1].at_s < quiet_s:
+                return None  # it has not looked yet
+            found += leaked(name, samples[0], samples[-1])
+        return found
+
+    while (found := left()) is None or found:
+        if time.monotonic() > quiet_s + REST_S:
+            return found if found is not None else ["end: a worker says nothing about itself any more"]
+        await asyncio.sleep(0.2)
+    return []
+
+
+def _judge(findings: Findings, visitors: Visitors, crowd: Crowd, faults: Counter[str]) -> None:
+    answers, lives = visitors.answers, crowd.lives()
+    statuses = Counter(answer.status for answer in answers)
+    bans = sum(answer.banned for answer in answers)
+    findings.broken += [*broken_bounds(answers, PROMISES), *lost_bans(answers, LAGS_S[findings.store]), *grown(lives)]
+    findings.broken += [f"status: {statuses[one]} answers with {one}" for one in statuses if one not in EXPECTED]
+    if visitors.hung:
+        findings.broken.append(f"hang: {visitors.hung} requests had no answer")
+    for what, count in (("admitted", statuses[200]), ("refused", statuses[429]), ("banned", bans)):
+        if not count:
+            findings.broken.append(f"load: nobody was {what}, so nothing is shown")
+    findings.lines += [
+        f"{len(answers):,} answers: " + ", ".join(f"{status} x {statuses[status]:,}" for status in sorted(statuses)),
+        f"{bans:,} of them by a ban; {visitors.cut:,} requests without an answer, by kills or because the client left",
+        "faults: " + (", ".join(f"{what} x {count}" for what, count in sorted(faults.items())) or "none"),
+        *(_life(name, samples) for name, samples in lives if samples and _length_s(samples) >= LONG_S),
+    ]
+
+
+def _life(name: str, samples: list[Sample]) -> str:
+    first, last = samples[0], samples[-1]
+    slope = slope_mib_per_minute(samples)
+    return (
+        f"{name}: {_length_s(samples):.0f} s, memory {first.rss_mib:.1f} to {last.rss_mib:.1f} MiB "
+        f"({slope:+.2f} MiB a minute in its second half), last seen with {last.tasks} tasks and {last.files} files"
+    )
+
+
+def _length_s(samples: list[Sample]) -> float:
+    return samples[-1].at_s - samples[0].at_s
+
+
+async def _until(holds: Callable[[], bool], bound_s: float, otherwise: str) -> None:
+    until_s = time.monotonic() + bound_s
+    while not holds():
+        if time.monotonic() > until_s:
+            raise TimeoutError(otherwise)
+        await asyncio.sleep(0.05)

@@ -1,0 +1,146 @@
+"""A process that holds places on a shared store: ``python -m tests.stores.places_worker URL AMOUNT BOARD PLACE``.
+
+It obeys the lines of its input, and answers each with a line. ``take`` says "yes" or "no", ``leave`` hands the oldest
+place back and says whether the store took it, and ``held`` counts its places. ``lost`` says how many places were told
+as lost and as put back. After ``busy SEED`` it takes and leaves at random, until ``calm`` has it hand everything back.
+
+It keeps the number of its requests under way in a byte of the file BOARD, from after a place is taken until before it
+is handed back. So the sum of the bytes of all workers is never more than the places that are taken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+import random
+import signal
+import subprocess
+import sys
+from collections import deque
+from pathlib import Path
+from typing import Any, Final
+
+from slidegate import Limiter
+from slidegate.core.decision import Bucket, Decision
+from slidegate.core.kinds.concurrency import Concurrency
+from slidegate.core.protocols import Event, HoldsPlaces
+from slidegate.testing.contract.player import settle
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+BOUND_S: Final = 60
+KEY: Final = "ann"
+
+
+class Worker:
+    """A running worker, as its parent sees it."""
+
+    def __init__(self, url: str, amount: int, board: Path, place: int) -> None:
+        command = [sys.executable, "-m", "tests.stores.places_worker", url, str(amount), str(board), str(place)]
+        self.process = subprocess.Popen(
+            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+
+    def tell(self, order: str) -> None:
+        """Send an order."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(order + "\n")
+        self.process.stdin.flush()
+
+    def hear(self) -> str:
+        """Return the answer to an order."""
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def ask(self, order: str) -> str:
+        """Send an order and return its answer."""
+        self.tell(order)
+        return self.hear()
+
+    def stop(self) -> None:
+        """Stop it with SIGSTOP."""
+        self.process.send_signal(signal.SIGSTOP)
+
+    def wake(self) -> None:
+        """Let it go on."""
+        self.process.send_signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """Kill it with SIGKILL."""
+        self.process.kill()
+        self.process.communicate(timeout=BOUND_S)
+
+
+class Holder:
+    """The work of a worker."""
+
+    def __init__(self, limiter: Limiter, amount: int, board: mmap.mmap, place: int) -> None:
+        self.store = limiter.store
+        self.bucket = Bucket("render", [Concurrency(amount)])
+        self.held: deque[Decision] = deque()
+        self.board = board
+        self.place = place
+        self.fates = [0, 0]
+        self.busy: asyncio.Task[None] | None = None
+        limiter.store.observe(self)
+
+    def __call__(self, event: Event) -> None:
+        if event.kind == "places_lost":
+            self.fates = [self.fates[0] + event.details["lost"], self.fates[1] + event.details["back"]]
+
+    async def take(self) -> Any:
+        decision = await settle(self.store.hit(((self.bucket, KEY, 1),)))
+        if decision.allowed:
+            self.held.append(decision)
+            self.board[self.place] += 1
+        return "yes" if decision.allowed else "no"
+
+    async def leave(self) -> Any:
+        self.board[self.place] -= 1
+        return await settle(self.store.refund(self.held.popleft()))
+
+    async def work(self, seed: int) -> None:
+        chance = random.Random(seed)
+        while True:
+            if self.held and chance.random() < 0.5:
+                await self.leave()
+            else:
+                await self.take()
+            await asyncio.sleep(chance.random() / 200)
+
+    async def obey(self, order: str, *given: str) -> object:
+        match order:
+            case "take":
+                return await self.take()
+            case "leave":
+                return await self.leave()
+            case "held":
+                assert isinstance(self.store, HoldsPlaces)
+                return self.store.places_held()
+            case "lost":
+                return f"{self.fates[0]} {self.fates[1]}"
+            case "busy":
+                self.busy = asyncio.ensure_future(self.work(int(given[0])))
+            case "calm":
+                assert self.busy is not None
+                self.busy.cancel()
+                await asyncio.wait([self.busy])
+                while self.held:
+                    await self.leave()
+        return "done"
+
+
+async def main(url: str, amount: str, board: mmap.mmap, place: str) -> None:
+    reader = asyncio.StreamReader()
+    loop = asyncio.get_running_loop()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    async with Limiter.from_url(url) as limiter:
+        holder = Holder(limiter, int(amount), board, int(place))
+        while line := await reader.readline():
+            sys.stdout.write(f"{await holder.obey(*line.decode().split())}\n")
+            sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    URL, AMOUNT, BOARD, PLACE = sys.argv[1:]
+    with open(BOARD, "r+b") as file, mmap.mmap(file.fileno(), 0) as shared:
+        asyncio.run(main(URL, AMOUNT, shared, PLACE))

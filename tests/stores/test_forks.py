@@ -1,0 +1,55 @@
+"""Locks over a fork: a child finds none in the hands of a thread that it does not have."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+import pytest
+
+from slidegate.stores import forks
+from slidegate.stores.forks import hold_over_fork
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+
+PATIENCE_S = 30.0
+
+
+def test_a_child_can_take_a_lock_that_another_thread_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forks, "PATIENCE_S", PATIENCE_S)
+    lock, taken = threading.Lock(), threading.Event()
+    hold_over_fork(lock)
+
+    def hold() -> None:
+        with lock:
+            taken.set()
+            until_s = time.monotonic() + PATIENCE_S
+            while not forks._listing.locked() and time.monotonic() < until_s:
+                time.sleep(0.001)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert taken.wait(PATIENCE_S)
+    child = os.fork()
+    if not child:
+        os._exit(0 if lock.acquire(blocking=False) else 1)
+    holder.join()
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert lock.acquire(blocking=False), "the parent has let it go"
+
+
+def test_a_thread_that_forks_with_a_lock_in_its_hands_does_not_wait_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forks, "PATIENCE_S", 0.01)
+    lock, other = threading.Lock(), threading.Lock()
+    for each in (lock, other):
+        hold_over_fork(each)
+    with lock:
+        child = os.fork()
+        if not child:
+            os._exit(0 if lock.locked() and not other.locked() else 1)
+        _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert not lock.locked()
+    assert not other.locked()

@@ -1,0 +1,136 @@
+"""Places over real processes that are killed and stopped: never more than there are, and they come back."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ..redis_servers import RedisCluster, RedisServer, needs_redis, until
+from .places_worker import Worker
+
+LEASE_S = 2.0
+AMOUNT = 3
+
+
+@pytest.fixture(
+    params=[
+        "lmdb",
+        pytest.param("redis", marks=needs_redis),
+        pytest.param("cluster", marks=[needs_redis, pytest.mark.deep]),
+    ]
+)
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param == "lmdb":
+        yield f"lmdb://{tmp_path / 'lmdb'}?place_lease=2s"
+    elif request.param == "cluster":
+        with RedisCluster() as cluster:
+            yield f"{cluster.url}?place_lease=2s"
+    else:
+        with RedisServer() as server:
+            yield f"{server.url}?place_lease=2s"
+
+
+class Crew:
+    """Workers on one store, and the board on which they write what is under way."""
+
+    def __init__(self, url: str, board: Path, number: int) -> None:
+        board.write_bytes(bytes(256))
+        self._url, self._board = url, board
+        self.workers: list[Worker] = []
+        for _ in range(number):
+            self.hire()
+
+    def hire(self) -> Worker:
+        worker = Worker(self._url, AMOUNT, self._board, len(self.workers))
+        self.workers.append(worker)
+        return worker
+
+    def under_way(self) -> int:
+        """Return how many requests are under way, those of killed workers apart."""
+        return sum(self._board.read_bytes())
+
+    def forget(self, worker: Worker) -> None:
+        with self._board.open("r+b") as file:
+            file.seek(self.workers.index(worker))
+            file.write(b"\0")
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.kill()
+
+
+@pytest.fixture
+def crew(url: str, tmp_path: Path) -> Iterator[Crew]:
+    made = Crew(url, tmp_path / "board", 2)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def test_places_of_a_killed_worker_come_back_and_not_before(crew: Crew) -> None:
+    first, second = crew.workers
+    assert [first.ask("take") for _ in range(AMOUNT)] == ["yes"] * AMOUNT
+    begun_s = time.monotonic()
+    while time.monotonic() < begun_s + 1.5 * LEASE_S:  # a worker that lives renews
+        assert second.ask("take") == "no"
+    first.kill()
+    killed_s = time.monotonic()
+    until(lambda: second.ask("take") == "yes", "the first place")
+    # It was renewed less than a lease before the kill; a third of the lease at least was left.
+    assert time.monotonic() - killed_s > LEASE_S / 3
+    assert [second.ask("take") for _ in range(AMOUNT)] == ["yes"] * (AMOUNT - 1) + ["no"]
+    assert [second.ask("leave") for _ in range(AMOUNT)] == ["True"] * AMOUNT
+    assert second.ask("held") == "0"
+
+
+def test_a_stopped_worker_learns_on_waking_that_its_places_are_lost(crew: Crew) -> None:
+    first, second = crew.workers
+    assert [first.ask("take") for _ in range(AMOUNT)] == ["yes"] * AMOUNT
+    first.stop()
+    try:
+        until(lambda: second.ask("take") == "yes", "the first place")
+        assert second.ask("take") == "yes"
+    finally:
+        first.wake()
+    assert first.ask("take") == "no"  # one of its three was put back, and nobody gets a fourth
+    assert second.ask("take") == "no"
+    until(lambda: first.ask("lost") == "2 1", "the event")
+    assert sorted(first.ask("leave") for _ in range(AMOUNT)) == ["False", "False", "True"]
+    assert first.ask("take") == "yes"
+    assert [first.ask("leave"), second.ask("leave"), second.ask("leave")] == ["True"] * 3
+    assert [first.ask("held"), second.ask("held")] == ["0", "0"]
+
+
+@pytest.mark.parametrize(
+    ("rounds", "seed"), [(1, 1), *(pytest.param(40, seed, marks=pytest.mark.deep) for seed in (2, 3))]
+)
+def test_never_more_than_the_amount_is_under_way_while_workers_are_killed(crew: Crew, rounds: int, seed: int) -> None:
+    chance = random.Random(seed)
+    crew.hire()
+    for worker in crew.workers:
+        assert worker.ask(f"busy {chance.randrange(10**6)}") == "done"
+    alive, most = list(crew.workers), 0
+    for _ in range(rounds):
+        end_s = time.monotonic() + chance.uniform(0.2, 0.6)
+        while time.monotonic() < end_s:
+            under_way = crew.under_way()
+            most = max(most, under_way)
+            assert under_way <= AMOUNT
+        victim = alive.pop(chance.randrange(len(alive)))
+        victim.kill()
+        crew.forget(victim)  # its places come back later
+        newcomer = crew.hire()
+        alive.append(newcomer)
+        newcomer.ask(f"busy {chance.randrange(10**6)}")
+    assert most == AMOUNT
+    for worker in alive:
+        assert worker.ask("calm") == "done"
+        assert worker.ask("held") == "0"
+    assert crew.under_way() == 0
+    last = crew.hire()
+    until(lambda: last.ask("take") == "yes" and last.ask("held") == str(AMOUNT), "the places of those who were killed")

@@ -1,0 +1,95 @@
+"""What a compiled wheel is made of, and which of the two runs: the source, or what was compiled from it."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import tomllib
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+import pytest
+
+import slidegate
+from scripts import compile_wheel
+
+from .interpreted_only import LEFT_OUT, reason_to_leave_out
+
+CONFIG = tomllib.loads((compile_wheel.ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["hatch"]["build"]["hooks"]
+LISTS = CONFIG["custom"]
+COMPILED_RUN = os.environ.get("SLIDEGATE_COMPILED") == "1"
+"""Set by `python3 dev.py compiled`."""
+
+
+def module_of(file: Path) -> str:
+    """Return the dotted name of a file of the package."""
+    parts = file.relative_to(compile_wheel.PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def test_the_package_says_whether_it_is_compiled() -> None:
+    assert slidegate.compiled is COMPILED_RUN
+
+
+def test_exactly_the_chosen_modules_are_compiled() -> None:
+    chosen = {module_of(file) for file in compile_wheel.chosen(LISTS)}
+    for file in compile_wheel.PACKAGE.rglob("*.py"):
+        name = module_of(file)
+        if not name.startswith("slidegate.testing.contract"):
+            path = importlib.import_module(name).__file__ or ""
+            assert path.endswith(tuple(EXTENSION_SUFFIXES)) == (COMPILED_RUN and name in chosen), path
+
+
+def test_a_class_that_derives_from_a_compiled_one_is_compiled_too() -> None:
+    chosen = {module_of(file) for file in compile_wheel.chosen(LISTS)}
+    for file in compile_wheel.PACKAGE.rglob("*.py"):
+        name = module_of(file)
+        if name not in chosen and not name.startswith("slidegate.testing.contract"):
+            own = [one for one in vars(importlib.import_module(name)).values() if isinstance(one, type)]
+            bases = {base.__module__ for one in own if one.__module__ == name for base in one.__bases__}
+            assert not chosen & bases, f"{name} is interpreted: put the class with its base, or compile its file"
+
+
+def test_the_build_lists_only_what_there_is() -> None:
+    listed = [*LISTS["compile"], *LISTS["keep"]]
+    assert [name for name in listed if not (compile_wheel.PACKAGE / name).exists()] == []
+    assert len(listed) == len(set(listed))
+
+
+def test_what_is_kept_out_would_be_compiled_otherwise() -> None:
+    everything = set(compile_wheel.chosen({**LISTS, "keep": []}))
+    assert compile_wheel.files_of(LISTS["keep"]) <= everything
+    assert compile_wheel.PACKAGE / "core" / "windows" / "counters.py" in compile_wheel.chosen(LISTS)
+
+
+@pytest.mark.parametrize("module", ["limiter.limiter", "web.middleware", "web.endpoints.rate_limit", "core.errors"])
+def test_what_frameworks_look_into_and_users_derive_from_is_never_compiled(module: str) -> None:
+    assert f"slidegate.{module}" not in {module_of(file) for file in compile_wheel.chosen(LISTS)}
+
+
+@pytest.mark.parametrize(
+    ("value", "target", "asked"), [("1", "wheel", True), ("0", "wheel", False), ("1", "sdist", False)]
+)
+def test_only_a_wheel_and_only_on_request_needs_a_compiler(
+    value: str, target: str, asked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLIDEGATE_COMPILE", value)
+    metadata = type("Metadata", (), {"core": type("Core", (), {"dependencies": ["starlette"]})})
+    hook = compile_wheel.CompileHook(str(compile_wheel.ROOT), LISTS, None, metadata, "", target)  # type: ignore[arg-type]
+    assert hook.dependencies() == ([*LISTS["requires"], "starlette"] if asked else [])
+
+
+def test_every_test_that_is_left_out_is_there() -> None:
+    tests = compile_wheel.ROOT / "tests"
+    for name in LEFT_OUT:
+        file, _, test = name.partition("::")
+        kind = "class" if test.startswith("Test") else "def"
+        assert f"{kind} {test}" in (tests / file).read_text("utf-8"), name
+
+
+def test_a_test_is_left_out_with_all_its_parameters_and_no_other() -> None:
+    assert reason_to_leave_out("tests/core/test_mutations.py::test_any[1]")
+    assert reason_to_leave_out("tests/core/test_mutations.py::TestAny::test_any")
+    assert reason_to_leave_out("tests/stores/test_storeys.py::test_rows_are_found_however_often_shards_were_split[1]")
+    assert reason_to_leave_out("tests/stores/test_storeys.py::test_rows_are_found") is None
+    assert reason_to_leave_out("tests/stores/test_lmdb.py::TestContractOverTwoProcesses::test_any") is None

@@ -1,0 +1,91 @@
+"""Answers, limits and figures are copied and pickled whole: by worker processes, caches and tests of users."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from slidegate import MemoryStore
+from slidegate.core import (
+    BookedWindow,
+    Bucket,
+    CounterWindow,
+    Decision,
+    Limit,
+    MetricWindow,
+    PeriodCount,
+    Places,
+    Reason,
+    TimestampWindow,
+)
+from slidegate.core.barred import Barred, RuleBlock
+from slidegate.core.decision import Check
+from slidegate.limiter.leases.lease import Leased
+from slidegate.limiter.stand_ins import Behind, Parted, Unserved
+from slidegate.limiter.statistics import Stats, Traffic
+
+LIMIT = Limit(5, "1m")
+BUCKET = Bucket("api", [LIMIT], ["a"], count_denied=True, wait_us=7, wait_max=3, lease=2, label="All")
+CHECK: Check = (BUCKET, "192.0.2.1", 2)
+OF_BUCKET = ("rule", "label", "limits", "names", "count_denied", "held", "wait_us", "wait_max", "lease")
+OF_DECISION = ("allowed", "reason", "now_us", "checks", "readings", "charge", "states", "retry_after_us", "by", "ban")
+OF_RING = ("spent", "newest_us", "leaves_us", "refusal")
+DECISION = Decision(False, Reason.LIMITED, 10, (CHECK,), ((5, 40, 20, 30),), [None])
+
+
+def spent(window: Any) -> Any:
+    """Return a window after a charge and a refusal."""
+    window.spend(50, 5, 4)
+    window.wait_us(60, 1)
+    return window
+
+
+def summary() -> Any:
+    """Return figures with an event and a response time."""
+    window = MetricWindow(10, 100)
+    window.record(0, "pass", rt_us=5)
+    return window.read(0)
+
+
+SAMPLES: list[tuple[Any, tuple[str, ...]]] = [
+    (BUCKET, OF_BUCKET),
+    (DECISION, OF_DECISION),
+    (Barred("a list", None, 5, (CHECK,)), OF_DECISION),
+    (RuleBlock("nobody", 404), (*OF_DECISION, "status")),
+    (Unserved(False, (CHECK,), 9), OF_DECISION),
+    (Behind(CHECK, (CHECK, CHECK)), (*OF_DECISION, "demand")),
+    (Leased((CHECK,), {}, DECISION, 4, ((5, 40, 20, 0),)), (*OF_DECISION, "leases", "rest")),
+    (spent(CounterWindow(3, 10)), (*OF_RING, "slice_count", "slice_us")),
+    (spent(TimestampWindow(100)), (*OF_RING, "window_us")),
+    (BookedWindow(TimestampWindow(100), LIMIT, 5), ("spent", "newest_us", "leaves_us", "limit")),
+    (Places(3), OF_RING),
+    (PeriodCount(), OF_RING),
+    (summary(), ("start_us", "span_us", "events", "rt", "first")),
+    (Traffic(summary()), ("seen",)),
+    (Stats({"api": Traffic(summary())}, {}, Traffic(summary())), ("rules", "routes", "total")),
+    (MemoryStore().stats(), ("keys", "evictions", "shared_hits")),
+]
+WAYS: dict[str, Callable[[Any], Any]] = {
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda value: pickle.loads(pickle.dumps(value)),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("value", "names"), SAMPLES, ids=[type(value).__name__ for value, _ in SAMPLES])
+def test_a_copy_holds_what_the_original_holds(value: Any, names: tuple[str, ...], way: str) -> None:
+    twin = WAYS[way](value)
+    assert type(twin) is type(value)
+    assert twin is not value
+    assert repr([getattr(twin, name) for name in names]) == repr([getattr(value, name) for name in names])
+
+
+@pytest.mark.parametrize("way", ["copy", "deepcopy"])
+def test_a_copy_of_a_decision_of_two_stores_shows_the_same_part(way: str) -> None:
+    original = Parted(DECISION, [(MemoryStore(), DECISION)] if way == "copy" else [])
+    assert repr(WAYS[way](original).states) == repr(original.states)

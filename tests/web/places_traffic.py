@@ -1,0 +1,172 @@
+"""Random traffic against concurrency limits, over any store: the application itself counts who is under way."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from typing import Any
+
+from starlette.types import Message, Receive, Scope, Send
+
+from slidegate import Limiter, RateLimitMiddleware, Rule, header
+
+from .driver import scope_of
+
+KEYS = ("ann", "bob", "eve")
+AMOUNTS = {"all": 3, "http": 2, "queued": 2, "sockets": 2}
+BOUND_S = 60
+
+
+class Broken(Exception):
+    """Stands for any failure of the application."""
+
+
+class Application:
+    """Serves each request in the way that its own header asks for, and asserts the bound from inside.
+
+    Attributes:
+        most: The largest number of requests that were under way at a time, by rule and key.
+    """
+
+    def __init__(self) -> None:
+        self.under_way: Counter[tuple[str, str]] = Counter()
+        self.most: Counter[tuple[str, str]] = Counter()
+        self.outcomes: Counter[str] = Counter()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        fields = dict(scope["headers"])
+        key, how, steps = (fields[name].decode() for name in (b"x-key", b"x-how", b"x-steps"))
+        rules = rules_of(scope)
+        for rule in rules:
+            self.under_way[rule, key] += 1
+            held = self.under_way[rule, key]
+            assert held <= AMOUNTS[rule], f"{held} requests of {key} are under way under {rule}"
+            self.most[rule, key] = max(self.most[rule, key], held)
+        left = False
+
+        def leave() -> None:
+            nonlocal left
+            if not left:
+                left = True
+                for rule in rules:
+                    self.under_way[rule, key] -= 1
+
+        try:
+            await serve(scope["type"], how, int(steps), receive, send, leave)
+        finally:
+            leave()
+
+
+async def serve(kind: str, how: str, steps: int, receive: Receive, send: Send, leave: Any) -> None:
+    """Answer one request; `leave` is called right before its last byte."""
+    await pause(steps)
+    if how == "silent":
+        return
+    if how == "raise":
+        raise Broken
+    if kind == "websocket":
+        await send({"type": "websocket.accept"})
+        await pause(steps)
+        if how == "disconnect":
+            assert (await receive())["type"] == "websocket.disconnect"
+            return
+        leave()
+        await send({"type": "websocket.close", "code": 1000})
+    else:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        if how == "disconnect":
+            assert (await receive())["type"] == "http.disconnect"
+            return
+        for _ in range(steps if how == "stream" else 0):
+            await send({"type": "http.response.body", "body": b"x", "more_body": True})
+            await pause(1)
+        if how == "late":
+            raise Broken
+        leave()
+        await send({"type": "http.response.body", "body": b"."})
+    await pause(steps)  # background tasks
+
+
+async def pause(steps: int) -> None:
+    """Let others go on for some turns of the event loop."""
+    for _ in range(steps):
+        await asyncio.sleep(0)
+
+
+def rules_of(scope: Scope) -> list[str]:
+    """Return the names of the rules that hold a request."""
+    if scope["type"] == "websocket":
+        return ["all", "sockets"]
+    return ["all", "queued"] if scope["path"] == "/queued" else ["all", "http"]
+
+
+def gate(limiter: Limiter, app: Application, *, statistics: bool) -> RateLimitMiddleware:
+    """Return the gate whose rules `AMOUNTS` repeats."""
+    by = header("X-Key")
+    rules = [
+        Rule("*", "100000/minute", concurrency=AMOUNTS["all"], key=by, name="all", wait="50ms", wait_max=3),
+        Rule("/plain", concurrency=AMOUNTS["http"], connection="http", key=by, name="http"),
+        Rule("/queued", concurrency=str(AMOUNTS["queued"]), connection="http", key=by, name="queued", wait="5s"),
+        Rule("*", concurrency=AMOUNTS["sockets"], connection="websocket", key=by, name="sockets"),
+    ]
+    return RateLimitMiddleware(app, limiter=limiter, rules=rules, statistics=statistics)
+
+
+async def visit(app: RateLimitMiddleware, seen: Application, chance: random.Random) -> None:
+    """Send one request, and perhaps leave before it is answered."""
+    how = chance.choice(("plain", "plain", "stream", "raise", "late", "silent", "disconnect", "plain"))
+    fields = {"X-Key": chance.choice(KEYS), "X-How": how, "X-Steps": str(chance.randrange(6))}
+    kind = chance.choice(("http", "http", "http", "websocket"))
+    more = {"type": "websocket", "scheme": "ws", "subprotocols": []} if kind == "websocket" else {}
+    scope = scope_of(chance.choice(("/plain", "/queued")), headers=fields, **more)
+    gone = asyncio.Event()
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        await gone.wait()
+        return {"type": f"{kind}.disconnect", "code": 1001}
+
+    async def send(message: Message) -> None:
+        await pause(1)
+        sent.append(message)
+
+    task = asyncio.ensure_future(app(scope, receive, send))
+    leaves_after = chance.randrange(40) if how == "disconnect" or chance.random() < 0.2 else None
+    cancels_after = chance.randrange(20) if chance.random() < 0.2 else None
+    for turn in range(60):
+        if turn == leaves_after:
+            gone.set()
+        if turn == cancels_after:
+            task.cancel()
+        await asyncio.sleep(0)
+    gone.set()
+    async with asyncio.timeout(BOUND_S):
+        (outcome,) = await asyncio.gather(task, return_exceptions=True)
+    if isinstance(outcome, Exception) and not isinstance(outcome, Broken):
+        raise outcome
+    status = next((str(message.get("status", message["type"])) for message in sent), type(outcome).__name__)
+    seen.outcomes[status] += 1
+
+
+async def play(limiter: Limiter, seed: int, *, visits: int = 150) -> Application:
+    """Let random visitors come, and return the application, which has seen no more under way than there may be.
+
+    Args:
+        limiter: The limiter; its store must know no other requests.
+        seed: The seed of the random numbers.
+        visits: How many requests come.
+
+    Raises:
+        AssertionError: More requests were under way than there are places.
+    """
+    chance, app = random.Random(seed), Application()
+    front = gate(limiter, app, statistics=chance.random() < 0.5)
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(visits):
+            tasks.create_task(visit(front, app, chance))
+            await pause(chance.randrange(6))
+            if chance.random() < 0.05:
+                await limiter.reset(chance.choice(KEYS))
+    assert not any(app.under_way.values())
+    return app

@@ -1,0 +1,668 @@
+"""At most so many requests of a key are under way at a time, and each place comes back, whatever ends the request."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.background import BackgroundTask
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route, WebSocketRoute
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.websockets import WebSocket
+
+from slidegate import (
+    ConfigurationError,
+    Limiter,
+    MemoryStore,
+    RateLimit,
+    RateLimitMiddleware,
+    Rule,
+    charge,
+    everyone,
+    header,
+)
+from slidegate.testing import FakeClock
+from slidegate.web.findings.first_requests import WATCHED
+
+from .driver import Answer, call, hello, scope_of, statuses
+
+
+class Workshop:
+    """An application whose requests go on until they are told how to end, and the gate before it."""
+
+    def __init__(self, *rules: Rule, **options: Any) -> None:
+        self.store = MemoryStore(clock=FakeClock(10**9))
+        self.limiter = Limiter(self.store)
+        self.under_way = 0
+        self.seen = 0
+        self.orders: asyncio.Queue[Callable[[Scope, Receive, Send], Any]] = asyncio.Queue()
+        self.gate = RateLimitMiddleware(self.work, limiter=self.limiter, rules=rules, **options)
+
+    @property
+    def held(self) -> int:
+        return self.store.places_held()
+
+    async def work(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.under_way += 1
+        self.seen += 1
+        try:
+            await (await self.orders.get())(scope, receive, send)
+        finally:
+            self.under_way -= 1
+
+    async def begin(self, path: str = "/", **more: Any) -> asyncio.Task[Answer]:
+        """Send a request that the application gets, and return its task."""
+        before = self.seen
+        task = asyncio.ensure_future(call(self.gate, path, **more))
+        while self.seen == before:
+            assert not task.done(), task.result().status
+            await asyncio.sleep(0)
+        return task
+
+    def finish(self, how: Callable[[Scope, Receive, Send], Any] = hello) -> None:
+        self.orders.put_nowait(how)
+
+
+def workshop(concurrency: object = "2", path: str = "*", **options: Any) -> Workshop:
+    return Workshop(Rule(path, concurrency=concurrency, name="work", **options))  # type: ignore[arg-type]
+
+
+async def answered(task: asyncio.Task[Answer]) -> int:
+    async with asyncio.timeout(20):
+        return (await task).status
+
+
+@pytest.mark.parametrize("concurrency", ["2", 2])
+async def test_no_more_than_the_amount_are_under_way_at_a_time(concurrency: object) -> None:
+    shop = workshop(concurrency)
+    first, second = await shop.begin(), await shop.begin()
+    assert (shop.held, (await call(shop.gate)).status, shop.seen) == (2, 429, 2)
+    shop.finish()
+    assert 200 in [
+        await answered(task) for task in (await asyncio.wait([first, second], return_when="FIRST_COMPLETED"))[0]
+    ]
+    assert shop.held == 1
+    third = await shop.begin()
+    for _ in range(2):
+        shop.finish()
+    assert [await answered(task) for task in (second, third)] == [200] * 2
+    assert shop.held == 0
+
+
+async def test_each_key_has_places_of_its_own() -> None:
+    shop = workshop(1, key=header("X-Tenant"))
+    ann = await shop.begin(headers={"X-Tenant": "ann"})
+    bob = await shop.begin(headers={"X-Tenant": "bob"})
+    assert (await call(shop.gate, headers={"X-Tenant": "ann"})).status == 429
+    for _ in range(2):
+        shop.finish()
+    assert [await answered(ann), await answered(bob)] == [200, 200]
+
+
+async def test_a_refusal_says_what_is_known_and_no_more() -> None:
+    shop = workshop(1)
+    await shop.begin()
+    refused = await call(shop.gate)
+    assert refused.status == 429
+    assert "retry-after" not in refused.headers
+    assert refused.headers["ratelimit-policy"] == '"work";q=1;qu="concurrent-requests"'
+    assert refused.headers["ratelimit"] == '"work";r=0'
+    problem = json.loads(refused.body)
+    assert problem["violated-policies"] == ["work"]
+    assert problem["type"].endswith("#quota-exceeded")
+    assert problem["detail"] == "No more than 1 at a time; try again when an earlier request has ended."
+    shop.finish()
+
+
+async def test_an_answer_says_how_many_more_there_is_room_for() -> None:
+    shop = workshop(3, limits="100/minute")
+    await shop.begin()
+    last = await shop.begin()
+    for _ in range(2):
+        shop.finish()
+    answer = await last
+    assert answer.headers["ratelimit"] == '"work-concurrency";r=1'
+    assert answer.headers["ratelimit-policy"] == '"work";q=100;w=60, "work-concurrency";q=3;qu="concurrent-requests"'
+
+
+async def test_the_older_header_fields_say_no_reset_that_nobody_knows() -> None:
+    shop = Workshop(Rule("*", concurrency=1), headers="both")
+    shop.finish()
+    fields = (await call(shop.gate)).headers
+    assert (fields["x-ratelimit-limit"], fields["x-ratelimit-remaining"]) == ("1", "0")
+    assert "x-ratelimit-reset" not in fields
+
+
+async def test_a_place_beside_a_limit_is_taken_only_where_both_have_room() -> None:
+    shop = workshop(1, limits="2/minute")
+    first = await shop.begin()
+    refused = await call(shop.gate)
+    assert (refused.status, "retry-after" in refused.headers) == (429, False)
+    shop.finish()
+    await answered(first)
+    second = await shop.begin()
+    shop.finish()
+    await answered(second)
+    refused = await call(shop.gate)
+    assert (refused.status, refused.headers["retry-after"], shop.held) == (429, "60", 0)
+
+
+async def fail(scope: Scope, receive: Receive, send: Send) -> None:
+    raise RuntimeError("broken")
+
+
+async def fail_midway(scope: Scope, receive: Receive, send: Send) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"half", "more_body": True})
+    raise RuntimeError("broken")
+
+
+async def say_nothing(scope: Scope, receive: Receive, send: Send) -> None:
+    """Return without an answer."""
+
+
+async def raise_a_group(scope: Scope, receive: Receive, send: Send) -> None:
+    raise ExceptionGroup("several", [RuntimeError("broken")])
+
+
+@pytest.mark.parametrize("how", [fail, fail_midway, raise_a_group])
+async def test_an_exception_gives_the_place_back(how: Any) -> None:
+    shop = workshop(1)
+    task = await shop.begin()
+    shop.finish(how)
+    with pytest.raises((RuntimeError, ExceptionGroup)):
+        await task
+    assert shop.held == 0
+
+
+async def test_an_application_that_never_answers_gives_the_place_back() -> None:
+    shop = workshop(1)
+    task = await shop.begin()
+    shop.finish(say_nothing)
+    await task
+    assert shop.held == 0
+
+
+@pytest.mark.parametrize("times", [1, 2])
+async def test_a_cancelled_request_gives_the_place_back(times: int) -> None:
+    shop = workshop(1)
+    task = await shop.begin()
+    for _ in range(times):
+        task.cancel()
+        await asyncio.sleep(0)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (shop.held, shop.under_way) == (0, 0)
+
+
+async def test_a_client_that_leaves_frees_the_place_when_the_application_has_ended() -> None:
+    shop = workshop(1)
+
+    async def wait_for_the_client(scope: Scope, receive: Receive, send: Send) -> None:
+        assert (await receive())["type"] == "http.disconnect"
+        assert shop.held == 1, "the application is still at work"
+
+    async def gone() -> Message:
+        return {"type": "http.disconnect"}
+
+    async def nowhere(message: Message) -> None:
+        raise AssertionError(message)
+
+    shop.finish(wait_for_the_client)
+    await shop.gate(scope_of(), gone, nowhere)
+    assert shop.held == 0
+
+
+async def test_a_streamed_answer_holds_its_place_to_the_last_byte() -> None:
+    shop = workshop(1)
+    seen: list[int] = []
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for piece in (b"a", b"b"):
+            seen.append(shop.held)
+            yield piece
+
+    async def watched(scope: Scope, receive: Receive, send: Send) -> None:
+        async def note(message: Message) -> None:
+            await send(message)
+            seen.append(shop.held)
+
+        await StreamingResponse(pieces())(scope, receive, note)
+
+    shop.finish(watched)
+    assert (await call(shop.gate)).body == b"ab"
+    assert seen == [1, 1, 1, 1, 1, 0], "it is free after the last message alone"
+
+
+async def test_a_file_that_the_server_sends_and_trailers_are_last_bytes_too() -> None:
+    shop = workshop(1)
+    seen: list[int] = []
+
+    def sending(*messages: Message) -> Any:
+        async def send_all(scope: Scope, receive: Receive, send: Send) -> None:
+            seen.clear()
+            for message in messages:
+                await send(message)
+                seen.append(shop.held)
+
+        return send_all
+
+    start = {"type": "http.response.start", "status": 200, "headers": []}
+    shop.finish(sending(start, {"type": "http.response.pathsend", "path": "/dev/null"}))
+    await call(shop.gate)
+    assert seen == [1, 0]
+    body, trailers = {"type": "http.response.body", "body": b""}, {"type": "http.response.trailers", "headers": []}
+    shop.finish(sending({**start, "trailers": True}, body, {**trailers, "more_trailers": True}, trailers))
+    await call(shop.gate)
+    assert seen == [1, 1, 1, 0]
+
+
+async def test_a_background_task_holds_no_place() -> None:
+    shop = workshop(1)
+    seen: list[int] = []
+    shop.finish(PlainTextResponse("hi", background=BackgroundTask(lambda: seen.append(shop.held))))
+    assert (await call(shop.gate)).status == 200
+    assert seen == [0]
+
+
+async def test_a_server_that_cannot_send_the_last_byte_gets_the_place_back() -> None:
+    shop = workshop(1)
+
+    async def broken(message: Message) -> None:
+        raise OSError("the client has gone")
+
+    shop.finish()
+    with pytest.raises(OSError, match="gone"):
+        await shop.gate(scope_of(), lambda: asyncio.sleep(0, {"type": "http.request"}), broken)  # type: ignore[arg-type]
+    assert shop.held == 0
+
+
+async def test_a_status_that_is_not_counted_gives_units_back_and_keeps_the_place() -> None:
+    shop = workshop(1, limits="1/minute", count_if=lambda status: status == 401)
+    seen: list[int] = []
+
+    async def watched(scope: Scope, receive: Receive, send: Send) -> None:
+        async def note(message: Message) -> None:
+            await send(message)
+            seen.append(shop.held)
+
+        await hello(scope, receive, note)
+
+    for _ in range(2):
+        shop.finish(watched)
+        assert (await call(shop.gate)).status == 200
+    assert seen == [1, 0, 1, 0]
+
+
+async def test_other_requests_of_the_gate_take_the_short_way() -> None:
+    shop = workshop(1, path="/render")
+    for _ in range(WATCHED + 1):
+        shop.finish()
+        assert (await call(shop.gate, "/other")).status == 200
+    judge = shop.gate._judge
+    assert judge is not None
+    assert judge.decide_at_once(scope_of("/other")) is not None
+    assert judge.decide_at_once(scope_of("/render")) is None
+    task = await shop.begin("/render")
+    assert (await call(shop.gate, "/render")).status == 429
+    shop.finish()
+    assert await answered(task) == 200
+    assert shop.held == 0
+
+
+async def test_charging_afterwards_charges_the_limit_and_no_place() -> None:
+    shop = workshop(2, limits="9/minute")
+    left: list[object] = []
+
+    async def pay(scope: Scope, receive: Receive, send: Send) -> None:
+        left.append((await charge(Request(scope), 3)).remaining)
+        await hello(scope, receive, send)
+
+    shop.finish(pay)
+    await call(shop.gate)
+    assert (left, shop.held) == ([5], 0)
+
+
+async def test_unlimited_plans_are_held_to_places_all_the_same() -> None:
+    shop = workshop(1, limits=lambda request: "unlimited")
+    await shop.begin()
+    assert (await call(shop.gate)).status == 429
+    shop.finish()
+
+
+async def test_a_key_function_that_names_nobody_leaves_the_request_without_a_place() -> None:
+    shop = workshop(1, key=lambda request: request.headers.get("X-Tenant"))
+    await shop.begin()
+    await shop.begin()
+    assert shop.held == 0
+    for _ in range(2):
+        shop.finish()
+
+
+async def test_a_refusal_further_in_gives_the_place_of_a_gate_further_out_back() -> None:
+    inner = RateLimitMiddleware(hello, rules=[Rule("*", "1/minute")])
+    store = MemoryStore()
+    gate = RateLimitMiddleware(inner, limiter=Limiter(store), rules=[Rule("*", concurrency=5)])
+    assert await statuses(gate, 3) == [200, 429, 429]
+    assert store.places_held() == 0
+
+
+async def test_a_refused_request_is_a_block_of_its_rule_in_the_figures() -> None:
+    shop = workshop(1, path="/render")
+    await shop.begin("/render")
+    assert (await call(shop.gate, "/render")).status == 429
+    assert shop.limiter.stats("1m").rules["work"].refused == 1
+    shop.finish()
+
+
+# -- waiting ----------------------------------------------------------------------------------------------------------
+
+
+async def test_requests_wait_in_the_order_in_which_they_came() -> None:
+    shop = workshop(1, wait="20s")
+    order: list[str] = []
+
+    def serving(name: str) -> asyncio.Task[Answer]:
+        async def note() -> Answer:
+            answer = await call(shop.gate)
+            order.append(name)
+            return answer
+
+        return asyncio.ensure_future(note())
+
+    first = await shop.begin()
+    waiting = []
+    for name in "abc":
+        waiting.append(serving(name))
+        await asyncio.sleep(0)
+    for _ in range(4):
+        shop.finish()
+    assert [await answered(task) for task in (first, *waiting)] == [200] * 4
+    assert (order, shop.held) == (["a", "b", "c"], 0)
+
+
+async def test_a_newcomer_goes_behind_those_who_wait() -> None:
+    shop = workshop(1, wait="20s")
+    order: list[str] = []
+
+    async def come_again(scope: Scope, receive: Receive, send: Send) -> None:
+        await hello(scope, receive, send)
+        assert shop.held == 0, "the place is free, and the one who waits has not come to take it yet"
+        assert (await call(shop.gate)).status == 200
+        order.append("newcomer")
+
+    async def wait() -> None:
+        assert (await call(shop.gate)).status == 200
+        order.append("waiting")
+
+    first = await shop.begin()
+    waiting = asyncio.ensure_future(wait())
+    await asyncio.sleep(0)
+    for how in (come_again, hello, hello):
+        shop.finish(how)
+    assert await answered(first) == 200
+    await waiting
+    assert order == ["waiting", "newcomer"]
+
+
+async def test_only_so_many_wait_for_a_place() -> None:
+    shop = workshop(1, wait="20s", wait_max=1)
+    first = await shop.begin()
+    waiting = asyncio.ensure_future(call(shop.gate))
+    await asyncio.sleep(0)
+    refused = await call(shop.gate)
+    assert (refused.status, refused.headers["ratelimit"]) == (429, '"work";r=0')
+    for _ in range(2):
+        shop.finish()
+    assert [await answered(first), await answered(waiting)] == [200, 200]
+
+
+async def test_a_wait_that_is_over_is_refused() -> None:
+    shop = workshop(1, wait="1ms")
+    await shop.begin()
+    assert (await call(shop.gate)).status == 429
+    shop.finish()
+
+
+@pytest.mark.parametrize("how", ["cancelled", "gone"])
+async def test_the_turn_of_a_client_that_has_left_goes_to_the_next(how: str) -> None:
+    shop = workshop(1, wait="20s", wait_max=2)
+    first = await shop.begin()
+    leaves = asyncio.Event()
+
+    async def receive() -> Message:
+        await leaves.wait()
+        return {"type": "http.disconnect"}
+
+    async def nowhere(message: Message) -> None:
+        raise AssertionError(message)
+
+    leaver = asyncio.ensure_future(shop.gate(scope_of(), receive, nowhere))
+    await asyncio.sleep(0)
+    stayer = asyncio.ensure_future(call(shop.gate))
+    await asyncio.sleep(0)
+    if how == "gone":
+        leaves.set()
+        await leaver
+    else:
+        leaver.cancel()
+        with suppress(asyncio.CancelledError):
+            await leaver
+    for _ in range(2):
+        shop.finish()
+    assert [await answered(first), await answered(stayer)] == [200, 200]
+    assert (shop.held, shop.seen) == (0, 2)
+
+
+async def test_whoever_waits_is_asked_about_bans_again() -> None:
+    shop = workshop(1, wait="20s", key=everyone)
+    first = await shop.begin()
+    waiting = asyncio.ensure_future(call(shop.gate, client=("203.0.113.66", 1)))
+    await asyncio.sleep(0)
+    await shop.limiter.ban("203.0.113.66", "1h")
+    shop.finish()
+    assert [await answered(first), await answered(waiting)] == [200, 403]
+    assert shop.held == 0
+
+
+async def test_who_lacks_room_in_a_window_does_not_wait_for_a_place() -> None:
+    shop = Workshop(Rule("*", "1/minute", name="slow"), Rule("*", concurrency=1, wait="20s", name="work"))
+    await shop.begin()
+    assert (await call(shop.gate)).status == 429
+    shop.finish()
+
+
+# -- websockets -------------------------------------------------------------------------------------------------------
+
+
+async def socket(app: ASGIApp, *messages: Message) -> list[Message]:
+    sent: list[Message] = []
+    queue = [{"type": "websocket.connect"}, *messages]
+
+    async def receive() -> Message:
+        return queue.pop(0)
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope = scope_of(type="websocket", scheme="ws", subprotocols=[])
+    del scope["method"]
+    await app(scope, receive, send)
+    return sent
+
+
+@pytest.mark.parametrize("end", ["close", "disconnect", "exception"])
+async def test_a_websocket_holds_its_place_until_it_ends(end: str) -> None:
+    shop = Workshop(Rule("*", concurrency=1, connection="websocket", name="sockets"))
+    shop.finish()
+    assert (await call(shop.gate)).status == 200, "http is not counted"
+    inside: list[object] = []
+
+    async def talk(scope: Scope, receive: Receive, send: Send) -> None:
+        websocket = WebSocket(scope, receive, send)
+        await websocket.accept()
+        inside.append((shop.held, [message["type"] for message in await socket(shop.gate)]))
+        if end == "close":
+            await websocket.close()
+            inside.append(shop.held)
+        elif end == "disconnect":
+            await websocket.receive_text()
+        else:
+            raise RuntimeError("broken")
+
+    shop.finish(talk)
+    with suppress(Exception):
+        await socket(shop.gate, {"type": "websocket.disconnect", "code": 1001})
+    assert inside == [(1, ["websocket.close"]), *([0] if end == "close" else [])]
+    assert shop.held == 0
+
+
+# -- at the endpoint --------------------------------------------------------------------------------------------------
+
+
+def with_endpoint(limit: RateLimit, answer: Callable[[Request], Any], store: MemoryStore) -> Starlette:
+    async def page(request: Request) -> Response:
+        return await answer(request)  # type: ignore[no-any-return]
+
+    async def talk(websocket: WebSocket) -> None:
+        await websocket.accept()
+        await limit.check(websocket)
+        await websocket.send_json(store.places_held())
+        await websocket.close()
+
+    gate = Middleware(RateLimitMiddleware, rules=[], limiter=Limiter(store))
+    return Starlette(routes=[Route("/page", limit(page)), WebSocketRoute("/talk", talk)], middleware=[gate])
+
+
+async def test_an_endpoint_can_have_a_concurrency_limit() -> None:
+    store = MemoryStore()
+    inside, go_on = asyncio.Event(), asyncio.Event()
+    after: list[int] = []
+
+    async def answer(request: Request) -> Response:
+        inside.set()
+        await go_on.wait()
+        return PlainTextResponse("hi", background=BackgroundTask(lambda: after.append(store.places_held())))
+
+    app = with_endpoint(RateLimit(concurrency="1"), answer, store)
+    first = asyncio.ensure_future(call(app, "/page"))
+    await inside.wait()
+    assert store.places_held() == 1
+    refused = await call(app, "/page")
+    assert (refused.status, "retry-after" in refused.headers) == (429, False)
+    go_on.set()
+    assert (await first).status == 200
+    assert (after, store.places_held()) == ([0], 0)
+
+
+@pytest.mark.parametrize("warm", [False, True])
+@pytest.mark.parametrize("how", ["raises", "cancelled"])
+async def test_the_place_of_an_endpoint_comes_back_on_both_ways(how: str, warm: bool) -> None:
+    store = MemoryStore()
+    broken = False
+    inside = asyncio.Event()
+
+    async def answer(request: Request) -> Response:
+        if broken and how == "raises":
+            raise RuntimeError("broken")
+        inside.set()
+        if broken:
+            await asyncio.Event().wait()
+        return PlainTextResponse("hi")
+
+    app = with_endpoint(RateLimit("9000/minute", concurrency=1), answer, store)
+    for _ in range(WATCHED + 1 if warm else 1):
+        assert (await call(app, "/page")).status == 200
+    broken = True
+    inside.clear()
+    task = asyncio.ensure_future(call(app, "/page"))
+    if how == "raises":
+        with pytest.raises(RuntimeError):
+            await task
+    else:
+        await inside.wait()
+        assert store.places_held() == 1
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert store.places_held() == 0
+
+
+async def test_a_websocket_can_ask_for_a_place_after_it_was_accepted() -> None:
+    store = MemoryStore()
+
+    async def answer(request: Request) -> Response:
+        return PlainTextResponse("hi")
+
+    app = with_endpoint(RateLimit(concurrency=1), answer, store)
+    scope = scope_of("/talk", type="websocket", scheme="ws", subprotocols=[])
+    del scope["method"]
+    sent = await send_scope_of_socket(app, scope)
+    assert [message["type"] for message in sent] == ["websocket.accept", "websocket.send", "websocket.close"]
+    assert (sent[1]["text"], store.places_held()) == ("1", 0)
+
+
+async def send_scope_of_socket(app: ASGIApp, scope: Scope) -> list[Message]:
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        return {"type": "websocket.connect"}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    await app(scope, receive, send)
+    return sent
+
+
+# -- what cannot work -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"concurrency": 0}, "expected a whole number from 1"),
+        ({"concurrency": "4/minute"}, "it has no window"),
+        ({"concurrency": 4, "exempt": True}, "does not go with exempt"),
+        ({"concurrency": 4, "action": "shadow"}, 'does not go with action="shadow"'),
+        ({"concurrency": 4, "limits": "1000/minute", "lease": 10}, "does not go with lease"),
+        ({"concurrency": 4, "cost": 2}, "cost: it is about the units of limits"),
+        ({"concurrency": 4, "count_denied": True}, "count_denied: it is about"),
+        ({"concurrency": 4, "count_if": lambda status: True}, "count_if: it is about"),
+        ({}, "expected limits"),
+    ],
+)
+def test_options_that_cannot_go_together_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        Rule("/render", **options)
+
+
+def test_rules_say_what_they_hold() -> None:
+    assert repr(Rule("/render", concurrency=4)) == "<Rule '/render' 4 at a time>"
+    assert repr(RateLimit("5/minute", concurrency="4")) == "<RateLimit 5/1m; 4 at a time>"
+
+
+def test_a_store_that_counts_no_places_is_refused_when_the_gate_is_made() -> None:
+    class Windows:
+        def __getattr__(self, name: str) -> Any:
+            if name == "places_held":
+                raise AttributeError(name)
+            return getattr(MemoryStore(), name)
+
+    limiter = Limiter(Windows())  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="counts no places"):
+        RateLimitMiddleware(hello, rules=[Rule("*", concurrency=1)], limiter=limiter)
+
+
+async def test_two_rules_that_look_alike_are_one_bucket() -> None:
+    with pytest.raises(ConfigurationError, match="one bucket"):
+        RateLimitMiddleware(hello, rules=[Rule("/a", concurrency=1), Rule("/a", concurrency=2)])
+    RateLimitMiddleware(hello, rules=[Rule("/a", concurrency=1), Rule("/a", "5/minute")])
