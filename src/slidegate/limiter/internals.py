@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from inspect import isawaitable
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from ..core.bans.in_force import Ban, Guarded
 from ..core.bans.policy import BanPolicy
@@ -26,14 +26,14 @@ from ..core.protocols import Clock, Event, HoldsPlaces, Store
 from ..stores.memory.store import MemoryStore
 from .failsafe import Failsafe, OnError, check_failure_policy
 from .key_spelling import Keys, check_secret
+from .onlooking.gates import Gates
+from .onlooking.notes import AtOnce, Decide, Notes
 from .places.place_queue import PlaceQueues
 from .secret import Secret
 from .statistics import Statistics
 
 if TYPE_CHECKING:
     from .leases.leasing import Leases
-
-Decide: TypeAlias = Callable[[Sequence[Check], Sequence[Guarded]], Decision | Awaitable[Decision]]
 
 
 class Internals:
@@ -55,6 +55,7 @@ class Internals:
         failsafe: Asks a store that can fail; None for one in memory.
         leases: Answers from leases; None where nobody shares the store.
         queues: The requests that wait for places.
+        gates: The gates that ask this limiter.
         statistics: Records what happens to requests; `Limiter.stats` reads it.
 
     Raises:
@@ -79,7 +80,7 @@ class Internals:
         self.failsafe = safe
         self.leases = None if safe is None else _leases(store, safe)
         self.decide_unleased: Decide = store.hit if safe is None else safe.hit
-        self.decide_at_once = store.hit if isinstance(store, MemoryStore) else None
+        self.decide_at_once: AtOnce | None = store.hit if isinstance(store, MemoryStore) else None
         self.decide: Decide = self.decide_unleased if self.leases is None else self.leases.hit
         own = store.secret if secret is None else check_secret(secret)
         self.keys = Keys(own if isinstance(own, bytes) else None)
@@ -91,6 +92,8 @@ class Internals:
             store.observe(self._follow_secret)
         self.statistics = Statistics(self.clock, self.tell)
         self.queues = PlaceQueues()
+        self.gates = Gates()
+        self._notes: Notes | None = None
         self._holds_places = isinstance(store, HoldsPlaces)
         self._claimed: dict[str, int] = {}
 
@@ -112,6 +115,24 @@ class Internals:
     def tell(self, event: Event) -> None:
         """Pass an event that happened above the store to the observers."""
         self._observers.tell(event)
+
+    def look_on(self, read: Callable[[Sequence[Decision]], object]) -> Notes:
+        """Have all further decisions read by an onlooker, many at once. There can be one onlooker.
+
+        Args:
+            read: Reads decisions, in their order. It must not raise.
+
+        Raises:
+            ConfigurationError: Another one looks on already.
+        """
+        if self._notes is not None:
+            raise ConfigurationError("look_on: somebody looks on already; one limiter has one onlooker")
+        self._notes = notes = Notes(read)
+        if self.decide_at_once is not None:
+            self.decide_at_once = notes.noting_at_once(self.decide_at_once)
+        if self.prepared:  # else as soon as it is
+            self.decide_unleased, self.decide = notes.noting(self.decide_unleased), notes.noting(self.decide)
+        return notes
 
     def claim(self, rule: str) -> str:
         """Return a rule identity that nobody else has claimed: `rule` for the first caller, ``rule#2`` for the next."""
@@ -210,7 +231,11 @@ class Internals:
 
     def _be_prepared(self) -> None:
         if self._secret is not None and self.failsafe is not None and self.leases is not None:
-            self.decide_unleased, self.decide, self._secret = self.failsafe.hit, self.leases.hit, None
+            unleased: Decide = self.failsafe.hit
+            decide: Decide = self.leases.hit
+            if self._notes is not None:
+                unleased, decide = self._notes.noting(unleased), self._notes.noting(decide)
+            self.decide_unleased, self.decide, self._secret = unleased, decide, None
 
 
 def _leases(store: Store, safe: Failsafe) -> Leases:

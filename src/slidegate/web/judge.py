@@ -78,25 +78,25 @@ class Judge:
         self._abuse = abuse
         self._onlookers = Onlookers(limiter, calls, self._hit)
         lists = allowlist is not None or blocklist is not None
-        self._hit_at_once = None if lists else self._internals.decide_at_once
         self._demands: dict[str, _Demand] = {}
         for shed in rules.shedding:
             shed.observe(self._internals.tell)
-        self.at_once = self._hit_at_once is not None
+        self.at_once = not lists and self._internals.decide_at_once is not None
 
     def decide_at_once(self, scope: Scope) -> Decision | None:
         """Decide about an ordinary request at the outermost gate; None where that takes `decide`.
 
-        Only a gate without ban policies may ask, whose rules are `RuleSet.at_once`.
+        Only a gate without lists and ban policies may ask, whose rules are `RuleSet.at_once`.
         """
-        if self._hit_at_once is None or scope["type"] != "http" or scope["method"] == "OPTIONS" or RECORD in scope:
+        hit = self._internals.decide_at_once
+        if hit is None or scope["type"] != "http" or scope["method"] == "OPTIONS" or RECORD in scope:
             return None
         peer = scope.get("client")
         demand = (self._demands.get(peer[0]) if peer else None) or self._demand(scope)
         if demand is None:
             return None
         checks, guarded = demand
-        decision = self._hit_at_once(checks, guarded)
+        decision = hit(checks, guarded)
         return decision if decision.checks or not decision.allowed else _EXEMPT
 
     def _demand(self, scope: Scope) -> _Demand | None:

@@ -43,7 +43,7 @@ from .options import check_flag, expect, names_checked, switched_off
 from .paths.routes import walk
 from .record import Record, opened, opened_with
 from .rules.rule import Exceeded, Rule
-from .rules.rule_set import RuleSet, all_rules
+from .rules.rule_set import BoundRule, RuleSet, all_rules
 from .rules.user_functions import Calls
 from .scope_keys import OFF, RECORD
 from .settling import Settling
@@ -86,6 +86,8 @@ class RateLimitMiddleware(Breakable):
         per_route: The limits of each route; empty where there are none.
         headers: The style of its header fields.
         policies: Its ban policies.
+        preflight_limits: The limits of a client's CORS preflights; empty for none.
+        lists: Its block and allow lists, by the names of their options.
         own_answer: Whether `on_refused` makes its answers.
         findings: Probable mistakes, found at start-up or in the first requests; each was logged once.
 
@@ -131,8 +133,9 @@ class RateLimitMiddleware(Breakable):
         abuse = AbuseWatch(bans, self.limiter, client, allowlist, calls)
         self.policies = tuple(abuse.policies.values())
         self.own_answer = on_refused is not None
-        lists = {"blocklist": blocklist, "allowlist": allowlist}
-        self._gate = self._made(app, client, abuse, lists, on_refused, preflight_limits, messages, calls)
+        self.lists = lists = {"blocklist": blocklist, "allowlist": allowlist}
+        self.preflight_limits = () if preflight_limits is None else parse_limits(preflight_limits)
+        self._gate = self._made(app, client, abuse, lists, on_refused, messages, calls)
         self._feed = Feed(self.limiter, app) if check_flag("statistics", statistics) else None
         self._judged: frozenset[str] = frozenset()  # nothing before the first request, and while switched off
         self._looked = False
@@ -144,6 +147,7 @@ class RateLimitMiddleware(Breakable):
         self._watch: Watch | None = Watch(client, self.policies, self.limiter.store)
         for finding in examine(self, client, off, self.policies, lists):
             self._say(finding)
+        self._enlist()
 
     def _made(
         self,
@@ -152,7 +156,6 @@ class RateLimitMiddleware(Breakable):
         abuse: AbuseWatch,
         lists: Mapping[str, AddressList | None],
         on_refused: Refused | None,
-        preflight_limits: str | AnyLimit | Iterable[str | AnyLimit] | None,
         messages: MessageLimits | None,
         calls: Calls,
     ) -> RequestGate:
@@ -161,7 +164,7 @@ class RateLimitMiddleware(Breakable):
         ruled = RuleSet(self.rules, self._claim, app, self._defaults)
         if ruled.holds:
             self.limiter.internals.expect_places()
-        preflight = self._preflights(preflight_limits)
+        preflight = self._preflights()
         judge = Judge(self.limiter, client, ruled, **lists, preflight=preflight, calls=calls, abuse=abuse)
         counter: MessageCounter | None = None
         messages = expect("messages", messages, MessageLimits, 'MessageLimits("10/second")')
@@ -211,6 +214,10 @@ class RateLimitMiddleware(Breakable):
         from .config.file_gate import FileGate
 
         return FileGate(app, path, make=_Read, observers=observers, on_tracked=on_tracked, **options)
+
+    def bound(self) -> list[BoundRule]:
+        """Return the rules of the gate with their buckets, those for endpoints and routes that were met so far too."""
+        return [*self._gate.rules.bound(), *self._gate.side.endpoints.met()]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Judge one request, and pass it on or answer it.
@@ -314,16 +321,17 @@ class RateLimitMiddleware(Breakable):
         await self.app(scope, receive, send)
         return False
 
+    def _enlist(self) -> None:
+        """Have the gate found by those who ask the limiter which rules are in force."""
+        self.limiter.internals.gates.add(self)
+
     def _claim(self, identity: str) -> str:
         """Return an identity for counts that no other middleware has; a file that is read again claims the same one."""
         return self.limiter.internals.claim(identity)
 
-    def _preflights(self, limits: str | AnyLimit | Iterable[str | AnyLimit] | None) -> Bucket | None:
-        return (
-            None
-            if limits is None
-            else Bucket(self._claim("cors-preflight:"), parse_limits(limits), label="cors-preflight")
-        )
+    def _preflights(self) -> Bucket | None:
+        limits = self.preflight_limits
+        return Bucket(self._claim("cors-preflight:"), limits, label="cors-preflight") if limits else None
 
     async def _look(self, scope: Scope) -> None:
         """Look for findings in the first requests, and now and then at the files of the lists."""
@@ -372,6 +380,9 @@ class _Read(RateLimitMiddleware):
 
     def _claim(self, identity: str) -> str:
         return self._claim_again(identity)
+
+    def _enlist(self) -> None:
+        """Do nothing: the `FileGate` is found, and leads to the gate that is at work."""
 
     def _log(self, finding: Finding) -> None:
         self._say_once(finding, super()._log)

@@ -128,6 +128,30 @@ def test_with_a_place_for_every_key_the_count_is_exact(made: Stream) -> None:
         assert keys.error(now_us) == 0
 
 
+@given(streams(), st.lists(st.integers(1, 9), min_size=1, max_size=9), st.integers(1, 30))
+def test_several_hits_at_once_keep_the_bounds_and_the_top_is_in_order(
+    made: Stream, several: list[int], most: int
+) -> None:
+    keys, _ = listened(made.capacity, made.threshold, made.slices * made.slice_us, made.slices)
+    exact, now_us = Exact(made.slices, made.slice_us), 1_000
+    for number, (span_us, key) in enumerate(made.hits):
+        now_us = max(now_us + span_us, 0)
+        hits = several[number % len(several)]
+        keys.hit(key, now_us, hits)
+        for _ in range(hits):
+            exact.hit(key, now_us)
+        assert keys.dropped == exact.dropped
+        recent, look_us = exact.recent(), exact.newest * made.slice_us
+        error, top = keys.error(look_us), keys.top(look_us, most)
+        assert error <= recent.total() / (made.capacity + 1)
+        assert top == sorted(top, key=lambda entry: (-entry[1], entry[0]))
+        for name, least in top:
+            assert 0 < least <= recent[name] <= least + error
+        if not error:
+            assert top == sorted(recent.items(), key=lambda entry: (-entry[1], entry[0]))[:most]
+        assert max(len(summary.counts) for summary in keys._ring) <= made.capacity
+
+
 @given(streams())
 def test_memory_is_bounded_whatever_comes(made: Stream) -> None:
     keys, ear = listened(made.capacity, made.threshold, made.slices * made.slice_us, made.slices)

@@ -4,6 +4,7 @@ Time is cut into k slices of ``s = ceil(W / k)``, and the newest and the k befor
 length W touches at most k + 1 aligned slices. Each slice has a summary of Misra and Gries ("Finding repeated
 elements", Science of Computer Programming 2, 1982): a count for each of at most c keys. When one key too many comes,
 all c + 1 counts go down by one, and those at 0 are let go: of any key the slice has now missed at most one hit more.
+Where several hits are counted at once, all go down by the lowest count; each step of it pays for c + 1 hits as before.
 So a slice with n hits misses at most ``n / (c + 1)`` of a key, and a hit costs O(1) on average, because c + 1 hits
 pay for each walk over c + 1 counts. Summaries of several slices are merged by adding counts and errors (Agarwal,
 Cormode, Huang, Phillips, Wei, Yi: "Mergeable Summaries", PODS 2012, section 3).
@@ -26,9 +27,10 @@ A window in which nobody can be told apart therefore reports too few, never half
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from datetime import timedelta
+from heapq import nsmallest
 from threading import Lock
 from typing import Final, TypeAlias
 
@@ -113,18 +115,18 @@ class HotKeys:
         self._telling = Lock()
         self._to_tell: deque[tuple[Told, str, int]] = deque()
 
-    def hit(self, key: str, now_us: int) -> None:
-        """Count one hit of a key in the slice of `now_us`, or nowhere if that has been forgotten."""
+    def hit(self, key: str, now_us: int, hits: int = 1) -> None:
+        """Count one hit of a key, or several, in the slice of `now_us`, or nowhere if that has been forgotten."""
         number = now_us // self.slice_us
         with self._lock:
             if number > self._newest:
                 self._open(number)
             elif number <= self._newest - len(self._ring):
-                self.dropped += 1
+                self.dropped += hits
                 return
             summary = self._ring[number % len(self._ring)]
             counts = summary.counts
-            counts[key] = counts.get(key, 0) + 1
+            counts[key] = counts.get(key, 0) + hits
             if len(counts) > self.capacity:
                 summary.shrink()
             if key not in self._hot:
@@ -147,6 +149,20 @@ class HotKeys:
             room = self._room(live)
             found = {key: _hits(live, key) for key in self._hot}
             return {key: hits for key, hits in found.items() if hits > room}
+
+    def top(self, now_us: int, most: int) -> list[tuple[str, int]]:
+        """Return the keys that are counted highest at `now_us`, with the hits that they have had at least.
+
+        Args:
+            now_us: The moment.
+            most: How many keys to return, 1 or more. Those with the most hits come first, and keys of one number in
+                their order as text.
+        """
+        counted: Counter[str] = Counter()
+        with self._lock:
+            for summary in self._live(now_us // self.slice_us):
+                counted.update(summary.counts)
+        return nsmallest(most, counted.items(), key=lambda entry: (-entry[1], entry[0]))
 
     def error(self, now_us: int) -> int:
         """Return e at `now_us`: of no key have more hits than this gone uncounted in the k + 1 slices."""
@@ -213,9 +229,10 @@ class _Summary:
         self.missed = 0
 
     def shrink(self) -> None:
-        """Take one off every count."""
-        self.counts = {key: count - 1 for key, count in self.counts.items() if count > 1}
-        self.missed += 1
+        """Take the lowest count off every count, which is one unless several hits are counted at once."""
+        least = min(self.counts.values())
+        self.counts = {key: count - least for key, count in self.counts.items() if count > least}
+        self.missed += least
 
 
 def _hits(summaries: list[_Summary], key: str) -> int:

@@ -156,6 +156,12 @@ class FileGate(Breakable, Generic[G]):
         self._clock = clock
         self._follower = Follower(self._take_over, clock, together=True)
         self.app: G = self._read()
+        self.limiter.internals.gates.add(self)
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self._path
 
     @property
     def limiter(self) -> Limiter:

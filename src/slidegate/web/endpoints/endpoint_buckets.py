@@ -46,6 +46,10 @@ class EndpointBuckets:
         """Return the place that a request came by, if it is known."""
         return self._places.find(scope)
 
+    def met(self) -> list[BoundRule]:
+        """Return the limits that were met so far, with their buckets; one whose windows several share stands once."""
+        return list({bound.bucket.rule: bound for bound, _ in list(self._bound.values())}.values())
+
     def names(self) -> set[str]:
         """Return the names that users gave to limits that were met so far."""
         return {bound.rule.name for bound, _ in self._bound.values() if bound.rule.name is not None}

@@ -78,6 +78,10 @@ class PerRoute:
         """Return whether there are other routes than when this was asked last."""
         return self._tree.changed()
 
+    def met(self) -> list[BoundRule]:
+        """Return the buckets of the routes that a request has met so far."""
+        return list(self._bound.values())
+
     def sees(self, scope: Scope) -> bool:
         """Return whether the routes below the gate are known; where they are not, all requests share one bucket."""
         return self._tree.known(scope)

@@ -116,6 +116,16 @@ class NetworkFiles:
         """The number of entries of each list, by its name."""
         return {name: listed.count for name, listed in self._lists}
 
+    @property
+    def states(self) -> list[tuple[NetworkFile, int, int | None]]:
+        """Each file, the number of entries at work, and when the version of them was written, in ns of Unix time."""
+        stamps = self._follower.stamps
+        found = zip(self._files, self._lists, strict=True)
+        return [
+            (file, listed.count, None if (stamp := stamps.get(Path(file.path))) is None else stamp.written_ns)
+            for file, (_, listed) in found
+        ]
+
     def __repr__(self) -> str:
         return f"<NetworkFiles: {', '.join(f'{name} ({count})' for name, count in self.counts.items())}>"
 

@@ -133,6 +133,9 @@ class Defaults(Protocol):
     def changed(self) -> bool:
         """Return whether there are other routes than when this was asked last."""
 
+    def met(self) -> list[BoundRule]:
+        """Return those that a request has met so far."""
+
 
 class RuleSet:
     """Rules in their order, with the buckets they count in.
@@ -255,6 +258,13 @@ class RuleSet:
         for text in sight.texts():
             found.update(self._index.find(text))
         return sorted(found)
+
+    def bound(self) -> list[BoundRule]:
+        """Return the rules that count, in their order, and the defaults that a request has met."""
+        return [
+            *(bound for _, bound in self._bound if bound is not None),
+            *(() if self._defaults is None else self._defaults.met()),
+        ]
 
     def names(self) -> set[str]:
         """Return the names that users gave to rules."""
