@@ -129,6 +129,24 @@ async def test_local_counts_in_this_process_while_the_store_is_away(error: Excep
     assert ward.heard.events[0].details["on_error"] == "local"
 
 
+async def test_every_question_without_an_answer_is_counted_also_where_nothing_is_said(inline: bool) -> None:
+    ward = Ward("deny", inline=inline)
+    safe = ward.limiter.internals.failsafe
+    assert safe is not None
+    await ward.hit()
+    assert (safe.failures, safe.away) == (0, False)
+    ward.fall_ill()
+    for _ in range(20):
+        await ward.hit()
+    assert ward.heard.kinds == ["store_failed"]
+    assert 1 < safe.failures < 20, "a store that fails again and again is left alone for a while"
+    assert safe.away
+    before = safe.failures
+    ward.recover()
+    assert await ward.hit()
+    assert (safe.failures, safe.away) == (before, False)
+
+
 async def test_after_a_failure_a_request_passes_both_so_recovery_is_no_burst(inline: bool) -> None:
     ward = Ward("local", inline=inline)
     await ward.hit(cost=2)

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from slidegate import Limiter, MemoryStore
-from slidegate.core import AnswersThreads, Check, Decision, HasParts, KeepsDeadline, ListsBans, Store
+from slidegate.core import AnswersThreads, Check, CountsBans, Decision, HasParts, KeepsDeadline, ListsBans, Store
 from slidegate.core.bans.in_force import Guarded
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import RecordingObserver
 
-OPTIONAL = (AnswersThreads, HasParts, KeepsDeadline, ListsBans)
+OPTIONAL = (AnswersThreads, CountsBans, HasParts, KeepsDeadline, ListsBans)
 
 
 def offered(store: Store) -> set[type]:
@@ -37,14 +37,16 @@ async def test_each_store_offers_what_it_can_do(tmp_path: Path) -> None:
     answers: AnswersThreads = lmdb
     parts: HasParts = redis
     lists: ListsBans = redis.bans
+    counting: list[CountsBans] = [MemoryStore().bans, lmdb.bans, redis.bans]
     try:
-        assert offered(MemoryStore()) == set()
-        assert offered(lmdb) == {AnswersThreads, KeepsDeadline}
-        assert offered(redis) == {HasParts, ListsBans}
+        assert offered(MemoryStore()) == {CountsBans}
+        assert offered(lmdb) == {AnswersThreads, CountsBans, KeepsDeadline}
+        assert offered(redis) == {CountsBans, HasParts, ListsBans}
         assert keeps.keep_deadline(30.0) is True
         assert answers.answers_threads() is True
         assert parts.part_of(()) is None
         assert lists.judge((), ()) is None
+        assert [book.count() for book in counting] == [0, 0, 0]
     finally:
         lmdb.close()
         await redis.close()

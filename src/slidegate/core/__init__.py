@@ -11,7 +11,18 @@ from .kinds.calendar_quota import CalendarQuota
 from .kinds.concurrency import Concurrency
 from .limits import Limit, parse_duration_us, parse_limits
 from .networks import Networks
-from .protocols import AnswersThreads, Clock, Event, HasParts, HoldsPlaces, KeepsDeadline, ListsBans, Observer, Store
+from .protocols import (
+    AnswersThreads,
+    Clock,
+    CountsBans,
+    Event,
+    HasParts,
+    HoldsPlaces,
+    KeepsDeadline,
+    ListsBans,
+    Observer,
+    Store,
+)
 from .statistics.hot_keys import HotKeys
 from .statistics.metrics import MetricWindow
 from .statistics.summary import MetricSummary
@@ -39,6 +50,7 @@ __all__ = [
     "Concurrency",
     "ConfigurationError",
     "CounterWindow",
+    "CountsBans",
     "Decision",
     "Event",
     "HasParts",

@@ -205,6 +205,14 @@ class HasParts(Protocol):
 
 
 @runtime_checkable
+class CountsBans(Protocol):
+    """Bans whose number is known without asking for each. Optional."""
+
+    def count(self) -> int:
+        """Return how many bans are in force, as far as this process knows; some that ended lately may be in it."""
+
+
+@runtime_checkable
 class ListsBans(Protocol):
     """Bans of a shared store that are also listed in this process. Optional.
 

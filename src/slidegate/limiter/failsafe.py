@@ -89,6 +89,8 @@ class Failsafe:
         self._here = LocalCounts(tell, lambda: self._clock(), lambda: bool(self._troubled))
         self._say_again_us: dict[Hashable, int] = {}
         self._said: set[Hashable] = set()
+        self.failures = 0
+        """How many questions had no answer so far; those that were not put, because it is left alone, not included."""
         self.acquainted = True
         """Whether the store may be asked, because its secret is known."""
         self.deadline_us = int(self._deadline_s * 1_000_000)
@@ -104,6 +106,11 @@ class Failsafe:
         self._here.respell(keys)
         if self._troubled:
             self._recover(())
+
+    @property
+    def away(self) -> bool:
+        """Whether a part of the store did not answer when it was asked last."""
+        return bool(self._troubled)
 
     @property
     def local(self) -> MemoryStore | None:
@@ -220,6 +227,7 @@ class Failsafe:
 
     def _fail(self, error: BaseException, checks: Sequence[Check]) -> None:
         """Record that a question was not answered, and report it now and then."""
+        self.failures += 1
         narrow = isinstance(error, StoreError) and error.concerns != "server"
         if narrow:
             # The server answered, so it is as well as it was before.

@@ -29,6 +29,7 @@ from .key_spelling import Keys, check_secret
 from .onlooking.gates import Gates
 from .onlooking.notes import AtOnce, Decide, Notes
 from .places.place_queue import PlaceQueues
+from .places.waits import Waits
 from .secret import Secret
 from .statistics import Statistics
 
@@ -56,6 +57,7 @@ class Internals:
         leases: Answers from leases; None where nobody shares the store.
         queues: The requests that wait for places.
         gates: The gates that ask this limiter.
+        waits: Counts the requests that wait, and how long.
         statistics: Records what happens to requests; `Limiter.stats` reads it.
 
     Raises:
@@ -94,6 +96,7 @@ class Internals:
         self.queues = PlaceQueues()
         self.gates = Gates()
         self._notes: Notes | None = None
+        self.waits = Waits(self.clock)
         self._holds_places = isinstance(store, HoldsPlaces)
         self._claimed: dict[str, int] = {}
 

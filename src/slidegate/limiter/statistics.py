@@ -18,6 +18,7 @@ from ..core.errors import ConfigurationError
 from ..core.limits import parse_duration_us
 from ..core.protocols import Clock, Event
 from ..core.statistics.buffered import BufferedWindow
+from ..core.statistics.lifetime import LifetimeTotals
 from ..core.statistics.summary import MetricSummary
 
 SLICES: Final = 60
@@ -119,6 +120,7 @@ class Statistics:
         self._tell = tell
         self._lock = Lock()
         self._series: dict[tuple[tuple[str, ...], str], Series] = {}
+        self._following: list[Callable[[Series], None]] = []
 
     def series(self, rules: tuple[str, ...], route: str) -> Series:
         """Return the series of some rules and a route; beyond `MAX_SERIES` series, the one for all the others."""
@@ -153,11 +155,33 @@ class Statistics:
             together(seen),
         )
 
+    def ever(self) -> list[tuple[Series, LifetimeTotals]]:
+        """Return everything that was recorded so far, by series. It only grows."""
+        with self._lock:
+            listed = list(self._series.values())
+        return [(series, series.ever()) for series in listed]
+
+    def follow(self, hear: Callable[[Series], None]) -> None:
+        """Tell of every series that is there, and of each that comes, before it is recorded in."""
+        with self._lock:
+            self._following.append(hear)
+            listed = list(self._series.values())
+        for series in listed:
+            hear(series)
+
+    def unfollow(self, hear: Callable[[Series], None]) -> None:
+        """Tell of no more series."""
+        with self._lock:
+            self._following.remove(hear)
+
     def _new(self, rules: tuple[str, ...], route: str) -> Series:
         with self._lock:
             wanted = (rules, route) if len(self._series) < MAX_SERIES else ((OTHER,), OTHER)
             known = self._series.get(wanted)
             series = known or self._series.setdefault(wanted, Series(*wanted, self._ticks_per_us))
+            following = [] if known else self._following[:]
+        for hear in following:
+            hear(series)
         if known is None and wanted[1] is OTHER:
             message = f"{MAX_SERIES} series of rules and routes are recorded; further ones count as {OTHER}"
             self._tell(Event("series_full", message, {"max_series": MAX_SERIES}))

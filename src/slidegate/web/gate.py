@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ..core.decision import Check, Decision, Reason
 from ..limiter import Limiter
 from ..limiter.places.place_queue import PlaceQueues, lacking
+from ..limiter.places.waits import PASSED, REFUSED
 from .answers.refusals import Refusals, refused_by
 from .bans.outcomes import listening, strike_failed
 from .bans.signals import AbuseWatch
@@ -188,7 +189,10 @@ class RequestGate:
 
         turn: Receive | None = None
         try:
-            turn = await while_there(receive, wait)
+            with self.side.limiter.internals.waits.one() as waiting:
+                turn = await while_there(receive, wait)
+                if turn is not None:
+                    waiting.outcome = PASSED if step.decision.allowed else REFUSED
         finally:
             if turn is None:
                 await hand_back([(self.side.limiter, step.decision)])
@@ -201,7 +205,10 @@ class RequestGate:
         """
         turn: Receive | None = None
         try:
-            turn = await wait_turn(receive, decision.wait_us)
+            with self.side.limiter.internals.waits.one() as waiting:
+                turn = await wait_turn(receive, decision.wait_us)
+                if turn is not None:
+                    waiting.outcome = PASSED
         finally:
             if turn is None:
                 await hand_back([(self.side.limiter, decision)])

@@ -14,11 +14,12 @@ had been counted at once: however long it waited, however the clock has jumped, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from threading import Lock
 from typing import Final, TypeAlias
 
+from .lifetime import Lifetime, LifetimeTotals
 from .metrics import MetricWindow
 from .summary import MetricSummary
 
@@ -60,18 +61,21 @@ class BufferedWindow:
 
     Attributes:
         noted: The records that are to be counted.
+        timed: Hears the response times in microseconds of each fold that has some; None for nobody.
 
     Raises:
         ConfigurationError: An argument is outside its range.
     """
 
-    __slots__ = ("_lock", "_ticks_per_us", "_window", "noted")
+    __slots__ = ("_ever", "_lock", "_ticks_per_us", "_window", "noted", "timed")
 
     def __init__(self, slices: int, slice_us: int, ticks_per_us: int = 1) -> None:
         self._window = MetricWindow(slices, slice_us)
         self._ticks_per_us = ticks_per_us
         self._lock = Lock()
+        self._ever = Lifetime()
         self.noted: list[Noted] = []
+        self.timed: Callable[[Sequence[int]], None] | None = None
 
     @property
     def dropped(self) -> int:
@@ -107,6 +111,12 @@ class BufferedWindow:
         self.fold()
         return self._window.read(now_us, slices)
 
+    def ever(self) -> LifetimeTotals:
+        """Return everything that was noted so far, what has left the window or never came into it included."""
+        self.fold()
+        with self._lock:
+            return self._ever.totals()
+
     def _count(self, noted: list[Noted]) -> None:
         """Count records in their order, those of one slice together."""
         slice_ticks = self._window.slice_us * self._ticks_per_us
@@ -133,6 +143,9 @@ class BufferedWindow:
                     rts_us += to_end_us
                 if outcome.first:
                     firsts_us += to_first_us
+        self._ever.add(events, rts_us)
+        if rts_us and self.timed is not None:
+            self.timed(rts_us)
         self._window.record_many(noted[0][3] // self._ticks_per_us, len(noted), events, rts_us, firsts_us)
 
     def _times_us(self, noted: list[Noted]) -> tuple[list[int], list[int]]:

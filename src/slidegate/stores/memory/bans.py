@@ -6,6 +6,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from threading import Lock
 from time import time_ns
+from typing import Final
 
 from ...core.bans.in_force import Ban, BanChange, BanList, Guarded, Held, held
 from ...core.bans.policy import BanPolicy
@@ -16,6 +17,9 @@ from ...core.bans.standing import Standing
 from ...core.barred import Barred
 from ...core.decision import Check
 from ...core.protocols import Clock, Event
+
+_COUNTED: Final = 1_000
+"""How many bans that have ended are forgotten when the others are counted."""
 
 
 class MemoryStandings:
@@ -159,6 +163,12 @@ class MemoryBans:
         """Return the bans in force."""
         with self._lock:
             return self._active(*self._moments())
+
+    def count(self) -> int:
+        """Return how many bans are in force. Of those that have ended, so many are forgotten at each look."""
+        with self._lock:
+            self.list.let_go(*self._moments(), most=_COUNTED)
+            return len(self.list)
 
     def history(self) -> list[BanChange]:
         """Return the last 10,000 changes, oldest first."""

@@ -11,6 +11,7 @@ from starlette.types import Message
 from ...core.bans.in_force import Guarded
 from ...core.decision import Check, Decision, Reason
 from ...limiter import Limiter
+from ...limiter.places.waits import PASSED, REFUSED
 from ..finishing import hand_back
 from ..record import LEFT
 from ..waiting import while_there
@@ -41,7 +42,10 @@ async def turn_at_endpoint(
 
     turn = None
     try:
-        turn = await while_there(vars(request).get(_RECEIVE, _nothing), wait)
+        with limiter.internals.waits.one() as waiting:
+            turn = await while_there(vars(request).get(_RECEIVE, _nothing), wait)
+            if turn is not None:
+                waiting.outcome = PASSED if decision.allowed else REFUSED
     finally:
         if turn is None:
             await hand_back([(limiter, decision)])

@@ -92,6 +92,14 @@ class LmdbBans:
         """Return the bans in force."""
         return _gathered(self._parts("bans", BanSession.active_of))
 
+    def count(self) -> int:
+        """Return how many bans are written: those in force, and those that ended lately."""
+        txn = self._env.read()
+        try:
+            return int(txn.stat(self._env.dbs.bans)["entries"])
+        finally:
+            self._env.end_read(txn)
+
     def history(self) -> list[BanChange] | Awaitable[list[BanChange]]:
         """Return the last 10,000 changes, oldest first."""
         return _gathered(self._parts("history", lambda rules, rows: [record.change() for record in records_of(rows)]))

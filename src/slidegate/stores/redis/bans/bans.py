@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import monotonic
-from typing import Protocol
+from typing import Final, Protocol
 
 from ....core.bans.in_force import Ban, BanChange, BanList, Guarded, longest
 from ....core.bans.policy import BanPolicy
@@ -35,6 +35,9 @@ from .ban_codec import (
 from .ban_events import Teller
 from .ban_refresh import RefreshedBans, Sender, in_steps
 from .strike_sums import Strike, StrikeSums
+
+_COUNTED: Final = 1_000
+"""How many bans that have ended are forgotten when the others are counted."""
 
 
 class Asking(Protocol):
@@ -128,6 +131,12 @@ class RedisBans(RefreshedBans):
         async for part in in_steps(rows):
             found += [ban for ban in (Ban(*row) for row in part) if not ban.is_over(now_us, wall_us)]
         return found
+
+    def count(self) -> int:
+        """Return how many bans are in force, of those that this worker holds."""
+        with self._lock:
+            self.list.let_go(*self._time.now_us(), most=_COUNTED)
+            return len(self.list)
 
     @sensible
     async def history(self) -> list[BanChange]:

@@ -1,0 +1,73 @@
+"""The requests of this process that wait for their turn, and how long others have waited."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Lock
+from time import monotonic_ns
+from typing import Final
+
+from ...core.protocols import Clock
+from ...core.statistics.lifetime import Lifetime, LifetimeTotals
+
+PASSED: Final = "passed"
+REFUSED: Final = "refused"
+LEFT: Final = "left"
+"""The outcome of a request whose client left, or that was cancelled, before its turn came."""
+OUTCOMES: Final = (PASSED, REFUSED, LEFT)
+
+
+class Wait:
+    """One request that waits.
+
+    Attributes:
+        outcome: One of `OUTCOMES`; whoever waits sets it when its turn has come.
+    """
+
+    __slots__ = ("outcome",)
+
+    def __init__(self) -> None:
+        self.outcome = LEFT
+
+
+class Waits:
+    """Counts waiting requests, for all threads.
+
+    Args:
+        clock: Returns microseconds; by default the monotonic clock.
+    """
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock: Clock = _monotonic_us if clock is None else clock
+        self._lock = Lock()
+        self._waiting = 0
+        self._ever = {outcome: Lifetime() for outcome in OUTCOMES}
+
+    @property
+    def waiting(self) -> int:
+        """How many requests wait now."""
+        return self._waiting
+
+    def ever(self) -> dict[str, LifetimeTotals]:
+        """Return how long requests have waited, by their outcome."""
+        with self._lock:
+            return {outcome: lifetime.totals() for outcome, lifetime in self._ever.items()}
+
+    @contextmanager
+    def one(self) -> Iterator[Wait]:
+        """Count a request as waiting until the block ends."""
+        wait = Wait()
+        began_us = self._clock()
+        with self._lock:
+            self._waiting += 1
+        try:
+            yield wait
+        finally:
+            with self._lock:
+                self._waiting -= 1
+                self._ever[wait.outcome].add({}, (max(self._clock() - began_us, 0),))
+
+
+def _monotonic_us() -> int:
+    return monotonic_ns() // 1_000
