@@ -112,7 +112,7 @@ class BufferedWindow:
         return self._window.read(now_us, slices)
 
     def ever(self) -> LifetimeTotals:
-        """Return everything that was noted so far, what has left the window or never came into it included."""
+        """Return the totals of everything that was noted so far, also of records that the window holds no more."""
         self.fold()
         with self._lock:
             return self._ever.totals()

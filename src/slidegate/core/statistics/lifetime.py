@@ -1,7 +1,7 @@
 """Counts that only grow: everything that a window has seen since it was made.
 
-A window forgets; an exporter of metrics must not, because whoever reads it takes the difference of two readings. So the
-totals stand beside the window, and are fed where its records are counted many at once. Times have the buckets that the
+A window forgets. An exporter of metrics must not forget, because its readers take the difference of two readings. So
+the totals stand beside the window, and are fed where its records are counted many at once. Times have the buckets that the
 semantic conventions of OpenTelemetry and the client libraries of Prometheus give to durations of requests.
 """
 
