@@ -1,8 +1,8 @@
 """Counts that only grow: everything that a window has seen since it was made.
 
 A window forgets. An exporter of metrics must not forget, because its readers take the difference of two readings. So
-the totals stand beside the window, and are fed where its records are counted many at once. Times have the buckets that the
-semantic conventions of OpenTelemetry and the client libraries of Prometheus give to durations of requests.
+the totals stand beside the window, and are fed where its records are counted many at once. Times have the buckets
+that the semantic conventions of OpenTelemetry and the client libraries of Prometheus give to durations of requests.
 """
 
 from __future__ import annotations
