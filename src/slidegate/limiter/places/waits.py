@@ -22,7 +22,7 @@ class Wait:
     """One request that waits.
 
     Attributes:
-        outcome: One of `OUTCOMES`; whoever waits sets it when its turn has come.
+        outcome: One of `OUTCOMES`, set by the waiting code when the turn has come.
     """
 
     __slots__ = ("outcome",)
