@@ -161,7 +161,8 @@ async def test_a_user_that_cannot_be_named(log: StringIO) -> None:
 
 async def test_bans_strikes_and_shadows(log: StringIO) -> None:
     heard: list[Event] = []
-    limiter = Limiter(observers=[heard.append])
+    limiter = Limiter()
+    limiter.observe(heard.append, inline=True)
 
     async def page(request: Any) -> Any:
         await strike(request, "ban", EVIL)
@@ -200,7 +201,9 @@ class Sick:
 
 async def test_a_store_that_fails(log: StringIO) -> None:
     heard: list[Event] = []
-    gate = RateLimitMiddleware(hello, limits="9/hour", limiter=Limiter(Sick(), observers=[heard.append]))  # type: ignore[arg-type]
+    limiter = Limiter(Sick())  # type: ignore[arg-type]
+    limiter.observe(heard.append, inline=True)
+    gate = RateLimitMiddleware(hello, limits="9/hour", limiter=limiter)
     for _ in range(4):
         await call(gate)
     check(log, "store_failed")

@@ -132,7 +132,7 @@ def test_public_method_says_what_it_does(name: str, method: object) -> None:
 def test_a_limiter_offers_these_words_and_the_gates_use_its_internals() -> None:
     asked = "charge charge_all hit hit_all peek peek_all refund reset"
     bans = "ban banned bans export_bans history import_bans strike unban"
-    rest = "close digest from_url internals key_for limited prepare stats store sync"
+    rest = "close digest event_stats from_url internals key_for limited observe prepare stats store sync"
     offered = {name for name in dir(slidegate.Limiter()) if not name.startswith("_")}
     assert offered == {*asked.split(), *bans.split(), *rest.split()}
 

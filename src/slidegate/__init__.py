@@ -15,6 +15,8 @@ from .core.errors import ConfigurationError, SlidegateError, StoreError, StoreTi
 from .core.limits import Limit, parse_limits
 from .core.protocols import Event, Observer, Store
 from .limiter import Limiter
+from .limiter.events.hub import EventStats
+from .limiter.events.subscription import Subscription
 from .limiter.quotas.quota import Quota
 from .limiter.statistics import Stats, Traffic
 from .limiter.sync.limited import Limited, RateLimited
@@ -49,6 +51,7 @@ __all__ = [
     "ConfigurationError",
     "Decision",
     "Event",
+    "EventStats",
     "Finding",
     "Limit",
     "LimitExceeded",
@@ -75,6 +78,7 @@ __all__ = [
     "StoreError",
     "StoreTimeout",
     "StoreUnavailable",
+    "Subscription",
     "SyncLimiter",
     "Traffic",
     "charge",

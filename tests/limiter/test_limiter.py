@@ -417,6 +417,7 @@ async def test_an_observer_that_fails_is_logged_and_silences_no_other(caplog: py
     for key in ("ann", "bob"):
         assert await limiter.hit(key, "5/minute")
     assert heard.kinds == ["keys_shared"]
+    await limiter.close()
     assert "no pager for keys_shared" in caplog.text
 
 

@@ -18,7 +18,7 @@ Clock: TypeAlias = Callable[[], int]
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something an operator may want to know that is not an answer to one request.
+    """Something an operator may want to know. docs/events.md has the fields of each kind, and how often it can come.
 
     Kinds:
         ``keys_shared``: a store is full, further keys are counted in shared cells.
@@ -47,16 +47,19 @@ class Event:
         ``pause_ignored``: a server that requests are sent to asks for a longer pause than may be.
         ``pause_unshared``: a store did not take the pause that such a server asks for; this process pauses alone.
         ``reader_stopped``: another process has been reading a file for long, so the file grows.
+        ``events_dropped``: observers take longer than events come, so some were not delivered.
 
     Attributes:
         kind: One of these.
         message: One line of printable characters for people.
         details: The subjects of the message by name: the key, the policy, the path.
+        time_us: The Unix time in microseconds at which the limiter was told; 0 before that.
     """
 
     kind: str
     message: str
     details: Mapping[str, object] = field(default_factory=dict)
+    time_us: int = field(default=0, compare=False)
 
     def __post_init__(self) -> None:
         # Observers write the message to logs of their own; the details are left as they are.
@@ -64,7 +67,11 @@ class Event:
 
 
 class Observer(Protocol):
-    """Hears events, in the thread where they happen. It must not block; its exceptions are logged and dropped."""
+    """Hears events; its exceptions are logged and dropped.
+
+    A `Limiter` calls it in a thread of its own, or in the thread where an event happens if its attribute `inline` is
+    true; then it must not block.
+    """
 
     def __call__(self, event: Event, /) -> None:
         """Hear `event`."""

@@ -21,9 +21,9 @@ from ..core.bans.in_force import Ban, Guarded
 from ..core.bans.policy import BanPolicy
 from ..core.decision import Check, Decision
 from ..core.errors import ConfigurationError
-from ..core.observers import Observers
 from ..core.protocols import Clock, Event, HoldsPlaces, Store
 from ..stores.memory.store import MemoryStore
+from .events.hub import EventHub
 from .failsafe import Failsafe, OnError, check_failure_policy
 from .key_spelling import Keys, check_secret
 from .onlooking.gates import Gates
@@ -43,7 +43,7 @@ class Internals:
     Args:
         store: The store.
         secret: The key for digests, as the user gave it; None for the store's own.
-        observers: Hear the events of the store, and those that happen above it.
+        events: The observers, who hear the events of the store and those that happen above it.
         deadline: How long the store may take.
         on_error: The answer when the store takes longer.
 
@@ -52,6 +52,8 @@ class Internals:
         decide: Charges every check or none, without a coroutine of its own where the store answers at once.
         decide_at_once: Does the same where the store always answers at once; None for others.
         decide_unleased: Does the same for checks whose buckets are never leased.
+        events: The observers.
+        tell: Passes an event that happened above the store to the observers.
         keys: Spells keys.
         failsafe: Asks a store that can fail; None for one in memory.
         leases: Answers from leases; None where nobody shares the store.
@@ -68,13 +70,14 @@ class Internals:
         self,
         store: Store,
         secret: str | bytes | None,
-        observers: Observers,
+        events: EventHub,
         deadline: str | float | timedelta,
         on_error: OnError,
     ) -> None:
         self.store = store
-        self._observers = observers
-        store.observe(observers.tell)
+        self.events = events
+        self.tell: Callable[[Event], None] = events.tell
+        store.observe(self.tell)
         check_failure_policy(deadline, on_error)
         self.per_process = isinstance(store, MemoryStore)
         # A store in memory has nothing to wait for, and needs nobody to stand in for it.
@@ -114,10 +117,6 @@ class Internals:
     def prepared(self) -> bool:
         """Whether the secret of the store is known."""
         return self._secret is None
-
-    def tell(self, event: Event) -> None:
-        """Pass an event that happened above the store to the observers."""
-        self._observers.tell(event)
 
     def look_on(self, read: Callable[[Sequence[Decision]], object]) -> Notes:
         """Have all further decisions read by an onlooker, many at once. There can be one onlooker.
@@ -209,12 +208,15 @@ class Internals:
         return book.strike(policy, target[0], weight, reason, target[1])
 
     async def close(self) -> None:
-        """Hand leases back, and close the store."""
-        if self.leases is not None:
-            await self.leases.close()
-        waiting = self.store.close()
-        if waiting is not None:
-            await waiting
+        """Hand leases back, close the store, and let observers hear the events in their queue."""
+        try:
+            if self.leases is not None:
+                await self.leases.close()
+            waiting = self.store.close()
+            if waiting is not None:
+                await waiting
+        finally:
+            await self.events.close()
 
     async def _decide_unprepared(self, checks: Sequence[Check], guarded: Sequence[Guarded]) -> Decision:
         """Decide before the secret of the store is known, or at the moment when it comes."""

@@ -13,11 +13,13 @@ from ..core.errors import ConfigurationError
 from ..core.kinds.any_limit import AnyLimit
 from ..core.limits import check_name, parse_limits
 from ..core.memo import MEMO_SIZE, remember
-from ..core.observers import Observers
 from ..core.protocols import Observer, Store
 from ..stores.memory.store import MemoryStore
+from ..stores.system_clock import system_us
 from .ban_commands import BanCommands
 from .deadlines import within
+from .events.hub import EventHub, EventStats
+from .events.subscription import Subscription
 from .failsafe import DEADLINE, ON_ERROR, OnError, check_failure_policy
 from .internals import Internals
 from .key_spelling import Question
@@ -39,7 +41,7 @@ class Limiter(BanCommands):
         store: The store that holds the counts; by default a new `MemoryStore`.
         secret: The key for digests of API keys and the like, 16 to 64 bytes; by default the store's own, which is asked
             for when it is first needed. Limiters with one secret make the same key of the same value.
-        observers: Called with each `Event`, for example when the store is full.
+        observers: Called with each `Event`, in order, in a thread of their own; see `observe`.
         deadline: How long a store may take to answer a request, 1 ms to 60 s.
         on_error: The answer when the store takes longer or fails. ``"local"``: a memory store of this process decides;
             ``"allow"``: everything passes; ``"deny"``: everything is refused, over HTTP with 503.
@@ -64,14 +66,12 @@ class Limiter(BanCommands):
             raise ConfigurationError(f"store: expected a store such as MemoryStore(), not {store!r}")
         self.store: Store = store if store is not None else MemoryStore()
         """The store that holds the counts."""
-        told = Observers()
+        events = EventHub(self.store.unix_us if isinstance(self.store, MemoryStore) else system_us)
         if not isinstance(observers, Iterable):
             raise ConfigurationError(f"observers: expected a list of functions that take an Event, not {observers!r}")
         for observer in observers:
-            if not callable(observer):
-                raise ConfigurationError(f"observers: expected functions that take an Event, not {observer!r}")
-            told.add(observer)
-        self.internals = Internals(self.store, secret, told, deadline, on_error)
+            events.subscribe(observer)
+        self.internals = Internals(self.store, secret, events, deadline, on_error)
         """How the gates of this package ask the store. It is not for users: every release may change it."""
         self._keys = self.internals.keys
         self._known, self._questions = self._keys.known, self._keys.questions
@@ -244,6 +244,30 @@ class Limiter(BanCommands):
         """
         return self.internals.statistics.read(window)
 
+    def observe(self, observer: Observer, *, kinds: Iterable[str] | None = None, inline: bool = False) -> Subscription:
+        """Tell a function about events from now on.
+
+        Observers are called in a thread of their own, one event after the other, behind a queue that has an end: where
+        they are too slow, events are dropped, counted in `event_stats`, and reported as ``events_dropped``.
+
+        Args:
+            observer: Called with each `Event`. Its exceptions are logged and dropped.
+            kinds: The kinds of events that it hears, for example ``["refused"]``; None for all.
+            inline: Call it in the thread where the event happens, before the request goes on. It must not block then.
+                An observer whose own attribute `inline` is true is called in this way everywhere.
+
+        Returns:
+            The subscription: `remove()` ends it.
+
+        Raises:
+            ConfigurationError: `observer` cannot be called or is a coroutine function, or a kind is unknown.
+        """
+        return self.internals.events.subscribe(observer, kinds, inline=inline)
+
+    def event_stats(self) -> EventStats:
+        """Return how many events were delivered to observers in this process, how many wait, and how many were lost."""
+        return self.internals.events.stats()
+
     @property
     def sync(self) -> SyncLimiter:
         """This limiter for threads without an event loop, where nothing can be awaited: scripts, WSGI, Celery."""
@@ -277,7 +301,7 @@ class Limiter(BanCommands):
         return Limited(self.internals, self._without_loop, limits, key, cost, wait, rule)
 
     async def close(self) -> None:
-        """Hand leases back and close the store. A second call does nothing."""
+        """Hand leases back, close the store, and wait at most 5 seconds for observers. A second call does nothing."""
         if not self._closed:
             self._closed = True
             await self.internals.close()

@@ -6,7 +6,12 @@ from ..core.protocols import Event
 
 
 class RecordingObserver:
-    """Keeps every event it hears, oldest first, in `events`."""
+    """Keeps every event it hears, oldest first, in `events`.
+
+    A limiter calls it in the thread where an event happens, so it has heard an event as soon as the call returns.
+    """
+
+    inline = True
 
     def __init__(self) -> None:
         self.events: list[Event] = []

@@ -90,7 +90,7 @@ class MemoryStore:
                 raise ConfigurationError(f"{name}: expected a function that returns microseconds, not {given!r}")
         self.secret = os.urandom(32)
         self._clock = clock
-        self._unix_us: Clock = wall_clock or clock or system_us
+        self.unix_us: Clock = wall_clock or clock or system_us
         self._lock = threading.Lock()
         hold_over_fork(self._lock)
         self._acquire, self._release = self._lock.acquire, self._lock.release
@@ -200,7 +200,7 @@ class MemoryStore:
             copies: dict[tuple[Table, str | int], Entry] = {}
             places = [self._imagine(table, key, now_us, copies) for table, _, key, _ in flat]
             windows = [copies[place] for place in places]
-            enter_periods(checks, windows, now_us, self._unix_us())
+            enter_periods(checks, windows, now_us, self.unix_us())
             decision = judge_all(checks, windows, now_us)
             decision.charge = ()
             return decision
@@ -211,7 +211,7 @@ class MemoryStore:
             now_us = self._now_us()
             flat = self._flat(checks, now_us)
             windows = [self._window(table, key, now_us) for table, _, key, _ in flat]
-            enter_periods(checks, windows, now_us, self._unix_us())
+            enter_periods(checks, windows, now_us, self.unix_us())
             decision = charge_all(checks, windows, now_us)
             name_charges(decision, flat)
             self._hot.make_room()
@@ -226,7 +226,7 @@ class MemoryStore:
         with self._lock:
             if not decision.charge:
                 return False
-            changed = hand_back(decision, self._known(decision.checks), self._now_us(), self._unix_us)
+            changed = hand_back(decision, self._known(decision.checks), self._now_us(), self.unix_us)
             self._hot.make_room()
             return changed
 
@@ -289,7 +289,7 @@ class MemoryStore:
         plain = distinct and self._plain
         if self._with_quotas and not self._with_quotas.isdisjoint([bucket for bucket, _, _ in checks]):
             plain = False
-            enter_periods(checks, windows, now_us, self._unix_us())
+            enter_periods(checks, windows, now_us, self.unix_us())
         if plain:
             decision = judge(checks, asked, windows, now_us)
         else:
@@ -359,7 +359,7 @@ class MemoryStore:
         if bucket.held:
             return PlaceTable(bucket.rule, limit, due_us, self._shared)
         if isinstance(limit, CalendarQuota):
-            return QuotaTable(bucket.rule, limit, due_us, self._shared, self._unix_us)
+            return QuotaTable(bucket.rule, limit, due_us, self._shared, self.unix_us)
         table = Table(bucket.rule, limit, due_us, self._shared)
         table.twin = self._tables.get((*table.identity[:2], not limit.exact))
         return table

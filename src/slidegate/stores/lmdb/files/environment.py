@@ -207,7 +207,8 @@ class Environment:
             try:
                 take_room(self._file, size, self.options)
             except OSError as error:
-                self.untold.append(Event("map_full", f"{self.path} cannot grow to {size} bytes: {error.strerror}"))
+                message = f"{self.path} cannot grow to {size} bytes: {error.strerror}"
+                self.untold.append(Event("map_full", message, {"gone": 0}))
                 return False
             self._lmdb.set_mapsize(size)
             self.held = size

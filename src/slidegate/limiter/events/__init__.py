@@ -1,0 +1,1 @@
+"""Events on their way from where they happen to those who observe a limiter."""
