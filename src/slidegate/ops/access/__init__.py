@@ -1,0 +1,1 @@
+"""Who may look and change: the door between a stranger and the operators' tools."""
