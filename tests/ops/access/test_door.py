@@ -318,6 +318,18 @@ async def test_a_failure_shows_a_number_and_the_log_says_why(
     check_fields(answer)
 
 
+@pytest.mark.parametrize("size", [1, 70_000])
+async def test_a_failure_that_the_tool_reports_by_itself_goes_out_as_it_is(size: int, house: House) -> None:
+    async def frank(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 500, "headers": []})
+        for _ in range(3):
+            await send({"type": "http.response.body", "body": b"x" * size, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+    answer = await with_token(Door(frank, house.access), "GET", "/x")
+    assert (answer.status, len(answer.body)) == (500, 3 * size)
+
+
 async def test_a_store_that_does_not_answer_is_no_failure_of_ours(house: House) -> None:
     async def away(scope: Scope, receive: Receive, send: Send) -> None:
         raise StoreUnavailable("redis://user:s3cret@h:6379/0 is away")

@@ -8,6 +8,7 @@ from typing import Any, Final
 import anyio
 from starlette.types import Message, Receive, Scope
 
+from ...core.errors import SlidegateError
 from .origins import field_values
 from .secure_fields import Refused
 
@@ -18,7 +19,7 @@ PATIENCE_S: Final = 15.0
 """How long the bytes of a body may take to come."""
 
 
-class Gone(Exception):
+class Gone(SlidegateError):
     """The client left before its request was complete."""
 
 

@@ -104,21 +104,28 @@ class Door:
     async def _answer(self, scope: Scope, receive: Receive, out: Outlet) -> None:
         try:
             await self._serve(scope, receive, out.send)
+            await out.let_go()
         except Gone:
             return
         except Exception as error:
-            refused = error
-            more: dict[str, str] = {}
-            if not isinstance(error, Refused):
+            more = {}
+            if isinstance(error, Refused):
+                refused = error
+            else:
                 number = more["request_id"] = secrets.token_hex(8)
                 refused = _report(error, number)
             if out.started:
                 raise
-            assert isinstance(refused, Refused)
-            if refused.code == "banned" and _wants_page(scope):
-                await send_body(scope, out.send, refused.status, _page(refused), _HTML, *refused.fields)
-            else:
-                await refused.answer(scope, receive, out.send, **more)
+            out.drop()
+            await self._refuse(refused, scope, out, more)
+            await out.let_go()
+
+    @staticmethod
+    async def _refuse(refused: Refused, scope: Scope, out: Outlet, more: Mapping[str, str]) -> None:
+        if refused.code == "banned" and _wants_page(scope):
+            await send_body(scope, out.send, refused.status, _page(refused), _HTML, *refused.fields)
+        else:
+            await refused.answer(scope, out.send, more)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         host = self.access.places.host(scope)

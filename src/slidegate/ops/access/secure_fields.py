@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Sequence
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Final
 
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Message, Scope, Send
+
+from ...core.errors import SlidegateError
 
 FIELDS: Final[Sequence[tuple[bytes, bytes]]] = (
     (b"cache-control", b"no-store"),
@@ -23,10 +25,11 @@ FIELDS: Final[Sequence[tuple[bytes, bytes]]] = (
     (b"x-frame-options", b"DENY"),
 )
 """The fields of every answer. Whether a name is to be asked by https alone is the business of its owner."""
+MOST_HELD_BYTES: Final = 65_536
 _NAMES: Final = frozenset(name for name, _ in FIELDS)
 
 
-class Refused(Exception):
+class Refused(SlidegateError):
     """A request that the door does not let through.
 
     Args:
@@ -43,7 +46,7 @@ class Refused(Exception):
         self.detail = detail
         self.fields = fields
 
-    async def answer(self, scope: Scope, receive: Receive, send: Send, **more: str) -> None:
+    async def answer(self, scope: Scope, send: Send, more: Mapping[str, str]) -> None:
         """Send the refusal as a problem (RFC 9457), with more members."""
         title = HTTPStatus(self.status).phrase
         problem = {"type": "about:blank", "title": title, "status": self.status, "code": self.code}
@@ -52,6 +55,9 @@ class Refused(Exception):
 
 class Outlet:
     """Sends the answer to one request, with the fields of all answers in the place of its own of that name.
+
+    An application of Starlette's answers 500 by itself before it raises, in debug mode with the traceback. So such an
+    answer is held until the application is done.
 
     Args:
         send: The channel to the server.
@@ -62,15 +68,37 @@ class Outlet:
 
     def __init__(self, send: Send) -> None:
         self._send = send
+        self._held: list[Message] = []
+        self._held_bytes = 0
         self.started = False
 
-    def send(self, message: Message) -> Awaitable[None]:
-        """Send one message."""
+    async def send(self, message: Message) -> None:
+        """Send one message, or hold it."""
+        failed = message["type"] == "http.response.start" and message["status"] == HTTPStatus.INTERNAL_SERVER_ERROR
+        if failed or self._held:
+            self._held.append(message)
+            self._held_bytes += len(message.get("body", b""))
+            if self._held_bytes > MOST_HELD_BYTES:
+                await self.let_go()
+            return
+        await self._pass_on(message)
+
+    async def let_go(self) -> None:
+        """Send what is held."""
+        held, self._held = self._held, []
+        for message in held:
+            await self._pass_on(message)
+
+    def drop(self) -> None:
+        """Forget what is held."""
+        self._held = []
+
+    async def _pass_on(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.started = True
             own = [(name, value) for name, value in message.get("headers", ()) if name.lower() not in _NAMES]
             message = {**message, "headers": [*own, *FIELDS]}
-        return self._send(message)
+        await self._send(message)
 
 
 async def send_json(scope: Scope, send: Send, status: int, said: object, *fields: tuple[bytes, bytes]) -> None:
