@@ -1,1 +1,1 @@
-"""Who may look and change: the door between a stranger and the operators' tools."""
+"""The door between a stranger and the operators' tools."""

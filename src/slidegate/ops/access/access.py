@@ -1,4 +1,4 @@
-"""The options of a door, in one place: who is let in, how a client is recognised, and under which names."""
+"""The options of a door, in one place."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ async def read_json(scope: Scope, receive: Receive, most: int = MOST_BYTES) -> t
 
 
 def parse(body: bytes) -> Any:
-    """Return what a body says.
+    """Return the content of a body.
 
     Raises:
         Refused: It is no JSON in UTF-8, or nested too deeply.
@@ -120,7 +120,7 @@ def _no_number(text: str) -> Any:
 
 
 def _again(body: bytes, receive: Receive) -> Receive:
-    """Return a channel that hands out a body that was read, and then what comes after it."""
+    """Return a channel that hands out a body that was read, and then the messages after it."""
     sent = False
 
     async def again() -> Message:

@@ -1,9 +1,9 @@
-"""The door: what stands between a stranger and an operators' tool.
+"""The door between a stranger and an operators' tool.
 
-One request's way: the Host, the method and the path; where the request says it comes from; who sends it; for a change
-also the role, the proof that our own page sent it, and the body. The tool behind the door sees a request that has
-passed all of it, with the visitor in its scope, and needs no check of its own. A change is every method but GET and
-HEAD.
+A request is held up to its Host, its method and its path; to the place that it says it comes from; and to its sender. A
+change, which is every method but GET and HEAD, is also held up to the role, the proof of our own page, and its body.
+The tool behind the door sees requests that have passed all of it, with the visitor in their scope, and needs no check
+of its own.
 
 The gate of the application above lets requests to a door pass uncounted, see `web.paths.spared`.
 """

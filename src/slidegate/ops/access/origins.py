@@ -1,4 +1,4 @@
-"""Where a request says it comes from: the Host, the Origin, and what a browser says of the page that sent it.
+"""The place that a request comes from: its Host, its Origin, and the word of a browser about the page that sent it.
 
 A page elsewhere can make a browser send a request here, with the cookies of this place (cross-site request forgery).
 And a page can have its own name lead to an address of ours (DNS rebinding): then the browser takes us for that page.

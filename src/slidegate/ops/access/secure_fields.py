@@ -84,13 +84,13 @@ class Outlet:
         await self._pass_on(message)
 
     async def let_go(self) -> None:
-        """Send what is held."""
+        """Send the messages that are held."""
         held, self._held = self._held, []
         for message in held:
             await self._pass_on(message)
 
     def drop(self) -> None:
-        """Forget what is held."""
+        """Forget the messages that are held."""
         self._held = []
 
     async def _pass_on(self, message: Message) -> None:

@@ -1,4 +1,4 @@
-"""Tokens: what an operator shows at the door, and the keys that are derived from them."""
+"""Tokens, which an operator shows at the door, and the keys that are derived from them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Token:
 
     Args:
         text: The token.
-        role: What its owner may do.
+        role: The role of its owner.
 
     Attributes:
         visitor: Its owner. The name is eight digits of a digest, by which an operator recognises the token.

@@ -1,4 +1,4 @@
-"""The visitors of an operators' tool, and what they may do."""
+"""The visitors of an operators' tool, and their roles."""
 
 from __future__ import annotations
 
