@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import threading
 import time
 from collections import Counter
@@ -32,6 +31,7 @@ from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import FakeClock
 
+from ..hurry import hurried
 from ..redis_servers import RedisServer, needs_redis
 from ..web.driver import call
 
@@ -673,16 +673,12 @@ def test_a_reset_in_one_thread_goes_with_new_leases_in_others() -> None:
         except Exception as error:
             wrong.append(error)
 
-    interval_s = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
     threads = [threading.Thread(target=loops) for _ in range(2)]
-    try:
+    with hurried(collecting=False):
         for thread in threads:
             thread.start()
         while any(thread.is_alive() for thread in threads):
             shares.forget("user:1")
-    finally:
-        sys.setswitchinterval(interval_s)
         for thread in threads:
             thread.join()
     assert wrong == []

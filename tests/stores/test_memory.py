@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-import sys
 import threading
 import time
 from collections import Counter, defaultdict
@@ -37,6 +36,8 @@ from slidegate.testing.contract.player import Player
 from slidegate.testing.contract.programs import Dice
 from slidegate.testing.reference.model import verdict_of
 
+from ..hurry import hurried
+
 MINUTE_US = 60_000_000
 HOUR_US = 3_600_000_000
 
@@ -55,11 +56,8 @@ class TestContract(StoreContract):
 
 @pytest.fixture
 def _fine_switching() -> Iterator[None]:
-    """Let threads take turns as often as the interpreter can."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before)
+    with hurried(collecting=False):
+        yield
 
 
 def storm(work: Callable[[], int], threads: int = 8) -> int:

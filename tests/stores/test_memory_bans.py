@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-import sys
 import threading
 import time
 import tracemalloc
@@ -26,6 +25,8 @@ from slidegate.limiter import Limiter
 from slidegate.stores.memory import bans as memory_bans
 from slidegate.stores.memory.store import MemoryStore
 from slidegate.testing import FakeClock, RecordingObserver
+
+from ..hurry import hurried
 
 SECOND_US = 1_000_000
 HOUR_US = 3_600 * SECOND_US
@@ -388,10 +389,8 @@ def test_a_cap_that_changed_holds(before: str, after: str) -> None:
 
 @pytest.fixture
 def _fine_switching() -> Iterator[None]:
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before)
+    with hurried(collecting=False):
+        yield
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import threading
 from collections.abc import AsyncIterator
 from contextlib import nullcontext, suppress
@@ -36,6 +35,7 @@ from slidegate.limiter.statistics import OTHER, UNROUTED, Stats, Traffic
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.web.paths import routes
 
+from ..hurry import hurried
 from .driver import scope_of, send_scope
 from .test_message_limits import BYE, Socket, texts
 
@@ -474,15 +474,11 @@ def test_threads_that_ask_for_a_new_series_at_once_get_the_same_and_lose_nothing
             recorder.series(("rule",), f"GET /{turn}").note(PASS, 0, 0, clock())
 
     threads = [threading.Thread(target=work) for _ in range(8)]
-    interval_s = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
+    with hurried(collecting=False):
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-    finally:
-        sys.setswitchinterval(interval_s)
     stats = recorder.read("5m")
     assert len(stats.routes) == statistics.MAX_SERIES + 1
     assert (stats.total.passed, stats.routes["GET /0"].passed) == (8 * turns, 8)

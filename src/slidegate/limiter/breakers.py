@@ -104,7 +104,7 @@ class Breakers:
     def answered(self, checks: Sequence[Check]) -> dict[Hashable, int]:
         """Record that a question was answered; return the parts that are well again, with their failures."""
         part, now_us = self.part_of(checks), self._clock()
-        for other in [other for other, it in list(self.troubled.items()) if now_us - it.failed_us >= FORGET_US]:
+        for other in [other for other, it in self.troubled.copy().items() if now_us - it.failed_us >= FORGET_US]:
             if other not in (part, WHOLE):
                 self.troubled.pop(other, None)  # another thread may be faster
         gone = {well: self.troubled.pop(well, None) for well in {part, WHOLE}}

@@ -84,7 +84,7 @@ class Keys:
         for memo in (self.known, self.questions, self._digests, self._before, self._after):
             memo.clear()
         # A digest that was made of other digests comes after them.
-        for text, (kind, value) in list(self._made_of.items()):
+        for text, (kind, value) in self._made_of.copy().items():
             self._after[text] = _digest(secret, kind, _respelled(value, self._after))
         self._made_of.clear()
 

@@ -341,7 +341,7 @@ class Limiter(BanCommands):
 
     def _bucket(self, rule: str, limits: str | AnyLimit | Sequence[str | AnyLimit]) -> Bucket:
         parsed = parse_limits(limits)
-        if sum(map(len, self._buckets.values())) >= MEMO_SIZE:
+        if sum(map(len, self._buckets.copy().values())) >= MEMO_SIZE:
             self._buckets.clear()
         buckets = self._buckets.setdefault(check_name(rule, "rule"), {})
         bucket = buckets.setdefault(parsed, Bucket(rule, parsed))

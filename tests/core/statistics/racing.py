@@ -9,11 +9,12 @@ from __future__ import annotations
 import random
 import sys
 from _thread import allocate_lock
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from threading import Barrier, Thread
 from types import FrameType
 from typing import Any, TypeAlias
+
+from ...hurry import hurried
 
 THREADS = 8
 SWITCHED = 0.1
@@ -39,17 +40,6 @@ def switch(frame: FrameType, event: str, argument: object) -> Any:
     """Trace every instruction: each is a place where the interpreter may go on with another thread."""
     frame.f_trace_opcodes = True
     return switch
-
-
-@contextmanager
-def hurried() -> Iterator[None]:
-    """Let the interpreter switch threads as often as it can."""
-    before_s = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(before_s)
 
 
 class Turns:
@@ -137,7 +127,7 @@ def race(act: Callable[[int, int], object], rounds: int) -> None:
         finally:
             sys.settrace(before)
 
-    with hurried():
+    with hurried(collecting=False):
         threads = [Thread(target=run, args=(thread,)) for thread in range(THREADS)]
         for thread in threads:
             thread.start()

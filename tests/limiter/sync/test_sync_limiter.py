@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import random
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +30,7 @@ from slidegate.limiter.sync.loop_thread import LOOP_THREAD
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import FakeClock, RecordingObserver
 
+from ...hurry import hurried
 from ...redis_servers import RedisServer, needs_redis
 from ..test_failures import LONG, SickStore
 from ..test_limiter import SlowStore
@@ -190,16 +190,6 @@ class Inline(SickStore):
         return True
 
 
-@pytest.fixture
-def hurried() -> Iterator[None]:
-    """Let threads take turns as often as they can."""
-    before_s = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before_s)
-
-
-@pytest.mark.usefixtures("hurried")
 def test_threads_get_answers_while_a_store_comes_and_goes(rng: random.Random) -> None:
     class Flapping(Inline):
         def answer(self, question: Any, *arguments: Any) -> Any:
@@ -221,16 +211,17 @@ def test_threads_get_answers_while_a_store_comes_and_goes(rng: random.Random) ->
                 limiter.sync.refund(decision)
         return number
 
-    with ThreadPoolExecutor(4) as pool:
+    with ThreadPoolExecutor(4) as pool, hurried(collecting=False):
         assert list(pool.map(ask, range(4))) == [0, 1, 2, 3]
 
 
-@pytest.mark.usefixtures("hurried")
-def test_threads_together_get_exactly_the_amount_while_a_store_is_away() -> None:
-    for _ in range(20):
+@pytest.mark.parametrize("collecting", [False, True])
+def test_threads_together_get_exactly_the_amount_while_a_store_is_away(collecting: bool) -> None:
+    for _ in range(5 if collecting else 20):
         store = Inline(FakeClock(10**9), inline=True)
         store.error = OSError("gone")
-        assert storm(Limiter(store, on_error="local"), 16) == 16
+        with hurried(collecting):
+            assert storm(Limiter(store, on_error="local"), 16) == 16
 
 
 # -- event loops ---------------------------------------------------------------------------------------------------

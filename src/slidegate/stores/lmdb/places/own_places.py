@@ -82,7 +82,7 @@ class OwnPlaces:
 
     def all(self) -> list[Place]:
         """Return the places whose decisions are still there, with those that were lost."""
-        return [place for row in list(self.rows.values()) for place in list(row.places)]
+        return [place for row in self.rows.copy().values() for place in row.places.copy()]
 
     def count(self) -> int:
         """Return how many places this process holds, without those that were lost."""
@@ -92,7 +92,7 @@ class OwnPlaces:
 
     def holds_any(self) -> bool:
         """Tell whether the lease has to be renewed."""
-        return self._process == os.getpid() and any(row.written or row.places for row in list(self.rows.values()))
+        return self._process == os.getpid() and any(row.written or row.places for row in self.rows.copy().values())
 
     def of(self, row: bytes) -> RowPlaces:
         """Return the places in a row."""

@@ -62,7 +62,8 @@ class StrikeSums:
         known = self._sums.get(name)
         if known is None:
             if len(self._sums) >= MEMO_SIZE:
-                self._sums = {name: known for name, known in self._sums.items() if known.weight or known.busy}
+                for quiet in [name for name, it in self._sums.copy().items() if not (it.weight or it.busy)]:
+                    self._sums.pop(quiet, None)  # another event loop may be faster
             known = self._sums[name] = _Sum(strike)
         known.strike = strike
         known.weight += weight
@@ -73,14 +74,14 @@ class StrikeSums:
 
     def forget(self, key: str) -> bool:
         """Forget the strikes of a key that were not sent yet; False if there were none."""
-        unsent = [known for (_, _, struck), known in [*self._sums.items()] if struck == key and known.weight]
+        unsent = [known for (_, _, struck), known in self._sums.copy().items() if struck == key and known.weight]
         for known in unsent:
             known.weight = 0
         return bool(unsent)
 
     def clear(self) -> None:
         """Forget all strikes that were not sent yet."""
-        for known in [*self._sums.values()]:
+        for known in self._sums.copy().values():
             known.weight = 0
 
     async def _flush(self, loop: asyncio.AbstractEventLoop, known: _Sum) -> Ban | None:

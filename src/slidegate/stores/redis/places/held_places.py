@@ -97,8 +97,8 @@ class HeldPlaces:
         """Return the places that were taken from an event loop."""
         held = self._by_loop.get(loop)
         if held is None:
-            for gone in [other for other in self._by_loop if other.is_closed()]:
-                del self._by_loop[gone]
+            for gone in [other for other in self._by_loop.copy() if other.is_closed()]:
+                self._by_loop.pop(gone, None)
             held = self._by_loop[loop] = LoopPlaces()
         return held
 
@@ -116,14 +116,14 @@ class HeldPlaces:
 
     def let_go(self, place: Place) -> None:
         """Renew a place no more."""
-        for held in list(self._by_loop.values()):
+        for held in self._by_loop.copy().values():
             held.places.discard(place)
 
     def count(self) -> int:
         """Return how many places this process holds, without those that were lost."""
         if self._process != os.getpid():
             return 0
-        return sum(not place.lost for held in list(self._by_loop.values()) for place in list(held.places))
+        return sum(not place.lost for held in self._by_loop.copy().values() for place in held.places.copy())
 
     def is_overdue(self, loop: AbstractEventLoop) -> bool:
         """Tell whether places of an event loop may have run out, because they were not renewed in time."""

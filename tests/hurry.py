@@ -1,0 +1,36 @@
+"""Threads that take turns far more often than they do by themselves."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def hurried(collecting: bool = True) -> Iterator[None]:
+    """Let the interpreter switch threads as often as it can.
+
+    Args:
+        collecting: Whether to collect garbage at almost every new object, and to let another thread go on meanwhile. So
+            it happens where a finalizer or a callback of the collector is written in Python: up to Python 3.11 a
+            collection may begin inside of a function that is written in C, for example `list` of the items of a dict.
+    """
+
+    def let_others_on(phase: str, info: dict[str, int]) -> None:
+        time.sleep(0)
+
+    before_s, thresholds = sys.getswitchinterval(), gc.get_threshold()
+    sys.setswitchinterval(1e-6)
+    if collecting:
+        gc.callbacks.append(let_others_on)
+        gc.set_threshold(1)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
+        if collecting:
+            gc.callbacks.remove(let_others_on)
+        sys.setswitchinterval(before_s)
