@@ -23,12 +23,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
-from weakref import WeakSet
 
 import lmdb
 
 from ....core.errors import ConfigurationError, StoreTimeout, StoreUnavailable
 from ....core.protocols import Event
+from ...held_weakly import HeldWeakly
 from . import opening
 from .data_files import DATA, LOCK
 from .host_clock import RECORD_EVERY_US, boot_id, boot_us, wall_us, written
@@ -345,12 +345,12 @@ class Environment:
         self.opened += 1
 
 
-_environments: WeakSet[Environment] = WeakSet()
+_environments: HeldWeakly[Environment] = HeldWeakly()
 
 
 def _for_each(act: Callable[[Environment], None]) -> Callable[[], None]:
     def call() -> None:
-        for environment in list(_environments):
+        for environment in _environments:
             act(environment)
 
     return call

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import os
 from typing import Final
-from weakref import WeakSet
+
+from ...held_weakly import HeldWeakly
 
 WORKER_BYTES: Final = 8
 
@@ -48,7 +49,7 @@ class RowPlaces:
     __slots__ = ("places", "written")
 
     def __init__(self) -> None:
-        self.places: WeakSet[Place] = WeakSet()
+        self.places: HeldWeakly[Place] = HeldWeakly()
         self.written = 0
 
 
@@ -82,7 +83,7 @@ class OwnPlaces:
 
     def all(self) -> list[Place]:
         """Return the places whose decisions are still there, with those that were lost."""
-        return [place for row in self.rows.copy().values() for place in row.places.copy()]
+        return [place for row in self.rows.copy().values() for place in row.places]
 
     def count(self) -> int:
         """Return how many places this process holds, without those that were lost."""

@@ -11,10 +11,10 @@ from __future__ import annotations
 import os
 from asyncio import AbstractEventLoop
 from typing import Final
-from weakref import WeakSet
 
 from ....core.decision import Bucket, Decision
 from ....core.protocols import Clock
+from ...held_weakly import HeldWeakly
 
 WORKER_BYTES: Final = 8
 
@@ -58,7 +58,7 @@ class LoopPlaces:
     __slots__ = ("is_kept", "is_late", "places", "renewed_us")
 
     def __init__(self) -> None:
-        self.places: WeakSet[Place] = WeakSet()
+        self.places: HeldWeakly[Place] = HeldWeakly()
         self.renewed_us = 0
         self.is_kept = self.is_late = False
 
@@ -123,7 +123,7 @@ class HeldPlaces:
         """Return how many places this process holds, without those that were lost."""
         if self._process != os.getpid():
             return 0
-        return sum(not place.lost for held in self._by_loop.copy().values() for place in held.places.copy())
+        return sum(not place.lost for held in self._by_loop.copy().values() for place in held.places)
 
     def is_overdue(self, loop: AbstractEventLoop) -> bool:
         """Tell whether places of an event loop may have run out, because they were not renewed in time."""

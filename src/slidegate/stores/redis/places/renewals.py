@@ -118,7 +118,7 @@ class Renewals:
             return
         held, keys = self.held.of(lane.loop), {key for bucket, key, _ in checks if bucket.held}
         late_us = self.held.now_us() - self.held.lease_us
-        late = [place for place in list(held.places) if place.key in keys and place.asked_us <= late_us]
+        late = [place for place in held.places if place.key in keys and place.asked_us <= late_us]
         if sent := [self._send(lane, some) for some in grouped(late)]:
             lane.attend(self._settle(sent))
         if not held.is_late:
