@@ -22,8 +22,9 @@ from .bans.signals import AbuseWatch
 from .endpoints.endpoint_buckets import EndpointBuckets
 from .endpoints.rate_limit import carries_only_refusals
 from .finishing import hand_back
-from .judge import Judge
+from .judge import Beside, Judge
 from .keys.client_ip import ClientAddress
+from .paths.spared import find_spared
 from .record import Record, Side
 from .rules.rule_set import RuleSet
 from .rules.user_functions import Calls
@@ -98,6 +99,16 @@ class RequestGate:
         self.short = judge.at_once and rules.at_once and not abuse.policies
         self.sockets = OpenSockets(limiter.internals.find_ban)
 
+    def look_for_tools(self) -> None:
+        """Look for operators' tools below, whose requests no rule counts."""
+        self.judge.spared = find_spared(self._app)
+
+    def at_once(self) -> Judge | Beside | None:
+        """Return the judge of the short way; None where all requests take the long one."""
+        spared = self.judge.spared
+        judge = self.judge if spared is None else Beside(self.judge, spared)
+        return judge if self.short else None
+
     async def serve(self, scope: Scope, receive: Receive, send: Send, record: Record, *, outermost: bool) -> None:
         """Judge one request, and pass it on or answer it."""
         side = record.side = self.side
@@ -136,8 +147,11 @@ class RequestGate:
         await self._refusals.send(scope, receive, send, decision)
 
     def _spares(self, scope: Scope) -> bool:
-        """Tell whether nothing of this request is held against its client: a rule exempts it, or a browser sends it by
-        itself. The application may change the path that rules see, so it is asked before the application is."""
+        """Tell whether nothing of this request is held against its client: a rule exempts it, it is for an operators'
+        tool, or a browser sends it by itself. The application may change the path that rules see, so it is asked before
+        the application is."""
+        if self.judge.spared is not None and self.judge.spared.find(scope) is not None:
+            return True
         return self.rules.select(scope).exempt or (scope.get("method") == "OPTIONS" and is_preflight(scope))
 
     async def _prepare(

@@ -36,7 +36,7 @@ from .findings.codes import Finding, check_silence
 from .findings.defaults import about_defaults
 from .findings.first_requests import Watch
 from .gate import RequestGate
-from .judge import Judge
+from .judge import Beside, Judge
 from .keys.client_ip import ClientAddress, client_ip
 from .lists.network_files import AddressList, followed
 from .options import check_flag, expect, names_checked, switched_off
@@ -139,7 +139,7 @@ class RateLimitMiddleware(Breakable):
         self._feed = Feed(self.limiter, app) if check_flag("statistics", statistics) else None
         self._judged: frozenset[str] = frozenset()  # nothing before the first request, and while switched off
         self._looked = False
-        self._judge: Judge | None = None  # as soon as requests may take the short way
+        self._judge: Judge | Beside | None = None  # as soon as requests may take the short way
         off = switched_off(enabled)
         self._enabled = not off
         self._silence = check_silence(silence)
@@ -309,6 +309,7 @@ class RateLimitMiddleware(Breakable):
                 try:
                     check_places(app := scope.get("app", self.app))
                     put_users_last(walk(app))
+                    self._gate.look_for_tools()
                 except ConfigurationError as error:
                     await end_start(error, scope, receive, send)
                 self._looked = True
@@ -346,7 +347,8 @@ class RateLimitMiddleware(Breakable):
                 self._say(finding)
             if self._watch.over:
                 self._watch = None
-                self._judge = self._gate.judge if self._gate.short else None
+                self._gate.look_for_tools()
+                self._judge = self._gate.at_once()
 
     def _look_back(self, scope: Scope, record: Record) -> None:
         """Report the findings that one of the first requests shows after the application has served it."""

@@ -162,7 +162,7 @@ async def test_wrong_tokens_are_logged_by_address_and_never_as_they_are(caplog: 
 
 
 async def test_the_bound_holds_over_workers(tmp_path: Path) -> None:
-    workers = [Limiter(LmdbStore(tmp_path / "store")) for _ in range(3)]
+    workers = [Limiter(LmdbStore(tmp_path / "store"), deadline="30s") for _ in range(3)]
     doors = [Door(House().tool.app(), Access(limiter, token=TOKEN), prefix="/api") for limiter in workers]
     statuses = [(await with_token(doors[n % 3], "GET", "/api/items", WRONG)).status for n in range(9)]
     assert statuses == [401] * 5 + [429] * 4
@@ -184,7 +184,7 @@ class AwayStore(LmdbStore):
 @pytest.mark.parametrize("on_error", ["allow", "deny", "local"])
 async def test_while_the_store_is_away_the_bound_holds_in_each_worker(on_error: str, tmp_path: Path) -> None:
     store = AwayStore(tmp_path / "store")
-    limiter = Limiter(store, on_error=on_error)  # type: ignore[arg-type]
+    limiter = Limiter(store, on_error=on_error, deadline="30s")  # type: ignore[arg-type]
     door = Door(House().tool.app(), Access(limiter, token=TOKEN), prefix="/api")
     store.away = True
     assert (await with_token(door, "GET", "/api/items")).status == 200

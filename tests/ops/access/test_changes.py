@@ -6,7 +6,7 @@ from itertools import product
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ...web.driver import Answer
@@ -233,6 +233,7 @@ def may_change(asked: dict[str, Any]) -> bool:
     return asked["method"] in ("POST", "PUT", "PATCH", "DELETE") and here and known and sound
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(st.fixed_dictionaries({name: st.sampled_from(choices) for name, choices in CHOICES.items()}), max_size=8)
 )

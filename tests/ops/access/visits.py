@@ -63,7 +63,7 @@ class House:
 
     def __init__(self, store: Any = None, **options: Any) -> None:
         self.clock = FakeClock(NOW_US)
-        self.limiter = Limiter(MemoryStore(clock=self.clock) if store is None else store)
+        self.limiter = Limiter(MemoryStore(clock=self.clock) if store is None else store, deadline="30s")
         self.tool = Tool()
         if "auth" not in options:
             options = {"token": TOKEN, "read_token": READ_TOKEN, **options}
@@ -77,13 +77,17 @@ class Browser:
     Args:
         app: The application.
         scheme: Of its page.
-        root: Where the tool is mounted, if the application does not say so by itself.
+        at: The place where the application mounts the tool.
+        root: The `root_path` that the server says.
         peer: Its address.
     """
 
-    def __init__(self, app: ASGIApp, scheme: str = "http", root: str = "", peer: str = "203.0.113.9") -> None:
+    def __init__(
+        self, app: ASGIApp, scheme: str = "http", at: str = "", root: str = "", peer: str = "203.0.113.9"
+    ) -> None:
         self.app = app
         self.scheme = scheme
+        self.at = at
         self.root = root
         self.peer = peer
         self.cookies: dict[str, str] = {}
@@ -101,7 +105,9 @@ class Browser:
         fields.update({name.replace("_", "-"): value for name, value in headers.items()})
         body = b"" if said is None else said if isinstance(said, bytes) else json.dumps(said).encode()
         sent = {name: value for name, value in fields.items() if value is not None}
-        answer = await send(self.app, self.root + path, method, body, sent, (self.peer, 1), self.scheme, self.root)
+        answer = await send(
+            self.app, self.root + self.at + path, method, body, sent, (self.peer, 1), self.scheme, self.root
+        )
         for name, value in answer.start["headers"]:
             if name == b"set-cookie":
                 ((key, morsel),) = SimpleCookie(value.decode()).items()

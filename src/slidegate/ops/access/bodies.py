@@ -99,20 +99,18 @@ def _check_type(scope: Scope) -> None:
 def _check_inside(said: Any) -> None:
     """Look through a value, level by level; text must be such that it can be stored and written."""
     level = [said]
-    for _ in range(DEEPEST + 1):
+    for depth in range(DEEPEST + 1):
         below: list[Any] = []
         for one in level:
             if isinstance(one, str):
                 one.encode()
-            elif isinstance(one, list):
+            elif isinstance(one, (list, dict)):
+                if depth == DEEPEST:
+                    raise ValueError("too deep")
                 below += one
-            elif isinstance(one, dict):
-                below += one.keys()
-                below += one.values()
-        if not below:
-            return
+                if isinstance(one, dict):
+                    below += one.values()
         level = below
-    raise ValueError("too deep")
 
 
 def _no_number(text: str) -> Any:
