@@ -21,6 +21,8 @@ class Event:
     """Something an operator may want to know. docs/events.md has the fields of each kind, and how often it can come.
 
     Kinds:
+        ``refused``: a request or a handshake was refused.
+        ``near_limit``: a key has spent the share of a limit that is called near.
         ``keys_shared``: a store is full, further keys are counted in shared cells.
         ``series_full``: statistics hold as many rules and routes as they may; further ones are counted together.
         ``store_failed``, ``store_recovered``: a store gave no answer, or answers again.

@@ -23,7 +23,8 @@ from ..core.decision import Check, Decision
 from ..core.errors import ConfigurationError
 from ..core.protocols import Clock, Event, HoldsPlaces, Store
 from ..stores.memory.store import MemoryStore
-from .events.hub import EventHub
+from .events.hub import EventHub, EventStats
+from .events.near_limits import NearLimits
 from .failsafe import Failsafe, OnError, check_failure_policy
 from .key_spelling import Keys, check_secret
 from .onlooking.gates import Gates
@@ -46,6 +47,7 @@ class Internals:
         events: The observers, who hear the events of the store and those that happen above it.
         deadline: How long the store may take.
         on_error: The answer when the store takes longer.
+        near_limit: The share of a limit that is called near.
 
     Attributes:
         per_process: Whether every process counts for itself.
@@ -73,6 +75,7 @@ class Internals:
         events: EventHub,
         deadline: str | float | timedelta,
         on_error: OnError,
+        near_limit: float,
     ) -> None:
         self.store = store
         self.events = events
@@ -84,24 +87,25 @@ class Internals:
         safe = None if self.per_process else Failsafe(store, deadline, on_error, self.tell)
         self.failsafe = safe
         self.leases = None if safe is None else _leases(store, safe)
-        self.decide_unleased: Decide = store.hit if safe is None else safe.hit
-        self.decide_at_once: AtOnce | None = store.hit if isinstance(store, MemoryStore) else None
-        self.decide: Decide = self.decide_unleased if self.leases is None else self.leases.hit
+        unleased: Decide = store.hit if safe is None else safe.hit
+        self._ways = unleased, unleased if self.leases is None else self.leases.hit
         own = store.secret if secret is None else check_secret(secret)
         self.keys = Keys(own if isinstance(own, bytes) else None)
         self._secret: Secret | None = None
         if safe is not None and self.keys.provisional:
             self._secret = Secret(store, self.keys, safe)
-            self.decide_unleased = self.decide = self._decide_unprepared
         if safe is not None and secret is None:
             store.observe(self._follow_secret)
         self.statistics = Statistics(self.clock, self.tell)
         self.queues = PlaceQueues()
         self.gates = Gates()
         self._notes: Notes | None = None
+        self._near = NearLimits(near_limit, self.statistics.now_us, self.tell)
         self.waits = Waits(self.clock)
         self._holds_places = isinstance(store, HoldsPlaces)
         self._claimed: dict[str, int] = {}
+        self._lay_ways()
+        events.on_change(self._lay_ways)
 
     @property
     def clock(self) -> Clock | None:
@@ -118,6 +122,10 @@ class Internals:
         """Whether the secret of the store is known."""
         return self._secret is None
 
+    def event_stats(self) -> EventStats:
+        """Return what `Limiter.event_stats` returns."""
+        return self.events.stats()._replace(unsaid=self._near.unsaid)
+
     def look_on(self, read: Callable[[Sequence[Decision]], object]) -> Notes:
         """Have all further decisions read by an onlooker, many at once. There can be one onlooker.
 
@@ -130,10 +138,7 @@ class Internals:
         if self._notes is not None:
             raise ConfigurationError("look_on: somebody looks on already; one limiter has one onlooker")
         self._notes = notes = Notes(read)
-        if self.decide_at_once is not None:
-            self.decide_at_once = notes.noting_at_once(self.decide_at_once)
-        if self.prepared:  # else as soon as it is
-            self.decide_unleased, self.decide = notes.noting(self.decide_unleased), notes.noting(self.decide)
+        self._lay_ways()
         return notes
 
     def claim(self, rule: str) -> str:
@@ -236,11 +241,22 @@ class Internals:
 
     def _be_prepared(self) -> None:
         if self._secret is not None and self.failsafe is not None and self.leases is not None:
-            unleased: Decide = self.failsafe.hit
-            decide: Decide = self.leases.hit
-            if self._notes is not None:
-                unleased, decide = self._notes.noting(unleased), self._notes.noting(decide)
-            self.decide_unleased, self.decide, self._secret = unleased, decide, None
+            self._secret = None
+            self._lay_ways()
+
+    def _lay_ways(self) -> None:
+        """Make the functions that decide, past those who look on, if there are any."""
+        at_once: AtOnce | None = self.store.hit if isinstance(self.store, MemoryStore) else None
+        unleased, decide = self._ways
+        for onlooker in (self._notes, self._near if self.events.near_limit else None):
+            if onlooker is not None:
+                at_once = at_once and onlooker.noting_at_once(at_once)
+                unleased, decide = onlooker.noting(unleased), onlooker.noting(decide)
+        if not self.prepared:
+            unleased = decide = self._decide_unprepared
+        self.decide_at_once: AtOnce | None = at_once
+        self.decide_unleased: Decide = unleased
+        self.decide: Decide = decide
 
 
 def _leases(store: Store, safe: Failsafe) -> Leases:

@@ -19,6 +19,7 @@ from ..stores.system_clock import system_us
 from .ban_commands import BanCommands
 from .deadlines import within
 from .events.hub import EventHub, EventStats
+from .events.near_limits import NEAR_LIMIT
 from .events.subscription import Subscription
 from .failsafe import DEADLINE, ON_ERROR, OnError, check_failure_policy
 from .internals import Internals
@@ -45,6 +46,7 @@ class Limiter(BanCommands):
         deadline: How long a store may take to answer a request, 1 ms to 60 s.
         on_error: The answer when the store takes longer or fails. ``"local"``: a memory store of this process decides;
             ``"allow"``: everything passes; ``"deny"``: everything is refused, over HTTP with 503.
+        near_limit: The share of a limit from which ``near_limit`` events tell of a key, above 0 and at most 1.
 
     Raises:
         ConfigurationError: `store` is not a store, an observer cannot be called, the secret is too short or long, or
@@ -59,6 +61,7 @@ class Limiter(BanCommands):
         observers: Iterable[Observer] = (),
         deadline: str | float | timedelta = DEADLINE,
         on_error: OnError = ON_ERROR,
+        near_limit: float = NEAR_LIMIT,
     ) -> None:
         if isinstance(store, str):
             raise ConfigurationError(f"store: expected a store object; write Limiter.from_url({store!r})")
@@ -71,7 +74,7 @@ class Limiter(BanCommands):
             raise ConfigurationError(f"observers: expected a list of functions that take an Event, not {observers!r}")
         for observer in observers:
             events.subscribe(observer)
-        self.internals = Internals(self.store, secret, events, deadline, on_error)
+        self.internals = Internals(self.store, secret, events, deadline, on_error, near_limit)
         """How the gates of this package ask the store. It is not for users: every release may change it."""
         self._keys = self.internals.keys
         self._known, self._questions = self._keys.known, self._keys.questions
@@ -92,6 +95,7 @@ class Limiter(BanCommands):
         observers: Iterable[Observer] = (),
         deadline: str | float | timedelta = DEADLINE,
         on_error: OnError = ON_ERROR,
+        near_limit: float = NEAR_LIMIT,
     ) -> Limiter:
         """Make a limiter from an address.
 
@@ -102,6 +106,7 @@ class Limiter(BanCommands):
             observers: As for the constructor.
             deadline: As for the constructor.
             on_error: As for the constructor.
+            near_limit: As for the constructor.
 
         Raises:
             ConfigurationError: The scheme or an option is unknown, or a value cannot be read.
@@ -109,7 +114,14 @@ class Limiter(BanCommands):
         from .open_store import open_store  # most limiters are made of a store
 
         check_failure_policy(deadline, on_error)
-        return cls(open_store(url), secret=secret, observers=observers, deadline=deadline, on_error=on_error)
+        return cls(
+            open_store(url),
+            secret=secret,
+            observers=observers,
+            deadline=deadline,
+            on_error=on_error,
+            near_limit=near_limit,
+        )
 
     async def prepare(self) -> bool:
         """Learn the secret of the store, in no more time than the deadline.
@@ -266,7 +278,7 @@ class Limiter(BanCommands):
 
     def event_stats(self) -> EventStats:
         """Return how many events were delivered to observers in this process, how many wait, and how many were lost."""
-        return self.internals.events.stats()
+        return self.internals.event_stats()
 
     @property
     def sync(self) -> SyncLimiter:

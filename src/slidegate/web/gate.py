@@ -16,6 +16,7 @@ from ..core.decision import Check, Decision, Reason
 from ..limiter import Limiter
 from ..limiter.places.place_queue import PlaceQueues, lacking
 from ..limiter.places.waits import PASSED, REFUSED
+from .answers.refusal_events import RefusalEvents
 from .answers.refusals import Refusals, refused_by
 from .bans.outcomes import listening, strike_failed
 from .bans.signals import AbuseWatch
@@ -63,6 +64,7 @@ class RequestGate:
         rules: The rules of the gate.
         short: Whether limits alone decide about most requests, so that they may take the short way.
         sockets: The open websockets, which end when their client is banned.
+        refusal_events: Tells of refused requests.
     """
 
     def __init__(
@@ -87,6 +89,8 @@ class RequestGate:
         self._client = client
         self._settling = settling
         self._refusals = refusals
+        self._events = limiter.internals.events
+        self.refusal_events = RefusalEvents(limiter, client, refusals, app)
         self._messages = messages
         self._calls = calls
         self._look_back = look_back
@@ -144,7 +148,10 @@ class RequestGate:
         record: Record = scope[RECORD]
         if (self._strikes or len(record) > 1) and _is_limited(decision):
             await _strike(scope, record)
-        await self._refusals.send(scope, receive, send, decision)
+        if self._events.refused:
+            await self.refusal_events.send(scope, receive, send, decision)
+        else:
+            await self._refusals.send(scope, receive, send, decision)
 
     def _spares(self, scope: Scope) -> bool:
         """Tell whether nothing of this request is held against its client: a rule exempts it, it is for an operators'

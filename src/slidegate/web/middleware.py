@@ -135,6 +135,7 @@ class RateLimitMiddleware(Breakable):
         self.own_answer = on_refused is not None
         self.lists = lists = {"blocklist": blocklist, "allowlist": allowlist}
         self.preflight_limits = () if preflight_limits is None else parse_limits(preflight_limits)
+        self._events = self.limiter.internals.events
         self._gate = self._made(app, client, abuse, lists, on_refused, messages, calls)
         self._feed = Feed(self.limiter, app) if check_flag("statistics", statistics) else None
         self._judged: frozenset[str] = frozenset()  # nothing before the first request, and while switched off
@@ -255,6 +256,8 @@ class RateLimitMiddleware(Breakable):
         status, body, fields, _ = self._refusals.answer(decision, scope)
         if self._feed is not None:
             self._feed.refused(scope, decision, status, self._feed.now())
+        if self._events.refused:
+            self._gate.refusal_events.tell(scope, decision, status)
         if self._headers is not None:
             fields = fields + self._headers.complete((), decision)
         await send({"type": "http.response.start", "status": status, "headers": fields})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from threading import Lock
 from time import monotonic
@@ -34,6 +34,8 @@ class EventStats(NamedTuple):
     """Events delivered so far."""
     dropped: int
     """Events dropped so far, because observers were too slow and the queue was full."""
+    unsaid: int = 0
+    """Keys near a limit so far of which nothing was told, because 10,000 others were near one."""
 
 
 class EventHub:
@@ -44,6 +46,7 @@ class EventHub:
 
     Attributes:
         refused: Whether anybody hears `refused`; else nobody makes such events.
+        near_limit: Whether anybody hears `near_limit`.
     """
 
     def __init__(self, unix_us: Clock) -> None:
@@ -52,7 +55,12 @@ class EventHub:
         hold_over_fork(self._lock)
         self._subscriptions: tuple[Subscription, ...] = ()
         self._courier = Courier(self._tell_dropped)
-        self.refused = False
+        self.refused = self.near_limit = False
+        self._changed: Callable[[], None] = _nothing
+
+    def on_change(self, call: Callable[[], None]) -> None:
+        """Have a function called whenever observers come or go."""
+        self._changed = call
 
     def subscribe(
         self, observer: Observer, kinds: Iterable[str] | None = None, *, inline: bool = False
@@ -114,6 +122,8 @@ class EventHub:
     def _look(self) -> None:
         """Note for which kinds events have to be made."""
         self.refused = self.hears("refused")
+        self.near_limit = self.hears("near_limit")
+        self._changed()
 
     def _tell_dropped(self, dropped: int) -> None:
         """Report in the courier's thread that its queue was full: to everybody at once, past the queue."""
@@ -123,3 +133,7 @@ class EventHub:
         for subscription in self._subscriptions:
             if subscription.wants(event.kind):
                 subscription.hear(event)
+
+
+def _nothing() -> None:
+    """Do nothing: nobody wants to know yet."""

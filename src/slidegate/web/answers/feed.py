@@ -19,15 +19,15 @@ from ...core.statistics.metrics import OVERFLOW
 from ...limiter import Limiter
 from ...limiter.statistics import UNROUTED, Series
 from ..paths.below_root import below
-from ..paths.routes import Place, Places, walk
+from ..paths.routes import Places
 from ..record import Record
+from .refused_routes import RefusedRoutes
 
 Counted: TypeAlias = Bucket | tuple[Bucket, ...]
 """The bucket that counted a request, where it is one; else all of them."""
 
 _MEMO: Final = 2_048
 _MEMO_PATH: Final = 256
-_MEMO_ROOTS: Final = 64
 _CLASSES: Final = {status: f"{status // 100}xx" for status in range(100, 600)}
 _LIMITED: Final = Reason.LIMITED  # CPython 3.11 takes a call to find a member
 _SHUT: Final = frozenset({Reason.BANNED, Reason.BLOCKED, Reason.SHED, Reason.UNAVAILABLE})
@@ -79,12 +79,12 @@ class Feed:
 
     def __init__(self, limiter: Limiter, app: ASGIApp) -> None:
         self._statistics = limiter.internals.statistics
-        self._app = app
         self.now = self._statistics.ticks
         self._places = Places()
         self._passed: dict[tuple[Counted, int], tuple[Series, object, object]] = {}
         self._refused: dict[tuple[Counted | tuple[str, ...], int, str | None, str, str], tuple[Series, object]] = {}
-        self._below: dict[int, tuple[object, list[Place]]] = {}
+        self._app = app
+        self._routes = RefusedRoutes(app)
 
     def passed(self, scope: Scope, counted: Counted, status: int, began: int, first: int, ended: int) -> None:
         """Note a request that passed and its whole answer.
@@ -152,35 +152,16 @@ class Feed:
         elif refusal.readings:
             violated = {state.rule for state in refusal.violated}
             by = tuple([bucket.label for bucket, _, _ in refusal.checks if bucket.rule in violated])
+        # As `RefusedRoutes.of` does it, in fewer calls.
         outermost = scope["router"] if "router" in scope else scope.get("app", self._app)
         root = scope["app_root_path"] if "app_root_path" in scope else scope.get("root_path", "")
         asked = by, id(outermost), scope.get("method"), root, scope["path"]
         known = self._refused.get(asked)
         if known is not None:
             return known[0]
-        route = self._route(outermost, scope["type"], scope.get("method", "GET"), below(root, scope["path"]))
+        route = self._routes.find(outermost, scope["type"], scope.get("method", "GET"), below(root, scope["path"]))
         series = self._statistics.series((by.label,) if isinstance(by, Bucket) else by, route)
         if len(scope.get("method", "")) + len(scope["path"]) <= _MEMO_PATH:
             # Keep the application alive, or id() could be reused for another object.
             remember(self._refused, asked, (series, outermost), _MEMO)
         return series
-
-    def _route(self, outermost: object, connection: str, method: str, path: str) -> str:
-        """Return what to call the route that a request would have gone to, as the outermost router sees it."""
-        known = self._below.get(id(outermost))
-        if known is None:
-            routed = [place for place in walk(outermost) if place.route.endpoint is not None]
-            known = remember(self._below, id(outermost), (outermost, routed), _MEMO_ROOTS)
-        return _led(known[1], connection, method, path)
-
-
-def _led(places: list[Place], connection: str, method: str, path: str) -> str:
-    """Return the label of the place where a router leads a request: else one with other methods, as for a 405."""
-    places = [place for place in places if place.connection == connection]
-    for place in places:
-        if place.leads(method, path):
-            return place.label
-    for place in places:
-        if place.methods is not None and place.leads(next(iter(place.methods)), path):
-            return place.label
-    return UNROUTED

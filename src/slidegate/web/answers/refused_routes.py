@@ -1,0 +1,64 @@
+"""The route that a refused request would have gone to: no router has seen it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from starlette.types import ASGIApp, Scope
+
+from ...core.memo import remember
+from ...limiter.statistics import UNROUTED
+from ..paths.below_root import below
+from ..paths.routes import Place, walk
+
+_MEMO: Final = 2_048
+_MEMO_PATH: Final = 256
+_MEMO_ROOTS: Final = 64
+
+
+class RefusedRoutes:
+    """Finds routes for requests that were refused.
+
+    Args:
+        app: The application, where no scope names one.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._below: dict[int, tuple[object, list[Place]]] = {}
+        self._known: dict[tuple[int, str, str, str, str], tuple[str, object]] = {}
+
+    def of(self, scope: Scope) -> str:
+        """Return the label of the route: its template and methods."""
+        outermost = scope["router"] if "router" in scope else scope.get("app", self._app)
+        root = scope["app_root_path"] if "app_root_path" in scope else scope.get("root_path", "")
+        method, path = scope.get("method", "GET"), scope["path"]
+        asked = id(outermost), scope["type"], method, root, path
+        known = self._known.get(asked)
+        if known is not None:
+            return known[0]
+        label = self.find(outermost, scope["type"], method, below(root, path))
+        if len(method) + len(path) <= _MEMO_PATH:
+            # Keep the application alive, or id() could be reused for another object.
+            remember(self._known, asked, (label, outermost), _MEMO)
+        return label
+
+    def find(self, outermost: object, connection: str, method: str, path: str) -> str:
+        """Return the label of the route, for a path below the outermost router."""
+        known = self._below.get(id(outermost))
+        if known is None:
+            routed = [place for place in walk(outermost) if place.route.endpoint is not None]
+            known = remember(self._below, id(outermost), (outermost, routed), _MEMO_ROOTS)
+        return _led(known[1], connection, method, path)
+
+
+def _led(places: list[Place], connection: str, method: str, path: str) -> str:
+    """Return the label of the place where a router leads a request: else one with other methods, as for a 405."""
+    places = [place for place in places if place.connection == connection]
+    for place in places:
+        if place.leads(method, path):
+            return place.label
+    for place in places:
+        if place.methods is not None and place.leads(next(iter(place.methods)), path):
+            return place.label
+    return UNROUTED
