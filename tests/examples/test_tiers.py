@@ -42,7 +42,7 @@ async def test_only_wrong_passwords_are_counted() -> None:
 
 
 async def test_the_shadow_reports_and_the_hot_client_is_noted_once(caplog: pytest.LogCaptureFixture) -> None:
-    observer = RecordingObserver()
+    observer = RecordingObserver(without=["refused", "near_limit"])
     with caplog.at_level(logging.WARNING, logger="tiers"):
         async with browser(observer) as client:
             assert await count_admitted(client, 150, "pro-key") == 150

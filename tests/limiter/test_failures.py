@@ -83,7 +83,7 @@ class Ward:
 
     def __init__(self, on_error: Any = "local", *, inline: bool = False, deadline: str = "20ms") -> None:
         self.clock = FakeClock(1_000_000_000)
-        self.heard = RecordingObserver()
+        self.heard = RecordingObserver(without=["refused", "near_limit"])
         self.store = SickStore(self.clock, inline=inline)
         self.limiter = Limiter(self.store, deadline=deadline, on_error=on_error, observers=[self.heard])
         assert self.limiter.internals.failsafe is not None

@@ -33,7 +33,7 @@ class Scene:
 
     def __init__(self, *answers: tuple[int, dict[str, str]], limits: str = "1000/second", **options: Any) -> None:
         self.clock = FakeClock(10**12)
-        self.heard = RecordingObserver()
+        self.heard = RecordingObserver(without=["refused", "near_limit"])
         self.limiter = Limiter(MemoryStore(clock=self.clock), observers=[self.heard])
         self.server = Answers(*(answers or [OK]))
         options = {"limiter": self.limiter, "transport": self.server, "limits": limits, **options}
@@ -354,7 +354,7 @@ def test_a_short_pause_does_not_end_a_longer_ban() -> None:
 
 def test_a_pause_that_a_store_does_not_take_holds_in_this_process() -> None:
     scene = Scene()
-    heard = RecordingObserver()
+    heard = RecordingObserver(without=["refused", "near_limit"])
     store: Any = DistantStore(scene.clock, lambda: 0.001)
     limiter = Limiter(store, observers=[heard])
     scene = Scene((429, {"Retry-After": "7"}), OK, limiter=limiter)

@@ -81,7 +81,7 @@ class Worker:
     def __init__(
         self, url: str, *, on_error: Any = "local", key: str = "header", deadline_s: float = DEADLINE_S, **options: Any
     ) -> None:
-        self.heard = RecordingObserver()
+        self.heard = RecordingObserver(without=["refused", "near_limit"])
         self.limiter = Limiter.from_url(
             f"{url}?timeout={deadline_s * 1000:.0f}ms", deadline=deadline_s, on_error=on_error, observers=[self.heard]
         )

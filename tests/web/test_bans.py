@@ -46,7 +46,7 @@ class House:
 
     def __init__(self, app: ASGIApp | None = None, **options: Any) -> None:
         self.clock = FakeClock(1_000_000_000)
-        self.heard = RecordingObserver()
+        self.heard = RecordingObserver(without=["refused", "near_limit"])
         self.limiter = Limiter(MemoryStore(clock=self.clock), observers=[self.heard])
         self.calls: Counter[str] = Counter()
         self.gate = RateLimitMiddleware(app or self.answer, limiter=self.limiter, **options)

@@ -128,7 +128,7 @@ async def test_a_condition_that_no_request_of_a_path_meets_is_not_asked() -> Non
 
 async def test_rules_that_only_look_on_take_conditions() -> None:
     seen: list[str] = []
-    observer = RecordingObserver()
+    observer = RecordingObserver(without=["refused", "near_limit"])
     limiter = Limiter(MemoryStore(clock=FakeClock()), observers=[observer])
     app = RateLimitMiddleware(
         hello,

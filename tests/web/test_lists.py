@@ -41,7 +41,7 @@ class Desk:
         self.directory = directory
         self.clock = FakeClock()
         self.wall_clock = FakeClock(WRITTEN_US)
-        self.heard = RecordingObserver()
+        self.heard = RecordingObserver(without=["refused", "near_limit"])
         self._written = 0
 
     def write(self, name: str, text: str) -> Path:
@@ -565,7 +565,7 @@ def test_no_lookup_sees_half_a_list_while_lists_are_swapped_under_eight_threads(
 def test_a_middleware_follows_its_lists_as_requests_come(backend: str, desk: Desk) -> None:
     block = desk.lists(desk.write("block.netset", "198.51.100.0/24\n"))
     allow = desk.lists(desk.write("allow.netset", "192.0.2.0/24\n"))
-    heard = RecordingObserver()
+    heard = RecordingObserver(without=["refused", "near_limit"])
     limiter = Limiter(MemoryStore(clock=desk.clock), observers=[heard])
     app = RateLimitMiddleware(hello, limits="1/hour", limiter=limiter, blocklist=block, allowlist=allow)
 

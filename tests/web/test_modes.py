@@ -238,7 +238,7 @@ async def test_a_count_if_that_fails_counts(caplog: pytest.LogCaptureFixture) ->
 
 
 async def test_a_shadow_reports_and_never_refuses_nor_touches_the_real_windows() -> None:
-    observer = RecordingObserver()
+    observer = RecordingObserver(without=["refused", "near_limit"])
     limiter = Limiter(MemoryStore(clock=FakeClock()), observers=[observer])
     rules = [Rule("*", "2/hour", action="shadow", name="next"), Rule("*", "4/hour", name="now")]
     app = RateLimitMiddleware(hello, rules=rules, limiter=limiter)

@@ -174,7 +174,7 @@ async def test_a_refusal_by_another_limit_hands_everything_back_once() -> None:
 
 @every_form
 async def test_a_shadow_at_an_endpoint_reports_and_never_refuses(form: Form) -> None:
-    observer = RecordingObserver()
+    observer = RecordingObserver(without=["refused", "near_limit"])
     limiter = Limiter(MemoryStore(clock=FakeClock()), observers=[observer])
     gate = gate_of(form(RateLimit("2/hour", action="shadow", name="strict")), limiter)
     answers = [await call(gate) for _ in range(5)]
@@ -194,7 +194,7 @@ async def test_tracking_at_an_endpoint_tells_of_hot_keys(form: Form) -> None:
 
 
 async def test_a_shadow_looks_once_at_a_request_and_apart_from_the_limit_of_its_name() -> None:
-    observer = RecordingObserver()
+    observer = RecordingObserver(without=["refused", "near_limit"])
     limiter = Limiter(MemoryStore(clock=FakeClock()), observers=[observer])
     shadow = RateLimit("2/hour", action="shadow", name="one")
     app = FastAPI(dependencies=[Depends(shadow)])

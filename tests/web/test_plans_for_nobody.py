@@ -111,7 +111,7 @@ async def test_at_an_endpoint_nobody_passes_and_what_was_charged_before_goes_bac
 
 
 async def test_a_rule_that_looks_on_says_that_nobody_would_have_passed() -> None:
-    observer, told = RecordingObserver(), []
+    observer, told = RecordingObserver(without=["refused", "near_limit"]), []
     rules = [
         Rule("*", lambda request: "nobody", action="shadow", name="shadow"),
         Rule(

@@ -29,7 +29,7 @@ class Desk:
 
     def __init__(self, directory: Path) -> None:
         self.clock = FakeClock()
-        self.heard = RecordingObserver()
+        self.heard = RecordingObserver(without=["refused", "near_limit"])
         self.limiter = Limiter(MemoryStore(clock=self.clock), observers=[self.heard])
         self.path = directory / "slidegate.toml"
         self._written = 0
@@ -195,7 +195,7 @@ async def test_a_list_that_was_missing_is_tried_again_when_it_is_there(desk: Des
 
 
 async def test_another_store_needs_a_restart(desk: Desk) -> None:
-    heard = RecordingObserver()
+    heard = RecordingObserver(without=["refused", "near_limit"])
     app = desk.gate('store = "memory://"\n' + PLAIN, limiter=None, observers=[heard])
     assert await statuses(app, 4) == [200, 200, 200, 429]
     desk.write('store = "memory://?max_keys=5"\n' + PLAIN)

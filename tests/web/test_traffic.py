@@ -48,7 +48,7 @@ class Site:
 
     def __init__(self, *, inner: ASGIApp | None = None, **options: Any) -> None:
         self.clock = FakeClock(1_000_000_000)
-        self.heard = RecordingObserver()
+        self.heard = RecordingObserver(without=["refused", "near_limit"])
         self.limiter = Limiter(MemoryStore(clock=self.clock), observers=[self.heard])
         routes = [
             Route("/items/{id}", self.item),
@@ -464,7 +464,7 @@ async def test_what_a_mounted_application_does_not_say_is_looked_for_once(monkey
 
 def test_threads_that_ask_for_a_new_series_at_once_get_the_same_and_lose_nothing() -> None:
     clock = FakeClock(1_000_000_000)
-    recorder = statistics.Statistics(clock, RecordingObserver())
+    recorder = statistics.Statistics(clock, RecordingObserver(without=["refused", "near_limit"]))
     together = threading.Barrier(8)
     turns = 400  # more than there is room for
 
