@@ -24,9 +24,9 @@ from slidegate.core import (
 )
 from slidegate.core.barred import Barred, RuleBlock
 from slidegate.core.decision import Check
+from slidegate.limiter.figures.stats import Stats, Traffic
 from slidegate.limiter.leases.lease import Leased
 from slidegate.limiter.stand_ins import Behind, Parted, Unserved
-from slidegate.limiter.statistics import Stats, Traffic
 
 LIMIT = Limit(5, "1m")
 BUCKET = Bucket("api", [LIMIT], ["a"], count_denied=True, wait_us=7, wait_max=3, lease=2, label="All")

@@ -17,8 +17,8 @@ from .core.protocols import Event, Observer, Store
 from .limiter import Limiter
 from .limiter.events.hub import EventStats
 from .limiter.events.subscription import Subscription
+from .limiter.figures.stats import AllStats, Chart, Point, Stats, Traffic, Worker
 from .limiter.quotas.quota import Quota
-from .limiter.statistics import Stats, Traffic
 from .limiter.sync.limited import Limited, RateLimited
 from .limiter.sync.sync_limiter import SyncLimiter
 from .netlists.networks import Networks
@@ -45,9 +45,11 @@ compiled: bool = not _decision.__file__.endswith(".py")
 """Whether the core runs as extension modules, from a compiled wheel, or as the source that it was made of."""
 
 __all__ = [
+    "AllStats",
     "Ban",
     "BanChange",
     "BanPolicy",
+    "Chart",
     "ConfigurationError",
     "Decision",
     "Event",
@@ -65,6 +67,7 @@ __all__ = [
     "NetworkFiles",
     "Networks",
     "Observer",
+    "Point",
     "Quota",
     "RateLimit",
     "RateLimitMiddleware",
@@ -81,6 +84,7 @@ __all__ = [
     "Subscription",
     "SyncLimiter",
     "Traffic",
+    "Worker",
     "charge",
     "client_ip",
     "combine",

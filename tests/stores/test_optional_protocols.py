@@ -9,13 +9,23 @@ from pathlib import Path
 import pytest
 
 from slidegate import Limiter, MemoryStore
-from slidegate.core import AnswersThreads, Check, CountsBans, Decision, HasParts, KeepsDeadline, ListsBans, Store
+from slidegate.core import (
+    AnswersThreads,
+    Check,
+    CountsBans,
+    Decision,
+    HasParts,
+    KeepsDeadline,
+    KeepsFigures,
+    ListsBans,
+    Store,
+)
 from slidegate.core.bans.in_force import Guarded
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import RecordingObserver
 
-OPTIONAL = (AnswersThreads, CountsBans, HasParts, KeepsDeadline, ListsBans)
+OPTIONAL = (AnswersThreads, CountsBans, HasParts, KeepsDeadline, KeepsFigures, ListsBans)
 
 
 def offered(store: Store) -> set[type]:
@@ -40,8 +50,8 @@ async def test_each_store_offers_what_it_can_do(tmp_path: Path) -> None:
     counting: list[CountsBans] = [MemoryStore().bans, lmdb.bans, redis.bans]
     try:
         assert offered(MemoryStore()) == {CountsBans}
-        assert offered(lmdb) == {AnswersThreads, CountsBans, KeepsDeadline}
-        assert offered(redis) == {CountsBans, HasParts, ListsBans}
+        assert offered(lmdb) == {AnswersThreads, CountsBans, KeepsDeadline, KeepsFigures}
+        assert offered(redis) == {CountsBans, HasParts, KeepsFigures, ListsBans}
         assert keeps.keep_deadline(30.0) is True
         assert answers.answers_threads() is True
         assert parts.part_of(()) is None

@@ -14,8 +14,9 @@ from starlette.websockets import WebSocketDisconnect
 
 from slidegate import Limiter, MemoryStore, Networks, RateLimit, RateLimitMiddleware, Rule
 from slidegate.core import MetricSummary, MetricWindow
-from slidegate.limiter import statistics
-from slidegate.limiter.statistics import OTHER, SLICE_US, SLICES, UNROUTED, Stats
+from slidegate.limiter.figures import statistics
+from slidegate.limiter.figures.statistics import OTHER, SLICE_US, SLICES, UNROUTED
+from slidegate.limiter.figures.stats import Stats
 from slidegate.testing import FakeClock, RecordingObserver
 
 from .driver import scope_of

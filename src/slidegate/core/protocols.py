@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from .bans.in_force import Ban, BanChange, Guarded
 from .bans.policy import BanPolicy
@@ -188,6 +188,53 @@ class HoldsPlaces(Protocol):
 
     def places_held(self) -> int:
         """Return how many places requests of this process hold now, of all keys."""
+
+
+class FigureRow(NamedTuple):
+    """A row of figures that a worker publishes.
+
+    Attributes:
+        shelf: Which rows it stands with, 1 to 40 characters of ``a-z``, ``0-9``, ``-`` and ``_``.
+        number: Its number there, 0 or more, for example that of a slice of time.
+        value: The bytes that all workers can read, at most 1 MiB.
+        kept_us: How long it is kept; one of 0 or less is gone at once.
+    """
+
+    shelf: str
+    number: int
+    value: bytes
+    kept_us: int
+
+
+@runtime_checkable
+class KeepsFigures(Protocol):
+    """A shared store that keeps rows which workers publish now and then, for all workers to read. Optional.
+
+    A row belongs to the worker that wrote it, and goes when its time is over, also if the worker is gone.
+    """
+
+    def figures_time(self) -> int | Awaitable[int]:
+        """Return the time of the store in microseconds, the same for all workers."""
+
+    def write_figures(self, worker: bytes, rows: Sequence[FigureRow]) -> Awaitable[None] | None:
+        """Write rows of a worker; a row that it has under the same shelf and number is replaced.
+
+        Args:
+            worker: Tells workers apart: 8 bytes.
+            rows: The rows.
+
+        Raises:
+            StoreError: The store does not answer, or has no room for figures.
+        """
+
+    def read_figures(
+        self, shelf: str, first: int, last: int
+    ) -> Sequence[tuple[int, bytes, bytes]] | Awaitable[Sequence[tuple[int, bytes, bytes]]]:
+        """Return (number, worker, value) of the rows of a shelf between two numbers, both included.
+
+        Raises:
+            StoreError: The store does not answer.
+        """
 
 
 @runtime_checkable

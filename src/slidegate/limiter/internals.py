@@ -21,18 +21,20 @@ from ..core.bans.in_force import Ban, Guarded
 from ..core.bans.policy import BanPolicy
 from ..core.decision import Check, Decision
 from ..core.errors import ConfigurationError
-from ..core.protocols import Clock, Event, HoldsPlaces, Store
+from ..core.protocols import Clock, Event, HoldsPlaces, KeepsFigures, Store
 from ..stores.memory.store import MemoryStore
 from .events.hub import EventHub, EventStats
 from .events.near_limits import NearLimits
 from .failsafe import Failsafe, OnError, check_failure_policy
+from .figures.all_workers import AllWorkers
+from .figures.publisher import Publisher
+from .figures.statistics import Statistics
 from .key_spelling import Keys, check_secret
 from .onlooking.gates import Gates
 from .onlooking.notes import AtOnce, Decide, Notes
 from .places.place_queue import PlaceQueues
 from .places.waits import Waits
 from .secret import Secret
-from .statistics import Statistics
 
 if TYPE_CHECKING:
     from .leases.leasing import Leases
@@ -63,6 +65,8 @@ class Internals:
         gates: The gates that ask this limiter.
         waits: Counts the requests that wait, and how long.
         statistics: Records what happens to requests; `Limiter.stats` reads it.
+        figures: Publishes them to the other workers of the store.
+        all_workers: Reads those of all workers.
 
     Raises:
         ConfigurationError: The secret, the deadline or `on_error` cannot be used.
@@ -97,6 +101,9 @@ class Internals:
         if safe is not None and secret is None:
             store.observe(self._follow_secret)
         self.statistics = Statistics(self.clock, self.tell)
+        shared = store if isinstance(store, KeepsFigures) else None
+        self.figures = Publisher(shared, self.statistics)
+        self.all_workers = AllWorkers(shared, self.statistics, self.figures)
         self.queues = PlaceQueues()
         self.gates = Gates()
         self._notes: Notes | None = None
@@ -213,10 +220,11 @@ class Internals:
         return book.strike(policy, target[0], weight, reason, target[1])
 
     async def close(self) -> None:
-        """Hand leases back, close the store, and let observers hear the events in their queue."""
+        """Hand leases back, publish the last figures, close the store, and let observers hear their queue."""
         try:
             if self.leases is not None:
                 await self.leases.close()
+            await self.figures.close()
             waiting = self.store.close()
             if waiting is not None:
                 await waiting

@@ -22,9 +22,9 @@ from .events.hub import EventHub, EventStats
 from .events.near_limits import NEAR_LIMIT
 from .events.subscription import Subscription
 from .failsafe import DEADLINE, ON_ERROR, OnError, check_failure_policy
+from .figures.stats import AllStats, Chart, Stats
 from .internals import Internals
 from .key_spelling import Question
-from .statistics import Stats
 from .sync.limited import Limited, LimitedKey
 from .sync.sync_limiter import SyncLimiter
 from .sync.without_loop import WithoutLoop
@@ -249,12 +249,50 @@ class Limiter(BanCommands):
         """Return counts and times of recent requests, by rule and by route, as the gates of this process saw them.
 
         Args:
-            window: How far back, up to 5 minutes; rounded up to 5 seconds.
+            window: How far back, up to 24 hours; rounded up to 5 seconds, beyond 5 minutes to whole minutes, and beyond
+                an hour to 5 minutes.
 
         Raises:
             ConfigurationError: The window is longer than that.
         """
         return self.internals.statistics.read(window)
+
+    async def stats_all(self, window: str | float | timedelta = "1m") -> AllStats:
+        """Return the same of all workers that share the store: this one as it is, the others as they last published.
+
+        A store of this process alone has one worker.
+
+        Raises:
+            ConfigurationError: The window is longer than 24 hours.
+            StoreError: The store does not answer.
+        """
+        return await self.internals.all_workers.stats(window)
+
+    def chart(
+        self, window: str | float | timedelta = "1h", *, rule: str | None = None, route: str | None = None
+    ) -> Chart:
+        """Return the figures of this process step by step, at most 288 of them, for a chart.
+
+        Args:
+            window: How far back, as for `stats`.
+            rule: The name of a rule, for the requests that it counted alone.
+            route: A route as `stats` names it, for the requests that went there alone.
+
+        Raises:
+            ConfigurationError: The window is longer than 24 hours.
+        """
+        return self.internals.statistics.chart(window, rule, route)
+
+    async def chart_all(
+        self, window: str | float | timedelta = "1h", *, rule: str | None = None, route: str | None = None
+    ) -> Chart:
+        """Return the same of all workers that share the store.
+
+        Raises:
+            ConfigurationError: The window is longer than 24 hours.
+            StoreError: The store does not answer.
+        """
+        return await self.internals.all_workers.chart(window, rule, route)
 
     def observe(self, observer: Observer, *, kinds: Iterable[str] | None = None, inline: bool = False) -> Subscription:
         """Tell a function about events from now on.

@@ -21,7 +21,9 @@ from typing import Final, TypeAlias
 
 from .lifetime import Lifetime, LifetimeTotals
 from .metrics import MetricWindow
+from .shelves import DAY_US, shelves
 from .summary import MetricSummary
+from .tally import Tally
 
 MOST_NOTED: Final = 256
 """So many records wait at most, and one more for each thread: 50 KB for a window."""
@@ -58,24 +60,31 @@ class BufferedWindow:
         slices: See `MetricWindow`.
         slice_us: See `MetricWindow`.
         ticks_per_us: Ticks of the clock in a microsecond, 1 or more: 1000 for one of nanoseconds.
+        ahead_us: How far the time by which slices are named is ahead of the clock of the ticks.
 
     Attributes:
         noted: The records that are to be counted.
         timed: Hears the response times in microseconds of each fold that has some; None for nobody.
+        touched: The slices that were counted in since `take_touched` was last called, those of a day at most; None where
+            nobody asks for them.
 
     Raises:
         ConfigurationError: An argument is outside its range.
     """
 
-    __slots__ = ("_ever", "_lock", "_ticks_per_us", "_window", "noted", "timed")
+    __slots__ = ("_ahead_ticks", "_ever", "_lock", "_older", "_ticks_per_us", "_window", "noted", "timed", "touched")
 
-    def __init__(self, slices: int, slice_us: int, ticks_per_us: int = 1) -> None:
+    def __init__(self, slices: int, slice_us: int, ticks_per_us: int = 1, ahead_us: int = 0) -> None:
         self._window = MetricWindow(slices, slice_us)
         self._ticks_per_us = ticks_per_us
+        self._ahead_ticks = ahead_us * ticks_per_us
+        self._older = shelves()
+        self._window.leaves = self._older.put
         self._lock = Lock()
         self._ever = Lifetime()
         self.noted: list[Noted] = []
         self.timed: Callable[[Sequence[int]], None] | None = None
+        self.touched: set[int] | None = None
 
     @property
     def dropped(self) -> int:
@@ -100,11 +109,79 @@ class BufferedWindow:
     def fold(self) -> None:
         """Count what is noted."""
         with self._lock:
-            noted = self.noted[:]
-            # Another thread may append between these two lines: behind what is taken out.
-            del self.noted[: len(noted)]
-            if noted:
-                self._count(noted)
+            self._fold()
+
+    def add(self, now_us: int, event: str, amount: int) -> None:
+        """Add an amount to an event at once, for records that are rare.
+
+        Args:
+            now_us: The moment, by the time that names slices.
+            event: Its name.
+            amount: A whole number of any sign.
+        """
+        with self._lock:
+            self._touch(now_us)
+            self._window.record_many(now_us, 1, {event: amount})
+            if amount > 0:
+                self._ever.add({event: amount}, [])
+
+    def tallies(self, first_us: int, step_us: int, steps: int) -> dict[int, Tally]:
+        """Return the counts of a day at most, by step, those that are empty left out.
+
+        Args:
+            first_us: The start of the first step, a multiple of `step_us`.
+            step_us: Their length: that of a slice, a minute, or a multiple of five minutes.
+            steps: How many.
+        """
+        found: dict[int, Tally] = {}
+        end_us = first_us + steps * step_us
+        with self._lock:
+            self._fold()
+            for held in (self._window.held(first_us, end_us), self._older.held(first_us, end_us)):
+                for start_us, tally in held:
+                    step = (start_us - first_us) // step_us
+                    if step not in found:
+                        found[step] = Tally()
+                    found[step].add(tally)
+        return found
+
+    def starts(self) -> list[int]:
+        """Return when the slices began that hold anything, also those of minutes and of five minutes."""
+        with self._lock:
+            self._fold()
+            held = [*self._window.held(-(2**62), 2**62), *self._older.held(-(2**62), 2**62)]
+        return [start_us for start_us, _ in held]
+
+    def take_touched(self) -> set[int]:
+        """Return the numbers of the slices that were counted in since the last call."""
+        with self._lock:
+            self._fold()
+            touched, self.touched = self.touched, set()
+        return touched or set()
+
+    def forget(self) -> None:
+        """Begin anew in a child of `fork`: the counts belong to its parent."""
+        self._lock = Lock()
+        self._window = MetricWindow(self._window.slice_count, self._window.slice_us)
+        self._older = shelves()
+        self._window.leaves = self._older.put
+        self._ever = Lifetime()
+        self.noted.clear()
+        self.touched = None if self.touched is None else set()
+
+    def _touch(self, now_us: int) -> None:
+        if self.touched is not None:
+            self.touched.add(now_us // self._window.slice_us)
+            most = DAY_US // self._window.slice_us
+            if len(self.touched) > 2 * most:
+                self.touched = set(sorted(self.touched)[-most:])
+
+    def _fold(self) -> None:
+        noted = self.noted[:]
+        # Another thread may append between these two lines: behind what is taken out.
+        del self.noted[: len(noted)]
+        if noted:
+            self._count(noted)
 
     def read(self, now_us: int, slices: int | None = None) -> MetricSummary:
         """Return the counts of the last `slices` slices: see `MetricWindow.read`."""
@@ -119,12 +196,12 @@ class BufferedWindow:
 
     def _count(self, noted: list[Noted]) -> None:
         """Count records in their order, those of one slice together."""
-        slice_ticks = self._window.slice_us * self._ticks_per_us
+        slice_ticks, ahead = self._window.slice_us * self._ticks_per_us, self._ahead_ticks
         outcomes, _, _, moments = zip(*noted, strict=True)
-        if min(moments) // slice_ticks == max(moments) // slice_ticks:
+        if (min(moments) + ahead) // slice_ticks == (max(moments) + ahead) // slice_ticks:
             self._count_slice(noted, outcomes)
             return
-        for _, together in groupby(noted, lambda record: record[3] // slice_ticks):
+        for _, together in groupby(noted, lambda record: (record[3] + ahead) // slice_ticks):
             alike = list(together)
             self._count_slice(alike, [outcome for outcome, _, _, _ in alike])
 
@@ -146,7 +223,9 @@ class BufferedWindow:
         self._ever.add(events, rts_us)
         if rts_us and self.timed is not None:
             self.timed(rts_us)
-        self._window.record_many(noted[0][3] // self._ticks_per_us, len(noted), events, rts_us, firsts_us)
+        now_us = (noted[0][3] + self._ahead_ticks) // self._ticks_per_us
+        self._touch(now_us)
+        self._window.record_many(now_us, len(noted), events, rts_us, firsts_us)
 
     def _times_us(self, noted: list[Noted]) -> tuple[list[int], list[int]]:
         """Return the times to the end and to the first byte: each the difference of two clocks in microseconds."""

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
 from typing import Final
 
@@ -31,6 +31,7 @@ from ..errors import Whole
 from ..limits import check_whole
 from .histogram import BOUNDS_US, BUCKETS
 from .summary import MetricSummary, ResponseTimes
+from .tally import Tally
 
 EVENTS: Final = ("pass", "block", "exception", "success", "occupied_pass")
 OVERFLOW: Final = "other"
@@ -60,12 +61,24 @@ class MetricWindow:
 
     Attributes:
         dropped: Records that came when their slice had left the ring already.
+        leaves: Gets the start of a slice and its counts when its place is needed; None where nobody keeps them.
 
     Raises:
         ConfigurationError: An argument is outside its range.
     """
 
-    __slots__ = ("_lock", "_newest", "_places", "_ring", "_running", "_size", "dropped", "slice_count", "slice_us")
+    __slots__ = (
+        "_lock",
+        "_newest",
+        "_places",
+        "_ring",
+        "_running",
+        "_size",
+        "dropped",
+        "leaves",
+        "slice_count",
+        "slice_us",
+    )
 
     def __init__(self, slices: Whole, slice_us: Whole, *, max_names: Whole = 16) -> None:
         example = "for example MetricWindow(slices=60, slice_us=1_000_000)"
@@ -73,6 +86,7 @@ class MetricWindow:
         self.slice_us = check_whole(slice_us, 1, 2**62, "slice_us", example)
         self._size = len(_FIXED) + check_whole(max_names, 0, MAX_NAMES, "max_names", "for example 16")
         self.dropped = 0
+        self.leaves: Callable[[int, Tally], None] | None = None
         self._lock = Lock()
         self._places = {name: place for place, name in enumerate(_FIXED)}
         self._newest = _BEFORE_ALL
@@ -182,6 +196,13 @@ class MetricWindow:
                 for number, slot in enumerate(self._live(first, last), first + 1)
             ]
 
+    def held(self, first_us: int, end_us: int) -> list[tuple[int, Tally]]:
+        """Return start and counts of the slices that begin in a span, however old, whose place was not needed yet."""
+        first, end = -(-first_us // self.slice_us), -(-end_us // self.slice_us)
+        with self._lock:
+            slots = [slot for slot in self._ring if first <= slot.number < end]
+            return [(slot.number * self.slice_us, self._tally(slot)) for slot in slots]
+
     def count(self, event: str, now_us: int) -> int:
         """Return how often an event happened in the k slices."""
         return self.read(now_us).count(event)
@@ -207,11 +228,21 @@ class MetricWindow:
         place = number % self.slice_count
         slot = self._ring[place]
         if slot.number != number:
+            if self.leaves is not None and slot.number != _BEFORE_ALL:
+                self.leaves(slot.number * self.slice_us, self._tally(slot))
             slot = self._ring[place] = _Slot(number, self._size)
         if number > self._newest:
             self._newest = number
             self._running = slot
         return slot
+
+    def _tally(self, slot: _Slot) -> Tally:
+        """Return the counts of a slot; times to the first byte are not among them."""
+        tally = Tally()
+        tally.count(zip(self._places, slot.counts, strict=False))
+        if slot.rt is not None:
+            tally.time(slot.rt.histogram, slot.rt.sum_us, slot.rt.min_us)
+        return tally
 
     def _new_place(self, event: str) -> int:
         if len(self._places) == self._size or len(event) > MAX_NAME_LENGTH:

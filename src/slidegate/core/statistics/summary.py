@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from .histogram import quantile_us
@@ -39,6 +39,11 @@ class ResponseTimes:
             ValueError: `share` is not between 0 and 1.
         """
         return quantile_us(self._histogram, share)
+
+    @classmethod
+    def of(cls, count: int, sum_us: int, min_us: int, histogram: tuple[int, ...]) -> ResponseTimes:
+        """Return times that were counted in the buckets of `histogram`."""
+        return cls(count, sum_us, min_us, histogram)
 
     @classmethod
     def merged(cls, several: Iterable[ResponseTimes]) -> ResponseTimes:
@@ -80,6 +85,12 @@ class MetricSummary:
     def qps(self, event: str = "pass") -> float:
         """Return events a second over `span_us`, the part that is still to come included."""
         return self.count(event) * 1_000_000 / self.span_us
+
+    def without(self, event: str) -> MetricSummary:
+        """Return the same without the counts of an event."""
+        if event not in self.events:
+            return self
+        return replace(self, events={name: many for name, many in self.events.items() if name != event})
 
     @classmethod
     def merged(cls, summaries: Sequence[MetricSummary]) -> MetricSummary:

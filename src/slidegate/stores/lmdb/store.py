@@ -30,12 +30,13 @@ from ...core.demand import LIMITED, holds_places
 from ...core.errors import ConfigurationError
 from ...core.kinds.place_lease import DEFAULT_PLACE_LEASE, place_lease_us
 from ...core.limits import check_whole
-from ...core.protocols import Clock, Observer
+from ...core.protocols import Clock, FigureRow, Observer
 from ..memory.store import DEFAULT_MAX_BANS, DEFAULT_MAX_KEYS
 from ..system_clock import system_us
 from .bans.bans import LmdbBans
 from .batching import Turns
 from .decide import Judge
+from .figure_rows import FiguresInFile
 from .files.opening import Options
 from .files.registry import close_environment, open_environment
 from .known_refusals import Refusals
@@ -129,6 +130,7 @@ class LmdbStore:
         self._keeper = Keeper(self._places, self.renew_places)
         self.bans = LmdbBans(self._env, self._turns, self._now_us, wall_clock or clock, max_bans)
         self._transactions.rescue = self.bans.rescue
+        self._figures = FiguresInFile(self._env)
         self._refusals = Refusals()
         self._known = self._refusals.known
         if self._env.salvage:
@@ -207,6 +209,18 @@ class LmdbStore:
     def renew_places(self) -> Awaitable[None] | None:
         """Renew the lease on the places of this process, which the store does by itself where asyncio runs."""
         return self._turns.run(lambda session: session.places_of(self._places).renew())
+
+    def figures_time(self) -> int:
+        """Return the time of this host."""
+        return self._now_us()
+
+    def write_figures(self, worker: bytes, rows: Sequence[FigureRow]) -> Awaitable[None] | None:
+        """Write rows of a worker. They take an eighth of `max_map_size` at most, and leave the rest alone."""
+        return self._turns.run(partial(self._figures.write, worker, rows))
+
+    def read_figures(self, shelf: str, first: int, last: int) -> Sequence[tuple[int, bytes, bytes]]:
+        """Return (number, worker, value) of the rows of a shelf; this waits for no other process."""
+        return self._transactions.read(partial(self._figures.read, shelf, first, last))
 
     def _hit(self, checks: Sequence[Check], guarded: Sequence[Guarded], session: Session) -> Decision:
         if session.banned:

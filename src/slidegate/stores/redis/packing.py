@@ -77,6 +77,12 @@ def bans_script() -> Script:
     return _script("rings", "banned", "bans")
 
 
+@cache
+def figures_script() -> Script:
+    """Return the script that writes figures."""
+    return _script("figures")
+
+
 def _script(*parts: str) -> Script:
     lua = resources.files(__package__) / "lua"
     files = [sorted((lua / part).iterdir(), key=lambda file: file.name) for part in parts]

@@ -28,7 +28,7 @@ from ...core.errors import ConfigurationError, StoreError, StoreUnavailable
 from ...core.kinds.place_lease import DEFAULT_PLACE_LEASE, place_lease_us
 from ...core.limits import check_whole, parse_duration_us
 from ...core.observers import Observers
-from ...core.protocols import Clock, Observer
+from ...core.protocols import Clock, FigureRow, Observer
 from ..forks import hold_over_fork
 from ..memory.store import DEFAULT_MAX_BANS
 from ..system_clock import system_us
@@ -36,6 +36,7 @@ from .bans.ban_replica import UNSEEN
 from .bans.bans import RedisBans
 from .cluster.cluster_pipeline import ClusterLane
 from .cluster.multi_slot import Spread, parts_of
+from .figure_keys import RedisFigures
 from .key_names import Names
 from .known_refusals import Answers
 from .packing import CHARGE, HIT, PEEK, Packing
@@ -117,6 +118,7 @@ class RedisStore:
             learn_secret=self._learn_secret,
             eviction=Eviction(self._observers.tell_all),
         )
+        self._figures = RedisFigures(self._lane, self._names.meta, clock)
         self._closed = False
 
     def __repr__(self) -> str:
@@ -215,6 +217,18 @@ class RedisStore:
         """Return how many places of concurrency limits requests of this process hold."""
         return self._renewals.held.count()
 
+    def figures_time(self) -> Awaitable[int]:
+        """Return the server's time."""
+        return self._figures.time()
+
+    def write_figures(self, worker: bytes, rows: Sequence[FigureRow]) -> Awaitable[None]:
+        """Write rows of a worker, in the slot of the bans where there are several."""
+        return self._figures.write(worker, rows)
+
+    def read_figures(self, shelf: str, first: int, last: int) -> Awaitable[Sequence[tuple[int, bytes, bytes]]]:
+        """Return (number, worker, value) of the rows of a shelf."""
+        return self._figures.read(shelf, first, last)
+
     async def clear(self) -> int:
         """Forget everything under the prefix but the secret; return how many keys had windows.
 
@@ -222,7 +236,8 @@ class RedisStore:
         stay taken.
         """
         lane = self._lane()
-        await lane.remove(self._shared.meta + b":made:*")
+        for made in (b":made:*", b":figures:*"):
+            await lane.remove(self._shared.meta + made)
         await self.bans.clear()
         removed = await lane.remove(self._names.windows)
         self._tools.answers.clear()

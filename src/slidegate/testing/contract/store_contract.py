@@ -23,6 +23,7 @@ from ...core.protocols import Store
 from ..clock import FakeClock
 from .ban_contract import BansContract
 from .desk import SECOND_US, Desk, at_a_desk, bucket
+from .figures_contract import FiguresContract
 from .mode_contract import ModesContract
 from .places_contract import PlacesContract
 from .player import Player, settle
@@ -30,7 +31,7 @@ from .programs import Program, programs
 from .quota_contract import QuotasContract
 
 
-class StoreContract(ModesContract, PlacesContract, QuotasContract, BansContract):
+class StoreContract(ModesContract, PlacesContract, QuotasContract, FiguresContract, BansContract):
     """The tests. A subclass whose name starts with `Test` provides `make_store`."""
 
     def make_store(self, clock: FakeClock) -> Store | Awaitable[Store]:

@@ -17,7 +17,7 @@ from ...core.memo import remember
 from ...core.statistics.buffered import MOST_NOTED, Outcome
 from ...core.statistics.metrics import OVERFLOW
 from ...limiter import Limiter
-from ...limiter.statistics import UNROUTED, Series
+from ...limiter.figures.statistics import UNROUTED, Series
 from ..paths.below_root import below
 from ..paths.routes import Places
 from ..record import Record

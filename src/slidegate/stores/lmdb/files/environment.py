@@ -272,6 +272,13 @@ class Environment:
         finally:
             self.end_read(txn)
 
+    def has_room(self, more: int) -> bool:
+        """Tell, in a writing transaction, whether so many bytes fit besides all else; a file that may grow has room."""
+        if self.held * 2 <= self.options.max_map_size:
+            return True
+        used = (self._lmdb.info()["last_pgno"] + 1) * self._lmdb.stat()["psize"]
+        return bool(used + 2 * more <= self.held - self.held // 8)
+
     # -- opening and closing -----------------------------------------------------------------------------------------
 
     def condemn(self, error: Exception) -> StoreUnavailable:

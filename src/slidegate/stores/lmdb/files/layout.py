@@ -33,6 +33,7 @@ _CHANGED: Final = {
     "policies": 1,
     "places": 2,
     "workers": 2,
+    "figures": 2,
 }
 NAMES: Final = (*_KEPT, *_CHANGED)
 _OURS: Final = 5  # another program does not have more of these names by chance
@@ -54,6 +55,7 @@ class Databases(NamedTuple):
     policies: Any
     places: Any
     workers: Any
+    figures: Any
     secret: bytes
 
 

@@ -1,0 +1,97 @@
+"""The rows of figures in an LMDB environment.
+
+    figures   shelf 0x00 number worker    the moment until which it is kept, and its value
+
+The numbers of a shelf stand in order, so those that are over stand in front. Each writing deletes some of them.
+
+Figures must not take the room of windows and bans: they take an eighth of the largest file at most, and where the file
+cannot grow any more they leave its last part alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from struct import Struct
+from typing import Final
+
+from ...core.errors import StoreUnavailable
+from ...core.protocols import FigureRow
+from .files.environment import Environment
+from .session import Session
+
+SHARE: Final = 8
+"""Figures take one byte in so many of the largest file."""
+MOST_DELETED: Final = 512
+"""How many rows are looked at for every writing."""
+WORKER_BYTES: Final = 8
+
+_UNTIL: Final = Struct("=q")
+_NUMBER: Final = Struct(">Q")
+_PER_ROW: Final = 64
+"""Bytes of a row besides its value."""
+
+
+class FiguresInFile:
+    """Writes and reads the rows, in transactions of the store.
+
+    Args:
+        env: The environment.
+    """
+
+    def __init__(self, env: Environment) -> None:
+        self._env = env
+        self._looked_at = b"\0"
+
+    def write(self, worker: bytes, rows: Sequence[FigureRow], session: Session) -> None:
+        """See `KeepsFigures`.
+
+        Raises:
+            StoreUnavailable: There is no room for more figures.
+        """
+        txn, figures = session.txn, session.dbs.figures
+        self._delete_some(session)
+        needed = sum(len(row.value) + _PER_ROW for row in rows if row.kept_us > 0)
+        used = txn.stat(figures)
+        pages = used["leaf_pages"] + used["branch_pages"] + used["overflow_pages"]
+        most = self._env.options.max_map_size // SHARE
+        if pages * used["psize"] + needed > most or not self._env.has_room(needed):
+            raise StoreUnavailable(f"lmdb: {self._env.path} has no room for more figures; raise max_map_size")
+        for row in rows:
+            key = _key(row.shelf, row.number) + worker
+            if row.kept_us > 0:
+                txn.put(key, _UNTIL.pack(session.now_us + row.kept_us) + row.value, db=figures)
+            else:
+                txn.delete(key, b"", figures)
+        session.wrote = True
+
+    def read(self, shelf: str, first: int, last: int, session: Session) -> list[tuple[int, bytes, bytes]]:
+        """See `KeepsFigures`."""
+        found = []
+        end, name = _key(shelf, last + 1), len(shelf) + 1
+        with session.txn.cursor(session.dbs.figures) as cursor:
+            there = cursor.set_range(_key(shelf, first))
+            while there and (key := bytes(cursor.key())) < end:
+                value = bytes(cursor.value())
+                if _UNTIL.unpack_from(value)[0] > session.now_us:
+                    (number,) = _NUMBER.unpack_from(key, name)
+                    found.append((number, key[name + _NUMBER.size :], value[_UNTIL.size :]))
+                there = cursor.next()
+        return found
+
+    def _delete_some(self, session: Session) -> None:
+        """Delete rows that are over. Each writing goes on where the last one ended."""
+        with session.txn.cursor(session.dbs.figures) as cursor:
+            there = cursor.set_range(self._looked_at)
+            for _ in range(MOST_DELETED):
+                if not there:
+                    break
+                if _UNTIL.unpack_from(cursor.value())[0] <= session.now_us:
+                    there = cursor.delete()  # moves the cursor to the next row, if there is one
+                    session.wrote = True
+                else:
+                    there = cursor.next()
+            self._looked_at = bytes(cursor.key()) if there else b"\0"
+
+
+def _key(shelf: str, number: int) -> bytes:
+    return shelf.encode() + b"\0" + _NUMBER.pack(number)

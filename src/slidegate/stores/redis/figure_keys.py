@@ -1,0 +1,84 @@
+"""The rows of figures in Redis: a hash for each shelf and number, with a field for each worker.
+
+All of them lie in the slot of the bans, so that one script call writes the rows of a worker, and a client that reaches
+the bans reaches the figures. They are small and seldom: each worker sends some kilobytes every few seconds.
+
+The script stands in ``lua/figures``. A hash goes by its TTL; the moment until which a row in it is kept stands before
+its value.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from ...core.errors import StoreUnavailable
+from ...core.protocols import Clock, FigureRow
+from .bans.ban_refresh import Sender, in_steps
+from .packing import figures_script
+
+AT_ONCE: Final = 32
+"""How many hashes are asked for before the first answer, so that requests go in between."""
+UNTIL_BYTES: Final = 20
+
+
+class RedisFigures:
+    """Writes and reads the rows.
+
+    Args:
+        lane: Returns the sender of the running event loop.
+        meta: What the names of everything in the slot of the bans begin with.
+        clock: The clock of a test.
+    """
+
+    def __init__(self, lane: Callable[[], Sender], meta: bytes, clock: Clock | None) -> None:
+        self._lane = lane
+        self._prefix = meta + b":figures:"
+        self._clock = clock
+
+    async def time(self) -> int:
+        """See `KeepsFigures`."""
+        return await self._time(self._lane())
+
+    async def write(self, worker: bytes, rows: Sequence[FigureRow]) -> None:
+        """See `KeepsFigures`."""
+        if rows:
+            keys = [self._key(row.shelf, row.number) for row in rows]
+            now: bytes | int = b"" if self._clock is None else self._clock()
+            asked = [part for row in rows for part in (row.value, row.kept_us)]
+            await self._lane().run(figures_script(), keys, [now, worker, *asked])
+
+    async def read(self, shelf: str, first: int, last: int) -> list[tuple[int, bytes, bytes]]:
+        """See `KeepsFigures`."""
+        lane = self._lane()
+        now_us = await self._time(lane)
+        found: list[tuple[int, bytes, bytes]] = []
+        async for numbers in in_steps(range(first, last + 1), AT_ONCE):
+            hashes = await asyncio.gather(*(lane.ask(b"HGETALL", self._key(shelf, number)) for number in numbers))
+            for number, fields in zip(numbers, hashes, strict=True):
+                found += [(number, worker, value) for worker, value in _kept(fields, now_us)]
+        return found
+
+    async def _time(self, lane: Sender) -> int:
+        if self._clock is not None:
+            return self._clock()
+        seconds, microseconds = await lane.ask(b"TIME")
+        return int(seconds) * 1_000_000 + int(microseconds)
+
+    def _key(self, shelf: str, number: int) -> bytes:
+        return b"%s%s:%d" % (self._prefix, shelf.encode(), number)
+
+
+def _kept(fields: Any, now_us: int) -> list[tuple[bytes, bytes]]:
+    """Return worker and value of the rows of a hash that are kept still.
+
+    Raises:
+        StoreUnavailable: The answer is no hash of rows.
+    """
+    try:
+        # Servers that speak the older protocol send a list.
+        pairs = fields.items() if isinstance(fields, dict) else zip(fields[::2], fields[1::2], strict=True)
+        return [(worker, row[UNTIL_BYTES:]) for worker, row in pairs if int(row[:UNTIL_BYTES]) > now_us]
+    except (TypeError, ValueError) as error:
+        raise StoreUnavailable(f"redis: an answer about figures makes no sense: {error!r}") from error
