@@ -65,7 +65,7 @@ class BufferedWindow:
     Attributes:
         noted: The records that are to be counted.
         timed: Hears the response times in microseconds of each fold that has some; None for nobody.
-        touched: The slices that were counted in since `take_touched` was last called, those of a day at most; None where
+        touched: The slices that were counted in since `take_touched` was last called, of two days at most; None where
             nobody asks for them.
 
     Raises:

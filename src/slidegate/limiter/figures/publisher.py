@@ -84,7 +84,7 @@ class Publisher:
         self._pending: set[int] = set()
         self._shifts: dict[int, int] = {}
         self._away: list[FigureRow] = []
-        statistics.started = self.start
+        statistics.started, statistics.published = self.start, store is not None
 
     @property
     def worker(self) -> bytes:
@@ -238,7 +238,7 @@ class Publisher:
 
     async def _publish_and_go_on(self, loop: asyncio.AbstractEventLoop) -> None:
         try:
-            if not self._writing:
+            if not self._writing and not self._closed:
                 await self.publish()
         except StoreError as error:
             self._say("figures were not published, and will be later: %s", error)

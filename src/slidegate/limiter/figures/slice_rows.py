@@ -47,7 +47,8 @@ def unpack_row(row: bytes) -> list[Entry]:
         return []
     try:
         unpacker = zlib.decompressobj()
-        return list(_entries(unpacker.decompress(row[1:], MOST_BYTES)))
+        flat = unpacker.decompress(row[1:], MOST_BYTES)
+        return list(_entries(flat)) if unpacker.eof else []
     except (ValueError, TypeError, zlib.error):
         return []
 

@@ -57,6 +57,7 @@ class Statistics:
     Attributes:
         costs: How many units a request costs under a rule, where that is not 1.
         started: Called when there is a new series.
+        published: Whether somebody asks for the slices that were counted in.
     """
 
     def __init__(self, clock: Clock | None, tell: Callable[[Event], None]) -> None:
@@ -68,6 +69,7 @@ class Statistics:
         times, so it must not pay for a division each time: the series make microseconds of ticks."""
         self.costs: dict[str, int] = {}
         self.started: Callable[[], None] = _nothing
+        self.published = False
         self._ahead_us = ahead_us
         self._ticks_per_us = _NS_PER_US if clock is None else 1
         self._tell = tell
@@ -169,6 +171,7 @@ class Statistics:
             costs = tuple([self.costs.get(rule, 1) for rule in wanted[0]])
             known = self._series.get(wanted)
             made = Series(*wanted, costs, self._ticks_per_us, self._ahead_us)
+            made.touched = set() if self.published else None
             series = known or self._series.setdefault(wanted, made)
             following = [] if known else self._following[:]
         for hear in following:

@@ -52,6 +52,7 @@ class Onlookers:
         if bound.rule.action == "track":
             await self._track(bound, check[1], seen)
         elif not seen.allowed:
+            self._internals.statistics.add(bound.rule.label, "shadow_refused", 1)
             message = f"rule {bound.rule.label!r} would have refused {shown(check[1])}"
             self._internals.tell(Event("shadow_refused", message, {"rule": bound.rule.label, "key": check[1]}))
 
