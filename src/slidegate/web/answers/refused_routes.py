@@ -7,7 +7,7 @@ from typing import Final
 from starlette.types import ASGIApp, Scope
 
 from ...core.memo import remember
-from ...limiter.statistics import UNROUTED
+from ...limiter.figures.statistics import UNROUTED
 from ..paths.below_root import below
 from ..paths.routes import Place, walk
 
