@@ -9,6 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from slidegate.ops.access.door import Door
+
 from ...web.driver import Answer
 from .visits import HOST, READ_TOKEN, TOKEN, Browser, House, said, send, with_token
 
@@ -134,6 +136,18 @@ async def test_a_look_from_elsewhere_is_refused_and_a_link_to_the_page_is_not() 
     assert (await browser.send("GET", "/api/items", **elsewhere)).status == 403
     assert (await browser.send("GET", "/", **elsewhere)).status == 200
     assert (await browser.send("GET", "/", sec_fetch_site="cross-site", sec_fetch_mode="no-cors")).status == 403
+
+
+async def test_a_question_that_must_not_stand_in_an_address_is_open_to_readers() -> None:
+    house = House()
+    door = Door(house.tool.app(), house.access, prefix="/api", reading={"/items"})
+    assert (await with_token(door, "POST", "/api/items", READ_TOKEN, {})).status == 200
+    assert (await with_token(door, "PUT", "/api/items", READ_TOKEN, {})).status == 403
+    browser = Browser(door)
+    await browser.log_in(READ_TOKEN)
+    assert (await browser.send("POST", "/api/items", {})).status == 200
+    assert (await browser.send("POST", "/api/items", {}, x_csrf_token=None)).status == 403
+    assert (await browser.send("POST", "/api/items/", {})).status == 403
 
 
 # -- the names of the place ----------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ The gate of the application above lets requests to a door pass uncounted, see `w
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from html import escape
 from typing import Final, NamedTuple
 
@@ -62,6 +62,8 @@ class Door:
         access: Says who sends a request.
         files: Public files by their exact paths below the mount. Nothing else is read, whatever a path says.
         prefix: The path at which, and below which, the tool lies; empty for everything. All other paths are unknown.
+        reading: Paths below the prefix where a POST changes nothing and is open to everybody who may look, because its
+            content must not stand in an address. It needs the proof of our page all the same.
         sessions: Whether browsers log in, at ``{prefix}/session``: POST with the token, GET for who is logged in,
             DELETE to log out.
 
@@ -69,7 +71,7 @@ class Door:
         access: Says who sends a request.
 
     Raises:
-        ConfigurationError: A path of a file or the prefix does not begin with a slash.
+        ConfigurationError: A path or the prefix does not begin with a slash.
     """
 
     def __init__(
@@ -79,9 +81,10 @@ class Door:
         *,
         files: Mapping[str, File] | None = None,
         prefix: str = "",
+        reading: Collection[str] = (),
         sessions: bool = True,
     ) -> None:
-        for path in (*(files or ()), *([prefix] if prefix else ())):
+        for path in (*(files or ()), *reading, *([prefix] if prefix else ())):
             if not path.startswith("/") or (path == prefix and path.endswith("/")):
                 raise ConfigurationError(f'path: expected one such as "/app.js" or "/api", not {quoted(path)}')
         # Under this name nobody who looks for the layers of an application finds it: its routes are nobody's business.
@@ -89,6 +92,7 @@ class Door:
         self.access = access
         self._files = dict(files or {})
         self._prefix = prefix
+        self._reading = frozenset(prefix + path for path in reading)
         self._desk = SessionDesk(access) if sessions else None
         setattr(self, SPARED, access.limiter)
 
@@ -158,7 +162,7 @@ class Door:
         """Return the channel of a request that may pass, with the visitor in its scope."""
         found = await self._known(scope)
         if scope["method"] not in LOOKING:
-            if found.visitor.role != "full":
+            if found.visitor.role != "full" and not (scope["method"] == "POST" and route_path(scope) in self._reading):
                 raise Refused(*_READER)
             self._check_page(scope, found)
             _, receive = await read_json(scope, receive)
