@@ -275,6 +275,10 @@ class RateLimitMiddleware(Breakable):
             return
         record = scope[RECORD] = opened()
         out = self._way_out(scope, receive, send, record)
+        if self._gate.judge.spared is not None and self._gate.judge.spared.find(scope) is not None:
+            out.over = (
+                True  # an operator looks for hours at streams of a tool; the figures are those of the application
+            )
         try:
             await self._gate.serve(scope, receive, out.send, record, outermost=True)
         except BaseException as error:

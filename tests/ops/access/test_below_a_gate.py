@@ -151,6 +151,16 @@ async def test_no_signal_strikes_for_what_happens_at_the_tool() -> None:
     assert await statuses(gate, 1, "/page", client=peer) == [200]
 
 
+async def test_requests_to_the_tool_are_no_requests_to_the_application() -> None:
+    house = House()
+    _, gate = mounted(house)
+    for path in ("/admin/limits/", "/admin/limits/api/items", "/admin/limits/nothing"):
+        await statuses(gate, 3, path, headers=HERE)
+    assert house.limiter.stats().total.passed == 0
+    await statuses(gate, 2, "/page")
+    assert house.limiter.stats().total.passed == 2
+
+
 # -- bans and lists ------------------------------------------------------------------------------------------------
 
 
