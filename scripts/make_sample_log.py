@@ -1,5 +1,7 @@
 """Writes examples/demo/sample.log: two hours of a small site, made up, the same every time.
 
+It also writes tests/ops/samples: some of the same requests as other servers log them, a file for each format.
+
 Run it from anywhere: ``python scripts/make_sample_log.py``. The clients live in the address ranges that are reserved
 for documentation (RFC 5737, RFC 3849); their behaviour is shaped like the logs of real sites:
 
@@ -14,13 +16,16 @@ for documentation (RFC 5737, RFC 3849); their behaviour is shaped like the logs 
 
 from __future__ import annotations
 
+import json
 import random
-from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Final, NamedTuple
 
-TARGET: Final = Path(__file__).resolve().parents[1] / "examples" / "demo" / "sample.log"
+ROOT: Final = Path(__file__).resolve().parents[1]
+TARGET: Final = ROOT / "examples" / "demo" / "sample.log"
+SAMPLES: Final = ROOT / "tests" / "ops" / "samples"
 SEED: Final = 20_260_303
 START: Final = datetime(2026, 3, 3, 10, 0, 0, tzinfo=UTC)
 LENGTH_S: Final = 7_200
@@ -168,17 +173,187 @@ def idle_connections(draw: random.Random) -> Iterator[Line]:
         yield Line(draw.uniform(0, LENGTH_S), f"192.0.2.{draw.randrange(100, 200)}", "-", 408, 0, "-", "-")
 
 
+def requests(draw: random.Random) -> list[Line]:
+    """Return all requests in the order of time."""
+    makers = (people, crawlers, heavy_client, exporter, scanners, login_attack, blocked, idle_connections)
+    return sorted((line for make in makers for line in make(draw)), key=lambda line: line.second)
+
+
 def sample() -> str:
     """Return the whole file."""
     draw = random.Random(SEED)
-    makers = (people, crawlers, heavy_client, exporter, scanners, login_attack, blocked, idle_connections)
-    lines = [
-        str(line) for line in sorted((line for make in makers for line in make(draw)), key=lambda line: line.second)
-    ]
+    lines = [str(line) for line in requests(draw)]
     for place in (1_000, 3_000):
         lines[place] = lines[place][: draw.randrange(20, 60)]
     return "\n".join(lines) + "\n"
 
 
+# The same requests in other formats
+
+
+NGINX_FORMAT: Final = (
+    '$remote_addr - $remote_user [$time_local] $host "$request" $status $body_bytes_sent rt=$request_time '
+    '"$http_referer" "$http_user_agent" key="$http_x_api_key"'
+)
+APACHE_FORMAT: Final = '%v %a %l %u [%{%d/%b/%Y:%T}t.%{msec_frac}t %{%z}t] %m "%U%q" %>s %O %D "%{User-Agent}i"'
+OWN_FIELDS: Final = {
+    "time": "when", "client": "http.ip", "method": "http.verb", "path": "http.url", "status": "http.status",
+    "user_agent": "http.agent", "duration_ms": "took_ms", "header:X-API-Key": "http.key",
+}  # fmt: skip
+HOST: Final = "www.example.org"
+KEY: Final = "key-of-nobody"
+
+
+def at(line: Line, zone_h: int = 0) -> datetime:
+    """Return when a request came in, by the clock of a zone."""
+    return (START + timedelta(seconds=int(line.second))).astimezone(timezone(timedelta(hours=zone_h)))
+
+
+def clf(line: Line, zone_h: int = 0) -> str:
+    """Return the time as most servers write it."""
+    return at(line, zone_h).strftime("%d/%b/%Y:%H:%M:%S %z")
+
+
+def asked(line: Line) -> tuple[str, str]:
+    """Return method and path; a hyphen for each where there is no HTTP request."""
+    method, _, rest = line.request.partition(" ")
+    return (method, rest.rpartition(" ")[0]) if rest else ("-", "-")
+
+
+def common(line: Line) -> str:
+    """Write a line as Apache does by itself."""
+    return str(line).rpartition(' "')[0].rpartition(' "')[0]
+
+
+def vhost(line: Line) -> str:
+    """Write a line with its virtual host, as Debian's Apache does, in a zone behind UTC."""
+    return f"{HOST}:443 {line}".replace(clf(line), clf(line, -5))
+
+
+def nginx(line: Line) -> str:
+    """Write a line in the custom format of nginx above."""
+    return (
+        f'{line.client} - - [{clf(line, 1)}] {HOST} "{line.request}" {line.status} {line.size} rt=0.012 '
+        f'"{line.referer}" "{line.agent}" key="{KEY}"'
+    )
+
+
+def apache(line: Line) -> str:
+    """Write a line in the custom format of Apache above."""
+    method, path = asked(line)
+    moment = f"{at(line, 2):%d/%b/%Y:%H:%M:%S}.000 +0200"
+    return f'{HOST} {line.client} - - [{moment}] {method} "{path}" {line.status} {line.size} 12000 "{line.agent}"'
+
+
+def nginx_json(line: Line) -> str:
+    """Write a line as nginx does with ``escape=json``."""
+    method, path = asked(line)
+    path, _, args = path.partition("?")
+    return json.dumps({
+        "time_iso8601": at(line, 1).isoformat(), "remote_addr": line.client, "request_method": method, "uri": path,
+        "args": args, "status": str(line.status), "body_bytes_sent": str(line.size), "request_time": "0.012",
+        "http_referer": line.referer, "http_user_agent": line.agent, "http_x_api_key": KEY, "host": HOST,
+    })  # fmt: skip
+
+
+def caddy(line: Line) -> str:
+    """Write a line as Caddy does."""
+    method, path = asked(line)
+    headers = {"User-Agent": [line.agent], "Referer": [line.referer], "X-Api-Key": [KEY]}
+    return json.dumps({
+        "level": "info", "ts": at(line).timestamp(), "logger": "http.log.access.log0", "msg": "handled request",
+        "request": {
+            "remote_ip": line.client, "remote_port": "4711", "client_ip": line.client, "proto": "HTTP/1.1",
+            "method": method, "host": HOST, "uri": path, "headers": headers,
+        },
+        "bytes_read": 0, "duration": 0.012, "size": line.size, "status": line.status,
+    })  # fmt: skip
+
+
+def traefik_json(line: Line) -> str:
+    """Write a line as Traefik does in JSON."""
+    method, path = asked(line)
+    return json.dumps({
+        "ClientHost": line.client, "ClientAddr": f"{line.client}:4711", "RequestMethod": method, "RequestPath": path,
+        "RequestHost": HOST, "DownstreamStatus": line.status, "DownstreamContentSize": line.size,
+        "Duration": 12_000_000, "StartUTC": f"{at(line):%Y-%m-%dT%H:%M:%S}.000000000Z",
+        "request_User-Agent": line.agent, "request_Referer": line.referer, "request_X-Api-Key": KEY,
+    })  # fmt: skip
+
+
+def traefik(line: Line) -> str:
+    """Write a line as Traefik does in the Common Log Format."""
+    return f'{line} 17 "web@docker" "http://192.0.2.250:80" 12ms'
+
+
+def balancer(line: Line) -> str:
+    """Write a line as the Application Load Balancer does: the time in front is that of the answer."""
+    method, path = asked(line)
+    created = f"{at(line):%Y-%m-%dT%H:%M:%S}.000000Z"
+    target = f"https://{HOST}:443{path}" if method != "-" else f"https://{HOST}:443-"
+    return (
+        f"h2 {created.replace('.000', '.012')} app/web/50dc6c495c0c9188 {line.client}:4711 192.0.2.250:80 "
+        f'0.001 0.010 0.001 {line.status} {line.status} 34 {line.size} "{method} {target} HTTP/2.0" '
+        f'"{line.agent}" TLS_AES_128_GCM_SHA256 TLSv1.3 arn:aws:elasticloadbalancing:eu-west-1:111122223333:'
+        f'targetgroup/web/73e2d6bc24d8a067 "Root=1-58337262-36d228ad5d99923122bbe354" "{HOST}" '
+        f'"arn:aws:acm:eu-west-1:111122223333:certificate/1" 0 {created} "forward" "-" "-" '
+        f'"192.0.2.250:80" "{line.status}" "-" "-"'
+    )
+
+
+CLOUDFRONT_HEADER: Final = (
+    "#Version: 1.0\n"
+    "#Fields: date time x-edge-location sc-bytes c-ip cs-method cs(Host) cs-uri-stem sc-status cs(Referer) "
+    "cs(User-Agent) cs-uri-query cs(Cookie) x-edge-result-type x-edge-request-id x-host-header cs-protocol cs-bytes "
+    "time-taken"
+)
+
+
+def cloudfront(line: Line) -> str:
+    """Write a line as CloudFront does."""
+    method, path = asked(line)
+    stem, _, query = path.partition("?")
+    return "\t".join((
+        f"{at(line):%Y-%m-%d}", f"{at(line):%H:%M:%S}", "FRA2-C1", str(line.size), line.client, method,
+        "d111111abcdef8.cloudfront.net", stem, str(line.status), line.referer, line.agent.replace(" ", "%20"),
+        query or "-", "-", "Miss", "SOX4xwn4XV6Q4rgb7XiVGOHms_BGlTAC4KyHmureZmBNrjGdRLiNIQ==", HOST, "https", "34",
+        "0.012",
+    ))  # fmt: skip
+
+
+def own(line: Line) -> str:
+    """Write a line as nobody else does: JSON with the names above."""
+    method, path = asked(line)
+    return json.dumps({
+        "when": round(at(line).timestamp() * 1_000), "took_ms": 12,
+        "http": {
+            "ip": line.client, "verb": method, "url": path, "status": line.status, "agent": line.agent, "key": KEY,
+        },
+    })  # fmt: skip
+
+
+FORMATS: Final[dict[str, Callable[[Line], str]]] = {
+    "combined.log": str, "common.log": common, "vhost_combined.log": vhost, "nginx_custom.log": nginx,
+    "apache_custom.log": apache, "nginx.jsonl": nginx_json, "caddy.jsonl": caddy, "traefik.jsonl": traefik_json,
+    "traefik.log": traefik, "load_balancer.log": balancer, "cloudfront.log": cloudfront, "own.jsonl": own,
+}  # fmt: skip
+
+
+def shown() -> list[Line]:
+    """Return the requests of the small samples: some of all, and one that is no HTTP request."""
+    found = requests(random.Random(SEED))
+    odd = next(line for line in found if line.request == "-")
+    return sorted([*found[::150], odd], key=lambda line: line.second)
+
+
+def format_sample(name: str) -> str:
+    """Return a file of the small samples."""
+    lines = [FORMATS[name](line) for line in shown()]
+    return "\n".join([CLOUDFRONT_HEADER, *lines] if name == "cloudfront.log" else lines) + "\n"
+
+
 if __name__ == "__main__":
     TARGET.write_text(sample(), encoding="ascii", newline="\n")
+    SAMPLES.mkdir(exist_ok=True)
+    for name in FORMATS:
+        (SAMPLES / name).write_text(format_sample(name), encoding="ascii", newline="\n")

@@ -237,7 +237,7 @@ def test_the_tests_of_the_source_distribution_pass_where_nothing_else_is(
         "core/windows/test_theory",
         "core/test_networks",
     )
-    parts += ("ops/test_accesslog", "web/test_middleware", "stores/test_lmdb_files")
+    parts += ("ops/test_access_log_lines", "web/test_middleware", "stores/test_lmdb_files")
     chosen = [str(root / "tests" / f"{part}.py") for part in parts]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen]
     paths = os.pathsep.join((str(root / "src"), str(root)))

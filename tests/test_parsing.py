@@ -21,7 +21,7 @@ from slidegate import ConfigurationError
 from slidegate.core import parse_duration_us, parse_limits
 from slidegate.core.addresses import canonical_key, parse_network
 from slidegate.netlists.formats import FORMATS, read_entries
-from slidegate.ops.accesslog import parse_line
+from slidegate.ops.access_logs import parse_line
 from slidegate.web.config.document import Document
 from slidegate.web.keys.forwarded import read_node, split_forwarded, split_list
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from slidegate.ops.accesslog import AccessLog
+from slidegate.ops.access_logs import AccessLog
 
 from .replay import Report, replay_bans
 

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from examples.demo.replay import play
 from slidegate import Ban, Limiter, MemoryStore, Networks, Reason
 from slidegate.core.addresses import canonical_key
-from slidegate.ops.accesslog import AccessRecord
+from slidegate.ops.access_logs import AccessRecord
 from slidegate.testing import FakeClock
 
 from .app import guarded

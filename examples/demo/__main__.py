@@ -18,7 +18,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from slidegate import Limiter, MemoryStore
-from slidegate.ops.accesslog import AccessLog, AccessRecord
+from slidegate.ops.access_logs import AccessLog, AccessRecord
 
 from .app import make_app
 from .figures import Figures, ReplayClock

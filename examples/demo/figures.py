@@ -14,7 +14,7 @@ from time import perf_counter_ns
 from slidegate import Limiter, Traffic
 from slidegate.core.statistics.summary import ResponseTimes
 from slidegate.limiter.figures.statistics import SLICE_US, Statistics
-from slidegate.ops.accesslog import AccessRecord
+from slidegate.ops.access_logs import AccessRecord
 from slidegate.testing import FakeClock
 
 MINUTE_US = 60_000_000

@@ -16,7 +16,7 @@ from urllib.parse import unquote
 from starlette.types import ASGIApp, Message, Scope
 
 from slidegate import Decision, Limiter, Reason
-from slidegate.ops.accesslog import AccessRecord
+from slidegate.ops.access_logs import AccessRecord
 from slidegate.testing import FakeClock
 
 SWITCHED_OFF = Decision(True, Reason.EXEMPT)  # SLIDEGATE_ENABLED=0: the gate leaves no record

@@ -24,7 +24,7 @@ from examples.bans import __main__ as command
 from examples.bans.app import PASSWORD, app, guarded, site
 from examples.bans.replay import Report, replay_bans
 from slidegate import Limiter, MemoryStore
-from slidegate.ops.accesslog import AccessLog, AccessRecord
+from slidegate.ops.access_logs import AccessLog, AccessRecord
 from slidegate.testing import FakeClock
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -27,7 +27,7 @@ from examples.demo.app import make_app
 from examples.demo.figures import Figures, ReplayClock
 from examples.demo.replay import Answer, Report, call, http_scope, replay
 from slidegate import Decision, Limiter, MemoryStore, Networks, Reason
-from slidegate.ops.accesslog import AccessLog, AccessRecord
+from slidegate.ops.access_logs import AccessLog, AccessRecord
 from slidegate.testing import FakeClock
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slidegate.core import ConfigurationError, HotKeys
-from slidegate.ops.accesslog import AccessLog
+from slidegate.ops.access_logs import AccessLog
 
 from .racing import THREADS, Racing, Unguarded, race, race_in_turns
 

@@ -1,0 +1,91 @@
+"""Access logs: how many lines a second are read, on one core and on all, and how much memory that takes."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import subprocess
+import sys
+import tempfile
+import time
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+
+from scripts.make_sample_log import caddy, nginx_json, requests, sample
+from slidegate.ops.access_logs import AccessLog, AccessLogs
+from slidegate.ops.access_logs.cores import usable_cores
+
+from .report.tables import Cell, Table
+
+COUNT = 1_000_000
+PEAK = r"""
+import re, sys
+from slidegate.ops.access_logs import AccessLog
+for _ in AccessLog(sys.argv[1]): pass
+# The maximum that getrusage tells begins with that of the parent.
+print(int(re.search(r"VmHWM:\s+(\d+) kB", open("/proc/self/status").read())[1]) / 1024)
+"""
+
+
+def written(path: Path, lines: list[str], count: int) -> Path:
+    """Write so many lines, again and again those that are given; return the file."""
+    with path.open("w") as file:
+        file.writelines(f"{line}\n" for line in itertools.islice(itertools.cycle(lines), count))
+    return path
+
+
+def seconds(log: AccessLog | AccessLogs, rounds: int) -> float:
+    """Return the median of the seconds that a reading takes, in which nothing is done with the records."""
+    taken = []
+    for _ in range(rounds):
+        started_s = time.perf_counter()
+        for _ in log:
+            pass
+        taken.append(time.perf_counter() - started_s)
+    return median(taken)
+
+
+def peak_mib(path: Path) -> float:
+    """Return the most memory that a process of its own took to read a file."""
+    return float(subprocess.run([sys.executable, "-c", PEAK, str(path)], capture_output=True, check=True).stdout)
+
+
+def arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("--count", type=int, default=COUNT, help="lines in a log")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of which the median is shown")
+    parser.add_argument("--seed", type=int, default=1)
+
+
+def tables(options: Namespace) -> Iterator[Table]:
+    """Read logs of several kinds."""
+    import random
+
+    made = requests(random.Random(options.seed))
+    rows: list[list[Cell]] = []
+    with tempfile.TemporaryDirectory() as directory:
+        combined = written(Path(directory, "combined.log"), sample().splitlines(), options.count)
+        packed = Path(directory, "combined.log.gz")
+        packed.write_bytes(gzip.compress(combined.read_bytes(), compresslevel=6))
+        few = options.count // 5
+        nginx = written(Path(directory, "nginx.jsonl"), [nginx_json(line) for line in made], few)
+        served = written(Path(directory, "caddy.jsonl"), [caddy(line) for line in made], few)
+        cores = usable_cores()
+        for name, log, count in (
+            ("Combined, as it stands", AccessLog(combined), options.count),
+            ("Combined, in the order of time", AccessLogs([combined]), options.count),
+            (f"the same on {cores} cores", AccessLogs([combined], processes=None), options.count),
+            ("Combined, gzip, in the order of time", AccessLogs([packed]), options.count),
+            (f"the same on {cores} cores", AccessLogs([packed], processes=None), options.count),
+            ("JSON of nginx, as it stands", AccessLog(nginx), few),
+            ("JSON of Caddy, as it stands", AccessLog(served), few),
+        ):
+            took_s = seconds(log, options.rounds)
+            rows.append([name, count, took_s, count / took_s])
+        weight = Table(
+            "Memory of the process", {"what": "", "MiB": ".0f"},
+            [[f"{options.count:,} lines, Combined, as they stand", peak_mib(combined)]],
+        )  # fmt: skip
+    yield Table("", {"what": "", "lines": ",.0f", "s": ".2f", "lines/s": ",.0f"}, rows)
+    yield weight
