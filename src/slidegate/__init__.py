@@ -11,13 +11,16 @@ from .core import decision as _decision
 from .core.bans.in_force import Ban, BanChange
 from .core.bans.policy import BanPolicy
 from .core.decision import Decision, LimitState, Reason
-from .core.errors import ConfigurationError, SlidegateError, StoreError, StoreTimeout, StoreUnavailable
+from .core.errors import ConfigurationError, InvalidKey, SlidegateError, StoreError, StoreTimeout, StoreUnavailable
 from .core.limits import Limit, parse_limits
 from .core.protocols import Event, Observer, Store
+from .core.windows.views import WindowSlice, WindowView
 from .limiter import Limiter
 from .limiter.events.hub import EventStats
 from .limiter.events.subscription import Subscription
 from .limiter.figures.stats import AllStats, Chart, Point, Stats, Traffic, Worker
+from .limiter.inspection.looking import KeyView
+from .limiter.key_spelling import KeyOf
 from .limiter.quotas.quota import Quota
 from .limiter.sync.limited import Limited, RateLimited
 from .limiter.sync.sync_limiter import SyncLimiter
@@ -55,6 +58,9 @@ __all__ = [
     "Event",
     "EventStats",
     "Finding",
+    "InvalidKey",
+    "KeyOf",
+    "KeyView",
     "Limit",
     "LimitExceeded",
     "LimitState",
@@ -84,6 +90,8 @@ __all__ = [
     "Subscription",
     "SyncLimiter",
     "Traffic",
+    "WindowSlice",
+    "WindowView",
     "Worker",
     "charge",
     "client_ip",

@@ -14,7 +14,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
 from slidegate import BanPolicy, ConfigurationError, Limiter, MemoryStore, RateLimitMiddleware, Reason, Rule
-from slidegate.core.decision import Check, Decision
+from slidegate.core.decision import Bucket, Check, Decision
 from slidegate.core.errors import StoreError, StoreTimeout, StoreUnavailable
 from slidegate.limiter import breakers
 from slidegate.limiter.deadlines import MOST_DONE, Deadline
@@ -68,6 +68,12 @@ class SickStore:
 
     def reset(self, key: str) -> Any:
         return self.answer(self.healthy.reset, key)
+
+    def reset_all(self) -> Any:
+        return self.answer(self.healthy.reset_all)
+
+    def inspect(self, key: str, buckets: Sequence[Bucket]) -> Any:
+        return self.answer(self.healthy.inspect, key, buckets)
 
 
 class SickBans:

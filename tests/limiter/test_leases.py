@@ -22,6 +22,7 @@ from slidegate.core import Limit, parse_limits
 from slidegate.core.decision import Bucket, Check, Decision, Reason
 from slidegate.core.errors import ConfigurationError, StoreUnavailable
 from slidegate.core.protocols import Store
+from slidegate.core.windows.views import Snapshot
 from slidegate.limiter import Limiter
 from slidegate.limiter.leases import lease_pool as shares_module
 from slidegate.limiter.leases.lease import Lease, Leased
@@ -89,6 +90,12 @@ class SharedStore:
 
     def reset(self, key: str) -> Awaitable[bool]:
         return self.answer(self.inner.reset, key)
+
+    def reset_all(self) -> Awaitable[bool]:
+        return self.answer(self.inner.reset_all)
+
+    def inspect(self, key: str, buckets: Sequence[Bucket]) -> Awaitable[Snapshot]:
+        return self.answer(self.inner.inspect, key, buckets)
 
     def close(self) -> None:
         self.closed = True

@@ -18,6 +18,7 @@ from slidegate.core import Bucket, Check, ConfigurationError, Decision, Event, L
 from slidegate.core.addresses import address_key, canonical_key
 from slidegate.core.bans.in_force import Guarded
 from slidegate.core.memo import MEMO_SIZE
+from slidegate.core.windows.views import Snapshot
 from slidegate.limiter import MAX_KEY_BYTES, Limiter
 from slidegate.stores.memory.store import MemoryStore
 from slidegate.testing import FakeClock, RecordingObserver
@@ -85,6 +86,14 @@ class SlowStore:
     async def reset(self, key: str) -> bool:
         await asyncio.sleep(0)
         return self.inner.reset(key)
+
+    async def reset_all(self) -> bool:
+        await asyncio.sleep(0)
+        return self.inner.reset_all()
+
+    async def inspect(self, key: str, buckets: Sequence[Bucket]) -> Snapshot:
+        await asyncio.sleep(0)
+        return self.inner.inspect(key, buckets)
 
     def observe(self, observer: Observer) -> None:
         self.inner.observe(observer)

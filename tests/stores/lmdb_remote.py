@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,12 @@ class TwoProcesses:
 
     def reset(self, key: str) -> Any:
         return self.turn("store", "reset", key)
+
+    def reset_all(self) -> Any:
+        return self.turn("store", "reset_all")
+
+    def inspect(self, key: str, buckets: Sequence[Bucket]) -> Any:
+        return self.turn("store", "inspect", key, buckets)
 
     def close(self) -> None:
         self.store.close()

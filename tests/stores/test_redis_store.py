@@ -24,7 +24,7 @@ from slidegate.stores.redis.server_clock import ServerClock
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.testing.contract import StoreContract
 from slidegate.testing.contract.desk import bucket
-from slidegate.testing.contract.player import Player, settle
+from slidegate.testing.contract.player import settle
 from slidegate.testing.contract.programs import YEAR_2100_US, Program
 
 from ..patching import replace_everywhere
@@ -120,14 +120,9 @@ class TestCluster(AtServer):
     def running(self, cluster: RedisCluster) -> RedisCluster:
         return cluster
 
-    async def _play(self, program: Program) -> None:
+    async def play(self, program: Program, *, looks: bool = False) -> None:
         # Demands of several keys never wait here, and what a refusal would count is not peeked at.
-        clock = FakeClock(program.start_us)
-        store = self.make_store(clock)
-        try:
-            await Player(store, clock, program.rules).play(program.moves)
-        finally:
-            await store.close()
+        await super().play(program._replace(modes=()), looks=looks)
 
 
 # -- batching ----------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .addresses import parse_address
 from .decision import Bucket, Check, Decision, LimitState, Reason
-from .errors import ConfigurationError, SlidegateError
+from .errors import ConfigurationError, InvalidKey, SlidegateError
 from .kinds.any_limit import AnyLimit
 from .kinds.calendar import Anchor, Calendar, Period
 from .kinds.calendar_quota import CalendarQuota
@@ -36,6 +36,7 @@ from .windows.places import Places
 from .windows.rings import Ring, convert, new_window
 from .windows.theory import NEVER, OPEN, Reading, Window
 from .windows.timestamps import TimestampWindow
+from .windows.views import Snapshot, WindowSlice, WindowView
 
 __all__ = [
     "NEVER",
@@ -59,6 +60,7 @@ __all__ = [
     "HasParts",
     "HoldsPlaces",
     "HotKeys",
+    "InvalidKey",
     "KeepsDeadline",
     "KeepsFigures",
     "Limit",
@@ -77,9 +79,12 @@ __all__ = [
     "Ring",
     "RollingTotals",
     "SlidegateError",
+    "Snapshot",
     "Store",
     "TimestampWindow",
     "Window",
+    "WindowSlice",
+    "WindowView",
     "convert",
     "new_window",
     "parse_address",

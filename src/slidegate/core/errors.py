@@ -2,6 +2,7 @@
 
 SlidegateError
 ├── ConfigurationError (also a ValueError)   wrong value at construction; says what to write instead
+│   └── InvalidKey                           a value that cannot be a key, an address or a network
 ├── StoreError                               a store could not answer; a `Limiter` does what `on_error` says
 │   ├── StoreUnavailable                     it is broken, full or gone
 │   └── StoreTimeout                         it did not answer in time
@@ -33,6 +34,23 @@ class SlidegateError(Exception):
 
 class ConfigurationError(SlidegateError, ValueError):
     """A value that slidegate was given at construction cannot work; the message says what would."""
+
+
+class InvalidKey(ConfigurationError):
+    """A value cannot be a key, an address or a network. A service that was given it by a client answers 422.
+
+    Args:
+        message: The whole sentence, with the value.
+        expected: What would do, for people: ``'an address, a network or a key, for example "192.0.2.7"'``.
+    """
+
+    def __init__(self, message: str = "", expected: str = "") -> None:
+        super().__init__(message)
+        self.expected = expected
+
+    # Pickles are made of `args`, which hold the message alone.
+    def __reduce__(self) -> tuple[object, ...]:
+        return InvalidKey, (*self.args, self.expected)
 
 
 class StoreError(SlidegateError):

@@ -9,8 +9,9 @@ from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 from .bans.in_force import Ban, BanChange, Guarded
 from .bans.policy import BanPolicy
 from .bans.rows import Row
-from .decision import Check, Decision
+from .decision import Bucket, Check, Decision
 from .logs import escaped
+from .windows.views import Snapshot
 
 Clock: TypeAlias = Callable[[], int]
 """Returns the time in whole microseconds, not below 0. Its start does not matter, its rate does."""
@@ -162,6 +163,17 @@ class Store(Protocol):
 
     def reset(self, key: str) -> bool | Awaitable[bool]:
         """Forget the windows of `key` under every rule; False where there were none."""
+
+    def reset_all(self) -> bool | Awaitable[bool]:
+        """Forget the windows of all keys under every rule; False where there were none.
+
+        Quotas and the bookings of those who wait are forgotten with them, and no earlier charge is handed back any
+        more. Places stay taken, because the requests are under way; bans, strikes and the secret stay. Afterwards
+        every process asks the windows as they are now: a refusal that it remembers is given up in about a second.
+        """
+
+    def inspect(self, key: str, buckets: Sequence[Bucket]) -> Snapshot | Awaitable[Snapshot]:
+        """Return copies of the windows that count `key` under each limit of some buckets. Changes nothing."""
 
     def observe(self, observer: Observer) -> None:
         """Tell `observer` about this store's events from now on."""

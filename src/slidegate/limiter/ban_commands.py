@@ -16,6 +16,7 @@ from ..core.limits import MAX_WINDOW_US, check_whole, parse_duration_us
 from ..core.protocols import BanBook, Store
 from .deadlines import in_turns, within
 from .internals import Internals
+from .key_spelling import AnyKey, KeyOf
 
 PERMANENT: Final = "permanent"
 
@@ -30,13 +31,13 @@ class BanCommands:
     store: Store
     internals: Internals
 
-    async def ban(self, key: str, duration: str | float | timedelta, *, reason: str = "", by: str = "manual") -> Ban:
+    async def ban(self, key: AnyKey, duration: str | float | timedelta, *, reason: str = "", by: str = "manual") -> Ban:
         """Ban an address, a network or a key; a ban that it has is replaced.
 
         Args:
-            key: ``"203.0.113.7"``, ``"203.0.113.0/24"``, ``"user:42"``, or a key as `bans` or the details of an event
-                have it. Write ``f"user:{name}"`` where users choose the name: by itself, a name that reads as an
-                address or network bans that.
+            key: ``"203.0.113.7"``, ``"203.0.113.0/24"``, ``"user:42"``, a key as `bans` or the details of an event
+                have it, or the key of a value: ``header("X-API-Key").of("k123")``. Write ``f"user:{name}"`` where users
+                choose the name: by itself, a name that reads as an address or network bans that.
             duration: How long, up to 400 days, or ``"permanent"``.
             reason: For the operator; clients do not see it. Kept to 256 printable characters.
             by: The person or program that bans.
@@ -50,11 +51,12 @@ class BanCommands:
             length_us = parse_duration_us(duration, "ban: duration")
             if length_us > MAX_WINDOW_US:
                 raise ConfigurationError(f'ban: duration: expected at most 400 days or "permanent", not {duration!r}')
-        hand_ban_key(key)
+        if not isinstance(key, KeyOf):
+            hand_ban_key(key)
         await self.internals.fetch_secret()
         return await within(self.store.bans.ban(self._ban_key(key), length_us, clean_reason(reason), clean_reason(by)))
 
-    async def unban(self, key: str, *, by: str = "manual") -> bool:
+    async def unban(self, key: AnyKey, *, by: str = "manual") -> bool:
         """Take the ban of exactly this key back, and forgive it: strikes and rungs are forgotten.
 
         Returns:
@@ -65,7 +67,7 @@ class BanCommands:
         lifted = [await within(book.unban(self._spelled(book, known), who)) for book in self._books()]
         return any(lifted)
 
-    async def banned(self, key: str) -> Ban | None:
+    async def banned(self, key: AnyKey) -> Ban | None:
         """Return the ban that refuses a key or address now, its own or that of a network; None if there is none."""
         await self.internals.prepare()
         known = self._ban_key(key)
@@ -79,7 +81,7 @@ class BanCommands:
             async for ban in in_turns(await within(book.active())):
                 yield ban
 
-    async def history(self, key: str | None = None) -> AsyncIterator[BanChange]:
+    async def history(self, key: AnyKey | None = None) -> AsyncIterator[BanChange]:
         """Yield the latest bans and unbans, oldest first; those of `key` alone if it is given."""
         await self.internals.prepare()
         known = None if key is None else self._ban_key(key)
@@ -89,7 +91,7 @@ class BanCommands:
                 yield change
 
     async def strike(
-        self, key: str, policy: BanPolicy, weight: int = 1, reason: str = "", *, protected: NetworkSet | None = None
+        self, key: AnyKey, policy: BanPolicy, weight: int = 1, reason: str = "", *, protected: NetworkSet | None = None
     ) -> Ban | None:
         """Count a strike of `key` under a policy, and return the ban if it made one.
 
@@ -163,7 +165,9 @@ class BanCommands:
         safe = self.internals.failsafe
         return key if safe is None or book is self.store.bans else safe.spelled(key)
 
-    def _ban_key(self, key: str) -> str:
+    def _ban_key(self, key: AnyKey) -> str:
+        if isinstance(key, KeyOf):
+            return hand_ban_key(self.internals.keys.learn(key)[0])
         ban_key(key)
         return self.internals.keys.learn(key)[0]
 

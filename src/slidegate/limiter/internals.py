@@ -29,6 +29,7 @@ from .failsafe import Failsafe, OnError, check_failure_policy
 from .figures.all_workers import AllWorkers
 from .figures.publisher import Publisher
 from .figures.statistics import Statistics
+from .inspection.known_buckets import KnownBuckets
 from .key_spelling import Keys, check_secret
 from .onlooking.gates import Gates
 from .onlooking.notes import AtOnce, Decide, Notes
@@ -59,6 +60,7 @@ class Internals:
         events: The observers.
         tell: Passes an event that happened above the store to the observers.
         keys: Spells keys.
+        known_buckets: The buckets that somebody may have counted in here.
         failsafe: Asks a store that can fail; None for one in memory.
         leases: Answers from leases; None where nobody shares the store.
         queues: The requests that wait for places.
@@ -106,6 +108,7 @@ class Internals:
         self.all_workers = AllWorkers(shared, self.statistics, self.figures)
         self.queues = PlaceQueues()
         self.gates = Gates()
+        self.known_buckets = KnownBuckets()
         self._notes: Notes | None = None
         self._near = NearLimits(near_limit, self.statistics.now_us, self.tell)
         self.waits = Waits(self.clock)

@@ -12,23 +12,50 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Final, NamedTuple, TypeAlias
 
 from ..core.addresses import canonical_key, parse_address, parse_network
 from ..core.bans.in_force import MAX_KEY_BYTES, Guarded
 from ..core.decision import Check
-from ..core.errors import ConfigurationError
+from ..core.errors import ConfigurationError, InvalidKey, quoted
 from ..core.memo import MEMO_BYTES, remember, text_bytes
 
 Known: TypeAlias = tuple[str, tuple[Guarded, ...]]
 """The spelling of a key; and its address, if it is one, because bans of networks refuse it as well."""
 
 
+class KeyOf:
+    """The key that a gate makes of a value, for the methods of a `Limiter`: ``header("X-API-Key").of("k123")``.
+
+    It is spelled when a method asks for it, because a digest needs the secret of that limiter's store. Nothing shows
+    the value.
+
+    Args:
+        shown: What it is made of, without the value.
+        spell: Returns the key.
+        guarded: The address whose bans refuse it as well, if it is of one.
+    """
+
+    __slots__ = ("_shown", "guarded", "spell")
+
+    def __init__(self, shown: str, spell: Callable[[Keys], str], guarded: tuple[Guarded, ...] = ()) -> None:
+        self._shown = shown
+        self.spell = spell
+        self.guarded = guarded
+
+    def __repr__(self) -> str:
+        return f"<key {self._shown} of a value>"
+
+
+AnyKey: TypeAlias = str | KeyOf
+"""A key as the methods of a limiter take it."""
+
 Question: TypeAlias = tuple[tuple[Check], tuple[Guarded, ...]]
 """A demand of one check, and the address of its key, if it is one."""
 
+_EXPECTED: Final = 'text that is not empty, for example "user:42"'
 _DIGEST: Final = re.compile("(?<=#)[0-9a-f]{32}")
 _DIGEST_BYTES: Final = re.compile(b"(?<=#)[0-9a-f]{32}")
 
@@ -109,15 +136,17 @@ class Keys:
     def _now(self, text: str) -> str:
         return _DIGEST.sub(lambda found: self._after.get(found[0], found[0]), text)
 
-    def learn(self, key: str) -> Known:
+    def learn(self, key: AnyKey) -> Known:
         """Spell a key.
 
         Raises:
-            ConfigurationError: `key` is not text, or empty.
+            InvalidKey: `key` is not text, or empty.
         """
+        if isinstance(key, KeyOf):
+            return key.spell(self), key.guarded
         spelling = self._spelling
         if not isinstance(key, str) or not key:
-            raise ConfigurationError(f'key: expected text that is not empty, for example "user:42", not {key!r}')
+            raise InvalidKey(f"key: expected {_EXPECTED}, not {quoted(key)}", _EXPECTED)
         text = canonical_key(key)
         encoded = text.encode(errors="surrogatepass")
         if len(encoded) > MAX_KEY_BYTES:

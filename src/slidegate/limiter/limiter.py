@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from types import TracebackType
 from typing import Final, Self
@@ -23,8 +23,9 @@ from .events.near_limits import NEAR_LIMIT
 from .events.subscription import Subscription
 from .failsafe import DEADLINE, ON_ERROR, OnError, check_failure_policy
 from .figures.stats import AllStats, Chart, Stats
+from .inspection.looking import KeyView, look_at
 from .internals import Internals
-from .key_spelling import Question
+from .key_spelling import AnyKey, Question
 from .sync.limited import Limited, LimitedKey
 from .sync.sync_limiter import SyncLimiter
 from .sync.without_loop import WithoutLoop
@@ -84,6 +85,7 @@ class Limiter(BanCommands):
         self._buckets: dict[str, dict[object, Bucket]] = {}
         self._without_loop = WithoutLoop(self.internals)
         self._remembered = 0  # how many questions are remembered
+        self.internals.known_buckets.lately = self._buckets
         self._closed = False
 
     @classmethod
@@ -135,7 +137,7 @@ class Limiter(BanCommands):
         """
         return await self.internals.prepare()
 
-    def key_for(self, key: str) -> str:
+    def key_for(self, key: AnyKey) -> str:
         """Return the spelling of `key` that stores hold: one for each address, at most 64 bytes. See `prepare`.
 
         Raises:
@@ -194,7 +196,7 @@ class Limiter(BanCommands):
         return answer if isinstance(answer, Decision) else await answer
 
     async def peek(
-        self, key: str, limits: str | AnyLimit | Sequence[str | AnyLimit], cost: int = 1, *, rule: str = DEFAULT_RULE
+        self, key: AnyKey, limits: str | AnyLimit | Sequence[str | AnyLimit], cost: int = 1, *, rule: str = DEFAULT_RULE
     ) -> Decision:
         """Say what `hit` would answer now. Changes nothing."""
         await self.prepare()
@@ -208,7 +210,7 @@ class Limiter(BanCommands):
         return await self.internals.peek(tuple(checks), guarded)
 
     async def charge(
-        self, key: str, limits: str | AnyLimit | Sequence[str | AnyLimit], units: int, *, rule: str = DEFAULT_RULE
+        self, key: AnyKey, limits: str | AnyLimit | Sequence[str | AnyLimit], units: int, *, rule: str = DEFAULT_RULE
     ) -> Decision:
         """Record units that are known only now, even beyond the limit: then the debt refuses the next requests.
 
@@ -237,13 +239,50 @@ class Limiter(BanCommands):
             raise ConfigurationError(f"refund: expected the Decision that `hit` returned, not {decision!r}")
         return await self.internals.refund(decision)
 
-    async def reset(self, key: str) -> bool:
+    async def reset(self, key: AnyKey) -> bool:
         """Forget the windows of `key` under every rule. Returns False if there were none."""
         await self.internals.fetch_secret()
         known = self.key_for(key)
         if self.internals.leases is not None:
             self.internals.leases.forget(known)
         return await within(self.store.reset(known))
+
+    async def reset_all(self) -> bool:
+        """Forget the windows of all keys under every rule, quotas too. Returns False if there were none.
+
+        Bans, strikes and the secret stay, and so do the places of requests under way. Those who wait for their turn go
+        on at the moment that they were told. Other workers give up the refusals that they know within a second, and may
+        go on spending of a lease until its slice ends.
+
+        Raises:
+            StoreError: The store does not answer; some windows may be forgotten by then.
+        """
+        if self.internals.leases is not None:
+            self.internals.leases.forget(None)
+        return await within(self.store.reset_all())
+
+    async def inspect(
+        self, key: AnyKey, rules: Mapping[str, str | AnyLimit | Sequence[str | AnyLimit]] | None = None
+    ) -> KeyView:
+        """Return all windows of `key`, slice by slice. Changes nothing.
+
+        Units of a lease count as used, and units that this process counted while the store was away are not shown.
+
+        Args:
+            key: The key.
+            rules: Limits by the identity of their rule, as `LimitState.rule` has it; by default those of all gates on
+                this limiter, and those that its methods were asked about lately.
+
+        Raises:
+            ConfigurationError: The key or the limits cannot be used.
+            StoreError: The store does not answer.
+        """
+        await self.internals.fetch_secret()
+        if rules is None:
+            buckets = self.internals.known_buckets.listed(self.internals.gates.listed())
+        else:
+            buckets = [Bucket(check_name(rule, "rule"), parse_limits(limits)) for rule, limits in rules.items()]
+        return await look_at(self.store, self.key_for(key), buckets)
 
     def stats(self, window: str | float | timedelta = "1m") -> Stats:
         """Return counts and times of recent requests, by rule and by route, as the gates of this process saw them.

@@ -12,7 +12,7 @@ from typing import Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ..core.decision import Check, Decision, Reason
+from ..core.decision import Bucket, Check, Decision, Reason
 from ..limiter import Limiter
 from ..limiter.places.place_queue import PlaceQueues, lacking
 from ..limiter.places.waits import PASSED, REFUSED
@@ -112,6 +112,12 @@ class RequestGate:
         spared = self.judge.spared
         judge = self.judge if spared is None else Beside(self.judge, spared)
         return judge if self.short else None
+
+    def buckets(self) -> list[Bucket]:
+        """Return the buckets of rules, of endpoints and routes that were reached, of preflights and of messages."""
+        bound = [*self.rules.bound(), *self.side.endpoints.met()]
+        messages = () if self._messages is None else self._messages.buckets()
+        return [*(bucket for rule in bound for bucket in rule.buckets()), *self._settling.buckets(), *messages]
 
     async def serve(self, scope: Scope, receive: Receive, send: Send, record: Record, *, outermost: bool) -> None:
         """Judge one request, and pass it on or answer it."""

@@ -220,6 +220,10 @@ class RateLimitMiddleware(Breakable):
         """Return the rules of the gate with their buckets, those for endpoints and routes that were met so far too."""
         return [*self._gate.rules.bound(), *self._gate.side.endpoints.met()]
 
+    def buckets(self) -> list[Bucket]:
+        """Return the buckets that the gate counts in, those of routes and endpoints that requests have reached."""
+        return self._gate.buckets()
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Judge one request, and pass it on or answer it.
 

@@ -65,6 +65,10 @@ class Settling:
         self._preflight = preflight
         self._calls = calls
 
+    def buckets(self) -> Sequence[Bucket]:
+        """Return the bucket of CORS preflights, if they are counted."""
+        return () if self._preflight is None else (self._preflight,)
+
     def by_answer(self, scope: Scope, send: Send, decision: Decision) -> Send:
         """Wrap `send` so that the start of the response settles the units; without a response, the charge stays."""
         if not any(bucket.rule in self._reserving for bucket, _, _ in decision.checks):

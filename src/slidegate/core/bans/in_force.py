@@ -15,7 +15,7 @@ from heapq import heapify, heappop, heappush
 from typing import Final, Literal, TypeAlias
 
 from ..addresses import Address, canonical_key, parse_network, prefix_length
-from ..errors import ConfigurationError, quoted
+from ..errors import ConfigurationError, InvalidKey, quoted
 
 Guarded: TypeAlias = str | Address
 """A key whose ban refuses a request, or an address that may lie in a banned network."""
@@ -226,19 +226,20 @@ def ban_key(key: object) -> str:
     """Return the one spelling of the key of a ban: an address or network, or any other key.
 
     Raises:
-        ConfigurationError: It is empty or no text, looks like an address and is none, or is every address there is.
+        InvalidKey: It is empty or no text, looks like an address and is none, or is every address there is.
     """
     example = 'for example "192.0.2.7", "192.0.2.0/24" or "user:42"'
+    expected = f"an address, a network or a key, {example}"
     if not isinstance(key, str) or not key:
-        raise ConfigurationError(f"ban: expected an address, a network or a key, {example}, not {quoted(key)}")
+        raise InvalidKey(f"ban: expected {expected}, not {quoted(key)}", expected)
     known = canonical_key(key)
     place = _place(known)
     if place is None and len(key) <= _LONGEST_ADDRESS and _LIKE_AN_ADDRESS.fullmatch(key.strip()):
-        raise ConfigurationError(
-            f'ban: {key!r} is no address or network; write {example}, and "key:{key}" if it is a key'
+        raise InvalidKey(
+            f'ban: {key!r} is no address or network; write {example}, and "key:{key}" if it is a key', expected
         )
     if place is not None and place[1] == 0:
-        raise ConfigurationError(f"ban: {key!r} is every address there is; to close the service, use its front end")
+        raise InvalidKey(f"ban: {key!r} is every address there is; to close the service, use its front end", expected)
     return known
 
 

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 from .. import public_space
 from ..addresses import address_key, parse_network, prefix_length
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, InvalidKey
 from ..networks import Networks
 from ..public_space import wide_ranges
 from .in_force import ban_key
@@ -42,7 +42,7 @@ def hand_ban_key(key: object) -> str:
     """Return the one spelling of what people ban by hand; see `ban_key`.
 
     Raises:
-        ConfigurationError: `ban_key` refuses it, or it is a public network wider than an IPv4 /8 or an IPv6 /19.
+        InvalidKey: `ban_key` refuses it, or it is a public network wider than an IPv4 /8 or an IPv6 /19.
     """
     known = ban_key(key)
     try:
@@ -51,9 +51,10 @@ def hand_ban_key(key: object) -> str:
         return known  # an account, an API key
     if any(wide_ranges(version, [first], [last])):
         most = prefix_length(version, 0, public_space.WIDEST[version] - 1)
-        raise ConfigurationError(
+        raise InvalidKey(
             f"ban: {key!r} is wider than an IPv{version} /{most}, the most that one registry is given; "
-            'ban the networks that you mean, for example "192.0.2.0/24"'
+            'ban the networks that you mean, for example "192.0.2.0/24"',
+            f'a network no wider than an IPv{version} /{most}, for example "192.0.2.0/24"',
         )
     return known
 

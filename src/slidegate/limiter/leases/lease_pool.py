@@ -137,8 +137,8 @@ class Shares:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def forget(self, key: str) -> None:
-        """Let no thread spend the leases of a key whose windows are about to be forgotten.
+    def forget(self, key: str | None) -> None:
+        """Let no thread spend the leases of a key whose windows are about to be forgotten; None for all keys.
 
         Each event loop gives its own leases up later, because that is not safe from another thread.
         """
@@ -146,7 +146,7 @@ class Shares:
             tables = list(self._by_loop.values())
         for shares in tables:
             for share in shares.copy().values():
-                if share.key == key and (lease := share.lease) is not None:
+                if key in (share.key, None) and (lease := share.lease) is not None:
                     lease.void()
 
     def is_empty(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Protocol, TypeAlias
 
@@ -10,6 +10,8 @@ from ...core.bans.in_force import Ban
 from ...core.bans.policy import BanPolicy
 from ...core.decision import Decision
 from ...core.kinds.any_limit import AnyLimit
+from ..inspection.looking import KeyView
+from ..key_spelling import AnyKey
 
 Limits: TypeAlias = str | AnyLimit | Sequence[str | AnyLimit]
 
@@ -20,31 +22,37 @@ class Asked(Protocol):
     async def hit(self, key: str, limits: Limits, cost: int = 1, *, rule: str = ...) -> Decision:
         """See `Limiter.hit`."""
 
-    async def peek(self, key: str, limits: Limits, cost: int = 1, *, rule: str = ...) -> Decision:
+    async def peek(self, key: AnyKey, limits: Limits, cost: int = 1, *, rule: str = ...) -> Decision:
         """See `Limiter.peek`."""
 
-    async def charge(self, key: str, limits: Limits, units: int, *, rule: str = ...) -> Decision:
+    async def charge(self, key: AnyKey, limits: Limits, units: int, *, rule: str = ...) -> Decision:
         """See `Limiter.charge`."""
 
     async def refund(self, decision: Decision) -> bool:
         """See `Limiter.refund`."""
 
-    async def reset(self, key: str) -> bool:
+    async def reset(self, key: AnyKey) -> bool:
         """See `Limiter.reset`."""
 
-    async def ban(self, key: str, duration: str | float | timedelta, *, reason: str = "", by: str = ...) -> Ban:
+    async def reset_all(self) -> bool:
+        """See `Limiter.reset_all`."""
+
+    async def inspect(self, key: AnyKey, rules: Mapping[str, Limits] | None = None) -> KeyView:
+        """See `Limiter.inspect`."""
+
+    async def ban(self, key: AnyKey, duration: str | float | timedelta, *, reason: str = "", by: str = ...) -> Ban:
         """See `Limiter.ban`."""
 
-    async def unban(self, key: str, *, by: str = ...) -> bool:
+    async def unban(self, key: AnyKey, *, by: str = ...) -> bool:
         """See `Limiter.unban`."""
 
-    async def banned(self, key: str) -> Ban | None:
+    async def banned(self, key: AnyKey) -> Ban | None:
         """See `Limiter.banned`."""
 
     def bans(self) -> AsyncIterator[Ban]:
         """See `Limiter.bans`."""
 
-    async def strike(self, key: str, policy: BanPolicy, weight: int = 1, reason: str = "") -> Ban | None:
+    async def strike(self, key: AnyKey, policy: BanPolicy, weight: int = 1, reason: str = "") -> Ban | None:
         """See `Limiter.strike`."""
 
     async def close(self) -> None:

@@ -17,6 +17,7 @@ from ...core.decision import Bucket, Decision
 from ...core.errors import ConfigurationError, SlidegateError, quoted
 from ...core.kinds.any_limit import AnyLimit
 from ...core.limits import MAX_NAME, check_name, check_whole, parse_duration_us, parse_limits
+from ..inspection.known_buckets import OneBucket
 from ..internals import Internals
 from ..uncancelled import to_the_end
 from .asked import Limits
@@ -24,6 +25,9 @@ from .without_loop import WithoutLoop
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+_KNOWN: Final = "__slidegate_bucket__"
+"""The attribute of a limited function that keeps its bucket listed as long as the function lives."""
 
 LimitedKey: TypeAlias = str | Callable[..., str]
 """A key, or a function of the arguments that a limited function is called with."""
@@ -89,6 +93,8 @@ class Limited:
         """
         _check_function(function)
         bucket = self._bucket(_name_of(function))
+        known = OneBucket(bucket)
+        self._internals.known_buckets.add(known)
         if not _is_async(function):
 
             @wraps(function)
@@ -96,6 +102,7 @@ class Limited:
                 self._take(bucket, self._key_of(args, options))
                 return function(*args, **options)
 
+            vars(limited)[_KNOWN] = known
             return limited
         awaited = cast("Callable[P, Awaitable[Any]]", function)
 
@@ -104,6 +111,7 @@ class Limited:
             await self._take_async(bucket, self._key_of(args, options))
             return await awaited(*args, **options)
 
+        vars(limited_async)[_KNOWN] = known
         return cast("Callable[P, R]", limited_async)
 
     async def __aenter__(self) -> Decision:

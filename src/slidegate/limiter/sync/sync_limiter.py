@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import timedelta
 from types import TracebackType
 from typing import Final, Self
@@ -9,6 +10,8 @@ from typing import Final, Self
 from ...core.bans.in_force import Ban
 from ...core.bans.policy import BanPolicy
 from ...core.decision import Decision
+from ..inspection.looking import KeyView
+from ..key_spelling import AnyKey
 from .asked import Asked, Limits
 from .without_loop import WithoutLoop
 
@@ -36,11 +39,11 @@ class SyncLimiter:
         """
         return self._without_loop.ask(self._limiter.hit(key, limits, cost, rule=rule), self._limiter.refund)
 
-    def peek(self, key: str, limits: Limits, cost: int = 1, *, rule: str = DEFAULT_RULE) -> Decision:
+    def peek(self, key: AnyKey, limits: Limits, cost: int = 1, *, rule: str = DEFAULT_RULE) -> Decision:
         """Say what `hit` would answer now. Changes nothing."""
         return self._without_loop.ask(self._limiter.peek(key, limits, cost, rule=rule))
 
-    def charge(self, key: str, limits: Limits, units: int, *, rule: str = DEFAULT_RULE) -> Decision:
+    def charge(self, key: AnyKey, limits: Limits, units: int, *, rule: str = DEFAULT_RULE) -> Decision:
         """Record units that are known only now, even beyond the limit; see `Limiter.charge`."""
         return self._without_loop.ask(self._limiter.charge(key, limits, units, rule=rule), self._limiter.refund)
 
@@ -48,19 +51,27 @@ class SyncLimiter:
         """Hand back the units that `decision` charged; see `Limiter.refund`."""
         return self._without_loop.ask(self._limiter.refund(decision))
 
-    def reset(self, key: str) -> bool:
+    def reset(self, key: AnyKey) -> bool:
         """Forget the windows of `key` under every rule. Returns False if there were none."""
         return self._without_loop.command(self._limiter.reset(key))
 
-    def ban(self, key: str, duration: str | float | timedelta, *, reason: str = "", by: str = "manual") -> Ban:
+    def reset_all(self) -> bool:
+        """Forget the windows of all keys under every rule; see `Limiter.reset_all`."""
+        return self._without_loop.command(self._limiter.reset_all())
+
+    def inspect(self, key: AnyKey, rules: Mapping[str, Limits] | None = None) -> KeyView:
+        """Return all windows of `key`, slice by slice; see `Limiter.inspect`."""
+        return self._without_loop.command(self._limiter.inspect(key, rules))
+
+    def ban(self, key: AnyKey, duration: str | float | timedelta, *, reason: str = "", by: str = "manual") -> Ban:
         """Ban an address, a network or a key; see `Limiter.ban`."""
         return self._without_loop.command(self._limiter.ban(key, duration, reason=reason, by=by))
 
-    def unban(self, key: str, *, by: str = "manual") -> bool:
+    def unban(self, key: AnyKey, *, by: str = "manual") -> bool:
         """Take the ban of exactly this key back, and forgive it; see `Limiter.unban`."""
         return self._without_loop.command(self._limiter.unban(key, by=by))
 
-    def banned(self, key: str) -> Ban | None:
+    def banned(self, key: AnyKey) -> Ban | None:
         """Return the ban that refuses a key or address now; None if there is none."""
         return self._without_loop.command(self._limiter.banned(key))
 
@@ -68,7 +79,7 @@ class SyncLimiter:
         """Return the bans in force."""
         return self._without_loop.command(self._list_bans())
 
-    def strike(self, key: str, policy: BanPolicy, weight: int = 1, reason: str = "") -> Ban | None:
+    def strike(self, key: AnyKey, policy: BanPolicy, weight: int = 1, reason: str = "") -> Ban | None:
         """Count a strike of `key`, for example a wrong password; see `Limiter.strike`."""
         return self._without_loop.ask(self._limiter.strike(key, policy, weight, reason))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from functools import partial
 from hashlib import blake2b
 from typing import Any
@@ -15,6 +16,7 @@ from ...core.memo import remember
 from ...core.windows.bookings import BookedWindow, Note
 from ...core.windows.periods import PeriodCount
 from ...core.windows.theory import NEVER
+from ...core.windows.views import Snapshot
 from .places.own_places import OwnPlaces, Place
 from .places.place_rows import PlaceRow
 from .session import Session
@@ -65,6 +67,13 @@ class Judge:
                 if found.shared:
                     session.wait_in_cell(key, digest, now_us + decision.wait_us)
         return decision
+
+    def inspect(self, key: str, buckets: Sequence[Bucket], session: Session) -> Snapshot:
+        """Return the windows of a key, those of quotas in the period of now, in a session that is not saved."""
+        checks = [(bucket, key, 0) for bucket in buckets]
+        windows = [copy(found.window) for found in self._find(checks, session)]
+        enter_periods(checks, windows, session.now_us, session.unix_us())
+        return Snapshot(session.now_us, windows)
 
     def charge(self, checks: Sequence[Check], session: Session) -> Decision:
         """Charge all windows, whatever their limits."""

@@ -219,6 +219,20 @@ class Session:
         self.upkeep.alone_since = self.turn + 1
         return found
 
+    def forget_all(self) -> bool:
+        """Delete the windows of all keys and what is in cells, and return whether there were any."""
+        self.save()
+        self.loaded.clear()
+        self._held = -1
+        databases = self.dbs.windows, self.dbs.cells, self.dbs.ends
+        found = any(self.txn.stat(database)["entries"] for database in databases[:2])
+        for database in databases:
+            self.txn.drop(database, delete=False)
+        self.upkeep.hot.clear()
+        self.upkeep.alone_since = self.turn + 1
+        self.wrote |= found
+        return found
+
     def sweep(self, most: int) -> int:
         """Look at no more than `most` windows whose time has come; delete the empty ones, and return their number."""
         gone = 0

@@ -25,12 +25,13 @@ except ImportError as error:
     raise ImportError('LmdbStore needs the package lmdb: pip install "slidegate[lmdb]"') from error
 
 from ...core.bans.in_force import Guarded
-from ...core.decision import Check, Decision
+from ...core.decision import Bucket, Check, Decision
 from ...core.demand import LIMITED, holds_places
 from ...core.errors import ConfigurationError
 from ...core.kinds.place_lease import DEFAULT_PLACE_LEASE, place_lease_us
 from ...core.limits import check_whole
 from ...core.protocols import Clock, FigureRow, Observer
+from ...core.windows.views import Snapshot
 from ..memory.store import DEFAULT_MAX_BANS, DEFAULT_MAX_KEYS
 from ..system_clock import system_us
 from .bans.bans import LmdbBans
@@ -201,6 +202,17 @@ class LmdbStore:
         be told from those of other keys.
         """
         return self._turns.run(lambda session: session.forget(key))
+
+    def reset_all(self) -> bool | Awaitable[bool]:
+        """Delete the windows of all keys under every rule, and shared cells; False if there were none.
+
+        Places stay taken, because the requests are under way.
+        """
+        return self._turns.run(lambda session: session.forget_all())
+
+    def inspect(self, key: str, buckets: Sequence[Bucket]) -> Snapshot:
+        """Return copies of the windows that count `key` under some buckets. This waits for no other process."""
+        return self._transactions.read(partial(self._judge.inspect, key, buckets))
 
     def places_held(self) -> int:
         """Return how many places of concurrency limits requests of this process hold."""

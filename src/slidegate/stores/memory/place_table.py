@@ -13,6 +13,7 @@ from ...core.windows.places import Places
 from ...core.windows.rings import Ring
 from ...core.windows.theory import Reading
 from ...core.windows.timestamps import TimestampWindow
+from .cold import Rows
 from .generations import Charged
 from .tables import Table
 
@@ -59,6 +60,10 @@ class PlaceTable(Table):
     def forget(self, key: str) -> bool:
         """Forget nothing: requests that are under way stay so."""
         return False
+
+    def forget_all(self, generation: int) -> tuple[Rows, dict[int, Entry]]:
+        """Forget nothing, for the same reason."""
+        return Rows(), {}
 
     def step_back(self, now_us: int, generation: int) -> None:
         """Do nothing: places know no time."""

@@ -36,6 +36,7 @@ from ...core.protocols import Clock, Event, Observer
 from ...core.windows.bookings import Entry
 from ...core.windows.rings import Resting
 from ...core.windows.theory import NEVER, Reading, check_positive
+from ...core.windows.views import Snapshot
 from ..forks import hold_over_fork
 from ..system_clock import system_us
 from .bans import MemoryBans
@@ -196,14 +197,15 @@ class MemoryStore:
             if barred is not None:
                 return barred
             now_us = self._now_us()
-            flat = self._known(checks)
-            copies: dict[tuple[Table, str | int], Entry] = {}
-            places = [self._imagine(table, key, now_us, copies) for table, _, key, _ in flat]
-            windows = [copies[place] for place in places]
-            enter_periods(checks, windows, now_us, self.unix_us())
-            decision = judge_all(checks, windows, now_us)
+            decision = judge_all(checks, self._imagined(checks, now_us), now_us)
             decision.charge = ()
             return decision
+
+    def inspect(self, key: str, buckets: Sequence[Bucket]) -> Snapshot:
+        """Return copies of the windows that count `key` under each limit of some buckets. Changes nothing."""
+        with self._lock:
+            now_us = self._now_us()
+            return Snapshot(now_us, self._imagined([(bucket, key, 0) for bucket in buckets], now_us))
 
     def charge(self, checks: Sequence[Check]) -> Decision:
         """Record every cost in one step, whatever the limits, and say what is left."""
@@ -238,6 +240,17 @@ class MemoryStore:
         """
         with self._lock:
             return sum(table.forget(key) for table in self._tables.values()) > 0
+
+    def reset_all(self) -> bool:
+        """Forget the windows of all keys under every rule, and what is in shared cells; False where there were none.
+
+        Places stay taken: the requests that hold them are still under way.
+        """
+        with self._lock:
+            generation, self._keys = self._generations.begin(), 0
+            forgotten = [table.forget_all(generation) for table in self._tables.values()]
+        # They are let go of here, where nobody waits for the lock.
+        return any(rows or cells for rows, cells in forgotten)
 
     def places_held(self) -> int:
         """Return how many places requests hold now, of all keys."""
@@ -416,6 +429,14 @@ class MemoryStore:
             self._next_shared_event_us = limit.leaves_us(now_us)
             message = f"all {self.max_keys} keys are in use, so others are counted in shared cells; raise max_keys"
             self._pending.append(Event("keys_shared", message, {"max_keys": self.max_keys}))
+
+    def _imagined(self, checks: Sequence[Check], now_us: int) -> list[Entry]:
+        """Return copies of the windows that a demand would charge, those of quotas in the period of now."""
+        copies: dict[tuple[Table, str | int], Entry] = {}
+        places = [self._imagine(table, key, now_us, copies) for table, _, key, _ in self._known(checks)]
+        windows = [copies[place] for place in places]
+        enter_periods(checks, windows, now_us, self.unix_us())
+        return windows
 
     def _imagine(
         self, table: Table, key: str, now_us: int, copies: dict[tuple[Table, str | int], Entry]

@@ -75,6 +75,7 @@ class Table:
 
     __slots__ = (
         "_empty_row",
+        "_floor",
         "_hot",
         "_scratch",
         "_walk",
@@ -103,6 +104,7 @@ class Table:
         self.cells: dict[int, Entry] = {}
         self.idle = False  # whether the last visit found nothing, and nothing has come since
         self.twin: Table | None = None  # the other kind of ring, once an amount has crossed the resolution
+        self._floor = self.generations.latest  # no charge of an earlier generation is in a window of this table
         self.since: dict[str | int, int] = {}  # by key or cell: the generation of its last upheaval, if it had one
         self.copies: dict[str, tuple[int, int]] = {}  # keys that moved out of a cell: its generation, and theirs
         self.waiters: dict[int, dict[str, int]] = {}  # by cell: the keys that wait there, and until when
@@ -203,7 +205,7 @@ class Table:
     def begin(self, key: str, own: Resting | None = None, number: int = 0) -> None:
         """Give a key a window of its own: an empty one, or a copy of a cell, of which it is remembered."""
         if own is not None and own.spent:
-            self.copies[key] = self.since.get(number, 0), self.generations.begin()
+            self.copies[key] = self.since.get(number, self._floor), self.generations.begin()
             self.rows.put(key, pack_window(own))
         else:
             self.rows.put(key, b"")
@@ -296,14 +298,14 @@ class Table:
         """
         found: list[Entry | None] = []
         if not charge.in_cell:
-            if charge.generation >= self.since.get(key, 0):
+            if charge.generation >= self.since.get(key, self._floor):
                 found.append(self.wake(key))
         else:
             first, last = self.copies.get(key, (0, 0))
             if first <= charge.generation < last:
                 found.append(self.wake(key))
             number = self.cell_of(key)
-            if charge.generation >= self.since.get(number, 0):
+            if charge.generation >= self.since.get(number, self._floor):
                 found.append(self.cells.get(number))
         return [window for window in found if window is not None]
 
@@ -315,6 +317,16 @@ class Table:
         self.rows.put(key, b"")
         self.since[key] = self.generations.begin()
         return True
+
+    def forget_all(self, generation: int) -> tuple[Rows, dict[int, Entry]]:
+        """Give up all windows and cells, and return them; no charge of an earlier generation is handed back."""
+        forgotten = self.rows, self.cells
+        self.rows, self.cells = Rows(), {}
+        self.windows.clear()  # not a new dict: the store holds this one
+        for memo in (self.since, self.copies, self.waiters):
+            memo.clear()
+        self._floor = generation
+        return forgotten
 
     def drop(self, key: str) -> None:
         """Let go of the window of a key's own, and of all that is known of it."""

@@ -140,6 +140,13 @@ class Answers:
                 self.known[checks].reset.add(key)
         self.forget_key(key)
 
+    def forget_all_windows(self) -> None:
+        """Forget all refusals, because the windows of all keys are reset, and their charges that were not sent yet."""
+        self.hand_backs += 1
+        for known in self.known.values():
+            known.reset.update(key for _, key, _ in known.decision.checks)
+        self.clear()
+
     def clear(self) -> None:
         """Forget everything."""
         self.known.clear()

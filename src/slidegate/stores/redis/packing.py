@@ -20,12 +20,15 @@ from ...core.kinds.calendar_quota import CalendarQuota
 from ...core.limits import Limit
 from ...core.memo import remember
 from ...core.protocols import Clock
+from ...core.windows.bookings import Entry
+from ...core.windows.codec import unpack_window
+from ...core.windows.places import Places
 from ...core.windows.theory import OPEN
 from .faults import refusal, unexpected
 from .key_names import Names
 from .places.held_places import HeldPlaces, Place
 
-HIT, PEEK, CHARGE, REFUND, RESET, LOOK, GLANCE, RENEW = 1, 2, 3, 4, 5, 6, 7, 8
+HIT, PEEK, CHARGE, REFUND, RESET, LOOK, GLANCE, RENEW, INSPECT = 1, 2, 3, 4, 5, 6, 7, 8, 9
 OK, LIMITED, TOO_LARGE, WAITED, NOTHING, CHANGED, BANNED, UNSETTLED, LET_GO, FAILED = 0, 1, 2, 3, 4, 5, 6, 7, 8, 255
 PLACES: Final = 4
 """The mode of a limit that is no window, but places."""
@@ -49,6 +52,8 @@ _ONE: Final = Struct("<BQqqqI")
 _ONE_BYTES: Final = _ONE.size
 _READING: Final = Struct("<QqqqI")
 _CHARGED: Final = Struct("<qIB")
+_LENGTH: Final = Struct("<I")
+_TAKEN: Final = Struct("<BQ")
 _REASONS: Final = {
     OK: Reason.OK,
     LIMITED: Reason.LIMITED,
@@ -217,6 +222,26 @@ def decision_of(answer: bytes, what: int, checks: Sequence[Check], now_us: int) 
         notes = [*_CHARGED.iter_unpack(answer[end:])]
         charge = [(serial, *note) for serial, note in zip(charge, notes, strict=True)] if notes else charge
     return Decision(status in (OK, WAITED), _REASONS[status], now_us, checks, [row[:4] for row in rows], charge)
+
+
+def windows_of(answer: bytes, limits: Sequence[AnyLimit], now_us: int) -> list[Entry]:
+    """Read the windows that answer an inspection, one for each limit.
+
+    Raises:
+        StoreUnavailable: There are none.
+    """
+    raise_failure(answer)
+    windows: list[Entry] = []
+    at = 1
+    for limit in limits:
+        (length,) = _LENGTH.unpack_from(answer, at)
+        row = answer[at + _LENGTH.size : at + _LENGTH.size + length]
+        at += _LENGTH.size + length
+        if row[0]:
+            windows.append(unpack_window(row, limit, now_us))
+        else:
+            windows.append(Places(_TAKEN.unpack(row)[1]))
+    return windows
 
 
 def raise_failure(answer: bytes) -> None:

@@ -1,4 +1,4 @@
-"""The requests to Redis: demands, refunds and resets."""
+"""The requests to Redis: demands, refunds, resets and inspections."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 from ...core.bans.in_force import Guarded
 from ...core.barred import Barred
-from ...core.decision import Check, Decision
-from ...core.demand import holds_places
+from ...core.decision import Bucket, Check, Decision
+from ...core.demand import enter_periods, holds_places
+from ...core.windows.views import Snapshot
 from .bans.ban_codec import UNGUARDED, pack_guards
 from .bans.ban_replica import guards_of
 from .bans.bans import RedisBans
@@ -19,6 +20,7 @@ from .packing import (
     CHANGED,
     CHARGE,
     HIT,
+    INSPECT,
     LET_GO,
     LOOK,
     OK,
@@ -30,6 +32,7 @@ from .packing import (
     Packing,
     decision_of,
     raise_failure,
+    windows_of,
 )
 from .places.renewals import Renewals
 from .server_clock import ServerClock
@@ -182,6 +185,42 @@ class Reset:
         raise_failure(answer)
         self._tools.answers.forget_key(self.key)
         return answer[0] == CHANGED
+
+    def missed(self, answer: bytes, now_us: int) -> None:
+        """See `Request`."""
+
+    def guards(self) -> bytes:
+        """See `Request`."""
+        return UNGUARDED
+
+    def held(self) -> None:
+        """See `Request`."""
+
+    def refused(self, told: bytes) -> None:
+        """See `Request`."""
+
+
+class Inspection:
+    """A look at the windows of a key under some buckets."""
+
+    __slots__ = ("_checks", "_tools", "future", "judged", "key")
+
+    def __init__(self, future: asyncio.Future[Snapshot], tools: Tools, key: str, buckets: Sequence[Bucket]) -> None:
+        self.future = future
+        self.judged: bytes | None = None
+        self._tools = tools
+        self._checks = [(bucket, key, 0) for bucket in buckets]
+        self.key = key
+
+    def pack(self, names: dict[bytes, int]) -> bytes:
+        """See `Request`."""
+        return self._tools.packing.demand(INSPECT, self._checks, names)
+
+    def answered(self, answer: bytes, now_us: int, clock: ServerClock) -> Snapshot:
+        """See `Request`."""
+        windows = windows_of(answer, [limit for bucket, _, _ in self._checks for limit in bucket.limits], now_us)
+        enter_periods(self._checks, windows, now_us, now_us)  # the server's time is Unix time
+        return Snapshot(now_us, windows)
 
     def missed(self, answer: bytes, now_us: int) -> None:
         """See `Request`."""

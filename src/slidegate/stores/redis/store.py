@@ -22,13 +22,14 @@ from typing import Any, Final
 from redis.asyncio import Redis, RedisCluster
 
 from ...core.bans.in_force import Guarded
-from ...core.decision import Check, Decision
+from ...core.decision import Bucket, Check, Decision
 from ...core.demand import holds_places
 from ...core.errors import ConfigurationError, StoreError, StoreUnavailable
 from ...core.kinds.place_lease import DEFAULT_PLACE_LEASE, place_lease_us
 from ...core.limits import check_whole, parse_duration_us
 from ...core.observers import Observers
 from ...core.protocols import Clock, FigureRow, Observer
+from ...core.windows.views import Snapshot
 from ..forks import hold_over_fork
 from ..memory.store import DEFAULT_MAX_BANS
 from ..system_clock import system_us
@@ -42,7 +43,7 @@ from .known_refusals import Answers
 from .packing import CHARGE, HIT, PEEK, Packing
 from .places.held_places import HeldPlaces, Place
 from .places.renewals import Renewals
-from .requests import Demand, Refund, Reset, Tools
+from .requests import Demand, Inspection, Refund, Reset, Tools
 from .urls import Client, close_client, open_client
 from .wire.batch import Ask, Shared
 from .wire.eviction import Eviction
@@ -210,6 +211,26 @@ class RedisStore:
         lane = self._lane()
         self._tools.answers.forget_windows(key)
         request = Reset(lane.loop.create_future(), self._tools, key)
+        lane.add(request)
+        return request.future
+
+    async def reset_all(self) -> bool:
+        """Forget the windows of all keys under every rule; False where there were none. Places stay taken.
+
+        Redis is searched a part at a time, and goes on serving: units that are counted meanwhile may stay.
+        """
+        lane = self._lane()
+        self._tools.answers.forget_all_windows()
+        removed = await lane.remove(self._names.windows)
+        # Answers that carry another number tell every worker to forget the refusals that it knows.
+        await lane.ask(b"HINCRBY", self._shared.meta, b"hands", 1)
+        self._tools.answers.forget_all_windows()
+        return removed > 0
+
+    def inspect(self, key: str, buckets: Sequence[Bucket]) -> Awaitable[Snapshot]:
+        """Return copies of the windows that count `key` under each limit of some buckets. Changes nothing."""
+        lane = self._lane()
+        request = Inspection(lane.loop.create_future(), self._tools, key, buckets)
         lane.add(request)
         return request.future
 

@@ -43,6 +43,10 @@ class Desk:
         """Forget a key."""
         return await settle(self.store.reset(key))
 
+    async def reset_all(self) -> bool:
+        """Forget all keys."""
+        return await settle(self.store.reset_all())
+
 
 def bucket(
     limits: str, rule: str = "rule", *, count_denied: bool = False, wait_us: int = 0, wait_max: int = 0

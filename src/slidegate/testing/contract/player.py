@@ -124,13 +124,14 @@ class Player:
     async def _step_back(self, span_us: int) -> None:
         # A store may drop expired units whenever it likes, as long as time goes on. Before it steps back,
         # every window is looked after, so that the store and the reference have let go of the same.
-        await self._look_after_all()
+        await self.look_after_all()
         if self.model.carries():
             return  # a store may carry its surplus as long as it likes, too
         self.clock.set(max(self.clock.now_us + span_us, 0))
-        await self._look_after_all()  # units ahead of now move back, which a store notices when it looks
+        await self.look_after_all()  # units ahead of now move back, which a store notices when it looks
 
-    async def _look_after_all(self) -> None:
+    async def look_after_all(self) -> None:
+        """Ask every window once, for nothing."""
         for rule, key in sorted(self.named):
             await self._hit(((rule, key, 0),), plain=True)
 

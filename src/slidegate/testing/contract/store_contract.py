@@ -24,14 +24,15 @@ from ..clock import FakeClock
 from .ban_contract import BansContract
 from .desk import SECOND_US, Desk, at_a_desk, bucket
 from .figures_contract import FiguresContract
+from .inspect_contract import InspectContract
 from .mode_contract import ModesContract
 from .places_contract import PlacesContract
-from .player import Player, settle
+from .player import settle
 from .programs import Program, programs
 from .quota_contract import QuotasContract
 
 
-class StoreContract(ModesContract, PlacesContract, QuotasContract, FiguresContract, BansContract):
+class StoreContract(ModesContract, PlacesContract, QuotasContract, FiguresContract, InspectContract, BansContract):
     """The tests. A subclass whose name starts with `Test` provides `make_store`."""
 
     def make_store(self, clock: FakeClock) -> Store | Awaitable[Store]:
@@ -45,17 +46,9 @@ class StoreContract(ModesContract, PlacesContract, QuotasContract, FiguresContra
             @settings(deadline=None)
             @given(programs())
             def check(program: Program) -> None:
-                runner.run(self._play(program))
+                runner.run(self.play(program))
 
             check()
-
-    async def _play(self, program: Program) -> None:
-        clock = FakeClock(program.start_us)
-        store = await settle(self.make_store(clock))
-        try:
-            await Player(store, clock, program.rules, program.modes).play(program.moves)
-        finally:
-            await settle(store.close())
 
     @at_a_desk
     async def test_no_more_than_the_amount_passes_and_the_wait_is_exact(self, desk: Desk) -> None:

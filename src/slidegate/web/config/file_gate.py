@@ -19,6 +19,7 @@ from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from ...core.decision import Bucket
 from ...core.errors import ConfigurationError
 from ...core.kinds.any_limit import AnyLimit
 from ...core.logs import logger
@@ -103,6 +104,9 @@ class GateAtWork(Protocol):
     def findings(self) -> list[Finding]:
         """The findings about the gate."""
 
+    def buckets(self) -> Sequence[Bucket]:
+        """Return the buckets that the gate counts in."""
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Judge one request, and pass it on or answer it."""
 
@@ -172,6 +176,10 @@ class FileGate(Breakable, Generic[G]):
     def findings(self) -> list[Finding]:
         """The findings about the gate at work."""
         return self.app.findings
+
+    def buckets(self) -> Sequence[Bucket]:
+        """Return the buckets that the gate at work counts in."""
+        return self.app.buckets()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass one request to the gate at work."""

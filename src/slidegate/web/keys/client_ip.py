@@ -32,11 +32,12 @@ from ...core.addresses import (
     parse_network,
     prefix_length,
 )
-from ...core.errors import ConfigurationError
+from ...core.errors import ConfigurationError, InvalidKey, quoted
 from ...core.limits import check_whole
 from ...core.memo import remember
 from ...core.networks import Networks
 from ...limiter import MAX_KEY_BYTES, Limiter
+from ...limiter.key_spelling import KeyOf
 from .forwarded import field_value, read_node, split_forwarded, split_list
 from .key import check_header_name
 
@@ -87,6 +88,19 @@ class ClientAddress:
         if self.trusted:
             return self.locate(scope)[0]
         return self._cut.get(client_key) or self._learn_cut(client_key)
+
+    def of(self, address: str | bytes) -> KeyOf:
+        """Return the key of an address, for the methods of a limiter: ``limiter.reset(client_ip().of("192.0.2.7"))``.
+
+        Raises:
+            InvalidKey: It is no address of a client.
+        """
+        read = parse_address(address) if isinstance(address, str) else None
+        if read is None or is_unspecified(read):
+            expected = 'an address, for example "192.0.2.7"'
+            raise InvalidKey(f"client_ip: expected {expected}, not {quoted(address)}", expected)
+        text = address_key(*read, *self._prefixes)
+        return KeyOf(self.identity, lambda keys: text, (read,))
 
     def _learn_cut(self, client_key: str) -> str:
         cut = client_key

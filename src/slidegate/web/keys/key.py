@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, Protocol, TypeAlias, runtime_checkable
 
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
-from ...core.errors import ConfigurationError
+from ...core.errors import ConfigurationError, InvalidKey
 from ...limiter import Limiter
+from ...limiter.key_spelling import KeyOf
 
+_VALUE: Final = "text that is not empty"
+_OF_HEADER: Final = "a header's value, as text of Latin-1 on one line or as the bytes on the wire"
+_NO_HEADER: Final = re.compile(rb"[\r\n\0]")
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
@@ -32,6 +36,14 @@ class Key(Protocol):
         """Return the key of a request, at most 64 bytes; `client_key` is that of its address."""
 
 
+@runtime_checkable
+class MadeOfValue(Protocol):
+    """A key that can be made of a value without a request."""
+
+    def of(self, value: str | bytes, /) -> KeyOf:
+        """Return the key of a value."""
+
+
 KeyFunction: TypeAlias = Callable[[HTTPConnection], str | Awaitable[str | None] | None]
 """A function of the user's own. If it returns None, the rule does not count the request."""
 
@@ -43,6 +55,10 @@ class _Everyone:
 
     def find(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
         return "everyone"
+
+    def of(self) -> KeyOf:
+        """Return the key of all requests, for the methods of a limiter."""
+        return KeyOf("everyone", lambda keys: "everyone")
 
     def __repr__(self) -> str:
         return "everyone"
@@ -80,6 +96,27 @@ class Value(ABC):
     def value(self, scope: Scope) -> bytes:
         """Return the value, empty where there is none."""
 
+    def of(self, value: str | bytes) -> KeyOf:
+        """Return the key of a value, for the methods of a limiter: ``limiter.reset(header("X-API-Key").of("k123"))``.
+
+        Args:
+            value: The value as the application reads it in a request: as `request.headers`, `request.cookies`,
+                `request.query_params` or `request.path_params` has it. Of a header, bytes are those on the wire.
+
+        Raises:
+            InvalidKey: No request can have this value.
+        """
+        encoded = self.encoded(value)
+        if not encoded:
+            raise invalid(self._kind, _VALUE, value)
+        return KeyOf(self._kind, lambda keys: keys.digest(self._kind, encoded))
+
+    def encoded(self, value: str | bytes) -> bytes:
+        """Return what `value` returns for a request that has this value."""
+        if not isinstance(value, str):
+            raise invalid(self._kind, _VALUE, value)
+        return value.encode(errors="surrogatepass")
+
 
 class _Header(Value):
     def __init__(self, name: str, fallback: Key | None) -> None:
@@ -89,6 +126,16 @@ class _Header(Value):
 
     def value(self, scope: Scope) -> bytes:
         return next((value for name, value in scope["headers"] if name == self._name), b"")
+
+    def encoded(self, value: str | bytes) -> bytes:
+        """See `Value.encoded`; servers take the spaces around a value away."""
+        try:
+            wire = value.encode("latin-1") if isinstance(value, str) else value
+        except UnicodeEncodeError:
+            raise invalid(self._kind, _OF_HEADER, value) from None
+        if not isinstance(wire, bytes) or _NO_HEADER.search(wire):
+            raise invalid(self._kind, _OF_HEADER, value)
+        return wire.strip(b" \t")
 
 
 class _Cookie(Value):
@@ -124,11 +171,46 @@ class Combined:
 
     def find(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
         found = (key.find(scope, limiter, client_key).encode(errors="surrogatepass") for key in self.keys)
-        # Each part has its length before it, or "a" and "bc" would meet "ab" and "c".
-        return limiter.digest("combined", b"".join(b"%d:%b" % (len(part), part) for part in found))
+        return limiter.digest("combined", _joined(found))
+
+    def of(self, *values: str | bytes) -> KeyOf:
+        """Return the key of one value for each part, `everyone` left out; see `Value.of`.
+
+        Raises:
+            InvalidKey: There are more or fewer values than parts, or no request can have one of them.
+        """
+        valued = [key for key in self.keys if key is not everyone]
+        if len(values) != len(valued):
+            expected = f"{len(valued)} values, one for each of {', '.join(key.identity for key in valued)}"
+            raise InvalidKey(f"combine: expected {expected}, not {len(values)}", expected)
+        given = iter(values)
+        parts = [everyone.of() if key is everyone else _part(key, next(given)) for key in self.keys]
+        return KeyOf(
+            self.identity,
+            lambda keys: keys.digest(
+                "combined", _joined(part.spell(keys).encode(errors="surrogatepass") for part in parts)
+            ),
+        )
 
 
-def header(name: str, *, fallback: Key | None = None) -> Key:
+def _part(key: Key, value: str | bytes) -> KeyOf:
+    if not isinstance(key, MadeOfValue):
+        raise InvalidKey(f"combine: {key!r} makes no key of a value by itself", "built-in keys in the combination")
+    return key.of(value)
+
+
+def _joined(parts: Iterable[bytes]) -> bytes:
+    """Join parts, each behind its length, or "a" and "bc" would meet "ab" and "c"."""
+    return b"".join(b"%d:%b" % (len(part), part) for part in parts)
+
+
+def invalid(kind: str, expected: str, value: object) -> InvalidKey:
+    """Return the error for a value that no request can have; it does not repeat what may be a secret."""
+    shown = f"{type(value).__name__} of {len(value)}" if isinstance(value, (str, bytes)) else type(value).__name__
+    return InvalidKey(f"{kind}: expected {expected}, not this {shown}", expected)
+
+
+def header(name: str, *, fallback: Key | None = None) -> Value:
     """Count each value of a request header, for example an API key.
 
     The value is digested and never stored. Where a header comes several times, its first line counts, which is
@@ -144,7 +226,7 @@ def header(name: str, *, fallback: Key | None = None) -> Key:
     return _Header(name, fallback)
 
 
-def cookie(name: str, *, fallback: Key | None = None) -> Key:
+def cookie(name: str, *, fallback: Key | None = None) -> Value:
     """Count each value of a cookie, digested: the value that `request.cookies[name]` returns.
 
     Anybody can send any cookie, so verify a session before you count by it, or keep a limit by address beside it.
@@ -159,7 +241,7 @@ def cookie(name: str, *, fallback: Key | None = None) -> Key:
     return _Cookie(name, fallback)
 
 
-def query(name: str, *, fallback: Key | None = None) -> Key:
+def query(name: str, *, fallback: Key | None = None) -> Value:
     """Count each value of a query parameter, digested: the value that `request.query_params[name]` returns.
 
     Args:
@@ -172,7 +254,7 @@ def query(name: str, *, fallback: Key | None = None) -> Key:
     return _Query(name, fallback)
 
 
-def combine(*keys: Key) -> Key:
+def combine(*keys: Key) -> Combined:
     """Count each combination of keys: ``combine(client_ip(), header("X-Tenant"))``.
 
     Raises:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
+from uuid import UUID
 
 from starlette.convertors import Convertor, IntegerConvertor
 from starlette.types import Scope
@@ -35,13 +36,17 @@ class PathParam(Value):
         self._patterns = patterns
         self._read = read
 
-    def of(self, patterns: Sequence[PathPattern]) -> PathParam:
+    def tied(self, patterns: Sequence[PathPattern]) -> PathParam:
         """Return the same key for a rule, whose patterns find the parameter before any router does."""
         return PathParam(self.name, self.fallback, patterns)
 
     def at(self, path: str) -> PathParam:
         """Return the same key for a request whose path is read as `path`."""
         return PathParam(self.name, self.fallback, self._patterns, path)
+
+    def encoded(self, value: str | bytes) -> bytes:
+        """See `Value.encoded`; a whole number is that of ``{name:int}``."""
+        return super().encoded(str(value) if isinstance(value, (int, float, UUID)) else value)
 
     def value(self, scope: Scope) -> bytes:
         value = scope.get("path_params", {}).get(self.name, "")
@@ -54,7 +59,7 @@ class PathParam(Value):
         return str(value).encode(errors="surrogatepass")
 
 
-def path_param(name: str, *, fallback: Key | None = None) -> Key:
+def path_param(name: str, *, fallback: Key | None = None) -> Value:
     """Count each value of a path parameter, digested: ``Rule("/tenants/{tenant}/jobs", key=path_param("tenant"))``.
 
     The value is the one that the convertor in the path makes: write ``{id:int}`` in the rule and in the route, or 1
@@ -86,7 +91,7 @@ def bind(key: Key, patterns: Sequence[PathPattern], paths: Sequence[str]) -> Key
             raise ConfigurationError(
                 f"path_param: {path!r} has no parameter {key.name!r}{closest(key.name, convertors)}"
             )
-    return key.of(patterns)
+    return key.tied(patterns)
 
 
 def read_at(key: Key, path: str) -> Key:

@@ -10,8 +10,10 @@ from starlette.types import Scope
 
 from ...core.logs import logger
 from ...limiter import Limiter
+from ...limiter.key_spelling import KeyOf
 from ..record import Record
 from ..scope_keys import RECORD
+from .key import invalid
 
 
 class _User:
@@ -32,6 +34,20 @@ class _User:
         if record is not None:
             record.userless = True
         return client_key
+
+    def of(self, name: str | bytes | int | UUID) -> KeyOf:
+        """Return the key of a user, for the methods of a limiter: ``limiter.reset(user.of("ann"))``.
+
+        Args:
+            name: The user's name or id, as the gate finds it in a request.
+
+        Raises:
+            InvalidKey: It is empty, or no name.
+        """
+        text = "" if isinstance(name, bytes) else _name_of(name)
+        if not text:
+            raise invalid("user", 'a name or id, for example "ann"', name)
+        return KeyOf("user", lambda keys: keys.learn(f"user:{text}")[0])
 
     def __repr__(self) -> str:
         return "user"

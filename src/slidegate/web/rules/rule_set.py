@@ -74,6 +74,11 @@ class BoundRule:
         bound.key = key
         return bound
 
+    def buckets(self) -> list[Bucket]:
+        """Return the buckets of the rule, those of limits that its function has returned lately included."""
+        own = [self.bucket] if self.places is None else [self.bucket, self.places]
+        return [*own, *self._plans.values()]
+
     def plan(self, limits: Limits) -> Bucket | None:
         """Return the bucket for the limits that a limits function returned; None for ``"unlimited"``.
 

@@ -7,7 +7,7 @@ client that goes on sending is held back by the flow control of its own connecti
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final, Literal, TypeAlias
 
 from starlette.types import Message, Receive, Scope, Send
@@ -91,6 +91,10 @@ class MessageCounter:
         self._beyond = messages.beyond
         self._limiter = limiter
         self._client = client
+
+    def buckets(self) -> Sequence[Bucket]:
+        """Return the bucket that clients share; a connection by itself counts in a store of its own."""
+        return () if self._key == "connection" else (self._bucket,)
 
     def attach(self, scope: Scope, socket: Watched) -> Counted:
         """Return a connection with its messages counted."""

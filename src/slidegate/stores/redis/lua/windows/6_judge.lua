@@ -3,7 +3,7 @@
 local OK, LIMITED, TOO_LARGE, WAITED, NOTHING, CHANGED, UNSETTLED, LET_GO = 0, 1, 2, 3, 4, 5, 7, 8
 local COUNT_DENIED = 1
 
-local HIT, PEEK, CHARGE, REFUND, RESET, LOOK, GLANCE, RENEW = 1, 2, 3, 4, 5, 6, 7, 8
+local HIT, PEEK, CHARGE, REFUND, RESET, LOOK, GLANCE, RENEW, INSPECT = 1, 2, 3, 4, 5, 6, 7, 8, 9
 
 local function make_judge()
   -- An ask: window `w`, `limit`, `cost`, `check` (which check of the demand), `ahead` (units that the demand asks of
@@ -224,6 +224,21 @@ local function make_judge()
     return pack("<B", found and CHANGED or NOTHING)
   end
 
+  -- The windows as rows have them, each behind its length; places as a zero and how many are taken.
+  local function inspect(asks)
+    local parts = { pack("<B", OK) }
+    for place, ask in ipairs(asks) do
+      local w, row = ask.w
+      if w.places then
+        row = pack("<BI8", 0, w.spent)
+      else
+        row = (w.booked and booking().pack(w) or "") .. pack_ring(w)
+      end
+      parts[place + 1] = pack("<I4", #row) .. row
+    end
+    return table.concat(parts)
+  end
+
   -- A copy of a window for a look, the same one each time it is asked for.
   local function imagine(place, limit, now, copies)
     local name = place .. limit.field
@@ -263,7 +278,10 @@ local function make_judge()
     elseif what == RENEW then
       return renew_places(arg, at, many, now)
     end
-    local asks = asks_of(arg, at, many, now, what == PEEK or what == GLANCE)
+    local asks = asks_of(arg, at, many, now, what == PEEK or what == GLANCE or what == INSPECT)
+    if what == INSPECT then
+      return inspect(asks)
+    end
     if what == CHARGE then
       return charge(asks, now)
     end

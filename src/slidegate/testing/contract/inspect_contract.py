@@ -1,0 +1,208 @@
+"""The part of the store contract about looking at windows, and about forgetting all of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from random import Random
+
+from hypothesis import given, settings
+
+from ...core.decision import Bucket
+from ...core.kinds.concurrency import Concurrency
+from ...core.limits import parse_limits
+from ...core.protocols import HoldsPlaces, Store
+from ...core.windows.views import WindowView, view_of
+from ...limiter.quotas.quota import Quota
+from ..clock import FakeClock
+from .desk import SECOND_US, Desk, at_a_desk, bucket
+from .player import Player, settle
+from .programs import Program, programs
+
+MOST_MOMENTS = 12
+"""How many of the moments at which something leaves are looked at, for each key and rule."""
+
+
+async def views_of(store: Store, key: str, *buckets: Bucket) -> list[WindowView]:
+    """Return the windows of a key under some buckets, as a store shows them."""
+    now_us, windows = await settle(store.inspect(key, buckets))
+    named = [(made, name, limit) for made in buckets for name, limit in zip(made.names, made.limits, strict=True)]
+    return [
+        view_of(made.rule, made.label, name, limit, window, now_us)
+        for (made, name, limit), window in zip(named, windows, strict=True)
+    ]
+
+
+async def as_peek_says(store: Store, key: str, *buckets: Bucket) -> list[WindowView]:
+    """Return the windows of a key, and see that they say what a peek says about each of them."""
+    views = await views_of(store, key, *buckets)
+    peeked = [await settle(store.peek(((made, key, 0),))) for made in buckets]
+    states = [(decision, place) for decision in peeked for place in range(len(decision.readings))]
+    for view, (decision, place) in zip(views, states, strict=True):
+        state = decision.states[place]
+        assert view.used == decision.readings[place][0]
+        assert not view.slices or sum(part.units for part in view.slices) == view.used
+        shown = view.name, view.rule, view.limit, view.remaining, view.more_after_us, view.reset_after_us
+        assert shown == (state.name, state.rule, *state[3:5], *state[6:8])
+    return views
+
+
+class InspectContract:
+    """The tests; see `StoreContract`."""
+
+    def make_store(self, clock: FakeClock) -> Store | Awaitable[Store]:
+        """Return an empty store that tells the time by `clock`."""
+        raise NotImplementedError
+
+    def test_windows_are_shown_as_a_peek_reads_them_and_empty_as_they_say(self) -> None:
+        """After any history, slices add up to what is used, and leave at the moments that they name."""
+        with asyncio.Runner() as runner:
+
+            @settings(deadline=None, max_examples=40)
+            @given(programs())
+            def check(program: Program) -> None:
+                runner.run(self.play(program, looks=True))
+
+            check()
+
+    async def play(self, program: Program, *, looks: bool = False) -> None:
+        """Play a program to a new store and to the reference; if it `looks`, see all windows empty afterwards."""
+        clock = FakeClock(program.start_us)
+        store = await settle(self.make_store(clock))
+        try:
+            player = Player(store, clock, program.rules, program.modes)
+            await player.play(program.moves)
+            if not looks:
+                return
+            await player.look_after_all()  # a changed amount moves units once, when its window is asked
+            for rule, key in sorted(player.named):
+                await _see_it_empty(store, clock, key, player.plain[rule])
+        finally:
+            await settle(store.close())
+
+    @at_a_desk
+    async def test_slices_of_counts_and_moments_of_times_are_where_units_were_spent(self, desk: Desk) -> None:
+        start_us = desk.clock.now_us - desk.clock.now_us % (60 * SECOND_US)
+        counted, timed = bucket("100/minute @6", "counted"), bucket("5/minute", "timed")
+        for second, cost in ((0, 1), (9, 2), (10, 1), (35, 1)):
+            desk.clock.set(start_us + 60 * SECOND_US + second * SECOND_US)
+            await desk.hit((counted, "ann", cost), (timed, "ann", cost))
+        counts, times = await as_peek_says(desk.store, "ann", counted, timed)
+        at = [(part.start_us - start_us) // SECOND_US for part in counts.slices]
+        assert at == [30, 40, 50, 60, 70, 80, 90]
+        assert [part.units for part in counts.slices] == [0, 0, 0, 3, 1, 0, 1]
+        assert {part.end_us - part.start_us for part in counts.slices} == {10 * SECOND_US}
+        assert {part.leaves_us - part.start_us for part in counts.slices} == {70 * SECOND_US}
+        moments = [((part.start_us - start_us) // SECOND_US - 60, part.units) for part in times.slices]
+        assert moments == [(0, 1), (9, 2), (10, 1), (35, 1)]
+        assert all(part.end_us == part.start_us for part in times.slices)
+        assert (times.used, times.remaining, times.retry_after_us) == (5, 0, 25 * SECOND_US)
+        assert (counts.used, counts.remaining, counts.retry_after_us) == (5, 95, 0)
+
+    @at_a_desk
+    async def test_a_look_changes_nothing_and_finds_nothing_of_strangers(self, desk: Desk) -> None:
+        asked = bucket("5/minute; 100/hour")
+        assert [(view.used, view.slices) for view in await as_peek_says(desk.store, "ann", asked)] == [(0, ())] * 2
+        decision = await desk.hit((asked, "ann", 3))
+        shown = await as_peek_says(desk.store, "ann", asked)
+        assert shown == await as_peek_says(desk.store, "ann", asked)
+        assert [view.used for view in await as_peek_says(desk.store, "bob", asked)] == [0, 0]
+        assert await desk.refund(decision) is True
+        assert [view.used for view in await as_peek_says(desk.store, "ann", asked)] == [0, 0]
+        assert await settle(desk.store.inspect("ann", ())) == (desk.clock.now_us, [])
+
+    @at_a_desk
+    async def test_bookings_quotas_and_places_are_shown_too(self, desk: Desk) -> None:
+        waits = bucket("5/minute", "waits", wait_us=60 * SECOND_US, wait_max=5)
+        await desk.hit((waits, "ann", 5))
+        assert (await desk.hit((waits, "ann", 1))).wait_us == 60 * SECOND_US
+        (view,) = await as_peek_says(desk.store, "ann", waits)
+        assert [(part.start_us - desk.clock.now_us, part.units) for part in view.slices] == [
+            (0, 5),
+            (60 * SECOND_US, 1),
+        ]
+        plan = Bucket("plan", parse_limits(Quota("100/day")))
+        await desk.hit((plan, "ann", 30))
+        (view,) = await as_peek_says(desk.store, "ann", plan)
+        ((start_us, end_us, leaves_us, count),) = view.slices
+        assert (count, leaves_us, end_us - start_us) == (30, end_us, 86_400 * SECOND_US)
+        assert start_us <= desk.clock.now_us < end_us
+        if isinstance(desk.store, HoldsPlaces):
+            held = Bucket("held", (Concurrency(2),))
+            first = await desk.hit((held, "ann", 1))
+            assert (await views_of(desk.store, "ann", held))[0][4:7] == (1, 1, 0)
+            second = await desk.hit((held, "ann", 1))
+            (view,) = await views_of(desk.store, "ann", held)
+            assert (view.used, view.remaining, view.retry_after_us, view.slices) == (2, 0, None, ())
+            await desk.refund(first)
+            await desk.refund(second)
+
+    @at_a_desk
+    async def test_reset_all_forgets_every_window_and_hands_no_earlier_charge_back(self, desk: Desk) -> None:
+        assert await desk.reset_all() is False
+        rules = [bucket("5/minute", "timed"), bucket("100/minute", "counted"), bucket("5/minute; 9/hour", "both")]
+        early = [await desk.hit((rule, key, 5)) for rule in rules for key in ("ann", "bob")]
+        assert not await desk.hit((rules[0], "ann", 1))
+        assert await desk.reset_all() is True
+        for rule in rules:
+            for key in ("ann", "bob"):
+                assert {view.used for view in await as_peek_says(desk.store, key, rule)} == {0}
+                assert (await desk.hit((rule, key, 4))).allowed
+        assert [await desk.refund(decision) for decision in early] == [False] * len(early)
+        assert (await desk.peek((rules[0], "ann", 0))).remaining == 1
+
+    @at_a_desk
+    async def test_reset_all_lets_bans_places_and_the_secret_stay(self, desk: Desk) -> None:
+        secret = await settle(desk.store.secret)
+        await settle(desk.store.bans.ban("eve", None, "manual", "test"))
+        held = Bucket("held", (Concurrency(1),))
+        place = await desk.hit((held, "ann", 1)) if isinstance(desk.store, HoldsPlaces) else None
+        await desk.hit((bucket("5/minute"), "ann", 5))
+        assert await desk.reset_all() is True
+        assert (await desk.hit((bucket("5/minute"), "eve", 1))).ban is not None
+        assert await settle(desk.store.secret) == secret
+        if place is not None:
+            assert not await desk.hit((held, "ann", 1))
+            assert await desk.refund(place) is True
+            assert await desk.hit((held, "ann", 1))
+
+    @at_a_desk
+    async def test_reset_all_forgets_bookings_and_quotas(self, desk: Desk) -> None:
+        waits = bucket("5/minute", "waits", wait_us=60 * SECOND_US, wait_max=5)
+        await desk.hit((waits, "ann", 5))
+        waiting = await desk.hit((waits, "ann", 1))
+        assert waiting.wait_us
+        assert await desk.reset_all() is True
+        assert (await desk.hit((waits, "ann", 5))).wait_us == 0
+        assert await desk.refund(waiting) is False
+
+    @at_a_desk
+    async def test_reset_all_between_any_hits_leaves_what_comes_after(self, desk: Desk) -> None:
+        random = Random(16)
+        rules = [bucket("9/minute", "timed"), bucket("200/minute", "counted")]
+        used: dict[tuple[int, str], int] = {}
+        for _ in range(60):
+            if random.random() < 0.1:
+                await desk.reset_all()
+                used.clear()
+            place = random.randrange(2), random.choice("abc")
+            if (await desk.hit((rules[place[0]], place[1], 1))).allowed:
+                used[place] = used.get(place, 0) + 1
+        for rule in range(2):
+            for key in "abc":
+                (view,) = await as_peek_says(desk.store, key, rules[rule])
+                assert view.used == used.get((rule, key), 0)
+
+
+async def _see_it_empty(store: Store, clock: FakeClock, key: str, asked: Bucket) -> None:
+    """See that every unit leaves at the moment that its slice names, and none before."""
+    shown = await as_peek_says(store, key, asked)
+    if any(part.start_us > clock.now_us for view in shown for part in view.slices):
+        return  # of bookings from before a changed amount, as many come as its ring holds
+    moments = sorted({part.leaves_us for view in shown for part in view.slices if part.units})
+    for moment_us in [step for us in moments[:MOST_MOMENTS] for step in (us - 1, us)]:
+        if moment_us <= clock.now_us:
+            continue
+        clock.set(moment_us)
+        for view, now in zip(shown, await as_peek_says(store, key, asked), strict=True):
+            assert now.used == sum(part.units for part in view.slices if part.leaves_us > moment_us)
