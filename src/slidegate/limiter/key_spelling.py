@@ -33,7 +33,7 @@ class KeyOf:
     the value.
 
     Args:
-        shown: What it is made of, without the value.
+        shown: The kind of the value.
         spell: Returns the key.
         guarded: The address whose bans refuse it as well, if it is of one.
     """

@@ -55,7 +55,7 @@ class InspectContract:
         raise NotImplementedError
 
     def test_windows_are_shown_as_a_peek_reads_them_and_empty_as_they_say(self) -> None:
-        """After any history, slices add up to what is used, and leave at the moments that they name."""
+        """After any history, slices add up to the units used, and leave at the moments that they name."""
         with asyncio.Runner() as runner:
 
             @settings(deadline=None, max_examples=40)
