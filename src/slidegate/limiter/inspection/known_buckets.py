@@ -50,6 +50,5 @@ class KnownBuckets:
         known = [bucket for gate in gates if isinstance(gate, Counts) for bucket in gate.buckets() if bucket.limits]
         known += [function.bucket for held in self._functions if (function := held()) is not None]
         known += [bucket for named in list(self.lately.values()) for bucket in list(named.values())]
-        return list(
-            {(bucket.rule, *(limit.same_window for limit in bucket.limits)): bucket for bucket in known}.values()
-        )
+        newest = {(bucket.rule, *(limit.same_window for limit in bucket.limits)): bucket for bucket in known}
+        return list(newest.values())
