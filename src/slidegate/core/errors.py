@@ -41,7 +41,7 @@ class InvalidKey(ConfigurationError):
 
     Args:
         message: The whole sentence, with the value.
-        expected: Words for people that say which values do: ``'an address, a network or a key, for example "192.0.2.7"'``.
+        expected: The values that can be one, for people: ``'text that is not empty, for example "user:42"'``.
     """
 
     def __init__(self, message: str = "", expected: str = "") -> None:
