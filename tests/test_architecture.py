@@ -45,6 +45,8 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     ),
     "testing": ({"core", "limiter", "stores"}, {"hypothesis", "pytest"}),
     "httpx": ({"outbound"}, set()),
+    "otel": ({"ops"}, set()),
+    "prometheus": ({"ops"}, set()),
     "__init__": ({"core", "limiter", "netlists", "stores", "web"}, set()),
 }
 # Names that several files share, because each does the same for another store, or adds files to it -> where.

@@ -66,6 +66,7 @@ class Internals:
         queues: The requests that wait for places.
         gates: The gates that ask this limiter.
         waits: Counts the requests that wait, and how long.
+        closing: Functions that are called before the store is closed. They must not raise.
         statistics: Records what happens to requests; `Limiter.stats` reads it.
         figures: Publishes them to the other workers of the store.
         all_workers: Reads those of all workers.
@@ -112,6 +113,7 @@ class Internals:
         self._notes: Notes | None = None
         self._near = NearLimits(near_limit, self.statistics.now_us, self.tell)
         self.waits = Waits(self.clock)
+        self.closing: list[Callable[[], None]] = []
         self._holds_places = isinstance(store, HoldsPlaces)
         self._claimed: dict[str, int] = {}
         self._lay_ways()
@@ -224,6 +226,8 @@ class Internals:
 
     async def close(self) -> None:
         """Hand leases back, publish the last figures, close the store, and let observers hear their queue."""
+        for close in self.closing:
+            close()
         try:
             if self.leases is not None:
                 await self.leases.close()

@@ -1,0 +1,230 @@
+"""The values of the metrics of one limiter in this process.
+
+Nothing is counted for a metric when a request comes. The statistics of the limiter, its store and its lists know the
+values, and are asked when somebody wants to see them. Only events are heard as they happen, and those are rare; the
+kinds that would come with each refused request are left out, because the statistics have them already.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from importlib.metadata import version
+from threading import Lock
+from typing import Final, NamedTuple, TypeAlias
+
+from ...core.decision import __file__ as _core
+from ...core.errors import ConfigurationError, StoreError
+from ...core.networks import Networks
+from ...core.protocols import CountsBans, Event, HoldsPlaces
+from ...core.statistics.lifetime import BOUNDS_US, LifetimeTotals
+from ...limiter import Limiter
+from ...limiter.events.kinds import KINDS
+from ...limiter.statistics import Series
+from ...stores.memory.store import MemoryStore
+from ...web.config.file_gate import FileGate
+from ...web.lists.network_files import NetworkFiles
+from ...web.middleware import RateLimitMiddleware
+from . import catalogue
+from .catalogue import CATALOGUE, OUTCOMES, SHADOW_REFUSED, Metric
+
+Labels: TypeAlias = tuple[str, ...]
+"""The values of the attributes of a metric, in their order."""
+
+
+class Times(NamedTuple):
+    """The value of a histogram.
+
+    Attributes:
+        counts: How many times lie in each bucket of `BOUNDS_S`, the last one being of all longer times.
+        sum_us: The sum of all times in microseconds.
+    """
+
+    counts: tuple[int, ...]
+    sum_us: int
+
+
+Value: TypeAlias = int | Times
+Values: TypeAlias = dict[Labels, Value]
+
+_NO_TIMES: Final = Times((0,) * (len(BOUNDS_US) + 1), 0)
+_SHUT: Final = OUTCOMES[2:]
+
+
+def together(values: Iterable[Value]) -> Value:
+    """Return the sum of counts, or of histograms."""
+    listed = list(values)
+    times = [value for value in listed if isinstance(value, Times)]
+    if not times:
+        return sum(value for value in listed if isinstance(value, int))
+    counts = tuple(map(sum, zip(*(value.counts for value in times), strict=True)))
+    return Times(counts, sum(value.sum_us for value in times))
+
+
+class EventCounts:
+    """Counts events by their kind, in the thread where they happen."""
+
+    inline = True
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._counts: dict[str, int] = defaultdict(int)
+
+    def __call__(self, event: Event) -> None:
+        """Count an event."""
+        with self._lock:
+            self._counts[event.kind] += 1
+
+    def counts(self) -> dict[str, int]:
+        """Return how many events of each kind came so far."""
+        with self._lock:
+            return dict(self._counts)
+
+
+class Readings:
+    """Reads the metrics of one limiter.
+
+    Args:
+        limiter: The limiter.
+
+    Raises:
+        ConfigurationError: `limiter` is no limiter.
+    """
+
+    def __init__(self, limiter: Limiter) -> None:
+        if not isinstance(limiter, Limiter):
+            raise ConfigurationError(f"limiter: expected a Limiter, for example Limiter(), not {limiter!r}")
+        self._limiter = limiter
+        self._internals = limiter.internals
+        self.store: Final = _named(limiter)
+        """The value of the attribute ``store``."""
+        self._heard = EventCounts()
+        kinds = [kind for kind in KINDS if kind not in _COUNTED_ELSEWHERE]
+        self._kinds: Final = kinds
+        self._subscription = limiter.observe(self._heard, kinds=kinds, inline=True)
+        self._readers: Final[Mapping[Metric, Callable[[], Values]]] = {
+            catalogue.REQUESTS: self._requests,
+            catalogue.RULE_REQUESTS: self._rule_requests,
+            catalogue.DURATION: self._durations,
+            catalogue.TIME_IN_QUEUE: self._times_in_queue,
+            catalogue.QUEUED: lambda: self._one(self._internals.waits.waiting),
+            catalogue.PLACES: self._places,
+            catalogue.BANS: self._bans,
+            catalogue.KEYS: self._keys,
+            catalogue.SHARED_HITS: self._shared_hits,
+            catalogue.EVENTS: self._events,
+            catalogue.DROPPED_EVENTS: lambda: self._one(limiter.event_stats().dropped),
+            catalogue.FAILURES: self._failures,
+            catalogue.STORE_UP: self._store_up,
+            catalogue.LIST_ENTRIES: self._list_entries,
+            catalogue.BUILD_INFO: self._build_info,
+        }
+
+    def close(self) -> None:
+        """Hear no more events."""
+        self._subscription.remove()
+
+    def read(self, metric: Metric) -> Values:
+        """Return the values of a metric by their labels; none where this limiter has none, or its store is away."""
+        try:
+            return self._readers[metric]()
+        except StoreError:
+            return {}
+
+    def read_all(self) -> dict[Metric, Values]:
+        """Return the values of all metrics."""
+        return {metric: self.read(metric) for metric in CATALOGUE}
+
+    def _one(self, value: int) -> Values:
+        return {(self.store,): value}
+
+    def _ever(self) -> list[tuple[Series, LifetimeTotals]]:
+        return self._internals.statistics.ever()
+
+    def _requests(self) -> Values:
+        by_route: dict[Labels, list[Value]] = defaultdict(list)
+        for series, totals in self._ever():
+            if series.route:  # rules that only look on have figures of their own, beside those of the request
+                for outcome, count in _outcomes(totals).items():
+                    by_route[series.route, outcome, self.store].append(count)
+        return {labels: together(counts) for labels, counts in by_route.items()}
+
+    def _rule_requests(self) -> Values:
+        by_rule: dict[Labels, list[Value]] = defaultdict(list)
+        for series, totals in self._ever():
+            for rule in dict.fromkeys(series.rules):
+                for outcome, count in _outcomes(totals).items():
+                    by_rule[rule, outcome, self.store].append(count)
+                by_rule[rule, SHADOW_REFUSED, self.store].append(totals.count(SHADOW_REFUSED))
+        return {labels: together(counts) for labels, counts in by_rule.items()}
+
+    def _durations(self) -> Values:
+        by_route: dict[Labels, list[Value]] = defaultdict(list)
+        for series, totals in self._ever():
+            if series.route:
+                by_route[series.route, self.store].append(Times(totals.times, totals.sum_us))
+        return {labels: together(times) for labels, times in by_route.items()}
+
+    def _times_in_queue(self) -> Values:
+        ever = self._internals.waits.ever()
+        return {(outcome, self.store): Times(totals.times, totals.sum_us) for outcome, totals in ever.items()}
+
+    def _places(self) -> Values:
+        store = self._limiter.store
+        return self._one(store.places_held()) if isinstance(store, HoldsPlaces) else {}
+
+    def _bans(self) -> Values:
+        bans = self._limiter.store.bans
+        return self._one(bans.count()) if isinstance(bans, CountsBans) else {}
+
+    def _keys(self) -> Values:
+        store = self._limiter.store
+        return self._one(store.stats().keys) if isinstance(store, MemoryStore) else {}
+
+    def _shared_hits(self) -> Values:
+        store = self._limiter.store
+        return self._one(store.stats().shared_hits) if isinstance(store, MemoryStore) else {}
+
+    def _events(self) -> Values:
+        counts = self._heard.counts()
+        return {(kind, self.store): counts.get(kind, 0) for kind in self._kinds}
+
+    def _failures(self) -> Values:
+        safe = self._internals.failsafe
+        return self._one(0 if safe is None else safe.failures)
+
+    def _store_up(self) -> Values:
+        safe = self._internals.failsafe
+        return self._one(0 if safe is not None and safe.away else 1)
+
+    def _list_entries(self) -> Values:
+        found: Values = {}
+        for gate in self._internals.gates.listed():
+            at_work = gate.app if isinstance(gate, FileGate) else gate
+            if not isinstance(at_work, RateLimitMiddleware):
+                continue
+            for kind, given in at_work.lists.items():
+                if isinstance(given, NetworkFiles):
+                    found |= {(name, kind, self.store): count for name, count in given.counts.items()}
+                elif isinstance(given, Networks):
+                    found[kind, kind, self.store] = len(given)
+        return found
+
+    def _build_info(self) -> Values:
+        return {(version("slidegate"), "false" if _core.endswith(".py") else "true", self.store): 1}
+
+
+_COUNTED_ELSEWHERE: Final = frozenset({"refused", "shadow_refused"})
+
+
+def _outcomes(totals: LifetimeTotals) -> dict[str, int]:
+    """Return how many requests had each outcome; a block that nobody else accounts for is by a limit."""
+    shut = {outcome: totals.count(outcome) for outcome in _SHUT}
+    return {"passed": totals.count("pass"), "refused": totals.count("block") - sum(shut.values()), **shut}
+
+
+def _named(limiter: Limiter) -> str:
+    """Return the name of the kind of store: ``memory``, ``lmdb`` or ``redis``; else that of its class."""
+    kind = type(limiter.store)
+    parts = kind.__module__.split(".")
+    return parts[2] if parts[:2] == ["slidegate", "stores"] else kind.__name__.lower()

@@ -1,0 +1,12 @@
+"""Metrics for Prometheus. It needs the extra `slidegate[prometheus]`."""
+
+from __future__ import annotations
+
+try:
+    from .ops.metrics.collector import PrometheusMetrics
+except ModuleNotFoundError as error:
+    raise ImportError(
+        f'PrometheusMetrics needs the package {error.name}: pip install "slidegate[prometheus]"'
+    ) from error
+
+__all__ = ["PrometheusMetrics"]
