@@ -23,7 +23,7 @@ from .worker_files import WorkerFiles
 
 DIRECTORY_VARIABLE: Final = "PROMETHEUS_MULTIPROC_DIR"
 """The variable by which the client library of Prometheus learns of its directory for several workers."""
-_LE: Final = tuple(floatToGoString(bound) for bound in (*BOUNDS_S, float("inf")))
+_LE: Final = tuple(floatToGoString(bound) for bound in (*BOUNDS_S, float("inf")))  # type: ignore[no-untyped-call]
 
 
 class PrometheusMetrics:

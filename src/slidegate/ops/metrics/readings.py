@@ -7,13 +7,12 @@ kinds that would come with each refused request are left out, because the statis
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from importlib.metadata import version
 from threading import Lock
 from typing import Final, NamedTuple, TypeAlias
 
-from ...core.decision import __file__ as _core
 from ...core.errors import ConfigurationError, StoreError
 from ...core.networks import Networks
 from ...core.protocols import CountsBans, Event, HoldsPlaces
@@ -211,7 +210,8 @@ class Readings:
         return found
 
     def _build_info(self) -> Values:
-        return {(version("slidegate"), "false" if _core.endswith(".py") else "true", self.store): 1}
+        root = sys.modules["slidegate"]  # it hands names on, and nobody imports it
+        return {(root.__version__, str(root.compiled).lower(), self.store): 1}
 
 
 _COUNTED_ELSEWHERE: Final = frozenset({"refused", "shadow_refused"})

@@ -23,7 +23,7 @@ import socket
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
 from os import PathLike
 from pathlib import Path
@@ -77,6 +77,7 @@ class WorkerFiles:
         if not _SHORTEST_US <= interval_us <= _LONGEST_US:
             shortest, longest = format_duration(_SHORTEST_US), format_duration(_LONGEST_US)
             raise ConfigurationError(f'interval: expected {shortest} to {longest}, for example "5s", not {interval!r}')
+        self.closed = False
         self._directory = _checked(directory)
         known = _in_use.get(str(self._directory))
         if known is not None and not known.closed:
@@ -94,7 +95,6 @@ class WorkerFiles:
         self._own: _Own | None = None
         self._failing = False
         self._stop, self._serving_pid = Event(), 0
-        self.closed = False
         internals.closing.append(self.publish)
         internals.statistics.follow(self._begin)
 
@@ -142,7 +142,8 @@ class WorkerFiles:
 
     def _gathered(self, own: str) -> tuple[list[All], All]:
         """Return the values of the workers that live, and the sums of the others. Needs the lock of the directory."""
-        alive, ended = [], []
+        alive: list[str] = []
+        ended: list[str] = []
         for path in sorted(self._directory.glob("worker-*.lock")):
             (alive if path.stem == own or _is_locked(path) else ended).append(path.stem)
         gone, known = _read(self._directory / _GONE)
@@ -210,7 +211,7 @@ def _checked(directory: object) -> Path:
             return path.resolve()
     except OSError as error:
         raise ConfigurationError(
-            f'directory: expected one that can be written to, for example "/run/app/metrics", not {directory!r}: {error}'
+            f'directory: expected one to write to, for example "/run/app/metrics", not {directory!r}: {error}'
         ) from error
 
 
