@@ -28,8 +28,8 @@ from datetime import timedelta
 from os import PathLike
 from pathlib import Path
 from threading import Event, Lock, Thread
-from typing import IO, Any, Final, TypeAlias
-from weakref import WeakValueDictionary, ref
+from typing import Any, Final, TypeAlias
+from weakref import WeakValueDictionary, finalize, ref
 
 from ...core.durations import format_duration
 from ...core.errors import ConfigurationError
@@ -169,6 +169,7 @@ class _Own:
     Attributes:
         name: Their name without a suffix.
         pid: The process that they are of.
+        end: Lets go of the lock; so does the end of the process.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -176,16 +177,13 @@ class _Own:
         self.name = f"worker-{socket.gethostname()}-{self.pid}-{secrets.token_hex(4)}"
         self._path = directory / f"{self.name}.json"
         with _locked(directory):  # or a reader could find the file before it is locked
-            self._lock = open(directory / f"{self.name}.lock", "w")  # noqa: SIM115 - as long as the worker lives
-            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            lock = os.open(directory / f"{self.name}.lock", os.O_CREAT | os.O_RDWR, 0o644)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        self.end = finalize(self, os.close, lock)
 
     def write(self, values: All) -> None:
         """Replace the values."""
         _write(self._path, values, [])
-
-    def end(self) -> None:
-        """Let go of the lock."""
-        self._lock.close()
 
 
 def _keep_publishing(known: ref[WorkerFiles], stop: Event, interval_s: float, pid: int) -> None:
@@ -225,7 +223,6 @@ def _locked(directory: Path) -> Iterator[None]:
 
 def _is_locked(path: Path) -> bool:
     """Return whether the worker lives that has locked a file."""
-    file: IO[str]
     with open(path) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

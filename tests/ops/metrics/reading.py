@@ -1,0 +1,68 @@
+"""Reads an exposition with the parsers of Prometheus, as a server does that scrapes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+
+from ...web.driver import Answer, scope_of, send_scope
+
+OPENMETRICS: Final = "application/openmetrics-text; version=1.0.0"
+
+
+class Exposition:
+    """What `/metrics` said.
+
+    Attributes:
+        families: The families by their names.
+        samples: The values by name and labels.
+    """
+
+    def __init__(self, families: Iterable[Any]) -> None:
+        self.families: dict[str, Any] = {}
+        self.samples: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
+        for family in families:
+            assert family.name not in self.families, f"{family.name} comes twice"
+            self.families[family.name] = family
+            for sample in family.samples:
+                place = sample.name, frozenset(sample.labels.items())
+                assert place not in self.samples, f"{place} comes twice"
+                self.samples[place] = sample.value
+
+    def value(self, name: str, **labels: str) -> float:
+        """Return the sum of all samples of a name that have these labels."""
+        wanted = set(labels.items())
+        found = [value for (other, has), value in self.samples.items() if other == name and wanted <= has]
+        assert found, f"no sample of {name} has {labels}"
+        return sum(found)
+
+    def series(self, prefix: str = "slidegate_") -> set[tuple[str, frozenset[tuple[str, str]]]]:
+        """Return names and labels of all samples."""
+        return {place for place in self.samples if place[0].startswith(prefix)}
+
+
+def parsed(text: str) -> Exposition:
+    """Read the text format."""
+    return Exposition(parse_text(text))
+
+
+async def asked(app: Any, accept: str = "text/plain", **scope: Any) -> Answer:
+    """Send a scrape."""
+    return await send_scope(app, scope_of(**{"headers": {"Accept": accept}, **scope}))
+
+
+async def scraped(app: Any) -> Exposition:
+    """Scrape in both formats, which have to agree."""
+    answer = await asked(app)
+    assert answer.status == 200
+    assert answer.headers["content-type"].startswith("text/plain; version=")
+    text = parsed(answer.body.decode())
+    other = await asked(app, OPENMETRICS)
+    assert other.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
+    assert other.body.endswith(b"# EOF\n")
+    openmetrics = Exposition(parse_openmetrics(other.body.decode()))
+    assert openmetrics.series() == text.series()
+    return text
