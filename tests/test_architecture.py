@@ -45,7 +45,6 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     ),
     "testing": ({"core", "limiter", "stores"}, {"hypothesis", "pytest"}),
     "httpx": ({"outbound"}, set()),
-    "otel": ({"ops"}, set()),
     "prometheus": ({"ops"}, set()),
     "__init__": ({"core", "limiter", "netlists", "stores", "web"}, set()),
 }

@@ -24,6 +24,7 @@ import dev
 import slidegate
 import slidegate.core
 import slidegate.httpx
+import slidegate.prometheus
 import slidegate.testing
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -209,7 +210,8 @@ def test_the_reference_lists_every_public_name() -> None:
     wanted.append("slidegate.testing.contract.StoreContract")
     # Stores with a driver of their own are imported from where they are.
     wanted += ["slidegate.stores.lmdb.LmdbStore", "slidegate.stores.redis.RedisStore"]
-    wanted += [f"slidegate.httpx.{name}" for name in slidegate.httpx.__all__]
+    for module in (slidegate.httpx, slidegate.prometheus):
+        wanted += [f"{module.__name__}.{name}" for name in module.__all__]
     assert sorted(listed) == sorted(wanted)
 
 

@@ -31,7 +31,7 @@ from slidegate import (
 from slidegate.core.errors import StoreUnavailable
 from slidegate.core.statistics.lifetime import BOUNDS_US
 from slidegate.limiter.events.kinds import KINDS
-from slidegate.limiter.statistics import MAX_SERIES
+from slidegate.limiter.figures.statistics import MAX_SERIES
 from slidegate.ops.metrics.catalogue import CATALOGUE
 from slidegate.prometheus import PrometheusMetrics
 from slidegate.testing import FakeClock
@@ -161,6 +161,16 @@ async def test_bans_and_lists_are_outcomes_of_their_own(tmp_path: Path) -> None:
     site.clock.advance("2h")
     told = await scraped(site.metrics.app)
     assert (told.value("slidegate_active_bans"), told.value("slidegate_events_total", kind="banned")) == (0, 1)
+
+
+async def test_a_shadow_rule_shows_what_it_would_have_refused() -> None:
+    site = Site([Rule("*", "2/hour", name="trial", action="shadow"), Rule("*", "100/hour", name="service")])
+    for _ in range(5):
+        await call(site.app, "/other")
+    told = await scraped(site.metrics.app)
+    assert told.value("slidegate_rule_requests_total", rule="trial", outcome="shadow_refused") == 3
+    assert told.value("slidegate_requests_total") == 5
+    assert told.value("slidegate_requests_total", outcome="passed") == 5
 
 
 async def test_every_kind_of_event_is_counted_from_the_start_but_those_of_each_request() -> None:

@@ -18,7 +18,7 @@ from slidegate import Limiter
 from slidegate.core.errors import ConfigurationError
 from slidegate.ops.metrics import worker_files
 from slidegate.ops.metrics.catalogue import BANS, BOUNDS_S, CATALOGUE, DURATION, KEYS, REQUESTS, STORE_UP, Metric
-from slidegate.ops.metrics.readings import Labels, Times, Value, Values, together
+from slidegate.ops.metrics.values import Labels, Times, Value, Values, together
 from slidegate.ops.metrics.worker_files import WorkerFiles
 
 PASSED: Labels = ("GET /", "passed", "memory")

@@ -17,8 +17,8 @@ from prometheus_client.utils import floatToGoString
 from ...core.errors import ConfigurationError
 from ...limiter import Limiter
 from .catalogue import BOUNDS_S, CATALOGUE, Metric
-from .readings import Readings, Times, Values
 from .scrape import Scrape
+from .values import Readings, Times, Values
 from .worker_files import WorkerFiles
 
 DIRECTORY_VARIABLE: Final = "PROMETHEUS_MULTIPROC_DIR"

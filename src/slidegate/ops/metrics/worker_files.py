@@ -36,10 +36,10 @@ from ...core.errors import ConfigurationError
 from ...core.limits import parse_duration_us
 from ...core.logs import logger
 from ...limiter.internals import Internals
-from ...limiter.statistics import Series
+from ...limiter.figures.statistics import Series
 from ...stores.forks import hold_over_fork
 from .catalogue import CATALOGUE, Metric
-from .readings import Readings, Times, Value, Values, together
+from .values import Readings, Times, Value, Values, together
 
 if sys.platform != "win32":
     import fcntl
