@@ -44,6 +44,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
         },
     ),
     "testing": ({"core", "limiter", "stores"}, {"hypothesis", "pytest"}),
+    "admin": ({"ops"}, set()),
     "httpx": ({"outbound"}, set()),
     "prometheus": ({"ops"}, set()),
     "__init__": ({"core", "limiter", "netlists", "stores", "web"}, set()),

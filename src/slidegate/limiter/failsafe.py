@@ -81,7 +81,8 @@ class Failsafe:
         self._deadline = Deadline(self._deadline_s)
         # A timer for each request costs as much as a whole hit on a store of this host.
         self._keeps_deadline = isinstance(store, KeepsDeadline) and store.keep_deadline(self._deadline_s)
-        self._on_error = on_error
+        self.on_error = on_error
+        """What decides when the store does not answer."""
         self._tell = tell
         self._clock = clock
         self._breakers = Breakers(store, int(self._deadline_s * 1_000_000), lambda: self._clock())
@@ -187,7 +188,7 @@ class Failsafe:
         nobody: tuple[bool, Ban | None] = (False, None)
         struck = self._store.bans.strike
         answered, ban = await self.ask(lambda: _noting(struck(policy, key, weight, reason, prefix)), nobody)
-        if answered or self._on_error != "local":
+        if answered or self.on_error != "local":
             return ban
         return self._here.strike(policy, key, weight, reason, prefix)
 
@@ -246,9 +247,9 @@ class Failsafe:
         if not narrow:
             self._said.add(what)
         shown = written(error, str if isinstance(error, StoreTimeout) else repr)
-        message = f"the store failed{where}, so on_error={self._on_error!r} decides: {shown}"
+        message = f"the store failed{where}, so on_error={self.on_error!r} decides: {shown}"
         logger.error("store_failed: %s", message)
-        self._tell(Event("store_failed", message, {"on_error": self._on_error, "error": shown}))
+        self._tell(Event("store_failed", message, {"on_error": self.on_error, "error": shown}))
 
     def _recover(self, checks: Sequence[Check]) -> None:
         """Record that a question was answered; report the recovery if the failure was reported."""
@@ -263,8 +264,8 @@ class Failsafe:
         self, what: Literal["hit", "peek", "charge"], checks: Sequence[Check], guarded: Sequence[Guarded] = ()
     ) -> Decision:
         """Answer in the place of the store."""
-        if self._on_error != "local":
-            allowed = self._on_error == "allow" or what == "charge"
+        if self.on_error != "local":
+            allowed = self.on_error == "allow" or what == "charge"
             return Unserved(allowed, checks, max(self._breakers.left_us(checks), LEAST_RETRY_US))
         if what == "peek":
             return self._here.peek(checks, guarded)

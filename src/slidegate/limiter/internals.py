@@ -65,6 +65,7 @@ class Internals:
         leases: Answers from leases; None where nobody shares the store.
         queues: The requests that wait for places.
         gates: The gates that ask this limiter.
+        console: What operators look at, once they do.
         waits: Counts the requests that wait, and how long.
         closing: Functions that are called before the store is closed. They must not raise.
         statistics: Records what happens to requests; `Limiter.stats` reads it.
@@ -110,6 +111,7 @@ class Internals:
         self.queues = PlaceQueues()
         self.gates = Gates()
         self.known_buckets = KnownBuckets()
+        self.console: object | None = None
         self._notes: Notes | None = None
         self._near = NearLimits(near_limit, self.statistics.now_us, self.tell)
         self.waits = Waits(self.clock)

@@ -6,7 +6,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from threading import Lock
 from time import time_ns
-from typing import Final
+from typing import Final, overload
 
 from ...core.bans.in_force import Ban, BanChange, BanList, Guarded, Held, held
 from ...core.bans.policy import BanPolicy
@@ -63,6 +63,14 @@ def _of_numbers(known: Standing | tuple[int, int, int]) -> Standing:
     return Standing(*known) if isinstance(known, tuple) else known
 
 
+def _in_force(rows: Sequence[Held], now_us: int, wall_us: int) -> Listed:
+    """Return the bans that are not over, as `Ban.is_over` tells it, without an object of each."""
+    return Listed([
+        row for row in rows for _, _, _, _, made_us, ends_us, began_us, _ in (row,)
+        if ends_us is None or (now_us < ends_us and wall_us < began_us + ends_us - made_us)
+    ])  # fmt: skip
+
+
 class MemoryRecords:
     """The records of a memory store about bans."""
 
@@ -98,6 +106,30 @@ class MemoryRecords:
     def history(self) -> list[BanChange]:
         """Return the changes, oldest first."""
         return [BanChange(kind, Ban(*row), wall_us, by) for kind, wall_us, by, row in self._history]  # type: ignore[arg-type]
+
+
+class Listed(Sequence[Ban]):
+    """Bans that become objects one by one, as they are looked at: all at once would hold an event loop up."""
+
+    def __init__(self, rows: Sequence[Held]) -> None:
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    @overload
+    def __getitem__(self, place: int) -> Ban: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> list[Ban]: ...
+
+    def __getitem__(self, place: int | slice) -> Ban | list[Ban]:
+        if isinstance(place, slice):
+            return [Ban(*row) for row in self._rows[place]]
+        return Ban(*self._rows[place])
 
 
 class MemoryBans:
@@ -159,10 +191,11 @@ class MemoryBans:
         self._tell(events)
         return changed
 
-    def active(self) -> list[Ban]:
+    def active(self) -> Sequence[Ban]:
         """Return the bans in force."""
         with self._lock:
-            return self._active(*self._moments())
+            rows, moments = list(self.list.by_key.values()), self._moments()
+        return _in_force(rows, *moments)
 
     def count(self) -> int:
         """Return how many bans are in force. Of those that have ended, so many are forgotten at each look."""
@@ -185,7 +218,8 @@ class MemoryBans:
                 for key, standing in ledger.standings.items()
                 if not ledger.is_over(standing, now_us)
             ]
-            return list(to_rows(Bans(self._active(now_us, wall_us), standings), now_us, wall_us))
+            bans = _in_force(list(self.list.by_key.values()), now_us, wall_us)
+            return list(to_rows(Bans(list(bans), standings), now_us, wall_us))
 
     def load(self, rows: Sequence[Row]) -> int:
         """Take over what `dump` returned; of two bans of a key the one that lasts longer stays."""
@@ -194,9 +228,6 @@ class MemoryBans:
         known = from_rows(rows, *moments)  # takes longer than all the rest, and others need the lock
         with self._lock:
             return self._rules.load(known, *moments)
-
-    def _active(self, now_us: int, wall_us: int) -> list[Ban]:
-        return [ban for ban in self.list if not ban.is_over(now_us, wall_us)]
 
     def _moments(self) -> tuple[int, int]:
         """Return the store's time and Unix time; where the first steps back, it goes on from where it was."""

@@ -1,0 +1,8 @@
+"""What operators do, as JSON over HTTP: the admin API of a limiter. It needs the extra `slidegate[dashboard]`."""
+
+from __future__ import annotations
+
+from .ops.access.visitors import Visitor
+from .ops.admin.admin_routes import AdminRoutes
+
+__all__ = ["AdminRoutes", "Visitor"]

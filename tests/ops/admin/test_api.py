@@ -1,0 +1,261 @@
+"""The admin API as operators ask it, mounted in Starlette and in FastAPI; each answer is held to the document."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Any
+
+import hypothesis
+import jsonschema
+import pytest
+import schemathesis
+from fastapi import FastAPI
+from starlette.applications import Starlette
+from starlette.routing import Mount
+
+from slidegate import ConfigurationError, Limiter, MemoryStore, RateLimitMiddleware, StoreUnavailable
+from slidegate.admin import AdminRoutes
+from slidegate.ops.admin.api_document import document
+from slidegate.ops.admin.operations import OPERATIONS
+
+from .office import HOSTILE, READ_TOKEN, TOKEN, Office, names
+
+READING = [operation for operation in OPERATIONS if operation.method == "GET"]
+CHANGING = [operation for operation in OPERATIONS if operation.method != "GET"]
+BODIES: dict[str, dict[str, Any]] = {
+    "POST /bans": {"target": "203.0.113.7", "duration": "1h"},
+    "PATCH /bans": {"target": "203.0.113.7", "duration": "1h"},
+    "POST /keys/find": {"kind": "header", "name": "X-API-Key", "value": "k123"},
+    "POST /keys/reset": {"key": "203.0.113.7"},
+    "POST /keys/charge": {"key": "203.0.113.7", "rule": "all", "units": 1},
+}
+
+
+@pytest.mark.parametrize("operation", READING, ids=lambda operation: operation.path)
+async def test_every_look_is_answered_before_and_after_there_is_anything_to_see(operation: Any) -> None:
+    office = Office()
+    query = {"key": "203.0.113.9"} if operation.path == "/client" else {}
+    for _ in range(2):
+        for token in (TOKEN, READ_TOKEN):
+            await office.operator(token).get(operation.path[1:], **query)
+        await office.visit("/shadow", times=30)
+        await office.limiter.ban("user:1", "1h")
+        office.hear()
+
+
+@pytest.mark.parametrize("operation", CHANGING, ids=lambda operation: f"{operation.method} {operation.path}")
+async def test_strangers_and_readers_change_nothing(operation: Any) -> None:
+    office = Office()
+    ban = await office.limiter.ban("203.0.113.7", "1d")
+    await office.limiter.charge("203.0.113.7", "20/minute", 5, rule="all")
+    body = BODIES.get(f"{operation.method} {operation.path}")
+    query = {} if body else {"target": "203.0.113.7"}
+    for token, status in (("x" * 20, 401), (READ_TOKEN, 403)):
+        answer = await office.operator(token).ask(operation.method, operation.path[1:], json=body, **query)
+        assert answer.status_code == (200 if operation.path == "/keys/find" and status == 403 else status)
+    assert [found async for found in office.limiter.bans()] == [ban]
+    await office.limiter.unban("203.0.113.7")
+    assert (await office.limiter.peek("203.0.113.7", "20/minute", rule="all")).remaining == 14
+
+
+async def test_unknown_paths_and_methods_say_so_in_problem_details() -> None:
+    operator = Office().operator()
+    for path in ("", "nothing", "bans/", "bans/203.0.113.7", "keys", "stats/", "docs", "openapi.yaml"):
+        assert (await operator.ask("GET", path)).status_code == 404, path
+    for method, path, allow in (("PUT", "bans", "DELETE, GET, PATCH, POST"), ("DELETE", "stats", "GET")):
+        answer = await operator.ask(method, path, json={})
+        assert (answer.status_code, answer.headers["allow"]) == (405, allow)
+    head = await operator.ask("HEAD", "unheard")
+    assert (head.status_code, head.content) == (404, b"")
+
+
+async def test_head_is_get_without_a_body() -> None:
+    operator = Office().operator()
+    head, get = await operator.ask("HEAD", "lists"), await operator.ask("GET", "lists")
+    assert head.status_code == 200
+    assert head.content == b""
+    assert head.headers["content-length"] == str(len(get.content))
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "query", "body", "expected"),
+    [
+        ("GET", "stats", {"window": "2m"}, None, "window: expected one of 1m, 5m, 10m, 30m, 1h, 3h, 6h, 12h, 24h"),
+        ("GET", "stats", {"windw": "1m"}, None, "did you mean 'window'?"),
+        ("GET", "bans", {"limit": "0"}, None, "limit: expected a whole number, 1 to 500"),
+        ("GET", "bans", {"cursor": "nonsense"}, None, "cursor: expected the `next` of the page before"),
+        ("GET", "history", {"rule": "a", "route": "b"}, None, "give a rule or a route, not both"),
+        ("GET", "client", {}, None, "key: it is missing; for example '203.0.113.7'"),
+        ("GET", "client", {"key": "203.0.113.777"}, None, "'203.0.113.777' is no address or network"),
+        ("GET", "events", {"after": "x"}, None, "the `next` of"),
+        ("POST", "bans", {}, {"target": "300.1.1.1", "duration": "1h"}, "'300.1.1.1' is no address or network; write"),
+        ("POST", "bans", {}, {"target": "0.0.0.0/0", "duration": "1h"}, "every address there is"),
+        ("POST", "bans", {}, {"target": "1.2.3.4", "duration": "soon"}, "ban: duration"),
+        ("POST", "bans", {}, {"target": "1.2.3.4", "duration": "401d"}, "at most 400 days"),
+        ("POST", "bans", {}, {"target": "x" * 1_025, "duration": "1h"}, "expected at most 1024 characters, not 1025"),
+        ("POST", "bans", {}, {"duration": "1h", "reason": 5}, "reason: expected text"),
+        ("POST", "bans", {}, [], "body: expected a JSON object, not []"),
+        ("POST", "bans", {"target": "1.2.3.4"}, {"duration": "1h"}, "the values in the body, and no query"),
+        ("POST", "keys/find", {}, {"kind": "header", "name": "a b", "value": "s3cret"}, "expected a header name"),
+        ("POST", "keys/charge", {}, {"key": "a", "rule": "all", "units": -1}, "units: expected a whole number, 1 to"),
+    ],
+)
+async def test_a_value_that_cannot_be_used_is_named_with_what_was_expected(
+    method: str, path: str, query: dict[str, str], body: Any, expected: str
+) -> None:
+    answer = await Office().operator().ask(method, path, json=body, **query)
+    assert answer.status_code == 422
+    assert expected in answer.json()["detail"]
+    assert "s3cret" not in answer.text
+
+
+async def test_a_store_that_is_away_is_answered_with_503() -> None:
+    class Away(MemoryStore):
+        def peek(self, *_: Any) -> Any:
+            raise StoreUnavailable("redis://user:s3cret@h:6379/0 is away")
+
+    office = Office(Limiter(Away()))
+    await office.visit()
+    answer = await office.operator().ask("GET", "clients")
+    assert answer.status_code == 503
+    assert "s3cret" not in answer.text
+
+
+@pytest.mark.parametrize("options", [{}, {"token": "short"}, {"token": TOKEN, "auth": lambda request: "full"}])
+def test_routes_without_a_safe_way_in_cannot_be_made(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match="AdminRoutes"):
+        AdminRoutes(Limiter(), **options)
+    with pytest.raises(ConfigurationError, match="expected a Limiter"):
+        AdminRoutes("limiter", token=TOKEN)  # type: ignore[arg-type]
+
+
+async def test_two_routes_on_one_limiter_share_what_they_see() -> None:
+    office = Office()
+    again = Starlette(routes=[Mount("/admin", AdminRoutes(office.limiter, token=TOKEN))])
+    await office.visit(times=3)
+    for app in (office.app, again):
+        (client,) = (await office.operator(app=app).get("clients"))["clients"]
+        assert (client["key"], client["requests"]) == ("203.0.113.9", 3)
+
+
+# -- the document --------------------------------------------------------------------------------------------------
+
+
+def test_the_document_names_every_operation_and_nothing_else_and_its_schemas_are_schemas() -> None:
+    page = document("/admin")
+    served = {(operation.method.lower(), operation.path) for operation in OPERATIONS}
+    assert {(method, path) for path, methods in page["paths"].items() for method in methods} == served
+    identifiers = [operation.name for operation in OPERATIONS]
+    assert len(set(identifiers)) == len(identifiers)
+    schemas = page["components"]["schemas"]
+    for schema in schemas.values():
+        jsonschema.Draft202012Validator.check_schema(schema)
+    used = set(re.findall(r"#/components/schemas/(\w+)", str(page)))
+    assert used == set(schemas)
+
+
+async def test_the_document_is_served_to_those_who_may_look() -> None:
+    office = Office()
+    assert (await office.operator(READ_TOKEN).get("openapi.json"))["servers"] == [{"url": "/admin"}]
+    assert (await office.operator("x" * 20).ask("GET", "openapi.json")).status_code == 401
+
+
+def test_generated_requests_are_answered_as_the_document_says_in_fastapi_too() -> None:
+    app = FastAPI()
+    limiter = Limiter()
+    app.mount("/ops/admin", AdminRoutes(limiter, token=TOKEN))
+    app.add_middleware(RateLimitMiddleware, limits="5/minute", limiter=limiter)
+    asyncio.run(_some_bans(limiter))
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    schema = schemathesis.openapi.from_asgi("/ops/admin/openapi.json", app, headers=headers)
+    operations = [found.ok() for found in schema.get_all_operations()]
+    assert len(operations) == len(OPERATIONS)
+    for operation in operations:
+
+        @hypothesis.settings(max_examples=12, deadline=None, database=None, derandomize=True)
+        @hypothesis.given(operation.as_strategy())
+        def ask(case: Any) -> None:
+            answer = case.call(headers=headers)
+            assert answer.status_code < 500, answer.text
+            # It sends wrong tokens as well, and is told to wait after some of them; and texts that are no duration.
+            others = ("ignored_auth", "positive_data_acceptance")
+            case.validate_response(
+                answer, excluded_checks=[schemathesis.checks.CHECKS.get_one(name) for name in others]
+            )
+
+        ask()
+
+
+async def _some_bans(limiter: Limiter) -> None:
+    for target in ("203.0.113.7", "user:42"):
+        await limiter.ban(target, "1h")
+
+
+# -- what clients have chosen --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", [*HOSTILE, "x" * 64])
+async def test_a_key_of_any_signs_can_be_found_banned_extended_charged_reset_and_freed(key: str) -> None:
+    office = Office()
+    operator = office.operator()
+    await office.limiter.hit(key, "5/minute", rule="all")
+    assert key in names((await operator.get("clients"))["clients"], "key")
+    banned = await operator.ask("POST", "bans", json={"target": key, "duration": "1h", "reason": key})
+    assert banned.json()["target"] == key
+    assert banned.json()["reason"].isprintable()
+    assert (await operator.get("bans", q=key[:3]))["total"] == 1
+    seen = await operator.get("client", key=key)
+    assert (seen["key"], seen["ban"]["target"]) == (key, key)
+    assert names(seen["history"], "kind") == ["banned"]
+    assert (await operator.ask("PATCH", "bans", json={"target": key, "duration": "2h"})).status_code == 200
+    assert (await operator.ask("DELETE", "bans", target=key)).json() == {"target": key}
+    assert (await operator.ask("DELETE", "bans", target=key)).status_code == 404
+    charged = await operator.ask("POST", "keys/charge", json={"key": key, "rule": "all", "units": 3})
+    assert charged.json()["key"] == key
+    assert (await operator.ask("POST", "keys/reset", json={"key": key})).json() == {"key": key, "forgotten": True}
+    office.hear()
+    for event in (await operator.get("events"))["events"]:
+        assert event["message"].isprintable()
+        assert all(value.isprintable() for value in event["details"].values())
+
+
+async def test_64_kilobytes_of_a_key_are_refused_or_digested_and_never_shown() -> None:
+    office = Office()
+    operator = office.operator()
+    long = "<script>" * 8_192
+    await office.limiter.hit(long, "5/minute", rule="all")
+    statuses = await office.visit("/api/a", **{"X-API-Key": "k" * 60_000})
+    assert statuses == [200]
+    keys = names((await operator.get("clients"))["clients"], "key")
+    assert all(len(key) <= 64 for key in keys)
+    assert sorted(key.partition("#")[0] for key in keys if "#" in key) == ["header:X-API-Key", "long"]
+    for method, path, body in (
+        ("POST", "bans", {"target": long[:60_000], "duration": "1h"}),
+        ("POST", "keys/reset", {"key": long[:60_000]}),
+    ):
+        answer = await operator.ask(method, path, json=body)
+        assert answer.status_code == 422
+        assert len(answer.content) < 2_000
+    assert (await operator.ask("POST", "bans", json={"target": long, "duration": "1h"})).status_code == 413
+
+
+async def test_the_value_of_a_header_leads_to_the_key_that_gates_make_of_it() -> None:
+    office = Office()
+    operator = office.operator()
+    await office.visit("/api/a", times=7, **{"X-API-Key": "k123"})
+    for name in ("X-API-Key", "x-api-key"):
+        answer = await operator.ask("POST", "keys/find", json={"kind": "header", "name": name, "value": "k123"})
+        key = answer.json()["key"]
+        assert key.startswith("header:X-API-Key#")
+    client = await operator.get("client", key=key)
+    assert len(client["windows"]) == 1, client
+    (window,) = client["windows"]
+    assert (window["rule"], window["limit"], window["used"], window["remaining"]) == ("api", "5/1m", 5, 0)
+    other = await operator.ask("POST", "keys/find", json={"kind": "header", "name": "X-API-Key", "value": "k124"})
+    assert other.json()["key"] != key
+    assert "k123" not in str(client)
+
+
+def test_the_document_of_the_api_has_no_words_of_a_client() -> None:
+    assert not any(sign in str(document()) for sign in ("<", "\x1b"))
