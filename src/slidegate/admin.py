@@ -1,4 +1,4 @@
-"""What operators do, as JSON over HTTP: the admin API of a limiter. It needs the extra `slidegate[dashboard]`."""
+"""Operators use the admin API of a limiter as JSON over HTTP. It needs the extra `slidegate[dashboard]`."""
 
 from __future__ import annotations
 

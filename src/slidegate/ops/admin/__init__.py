@@ -1,1 +1,1 @@
-"""The admin API: what operators see and change, as JSON."""
+"""The admin API, with which operators look at a limiter and change its state, as JSON."""

@@ -28,7 +28,7 @@ _BY_PATH: Final[dict[str, dict[str, Operation]]] = {}
 for _operation in OPERATIONS:
     _BY_PATH.setdefault(_operation.path, {})[_operation.method] = _operation
 READING_POSTS: Final = frozenset(operation.path for operation in OPERATIONS if operation.reads)
-"""Where a POST changes nothing: for the `reading` of a door, so that whoever may look may ask."""
+"""The paths at which a POST changes nothing: for the `reading` of a door, so that whoever may look may ask."""
 
 
 class AdminApi:

@@ -1,4 +1,4 @@
-"""What an operator may see and change of one limiter, in all of its workers.
+"""The console of a limiter: operators see and change it there, in all of its workers.
 
 The admin API and the dashboard ask the same console, so both say the same. It is made once for a limiter, and from then
 on an `Onlooker` watches in this process and publishes what it sees.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from threading import Lock
 from typing import Any, Final
 
-from ...core.errors import ConfigurationError
+from ...core.errors import ConfigurationError, SlidegateError
 from ...core.logs import escaped
 from ...limiter import Limiter
 from ...limiter.events.kinds import KINDS
@@ -29,12 +29,12 @@ KEY_KINDS: Final = ("header", "cookie", "query")
 _MOST_WORKERS: Final = 200
 
 
-class Missing(LookupError):
-    """What is asked for is not there; the message says what."""
+class Missing(SlidegateError):
+    """Something that is asked for is not there; the message names it."""
 
 
 class Console:
-    """What an operator may see and change of one limiter; see `of`."""
+    """Operators see and change one limiter here; see `of`."""
 
     def __init__(self, limiter: Limiter) -> None:
         self._limiter = limiter
@@ -85,7 +85,7 @@ class Console:
         return {"refusals": (await self._seen()).refusals[:limit]}
 
     async def shadow(self, window: str = "1h") -> dict[str, Any]:
-        """Return what shadow rules would have refused: GET shadow."""
+        """Return how many requests shadow rules would have refused: GET shadow."""
         return await shadow_shown(self._limiter, await self._seen(), window)
 
     async def bans(
@@ -120,7 +120,7 @@ class Console:
         return {"events": found[:limit], "next": pack(latest)}
 
     async def config(self) -> dict[str, Any]:
-        """Return what is set up, and which workers there are: GET config."""
+        """Return the settings, and which workers there are: GET config."""
         sections = await self._limiter.internals.all_workers.sections(SECTION)
         workers = [section.worker for section in sections]
         return {**config_shown(self._limiter), "workers": workers_shown(workers, system_us())}

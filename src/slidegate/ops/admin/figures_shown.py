@@ -74,7 +74,7 @@ async def history_shown(limiter: Limiter, window: str, rule: str | None, route: 
 
 
 async def shadow_shown(limiter: Limiter, seen: Seen, window: str) -> dict[str, Any]:
-    """Return what shadow rules would have refused, beside what was admitted.
+    """Return how many requests shadow rules would have refused, beside the number of those that passed.
 
     Raises:
         StoreError: The store does not answer.

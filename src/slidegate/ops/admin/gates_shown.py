@@ -90,7 +90,7 @@ def lists_shown(limiter: Limiter, events: Iterable[Logged] = ()) -> list[dict[st
 
 
 def config_shown(limiter: Limiter) -> dict[str, Any]:
-    """Return what the operator has set up, without anything that is secret."""
+    """Return the settings, without anything that is secret."""
     safe = limiter.internals.failsafe
     gates = gates_of(limiter)
     return {

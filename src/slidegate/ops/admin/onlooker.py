@@ -1,4 +1,4 @@
-"""What one worker sees: its busiest clients, its last refusals, its events.
+"""One worker sees its busiest clients, its last refusals, its events.
 
 An onlooker is made with the first console of a limiter; before that nothing of this happens. It is fed from two sides:
 
@@ -98,7 +98,7 @@ class Onlooker:
         self._refusals: deque[Refusal] = deque(maxlen=KEPT_REFUSALS)
         self._number = 0
 
-    # -- what comes in -----------------------------------------------------------------------------------------------
+    # -- to tell it -------------------------------------------------------------------------------------------------
 
     def read(self, decisions: Sequence[Decision]) -> None:
         """Read decisions: of a client that comes again and again, all have one and the same tuple of checks."""
@@ -142,7 +142,7 @@ class Onlooker:
                 }  # fmt: skip
                 self._events.append(logged)
 
-    # -- what can be asked -------------------------------------------------------------------------------------------
+    # -- to ask it ---------------------------------------------------------------------------------------------------
 
     def busiest(self, most: int) -> list[Busy]:
         """Return the clients with the most requests, and those with the most refusals."""

@@ -87,7 +87,7 @@ OPERATIONS: Final = (
         page_size(100, 500),
     ),
     _get(
-        "/shadow", "getShadow", "What shadow rules would have refused, beside what was admitted.", "Shadow",
+        "/shadow", "getShadow", "How many requests shadow rules would have refused.", "Shadow",
         lambda console, given, _: console.shadow(given["window"]),
         window("1h"),
     ),
@@ -144,7 +144,7 @@ OPERATIONS: Final = (
         Parameter("kind", "Only events of this kind.", "choice", choices=tuple(KINDS), example="banned"),
     ),
     _get(
-        "/config", "getConfig", "What is set up, and which workers there are.", "Config",
+        "/config", "getConfig", "The settings, and which workers there are.", "Config",
         lambda console, given, _: console.config(),
     ),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What all workers see: each publishes a part of what its onlooker keeps, and every console puts the parts together.
+"""Each worker publishes a part of the things that its onlooker keeps, and every console puts the parts together.
 
 A section is published every few seconds and has a bound in bytes, so the newest entries go in until it is full. Of the
 worker that is asked, everything is taken that it keeps.
@@ -58,7 +58,7 @@ def published(onlooker: Onlooker) -> dict[str, Any]:
 
 
 async def gather(limiter: Limiter, onlooker: Onlooker) -> Seen:
-    """Put together what the workers of a limiter see. Where the store is away, it is what this one sees."""
+    """Put together what the workers of a limiter see. Where the store is away, only this one is asked."""
     try:
         sections = await limiter.internals.all_workers.sections(SECTION)
     except StoreError as error:
