@@ -46,6 +46,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "testing": ({"core", "limiter", "stores"}, {"hypothesis", "pytest"}),
     "admin": ({"ops"}, set()),
     "httpx": ({"outbound"}, set()),
+    "otel": ({"ops"}, set()),
     "prometheus": ({"ops"}, set()),
     "__init__": ({"core", "limiter", "netlists", "stores", "web"}, set()),
 }

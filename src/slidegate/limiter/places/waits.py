@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Lock
 from time import monotonic_ns
@@ -36,12 +36,16 @@ class Waits:
 
     Args:
         clock: Returns microseconds; by default the monotonic clock.
+
+    Attributes:
+        timed: Hears the outcome and the microseconds of each wait that ends; None for nobody. It must not raise.
     """
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock: Clock = _monotonic_us if clock is None else clock
         self._lock = Lock()
         self._waiting = 0
+        self.timed: Callable[[str, int], None] | None = None
         self._ever = {outcome: Lifetime() for outcome in OUTCOMES}
 
     @property
@@ -64,9 +68,12 @@ class Waits:
         try:
             yield wait
         finally:
+            took_us = max(self._clock() - began_us, 0)
             with self._lock:
                 self._waiting -= 1
-                self._ever[wait.outcome].add({}, (max(self._clock() - began_us, 0),))
+                self._ever[wait.outcome].add({}, (took_us,))
+            if self.timed is not None:
+                self.timed(wait.outcome, took_us)
 
 
 def _monotonic_us() -> int:

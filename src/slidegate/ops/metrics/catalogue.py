@@ -32,7 +32,7 @@ class Metric:
         name: The name for OpenTelemetry.
         kind: A counter only grows; a histogram is of seconds.
         unit: In the notation of UCUM; words in braces are names of things.
-        attributes: The names of the attributes, in the order in which readings have their values; the last one of each
+        attributes: The names of the attributes, in the order in which values have them; the last one of each
             metric is ``store``.
         help: A sentence for people.
         merge: How the values of several workers become one.

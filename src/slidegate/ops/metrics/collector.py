@@ -18,7 +18,7 @@ from ...core.errors import ConfigurationError
 from ...limiter import Limiter
 from .catalogue import BOUNDS_S, CATALOGUE, Metric
 from .scrape import Scrape
-from .values import Readings, Times, Values
+from .values import Times, Values, ValuesOfLimiter
 from .worker_files import WorkerFiles
 
 DIRECTORY_VARIABLE: Final = "PROMETHEUS_MULTIPROC_DIR"
@@ -59,18 +59,18 @@ class PrometheusMetrics:
         if registry is not None and not callable(getattr(registry, "register", None)):
             raise ConfigurationError(f"registry: expected a CollectorRegistry of prometheus_client, not {registry!r}")
         shared = os.environ.get(DIRECTORY_VARIABLE) or None
-        self._readings = Readings(limiter)
+        self._own_values = ValuesOfLimiter(limiter)
         self._files: WorkerFiles | None = None
         try:
             if directory is not None or shared is not None:
-                self._files = WorkerFiles(self._readings, limiter.internals, directory or shared, interval)
+                self._files = WorkerFiles(self._own_values, limiter.internals, directory or shared, interval)
             if registry is None and shared is not None:
                 registry = CollectorRegistry()
                 MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
             self.registry: CollectorRegistry = REGISTRY if registry is None else registry
             self._register()
         except BaseException:
-            self._readings.close()
+            self._own_values.close()
             if self._files is not None:
                 self._files.close()
             raise
@@ -78,7 +78,7 @@ class PrometheusMetrics:
 
     def collect(self) -> Iterable[Family]:
         """Read all metrics; the registry calls this."""
-        values = self._readings.read_all() if self._files is None else self._files.read()
+        values = self._own_values.read_all() if self._files is None else self._files.read()
         return [_family(metric, values.get(metric, {})) for metric in CATALOGUE]
 
     def describe(self) -> Iterable[Family]:
@@ -88,7 +88,7 @@ class PrometheusMetrics:
     def close(self) -> None:
         """Take the metrics out of the registry; what this worker has counted stays in the directory."""
         self.registry.unregister(self)
-        self._readings.close()
+        self._own_values.close()
         if self._files is not None:
             self._files.close()
 

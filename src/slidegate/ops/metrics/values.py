@@ -20,6 +20,7 @@ from ...core.statistics.lifetime import BOUNDS_US, LifetimeTotals
 from ...limiter import Limiter
 from ...limiter.events.kinds import KINDS
 from ...limiter.figures.statistics import Series
+from ...limiter.figures.stats import NO_ROUTE_AT_ALL
 from ...stores.memory.store import MemoryStore
 from ...web.config.file_gate import FileGate
 from ...web.lists.network_files import NetworkFiles
@@ -80,7 +81,7 @@ class EventCounts:
             return dict(self._counts)
 
 
-class Readings:
+class ValuesOfLimiter:
     """Reads the metrics of one limiter.
 
     Args:
@@ -143,7 +144,7 @@ class Readings:
     def _requests(self) -> Values:
         by_route: dict[Labels, list[Value]] = defaultdict(list)
         for series, totals in self._ever():
-            if series.route:  # rules that only look on have figures of their own, beside those of the request
+            if series.route != NO_ROUTE_AT_ALL:  # figures of rules that look on stand beside those of requests
                 for outcome, count in _outcomes(totals).items():
                     by_route[series.route, outcome, self.store].append(count)
         return {labels: together(counts) for labels, counts in by_route.items()}
@@ -160,7 +161,7 @@ class Readings:
     def _durations(self) -> Values:
         by_route: dict[Labels, list[Value]] = defaultdict(list)
         for series, totals in self._ever():
-            if series.route:
+            if series.route != NO_ROUTE_AT_ALL:
                 by_route[series.route, self.store].append(Times(totals.times, totals.sum_us))
         return {labels: together(times) for labels, times in by_route.items()}
 

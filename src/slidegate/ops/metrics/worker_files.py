@@ -39,7 +39,7 @@ from ...limiter.figures.statistics import Series
 from ...limiter.internals import Internals
 from ...stores.forks import hold_over_fork
 from .catalogue import CATALOGUE, Metric
-from .values import Readings, Times, Value, Values, together
+from .values import Times, Value, Values, ValuesOfLimiter, together
 
 if sys.platform != "win32":
     import fcntl
@@ -60,7 +60,7 @@ class WorkerFiles:
     own, and one that only forks has none.
 
     Args:
-        readings: The values of this worker.
+        own_values: The values of this worker.
         internals: Tells when requests come and when the limiter is closed.
         directory: The directory; it is made if it is not there.
         interval: How often the values are written, 100 ms to 60 s.
@@ -71,7 +71,7 @@ class WorkerFiles:
     """
 
     def __init__(
-        self, readings: Readings, internals: Internals, directory: object, interval: str | float | timedelta
+        self, own_values: ValuesOfLimiter, internals: Internals, directory: object, interval: str | float | timedelta
     ) -> None:
         interval_us = parse_duration_us(interval, "interval")
         if not _SHORTEST_US <= interval_us <= _LONGEST_US:
@@ -86,7 +86,7 @@ class WorkerFiles:
                 f'example "{self._directory}-2"'
             )
         _in_use[str(self._directory)] = self
-        self._readings = readings
+        self._own_values = own_values
         self._internals = internals
         self._interval_s = interval_us / 1_000_000
         self._lock, self._starting = Lock(), Lock()
@@ -103,7 +103,7 @@ class WorkerFiles:
         self.publish()
         own = self._own
         if own is None or self._failing:
-            return self._readings.read_all()  # better than nothing
+            return self._own_values.read_all()  # better than nothing
         with _locked(self._directory):
             return _merged(*self._gathered(own.name))
 
@@ -113,7 +113,7 @@ class WorkerFiles:
             with self._lock:
                 if self._own is None or self._own.pid != os.getpid():
                     self._own = _Own(self._directory)
-                self._own.write(self._readings.read_all())
+                self._own.write(self._own_values.read_all())
             self._failing = False
         except OSError as error:
             if not self._failing:

@@ -1,0 +1,11 @@
+"""Metrics and spans for OpenTelemetry. It needs the extra `slidegate[otel]`."""
+
+from __future__ import annotations
+
+try:
+    from .ops.metrics.meters import OtelMetrics
+    from .ops.metrics.spans import DecisionSpans
+except ModuleNotFoundError as error:
+    raise ImportError(f'slidegate.otel needs the package {error.name}: pip install "slidegate[otel]"') from error
+
+__all__ = ["DecisionSpans", "OtelMetrics"]
