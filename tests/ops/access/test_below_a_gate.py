@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -109,6 +110,20 @@ async def test_middleware_of_the_framework_changes_no_path() -> None:
     )
     assert await statuses(app, 10, "/ops/", headers=HERE) == [200] * 10
     assert (await statuses(app, 5, "/page"))[-1] == 429
+
+
+@pytest.mark.parametrize("added", ["before", "after"])
+async def test_the_tool_in_an_application_of_fastapi_is_found(added: str) -> None:
+    house = House()
+    app = FastAPI()
+    if added == "before":
+        app.mount("/ops", house.door)
+    app.add_middleware(RateLimitMiddleware, limits="3/minute", limiter=house.limiter, silence=["SG103"])
+    app.add_api_route("/page", lambda: "page")
+    if added == "after":
+        app.mount("/ops", house.door)
+    assert await statuses(app, 10, "/ops/", headers=HERE) == [200] * 10
+    assert await statuses(app, 4, "/page") == [200] * 3 + [429]
 
 
 @pytest.mark.parametrize("place", ["mount in a mount", "host", "late", "root_path"])

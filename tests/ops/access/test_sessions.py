@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -221,6 +223,13 @@ async def test_no_page_elsewhere_logs_a_browser_in(headers: dict[str, Any]) -> N
     answer = await Browser(House().door).send("POST", "/api/session", {"token": TOKEN}, **headers)
     assert answer.status in (403, 415, 421)
     assert "set-cookie" not in answer.headers
+
+
+def test_without_its_package_the_message_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "slidegate.ops.access.sessions")
+    monkeypatch.setitem(sys.modules, "itsdangerous", None)
+    with pytest.raises(ImportError, match=r'pip install "slidegate\[dashboard\]"'):
+        importlib.import_module("slidegate.ops.access.sessions")
 
 
 # -- several workers -----------------------------------------------------------------------------------------------
