@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import os
 import random
+import sys
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
+
+from slidegate.core.protocols import Event
+from slidegate.limiter.events.kinds import KINDS
 
 from .interpreted_only import reason_to_leave_out
 
@@ -21,6 +26,29 @@ def rng() -> random.Random:
     seed = int(os.environ.get("SLIDEGATE_TEST_SEED", 0)) or random.SystemRandom().getrandbits(32)
     print(f"SLIDEGATE_TEST_SEED={seed}")  # noqa: T201 - pytest shows it where a test fails
     return random.Random(seed)
+
+
+odd_events: list[str] = []
+"""Events of the package whose fields are not those that docs/events.md promises."""
+_finish = Event.__post_init__
+
+
+def _look_at(event: Event) -> None:
+    maker = sys._getframe(2).f_globals.get("__name__", "")  # behind the constructor that the dataclass has made
+    if maker.startswith("slidegate.") and (event.kind not in KINDS or set(event.details) != KINDS[event.kind].fields):
+        odd_events.append(f"{maker}: {event.kind} has {sorted(event.details)}")
+    _finish(event)
+
+
+Event.__post_init__ = _look_at  # type: ignore[method-assign]
+
+
+@pytest.fixture(autouse=True)
+def events_have_their_fields() -> Iterator[None]:
+    """Look at every event that the package makes in any test."""
+    odd_events.clear()
+    yield
+    assert odd_events == []
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

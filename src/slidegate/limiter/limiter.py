@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
+from logging import WARNING
 from types import TracebackType
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from ..core.bans.in_force import Guarded
 from ..core.decision import Bucket, Check, Decision
@@ -29,6 +30,9 @@ from .key_spelling import AnyKey, Question
 from .sync.limited import Limited, LimitedKey
 from .sync.sync_limiter import SyncLimiter
 from .sync.without_loop import WithoutLoop
+
+if TYPE_CHECKING:
+    from .events.log_events import AnyLogger
 
 DEFAULT_RULE: Final = "hit"
 ONE_UNIT: Final = 1
@@ -352,6 +356,38 @@ class Limiter(BanCommands):
             ConfigurationError: `observer` cannot be called or is a coroutine function, or a kind is unknown.
         """
         return self.internals.events.subscribe(observer, kinds, inline=inline)
+
+    def log_events(
+        self,
+        *,
+        kinds: Iterable[str] | None = None,
+        logger: AnyLogger | None = None,
+        level: int = WARNING,
+        most: str = "10/second",
+        each: str = "1/second",
+    ) -> Subscription:
+        """Write events to a log, no more of them than somebody can read.
+
+        A line says how many others of its kind and rule were left out since the last one. The record has the details
+        of the event, `kind`, `time_us` and `suppressed` as fields, which structlog and JSON formatters pick up.
+
+        Args:
+            kinds: The kinds of events; None for those that the package does not log by itself, ``refused`` among them.
+            logger: The logger; by default ``"slidegate.events"``.
+            level: The level of the lines.
+            most: The limit of all lines.
+            each: The limit of the lines of one kind and rule.
+
+        Returns:
+            The subscription: `remove()` ends it.
+
+        Raises:
+            ConfigurationError: A value cannot work.
+        """
+        # Most limiters write no log.
+        from .events.log_events import log_events
+
+        return log_events(self.internals, kinds, logger, level, most, each)
 
     def event_stats(self) -> EventStats:
         """Return how many events were delivered to observers in this process, how many wait, and how many were lost."""

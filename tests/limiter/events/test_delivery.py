@@ -446,7 +446,7 @@ def test_forks_while_threads_tell_events_leave_children_that_deliver() -> None:
 def test_a_courier_that_nobody_holds_is_collected_when_its_thread_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(courier_module, "IDLE_S", 0.01)
     known = len(courier_module._couriers)
-    held = Courier(lambda dropped: None)
+    held = Courier(lambda dropped: None, lambda last: None)
     assert len(courier_module._couriers) == known + 1
     del held
     assert len(courier_module._couriers) <= known

@@ -38,7 +38,8 @@ class Courier:
     """Calls observers in a thread of its own.
 
     Args:
-        report: Called in that thread with the number of events that were dropped since the last call.
+        report: Called in that thread with the number of events dropped since the last call. It must not raise.
+        rest: Called when no event has come for a while, and with True at the end of the interpreter. It must not raise.
         most: How many events wait at most.
 
     Attributes:
@@ -46,8 +47,9 @@ class Courier:
         dropped: How many were dropped, because the queue was full.
     """
 
-    def __init__(self, report: Callable[[int], None], most: int = MOST_QUEUED) -> None:
+    def __init__(self, report: Callable[[int], None], rest: Callable[[bool], None], most: int = MOST_QUEUED) -> None:
         self._report = report
+        self.rest: Final = rest
         self._most = most
         self.begin_anew()
         _couriers.add(self)
@@ -58,7 +60,7 @@ class Courier:
         self._queue: deque[_Item] = deque()
         self._thread: Thread | None = None
         self._put = self.delivered = self.dropped = 0
-        self._gap, self._report_again_s = 0, 0.0
+        self._reported, self._report_again_s = 0, 0.0
         self._waiting = 0
 
     @property
@@ -71,10 +73,9 @@ class Courier:
         with self._changed:
             if len(self._queue) >= self._most:
                 self.dropped += 1
-                self._gap += 1
-                return
-            self._queue.append((event, to))
-            self._put += 1
+            else:
+                self._queue.append((event, to))
+                self._put += 1
             if self._thread is None:
                 self._start()
             elif len(self._queue) == 1:
@@ -85,11 +86,12 @@ class Courier:
 
         An observer cannot wait for itself: in the courier's thread this returns at once.
         """
-        until, ends_s = self._put, monotonic() + most_s
+        ends_s = monotonic() + most_s
         with self._changed:
+            until, reported = self._put, self.dropped
             self._waiting += 1
             try:
-                while self.delivered < until or self._gap:
+                while self.delivered < until or self._reported < reported:
                     left_s = ends_s - monotonic()
                     if left_s <= 0 or self._thread is None or self._thread is current_thread():
                         return False
@@ -110,48 +112,56 @@ class Courier:
     def _serve(self) -> None:
         queue = self._queue
         while self._queue is queue:  # until an observer forks, in the child
-            if self._gap and (not queue or monotonic() >= self._report_again_s):
-                self._report_gap()
+            if self.dropped > self._reported and (not queue or monotonic() >= self._report_again_s):
+                self._report_dropped()
             try:
                 event, subscriptions = queue.popleft()
             except IndexError:
-                if not self._rest():
-                    return
+                if not self._wait():
+                    self.rest(False)
+                    if self._end():
+                        return
                 continue
             for subscription in subscriptions:
-                self._call(subscription, event)
+                self.call(subscription, event)
             self.delivered += 1
             if self._waiting:
                 with self._changed:
                     self._changed.notify_all()
 
-    def _call(self, subscription: Subscription, event: Event) -> None:
+    def call(self, subscription: Subscription, event: Event) -> None:
+        """Call an observer in the courier's thread, and outlive everything that it may raise."""
         try:
             subscription.hear(event)
         except BaseException as error:  # even sys.exit() ends no more than the one call
             subscription.failed(error)
 
-    def _report_gap(self) -> None:
+    def _report_dropped(self) -> None:
+        self._report_again_s = monotonic() + SAY_EVERY_S
+        dropped = self.dropped
+        self._report(dropped - self._reported)
         with self._changed:
-            gap, self._gap = self._gap, 0
-            self._report_again_s = monotonic() + SAY_EVERY_S
-        try:
-            self._report(gap)
-        finally:
-            with self._changed:
-                self._changed.notify_all()
-
-    def _rest(self) -> bool:
-        """Wait for more; return False if none came, and the thread ends."""
-        with self._changed:
-            if self._queue or self._gap:
-                return True
+            self._reported = dropped
             self._changed.notify_all()
-            self._changed.wait(IDLE_S)
-            if self._queue or self._gap:
-                return True
+
+    def _wait(self) -> bool:
+        """Wait for more; return whether it came."""
+        with self._changed:
+            if not self._has_work():
+                self._changed.notify_all()
+                self._changed.wait(IDLE_S)
+            return self._has_work()
+
+    def _end(self) -> bool:
+        """Leave the next event to another thread, unless it has come meanwhile; return whether this one ends."""
+        with self._changed:
+            if self._has_work():
+                return False
             self._thread = None
-            return False
+            return True
+
+    def _has_work(self) -> bool:
+        return bool(self._queue) or self.dropped > self._reported
 
 
 _couriers: Final[WeakSet[Courier]] = WeakSet()
@@ -166,6 +176,7 @@ def _flush_all() -> None:
     ends_s = monotonic() + END_S
     for courier in list(_couriers):
         courier.flush(max(ends_s - monotonic(), 0.0))
+        courier.rest(True)
 
 
 os.register_at_fork(after_in_child=_begin_anew)

@@ -54,7 +54,7 @@ class EventHub:
         self._lock = Lock()
         hold_over_fork(self._lock)
         self._subscriptions: tuple[Subscription, ...] = ()
-        self._courier = Courier(self._tell_dropped)
+        self._courier = Courier(self._tell_dropped, self._rest)
         self.refused = self.near_limit = False
         self._changed: Callable[[], None] = _nothing
 
@@ -63,14 +63,25 @@ class EventHub:
         self._changed = call
 
     def subscribe(
-        self, observer: Observer, kinds: Iterable[str] | None = None, *, inline: bool = False
+        self,
+        observer: Observer,
+        kinds: Iterable[str] | None = None,
+        *,
+        inline: bool = False,
+        rest: Callable[[bool], None] | None = None,
     ) -> Subscription:
         """Tell an observer about further events; see `Limiter.observe`.
+
+        Args:
+            observer: The observer.
+            kinds: The kinds that it hears; None for all.
+            inline: Call it in the thread where an event happens.
+            rest: Called when no event has come for a while, and with True when the limiter is closed.
 
         Raises:
             ConfigurationError: The observer cannot be called or is a coroutine function, or a kind is unknown.
         """
-        subscription = Subscription(observer, kinds, inline, self._leave)
+        subscription = Subscription(observer, kinds, inline, self._leave, rest)
         with self._lock:
             self._subscriptions = (*self._subscriptions, subscription)
             self._look()
@@ -111,6 +122,7 @@ class EventHub:
             # The courier knows no event loops, and closing is rare: to look again is simpler than to be woken.
             while not self.flush(0) and monotonic() < ends_s:  # noqa: ASYNC110
                 await anyio.sleep(_LOOK_S)
+        self._rest(True)
         if left := self._courier.queued:
             logger.warning("the limiter is closed, and observers have not heard %d events yet", left)
 
@@ -125,6 +137,10 @@ class EventHub:
         self.near_limit = self.hears("near_limit")
         self._changed()
 
+    def _rest(self, last: bool) -> None:
+        for subscription in self._subscriptions:
+            subscription.rest(last)
+
     def _tell_dropped(self, dropped: int) -> None:
         """Report in the courier's thread that its queue was full: to everybody at once, past the queue."""
         message = f"{dropped} events were dropped, because observers take longer than events come"
@@ -132,7 +148,7 @@ class EventHub:
         event = Event("events_dropped", message, {"dropped": dropped}, self._unix_us())
         for subscription in self._subscriptions:
             if subscription.wants(event.kind):
-                subscription.hear(event)
+                self._courier.call(subscription, event)
 
 
 def _nothing() -> None:

@@ -45,7 +45,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     "bans_unread": _kind("error", "once until they can be read again"),
     "bans_rescued": _kind("bans", "once an opening"),
     "keys_shared": _kind("max_keys", _WINDOW),
-    "series_full": _kind("max_series", "once"),
+    "series_full": _kind("max_series", "once", logged=False),
     "shedding_started": _kind("shed", _SECOND, logged=False),
     "shedding_ended": _kind("shed", _SECOND, logged=False),
     "store_failed": _kind("on_error error", _MINUTE),
@@ -67,7 +67,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     "config_rejected": _kind("path", _CHANGE),
     "config_shrunk": _kind("path", _CHANGE),
     "windows_restarted": _kind("path", _CHANGE),
-    "pause_ignored": _kind("key pause_us", _FAULT),
-    "pause_unshared": _kind("key pause_us", _FAULT),
+    "pause_ignored": _kind("key pause_us", _FAULT, logged=False),
+    "pause_unshared": _kind("key pause_us", _FAULT, logged=False),
     "events_dropped": _kind("dropped", _SECOND),
 }

@@ -24,12 +24,13 @@ class Subscription:
         kinds: The kinds that it hears; None for all.
         inline: Whether it is called in the thread where an event happens.
         leave: Called by `remove`.
+        rest: Called when no event has come for a while, and with True when the limiter is closed.
 
     Raises:
         ConfigurationError: `observer` cannot be called or is a coroutine function, or a kind is unknown.
     """
 
-    __slots__ = ("_leave", "_left_out", "_say_again_s", "inline", "kinds", "observer", "over")
+    __slots__ = ("_leave", "_left_out", "_rest", "_say_again_s", "inline", "kinds", "observer", "over")
 
     def __init__(
         self,
@@ -37,12 +38,14 @@ class Subscription:
         kinds: Iterable[str] | None,
         inline: bool,
         leave: Callable[[Subscription], None],
+        rest: Callable[[bool], None] | None = None,
     ) -> None:
         self.observer: Final = _checked(observer)
         self.kinds: Final = _known(kinds)
         self.inline: Final = bool(inline or getattr(observer, "inline", False))
         self.over = False
         self._leave = leave
+        self._rest = rest
         self._left_out = 0
         self._say_again_s = 0.0
 
@@ -70,6 +73,14 @@ class Subscription:
                 raise TypeError(f"it returned {type(answer).__name__!r}, which nobody awaits; observers are not async")
         except Exception as error:
             self.failed(error)
+
+    def rest(self, last: bool) -> None:
+        """Let the observer do what it has put off; `last` says that it may not be called again."""
+        if self._rest is not None and not self.over:
+            try:
+                self._rest(last)
+            except Exception as error:
+                self.failed(error)
 
     def failed(self, error: BaseException) -> None:
         """Log an exception of the observer, now and then."""
