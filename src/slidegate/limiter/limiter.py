@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
-from logging import WARNING
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self
+from typing import Final, Self
 
 from ..core.bans.in_force import Guarded
 from ..core.decision import Bucket, Check, Decision
@@ -19,9 +18,9 @@ from ..stores.memory.store import MemoryStore
 from ..stores.system_clock import system_us
 from .ban_commands import BanCommands
 from .deadlines import within
-from .events.hub import EventHub, EventStats
+from .events.event_commands import EventCommands
+from .events.hub import EventHub
 from .events.near_limits import NEAR_LIMIT
-from .events.subscription import Subscription
 from .failsafe import DEADLINE, ON_ERROR, OnError, check_failure_policy
 from .figures.stats import AllStats, Chart, Stats
 from .inspection.looking import KeyView, look_at
@@ -31,14 +30,11 @@ from .sync.limited import Limited, LimitedKey
 from .sync.sync_limiter import SyncLimiter
 from .sync.without_loop import WithoutLoop
 
-if TYPE_CHECKING:
-    from .events.log_events import AnyLogger
-
 DEFAULT_RULE: Final = "hit"
 ONE_UNIT: Final = 1
 
 
-class Limiter(BanCommands):
+class Limiter(BanCommands, EventCommands):
     """Counts keys against limits, and refuses those that are banned.
 
     Safe to share between threads and event loops; use one for the whole application.
@@ -336,62 +332,6 @@ class Limiter(BanCommands):
             StoreError: The store does not answer.
         """
         return await self.internals.all_workers.chart(window, rule, route)
-
-    def observe(self, observer: Observer, *, kinds: Iterable[str] | None = None, inline: bool = False) -> Subscription:
-        """Tell a function about events from now on.
-
-        Observers are called in a thread of their own, one event after the other, behind a queue that has an end: where
-        they are too slow, events are dropped, counted in `event_stats`, and reported as ``events_dropped``.
-
-        Args:
-            observer: Called with each `Event`. Its exceptions are logged and dropped.
-            kinds: The kinds of events that it hears, for example ``["refused"]``; None for all.
-            inline: Call it in the thread where the event happens, before the request goes on. It must not block then.
-                An observer whose own attribute `inline` is true is called in this way everywhere.
-
-        Returns:
-            The subscription: `remove()` ends it.
-
-        Raises:
-            ConfigurationError: `observer` cannot be called or is a coroutine function, or a kind is unknown.
-        """
-        return self.internals.events.subscribe(observer, kinds, inline=inline)
-
-    def log_events(
-        self,
-        *,
-        kinds: Iterable[str] | None = None,
-        logger: AnyLogger | None = None,
-        level: int = WARNING,
-        most: str = "10/second",
-        each: str = "1/second",
-    ) -> Subscription:
-        """Write events to a log, no more of them than somebody can read.
-
-        A line says how many others of its kind and rule were left out since the last one. The record has the details
-        of the event, `kind`, `time_us` and `suppressed` as fields, which structlog and JSON formatters pick up.
-
-        Args:
-            kinds: The kinds of events; None for those that the package does not log by itself, ``refused`` among them.
-            logger: The logger; by default ``"slidegate.events"``.
-            level: The level of the lines.
-            most: The limit of all lines.
-            each: The limit of the lines of one kind and rule.
-
-        Returns:
-            The subscription: `remove()` ends it.
-
-        Raises:
-            ConfigurationError: A value cannot work.
-        """
-        # Most limiters write no log.
-        from .events.log_events import log_events
-
-        return log_events(self.internals, kinds, logger, level, most, each)
-
-    def event_stats(self) -> EventStats:
-        """Return how many events were delivered to observers in this process, how many wait, and how many were lost."""
-        return self.internals.event_stats()
 
     @property
     def sync(self) -> SyncLimiter:

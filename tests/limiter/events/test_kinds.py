@@ -21,8 +21,8 @@ from slidegate import (
     Shed,
     StoreError,
 )
-from slidegate.limiter import statistics
 from slidegate.limiter.events.kinds import KINDS
+from slidegate.limiter.figures import statistics
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ... import conftest
