@@ -75,7 +75,7 @@ class Subscription:
             self.failed(error)
 
     def rest(self, last: bool) -> None:
-        """Let the observer do what it has put off; `last` says that it may not be called again."""
+        """Let the observer do the work that it has put off; `last` says that it may not be called again."""
         if self._rest is not None and not self.over:
             try:
                 self._rest(last)
