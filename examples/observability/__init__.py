@@ -1,0 +1,1 @@
+"""Metrics, a dashboard and alert rules."""

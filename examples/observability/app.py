@@ -1,0 +1,62 @@
+"""Metrics of two workers for Prometheus: ``uvicorn examples.observability.app:app --workers 2``.
+
+``METRICS`` names the directory that the workers share; by default it is one for temporary files.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Mount, Route
+
+from slidegate import BanPolicy, Limiter, RateLimitMiddleware, Rule
+from slidegate.prometheus import PrometheusMetrics
+
+PLACE = os.environ.get("METRICS") or str(Path(tempfile.gettempdir()) / f"slidegate-metrics-{os.geteuid()}")
+
+limiter = Limiter()
+metrics = PrometheusMetrics(limiter, registry=CollectorRegistry(), directory=PLACE)
+
+
+async def search(request: Request) -> JSONResponse:
+    """Find nothing."""
+    return JSONResponse({"found": []})
+
+
+async def order(request: Request) -> JSONResponse:
+    """Take an order."""
+    return JSONResponse({"ordered": request.path_params["id"]})
+
+
+@asynccontextmanager
+async def lifespan(app: Starlette) -> AsyncIterator[None]:
+    """Write the last values when the worker ends."""
+    async with limiter:
+        yield
+
+
+routes = [
+    Route("/search", search),
+    Route("/orders/{id}", order, methods=["POST"]),
+    Mount("/metrics", metrics.app),
+]
+app = Starlette(routes=routes, lifespan=lifespan)
+app.add_middleware(
+    RateLimitMiddleware,
+    limiter=limiter,
+    rules=[
+        Rule("/metrics/{rest:path}", exempt=True),
+        Rule("/search", "20/10s", name="search"),
+        Rule("/orders/{id}", "5/minute", methods=["POST"], wait="2s", name="orders"),
+        Rule("*", "100/minute", action="shadow", name="trial"),
+    ],
+    bans=BanPolicy(after="50/5m", duration="10m", ban_private=True),
+)
