@@ -112,6 +112,15 @@ async def test_middleware_of_the_framework_changes_no_path() -> None:
     assert (await statuses(app, 5, "/page"))[-1] == 429
 
 
+async def test_the_way_to_the_tool_without_its_slash_is_not_counted_either() -> None:
+    house = House()
+    app = Starlette(routes=[Route("/page", page), Mount("/ops", house.door), Route("/exact", page)])
+    gate = RateLimitMiddleware(app, limits="3/minute", limiter=house.limiter)
+    assert await statuses(gate, 9, "/ops", headers=HERE) == [307] * 9
+    assert await statuses(gate, 4, "/ops/..", headers=HERE) == [404] * 4  # a path of the tool, which knows none such
+    assert await statuses(gate, 4, "/nothing/ops", headers=HERE) == [404] * 3 + [429]
+
+
 @pytest.mark.parametrize("added", ["before", "after"])
 async def test_the_tool_in_an_application_of_fastapi_is_found(added: str) -> None:
     house = House()

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from itsdangerous import URLSafeSerializer
 
@@ -323,3 +324,16 @@ async def test_an_open_stream_can_ask_whether_its_session_goes_on() -> None:
     assert await own.access.still_valid(scope)
     known[0] = None
     assert not await own.access.still_valid(scope)
+
+
+def test_a_visit_works_under_trio_too() -> None:
+    async def visit() -> None:
+        house = House()
+        browser = Browser(house.door)
+        assert (await browser.log_in()).status == 200
+        assert (await browser.send("POST", "/api/items", {"n": 1})).status == 200
+        assert (await browser.log_in("wrong-token-0123456789")).status == 401
+        assert (await browser.send("DELETE", "/api/session")).status == 204
+        assert house.tool.changes == [{"n": 1}]
+
+    anyio.run(visit, backend="trio")

@@ -44,6 +44,9 @@ class Spared:
         else:
             return None
         reached = self._tree.reach(scope)
+        if reached is None:
+            # A person writes the path of a mount without its slash, and the router sends the browser there.
+            reached = self._tree.reach({**scope, "path": f"{path}/"})
         return None if reached is None or not reached.sure else getattr(reached.end, SPARED, None)
 
 
