@@ -126,7 +126,7 @@ def test(args: list[str]) -> int:
     if args:
         return run(python, "-m", "pytest", *args)
     coverage = (python, "-m", "coverage")
-    failed = [*server_steps(python), *lint_steps(python), *docs_steps(python)]
+    failed = [*server_steps(python), *browser_steps(python), *lint_steps(python), *docs_steps(python)]
     failed += step("coverage erase", *coverage, "erase")
     broken, closing = tests_with_coverage(python)
     failed += broken
@@ -181,16 +181,26 @@ def step(name: str, *command: object) -> list[str]:
 
 def server_steps(python: Path) -> list[str]:
     """Check that there is a redis-server; return the name of the check if one is needed and there is none."""
-    print("\n-- redis-server", flush=True)
-    look = (python, "-m", "tests.redis_servers")
+    return program_steps(python, "redis-server", "tests.redis_servers", "no redis-server from 6.2 on")
+
+
+def browser_steps(python: Path) -> list[str]:
+    """Check that there is a Chromium; return the name of the check if one is needed and there is none."""
+    return program_steps(python, "chromium", "tests.browser.chromium", "no Chromium")
+
+
+def program_steps(python: Path, package: str, looker: str, missing: str) -> list[str]:
+    """Look for a program, and install its package if this user may; return its name if it is needed and not there."""
+    print(f"\n-- {package}", flush=True)
+    look = (python, "-m", looker)
     if not run(*look):
         return []
     if os.geteuid() == 0 and shutil.which("apt-get"):
-        install = ("apt-get", "install", "--yes", "-qq", "--no-install-recommends", "redis-server")
+        install = ("apt-get", "install", "--yes", "-qq", "--no-install-recommends", package)
         if not run("apt-get", "update", "-qq") and not run(*install) and not run(*look):
             return []
-    print("dev.py: no redis-server from 6.2 on, so tests that need one are left out: sudo apt install redis-server")
-    return ["redis-server"] if os.environ.get("CI") == "true" else []
+    print(f"dev.py: {missing}, so tests that need one are left out: sudo apt install {package}")
+    return [package] if os.environ.get("CI") == "true" else []
 
 
 def lint_steps(python: Path) -> list[str]:
@@ -211,7 +221,7 @@ def deep(args: list[str]) -> int:
     """Run pytest with many more random examples, slow tests included; arguments go to pytest."""
     everything = ("-m", "", "-o", "faulthandler_timeout=3600")
     python = environment(MAIN, "dev")
-    missing = server_steps(python)
+    missing = [*server_steps(python), *browser_steps(python)]
     return run(python, "-m", "pytest", *everything, *args, HYPOTHESIS_PROFILE="deep") or len(missing)
 
 
@@ -249,7 +259,7 @@ def compiled(args: list[str]) -> int:
     install = (python, "-m", "uv", "pip", "install", "--quiet", "--no-deps", "--reinstall", "--python", python)
     if run(*install, compiled_wheel(python)):
         sys.exit("dev.py: the compiled wheel could not be installed; the lines above say why")
-    missing = server_steps(python)
+    missing = [*server_steps(python), *browser_steps(python)]
     # The tests find out by themselves whether they run against what is installed there (tests/test_compiled.py).
     return run(python, *AGAINST_COMPILED, *args, SLIDEGATE_COMPILED="1") or len(missing)
 

@@ -48,6 +48,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "httpx": ({"outbound"}, set()),
     "otel": ({"ops"}, set()),
     "prometheus": ({"ops"}, set()),
+    "dashboard": ({"ops"}, set()),
     "__init__": ({"core", "limiter", "netlists", "stores", "web"}, set()),
 }
 # Names that several files share, because each does the same for another store, or adds files to it -> where.

@@ -11,7 +11,7 @@ import sys
 import tarfile
 import tomllib
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,6 +27,8 @@ LOCKS = sorted((ROOT / "requirements").glob("*.txt"))
 PIN = re.compile(
     r"(?P<name>[a-z0-9][a-z0-9-]*)==(?P<version>[\w.]+)(?: ; (?P<marker>.+?))?(?: --hash=sha256:[0-9a-f]{64})+"
 )
+KINDS = ("css", "html", "js", "lua", "py", "svg")
+"""The kinds of files that the package consists of."""
 # Spelt so that this file does not find itself.
 FORBIDDEN = {
     "package index": re.compile(r"pypi[.]org|pythonhosted[.]org|npmjs[.]|--(?:extra-)?index[-]url|--find[-]links"),
@@ -189,7 +191,7 @@ def test_wheel_holds_the_package_typed_and_nothing_else(tmp_path: Path, monkeypa
     monkeypatch.chdir(ROOT)
     wheel = tmp_path / hatchling.build.build_wheel(str(tmp_path))
     held = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    files = (path for ending in ("py", "lua") for path in (ROOT / "src").rglob(f"*.{ending}"))
+    files = (path for ending in KINDS for path in (ROOT / "src").rglob(f"*.{ending}"))
     source = {path.relative_to(ROOT / "src").as_posix() for path in files}
     assert held == {*source, "slidegate/py.typed"}
 
@@ -332,16 +334,26 @@ def test_one_failed_check_fails_the_whole_run(
 
 
 @pytest.mark.parametrize(
+    ("steps", "package", "looker"),
+    [
+        (dev.server_steps, "redis-server", "tests.redis_servers"),
+        (dev.browser_steps, "chromium", "tests.browser.chromium"),
+    ],
+)
+@pytest.mark.parametrize(
     ("root", "failing", "installs", "there"),
     [
         (False, "", False, True),
-        (False, "tests.redis_servers", False, False),
-        (True, "tests.redis_servers", True, False),
+        (False, "look", False, False),
+        (True, "look", True, False),
         (True, "apt-get", False, True),
     ],
 )
 @pytest.mark.parametrize("ci", [False, True])
-def test_a_redis_server_is_looked_for_then_installed_and_must_be_there_for_continuous_integration(
+def test_a_program_is_looked_for_then_installed_and_must_be_there_for_continuous_integration(
+    steps: Callable[[Path], list[str]],
+    package: str,
+    looker: str,
     root: bool,
     failing: str,
     installs: bool,
@@ -350,13 +362,13 @@ def test_a_redis_server_is_looked_for_then_installed_and_must_be_there_for_conti
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    runs = Runs(failing)
+    runs = Runs(looker if failing == "look" else failing)
     for name, stand_in in (("run", runs), ("shutil.which", lambda name: name), ("os.geteuid", lambda: int(not root))):
         monkeypatch.setattr(f"dev.{name}", stand_in)
     monkeypatch.setenv("CI", "true" if ci else "")
-    assert dev.server_steps(Path("python")) == (["redis-server"] if ci and not there else [])
+    assert steps(Path("python")) == ([package] if ci and not there else [])
     assert any("install" in command for command in runs.commands) == installs
-    assert ("sudo apt install redis-server" in capsys.readouterr().out) == (not there)
+    assert (f"sudo apt install {package}" in capsys.readouterr().out) == (not there)
 
 
 @pytest.mark.parametrize("failing", ["", "--this"])

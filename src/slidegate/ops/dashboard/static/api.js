@@ -1,0 +1,45 @@
+// Talks to the admin API below this page. Every failure is a Problem, which says what to show.
+
+const PATIENCE_MS = 20000;
+
+export class Problem extends Error {
+  constructor(status, title, detail, retryAfterS = null) {
+    super(detail || title);
+    Object.assign(this, { status, title, detail, retryAfterS });
+  }
+}
+
+let csrf = "";
+let ended = () => {};
+
+export const setCsrf = (token) => { csrf = token ?? ""; };
+export const onSessionEnd = (listener) => { ended = listener; };
+
+export async function call(method, path, body) {
+  const headers = { Accept: "application/json" };
+  if (method !== "GET") headers["X-CSRF-Token"] = csrf;
+  if (body !== undefined) headers["Content-Type"] = "application/json";
+  let answer;
+  try {
+    answer = await fetch(`api/${path}`, {
+      method, headers, cache: "no-store", credentials: "same-origin", redirect: "error",
+      body: body === undefined ? undefined : JSON.stringify(body), signal: AbortSignal.timeout(PATIENCE_MS),
+    });
+  } catch (error) {
+    throw new Problem(0, "No answer", error.name === "TimeoutError"
+      ? "The worker did not answer within 20 seconds." : "The worker cannot be reached. It may be restarting.");
+  }
+  const found = await answer.json().catch(() => null);
+  if (answer.ok) return found;
+  const wait = Number.parseFloat(answer.headers.get("Retry-After"));
+  const problem = new Problem(answer.status, found?.title ?? `Status ${answer.status}`, found?.detail ?? "",
+    Number.isFinite(wait) ? wait : null);
+  if (answer.status === 401 && path !== "session") ended(problem);
+  throw problem;
+}
+
+export const get = (path, parameters = {}) => {
+  const given = Object.entries(parameters).filter(([, value]) => value !== "" && value !== null && value !== undefined);
+  const query = new URLSearchParams(given).toString();
+  return call("GET", query ? `${path}?${query}` : path);
+};

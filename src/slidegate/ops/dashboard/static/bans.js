@@ -1,0 +1,88 @@
+// The view of bans, lists and events.
+
+import { h, table, stranger, words, renew, plain, mark } from "./dom.js";
+import { get } from "./api.js";
+import { askBan, askExtend, askUnban } from "./dialogs.js";
+import { count, duration, moment, now } from "./format.js";
+
+export class BansView {
+  constructor(page) {
+    Object.assign(this, { page, query: "", policy: "", pages: [""], policies: new Set() });
+    const search = mark("search");
+    this.choice = h("select", { id: mark("policy"), onchange: (event) => { this.policy = event.target.value; this.first(); } }, h("option", { value: "" }, "all"));
+    this.ban = h("button", { type: "button", class: "danger", onclick: async () => { if (await askBan()) await page.refresh(); } }, "Ban…");
+    this.bans = h("div", {});
+    this.rest = h("div", { class: "stack" });
+    this.element = h("div", { class: "stack" }, h("h2", { class: "unseen" }, "Bans and lists"),
+      h("form", { class: "card row", role: "search", "aria-label": "Bans", onsubmit: (event) => { event.preventDefault(); this.query = event.target.elements.q.value; this.first(); } },
+        h("p", { class: "field grow" }, h("label", { for: search }, "Target or reason"), h("input", { id: search, name: "q", type: "search", maxlength: 200, autocomplete: "off", spellcheck: "false" })),
+        h("p", { class: "field" }, h("label", { for: this.choice.id }, "Made by"), this.choice),
+        h("p", { class: "field" }, h("button", { type: "submit" }, "Search")), h("p", { class: "field" }, this.ban)),
+      this.bans, this.rest);
+  }
+
+  first() {
+    this.pages = [""];
+    this.page.refresh();
+  }
+
+  turn(cursor) {
+    if (cursor === null) this.pages.pop();
+    else this.pages.push(cursor);
+    this.page.refresh();
+  }
+
+  async refresh() {
+    const [bans, lists, events] = await Promise.all([
+      get("bans", { cursor: this.pages.at(-1), limit: 50, policy: this.policy, q: this.query }), get("lists"), get("events", { limit: 100 }),
+    ]);
+    this.ban.disabled = !this.page.mayChange;
+    this.learn(bans.bans);
+    renew(this.bans, this.inForce(bans));
+    renew(this.rest, this.lists(lists.lists), this.events(events.events));
+  }
+
+  learn(bans) {
+    for (const { policy } of bans) {
+      if (this.policies.has(policy) || this.policies.size >= 50) continue;
+      this.policies.add(policy);
+      this.choice.append(h("option", { value: policy }, plain(policy, 60)));
+    }
+  }
+
+  inForce({ bans, next, total }) {
+    const act = (text, question, target) => h("button", { type: "button", class: "slim", "aria-label": `${text.replace("…", "")} ${plain(target, 60)}`, disabled: !this.page.mayChange, onclick: async () => { if (await question(target)) await this.page.refresh(); } }, text);
+    const found = table(`Bans in force: ${count(total)}`, [
+      { title: "Target", cell: (ban) => h("a", { href: `#clients/${encodeURIComponent(ban.target)}` }, stranger(ban.target, 64)) },
+      { title: "Reason", cell: (ban) => words(ban.reason || "–", 120) },
+      { title: "Made by", wide: true, cell: (ban) => stranger(ban.policy, 40) },
+      { title: "Rung", number: true, wide: true, cell: (ban) => ban.rung },
+      { title: "Since", wide: true, cell: (ban) => moment(ban.since_at) },
+      { title: "Ends in", cell: (ban) => (ban.until_at ? h("span", { class: "span", title: moment(ban.until_at) }, duration(Math.max(0, ban.until_at - now()))) : "never") },
+      { title: "Actions", cell: (ban) => h("span", { class: "buttons" }, act("Unban", askUnban, ban.target), act("Extend…", askExtend, ban.target)) },
+    ], bans, this.query || this.policy ? "No ban is like that." : "Nobody is banned.");
+    return [found, (next || this.pages.length > 1) && h("nav", { class: "pages", "aria-label": "Pages of bans" },
+      h("button", { type: "button", disabled: this.pages.length === 1, onclick: () => this.turn(null) }, "Newer"),
+      h("span", { class: "faint" }, `Page ${this.pages.length}`), h("button", { type: "button", disabled: !next, onclick: () => this.turn(next) }, "Older"))];
+  }
+
+  lists(lists) {
+    const tones = { rejected: "hot", waiting: "warm" };
+    return table("Lists", [
+      { title: "List", cell: (list) => h("span", {}, stranger(list.name, 60), list.path && h("span", { class: "faint" }, " ", stranger(list.path, 80))) },
+      { title: "Kind", cell: (list) => (list.kind === "allowlist" ? "Allows" : "Blocks") },
+      { title: "Entries", number: true, cell: (list) => count(list.entries) },
+      { title: "Changed", wide: true, cell: (list) => moment(list.changed_at) },
+      { title: "State", cell: (list) => h("span", { class: `badge ${tones[list.status] ?? ""}`, title: plain(list.message, 300) || null }, plain(list.status, 20)) },
+    ], lists, "No blocklist or allowlist is loaded.");
+  }
+
+  events(events) {
+    return table("Events", [
+      { title: "When", cell: (event) => moment(event.at) },
+      { title: "Event", cell: (event) => h("code", {}, plain(event.kind, 40)) },
+      { title: "Message", cell: (event) => words(event.message) },
+      { title: "Worker", wide: true, cell: (event) => stranger(event.worker, 40) },
+    ], events, "Nothing has happened since this worker was started.");
+  }
+}

@@ -1,0 +1,215 @@
+// Draws figures over time as SVG. Colours are classes of the style sheet, so a change of theme needs no drawing.
+
+import { h, svg, replace, mark } from "./dom.js";
+import { clock, moment } from "./format.js";
+
+const HEIGHT = 176;
+const INSET = { left: 44, right: 10, top: 8, bottom: 20 };
+const STEPS_S = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200];
+const ROWS = 60;
+
+// The smallest 1, 2 or 5 times a power of ten that splits a span into at most `parts`.
+function niceStep(span, parts) {
+  const least = span / parts;
+  const power = 10 ** Math.floor(Math.log10(least));
+  return [1, 2, 5, 10].map((factor) => factor * power).find((step) => step >= least * 0.999999);
+}
+
+// A number beside a line of the grid, with as many places as the step between lines has.
+const axis = (value, step) => value.toLocaleString("en", { minimumFractionDigits: value ? Math.max(0, -Math.floor(Math.log10(step) + 1e-9)) : 0, maximumFractionDigits: 4 });
+
+function path(points) {
+  let drawn = "";
+  let pen = "M";
+  for (const point of points) {
+    if (point === null) pen = "M";
+    else { drawn += `${pen}${point[0].toFixed(1)} ${point[1].toFixed(1)}`; pen = "L"; }
+  }
+  return drawn;
+}
+
+// Values above each other, so that the top line is the sum.
+function heaped(series, values) {
+  const sums = [];
+  return series.map(({ key }) => values[key].map((value, place) => (sums[place] = (sums[place] ?? 0) + (value ?? 0))));
+}
+
+export class Chart {
+  // `series` is [{key, label}], in the order of drawing; `text(value)` writes a value; `heap` draws areas on each other.
+  constructor({ title, series, text, heap = false, gap = "No requests in this window." }) {
+    Object.assign(this, { title, series, text, heap, gap, data: null, hover: null, drawn: "" });
+    const name = mark("chart");
+    this.plot = h("div", { class: "plot" });
+    this.tip = h("div", { class: "tip", hidden: true });
+    this.legend = h("ul", { class: "legend" }, series.map(({ key, label }) =>
+      h("li", {}, h("span", { class: `swatch s-${key}` }), label)));
+    this.rows = h("div", { class: "scroll", role: "region", tabindex: "0", "aria-label": `${title}, as a table` });
+    this.details = h("details", { ontoggle: () => this.tabulate() }, h("summary", {}, "As a table"), this.rows);
+    this.element = h("figure", { class: "card chart", "aria-labelledby": name },
+      h("figcaption", {}, h("h2", { id: name }, title), this.legend), h("div", { class: "frame" }, this.plot, this.tip), this.details);
+    this.plot.addEventListener("pointermove", (event) => this.point(event));
+    this.plot.addEventListener("pointerleave", () => { this.hover = null; this.showTip(); });
+    new ResizeObserver(() => this.draw()).observe(this.plot);
+  }
+
+  // `data` is {step_s, start_at, and a list of numbers or nulls under the key of each series}.
+  update(data) {
+    this.data = data;
+    this.draw();
+    this.tabulate();
+  }
+
+  draw() {
+    const width = this.plot.clientWidth;
+    if (!this.data || !width) return;
+    const values = this.data;
+    const length = values[this.series[0].key].length;
+    const lines = this.heap ? heaped(this.series, values) : this.series.map(({ key }) => values[key]);
+    const known = lines.flat().filter((value) => value !== null && value !== undefined);
+    const empty = !known.some((value) => value > 0);
+    const top = empty ? 1 : Math.max(...known);
+    const step = niceStep(top, 4);
+    const most = Math.ceil(top / step - 1e-9) * step;
+    const right = width - INSET.right;
+    const floor = HEIGHT - INSET.bottom;
+    const x = (place) => INSET.left + ((right - INSET.left) * place) / Math.max(length - 1, 1);
+    const y = (value) => floor - ((floor - INSET.top) * value) / most;
+    this.scale = { x, y, lines, length, floor };
+    const parts = [];
+    for (let value = 0; value <= most + step / 2; value += step) {
+      parts.push(svg("line", { class: "grid", x1: INSET.left, x2: right, y1: y(value), y2: y(value) }));
+      if (!empty || value === 0) parts.push(svg("text", { class: "tick", x: INSET.left - 6, y: y(value) + 4, "text-anchor": "end" }, axis(value, step)));
+    }
+    parts.push(...this.times(x, length, right - INSET.left, floor));
+    // The topmost area first: each one below covers its part of it.
+    const order = this.heap ? [...lines.keys()].reverse() : [...lines.keys()];
+    for (const number of order) {
+      const points = lines[number].map((value, place) => (value === null || value === undefined ? null : [x(place), y(value)]));
+      const line = path(points);
+      const { key } = this.series[number];
+      if (this.heap && line) parts.push(svg("path", { class: `area s-${key}`, d: `${line}L${x(length - 1).toFixed(1)} ${floor}L${x(0)} ${floor}Z` }));
+      parts.push(svg("path", { class: `line s-${key}`, d: line }));
+      if (!this.heap) parts.push(...alone(points).map(([cx, cy]) => svg("circle", { class: `dot s-${key}`, cx, cy, r: 1.5 })));
+    }
+    if (empty) parts.push(svg("text", { class: "gap", x: (INSET.left + right) / 2, y: HEIGHT / 2, "text-anchor": "middle" }, this.gap));
+    this.cross = svg("line", { class: "cross", y1: INSET.top, y2: floor, x1: 0, x2: 0, visibility: "hidden" });
+    replace(this.plot, svg("svg", {
+      viewBox: `0 0 ${width} ${HEIGHT}`, width, height: HEIGHT, role: "img", "aria-label": this.summary(empty),
+    }, parts, this.cross));
+    this.showTip();
+  }
+
+  times(x, length, width, floor) {
+    const { start_at: start, step_s: step } = this.data;
+    const span = step * Math.max(length - 1, 1);
+    const apart = STEPS_S.find((candidate) => span / candidate <= Math.max(2, width / 90)) ?? 86400;
+    const shift = new Date(start * 1000).getTimezoneOffset() * 60;
+    const parts = [];
+    for (let at = Math.ceil((start - shift) / apart) * apart + shift; at <= start + span; at += apart) {
+      const place = x((at - start) / step);
+      parts.push(svg("line", { class: "grid", x1: place, x2: place, y1: floor, y2: floor + 4 }));
+      if (place > INSET.left + 14 && place < INSET.left + width - 18) {
+        parts.push(svg("text", { class: "tick", x: place, y: HEIGHT - 4, "text-anchor": "middle" }, clock(at, apart < 60)));
+      }
+    }
+    return parts;
+  }
+
+  // The text in place of the drawing, for those who hear the page.
+  summary(empty) {
+    if (empty) return `${this.title}: ${this.gap}`;
+    const parts = this.series.map(({ key, label }) => {
+      const known = this.data[key].filter((value) => value !== null && value !== undefined);
+      return known.length ? `${label} ${this.text(known.at(-1))} now, at most ${this.text(Math.max(...known))}` : `${label} without figures`;
+    });
+    return `${this.title} since ${moment(this.data.start_at)}: ${parts.join("; ")}.`;
+  }
+
+  point(event) {
+    if (!this.scale) return;
+    const { x, length } = this.scale;
+    const across = event.clientX - this.plot.getBoundingClientRect().left;
+    const place = Math.round(((across - x(0)) / Math.max(x(length - 1) - x(0), 1)) * (length - 1));
+    this.hover = Math.min(Math.max(place, 0), length - 1);
+    this.showTip();
+  }
+
+  showTip() {
+    const shown = this.hover !== null && this.scale && this.hover < this.scale.length;
+    this.tip.hidden = !shown;
+    this.cross?.setAttribute("visibility", shown ? "visible" : "hidden");
+    if (!shown) return;
+    const at = this.scale.x(this.hover);
+    this.cross.setAttribute("x1", at);
+    this.cross.setAttribute("x2", at);
+    replace(this.tip, h("strong", {}, moment(this.data.start_at + this.hover * this.data.step_s)),
+      this.series.map(({ key, label }) => h("div", {}, h("span", { class: `swatch s-${key}` }), `${label} `,
+        h("span", { class: "figure" }, this.text(this.data[key][this.hover])))));
+    const room = this.plot.clientWidth - this.tip.offsetWidth - 4;
+    this.tip.style.left = `${Math.min(at + 12, Math.max(room, 0))}px`;
+  }
+
+  tabulate() {
+    if (!this.details.open || !this.data) return;
+    const { start_at: start, step_s: step } = this.data;
+    const length = this.data[this.series[0].key].length;
+    const first = Math.max(0, length - ROWS);
+    const lines = [];
+    for (let place = length - 1; place >= first; place -= 1) {
+      lines.push(h("tr", {}, h("th", { scope: "row" }, moment(start + place * step)),
+        this.series.map(({ key }) => h("td", { class: "number" }, this.text(this.data[key][place])))));
+    }
+    replace(this.rows, h("table", {}, h("caption", { class: "unseen" }, `${this.title}, newest first`),
+      h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "From"), this.series.map(({ label }) => h("th", { scope: "col", class: "number" }, label)))),
+      h("tbody", {}, lines)));
+  }
+}
+
+// Points without a neighbour on either side: a line does not show them.
+function alone(points) {
+  return points.filter((point, place) => point && !points[place - 1] && !points[place + 1]);
+}
+
+// A small line without axes: the shape of the last while.
+export function sparkline(passed, refused, label) {
+  const width = 96;
+  const height = 20;
+  const top = Math.max(1, ...passed.map((value, place) => value + (refused[place] ?? 0)));
+  const x = (place) => (width * place) / Math.max(passed.length - 1, 1);
+  const y = (value) => height - 1 - ((height - 3) * value) / top;
+  const draw = (values) => path(values.map((value, place) => [x(place), y(value)]));
+  const below = draw(refused);
+  return svg("svg", { class: "spark", viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": label },
+    svg("path", { class: "line s-passed", d: draw(passed.map((value, place) => value + (refused[place] ?? 0))) }),
+    refused.some((value) => value > 0) && svg("path", { class: "area s-refused", d: `${below}L${width} ${height}L0 ${height}Z` }));
+}
+
+// How much of a limit is spent, as a bar with its words beside it.
+export function meter(used, amount, label) {
+  const part = amount ? Math.min(used / amount, 1) : 0;
+  const level = part >= 1 ? "full" : part >= 0.8 ? "near" : "calm";
+  return svg("svg", { class: `meter ${level}`, viewBox: "0 0 100 8", preserveAspectRatio: "none", role: "img", "aria-label": label },
+    svg("rect", { class: "rail", x: 0, y: 0, width: 100, height: 8, rx: 2 }), svg("rect", { class: "spent", x: 0, y: 0, width: 100 * part, height: 8, rx: 2 }));
+}
+
+// The slices of one window from the oldest to the running one, a bar each. The dotted line is the amount.
+export function slices(window, label) {
+  const width = 320;
+  const height = 56;
+  const found = window.slices;
+  const first = Math.min(...found.map((slice) => slice.start_at));
+  const last = Math.max(...found.map((slice) => slice.end_at));
+  const span = Math.max(last - first, 1e-6);
+  const top = Math.max(1, ...found.map((slice) => slice.count));
+  const bars = found.map((slice) => {
+    const x = (width * (slice.start_at - first)) / span;
+    const wide = Math.max((width * (slice.end_at - slice.start_at)) / span - 1, 1.5);
+    const high = slice.count ? Math.max(((height - 10) * slice.count) / top, 2) : 0;
+    return [
+      svg("rect", { class: "slot", x, y: height - 2, width: wide, height: 2 }),
+      high > 0 && svg("rect", { class: "units", x, y: height - 2 - high, width: wide, height: high },
+        svg("title", {}, `${slice.count} from ${moment(slice.start_at)}`)),
+    ];
+  });
+  return svg("svg", { class: "slices", viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none", role: "img", "aria-label": label }, bars);
+}

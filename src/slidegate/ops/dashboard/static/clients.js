@@ -1,0 +1,138 @@
+// The view of clients: the busiest, and one of them in detail.
+
+import { h, table, stranger, words, renew, replace, plain, mark } from "./dom.js";
+import { call, get } from "./api.js";
+import { meter, slices } from "./charts.js";
+import { askBan, askExtend, askReset, askUnban, explain } from "./dialogs.js";
+import { count, duration, moment, now } from "./format.js";
+
+const SORTS = [["requests", "Requests"], ["refused", "Refusals"], ["nearness", "Nearness to a limit"]];
+const KINDS = [["key", "Address or key"], ["header", "Header"], ["cookie", "Cookie"], ["query", "Query parameter"]];
+
+export class ClientsView {
+  constructor(page) {
+    this.page = page;
+    this.sort = "requests";
+    this.key = null;
+    this.list = h("div", {});
+    this.one = h("div", { class: "stack", "aria-live": "off" });
+    this.element = h("div", { class: "stack" }, h("h2", { class: "unseen" }, "Clients"), this.search(), this.one, this.list);
+  }
+
+  search() {
+    const [kindId, nameId, valueId] = [mark("kind"), mark("name"), mark("value")];
+    const kind = h("select", { id: kindId, onchange: () => fit() }, KINDS.map(([value, text]) => h("option", { value }, text)));
+    const name = h("input", { id: nameId, maxlength: 1024, autocomplete: "off", spellcheck: "false" });
+    const value = h("input", { id: valueId, required: true, maxlength: 1024, autocomplete: "off", spellcheck: "false", placeholder: "203.0.113.7" });
+    const named = h("p", { class: "field", hidden: true }, h("label", { for: nameId }, "Its name"), name);
+    const label = h("label", { for: valueId }, "Client");
+    const fit = () => {
+      named.hidden = kind.value === "key";
+      name.required = !named.hidden;
+      name.placeholder = kind.value === "header" ? "X-API-Key" : "";
+      label.textContent = named.hidden ? "Client" : "Its value";
+      value.placeholder = named.hidden ? "203.0.113.7" : "";
+    };
+    this.wrong = h("p", { class: "wrong", role: "alert", hidden: true });
+    return h("section", { class: "card" }, h("h2", {}, "Find a client"),
+      h("form", { class: "row", onsubmit: (event) => { event.preventDefault(); this.find(kind.value, name.value, value.value); } },
+        h("p", { class: "field" }, h("label", { for: kindId }, "By"), kind), named, h("p", { class: "field grow" }, label, value),
+        h("p", { class: "field" }, h("button", { type: "submit", class: "primary" }, "Find"))), this.wrong);
+  }
+
+  async find(kind, name, value) {
+    this.wrong.hidden = true;
+    try {
+      // The value of a header may be a secret: it goes into a body, which no access log keeps, and comes back as a digest.
+      const key = kind === "key" ? value.trim() : (await call("POST", "keys/find", { kind, name, value })).key;
+      const target = `#clients/${encodeURIComponent(key)}`;
+      if (location.hash === target) await this.open(key);
+      else location.hash = target;
+    } catch (problem) {
+      this.complain(problem);
+    }
+  }
+
+  complain(problem) {
+    this.wrong.textContent = plain(explain(problem), 400);
+    this.wrong.hidden = false;
+  }
+
+  // The rest of the address after `#clients/` is the client.
+  async open(key) {
+    if (key !== this.key) replace(this.one);
+    this.key = key || null;
+    this.wrong.hidden = true;
+    await this.refresh();
+  }
+
+  async refresh() {
+    const key = this.key;
+    const [clients, client] = await Promise.all([
+      get("clients", { sort: this.sort, limit: 50 }),
+      key ? get("client", { key }).catch((problem) => { if (problem.status === 422 || problem.status === 404) this.complain(problem); else throw problem; }) : null,
+    ]);
+    if (key !== this.key) return;
+    renew(this.list, this.top(clients.clients));
+    if (client) renew(this.one, this.detail(client));
+    else replace(this.one);
+  }
+
+  top(clients) {
+    const id = mark("sort");
+    const order = h("p", { class: "field inline" }, h("label", { for: id }, "Order by"), h("select", { id, onchange: (event) => { this.sort = event.target.value; this.page.refresh(); } },
+      SORTS.map(([value, text]) => h("option", { value, selected: value === this.sort }, text))));
+    return h("div", { class: "under" }, order, table("Busiest clients", [
+      { title: "Client", cell: (client) => h("a", { href: `#clients/${encodeURIComponent(client.key)}` }, stranger(client.key, 64)) },
+      { title: "Requests", number: true, cell: (client) => count(client.requests) },
+      { title: "Refused", number: true, cell: (client) => h("span", { class: client.refused ? "warm" : "faint" }, count(client.refused)) },
+      { title: "Nearest limit", wide: true, cell: ({ nearest }) => (nearest ? h("span", { class: "gauge" },
+        meter(nearest.used, nearest.amount, `${count(nearest.used)} of ${count(nearest.amount)} spent`),
+        h("span", {}, stranger(nearest.rule, 32), h("span", { class: "faint" }, ` ${plain(nearest.limit, 32)}`))) : "–") },
+      { title: "State", cell: (client) => (client.banned ? h("span", { class: "badge hot" }, "Banned") : h("span", { class: "faint" }, "–")) },
+    ], clients, "No client has been seen yet."));
+  }
+
+  detail(client) {
+    const { key, ban } = client;
+    const act = (text, question, danger) => h("button", { type: "button", class: danger ? "danger" : null, disabled: !this.page.mayChange, onclick: async () => { if (await question(key)) await this.page.refresh(); } }, text);
+    const strikes = (client.strikes ?? []).map(({ policy, strikes: made, rung }) => `${plain(policy, 40)}: ${count(made)} strikes, rung ${rung}`).join("; ");
+    return [
+      h("section", { class: "card", "aria-label": "This client" },
+        h("div", { class: "title" }, h("h2", {}, stranger(key)), ban ? h("span", { class: "badge hot" }, "Banned") : h("span", { class: "badge" }, "Not banned"),
+          h("span", { class: "buttons" }, ban ? [act("Unban", askUnban), act("Extend…", askExtend)] : act("Ban…", askBan, true), act("Forget counts…", askReset))),
+        !this.page.mayChange && h("p", { class: "faint" }, "This session may look, and may not change anything."),
+        h("dl", { class: "facts" },
+          ban && [h("dt", {}, "Ban"), h("dd", {}, ban.until_at ? `until ${moment(ban.until_at)}, ${duration(ban.until_at - now())} from now` : "until it is taken back",
+            `; rung ${ban.rung}; by `, stranger(ban.policy, 60)), h("dt", {}, "Reason"), h("dd", {}, ban.reason ? words(ban.reason, 200) : "–")],
+          h("dt", {}, "Strikes"), h("dd", {}, strikes || "none")),
+        client.windows.length ? h("div", { class: "windows" }, client.windows.map((window) => this.window(window)))
+          : h("p", { class: "empty" }, "Nothing is spent in any window of this client.")),
+      table("Last refusals", [
+        { title: "When", cell: (refusal) => moment(refusal.at) },
+        { title: "Reason", cell: (refusal) => words(refusal.reason, 60) },
+        { title: "Rule", cell: (refusal) => h("span", {}, stranger(refusal.rule, 40), h("span", { class: "faint" }, ` ${plain(refusal.limit ?? "", 40)}`)) },
+        { title: "Route", wide: true, cell: (refusal) => stranger(refusal.route ?? "–", 60) },
+        { title: "Status", number: true, wide: true, cell: (refusal) => refusal.status ?? "–" },
+        { title: "Retry after", number: true, cell: (refusal) => duration(refusal.retry_after_s) },
+      ], client.refusals, "No refusal of this client is remembered."),
+      client.history.length > 0 && table("Bans so far", [
+        { title: "When", cell: (entry) => moment(entry.at) },
+        { title: "What", cell: (entry) => (entry.kind === "banned" ? "Banned" : "Unbanned") },
+        { title: "By", cell: (entry) => stranger(entry.by, 60) },
+        { title: "Reason", cell: (entry) => words(entry.reason || "–", 120) },
+      ], client.history, ""),
+    ];
+  }
+
+  window(window) {
+    const again = window.retry_after_s ? `refused for another ${duration(window.retry_after_s)}`
+      : window.more_after_s ? `more in ${duration(window.more_after_s)}` : "nothing spent";
+    const words = `${count(window.used)} of ${count(window.amount)} spent, ${count(window.remaining)} left`;
+    return h("section", { class: "window", "aria-label": `${plain(window.rule, 40)} ${plain(window.limit, 40)}` },
+      h("h3", {}, stranger(window.rule, 40), " ", h("span", { class: "faint" }, plain(window.limit, 40))),
+      h("p", { class: "spent" }, meter(window.used, window.amount, words), h("span", { class: "figure" }, `${count(window.used)} / ${count(window.amount)}`)),
+      window.slices?.length > 0 && slices(window, `${words}; ${window.slices.length} slices from ${moment(window.slices[0].start_at)} to ${moment(window.slices.at(-1).end_at)}`),
+      h("p", { class: "small" }, `${count(window.remaining)} left; ${again}${window.reset_after_s ? `; empty in ${duration(window.reset_after_s)}` : ""}`));
+  }
+}

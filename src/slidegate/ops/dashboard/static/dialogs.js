@@ -1,0 +1,92 @@
+// Questions before a change. A <dialog> holds the focus, closes on Escape, and gives the focus back.
+
+import { h, announce, mark, plain, stranger } from "./dom.js";
+import { call } from "./api.js";
+import { duration, now } from "./format.js";
+
+const LENGTHS = [["15m", "15 minutes"], ["1h", "1 hour"], ["6h", "6 hours"], ["1d", "1 day"], ["7d", "7 days"], ["permanent", "Until it is taken back"]];
+
+// Ask with some fields; `act(values)` does it and says what it did. Return whether it was done.
+export function ask({ title, about, fields = [], button, danger = false, act }) {
+  const heading = mark("question");
+  const wrong = h("p", { class: "wrong", role: "alert", hidden: true });
+  const inputs = fields.map(({ name, label, options, value = "", hint, ...rest }) => {
+    const id = mark(name);
+    const input = options
+      ? h("select", { id, name }, options.map(([key, text]) => h("option", { value: key, selected: key === value }, text)))
+      : h("input", { id, name, value, autocomplete: "off", spellcheck: "false", "aria-describedby": hint ? `${id}-hint` : null, ...rest });
+    return h("p", { class: "field" }, h("label", { for: id }, label), input, hint && h("small", { id: `${id}-hint` }, hint));
+  });
+  const submit = h("button", { type: "submit", class: danger ? "danger" : "primary" }, button);
+  const cancel = h("button", { type: "button", onclick: () => dialog.close() }, "Cancel");
+  const form = h("form", { method: "dialog", novalidate: false }, h("h2", { id: heading }, title), about && h("p", {}, about),
+    inputs, wrong, h("p", { class: "buttons" }, cancel, submit));
+  const dialog = h("dialog", { "aria-labelledby": heading }, form);
+  return new Promise((resolve) => {
+    let done = false;
+    form.addEventListener("submit", async (event) => {
+      event.preventDefault();
+      submit.disabled = true;
+      wrong.hidden = true;
+      try {
+        announce(await act(Object.fromEntries(new FormData(form))));
+        done = true;
+        dialog.close();
+      } catch (problem) {
+        wrong.textContent = plain(explain(problem), 400);
+        wrong.hidden = false;
+        submit.disabled = false;
+      }
+    });
+    dialog.addEventListener("close", () => { dialog.remove(); resolve(done); });
+    document.body.append(dialog);
+    dialog.showModal();
+    (form.querySelector("input:not([value]), input[value='']") ?? form.querySelector("input, select") ?? cancel).focus();
+  });
+}
+
+export function explain(problem) {
+  if (problem.status === 403) return problem.detail || "This session may look, and may not change anything.";
+  if (problem.status === 429 && problem.retryAfterS) return `Too many requests. Try again in ${duration(problem.retryAfterS)}.`;
+  return problem.detail || problem.title || String(problem);
+}
+
+export const askBan = (target = "") => ask({
+  title: target ? "Ban this client" : "Ban a client",
+  about: target && stranger(target),
+  button: "Ban", danger: true,
+  fields: [
+    ...(target ? [] : [{ name: "target", label: "Address, network or key", required: true, maxlength: 1024, hint: "For example 203.0.113.7, 198.51.100.0/24 or user:42" }]),
+    { name: "duration", label: "For", options: LENGTHS, value: "1h" },
+    { name: "reason", label: "Reason", maxlength: 200, hint: "It is shown here, and never to the client." },
+  ],
+  act: async (values) => {
+    const ban = await call("POST", "bans", { target: target || values.target, duration: values.duration, reason: values.reason });
+    return `${plain(ban.target)} is banned${ban.until_at ? ` for ${duration(ban.until_at - now())}` : " until the ban is taken back"}.`;
+  },
+});
+
+export const askUnban = (target) => ask({
+  title: "Take the ban back", about: stranger(target), button: "Unban",
+  act: async () => {
+    await call("DELETE", `bans?${new URLSearchParams({ target })}`);
+    return `${plain(target)} is no longer banned.`;
+  },
+});
+
+export const askExtend = (target) => ask({
+  title: "Change the end of the ban", about: stranger(target), button: "Change",
+  fields: [{ name: "duration", label: "From now on, for", options: LENGTHS, value: "1d" }],
+  act: async ({ duration: length }) => {
+    const ban = await call("PATCH", "bans", { target, duration: length });
+    return `${plain(target)} is banned${ban.until_at ? ` for ${duration(ban.until_at - now())}` : " until the ban is taken back"}.`;
+  },
+});
+
+export const askReset = (key) => ask({
+  title: "Forget the counts of this client", about: stranger(key), button: "Forget",
+  act: async () => {
+    await call("POST", "keys/reset", { key });
+    return `The windows of ${plain(key)} are empty.`;
+  },
+});

@@ -1,0 +1,60 @@
+// Numbers, times and durations as people read them.
+
+const WHOLE = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+const SHORT = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
+const UNITS = [["d", 86400], ["h", 3600], ["m", 60], ["s", 1]];
+
+const missing = (value) => value === null || value === undefined || Number.isNaN(value);
+
+export const count = (value) => (missing(value) ? "–" : WHOLE.format(value));
+
+export const compact = (value) => (missing(value) ? "–" : value < 10000 ? WHOLE.format(value) : SHORT.format(value));
+
+export function rate(value) {
+  if (missing(value)) return "–";
+  return value >= 100 ? compact(value) : value >= 10 ? value.toFixed(1) : value.toFixed(2);
+}
+
+export function share(part, whole) {
+  if (!whole) return "–";
+  const percent = (100 * part) / whole;
+  return percent && percent < 0.1 ? "< 0.1 %" : `${percent >= 10 ? percent.toFixed(0) : percent.toFixed(1)} %`;
+}
+
+export function milliseconds(value) {
+  if (missing(value)) return "–";
+  return value >= 10000 ? `${(value / 1000).toFixed(1)} s` : value >= 100 ? `${WHOLE.format(value)} ms` : `${value.toPrecision(2)} ms`;
+}
+
+// The two largest units of a duration: "1 h 20 m".
+export function duration(seconds) {
+  if (missing(seconds)) return "–";
+  if (seconds > 0 && seconds < 1) return "< 1 s";
+  let rest = Math.ceil(seconds);
+  const parts = [];
+  for (const [unit, length] of UNITS) {
+    const whole = Math.floor(rest / length);
+    rest -= whole * length;
+    if (whole) parts.push(`${whole} ${unit}`);
+    else if (parts.length) break;
+    if (parts.length === 2) break;
+  }
+  return parts.join(" ") || "0 s";
+}
+
+const two = (number) => String(number).padStart(2, "0");
+
+export function clock(at, seconds = true) {
+  const date = new Date(at * 1000);
+  return `${two(date.getHours())}:${two(date.getMinutes())}${seconds ? `:${two(date.getSeconds())}` : ""}`;
+}
+
+// A moment: the time of today, and the date of other days.
+export function moment(at) {
+  if (missing(at)) return "–";
+  const date = new Date(at * 1000);
+  const day = `${date.getFullYear()}-${two(date.getMonth() + 1)}-${two(date.getDate())}`;
+  return date.toDateString() === new Date().toDateString() ? clock(at) : `${day} ${clock(at, false)}`;
+}
+
+export const now = () => Date.now() / 1000;

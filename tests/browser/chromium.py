@@ -1,0 +1,31 @@
+"""Where Chromium is. ``python -m tests.browser.chromium`` says so, and fails if there is none."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from typing import Final
+
+import pytest
+
+NAMES: Final = ("chromium", "chromium-browser", "google-chrome")
+
+
+def find() -> str | None:
+    """Return the path of the first of the programs that stands on PATH."""
+    return next(filter(None, map(shutil.which, NAMES)), None)
+
+
+PROGRAM: Final = find()
+needs_chromium: Final = pytest.mark.skipif(PROGRAM is None, reason="no Chromium on PATH: sudo apt install chromium")
+
+
+def arguments() -> list[str]:
+    """Return the options for Chromium: root may not have its sandbox, and containers have a small /dev/shm."""
+    return ["--disable-dev-shm-usage", "--disable-gpu", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
+
+
+if __name__ == "__main__":
+    print(PROGRAM or f"none of {', '.join(NAMES)} is on PATH")  # noqa: T201 - it is asked to
+    sys.exit(PROGRAM is None)

@@ -1,0 +1,71 @@
+"""One Chromium for all tests of this folder, and pages that are watched: they ask no other place and log no error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
+
+from .chromium import PROGRAM, arguments
+from .served import PATIENCE_S, Site
+
+PATIENCE_MS = PATIENCE_S * 1_000
+expect.set_options(timeout=PATIENCE_MS)
+
+
+@pytest.hookimpl
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave the tests of this folder out where there is no Chromium."""
+    for item in items:
+        if PROGRAM is None and Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.skip(reason="no Chromium on PATH: sudo apt install chromium"))
+
+
+# The event loop of Playwright runs on this thread as long as it is there, and no other test could have one.
+@pytest.fixture(scope="package")
+def chromium() -> Iterator[Browser]:
+    """A browser."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=PROGRAM, args=arguments(), timeout=PATIENCE_MS)
+        yield browser
+        browser.close()
+
+
+OpenPage = Callable[..., Page]
+
+
+@pytest.fixture
+def opened(chromium: Browser) -> Iterator[OpenPage]:
+    """Opens pages: ``opened(site, token, hash="#bans", color_scheme="dark")``."""
+    contexts, wrong = [], []
+
+    def open_page(site: Site, token: str | None, hash: str = "", expected: str | None = None, **options: Any) -> Page:
+        def note(message: ConsoleMessage) -> None:
+            # Chromium logs each answer that is an error. That somebody has to log in is none, and some tests make more.
+            failed = message.text.startswith("Failed to load resource")
+            meant = "status of 401" in message.text or (expected is not None and expected in message.text)
+            if message.type in {"error", "warning"} and not (failed and meant):
+                wrong.append(f"{message.type}: {message.text} ({message.location['url']})")
+
+        context = chromium.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
+        contexts.append(context)
+        context.set_default_timeout(PATIENCE_MS)
+        page = context.new_page()
+        page.on("console", note)
+        page.on("pageerror", lambda error: wrong.append(f"error: {error}"))
+        page.on("dialog", lambda dialog: wrong.append(f"dialog: {dialog.message}"))
+        page.on("request", lambda request: request.url.startswith((site.url, "data:")) or wrong.append(request.url))
+        page.goto(site.dashboard + hash)
+        if token is not None:
+            page.get_by_label("Token").fill(token)
+            page.get_by_role("button", name="Sign in").click()
+            expect(page.get_by_role("tab", name="Now")).to_be_visible()
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert wrong == []

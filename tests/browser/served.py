@@ -1,0 +1,90 @@
+"""Starts the site in processes of its own, and sends requests to it as any client."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import httpx
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+PATIENCE_S: Final = 60
+"""How long a hang lasts. Whatever is waited for is asked for again and again until then."""
+PAUSE_S: Final = 0.1
+
+
+class Site:
+    """One server.
+
+    Args:
+        store: The address of its store.
+        workers: How many processes answer.
+    """
+
+    def __init__(self, store: str = "memory://", workers: int = 1) -> None:
+        command = [sys.executable, "-m", "tests.browser.site", str(workers)]
+        environment = {**os.environ, "SITE_STORE": store}
+        self.process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        # The line comes as soon as Python has started; a process that fails closes the pipe.
+        port = self.process.stdout.readline().strip()
+        assert port, "the server did not start; it says why above"
+        self.url = f"http://127.0.0.1:{port}"
+        self.dashboard = f"{self.url}/slidegate/"
+
+    def wait(self) -> None:
+        """Wait until it answers."""
+        until(lambda: self.ask("192.0.2.1", path="/slidegate/") == 200, "the server answers")
+
+    def ask(self, client: str, path: str = "/", **fields: str) -> int:
+        """Send one request over a connection of its own; return the status, 0 without an answer."""
+        try:
+            headers = {"X-Forwarded-For": client, **fields}
+            return httpx.get(self.url + path, headers=headers, timeout=PATIENCE_S).status_code
+        except httpx.TransportError:
+            return 0
+
+    def flood(self, client: str, requests: int, path: str = "/", **fields: str) -> list[int]:
+        """Send requests, a few at a time, each over a connection of its own; return their statuses."""
+        with ThreadPoolExecutor(4) as pool:
+            return list(pool.map(lambda _: self.ask(client, path, **fields), range(requests)))
+
+    def stop(self) -> None:
+        """End it as its operator would, and wait until it has ended."""
+        self.process.terminate()
+        try:
+            self.process.wait(timeout=PATIENCE_S)
+        finally:
+            self.process.kill()
+            self.process.wait(timeout=PATIENCE_S)
+            assert self.process.stdout is not None
+            self.process.stdout.close()
+
+
+def until(holds: Callable[[], bool], what: str) -> None:
+    """Wait until something holds."""
+    end_s = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < end_s, f"waited in vain until {what}"
+        time.sleep(PAUSE_S)
+
+
+@contextmanager
+def served(store: str = "memory://", workers: int = 1, sites: int = 1) -> Iterator[list[Site]]:
+    """Serve the site by so many servers, of so many workers each, on one store."""
+    started: list[Site] = []
+    try:
+        started.extend(Site(store, workers) for _ in range(sites))
+        for site in started:
+            site.wait()
+        yield started
+    finally:
+        for site in started:
+            site.stop()

@@ -1,0 +1,98 @@
+"""An operator sees a flood come, finds the client, watches its window fill, bans it, and lets it in again.
+
+The same with one worker, with four on one host, and with two servers on Redis: the figures are always those of all.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Locator, Page, expect
+
+from ..redis_servers import REDIS, RedisServer
+from .conftest import OpenPage
+from .served import Site, served, until
+from .site import AMOUNT, TOKEN
+
+CLIENT = "203.0.113.7"
+REFUSED_BY_BAN = 403
+
+
+@pytest.fixture(params=["one worker", "four workers on LMDB", "two servers on Redis"])
+def sites(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[list[Site]]:
+    with ExitStack() as stack:
+        if request.param == "one worker":
+            yield stack.enter_context(served())
+        elif request.param == "four workers on LMDB":
+            yield stack.enter_context(served(f"lmdb://{tmp_path / 'limits'}", workers=4))
+        else:
+            if REDIS is None:
+                pytest.skip("no redis-server")
+            yield stack.enter_context(served(stack.enter_context(RedisServer()).url, sites=2))
+
+
+def row(page: Page, caption: str, name: str) -> Locator:
+    """Return the row of a table whose first cell is `name`."""
+    table = page.get_by_role("table", name=re.compile(f"^{caption}"))
+    return table.get_by_role("row").filter(has=page.get_by_role("rowheader", name=name, exact=True))
+
+
+def test_an_operator_watches_a_flood_and_bans_its_client(sites: list[Site], opened: OpenPage) -> None:
+    page = opened(sites[0], TOKEN)
+    expect(page.get_by_text("No request in this window.")).to_be_visible()
+
+    # A flood comes in by every server, and appears by itself.
+    first = AMOUNT * 2 // 3
+    for number, site in enumerate(sites):
+        share = first // len(sites) + (first % len(sites) if number == 0 else 0)
+        assert set(site.flood(CLIENT, share)) == {200}
+    everybody = row(page, "Rules", "everybody").get_by_role("cell")
+    expect(everybody.nth(0)).to_have_text(str(first))
+    expect(everybody.nth(1)).to_have_text("0")
+
+    # The client is found, with what is spent of its window.
+    page.get_by_role("tab", name="Clients").click()
+    page.get_by_label("Client", exact=True).fill(CLIENT)
+    page.get_by_role("button", name="Find").click()
+    expect(page.get_by_role("heading", name=CLIENT)).to_be_visible()
+    window = page.get_by_role("region", name=re.compile("^everybody"))
+    expect(window.locator("p.spent .figure")).to_have_text(f"{first} / {AMOUNT}")
+    assert window.locator(".slices .units").count() >= 1
+
+    # The window fills while one looks at it, and then refusals come.
+    statuses = [status for site in sites for status in site.flood(CLIENT, AMOUNT)]
+    assert statuses.count(200) == AMOUNT - first
+    expect(window.locator("p.spent .figure")).to_have_text(f"{AMOUNT} / {AMOUNT}")
+    refusals = page.get_by_role("table", name="Last refusals")
+    expect(refusals.get_by_role("row").nth(1)).to_contain_text("everybody")
+    page.get_by_role("tab", name="Now").click()
+    expect(everybody.nth(0)).to_have_text(str(AMOUNT))
+    expect(everybody.nth(1)).to_have_text(str(statuses.count(429)))
+    expect(row(page, "Nearest to a limit", CLIENT)).to_contain_text(f"{AMOUNT} / {AMOUNT}")
+
+    # A ban holds for the next request, whichever worker gets it.
+    page.get_by_role("link", name=CLIENT).click()
+    page.get_by_role("button", name="Ban…").click()
+    page.get_by_label("Reason").fill("floods us")
+    page.get_by_role("dialog").get_by_role("button", name="Ban", exact=True).click()
+    expect(page.get_by_role("status")).to_contain_text(f"{CLIENT} is banned for")
+    expect(page.get_by_text("Banned", exact=True).first).to_be_visible()
+    expect(page.get_by_text("floods us").first).to_be_visible()
+    for site in sites:
+        until(lambda site=site: set(site.flood(CLIENT, 12)) == {REFUSED_BY_BAN}, "every worker refuses the client")
+
+    # Taken back, and with the counts forgotten, the client is admitted as if it had never come.
+    page.get_by_role("button", name="Unban").click()
+    page.get_by_role("dialog").get_by_role("button", name="Unban").click()
+    expect(page.get_by_text("Not banned")).to_be_visible()
+    for site in sites:
+        until(lambda site=site: REFUSED_BY_BAN not in site.flood(CLIENT, 12), "no worker refuses it by a ban")
+    page.get_by_role("button", name="Forget counts…").click()
+    page.get_by_role("dialog").get_by_role("button", name="Forget").click()
+    expect(page.get_by_role("status")).to_contain_text("are empty")
+    for site in sites:
+        until(lambda site=site: site.ask(CLIENT) == 200, "the client is admitted")

@@ -1,0 +1,225 @@
+"""Every view, in light and dark and on a phone: nothing that axe finds, nothing that a stranger's text could do."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Page, expect
+
+from .conftest import OpenPage
+from .served import PATIENCE_S, Site, served
+from .site import READ_TOKEN, TOKEN
+
+VIEWS = {
+    "now": "Now",
+    "clients/203.0.113.7": "Clients",
+    "shadow": "Shadow",
+    "bans": "Bans & lists",
+    "config": "Configuration",
+}
+BEARER = {"Authorization": f"Bearer {TOKEN}"}
+STRANGE = [
+    "<script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>',
+    "user:\u202egnp.exe\u2066\u200f",
+    "user:\u0007\u001b[31m\r\nSet-Cookie: x",
+]
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[Site]:
+    """A site that has seen some clients."""
+    with served() as (site,):
+        site.flood("203.0.113.7", 40)
+        site.flood("198.51.100.23", 15, "/reports", **{"X-API-Key": "<script>alert(1)</script>"})
+        site.flood("198.51.100.24", 1, "/", **{"X-API-Key": "k" * 60_000})
+        httpx.post(f"{site.dashboard}api/bans", headers=BEARER, json={"target": "198.51.100.0/28", "duration": "1h"})
+        yield site
+
+
+def settled(page: Page) -> None:
+    """Wait until the view shows figures and the stream is open."""
+    expect(page.locator("main table, main .empty").first).to_be_visible()
+    expect(page.locator("main [aria-busy]")).to_have_count(0)
+    expect(page.locator("#state")).to_have_text("Live")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_in_any_view_and_none_is_wider_than_a_phone(
+    scheme: str, site: Site, opened: OpenPage
+) -> None:
+    for size in ({"width": 1280, "height": 900}, {"width": 375, "height": 812}):
+        page = opened(site, None, color_scheme=scheme, viewport=size)
+        expect(page.get_by_label("Token")).to_be_visible()
+        found = {"login": violations(page)}
+        page.get_by_label("Token").fill(TOKEN)
+        page.keyboard.press("Enter")
+        for view, title in VIEWS.items():
+            page.evaluate("view => { location.hash = view; }", view)
+            expect(page.get_by_role("tab", name=title)).to_have_attribute("aria-selected", "true")
+            settled(page)
+            found[view] = violations(page)
+            assert page.evaluate("document.documentElement.scrollWidth") <= size["width"], view
+        page.evaluate("() => { location.hash = 'bans'; }")
+        page.get_by_role("button", name="Ban…").click()
+        expect(page.get_by_role("dialog")).to_be_visible()
+        found["dialog"] = violations(page)
+        assert {view: what for view, what in found.items() if what} == {}
+
+
+def violations(page: Page) -> list[str]:
+    """Return what axe finds, with the places."""
+    response = Axe().run(page).response
+    return [f"{found['id']}: {[node['target'] for node in found['nodes']]}" for found in response["violations"]]
+
+
+def test_texts_of_strangers_are_shown_as_text(site: Site, opened: OpenPage) -> None:
+    page = opened(site, TOKEN, "#bans")
+    for target in STRANGE:
+        answer = httpx.post(f"{site.dashboard}api/bans", headers=BEARER, json={"target": target, "duration": "1h"})
+        assert answer.status_code in {201, 422}
+    reason = "</td><script>alert(1)</script>\u202e" + "r" * 100
+    httpx.post(
+        f"{site.dashboard}api/bans", headers=BEARER, json={"target": "user:1", "duration": "1h", "reason": reason}
+    )
+    bans = page.get_by_role("table", name=re.compile("^Bans in force"))
+    expect(bans.get_by_text("user:1", exact=True)).to_be_visible()
+    for view in VIEWS:
+        page.evaluate("view => { location.hash = view; }", view)
+        settled(page)
+        assert page.locator("main script, main img, main iframe").count() == 0
+        shown = page.locator("main").inner_text()
+        assert not re.search(r"[\x00-\x08\x0b-\x1f\u200e\u200f\u202a-\u202e\u2066-\u2069]", shown)
+    page.evaluate("() => { location.hash = 'bans'; }")
+    expect(bans.get_by_text("<script>", exact=False).first).to_be_visible()
+
+
+def test_a_text_of_64_kb_and_one_of_control_characters_are_harmless_in_every_view(site: Site, opened: OpenPage) -> None:
+    page = opened(site, TOKEN)
+    settled(page)
+    # The API bounds every text; should one get through, the page bounds it again.
+    shown = page.evaluate(
+        """async ([long, odd]) => {
+            const { stranger, table } = await import(new URL("static/dom.js", location.href));
+            const rows = [long, odd, "\\ud83d", "ab\\u{1f600}"];
+            const shown = table("Odd", [{ title: "T", cell: (row) => stranger(row) }], rows, "");
+            document.querySelector("main").append(shown);
+            return [...shown.querySelectorAll("tbody bdi")].map((cell) => cell.textContent);
+        }""",
+        ["k" * 65_536, "<script>alert(1)</script>\x00\x1b\u202e\u2028\ufeff\u200b"],
+    )
+    assert shown[0].startswith("k" * 100)
+    assert shown[0].endswith("(65,536 characters)")
+    assert len(shown[0]) < 200
+    assert shown[1] == r"<script>alert(1)</script>\u0000\u001b\u202e\u2028\ufeff\u200b"
+    assert shown[2:] == [r"\ud83d", "ab\U0001f600"]
+
+
+def test_the_value_of_a_header_finds_its_client_and_stands_in_no_address(site: Site, opened: OpenPage) -> None:
+    page = opened(site, TOKEN, "#clients")
+    addresses = []
+    page.on("request", lambda request: addresses.append(request.url))
+    page.get_by_label("By", exact=True).select_option("header")
+    page.get_by_label("Its name").fill("X-API-Key")
+    page.get_by_label("Its value").fill("<script>alert(1)</script>")
+    page.get_by_role("button", name="Find").click()
+    expect(page.get_by_role("region", name=re.compile("^reports")).locator("p.spent .figure")).to_have_text("15 / 200")
+    assert "script" not in page.url
+    assert not [address for address in addresses if "alert" in address]
+
+
+def test_a_text_that_is_no_client_is_answered_with_what_was_expected(site: Site, opened: OpenPage) -> None:
+    page = opened(site, TOKEN, "#clients", expected="status of 422")
+    page.get_by_label("Client", exact=True).fill("300.1.2.3/99")
+    page.get_by_role("button", name="Find").click()
+    expect(page.get_by_role("alert").filter(has_text="no address or network")).to_be_visible()
+
+
+def test_the_tabs_go_by_the_keyboard_and_a_dialog_holds_the_focus(site: Site, opened: OpenPage) -> None:
+    page = opened(site, TOKEN)
+    tabs = page.get_by_role("tab")
+    tabs.first.focus()
+    for key, name in (
+        ("ArrowLeft", "Configuration"),
+        ("Home", "Now"),
+        ("ArrowRight", "Clients"),
+        ("End", "Configuration"),
+    ):
+        page.keyboard.press(key)
+        expect(page.get_by_role("tab", name=name)).to_be_focused()
+        expect(page.get_by_role("tab", name=name)).to_have_attribute("aria-selected", "true")
+    assert [tabs.nth(place).get_attribute("tabindex") for place in range(5)] == ["-1", "-1", "-1", "-1", "0"]
+    page.get_by_role("tab", name="Bans & lists").click()
+    page.get_by_role("button", name="Ban…").click()
+    for _ in range(12):
+        page.keyboard.press("Tab")
+        # After the last field the browser's own buttons have their turn, and never what lies below the dialog.
+        assert page.evaluate("!document.activeElement.closest('main, header')")
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    expect(page.get_by_role("button", name="Ban…")).to_be_focused()
+
+
+def test_the_theme_is_kept(site: Site, opened: OpenPage) -> None:
+    page = opened(site, TOKEN, color_scheme="light")
+    ground = "getComputedStyle(document.body).backgroundColor"
+    light = page.evaluate(ground)
+    button = page.get_by_role("button", name="Theme")
+    button.click()
+    button.click()
+    expect(button).to_have_text("Theme: dark")
+    assert page.evaluate(ground) != light
+    page.reload()
+    expect(button).to_have_text("Theme: dark")
+    expect(page.get_by_role("tab", name="Now")).to_be_visible()
+
+
+def test_a_reader_looks_and_changes_nothing(site: Site, opened: OpenPage) -> None:
+    page = opened(site, READ_TOKEN, "#bans")
+    expect(page.get_by_role("table", name=re.compile("^Bans in force"))).to_be_visible()
+    expect(page.get_by_role("button", name="Ban…")).to_be_disabled()
+    expect(page.get_by_role("button", name="Unban").first).to_be_disabled()
+    expect(page.get_by_role("button", name="Sign out (read-only)")).to_be_visible()
+    page.get_by_role("tab", name="Clients").click()
+    page.get_by_label("By", exact=True).select_option("header")
+    page.get_by_label("Its name").fill("X-API-Key")
+    page.get_by_label("Its value").fill("<script>alert(1)</script>")
+    page.get_by_role("button", name="Find").click()
+    expect(page.get_by_role("heading", name=re.compile("^header:X-API-Key"))).to_be_visible()
+    expect(page.get_by_role("button", name="Ban…")).to_be_disabled()
+
+
+def test_a_chart_tells_its_figures_without_a_picture(site: Site, opened: OpenPage) -> None:
+    page = opened(site, TOKEN)
+    chart = page.get_by_role("figure", name="Requests a second")
+    expect(chart.get_by_role("img")).to_have_attribute("aria-label", re.compile(r"Requests a second since .*: Passed "))
+    chart.get_by_text("As a table").click()
+    expect(chart.get_by_role("columnheader", name="Refused")).to_be_visible()
+    assert chart.get_by_role("row").count() > 10
+
+
+def test_a_session_that_ends_elsewhere_ends_here(chromium: object, opened: OpenPage) -> None:
+    with served() as (site,):
+        page = opened(site, TOKEN)
+        settled(page)
+        other = page.context.new_page()
+        other.goto(site.dashboard)
+        other.get_by_role("button", name="Sign out").click()
+        expect(other.get_by_text("You have signed out.")).to_be_visible()
+        expect(page.get_by_text("Your session has ended. Sign in again.")).to_be_visible()
+
+
+def test_a_server_stops_at_once_with_a_page_open_and_the_page_says_so(opened: OpenPage) -> None:
+    with served() as (site,):
+        page = opened(site, TOKEN, expected="net::ERR_")
+        settled(page)
+        site.process.send_signal(signal.SIGTERM)
+        # A stream lasts a minute when nobody ends it, and the server would wait for its end.
+        assert site.process.wait(timeout=PATIENCE_S / 2) in {0, -signal.SIGTERM}
+        expect(page.locator("#state")).to_have_text("No connection")
+        expect(page.get_by_role("alert")).to_contain_text("cannot be reached")

@@ -1,0 +1,137 @@
+"""Frames are made once for all who look, no more often than anybody can see, and say so when the store is away."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slidegate.core.errors import StoreUnavailable
+from slidegate.ops.dashboard.frames import (
+    EVERY_S,
+    LINE_POINTS,
+    MOST_LINES,
+    SELDOM_S,
+    WINDOWS,
+    Frames,
+    busiest,
+    interval_s,
+    thinned,
+)
+
+
+class Desk:
+    """Counts the questions; answers with figures of so many rules."""
+
+    def __init__(self, rules: int = 3) -> None:
+        self.asked: list[str] = []
+        self.away = False
+        self.rules = {f"rule-{number}": {"passed": number, "refused": 0} for number in range(rules)}
+
+    async def stats(self, window: str) -> dict[str, Any]:
+        self.asked.append(f"stats {window}")
+        # Others get their turn, as they do while a store is asked.
+        await anyio.lowlevel.checkpoint()
+        if self.away:
+            raise StoreUnavailable("redis://h:6379/0 does not answer")
+        return {"rules": self.rules, "routes": {}, "total": {}, "workers": []}
+
+    async def history(self, window: str, rule: str | None = None, route: str | None = None) -> dict[str, Any]:
+        self.asked.append(f"history {rule or route or '*'}")
+        return {"passed": [1, 2, 3], "refused": [0, 0, 1]}
+
+    async def clients(self, sort: str, limit: int) -> dict[str, Any]:
+        return {"clients": [{"key": "<script>"}], "next": None}
+
+
+@pytest.fixture
+def now() -> list[float]:
+    return [100.0]
+
+
+def made(desk: Desk) -> int:
+    return sum(question.startswith("stats") for question in desk.asked)
+
+
+async def test_many_who_look_at_once_get_one_frame(now: list[float]) -> None:
+    desk = Desk()
+    frames = Frames(desk, lambda: now[0])
+    seen: list[str] = []
+
+    async def look() -> None:
+        seen.append(await frames.latest("5m"))
+
+    async with anyio.create_task_group() as group:
+        for _ in range(20):
+            group.start_soon(look)
+    assert len(seen) == 20
+    assert len(set(seen)) == made(desk) == 1
+    assert json.loads(seen[0])["clients"] == [{"key": "<script>"}]
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+async def test_a_frame_is_good_for_its_interval_and_no_longer(window: str, now: list[float]) -> None:
+    desk = Desk()
+    frames = Frames(desk, lambda: now[0])
+    await frames.latest(window)
+    now[0] += interval_s(window) - 0.001
+    await frames.latest(window)
+    assert made(desk) == 1
+    now[0] += 0.001
+    await frames.latest(window)
+    assert made(desk) == 2
+
+
+async def test_small_lines_are_asked_for_seldom_and_for_the_busiest_alone(now: list[float]) -> None:
+    desk = Desk(rules=40)
+    frames = Frames(desk, lambda: now[0])
+
+    def lines() -> list[str]:
+        return [question for question in desk.asked if question.startswith("history rule")]
+
+    frame = json.loads(await frames.latest("1m"))
+    assert set(frame["sparks"]["rules"]) == {f"rule-{number}" for number in range(40 - MOST_LINES, 40)}
+    assert len(lines()) == MOST_LINES
+    now[0] += EVERY_S
+    assert json.loads(await frames.latest("1m"))["sparks"] == frame["sparks"]
+    assert len(lines()) == MOST_LINES
+    now[0] += SELDOM_S
+    await frames.latest("1m")
+    assert len(lines()) == 2 * MOST_LINES
+
+
+async def test_without_a_store_the_frame_says_so_and_shows_no_address(now: list[float]) -> None:
+    desk = Desk()
+    frames = Frames(desk, lambda: now[0])
+    desk.away = True
+    text = await frames.latest("5m")
+    assert json.loads(text)["problem"]["title"] == "Store away"
+    assert "stats" not in json.loads(text)
+    assert "redis" not in text
+    desk.away = False
+    now[0] += EVERY_S
+    assert "problem" not in json.loads(await frames.latest("5m"))
+
+
+async def test_a_frame_is_one_line_of_an_event_stream(now: list[float]) -> None:
+    desk = Desk()
+    desk.rules = {"a\nevent: forged\r\n\u2028": {"passed": 1, "refused": 0}}
+    text = await Frames(desk, lambda: now[0]).latest("5m")
+    assert len(text.splitlines()) == 1
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=400))
+def test_a_small_line_loses_no_request(points: list[tuple[int, int]]) -> None:
+    passed, refused = [one for one, _ in points], [two for _, two in points]
+    line = thinned({"passed": passed, "refused": refused})
+    assert (sum(line["passed"]), sum(line["refused"])) == (sum(passed), sum(refused))
+    assert len(line["passed"]) == len(line["refused"]) <= LINE_POINTS
+
+
+def test_the_busiest_are_those_with_most_requests_of_either_kind() -> None:
+    figures = {"a": {"passed": 1, "refused": 9}, "b": {"passed": 5, "refused": 0}, "c": {"passed": 0, "refused": 0}}
+    assert busiest(figures) == ["a", "b", "c"]

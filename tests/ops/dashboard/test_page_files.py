@@ -1,0 +1,69 @@
+"""The page is small, whole, and made of files that parse no markup and ask no other place."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from slidegate.ops.dashboard.page_files import page_files
+
+FILES = page_files()
+SCRIPTS = {path: body.decode() for path, (body, kind) in FILES.items() if kind.startswith("text/javascript")}
+PAGE = FILES["/"][0].decode()
+MOST_BYTES = 150_000
+# Ways by which text becomes markup or code, and style attributes, which the policy of the page forbids.
+MARKUP = re.compile(
+    r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|DOMParser|createContextualFragment|setHTML|\beval\b"
+    r"|new Function|srcdoc|javascript:|\bstyle:|setAttribute\(\s*[\"']style"
+)
+INLINE = re.compile(r"<script(?![^>]*\bsrc=)|<style|\sstyle=|\son\w+=", re.IGNORECASE)
+NAMES_OF_XML = {"http://www.w3.org/2000/svg"}
+
+
+def test_everything_together_stays_below_the_bound() -> None:
+    assert sum(len(body) for body, _ in FILES.values()) < MOST_BYTES
+
+
+def test_every_file_of_the_folder_is_served_under_one_name() -> None:
+    folder = Path(__file__).parents[3] / "src" / "slidegate" / "ops" / "dashboard" / "static"
+    assert {path for path in FILES if path != "/"} == {
+        f"/static/{path.name}" for path in folder.iterdir() if path.name != "index.html"
+    }
+
+
+@pytest.mark.parametrize("path", SCRIPTS)
+def test_no_script_turns_text_into_markup_or_code(path: str) -> None:
+    assert not MARKUP.search(SCRIPTS[path])
+
+
+@pytest.mark.parametrize(
+    "bad", ["a.innerHTML = b", "eval(x)", 'e.setAttribute("style", x)', "h('p', { style: x })", "document.write(x)"]
+)
+def test_a_script_that_does_is_found(bad: str) -> None:
+    assert MARKUP.search(bad)
+
+
+def test_the_page_holds_no_script_and_no_style_of_its_own() -> None:
+    assert not INLINE.search(PAGE)
+    assert INLINE.search("<p style='x'>")
+    assert INLINE.search("<script>x</script>")
+
+
+def test_no_file_names_another_place() -> None:
+    for body, _ in FILES.values():
+        assert set(re.findall(r"""https?://[^\s"'`)]+""", body.decode())) <= NAMES_OF_XML
+        assert not re.search(r"""(?:src|href|from|import)\s*=?\s*["'(]//""", body.decode())
+
+
+def test_everything_that_the_page_and_its_scripts_load_is_there() -> None:
+    asked = {f"/{name}" for name in re.findall(r'(?:src|href)="(?!#)([^"]+)"', PAGE)}
+    for text in SCRIPTS.values():
+        asked |= {f"/static/{name}" for name in re.findall(r'from "\./([\w.]+)"', text)}
+    assert asked == set(FILES) - {"/"}
+
+
+def test_a_stranger_learns_no_version() -> None:
+    for body, _ in FILES.values():
+        assert not re.search(r"\b\d+\.\d+\.\d+\b", re.sub(r"\b\d{1,3}(?:\.\d{1,3}){3}\b", "", body.decode()))
