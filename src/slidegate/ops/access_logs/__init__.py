@@ -6,6 +6,7 @@ records and skipped lines are the number of lines; nothing in a file raises.
 
 from .access_logs import AccessLog, AccessLogs
 from .access_record import MAX_LINE_BYTES, AccessRecord, Skip
+from .followed_log import FollowedLog
 from .line_parser import parse_line
 from .parsed_lines import BrokenLine, LogCounts
 
@@ -15,6 +16,7 @@ __all__ = [
     "AccessLogs",
     "AccessRecord",
     "BrokenLine",
+    "FollowedLog",
     "LogCounts",
     "Skip",
     "parse_line",

@@ -163,13 +163,13 @@ def _whole_lines(source: Source, packed: Packed | None, most: int, damaged: Skip
         lines = cut.whole(part) if part else b"" if damage else cut.rest()
         if lines or damage:
             yield Block(lines, names, damage)
-            names = _names_behind(lines, names)
+            names = names_behind(lines, names)
         if not part:
             return
 
 
-def _names_behind(lines: bytes, names: Names) -> Names:
-    """Return the names that hold behind some lines."""
+def names_behind(lines: bytes, names: Names) -> Names:
+    """Return the names of fields that hold behind some lines, where others held in front of them."""
     start = lines.rfind(b"\n" + _HEADER) + 1
     if start == 0 and not lines.startswith(_HEADER):
         return names
