@@ -13,7 +13,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from slidegate.ops.access_logs import AccessLog
+from examples.demo.__main__ import requests
+from slidegate import ConfigurationError
+from slidegate.ops.access_logs import AccessLogs
 
 from .replay import Report, replay_bans
 
@@ -28,11 +30,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = Console()
     for path in logs:
         try:
-            records = sorted((record for record in AccessLog(path) if record.method), key=lambda record: record.time_us)
-        except OSError as error:
-            sys.stderr.write(f"bans: cannot read {path}: {error.strerror or error}\n")
+            report = asyncio.run(replay_bans(requests(AccessLogs([path]))))
+        except ConfigurationError as error:
+            sys.stderr.write(f"bans: {error}\n")
             return 2
-        console.print(table(path.name, asyncio.run(replay_bans(records))), "")
+        console.print(table(path.name, report), "")
     return 0
 
 

@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 
 import uvicorn
 from rich.console import Console
+from rich.live import Live
 from rich.progress import Progress
 from rich.table import Column, Table
 from rich.text import Text
 
-from slidegate import Limiter, MemoryStore
-from slidegate.ops.access_logs import AccessLog, AccessRecord
+from slidegate import ConfigurationError, Limiter, MemoryStore
+from slidegate.ops.access_logs import AccessLogs, AccessRecord
 
 from .app import make_app
 from .figures import Figures, ReplayClock
-from .replay import Report, replay
+from .replay import OUTCOMES, Report, replay
 
 SAMPLE = Path(__file__).with_name("sample.log")
 HOST = "127.0.0.1"
@@ -31,17 +34,17 @@ HOST = "127.0.0.1"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the demo; return 0, 1 if a Retry-After was wrong, or 2 if something cannot be used."""
     options = parse(arguments)
-    log, console = AccessLog(options.log), Console()
+    console = Console()
     try:
-        with console.status("Reading the log"):
-            records = sorted(log, key=lambda record: record.time_us)
-    except OSError as error:
-        return fail(f"cannot read {options.log}: {error.strerror or error}")
-    if not records:
-        return fail(f"{options.log} holds no line of an access log that can be read ({describe(log)})")
-    requests = [record for record in records if record.method]
-    report, figures = asyncio.run(replay_all(requests, console))
-    console.print(summary(log, requests, report), "", refusals(report), "", worst(report), "")
+        log = AccessLogs([options.log])
+        records = iter(log)
+        first = next(records, None)
+        if first is None:
+            return fail(log.complaint())
+        report, figures = asyncio.run(replay_all(log, chain([first], records), console))
+    except ConfigurationError as error:
+        return fail(str(error))
+    console.print(summary(options.log, log, report), "", refusals(report), "", bans(report), "", worst(report), "")
     console.print(by_route(figures), "")
     console.print(verdict(report), soft_wrap=True)
     if report.violations:
@@ -73,30 +76,43 @@ def fail(message: str) -> int:
     return 2
 
 
-async def replay_all(records: Sequence[AccessRecord], console: Console) -> tuple[Report, Figures]:
+async def replay_all(log: AccessLogs, records: Iterable[AccessRecord], console: Console) -> tuple[Report, Figures]:
     """Replay all records under a progress bar."""
     clock = ReplayClock()
     limiter = Limiter(MemoryStore(clock=clock))
     report, figures = Report(), Figures(limiter, clock)
     with Progress(console=console) as progress:
-        task = progress.add_task("Replaying in the log's own time", total=len(records))
-        async for answer in replay(make_app(limiter), limiter, clock, figures.following(records)):
+        task = progress.add_task("Replaying in the log's own time", total=log.size_bytes)
+        async for answer in replay(make_app(limiter), limiter, clock, figures.following(requests(records))):
             report.add(answer)
-            progress.advance(task)
+            progress.update(task, completed=log.taken_bytes)
+    report.bans = [change.ban async for change in limiter.history()]
     return report, figures
 
 
-def summary(log: AccessLog, requests: Sequence[AccessRecord], report: Report) -> Table:
+def requests(records: Iterable[AccessRecord]) -> Iterator[AccessRecord]:
+    """Yield the records that are HTTP requests; the time of one that comes too late is that of the one before."""
+    latest_us = 0
+    for record in records:
+        if record.method:
+            latest_us = max(latest_us, record.time_us)
+            yield record if record.time_us == latest_us else record._replace(time_us=latest_us)
+
+
+def summary(path: Path, log: AccessLogs, report: Report) -> Table:
     """Return a table of the lines that were read and the fate of the requests."""
     table = Table(show_header=False, box=None, pad_edge=False)
+    counts = {outcome: report.count(outcome) for outcome in OUTCOMES}
+    total = sum(counts.values())
+    times = [] if report.first_us is None else [moment(report.first_us), moment(report.last_us)]
+    by = {"blocked": " by blocked.netset", "banned": " by bans"}
     for what, value in (
-        ("Log", printable(str(log.path))),
-        ("Lines", f"{log.read:,} read, {describe(log)}"),
-        ("No HTTP request", f"{log.read - len(requests):,} of the lines read: TLS bytes, idle connections"),
-        ("Requests", f"{len(requests):,} from {len(report.clients):,} clients"),
-        ("Time", " to ".join(moment(record) for record in requests[:: max(1, len(requests) - 1)]) or "none"),
-        *((outcome.capitalize(), share(report.count(outcome), len(requests))) for outcome in ("admitted", "refused")),
-        ("Blocked", f"{share(report.count('blocked'), len(requests))} by blocked.netset"),
+        ("Log", printable(str(path))),
+        ("Lines", f"{log.counts.records:,} read, {describe(log)}"),
+        ("No HTTP request", f"{log.counts.records - total:,} of the lines read: TLS bytes, idle connections"),
+        ("Requests", f"{total:,} from {len(report.clients):,} clients"),
+        ("Time", " to ".join(times) or "none"),
+        *((what.capitalize(), share(count, total) + by.get(what, "")) for what, count in counts.items()),
     ):
         table.add_row(Text(what, style="bold"), Text(value))
     return table
@@ -110,14 +126,22 @@ def refusals(report: Report) -> Table:
     return table
 
 
+def bans(report: Report) -> Table:
+    """Return who was banned, and how many requests each ban refused."""
+    table = Table("Banned", "By", "From", Column("For", justify="right"), title="Bans", title_justify="left")
+    for ban in report.bans:
+        length = "ever" if ban.until is None else f"{(ban.until - ban.since).total_seconds() / 60:.0f} min"
+        table.add_row(Text(printable(ban.key)), ban.by, moment(ban.made_us), length)
+    return table
+
+
 def worst(report: Report) -> Table:
     """Return the clients that were turned away most often."""
     table = Table("Client", title="Most refused clients", title_justify="left")
-    for outcome in ("admitted", "refused", "blocked"):
+    for outcome in OUTCOMES:
         table.add_column(outcome.capitalize(), justify="right")
     for client, outcomes in report.most_refused(10):
-        counts = (f"{outcomes[outcome]:,}" for outcome in ("admitted", "refused", "blocked"))
-        table.add_row(Text(printable(client)), *counts)
+        table.add_row(Text(printable(client)), *(f"{outcomes[outcome]:,}" for outcome in OUTCOMES))
     return table
 
 
@@ -127,14 +151,14 @@ def by_route(figures: Figures) -> Table:
         "Route",
         title="By route",
         title_justify="left",
-        caption="QPS: admitted, in the busiest minute of the log. p95: through gate and application, on this machine.",
+        caption="QPS: admitted, in the busiest minute. p95: through gate and application.",
         caption_justify="left",
     )
-    for heading in ("Admitted", "Refused", "Blocked", "Exceptions", "QPS", "p95 ms"):
+    for heading in ("Admitted", "Refused", "Blocked", "Banned", "QPS", "p95 ms"):
         table.add_column(heading, justify="right")
     for route, seen in sorted(figures.routes.items(), key=lambda entry: (-entry[1].events["pass"], entry[0])):
-        refused = seen.events["block"] - seen.events["blocked"]
-        counts = seen.events["pass"], refused, seen.events["blocked"], seen.events["exception"]
+        blocked, banned = seen.events["blocked"], seen.events["banned"]
+        counts = seen.events["pass"], seen.events["block"] - blocked - banned, blocked, banned
         p95 = "" if seen.p95_us is None else f"{seen.p95_us / 1_000:.2f}"
         table.add_row(Text(route), *(f"{count:,}" for count in counts), f"{seen.busiest_qps:.2f}", p95)
     return table
@@ -143,26 +167,27 @@ def by_route(figures: Figures) -> Table:
 def verdict(report: Report) -> Text:
     """Return what came of putting every Retry-After to the test."""
     if not report.retries_checked:
-        return Text("Retry-After: no request was refused by a limit, so there was none to check")
+        return Text("Retry-After: no limit and no ban refused a request: none to check")
     text = Text(f"Retry-After: {report.retries_checked:,} checked; ")
-    text.append("retried then: admitted, a microsecond earlier: refused; ")
+    text.append("then: admitted, 1 us before: refused; ")
     text.append(f"{len(report.violations):,} violations", style="bold red" if report.violations else "bold green")
     for answer in report.violations:
         record = answer.record
         asked = printable(f"{record.client} {record.method} {record.path}")
-        text.append(f"\n{moment(record)} {asked}: {answer.violation}")
+        text.append(f"\n{moment(record.time_us)} {asked}: {answer.violation}")
     return text
 
 
-def moment(record: AccessRecord) -> str:
-    """Return when a request came in."""
-    return f"{datetime.fromtimestamp(record.time_us // 1_000_000, UTC):%Y-%m-%d %H:%M:%S} UTC"
+def moment(time_us: int) -> str:
+    """Return a time of the log, in microseconds of Unix time, for people."""
+    return f"{datetime.fromtimestamp(time_us // 1_000_000, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
-def describe(log: AccessLog) -> str:
+def describe(log: AccessLogs) -> str:
     """Say how many lines were skipped, and why."""
-    reasons = ", ".join(f"{count:,} {reason}" for reason, count in log.skipped.most_common())
-    return f"{log.skipped.total():,} skipped" + (f" ({reasons})" if reasons else "")
+    skipped = log.counts.skipped
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in skipped.most_common())
+    return f"{skipped.total():,} skipped" + (f" ({reasons})" if reasons else "")
 
 
 def share(count: int, total: int) -> str:
@@ -183,16 +208,34 @@ def serve(port: int, console: Console) -> int:
         return fail(f"cannot listen on {HOST}:{port}: {error.strerror or error}; --port 0 takes any free one")
     with listener:
         url = f"http://{HOST}:{listener.getsockname()[1]}"
-        console.print(
-            f"\nServing the same site at {url} until Ctrl-C. The sixth answer to this is a 429:\n", soft_wrap=True
-        )
-        console.print(Text(f'  curl -i -X POST "{url}/login?try=[1-6]"\n', style="bold"), soft_wrap=True)
-        app = make_app(Limiter(MemoryStore()))
-        with suppress(KeyboardInterrupt):
-            uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listener])
-        console.print("Stopped.")
+        console.print(f"\nServing the same site at {url} until Ctrl-C.\n", soft_wrap=True)
+        for what, command in (
+            ("The sixth answer to this is a 429:", f'curl -i -X POST "{url}/login?try=[1-6]"'),
+            ("This client is on the blocklist:", f'curl -iH "X-Forwarded-For: 198.51.100.200" {url}/'),
+            ("The fourth answer to this is a ban:", f'curl -iH "X-Forwarded-For: 203.0.113.9" "{url}/.env?[1-4]"'),
+        ):
+            console.print(what, Text(f"  {command}\n", style="bold"), sep="\n", soft_wrap=True)
+        limiter = Limiter(MemoryStore())
+        # Whoever sits at this machine may say in X-Forwarded-For that they are somebody else.
+        server = uvicorn.Server(uvicorn.Config(make_app(limiter, [HOST]), log_level="warning"))
+        with Live(
+            console=console, get_renderable=lambda: counts(limiter), refresh_per_second=2, transient=True
+        ) as live:
+            live.auto_refresh = console.is_terminal
+            with suppress(KeyboardInterrupt):
+                server.run(sockets=[listener])
+        console.print(counts(limiter), "Stopped.", sep="\n")
     return 0
 
 
+def counts(limiter: Limiter) -> Text:
+    """Return what the gate has counted so far, in one line."""
+    seen = limiter.stats("24h").total
+    refused = seen.refused - seen.blocked - seen.banned
+    return Text(f"{seen.passed:,} admitted, {refused:,} refused, {seen.blocked:,} blocked, {seen.banned:,} banned")
+
+
 if __name__ == "__main__":
+    # Each ban is logged as well; here they come in a table.
+    logging.getLogger("slidegate").addHandler(logging.NullHandler())
     sys.exit(main())

@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import secrets
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Annotated
@@ -16,7 +17,7 @@ from fastapi import APIRouter, Depends, FastAPI, HTTPException, Response
 from fastapi.responses import HTMLResponse, PlainTextResponse
 from fastapi.security import HTTPBasic, HTTPBasicCredentials
 
-from slidegate import Limiter, MemoryStore, Networks, RateLimitMiddleware, Rule, client_ip, everyone, header
+from slidegate import BanPolicy, Limiter, MemoryStore, Networks, RateLimitMiddleware, Rule, client_ip, everyone, header
 
 ARTICLES = {
     "sliding-windows": "Count what came in during the last minute, not during this one.",
@@ -49,6 +50,14 @@ RULES = [
     # A page with all its files is some thirty requests at once; people stay below a hundred or so in any minute.
     Rule("*", "60/5s; 240/minute", name="visitor"),
 ]
+
+# Nobody asks for four of these in ten minutes who does not look for a way in.
+BANS = BanPolicy(
+    name="scanning",
+    after="20/10m",
+    duration="1h",
+    signals=dict.fromkeys(("/.env", "/.git/config", "/wp-login.php", "/xmlrpc.php", "/phpinfo.php"), 5),
+)
 
 router = APIRouter()
 Credentials = Annotated[HTTPBasicCredentials, Depends(HTTPBasic(realm="demo"))]
@@ -148,14 +157,15 @@ async def health() -> dict[str, bool]:
     return {"ok": True}
 
 
-def make_app(limiter: Limiter) -> FastAPI:
-    """Return the site; `limiter` counts for it."""
+def make_app(limiter: Limiter, trusted: Sequence[str] = ()) -> FastAPI:
+    """Return the site; `limiter` counts for it, and proxies in the networks `trusted` may name the client."""
     app = FastAPI(title="slidegate demo")
     app.add_middleware(
         RateLimitMiddleware,
         limiter=limiter,
-        client=client_ip(ipv6_prefix=64),
+        client=client_ip(trusted=trusted, ipv6_prefix=64),
         rules=RULES,
+        bans=BANS,
         blocklist=Networks.from_file(Path(__file__).with_name("blocked.netset")),
     )
     app.include_router(router)

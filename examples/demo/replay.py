@@ -15,11 +15,14 @@ from urllib.parse import unquote
 
 from starlette.types import ASGIApp, Message, Scope
 
-from slidegate import Decision, Limiter, Reason
+from slidegate import Ban, Decision, Limiter, Reason
 from slidegate.ops.access_logs import AccessRecord
 from slidegate.testing import FakeClock
 
 SWITCHED_OFF = Decision(True, Reason.EXEMPT)  # SLIDEGATE_ENABLED=0: the gate leaves no record
+
+
+OUTCOMES = ("admitted", "refused", "blocked", "banned")
 
 
 class Answer(NamedTuple):
@@ -47,37 +50,51 @@ class Report:
 
     Attributes:
         refused: How often each limit refused, by rule and limit.
-        clients: For each client, the fates of its requests: "admitted", "refused" or "blocked".
+        clients: For each client, the fates of its requests: "admitted", "refused", "blocked" or "banned".
+        first_us: The time of the first request.
+        last_us: The time of the last request.
         retries_checked: How many times a `Retry-After` was put to the test.
+        bans: The bans that were made, oldest first.
     """
 
     refused: Counter[tuple[str, str]] = field(default_factory=Counter)
     clients: dict[str, Counter[str]] = field(default_factory=dict)
+    first_us: int | None = None
+    last_us: int = 0
     retries_checked: int = 0
+    bans: list[Ban] = field(default_factory=list)
     violations: list[Answer] = field(default_factory=list)
 
     def add(self, answer: Answer) -> None:
         """Count one more."""
         decision = answer.decision
-        outcome = "admitted" if decision.allowed else "blocked" if decision.reason is Reason.BLOCKED else "refused"
-        self.clients.setdefault(answer.record.client, Counter())[outcome] += 1
+        self.clients.setdefault(answer.record.client, Counter())[outcome(decision)] += 1
+        self.first_us = answer.record.time_us if self.first_us is None else self.first_us
+        self.last_us = answer.record.time_us
+        self.retries_checked += not decision.allowed and decision.retry_after_us is not None
         if decision.binding is not None and not decision.allowed:
             self.refused[decision.binding.rule, str(decision.binding.limit)] += 1
-            self.retries_checked += decision.retry_after_us is not None
         if answer.violation:
             self.violations.append(answer)
 
     def count(self, outcome: str) -> int:
-        """Return how many requests were admitted, refused or blocked."""
+        """Return how many requests had an outcome."""
         return sum(outcomes[outcome] for outcomes in self.clients.values())
 
     def most_refused(self, number: int) -> list[tuple[str, Counter[str]]]:
-        """Return the clients whose requests were refused or blocked most often, the worst first."""
+        """Return the clients whose requests were turned away most often, the worst first."""
         turned_away = {client: outcomes.total() - outcomes["admitted"] for client, outcomes in self.clients.items()}
         worst = sorted(
             (client for client in turned_away if turned_away[client]), key=turned_away.__getitem__, reverse=True
         )
         return [(client, self.clients[client]) for client in worst[:number]]
+
+
+def outcome(decision: Decision) -> str:
+    """Return the fate of a request in a word."""
+    if decision.allowed:
+        return "admitted"
+    return {Reason.BLOCKED: "blocked", Reason.BANNED: "banned"}.get(decision.reason, "refused")
 
 
 async def replay(
@@ -147,7 +164,7 @@ async def call(app: ASGIApp, scope: Scope) -> tuple[int, dict[bytes, bytes]]:
 
 async def fault(limiter: Limiter, clock: FakeClock, decision: Decision, status: int, fields: dict[bytes, bytes]) -> str:
     """Put a refusal to the test; return its fault, or nothing."""
-    expected = 403 if decision.reason is Reason.BLOCKED else 429
+    expected = 429 if outcome(decision) == "refused" else 403
     if status != expected:
         return f"answered {status} instead of {expected}"
     wait_us = decision.retry_after_us
@@ -157,6 +174,10 @@ async def fault(limiter: Limiter, clock: FakeClock, decision: Decision, status: 
     if promised != b"%d" % max(1, -(-wait_us // 1_000_000)):
         return f"Retry-After is {promised!r}, the wait {wait_us} us"
     now_us = clock.now_us
+    if decision.ban is not None:
+        # A store forgets a ban that has ended, so nobody goes there to look: the ban itself knows its end.
+        left_us = decision.ban.left_us(now_us)
+        return "" if left_us == wait_us else f"told to wait for {wait_us} us where the ban lasts {left_us} us"
     try:
         clock.set(now_us + wait_us - 1)
         early = await limiter.peek_all(decision.checks)
@@ -166,4 +187,4 @@ async def fault(limiter: Limiter, clock: FakeClock, decision: Decision, status: 
         clock.set(now_us)
     if early.allowed:
         return f"admitted a microsecond before the wait of {wait_us} us was over"
-    return "" if then.allowed else f"still refused after the wait of {wait_us} us: {then!r}"
+    return "" if then.allowed else f"still refused after the wait of {wait_us} us"

@@ -13,8 +13,8 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,11 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from examples.demo import __main__ as demo
-from examples.demo.app import make_app
+from examples.demo.app import BANS, make_app
 from examples.demo.figures import Figures, ReplayClock
-from examples.demo.replay import Answer, Report, call, http_scope, replay
+from examples.demo.replay import OUTCOMES, Answer, Report, call, http_scope, outcome, replay
 from slidegate import Decision, Limiter, MemoryStore, Networks, Reason
-from slidegate.ops.access_logs import AccessLog, AccessRecord
+from slidegate.ops.access_logs import AccessLog, AccessLogs, AccessRecord
 from slidegate.testing import FakeClock
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -106,7 +106,7 @@ def test_the_sample_is_small_and_holds_no_real_client() -> None:
 
 def test_every_retry_after_of_the_sample_is_exact(answers: list[Answer], report: Report) -> None:
     assert not report.violations
-    refused = [answer for answer in answers if answer.decision.reason is Reason.LIMITED]
+    refused = [answer for answer in answers if answer.decision.reason in (Reason.LIMITED, Reason.BANNED)]
     assert report.retries_checked == len(refused) > 500
 
 
@@ -118,13 +118,19 @@ def test_people_and_crawlers_are_never_refused(answers: list[Answer]) -> None:
 
 
 @pytest.mark.parametrize("scanner", SCANNERS)
-def test_a_scanner_gets_a_minutes_worth_and_no_more(answers: list[Answer], scanner: str) -> None:
+def test_a_scanner_is_banned_at_its_fourth_probe(answers: list[Answer], scanner: str) -> None:
     own = of(answers, scanner)
-    admitted = [answer for answer in own if answer.decision.allowed]
-    assert len(admitted) <= 240
-    assert len(own) - len(admitted) > 100
-    assert {answer.status for answer in admitted} == {404}
-    assert {answer.decision.binding.rule for answer in own if not answer.decision.allowed} == {"visitor"}
+    places = [place for place, answer in enumerate(own) if answer.record.path in BANS.signals]
+    admitted, rest = own[: places[3]], own[places[3] :]
+    assert {(answer.status, answer.decision.allowed) for answer in admitted} == {(404, True)}
+    assert {(answer.status, answer.decision.reason) for answer in rest} == {(403, Reason.BANNED)}
+    assert len(rest) > 300
+    (ban,) = {answer.decision.ban for answer in rest}
+    assert (ban.key, ban.made_us) == (scanner, rest[0].record.time_us)
+
+
+def test_nobody_but_scanners_is_banned(report: Report) -> None:
+    assert {client for client, outcomes in report.clients.items() if outcomes["banned"]} == set(SCANNERS)
 
 
 def test_the_heavy_client_is_held_to_the_limit_of_the_api_and_to_nothing_else(answers: list[Answer]) -> None:
@@ -162,7 +168,9 @@ def test_blocked_networks_get_403_and_cost_nobody_anything(answers: list[Answer]
 
 
 def test_the_sums_add_up(sample: list[AccessRecord], report: Report) -> None:
-    assert report.count("admitted") + report.count("refused") + report.count("blocked") == len(sample)
+    assert sum(report.count(outcome) for outcome in OUTCOMES) == len(sample)
+    assert all(report.count(outcome) > 50 for outcome in OUTCOMES)
+    assert (report.first_us, report.last_us) == (sample[0].time_us, sample[-1].time_us)
     assert report.refused.total() == report.count("refused")
     worst = [outcomes.total() - outcomes["admitted"] for _, outcomes in report.most_refused(10)]
     assert worst == sorted(worst, reverse=True)
@@ -204,8 +212,7 @@ def counted(answers: Iterable[Answer]) -> dict[str, dict[str, float]]:
     for answer in answers:
         route = template_of(paths, answer.record)
         decision = answer.decision
-        outcome = "admitted" if decision.allowed else "blocked" if decision.reason is Reason.BLOCKED else "refused"
-        counts.setdefault(route, Counter())[outcome] += 1
+        counts.setdefault(route, Counter())[outcome(decision)] += 1
         minutes.setdefault(route, Counter())[answer.record.time_us // (60 * S_US)] += decision.allowed
     return {route: {**counts[route], "qps": max(minutes[route].values()) / 60} for route in counts}
 
@@ -214,8 +221,8 @@ def told(figures: Figures) -> dict[str, dict[str, float]]:
     """Return what the figures say, in the words of `counted`."""
     found: dict[str, dict[str, float]] = {}
     for route, seen in figures.routes.items():
-        outcomes = Counter(admitted=seen.events["pass"], blocked=seen.events["blocked"])
-        outcomes["refused"] = seen.events["block"] - seen.events["blocked"]
+        outcomes = Counter(admitted=seen.events["pass"], blocked=seen.events["blocked"], banned=seen.events["banned"])
+        outcomes["refused"] = seen.events["block"] - seen.events["blocked"] - seen.events["banned"]
         found[route] = {**+outcomes, "qps": seen.busiest_qps}
     return found
 
@@ -261,13 +268,13 @@ async def test_an_exception_of_the_site_is_one_in_its_figures() -> None:
     assert figures.routes["GET /breaks/{what}"].events == {"pass": 2, "5xx": 2, "exception": 2}
     lines = rendered(demo.by_route(figures))
     assert [cells(line)[:6] for line in lines if "GET" in line] == [
-        ["GET /breaks/{what}", "2", "0", "0", "2", "0.03"],
+        ["GET /breaks/{what}", "2", "0", "0", "0", "0.03"],
         ["GET /", "1", "0", "0", "0", "0.02"],
     ]
 
 
-def rendered(table: Any) -> list[str]:
-    console = demo.Console(width=200)
+def rendered(table: Any, width: int = 200) -> list[str]:
+    console = demo.Console(width=width)
     with console.capture() as captured:
         console.print(table)
     return captured.get().splitlines()
@@ -275,6 +282,19 @@ def rendered(table: Any) -> list[str]:
 
 def cells(line: str) -> list[str]:
     return [cell.strip() for cell in re.split("[│┃]", line)[1:-1]]
+
+
+def test_all_of_it_fits_a_terminal_of_eighty_columns(sample: list[AccessRecord]) -> None:
+    log = AccessLogs([SAMPLE])
+    list(log)
+    figures, answers = replay_with_figures(sample)
+    report = summed(answers)
+    path = Path("examples/demo/sample.log")
+    parts = [demo.summary(path, log, report), demo.refusals(report), demo.bans(report), demo.worst(report)]
+    for part in [*parts, demo.by_route(figures), demo.verdict(report)]:
+        wide = [line.rstrip() for line in rendered(part)]
+        assert [line.rstrip() for line in rendered(part, 80)] == wide
+        assert max(map(len, wide)) <= 80
 
 
 def test_the_readme_shows_what_the_demo_prints(sample: list[AccessRecord]) -> None:
@@ -501,8 +521,8 @@ def test_a_violation_is_printed_and_makes_the_exit_code_1(
     ("content", "words"),
     [
         (None, "cannot read"),
-        (b"", "holds no line of an access log that can be read (0 skipped)"),
-        (b"\0\n#\n\n", "1 binary data, 1 not an access record, 1 empty line"),
+        (b"", "the log is empty"),
+        (b"\0\n#\n\n", "none of 3 lines is a record of an access log; line 1 is binary data"),
     ],
     ids=["not there", "empty", "not a log"],
 )
@@ -556,36 +576,86 @@ def test_the_command_replays_the_sample_and_ends() -> None:
         command("--no-serve"), cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert "microsecond earlier: refused; 0 violations" in done.stdout
+    assert "1 us before: refused; 0 violations" in done.stdout
 
 
-def test_the_command_serves_the_site_and_its_curl_line_ends_in_an_exact_429(tmp_path: Path) -> None:
-    (tmp_path / "short.log").write_text('192.0.2.7 - - [03/Mar/2026:10:00:00 +0000] "GET / HTTP/1.1" 200 1\n')
+@contextmanager
+def serving(folder: Path, **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """Run the demo on a log of one line, and end it within a minute."""
+    (folder / "short.log").write_text('192.0.2.7 - - [03/Mar/2026:10:00:00 +0000] "GET / HTTP/1.1" 200 1\n')
     server = subprocess.Popen(
-        command("--port", "0", "--log", str(tmp_path / "short.log")),
-        cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    watchdog = threading.Timer(60, server.kill)
+        command("--port", "0", "--log", str(folder / "short.log")), cwd=ROOT, env=ENVIRONMENT, text=True, **options
+    )
+    watchdog = threading.Timer(120, server.kill)
     watchdog.start()
     try:
-        assert server.stdout is not None
-        found = (
-            re.search(r'curl -i -X POST "(http://127\.0\.0\.1:\d+/login\?try=)\[1-(\d)\]"', line)
-            for line in server.stdout
-        )
-        curl = next(match for match in found if match)
-        with httpx.Client(trust_env=False) as client:
-            answers = [client.post(f"{curl[1]}{number}") for number in range(1, int(curl[2]) + 1)]
-        server.send_signal(signal.SIGINT)
-        assert server.wait() == 0
-        assert server.stdout.read().endswith("Stopped.\n")
+        yield server
     finally:
         watchdog.cancel()
         server.kill()
         server.wait()
+
+
+CURL = re.compile(
+    r'curl -i(?: -X (POST)|H "X-Forwarded-For: (\S+)") "?(http://127\.0\.0\.1:\d+/[^"\[\s]*)(?:\[1-(\d)\])?'
+)
+
+
+def sent(client: httpx.Client, found: re.Match[str]) -> list[httpx.Response]:
+    """Send what a printed line for curl would send."""
+    method, forwarded, url, times = found.groups()
+    headers = {"X-Forwarded-For": forwarded} if forwarded else {}
+    return [
+        client.request(method or "GET", f"{url}{number if times else ''}", headers=headers)
+        for number in range(1, int(times or 1) + 1)
+    ]
+
+
+def test_the_command_serves_the_site_and_its_curl_lines_are_refused_as_it_says(tmp_path: Path) -> None:
+    with serving(tmp_path, stdout=subprocess.PIPE) as server:
+        assert server.stdout is not None
+        lines = (CURL.search(line) for line in server.stdout)
+        curls = list(itertools.islice((line for line in lines if line), 3))
+        with httpx.Client(trust_env=False) as client:
+            limited, blocked, banned = (sent(client, curl) for curl in curls)
+        server.send_signal(signal.SIGINT)
+        rest = server.stdout.read()
+        assert server.wait() == 0
         server.stdout.close()
-    assert [answer.status_code for answer in answers] == [401] * 5 + [429]
-    check_refusal(answers[-1])
+    assert rest.endswith("8 admitted, 1 refused, 1 blocked, 1 banned\nStopped.\n")
+    assert [answer.status_code for answer in limited] == [401] * 5 + [429]
+    check_refusal(limited[-1])
+    assert [answer.status_code for answer in blocked] == [403]
+    assert "Retry-After" not in blocked[0].headers
+    assert [answer.status_code for answer in banned] == [404] * 3 + [403]
+    assert 3_590 <= int(banned[-1].headers["Retry-After"]) <= 3_960
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no pseudo-terminals")
+def test_a_terminal_shows_the_counts_while_the_site_is_served(tmp_path: Path) -> None:
+    import pty
+
+    ours, theirs = pty.openpty()
+    try:
+        with serving(tmp_path, stdout=theirs, stderr=theirs) as server:
+            os.close(theirs)
+            seen = ""
+
+            def until(pattern: str) -> re.Match[str]:
+                nonlocal seen
+                while (found := re.search(pattern, re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen))) is None:
+                    seen += os.read(ours, 65_536).decode(errors="replace")
+                return found
+
+            url = until(r"the same site at (http://127\.0\.0\.1:\d+)")[1]
+            until("0 admitted, 0 refused, 0 blocked, 0 banned")
+            with httpx.Client(trust_env=False) as client:
+                assert client.get(f"{url}/").status_code == 200
+            until("1 admitted, 0 refused, 0 blocked, 0 banned")
+            server.send_signal(signal.SIGINT)
+            until("Stopped")
+    finally:
+        os.close(ours)
 
 
 def check_refusal(answer: httpx.Response) -> None:

@@ -323,7 +323,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, make: Callable[[Pat
     make(tmp_path / "some.log")
     with pytest.raises(ConfigurationError) as refused:
         list(AccessLogs([tmp_path / "some.log"]))
-    assert str(tmp_path / "some.log")[:20] in str(refused.value)
+    assert str(tmp_path / "some.log") in str(refused.value)
     assert words in str(refused.value)
     assert "\n" not in str(refused.value)
 
@@ -333,7 +333,7 @@ def test_no_name_of_a_file_reaches_a_terminal_as_it_is(name: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
         AccessLogs([name])
     assert str(refused.value).isprintable()
-    assert len(str(refused.value)) < 400
+    assert len(str(refused.value)) < 500
 
 
 @pytest.mark.parametrize(

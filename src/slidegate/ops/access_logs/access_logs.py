@@ -14,7 +14,7 @@ from ...core.errors import ConfigurationError, quoted
 from .access_record import AccessRecord, Skip
 from .cores import Cores
 from .line_parser import LineParser
-from .log_files import LogFile
+from .log_files import LogFile, shown
 from .merging import Part, in_order, merged
 from .nearest import nearest
 from .parsed_lines import LogCounts, parse_block
@@ -137,7 +137,7 @@ class AccessLogs:
         counts = self.counts
         if counts.records:
             return ""
-        names = quoted(self._files[0].name) if len(self._files) == 1 else f"the {len(self._files)} files"
+        names = shown(self._files[0].name) if len(self._files) == 1 else f"the {len(self._files)} files"
         if not counts.broken:
             return f"{names}: the log is empty"
         damage = next((reason for reason in (Skip.GZIP, Skip.ZSTD, Skip.BOMB) if reason in counts.skipped), None)
@@ -146,7 +146,7 @@ class AccessLogs:
         found = f"{names}: none of {counts.lines:,} lines is a record of an access log"
         if counts.examples:
             line = counts.examples[0]
-            where = f"line {line.number}" if len(self._files) == 1 else f"line {line.number} of {quoted(line.file)}"
+            where = f"line {line.number}" if len(self._files) == 1 else f"line {line.number} of '{line.file}'"
             found += f"; {where} {nearest(line.text, line.reason, custom=self._parser.is_custom)}"
         return found
 

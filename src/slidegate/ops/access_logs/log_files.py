@@ -12,11 +12,13 @@ from contextlib import suppress
 from os import PathLike
 from typing import Final, cast
 
-from ...core.errors import ConfigurationError, quoted
+from ...core.errors import ConfigurationError
+from ...core.logs import escaped
 from .raw_lines import Block, blocks_of
 
 STANDARD_INPUT: Final = "-"
 _HEAD_BYTES: Final = 4_096
+_MOST_OF_A_NAME: Final = 300
 
 
 class LogFile:
@@ -75,14 +77,19 @@ class LogFile:
         except OSError as error:
             raise unreadable(self.name, error) from None
         except ConfigurationError as error:
-            raise ConfigurationError(f"cannot read {quoted(self.name)}: {error}") from None
+            raise ConfigurationError(f"cannot read {shown(self.name)}: {error}") from None
         self.taken_bytes = self.size_bytes or self.taken_bytes
+
+
+def shown(name: str) -> str:
+    """Return the name of a file for a message, whatever characters it has."""
+    return f"'{escaped(name, _MOST_OF_A_NAME)}'"
 
 
 def unreadable(name: str, error: OSError) -> ConfigurationError:
     """Return the error for a file that the system does not let us read."""
     return ConfigurationError(
-        f"cannot read {quoted(name)}: {error.strerror or error}; expected an access log, such as "
+        f"cannot read {shown(name)}: {error.strerror or error}; expected an access log, such as "
         "'/var/log/nginx/access.log'"
     )
 
