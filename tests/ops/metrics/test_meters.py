@@ -144,10 +144,27 @@ async def test_close_ends_what_was_begun() -> None:
     assert Collected(reader).value("slidegate.requests", outcome="passed") == 2
 
 
+async def test_times_of_requests_and_looks_at_decisions_can_be_left_out() -> None:
+    site = Site(Rule("*", "1000000/minute"))
+    site.metrics.close()
+    reader = InMemoryMetricReader()
+    provider = MeterProvider([reader], shutdown_on_exit=False)
+    metrics = OtelMetrics(site.limiter, meter_provider=provider, near_limit=False, durations=False)
+    await call(site.app, "/items/1")
+    told = Collected(reader)
+    assert told.value("slidegate.requests", outcome="passed") == 1
+    assert told.points("slidegate.request.duration") == []
+    assert told.points("slidegate.events", kind="near_limit") == []
+    assert not site.limiter.internals.events.near_limit
+    metrics.close()
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         ({"limiter": 5}, r"limiter: expected a Limiter, for example Limiter\(\), not 5"),
+        ({"near_limit": 0.8}, "near_limit: expected True or False, not 0.8"),
+        ({"durations": None}, "durations: expected True or False, not None"),
         ({"meter_provider": "mine"}, "meter_provider: expected a MeterProvider of opentelemetry, not 'mine'"),
     ],
 )

@@ -39,6 +39,8 @@ class PrometheusMetrics:
         directory: A directory on this host that all workers share, and nobody else; by default the value of
             ``PROMETHEUS_MULTIPROC_DIR``. Without either, the metrics are those of this process.
         interval: How often a worker writes its values there, 100 ms to 60 s.
+        near_limit: Whether events ``near_limit`` are counted. Every decision is looked at for them, and nothing else in
+            the metrics costs a request anything.
 
     Attributes:
         registry: The registry.
@@ -55,11 +57,12 @@ class PrometheusMetrics:
         registry: CollectorRegistry | None = None,
         directory: str | PathLike[str] | None = None,
         interval: str | float | timedelta = "5s",
+        near_limit: bool = True,
     ) -> None:
         if registry is not None and not callable(getattr(registry, "register", None)):
             raise ConfigurationError(f"registry: expected a CollectorRegistry of prometheus_client, not {registry!r}")
         shared = os.environ.get(DIRECTORY_VARIABLE) or None
-        self._own_values = ValuesOfLimiter(limiter)
+        self._own_values = ValuesOfLimiter(limiter, near_limit=near_limit)
         self._files: WorkerFiles | None = None
         try:
             if directory is not None or shared is not None:

@@ -17,6 +17,7 @@ from ...core.logs import logger
 from ...limiter import Limiter
 from ...limiter.figures.statistics import Series
 from ...limiter.figures.stats import NO_ROUTE_AT_ALL
+from ...web.options import check_flag
 from . import catalogue
 from .catalogue import BOUNDS_S, CATALOGUE, PREFIX, Metric
 from .values import Values, ValuesOfLimiter
@@ -30,17 +31,28 @@ class OtelMetrics:
     Args:
         limiter: The limiter. Only one `OtelMetrics` at a time may have it.
         meter_provider: Makes the instruments; by default the one that is set for the whole process.
+        near_limit: Whether events ``near_limit`` are counted. Every decision is looked at for them.
+        durations: Whether the times of requests are recorded. That is the dearest part, because OpenTelemetry takes
+            them one by one; where the server is instrumented, it has recorded them already.
 
     Raises:
         ConfigurationError: A value cannot work, or the limiter has an `OtelMetrics` already.
     """
 
-    def __init__(self, limiter: Limiter, *, meter_provider: MeterProvider | None = None) -> None:
+    def __init__(
+        self,
+        limiter: Limiter,
+        *,
+        meter_provider: MeterProvider | None = None,
+        near_limit: bool = True,
+        durations: bool = True,
+    ) -> None:
         if meter_provider is not None and not isinstance(meter_provider, MeterProvider):
             raise ConfigurationError(
                 f"meter_provider: expected a MeterProvider of opentelemetry, not {meter_provider!r}"
             )
-        self._values = ValuesOfLimiter(limiter)
+        check_flag("durations", durations)
+        self._values = ValuesOfLimiter(limiter, near_limit=near_limit)
         self._internals = limiter.internals
         if self._internals.waits.timed is not None:
             self._values.close()
@@ -61,16 +73,19 @@ class OtelMetrics:
         self._time_in_queue: Final = histograms[catalogue.TIME_IN_QUEUE]
         self._closed = False
         self._internals.waits.timed = self._record_wait
-        self._internals.statistics.follow(self._follow)
+        self._follows = durations
+        if durations:
+            self._internals.statistics.follow(self._follow)
 
     def close(self) -> None:
         """Observe and record nothing any more. A second call does nothing."""
         if not self._closed:
             self._closed = True
             self._internals.waits.timed = None
-            self._internals.statistics.unfollow(self._follow)
-            for series in self._internals.statistics.listed():
-                series.timed = None
+            if self._follows:
+                self._internals.statistics.unfollow(self._follow)
+                for series in self._internals.statistics.listed():
+                    series.timed = None
             self._values.close()
 
     def _observe(self, metric: Metric, _: CallbackOptions) -> list[Observation]:

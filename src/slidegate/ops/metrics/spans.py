@@ -73,13 +73,16 @@ def note(span: Span, record: Record | None) -> None:
     """
     if record is None or not (record or record.refused):
         return
-    for decision in record.decisions:
-        span.add_event(EVENT, _attributes(decision))
+    decisions = record.decisions
+    told = [_attributes(decision) for decision in decisions]
+    for attributes in told:
+        span.add_event(EVENT, attributes)
     last = record.decision if record.refused is None else record.refused
     if last is LEFT:
-        span.set_attributes({f"{PREFIX}.outcome": "left"})
+        span.set_attribute(f"{PREFIX}.outcome", "left")
         return
-    span.set_attributes({**_attributes(last), f"{PREFIX}.outcome": _outcome(last), f"{PREFIX}.waited": record.waited})
+    attributes = told[decisions.index(last)] if last in decisions else _attributes(last)
+    span.set_attributes({**attributes, f"{PREFIX}.outcome": _outcome(last), f"{PREFIX}.waited": record.waited})
 
 
 def _outcome(decision: Decision) -> str:

@@ -25,6 +25,7 @@ from ...stores.memory.store import MemoryStore
 from ...web.config.file_gate import FileGate
 from ...web.lists.network_files import NetworkFiles
 from ...web.middleware import RateLimitMiddleware
+from ...web.options import check_flag
 from . import catalogue
 from .catalogue import CATALOGUE, OUTCOMES, SHADOW_REFUSED, Metric
 
@@ -86,12 +87,13 @@ class ValuesOfLimiter:
 
     Args:
         limiter: The limiter.
+        near_limit: Whether the event ``near_limit`` is counted, for which every decision is looked at.
 
     Raises:
         ConfigurationError: `limiter` is no limiter.
     """
 
-    def __init__(self, limiter: Limiter) -> None:
+    def __init__(self, limiter: Limiter, *, near_limit: bool) -> None:
         if not isinstance(limiter, Limiter):
             raise ConfigurationError(f"limiter: expected a Limiter, for example Limiter(), not {limiter!r}")
         self._limiter = limiter
@@ -99,7 +101,8 @@ class ValuesOfLimiter:
         self.store: Final = _named(limiter)
         """The value of the attribute ``store``."""
         self._heard = EventCounts()
-        kinds = [kind for kind in KINDS if kind not in _COUNTED_ELSEWHERE]
+        unheard = _COUNTED_ELSEWHERE if check_flag("near_limit", near_limit) else _COUNTED_ELSEWHERE | {"near_limit"}
+        kinds = [kind for kind in KINDS if kind not in unheard]
         self._kinds: Final = kinds
         self._subscription = limiter.observe(self._heard, kinds=kinds, inline=True)
         self._readers: Final[Mapping[Metric, Callable[[], Values]]] = {
