@@ -281,6 +281,17 @@ async def test_a_session_for_the_proof_opens_nothing_by_itself() -> None:
     assert (await browser.send("POST", "/api/items", {})).status == 401
 
 
+async def test_a_script_that_a_function_knows_by_a_field_of_its_own_needs_no_proof() -> None:
+    house = House(auth=lambda request: "full" if request.headers.get("x-key") == "right" else None)
+    fields = {"host": HOST, "content-type": "application/json", "x-key": "right"}
+    assert (await send(house.door, "/api/items", "POST", b"{}", fields)).status == 200
+    # As soon as a browser may have sent it, it does.
+    for name in ("cookie", "origin", "referer", "sec-fetch-site", "sec-fetch-mode"):
+        value = f"http://{HOST}" if name == "origin" else "none"
+        assert (await send(house.door, "/api/items", "POST", b"{}", {**fields, name: value})).status == 403
+    assert len(house.tool.changes) == 1
+
+
 async def test_basic_authorization_is_sent_by_browsers_by_themselves_and_needs_the_proof() -> None:
     house = House(auth=lambda request: "full" if "authorization" in request.headers else None)
     browser = Browser(house.door)

@@ -39,6 +39,7 @@ _ELSEWHERE: Final = 403, "origin", "The request comes from a page of another pla
 _NO_ORIGIN: Final = 403, "origin", "A change in a session needs the Origin of its page."
 _UNPROVEN: Final = 403, "csrf", "The page of this session did not send the change: X-CSRF-Token is missing or wrong."
 _READER: Final = 403, "role", "This visitor may look, and not change."
+_OF_BROWSERS: Final = frozenset({b"cookie", b"origin", b"referer", b"sec-fetch-mode", b"sec-fetch-site"})
 _HTML: Final = "text/html; charset=utf-8"
 
 
@@ -192,7 +193,7 @@ class Door:
     @staticmethod
     def _check_page(scope: Scope, found: Pass) -> None:
         """Check that a change comes from a page of ours, where a browser may have been made to send it."""
-        if found.bearer:
+        if found.bearer or not _by_a_browser(scope):
             return
         if len(field_values(scope, b"origin")) != 1:
             raise Refused(*_NO_ORIGIN)
@@ -208,6 +209,14 @@ def _report(error: Exception, number: str) -> Refused:
         return Refused(503, "store", "The store does not answer.", (b"retry-after", b"1"))
     logger.error("request %s to an operators' tool failed", number, exc_info=error)
     return Refused(500, "failed", "The request failed; the log says why, under the request_id.")
+
+
+def _by_a_browser(scope: Scope) -> bool:
+    """Tell whether a change may come from a browser, which says the origin of every page that sends one.
+
+    A script that `auth` knows by a field or a certificate of its own sends none of these fields.
+    """
+    return any(name in _OF_BROWSERS for name, _ in scope["headers"])
 
 
 def _wants_page(scope: Scope) -> bool:

@@ -44,4 +44,5 @@ class AdminRoutes(Door):
         access = Access(
             limiter, token=token, read_token=read_token, auth=auth, hosts=hosts, client=client, what="AdminRoutes"
         )
-        super().__init__(AdminApi(limiter), access, reading=READING_POSTS, sessions=False)
+        # A page of the application's, which `auth` knows by a cookie, asks there for the proof that its changes need.
+        super().__init__(AdminApi(limiter), access, reading=READING_POSTS, sessions=auth is not None)
