@@ -1,8 +1,10 @@
-"""Units that are handed back even if their request is cancelled meanwhile."""
+"""The ends of things: units that are handed back even if their request is cancelled, and the last figures."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+from starlette.types import Message, Send
 
 from ..core.decision import Decision
 from ..limiter import Limiter
@@ -20,3 +22,17 @@ async def hand_back(parts: Sequence[tuple[Limiter, Decision]]) -> None:
 async def _refund(parts: Sequence[tuple[Limiter, Decision]]) -> None:
     for limiter, decision in parts:
         await limiter.refund(decision)
+
+
+def with_last_figures(limiter: Limiter, send: Send) -> Send:
+    """Wrap the `send` of a lifespan so that the limiter publishes its last figures before the server ends.
+
+    Many applications never close their limiter.
+    """
+
+    async def send_last(message: Message) -> None:
+        if message["type"].startswith("lifespan.shutdown."):
+            await limiter.internals.figures.publish_last()
+        await send(message)
+
+    return send_last

@@ -51,6 +51,7 @@ class Judge:
         preflight: The bucket of CORS preflights, if they are counted.
         calls: Calls the user's functions.
         abuse: Strikes, and names the keys whose bans refuse a request.
+        figures: Whether units and the refusals of shadows are figures of their rules.
 
     Attributes:
         spared: Finds the requests to operators' tools, which no rule counts; None where there are none.
@@ -68,6 +69,7 @@ class Judge:
         preflight: Bucket | None,
         calls: Calls,
         abuse: AbuseWatch,
+        figures: bool = True,
     ) -> None:
         self._limiter = limiter
         self._internals = limiter.internals
@@ -78,13 +80,21 @@ class Judge:
         self._preflight = preflight
         self._calls = calls
         self._abuse = abuse
-        self._onlookers = Onlookers(limiter, calls, self._hit)
+        self._onlookers = Onlookers(limiter, calls, self._hit, figures=figures)
         lists = allowlist is not None or blocklist is not None
         self._demands: dict[str, _Demand] = {}
         self.spared: Spared | None = None
+        self._figures = figures
+        for bound in rules.bound():
+            self.price(bound)
         for shed in rules.shedding:
             shed.observe(self._internals.tell)
         self.at_once = not lists and self._internals.decide_at_once is not None
+
+    def price(self, bound: BoundRule) -> None:
+        """Have the figures of a rule know what each of its requests costs."""
+        if bound.cost != 1:
+            self._internals.statistics.costs[bound.bucket.label] = bound.cost
 
     def decide_at_once(self, scope: Scope) -> Decision | None:
         """Decide about an ordinary request at the outermost gate; None where that takes `decide`.
@@ -246,6 +256,8 @@ class Judge:
             if not checks:
                 return None
             decision = await self._hit(checks, guarded)
+            if decision.allowed and self._figures:
+                self._note_units(checks)
         if bound.rule.wait_us and (decision.reason is Reason.WAITED or lacking(decision) is not None):
             return await turn_at_endpoint(request, decision, self._limiter, guarded)
         return decision
@@ -268,7 +280,17 @@ class Judge:
         """Decide with the help of the user's functions."""
         counted = await self._checks(selection, scope, client_key)
         decision = await self._hit(counted, guarded)
+        if decision.allowed and self._figures:
+            self._note_units(counted)
         return decision if counted or not decision.allowed else _EXEMPT
+
+    def _note_units(self, counted: Sequence[Check]) -> None:
+        """Count the units that functions have asked for, beyond those that each request of the rule costs."""
+        statistics = self._internals.statistics
+        for bucket, _, cost in counted:
+            extra = 0 if bucket.held else cost - statistics.costs.get(bucket.label, 1)
+            if extra:
+                statistics.add(bucket.label, "extra_units", extra)
 
     async def _checks(self, selection: Selection, scope: Scope, client_key: str) -> list[Check]:
         """Return what the rules that limit a request charge."""

@@ -35,6 +35,7 @@ from .findings.at_start import examine
 from .findings.codes import Finding, check_silence
 from .findings.defaults import about_defaults
 from .findings.first_requests import Watch
+from .finishing import with_last_figures
 from .gate import RequestGate
 from .judge import Beside, Judge
 from .keys.client_ip import ClientAddress, client_ip
@@ -136,8 +137,8 @@ class RateLimitMiddleware(Breakable):
         self.lists = lists = {"blocklist": blocklist, "allowlist": allowlist}
         self.preflight_limits = () if preflight_limits is None else parse_limits(preflight_limits)
         self._events = self.limiter.internals.events
-        self._gate = self._made(app, client, abuse, lists, on_refused, messages, calls)
         self._feed = Feed(self.limiter, app) if check_flag("statistics", statistics) else None
+        self._gate = self._made(app, client, abuse, lists, on_refused, messages, calls)
         self._judged: frozenset[str] = frozenset()  # nothing before the first request, and while switched off
         self._looked = False
         self._judge: Judge | Beside | None = None  # as soon as requests may take the short way
@@ -166,7 +167,16 @@ class RateLimitMiddleware(Breakable):
         if ruled.holds:
             self.limiter.internals.expect_places()
         preflight = self._preflights()
-        judge = Judge(self.limiter, client, ruled, **lists, preflight=preflight, calls=calls, abuse=abuse)
+        judge = Judge(
+            self.limiter,
+            client,
+            ruled,
+            **lists,
+            preflight=preflight,
+            calls=calls,
+            abuse=abuse,
+            figures=self._feed is not None,
+        )
         counter: MessageCounter | None = None
         messages = expect("messages", messages, MessageLimits, 'MessageLimits("10/second")')
         if messages is not None:
@@ -177,7 +187,7 @@ class RateLimitMiddleware(Breakable):
             judge,
             ruled,
             abuse,
-            EndpointBuckets(self._claim("endpoints:"), judge.decide_at, calls),
+            EndpointBuckets(self._claim("endpoints:"), judge.decide_at, calls, judge.price),
             client,
             Settling(self.limiter, ruled, preflight, calls),
             self._refusals,
@@ -330,6 +340,8 @@ class RateLimitMiddleware(Breakable):
                 return True
         if scope["type"] in _JUDGED:
             scope[OFF] = True
+        elif scope["type"] == "lifespan":
+            send = with_last_figures(self.limiter, send)
         await self.app(scope, receive, send)
         return False
 

@@ -31,7 +31,7 @@ from time import monotonic
 from typing import Any, Final
 
 import anyio.lowlevel
-from anyio import sleep
+from anyio import move_on_after, sleep
 
 from ...core.errors import ConfigurationError, StoreError
 from ...core.logs import logger
@@ -45,6 +45,8 @@ INTERVAL_S: Final = 5.0
 ALIVE_US: Final = 45_000_000
 """How long a worker that says nothing more is held to be alive."""
 DEADLINE_S: Final = 5.0
+LAST_S: Final = 2.0
+"""How long the last publication may take, when the limiter is closed."""
 SHELVES: Final = {5_000_000: "5s", 60_000_000: "1m", 300_000_000: "5m"}
 WORKERS: Final = "workers"
 MOST_SECTION_BYTES: Final = 32_768
@@ -146,19 +148,26 @@ class Publisher:
 
     async def close(self) -> None:
         """Publish the last figures, and say that this worker is gone. A store that does not answer is left alone."""
-        if self._store is None or self._closed:
-            return
-        self._closed = True
-        if self._process != os.getpid():
+        if not self._closed:
+            await self.publish_last()
+            self._closed = True
+
+    async def publish_last(self) -> None:
+        """Publish the last figures, before the process ends, and say that this worker is gone."""
+        if self._store is None or self._closed or self._process != os.getpid():
             return  # it has counted nothing, or its parent has
-        for _ in range(round(DEADLINE_S / _LOOK_AGAIN_S)):
-            if not self._writing:
-                break
-            await sleep(_LOOK_AGAIN_S)
-        try:
-            await self.publish(gone=True)
-        except StoreError as error:
-            logger.warning("the last figures of this process were not published: %s", error)
+        problem: object = "the store takes too long"
+        with move_on_after(LAST_S):
+            for _ in range(round(LAST_S / _LOOK_AGAIN_S)):
+                if not self._writing:
+                    break
+                await sleep(_LOOK_AGAIN_S)
+            try:
+                await self.publish(gone=True)
+                return
+            except StoreError as error:
+                problem = error
+        logger.warning("the last figures of this process were not published: %s", problem)
 
     async def publish(self, *, gone: bool = False) -> None:
         """Publish what has changed.

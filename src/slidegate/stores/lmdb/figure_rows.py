@@ -10,7 +10,8 @@ cannot grow any more they leave its last part alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from struct import Struct
 from typing import Final
 
@@ -36,18 +37,35 @@ class FiguresInFile:
 
     Args:
         env: The environment.
+        run: Does a job in a writing transaction; returns its answer, or an awaitable of it.
     """
 
-    def __init__(self, env: Environment) -> None:
+    def __init__(self, env: Environment, run: Callable[[Callable[[Session], bool]], bool | Awaitable[bool]]) -> None:
         self._env = env
+        self._run = run
         self._looked_at = b"\0"
 
-    def write(self, worker: bytes, rows: Sequence[FigureRow], session: Session) -> None:
+    def write(self, worker: bytes, rows: Sequence[FigureRow]) -> Awaitable[None] | None:
         """See `KeepsFigures`.
 
         Raises:
             StoreUnavailable: There is no room for more figures.
         """
+        answer = self._run(partial(self._write, worker, rows))
+        if isinstance(answer, Awaitable):
+            return self._expect_room_later(answer)
+        self._expect_room(answer)
+        return None
+
+    def _expect_room(self, written: bool) -> None:
+        if not written:
+            raise StoreUnavailable(f"lmdb: {self._env.path} has no room for more figures; raise max_map_size")
+
+    async def _expect_room_later(self, writing: Awaitable[bool]) -> None:
+        self._expect_room(await writing)
+
+    def _write(self, worker: bytes, rows: Sequence[FigureRow], session: Session) -> bool:
+        """Write rows, and return True if there was room for them; rows that are over are deleted in any case."""
         txn, figures = session.txn, session.dbs.figures
         self._delete_some(session)
         needed = sum(len(row.value) + _PER_ROW for row in rows if row.kept_us > 0)
@@ -55,7 +73,7 @@ class FiguresInFile:
         pages = used["leaf_pages"] + used["branch_pages"] + used["overflow_pages"]
         most = self._env.options.max_map_size // SHARE
         if pages * used["psize"] + needed > most or not self._env.has_room(needed):
-            raise StoreUnavailable(f"lmdb: {self._env.path} has no room for more figures; raise max_map_size")
+            return False
         for row in rows:
             key = _key(row.shelf, row.number) + worker
             if row.kept_us > 0:
@@ -63,6 +81,7 @@ class FiguresInFile:
             else:
                 txn.delete(key, b"", figures)
         session.wrote = True
+        return True
 
     def read(self, shelf: str, first: int, last: int, session: Session) -> list[tuple[int, bytes, bytes]]:
         """See `KeepsFigures`."""
@@ -81,16 +100,16 @@ class FiguresInFile:
     def _delete_some(self, session: Session) -> None:
         """Delete rows that are over. Each writing goes on where the last one ended."""
         with session.txn.cursor(session.dbs.figures) as cursor:
-            there = cursor.set_range(self._looked_at)
+            cursor.set_range(self._looked_at)
             for _ in range(MOST_DELETED):
-                if not there:
+                if not cursor.key():
                     break
                 if _UNTIL.unpack_from(cursor.value())[0] <= session.now_us:
-                    there = cursor.delete()  # moves the cursor to the next row, if there is one
+                    cursor.delete()  # moves the cursor to the next row, if there is one
                     session.wrote = True
                 else:
-                    there = cursor.next()
-            self._looked_at = bytes(cursor.key()) if there else b"\0"
+                    cursor.next()
+            self._looked_at = bytes(cursor.key()) or b"\0"
 
 
 def _key(shelf: str, number: int) -> bytes:

@@ -131,7 +131,7 @@ class LmdbStore:
         self._keeper = Keeper(self._places, self.renew_places)
         self.bans = LmdbBans(self._env, self._turns, self._now_us, wall_clock or clock, max_bans)
         self._transactions.rescue = self.bans.rescue
-        self._figures = FiguresInFile(self._env)
+        self._figures = FiguresInFile(self._env, self._turns.run)
         self._refusals = Refusals()
         self._known = self._refusals.known
         if self._env.salvage:
@@ -228,7 +228,7 @@ class LmdbStore:
 
     def write_figures(self, worker: bytes, rows: Sequence[FigureRow]) -> Awaitable[None] | None:
         """Write rows of a worker. They take an eighth of `max_map_size` at most, and leave the rest alone."""
-        return self._turns.run(partial(self._figures.write, worker, rows))
+        return self._figures.write(worker, rows)
 
     def read_figures(self, shelf: str, first: int, last: int) -> Sequence[tuple[int, bytes, bytes]]:
         """Return (number, worker, value) of the rows of a shelf; this waits for no other process."""

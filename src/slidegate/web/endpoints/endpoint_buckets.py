@@ -32,12 +32,14 @@ class EndpointBuckets:
         claimed: An identity that no other middleware on the limiter has.
         decide: Decides about the limit of one bucket for a request.
         calls: Calls the `count_if` functions.
+        price: Learns what a request costs under each limit.
     """
 
-    def __init__(self, claimed: str, decide: DecideAt, calls: Calls) -> None:
+    def __init__(self, claimed: str, decide: DecideAt, calls: Calls, price: Callable[[BoundRule], None]) -> None:
         self._claimed = claimed
         self.decide = decide
         self.calls = calls
+        self._price = price
         self._places = Places()
         self._bound: dict[tuple[EndpointLimit, Place | str, int, int], tuple[BoundRule, object]] = {}
         self._names: dict[Place | str, dict[str, str]] = {}
@@ -96,6 +98,7 @@ class EndpointBuckets:
             self._names.clear()
         # The function is kept as well: the id of one that is gone may be given to another.
         bound = BoundRule(rule, *buckets_of(rule, identity, names))
+        self._price(bound)
         self._bound[limit, place, turn, id(endpoint)] = bound, endpoint
         return bound
 

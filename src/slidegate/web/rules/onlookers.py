@@ -25,13 +25,22 @@ class Onlookers:
         limiter: The limiter that counts.
         calls: Calls the user's functions.
         hit: Puts one question to the limiter.
+        figures: Whether the refusals of shadows are figures of their rules.
     """
 
-    def __init__(self, limiter: Limiter, calls: Calls, hit: Callable[[Sequence[Check]], Awaitable[Decision]]) -> None:
+    def __init__(
+        self,
+        limiter: Limiter,
+        calls: Calls,
+        hit: Callable[[Sequence[Check]], Awaitable[Decision]],
+        *,
+        figures: bool,
+    ) -> None:
         self._limiter = limiter
         self._internals = limiter.internals
         self._calls = calls
         self._hit = hit
+        self._figures = figures
         self._exceeded: dict[tuple[str, str], None] = {}
 
     async def look(
@@ -52,7 +61,8 @@ class Onlookers:
         if bound.rule.action == "track":
             await self._track(bound, check[1], seen)
         elif not seen.allowed:
-            self._internals.statistics.add(bound.rule.label, "shadow_refused", 1)
+            if self._figures:
+                self._internals.statistics.add(bound.bucket.label, "shadow_refused", 1)
             message = f"rule {bound.rule.label!r} would have refused {shown(check[1])}"
             self._internals.tell(Event("shadow_refused", message, {"rule": bound.rule.label, "key": check[1]}))
 

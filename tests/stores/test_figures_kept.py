@@ -1,0 +1,165 @@
+"""Rows of figures in stores: they keep to their share, leave nothing behind, and lie where a cluster finds them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slidegate import StoreUnavailable
+from slidegate.core import Bucket, FigureRow, parse_limits
+from slidegate.stores.lmdb import LmdbStore
+from slidegate.stores.lmdb.figure_rows import SHARE
+from slidegate.stores.redis import RedisStore
+from slidegate.stores.redis.figure_keys import RedisFigures
+from slidegate.testing import FakeClock
+from slidegate.testing.contract.player import settle
+
+from ..redis_servers import RedisCluster, RedisServer, needs_redis
+
+MINUTE_US = 60_000_000
+ASKED = ((Bucket("rule", parse_limits("1000/hour")), "ann", 1),)
+ANN, BOB = b"ann00000", b"bob00000"
+
+
+def rows(count: int, size: int, first: int = 0, kept_us: int = MINUTE_US) -> list[FigureRow]:
+    return [FigureRow("5s", number, bytes(size), kept_us) for number in range(first, first + count)]
+
+
+def entries(store: LmdbStore) -> int:
+    return store._transactions.read(lambda session: int(session.txn.stat(session.dbs.figures)["entries"]))
+
+
+# -- LMDB -------------------------------------------------------------------------------------------------------------
+
+
+async def test_figures_take_their_share_of_a_file_and_no_more(tmp_path: Path) -> None:
+    clock = FakeClock()
+    store = LmdbStore(tmp_path / "lmdb", map_size=2**20, max_map_size=2**23, clock=clock)
+    share, written = 2**23 // SHARE, 0
+    while written < 1_000:
+        try:
+            await settle(store.write_figures(ANN, rows(1, 20_000, written)))
+        except StoreUnavailable as error:
+            assert "no room for more figures; raise max_map_size" in str(error)  # noqa: PT017 - some come before it
+            break
+        written += 1
+    assert share // 2 < written * 20_000 <= share
+    assert (await settle(store.hit(ASKED))).allowed, "everything else goes on"
+    clock.advance(us=MINUTE_US)
+    await settle(store.write_figures(ANN, rows(1, 20_000, 2_000)))
+    assert entries(store) == 1, "rows that are over make room"
+    store.close()
+
+
+async def test_figures_leave_a_full_file_alone(tmp_path: Path) -> None:
+    store = LmdbStore(tmp_path / "lmdb", map_size=2**20, max_map_size=2**20)
+    for number in range(100_000):
+        if not store._env.has_room(4_096):
+            break
+        await settle(store.hit(((ASKED[0][0], f"user:{number}", 1),)))
+    with pytest.raises(StoreUnavailable, match="no room"):
+        await settle(store.write_figures(ANN, rows(1, 4_096)))
+    assert (await settle(store.hit(ASKED))).allowed
+    store.close()
+
+
+async def test_rows_of_the_dead_are_deleted_step_by_step(tmp_path: Path) -> None:
+    clock = FakeClock()
+    store = LmdbStore(tmp_path / "lmdb", clock=clock)
+    for number in range(20):
+        await settle(store.write_figures(b"%08d" % number, rows(100, 10)))
+    assert entries(store) == 2_000
+    clock.advance(us=MINUTE_US)
+    for _ in range(6):
+        await settle(store.write_figures(ANN, rows(1, 10)))
+    assert entries(store) == 1
+    store.close()
+
+
+async def test_rows_outlive_the_process_and_are_those_of_all_stores_on_a_path(tmp_path: Path) -> None:
+    first, second = LmdbStore(tmp_path / "lmdb"), LmdbStore(tmp_path / "lmdb")
+    await settle(first.write_figures(ANN, rows(1, 3)))
+    assert second.read_figures("5s", 0, 0) == [(0, ANN, bytes(3))]
+    first.close()
+    second.close()
+    third = LmdbStore(tmp_path / "lmdb")
+    assert third.read_figures("5s", 0, 0) == [(0, ANN, bytes(3))]
+    third.close()
+
+
+# -- Redis ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    with RedisServer() as running:
+        yield running
+
+
+async def redis_rows(store: RedisStore) -> None:
+    await store.write_figures(ANN, [*rows(2, 5, 7), FigureRow("workers", 0, b"ann", MINUTE_US)])
+    assert sorted(await store.read_figures("5s", 0, 40)) == [(7, ANN, bytes(5)), (8, ANN, bytes(5))]
+    now_us = await store.figures_time()
+    assert now_us > 1_600_000_000_000_000
+    assert await store.read_figures("5s", 9, 400) == []
+
+
+@needs_redis
+async def test_every_key_of_figures_has_a_time_to_live_and_one_prefix(server: RedisServer) -> None:
+    store = RedisStore(server.url, prefix="ttl")
+    try:
+        await redis_rows(store)
+        keys = server.command("KEYS", "ttl:{bans}:figures:*")
+        assert len(keys) == 3
+        for key in keys:
+            assert MINUTE_US // 1_000 - 30_000 < server.command("PTTL", key) <= MINUTE_US // 1_000 + 2
+        assert await store.clear() == 0
+        assert server.command("KEYS", "ttl:{bans}:figures:*") == []
+    finally:
+        await store.close()
+
+
+@needs_redis
+async def test_the_list_of_workers_forgets_the_dead_while_others_write(server: RedisServer) -> None:
+    clock = FakeClock(1_700_000_000_000_000)
+    store = RedisStore(server.url, prefix="dead", clock=clock)
+    try:
+        for number in range(50):
+            await store.write_figures(b"%08d" % number, [FigureRow("workers", 0, b"x", MINUTE_US)])
+            clock.advance(us=MINUTE_US // 4)
+        assert len(await store.read_figures("workers", 0, 0)) == 3
+        assert server.command("HLEN", "dead:{bans}:figures:workers:0") == 4
+    finally:
+        await store.close()
+
+
+@needs_redis
+async def test_a_cluster_keeps_figures_where_the_bans_are() -> None:
+    with RedisCluster() as cluster:
+        store = RedisStore(cluster.url)
+        try:
+            await redis_rows(store)
+        finally:
+            await store.close()
+
+
+@pytest.mark.parametrize("answer", [None, 7, [b"ann"], [b"ann", b"x"], {b"ann": b"x" * 30}, {b"ann": None}])
+async def test_an_answer_that_is_no_hash_of_rows_is_an_error(answer: Any) -> None:
+    class Lane:
+        """Answers as no server should."""
+
+        loop = asyncio.get_running_loop()
+
+        async def ask(self, *command: bytes | int) -> Any:
+            return [b"1", b"2"] if command == (b"TIME",) else answer
+
+        def __getattr__(self, name: str) -> Awaitable[Any]:
+            raise NotImplementedError(name)
+
+    figures = RedisFigures(lambda: Lane(), b"x", None)  # type: ignore[arg-type, return-value]
+    with pytest.raises(StoreUnavailable, match="makes no sense"):
+        await figures.read("5s", 0, 0)
