@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from slidegate.core.statistics.buffered import MOST_NOTED, BufferedWindow, Outcome
 from slidegate.core.statistics.histogram import BUCKETS, bucket, quantile_us
 from slidegate.core.statistics.shelves import FIVE_MINUTES_US, FIVES, MINUTE_US, MINUTES, Shelf, shelves
+from slidegate.core.statistics.summary import MetricSummary
 from slidegate.core.statistics.tally import NAMES, Tally
 
 SLICE_US, SLICES = 5_000_000, 60
@@ -226,3 +227,9 @@ def test_a_child_of_fork_begins_anew() -> None:
     assert not window.ever().events
     window.note(BLOCK, 0, 0, 0)
     assert window.tallies(0, SLICE_US, 1)[0].events == {"block": 1, "4xx": 1}
+
+
+def test_a_summary_without_an_event_is_the_same_in_all_else() -> None:
+    summary = MetricSummary(5, 10, {"pass": 2, "extra_units": -1})
+    assert summary.without("extra_units") == MetricSummary(5, 10, {"pass": 2})
+    assert summary.without("block") is summary
