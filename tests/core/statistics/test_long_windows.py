@@ -44,7 +44,7 @@ def seen(tally: Tally) -> tuple[dict[str, int], dict[int, int], int, int]:
 def test_a_tally_is_packed_and_added_up_exactly(several: list[tuple[dict[str, int], list[int]]]) -> None:
     packed, added = Tally(), Tally()
     for one in several:
-        packed.add_packed(tally_of(one).pack())
+        packed.add(Tally.unpack(tally_of(one).pack()))
         added.add(tally_of(one))
     assert seen(packed) == seen(added)
     times = [time for _, each in several for time in each]
@@ -83,9 +83,8 @@ def test_a_tally_takes_the_bytes_that_the_documents_say() -> None:
     )
 ))  # fmt: skip
 def test_bytes_of_another_making_are_an_error_or_a_tally(packed: bytes) -> None:
-    tally = Tally()
     try:
-        tally.add_packed(packed)
+        tally = Tally.unpack(packed)
     except ValueError as error:
         assert str(error).startswith("tally")  # noqa: PT017 - either is right
     else:
@@ -97,9 +96,9 @@ def test_a_place_beyond_the_last_is_an_error() -> None:
     wrong = tally_of(({"pass": 1}, [100])).pack()
     for at, value in ((18, len(NAMES)), (18 + 9, BUCKETS)):
         with pytest.raises(ValueError, match="beyond the last"):
-            Tally().add_packed(wrong[:at] + bytes([value]) + wrong[at + 1 :])
+            Tally.unpack(wrong[:at] + bytes([value]) + wrong[at + 1 :])
     with pytest.raises(ValueError, match="tally"):
-        Tally().add_packed(wrong + b"x")
+        Tally.unpack(wrong + b"x")
 
 
 # -- shelves: against a list of everything ---------------------------------------------------------------------------

@@ -140,9 +140,10 @@ class BufferedWindow:
             for held in (self._window.held(first_us, end_us), self._older.held(first_us, end_us)):
                 for start_us, tally in held:
                     step = (start_us - first_us) // step_us
-                    if step not in found:
-                        found[step] = Tally()
-                    found[step].add(tally)
+                    if step in found:
+                        found[step].add(tally)
+                    else:
+                        found[step] = tally
         return found
 
     def starts(self) -> list[int]:

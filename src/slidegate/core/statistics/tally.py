@@ -76,8 +76,9 @@ class Tally:
         self.sum_us += other.sum_us
         self.min_us = min(self.min_us, other.min_us)
 
-    def add_packed(self, packed: bytes) -> None:
-        """Add everything that `pack` has packed.
+    @classmethod
+    def unpack(cls, packed: bytes) -> Tally:
+        """Return the tally that `pack` has packed.
 
         Raises:
             ValueError: These bytes are not of this version's making.
@@ -93,13 +94,11 @@ class Tally:
             raise ValueError(f"tally: {wrong}") from None
         if (kinds and max(which) >= len(NAMES)) or (places and max(where) >= BUCKETS):
             raise ValueError("tally: a place beyond the last")
-        for number, many in zip(which, found, strict=True):
-            name = NAMES[number]
-            self.events[name] = self.events.get(name, 0) + many
-        for place, many in zip(where, rest[kinds + 1 :], strict=True):
-            self.buckets[place] = self.buckets.get(place, 0) + many
-        self.sum_us += sum_us
-        self.min_us = min(self.min_us, min_us)
+        packed_in = Tally()
+        packed_in.events = dict(zip([NAMES[number] for number in which], found, strict=True))
+        packed_in.buckets = dict(zip(where, rest[kinds + 1 :], strict=True))
+        packed_in.sum_us, packed_in.min_us = sum_us, min_us
+        return packed_in
 
     def pack(self) -> bytes:
         """Return it as bytes. A bucket counts up to 2**32 - 1 times, in 5 minutes 14 million a second."""

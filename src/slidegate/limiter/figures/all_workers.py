@@ -80,14 +80,14 @@ class AllWorkers:
         now_us = self._statistics.now_us()
         if self._store is None:
             first_us = span.first(now_us) * span.step_us
-            return self._statistics.parts(first_us, span), first_us, now_us
+            return await self._own(first_us, span), first_us, now_us
         self._publisher.start()
         store_us = await within(self._store.figures_time())
         first = span.first(store_us)
         # A slice moves to the row that fits it best, which may be the one after the running one.
         wider = Span(span.step_us, span.steps + 1)
         shift = self._publisher.shift(span.step_us, store_us)
-        own = self._statistics.parts((first - shift) * span.step_us, wider)
+        own = await self._own((first - shift) * span.step_us, wider)
         parts = [part._replace(tallies=_clamped(part.tallies, span.steps)) for part in own]
         rows = await within(self._store.read_figures(SHELVES[span.step_us], max(first, 0), first + span.steps))
         here = self._publisher.worker
@@ -101,6 +101,15 @@ class AllWorkers:
                 await anyio.lowlevel.checkpoint()
         parts += [Part(*series, tallies) for series, tallies in together.items()]
         return parts, first * span.step_us + now_us - store_us, store_us
+
+    async def _own(self, first_us: int, span: Span) -> list[Part]:
+        """Return what this worker has counted. Other tasks go on between two series."""
+        parts = []
+        for part in self._statistics.parts(first_us, span):
+            parts.append(part)
+            if on_loop():
+                await anyio.lowlevel.checkpoint()
+        return parts
 
     async def _workers(self, store_us: int) -> list[Worker]:
         others = {} if self._store is None else await self._others(store_us)

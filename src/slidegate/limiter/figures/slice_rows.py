@@ -61,8 +61,7 @@ def _entries(flat: bytes) -> Iterator[Entry]:
         head_bytes, tally_bytes = _LENGTHS.unpack_from(flat, at)
         at += _LENGTHS.size
         rules, route, costs = json.loads(flat[at : at + head_bytes])
-        tally = Tally()
-        tally.add_packed(flat[at + head_bytes : at + head_bytes + tally_bytes])
+        tally = Tally.unpack(flat[at + head_bytes : at + head_bytes + tally_bytes])
         if len(rules) != len(costs) or not all(type(cost) is int for cost in costs):
             raise ValueError("row: costs")
         yield Entry(tuple(map(str, rules)), str(route), tuple(costs), tally)
