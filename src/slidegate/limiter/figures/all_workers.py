@@ -103,7 +103,7 @@ class AllWorkers:
         return parts, first * span.step_us + now_us - store_us, store_us
 
     async def _own(self, first_us: int, span: Span) -> list[Part]:
-        """Return what this worker has counted. Other tasks go on between two series."""
+        """Return the counts of this worker. Other tasks go on between two series."""
         parts = []
         for part in self._statistics.parts(first_us, span):
             parts.append(part)
