@@ -666,6 +666,16 @@ async def test_a_reset_forgets_the_lease_with_the_windows() -> None:
     assert not await scene.hit(bucket)
 
 
+async def test_a_reset_of_all_forgets_the_leases_of_all_keys() -> None:
+    scene, bucket = Scene(), leased()
+    await scene.warm(bucket)
+    assert await scene.limiter.reset_all() is True
+    assert not scene.share(bucket).covers(1, 0)
+    for _ in range(40):
+        assert await scene.hit(bucket)
+    assert not await scene.hit(bucket)
+
+
 def test_a_reset_in_one_thread_goes_with_new_leases_in_others() -> None:
     shares, bucket, wrong = Shares(SharedStore(FakeClock()), None, lambda: 0), leased(), list[Exception]()  # type: ignore[arg-type]
 

@@ -254,16 +254,20 @@ async def test_a_refusal_beside_bookings_is_a_look_each_time(server: RedisServer
 
 @needs_redis
 @pytest.mark.parametrize("learns", ["in time", "with another answer"])
-@pytest.mark.parametrize("how", ["refund", "reset", "clear"])
+@pytest.mark.parametrize("how", ["refund", "reset", "reset_all", "clear"])
 async def test_what_another_worker_hands_back_is_known_after_a_second_or_with_the_next_answer(
     server: RedisServer, ahead: Ahead, how: str, learns: str
 ) -> None:
     async with store_at(server) as store, store_at(server, prefix=store._prefix) as other:
         charged = await hit(other, "ann", cost=5)
         assert not await hit(store, "ann")
-        await {"refund": lambda: other.refund(charged), "reset": lambda: other.reset("ann"), "clear": other.clear}[
-            how
-        ]()
+        ways: dict[str, Callable[[], Any]] = {
+            "refund": lambda: other.refund(charged),
+            "reset": lambda: other.reset("ann"),
+            "reset_all": other.reset_all,
+            "clear": other.clear,
+        }
+        await ways[how]()
         assert await hit(other, "ann")  # its own it knows at once
         assert not await hit(store, "ann")
         if learns == "in time":

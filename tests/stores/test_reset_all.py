@@ -1,0 +1,134 @@
+"""Forgetting all windows while others count: threads, other workers, and keys that share a cell."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from slidegate import MemoryStore
+from slidegate.core import Bucket, parse_limits
+from slidegate.core.protocols import Store
+from slidegate.stores.redis import RedisStore
+from slidegate.testing import FakeClock
+from slidegate.testing.contract.inspect_contract import as_peek_says
+from slidegate.testing.contract.player import settle
+
+from ..redis_servers import RedisCluster, RedisServer, needs_redis
+
+LONG_S = 60.0
+"""Seconds that only a hang takes."""
+
+
+def bucket(limits: str, rule: str = "rule") -> Bucket:
+    return Bucket(rule, parse_limits(limits))
+
+
+def test_threads_get_no_more_than_the_amount_between_two_resets() -> None:
+    """Whatever a reset meets half done, the windows after it hold what was spent after it."""
+    store, rules = MemoryStore(), [bucket("50/hour", "timed"), bucket("500/hour", "counted")]
+    amounts, keys, resets = [50, 500], ["ann", "bob"], 0
+    admitted = [[0, 0] for _ in range(4)]
+    failed: list[BaseException] = []
+
+    def hammer(number: int) -> None:
+        try:
+            for turn in range(4_000):
+                rule = turn % 2
+                admitted[number][rule] += bool(store.hit(((rules[rule], keys[turn // 2 % 2], 1),)))
+                if not turn % 50:
+                    store.inspect("ann", rules)
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=hammer, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        store.reset_all()
+        resets += 1
+        time.sleep(0.0001)  # else a reset comes after every hit
+    for thread in threads:
+        thread.join(LONG_S)
+    assert failed == []
+    for rule, amount in enumerate(amounts):
+        assert sum(by[rule] for by in admitted) <= amount * len(keys) * (resets + 1)
+    store.reset_all()
+    assert store.stats().keys == 0
+    for rule, amount in zip(rules, amounts, strict=True):
+        assert sum(bool(store.hit(((rule, "ann", 1),))) for _ in range(amount + 10)) == amount
+
+
+def test_keys_that_share_a_cell_are_shown_as_they_are_counted_and_forgotten_with_it() -> None:
+    clock = FakeClock()
+    store, asked = MemoryStore(clock=clock, max_keys=2), bucket("100/minute")
+    for number in range(20):
+        store.hit(((asked, f"key-{number}", 2),))
+
+    async def used(key: str) -> int:
+        (view,) = await as_peek_says(store, key, asked)
+        return view.used
+
+    assert [asyncio.run(used(f"key-{number}")) >= 2 for number in range(20)] == [True] * 20
+    early = store.hit(((asked, "key-19", 1),))
+    assert store.reset_all() is True
+    assert [asyncio.run(used(f"key-{number}")) for number in range(20)] == [0] * 20
+    assert store.refund(early) is False
+    assert store.stats().keys == 0
+    assert store.hit(((asked, "new", 100),)).allowed
+
+
+@asynccontextmanager
+async def two_workers(url: str, prefix: str) -> AsyncIterator[tuple[RedisStore, RedisStore]]:
+    here, there = RedisStore(url, prefix=prefix), RedisStore(url, prefix=prefix)
+    try:
+        yield here, there
+    finally:
+        await here.close()
+        await there.close()
+
+
+async def other_worker_gives_its_refusals_up(url: str, prefix: str) -> None:
+    rules = [bucket("3/hour", "timed"), bucket("100/hour", "counted")]
+    async with two_workers(url, prefix) as (here, there):
+        for rule in rules:
+            await spend(there, rule)
+            assert not await settle(there.hit(((rule, "ann", 1),))), "it is known there by now"
+        assert await here.reset_all() is True
+        assert await here.reset_all() is False
+        for rule in rules:
+            until_s = time.monotonic() + LONG_S
+            while not await settle(there.hit(((rule, "ann", 1),))):
+                assert time.monotonic() < until_s
+                await asyncio.sleep(0.02)
+
+
+async def spend(store: Store, rule: Bucket) -> None:
+    while await settle(store.hit(((rule, "ann", 1),))):
+        pass
+
+
+@needs_redis
+@pytest.mark.parametrize("make", [RedisServer, RedisCluster])
+def test_another_worker_gives_up_the_refusals_that_it_knows(make: Callable[[], RedisServer | RedisCluster]) -> None:
+    with make() as server:
+        asyncio.run(other_worker_gives_its_refusals_up(server.url, "reset-all"))
+
+
+@needs_redis
+def test_windows_of_another_prefix_stay() -> None:
+    async def scene(url: str) -> None:
+        async with two_workers(url, "one") as (here, _), two_workers(url, "two") as (there, _):
+            rule = bucket("3/hour")
+            await spend(here, rule)
+            await spend(there, rule)
+            assert await here.reset_all() is True
+            assert await settle(here.hit(((rule, "ann", 1),)))
+            assert not await settle(there.hit(((rule, "ann", 1),)))
+
+    with RedisServer() as server:
+        asyncio.run(scene(server.url))
