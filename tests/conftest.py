@@ -35,7 +35,9 @@ _finish = Event.__post_init__
 
 def _look_at(event: Event) -> None:
     maker = sys._getframe(2).f_globals.get("__name__", "")  # behind the constructor that the dataclass has made
-    if maker.startswith("slidegate.") and (event.kind not in KINDS or set(event.details) != KINDS[event.kind].fields):
+    if maker == "slidegate.limiter.events.hub":
+        pass  # a copy with its time, also of an event that a test has made up
+    elif maker.startswith("slidegate.") and (event.kind not in KINDS or set(event.details) != KINDS[event.kind].fields):
         odd_events.append(f"{maker}: {event.kind} has {sorted(event.details)}")
     _finish(event)
 

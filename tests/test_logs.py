@@ -278,7 +278,7 @@ def test_every_module_writes_by_the_one_logger() -> None:
             for node in ast.walk(tree)
             if isinstance(node, ast.Call)
         }
-        if path.name != "logs.py":
+        if path.name not in ("logs.py", "log_events.py"):  # the logger of events may be the user's own
             assert "getLogger" not in called, path
         assert not called & {"print_exc", "print_exception", "print_stack", "warn"}, path
 

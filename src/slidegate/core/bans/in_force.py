@@ -259,6 +259,8 @@ def shown(text: str) -> str:
 
     A client may have sent a key: a line break in it would be a line of the log that nobody wrote.
     """
+    if len(text) <= MAX_REASON and text.isprintable():
+        return text
     clean = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[:MAX_REASON])
     return clean if len(clean) <= MAX_REASON else clean[: MAX_REASON - 1] + "…"
 

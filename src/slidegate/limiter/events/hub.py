@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from threading import Lock
 from time import monotonic
 from typing import Final, NamedTuple
@@ -96,7 +95,7 @@ class EventHub:
         wanted = [subscription for subscription in self._subscriptions if subscription.wants(event.kind)]
         if not wanted:
             return
-        event = replace(event, time_us=self._unix_us())
+        event = Event(event.kind, event.message, event.details, self._unix_us())
         queued = [subscription for subscription in wanted if not subscription.inline]
         if queued:
             self._courier.put(event, queued)

@@ -8,7 +8,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...core.bans.in_force import shown
 from ...core.barred import RuleBlock
-from ...core.decision import Decision, Reason
+from ...core.decision import Decision, Reason, ceil_s
 from ...core.logs import escaped
 from ...core.protocols import Event
 from ...limiter import Limiter
@@ -66,6 +66,7 @@ class RefusalEvents:
         client, _ = self._client.locate(scope)
         state, ban = refusal.binding, refusal.ban
         key = state.key if state is not None else client if ban is None else ban.key
+        wait_us = refusal.retry_after_us if state is None else state.retry_after_us
         rule, by = "", refusal.by
         if state is not None:
             rule = next((bucket.label for bucket, _, _ in refusal.checks if bucket.rule == state.rule), state.rule)
@@ -84,7 +85,7 @@ class RefusalEvents:
             "by": by,
             "route": route,
             "method": method,
-            "retry_after_s": refusal.retry_after,
+            "retry_after_s": None if wait_us is None else ceil_s(wait_us),
             "status": status,
         }
         self._tell(Event("refused", f"{shown(key)} was refused: {why}, {method} on {route}", details))
