@@ -22,7 +22,10 @@ CLIENT = "203.0.113.7"
 REFUSED_BY_BAN = 403
 
 
-@pytest.fixture(params=["one worker", "four workers on LMDB", "two servers on Redis"])
+ONE_WORKER = pytest.param("one worker", marks=pytest.mark.deep)  # the other two show everything that it does
+
+
+@pytest.fixture(params=[ONE_WORKER, "four workers on LMDB", "two servers on Redis"])
 def sites(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[list[Site]]:
     with ExitStack() as stack:
         if request.param == "one worker":

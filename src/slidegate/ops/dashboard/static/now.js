@@ -42,11 +42,14 @@ export class NowView {
     const workers = stats.workers.length;
     const oldest = Math.max(0, ...stats.workers.map((worker) => worker.age_s));
     this.note.textContent = `${workers} ${workers === 1 ? "worker" : "workers"}${workers > 1 ? `, figures at most ${duration(oldest)} old` : ""}`;
+    // The running step, and those for which other workers have not published yet, would look like a fall at the end.
+    const late = 1 + (workers > 1 ? Math.min(2, Math.ceil(5 / history.step_s)) : 0);
+    const done = Object.fromEntries(Object.entries(history).map(([name, values]) => [name, Array.isArray(values) ? values.slice(0, -late) : values]));
     const each = (values) => values.map((value) => (value === null ? null : value / history.step_s));
     // Refusals by bans are refusals too; drawn above each other they must not count twice.
-    const limited = history.refused.map((value, place) => Math.max(0, value - history.banned[place]));
-    this.requests.update({ ...history, passed: each(history.passed), refused: each(limited), banned: each(history.banned) });
-    this.times.update(history);
+    const limited = done.refused.map((value, place) => Math.max(0, value - done.banned[place]));
+    this.requests.update({ ...done, passed: each(done.passed), refused: each(limited), banned: each(done.banned) });
+    this.times.update(done);
     renew(this.tables, h("div", { class: "pair" },
       this.figures("Rules", stats.rules, frame.sparks?.rules, "No rule has counted a request in this window."), this.nearest(frame.clients)),
     this.figures("Routes", stats.routes, frame.sparks?.routes, "No request in this window."));
