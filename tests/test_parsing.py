@@ -22,6 +22,7 @@ from slidegate.core import parse_duration_us, parse_limits
 from slidegate.core.addresses import canonical_key, parse_network
 from slidegate.netlists.formats import FORMATS, read_entries
 from slidegate.ops.access_logs import parse_line
+from slidegate.ops.access_logs.line_parser import LineParser
 from slidegate.web.config.document import Document
 from slidegate.web.keys.forwarded import read_node, split_forwarded, split_list
 
@@ -42,6 +43,12 @@ PIECES = (
     "\r\n",
 )
 ENDS = ("", "x")
+
+NGINX = LineParser(
+    '$remote_addr - $remote_user [$time_local] $http_x_forwarded_for "$request" $status '
+    '"$http_user_agent" $request_time'
+)
+APACHE = LineParser('%h %l %u %t %m %U%q %>s "%{User-Agent}i" %{X-Forwarded-For}i %D')
 
 Reader = Callable[[str], object]
 
@@ -77,6 +84,19 @@ READERS: dict[str, tuple[Reader, tuple[str, ...]]] = {
         lambda text: parse_line(text.encode()),
         ("", "192.0.2.7 - - [", '192.0.2.7 - - [12/May/2024:00:00:17 +0000] "', "{", '{"remote_addr":"', "<13>Jan 1 "),
     ),
+    "access log of a load balancer": (
+        lambda text: parse_line(text.encode()),
+        ("h2 2026-03-03T10:00:00.000000Z ", "h2 2026-03-03T10:00:00.000000Z a 192.0.2.7:1 - 0.1 0.1 0.1 200 200 1 1 "),
+    ),
+    "access log of nginx": (lambda text: NGINX.parse(text.encode()), ("", "192.0.2.7 - ", "192.0.2.7 - a [x] a, ")),
+    "access log of Apache": (lambda text: APACHE.parse(text.encode()), ("", "192.0.2.7 - ", "192.0.2.7 - a [x] GET ")),
+    "access log in the W3C format": (
+        lambda text: LineParser().parse(
+            text.encode(), ("date", "time", "c-ip", "cs-method", "cs-uri-stem", "sc-status")
+        ),
+        ("", "2026-03-03 10:00:00 192.0.2.7 GET ", "2026-03-03\t10:00:00\t"),
+    ),
+    "format of an access log": (LineParser, ("$a", "%h ", "log_format ", "log_format x '", 'LogFormat "', "%{")),
 }
 for _format in FORMATS[:-2]:
     _beginnings = ("", "192.0.2.7 ", "deny ", "ip,", '{"cidr":"', "[{'sshd': [", "192.0.2.0 -")

@@ -371,3 +371,9 @@ def test_what_a_load_balancer_writes_in_odd_cases_is_read(old: str, new: str, fo
     assert isinstance(whole, AccessRecord)
     assert old in BALANCER
     assert parse_line(BALANCER.replace(old, new, 1).encode()) == whole._replace(**found)
+
+
+def test_a_record_gives_header_fields_by_their_names() -> None:
+    record = RECORD._replace(user_agent="curl/8", referer="/from", host="a.example", headers=(("x-api-key", "k"),))
+    names = ("User-Agent", "REFERER", "host", "X-Api-Key", "Cookie")
+    assert [record.header(name) for name in names] == ["curl/8", "/from", "a.example", "k", None]

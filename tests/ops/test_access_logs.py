@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import itertools
 import multiprocessing
 import os
 import random
@@ -484,3 +485,40 @@ def test_the_names_of_version_0_1_are_the_same_things() -> None:
 
     assert accesslog.__all__
     assert all(getattr(accesslog, name) is getattr(access_logs, name) for name in accesslog.__all__)
+
+
+PEAK = """
+import re, sys
+from slidegate.ops.access_logs import AccessLogs
+print(sum(1 for _ in AccessLogs([sys.argv[1]])))
+print(int(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1]) // 1024)
+"""
+
+
+@pytest.mark.deep
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells the most memory of one program")
+def test_a_million_lines_take_no_more_memory_than_a_hundred_mebibytes(tmp_path: Path) -> None:
+    lines = SAMPLE.read_text("ascii").splitlines(keepends=True)
+    with (tmp_path / "large.log").open("w") as file:
+        file.writelines(itertools.islice(itertools.cycle(lines), 1_000_000))
+    done = subprocess.run(
+        [sys.executable, "-c", PEAK, str(tmp_path / "large.log")], capture_output=True, text=True, check=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+    )  # fmt: skip
+    records, peak_mib = map(int, done.stdout.split())
+    assert records == sum(1 for _ in AccessLog(tmp_path / "large.log")) > 999_000
+    assert peak_mib <= 100
+
+
+def test_memory_does_not_grow_with_the_log(tmp_path: Path) -> None:
+    peaks = []
+    for count in (8_000, 24_000):
+        path = tmp_path / f"{count}.log"
+        path.write_text("".join(line(second % 40_000, f"/{second}") for second in range(count)))
+        tracemalloc.start()
+        try:
+            assert sum(1 for _ in AccessLogs([path], hold=1_000)) == count
+            peaks.append(tracemalloc.get_traced_memory()[1])
+        finally:
+            tracemalloc.stop()
+    assert peaks[1] < 1.3 * peaks[0] < 20_000_000
