@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from inspect import isawaitable
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,23 @@ from slidegate.stores.lmdb.store import LmdbStore
 from .visits import HOST, TOKEN, Browser, House, send, with_token
 
 WRONG = "wrong-token-0123456789"
+
+
+class SlowStore(LmdbStore):
+    """A store whose refusals come before the admissions of the same moment."""
+
+    def hit(self, *args, **options):  # type: ignore[no-untyped-def]
+        answer = super().hit(*args, **options)
+
+        async def later():  # type: ignore[no-untyped-def]
+            decision = await answer if isawaitable(answer) else answer
+            for _ in range(20 if decision.allowed else 0):
+                await asyncio.sleep(0)
+            return decision
+
+        return later()
+
+
 MINUTE_US = 60_000_000
 
 
@@ -118,6 +136,16 @@ async def test_guesses_at_the_same_time_are_no_way_past_the_bound() -> None:
     house = House()
     answers = await asyncio.gather(*(with_token(house.door, "GET", "/api/items", f"{WRONG}{n}") for n in range(50)))
     assert sorted(answer.status for answer in answers) == [401] * 5 + [429] * 45
+
+
+async def test_connections_that_show_one_token_at_once_hold_one_unit_whenever_the_store_answers(tmp_path: Path) -> None:
+    """The store lets the others go on between any two steps."""
+    house = House(store=SlowStore(tmp_path / "store"))
+    answers = await asyncio.gather(*(with_token(house.door, "GET", "/api/items") for _ in range(40)))
+    assert {answer.status for answer in answers} == {200}
+    answers = await asyncio.gather(*(with_token(house.door, "GET", "/api/items", WRONG) for _ in range(9)))
+    assert sorted(answer.status for answer in answers) == [401] * 5 + [429] * 4
+    await house.limiter.close()
 
 
 async def test_an_authorization_that_a_function_does_not_know_counts_as_a_wrong_token() -> None:

@@ -18,7 +18,7 @@ from slidegate import BanPolicy, Limiter, MemoryStore, Networks, RateLimitMiddle
 from slidegate.web.findings.first_requests import WATCHED
 
 from ...web.driver import statuses
-from .visits import HOST, TOKEN, Browser, House, said
+from .visits import HOST, TOKEN, Browser, House, said, with_token
 
 HERE = {"host": HOST}
 
@@ -204,6 +204,15 @@ async def test_a_banned_stranger_sees_that_he_is_banned() -> None:
     # Whoever is on the host takes the ban back without HTTP.
     assert await house.limiter.unban("203.0.113.9")
     assert (await Browser(house.door).log_in()).status == 200
+
+
+async def test_a_ban_keeps_a_script_out_that_has_shown_its_token_before() -> None:
+    house = House()
+    assert (await with_token(house.door, "GET", "/api/items")).status == 200
+    await house.limiter.ban("203.0.113.9", "1h")
+    assert (await with_token(house.door, "GET", "/api/items")).status == 403
+    await house.limiter.unban("203.0.113.9")
+    assert (await with_token(house.door, "GET", "/api/items")).status == 200
 
 
 async def test_an_operator_who_bans_his_own_address_goes_on_in_his_session() -> None:

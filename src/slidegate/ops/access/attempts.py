@@ -13,8 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from hashlib import blake2b
+from threading import get_ident
 from typing import Final, TypeVar
 
+import anyio
 from starlette.types import Scope
 
 from ...core.decision import Bucket, Decision, Reason
@@ -49,6 +51,7 @@ class Attempts:
         self._limiter = limiter
         self._client = client
         self._proven: dict[str, set[bytes]] = {}
+        self._underway: dict[tuple[int, str, bytes], anyio.Event] = {}
         self._here: Limiter | None = None
 
     async def show(
@@ -67,13 +70,25 @@ class Attempts:
         """
         key, _ = self._client.locate(scope)
         seen = blake2b(text.encode(errors="surrogatepass"), digest_size=16).digest()
-        if not anew and seen in self._proven.get(key, ()):
+        if anew:
+            return await self._compare(key, seen, find)
+        # Of ten connections that a script opens at once the first one shows the token, and nine find it proven.
+        asked = get_ident(), key, seen
+        while (before := self._underway.get(asked)) is not None:
+            await before.wait()
+        if seen in self._proven.get(key, ()):
             return await self._find_again(key, seen, find)
+        done = self._underway[asked] = anyio.Event()
+        try:
+            return await self._compare(key, seen, find)
+        finally:
+            del self._underway[asked]
+            done.set()
+
+    async def _compare(self, key: str, seen: bytes, find: Callable[[], Awaitable[_T | None]]) -> _T | Decision | None:
+        """Find the owner of a token of which nothing is known."""
         held = await self._reserve(key)
         if not held.allowed:
-            # Ten connections that a script opens at once hold ten units; one of them has proven the token meanwhile.
-            if not anew and seen in self._proven.get(key, ()):
-                return await self._find_again(key, seen, find)
             if any(state.rule == _OF_A_CLIENT.rule for state in held.violated):
                 self._proven.pop(key, None)
             return held
