@@ -112,21 +112,21 @@ def config_shown(limiter: Limiter) -> dict[str, Any]:
 
 def limit_shown(limit: AnyLimit) -> dict[str, Any]:
     """Return a limit as the API shows it."""
-    kind = kind_of(limit)
+    window = limit if isinstance(limit, Limit) and kind_of(limit) == "window" else None
     return {
         "text": str(limit),
         "amount": limit.amount,
-        "window_s": limit.window_us / _S if isinstance(limit, Limit) else None,
-        "resolution": limit.resolution if isinstance(limit, Limit) else None,
-        "kind": kind,
+        "window_s": None if window is None else window.window_us / _S,
+        "resolution": None if window is None else window.resolution,
+        "kind": kind_of(limit),
     }
 
 
 def kind_of(limit: AnyLimit) -> str:
     """Return ``"window"``, ``"quota"`` or ``"concurrency"``."""
-    if isinstance(limit, Limit):
-        return "window"
-    return "concurrency" if isinstance(limit, Concurrency) else "quota"
+    if isinstance(limit, Concurrency):
+        return "concurrency"
+    return "window" if isinstance(limit, Limit) else "quota"
 
 
 def _gate(name: str, gate: RateLimitMiddleware, limiter: Limiter) -> dict[str, Any]:

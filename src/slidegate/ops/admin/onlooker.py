@@ -11,6 +11,7 @@ All of it has a bound, in entries and in bytes: a client chooses neither how man
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
@@ -36,8 +37,9 @@ _NEVER_HOT: Final = 2**31 - 1
 _MOST_KEYS: Final = 4_096
 _BETWEEN: Final = "\n"
 """Stands between a rule and a key; no rule's name has it."""
-_OUR_OWN: Final = "slidegate-"
-"""The rules of operators' tools begin with this: wrong tokens, sessions."""
+_UNCOUNTED: Final = re.compile(r"^slidegate-|:(?:shadow|track)(?:#\d+)?$")
+"""Finds the rules that count no requests of clients: those of operators' tools, and those that only look on, each of
+which asks a question of its own about a request that has been counted already."""
 _CROWDS: Final = frozenset({"refused", "shadow_refused", "near_limit"})
 """Events that come as often as requests do: they would push all others out of the log."""
 
@@ -104,7 +106,7 @@ class Onlooker:
         """Read decisions: of a client that comes again and again, all have one and the same tuple of checks."""
         by_checks: dict[int, tuple[Sequence[Check], list[int]]] = {}
         for decision in decisions:
-            if decision.checks and not decision.checks[0][0].rule.startswith(_OUR_OWN):
+            if decision.checks and not _UNCOUNTED.search(decision.checks[0][0].rule):
                 counts = by_checks.setdefault(id(decision.checks), (decision.checks, [0, 0]))[1]
                 counts[0] += 1
                 counts[1] += not decision.allowed

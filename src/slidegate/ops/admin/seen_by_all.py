@@ -102,7 +102,7 @@ def _together(parts: list[tuple[str, dict[str, Any]]]) -> Seen:
 def _whole(onlooker: Onlooker) -> dict[str, Any]:
     return {
         "busy": onlooker.busiest(10 * MOST_BUSY),
-        "refusals": onlooker.refusals(),
+        "refusals": onlooker.refusals()[::-1],
         "events": onlooker.events(),
         "shadowed": onlooker.would_refuse(10 * MOST_SHADOWED),
     }
