@@ -12,14 +12,13 @@ from typing import Any, Final
 from ...core.errors import ConfigurationError, SlidegateError
 from ...core.logs import escaped
 from ...limiter import Limiter
-from ...limiter.events.kinds import KINDS
 from ...stores.system_clock import system_us
 from ...web.keys.key import Key, cookie, header, query
 from .bans_shown import ban_of, ban_shown, bans_page
 from .clients_shown import buckets_called, client_shown, clients_shown, windows_of
 from .figures_shown import history_shown, shadow_shown, stats_shown, workers_shown
 from .gates_shown import buckets_of, config_shown, lists_shown, rules_shown
-from .onlooker import Onlooker
+from .onlooker import LOGGED, OF_REQUESTS, Onlooker
 from .pages import pack, unpack
 from .parameters import Unusable
 from .seen_by_all import SECTION, Seen, gather, published
@@ -40,7 +39,9 @@ class Console:
         self._limiter = limiter
         self._onlooker = onlooker = Onlooker(limiter.internals.statistics.now_us)
         self._notes = limiter.internals.look_on(onlooker.read)
-        limiter.observe(onlooker.hear, kinds=set(KINDS) - {"near_limit"})
+        limiter.observe(onlooker.hear, kinds=LOGGED)
+        # A note takes less than to wake another thread for it.
+        limiter.observe(onlooker.hear_request, kinds=OF_REQUESTS, inline=True)
         limiter.internals.figures.add_section(SECTION, self._published)
 
     @classmethod

@@ -3,7 +3,7 @@
 An onlooker is made with the first console of a limiter; before that nothing of this happens. It is fed from two sides:
 
 * decisions, many at once, say who asks how often, who is refused, and which buckets count whom;
-* events, one at a time and away from the requests, say why a request was refused, whom a shadow would have refused, and
+* events, one at a time, say why a request was refused, whom a shadow would have refused, and
   what happened besides.
 
 All of it has a bound, in entries and in bytes: a client chooses neither how many there are nor how long they get.
@@ -22,6 +22,7 @@ from ...core.bans.in_force import MAX_KEY_BYTES, shown
 from ...core.decision import Bucket, Check, Decision
 from ...core.protocols import Clock, Event
 from ...core.statistics.hot_keys import HotKeys
+from ...limiter.events.kinds import KINDS
 
 WINDOW_S: Final = 300
 """The time that the busiest clients are about."""
@@ -40,8 +41,10 @@ _BETWEEN: Final = "\n"
 _UNCOUNTED: Final = re.compile(r"^slidegate-|:(?:shadow|track)(?:#\d+)?$")
 """Finds the rules that count no requests of clients: those of operators' tools, and those that only look on, each of
 which asks a question of its own about a request that has been counted already."""
-_CROWDS: Final = frozenset({"refused", "shadow_refused", "near_limit"})
-"""Events that come as often as requests do: they would push all others out of the log."""
+OF_REQUESTS: Final = frozenset({"refused", "shadow_refused"})
+"""The kinds of events for `Onlooker.hear_request`."""
+LOGGED: Final = frozenset(KINDS) - OF_REQUESTS - {"near_limit"}
+"""The kinds for `Onlooker.hear`: not those that come with every request, or they would push all others out."""
 
 
 class Refusal(TypedDict):
@@ -96,8 +99,9 @@ class Onlooker:
         self._shadow = HotKeys(_SHADOW_CAPACITY, _NEVER_HOT, SHADOW_WINDOW_S, slices=6)
         self._counted_by: dict[str, dict[str, None]] = {}
         self._buckets: dict[str, Bucket] = {}
+        self._names: dict[Bucket, str] = {}
         self._events: deque[Logged] = deque(maxlen=KEPT_EVENTS)
-        self._refusals: deque[Refusal] = deque(maxlen=KEPT_REFUSALS)
+        self._refusals: deque[Event] = deque(maxlen=KEPT_REFUSALS)
         self._number = 0
 
     # -- to tell it -------------------------------------------------------------------------------------------------
@@ -125,24 +129,25 @@ class Onlooker:
             if refused[key]:
                 self._refused.hit(key, now_us, refused[key])
 
-    def hear(self, event: Event) -> None:
-        """Hear an event."""
-        at = (event.time_us or self._wall_us()) / 1_000_000
-        details = dict(list(event.details.items())[:MOST_DETAILS])
+    def hear_request(self, event: Event) -> None:
+        """Hear that a request was refused, or would have been. A flood of them goes by here, so it takes no time."""
         if event.kind == "refused":
-            self._refusals.append(_refusal(at, details))
+            self._refusals.append(event)
         elif event.kind == "shadow_refused":
-            rule, key = _text(details.get("rule")), _key(details.get("key"))
+            rule, key = _text(event.details.get("rule")), _key(event.details.get("key"))
             self._shadow.hit(f"{rule}{_BETWEEN}{key}", self._clock())
-        if event.kind not in _CROWDS:
-            written = {shown(str(name))[:64]: _text(value) for name, value in details.items()}
-            with self._lock:
-                self._number += 1
-                logged: Logged = {
-                    "number": self._number, "at": at, "kind": event.kind, "message": event.message[:1_024],
-                    "details": written,
-                }  # fmt: skip
-                self._events.append(logged)
+
+    def hear(self, event: Event) -> None:
+        """Hear any other event."""
+        details = list(event.details.items())[:MOST_DETAILS]
+        written = {shown(str(name))[:64]: _text(value) for name, value in details}
+        with self._lock:
+            self._number += 1
+            logged: Logged = {
+                "number": self._number, "at": self._at(event), "kind": event.kind, "message": event.message[:1_024],
+                "details": written,
+            }  # fmt: skip
+            self._events.append(logged)
 
     # -- to ask it ---------------------------------------------------------------------------------------------------
 
@@ -187,7 +192,10 @@ class Onlooker:
 
     def refusals(self) -> list[Refusal]:
         """Return the last refusals, oldest first."""
-        return list(self._refusals.copy())
+        return [_refusal(self._at(event), event.details) for event in self._refusals.copy()]
+
+    def _at(self, event: Event) -> float:
+        return (event.time_us or self._wall_us()) / 1_000_000
 
     def _learn(self, bucket: Bucket, key: str) -> None:
         """Remember which bucket counts a key, of the keys that came lately."""
@@ -197,8 +205,11 @@ class Onlooker:
                 # Those who come often are learnt again at once.
                 self._counted_by.clear()
                 self._buckets.clear()
+                self._names.clear()
             known = self._counted_by[key] = {}
-        name = name_of(bucket)
+        name = self._names.get(bucket)
+        if name is None:
+            name = self._names[bucket] = name_of(bucket)
         if name not in known and len(known) < MOST_BUCKETS:
             known[name] = None
             self._buckets[name] = bucket
