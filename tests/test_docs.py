@@ -22,6 +22,7 @@ import pytest
 
 import dev
 import slidegate
+import slidegate.admin
 import slidegate.core
 import slidegate.dashboard
 import slidegate.httpx
@@ -212,7 +213,7 @@ def test_the_reference_lists_every_public_name() -> None:
     wanted.append("slidegate.testing.contract.StoreContract")
     # Stores with a driver of their own are imported from where they are.
     wanted += ["slidegate.stores.lmdb.LmdbStore", "slidegate.stores.redis.RedisStore"]
-    for module in (slidegate.dashboard, slidegate.httpx, slidegate.otel, slidegate.prometheus):
+    for module in (slidegate.admin, slidegate.dashboard, slidegate.httpx, slidegate.otel, slidegate.prometheus):
         wanted += [f"{module.__name__}.{name}" for name in module.__all__]
     assert sorted(listed) == sorted(wanted)
 

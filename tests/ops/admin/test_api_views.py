@@ -27,6 +27,7 @@ from slidegate import (
 )
 from slidegate.admin import AdminRoutes
 from slidegate.ops.admin.console import Console
+from slidegate.ops.admin.onlooker import MOST_A_SECOND
 from slidegate.stores.lmdb.store import LmdbStore
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import FakeClock
@@ -157,6 +158,24 @@ async def test_refusals_are_shown_with_reason_and_route_newest_first() -> None:
     assert (await operator.get("client", key="203.0.113.9"))["refusals"] == [last, *others]
     assert (await operator.get("client", key="203.0.113.10"))["refusals"] == []
     assert len((await operator.get("refusals", limit=1))["refusals"]) == 1
+
+
+async def test_of_a_flood_of_refusals_a_part_is_taken_each_second_and_all_are_counted() -> None:
+    office = Office()
+    operator = office.operator()
+    hub = office.limiter.internals.events
+    for second in range(3):
+        assert hub.hears("refused")
+        await office.visit(times=MOST_A_SECOND + 130)
+        assert not hub.hears("refused")
+        refusals = (await operator.get("refusals", limit=500))["refusals"]
+        assert len(refusals) == (second + 1) * MOST_A_SECOND
+        office.clock.advance("1s")
+        await operator.get("refusals")  # whoever looks has further ones taken
+    await office.limiter.ban("203.0.113.9", "1h")
+    await office.visit()
+    assert (await operator.get("refusals"))["refusals"][0]["reason"] == "banned"
+    assert (await operator.get("stats"))["total"]["refused"] == 3 * (MOST_A_SECOND + 130) - 20 + 1
 
 
 async def test_busy_clients_come_in_the_order_that_is_asked_for_with_the_limit_that_they_are_nearest_to() -> None:

@@ -13,7 +13,7 @@ from slidegate import MemoryStore
 from slidegate.core import Bucket, Check, parse_limits
 from slidegate.core.protocols import Event
 from slidegate.limiter.events.kinds import KINDS
-from slidegate.ops.admin.onlooker import KEPT_EVENTS, KEPT_REFUSALS, LOGGED, OF_REQUESTS, Onlooker, name_of
+from slidegate.ops.admin.onlooker import KEPT_EVENTS, KEPT_REFUSALS, LOGGED, Onlooker, name_of
 from slidegate.ops.admin.seen_by_all import published
 from slidegate.testing import FakeClock
 
@@ -79,8 +79,8 @@ def test_a_flood_of_strangers_neither_grows_the_onlooker_nor_hides_the_busiest()
 
 def test_a_refusal_is_kept_with_what_the_event_says_of_it() -> None:
     onlooker = looking(FakeClock())
-    onlooker.hear_request(refused(limit="5/1m", route="GET /a", method="GET", status=429, retry_after_s=12))
-    onlooker.hear_request(refused(limit=None, route="", method=None, status=None, retry_after_s=None, reason="banned"))
+    onlooker.hear_refusal(refused(limit="5/1m", route="GET /a", method="GET", status=429, retry_after_s=12))
+    onlooker.hear_refusal(refused(limit=None, route="", method=None, status=None, retry_after_s=None, reason="banned"))
     first, second = onlooker.refusals()
     assert first == {
         "at": 1_800_000_000.0, "key": "k", "client": "192.0.2.7", "rule": "api", "limit": "5/1m", "reason": "limited",
@@ -90,14 +90,13 @@ def test_a_refusal_is_kept_with_what_the_event_says_of_it() -> None:
 
 
 def test_the_last_events_are_kept_and_not_those_that_come_with_every_request() -> None:
-    assert not {"refused", "shadow_refused", "near_limit"} & LOGGED
-    assert LOGGED | OF_REQUESTS | {"near_limit"} == set(KINDS)
+    assert set(KINDS) - LOGGED == {"refused", "shadow_refused", "near_limit"}
     onlooker = looking(FakeClock())
     for number in range(KEPT_EVENTS + 7):
         onlooker.hear(Event("unbanned", f"{number}", {"key": "k"}))
     assert [event["number"] for event in onlooker.events()] == list(range(8, KEPT_EVENTS + 8))
     for _ in range(KEPT_REFUSALS + 7):
-        onlooker.hear_request(refused())
+        onlooker.hear_refusal(refused())
     assert len(onlooker.refusals()) == KEPT_REFUSALS
 
 
@@ -105,7 +104,7 @@ def test_shadow_refusals_are_counted_by_rule_and_client() -> None:
     onlooker = looking(FakeClock(10**12))
     for rule, key, times in (("a", "x", 3), ("a", "y", 1), ("b", "x", 2)):
         for _ in range(times):
-            onlooker.hear_request(Event("shadow_refused", "would", {"rule": rule, "key": key}))
+            onlooker.hear_shadow(Event("shadow_refused", "would", {"rule": rule, "key": key}))
     assert onlooker.would_refuse(2) == [("a", "x", 3), ("b", "x", 2)]
     assert sorted(onlooker.would_refuse(9)) == [("a", "x", 3), ("a", "y", 1), ("b", "x", 2)]
 
@@ -119,8 +118,8 @@ def test_a_section_fits_whatever_the_events_hold() -> None:
         long = "".join(chance.choices(signs, k=64 * 1024 if number % 50 == 0 else 300))
         details = {f"{long[:100]}{place}": long for place in range(40)}
         onlooker.hear(Event("banned", long, details))
-        onlooker.hear_request(refused(key=long, rule=long, route=long, method=long, limit=long, client=long))
-        onlooker.hear_request(Event("shadow_refused", "", {"rule": long, "key": long}))
+        onlooker.hear_refusal(refused(key=long, rule=long, route=long, method=long, limit=long, client=long))
+        onlooker.hear_shadow(Event("shadow_refused", "", {"rule": long, "key": long}))
         onlooker.read([store.hit(((API, long[:16] + str(number), 1),))])
     section = published(onlooker)
     assert len(json.dumps(section)) < SECTION_BYTES

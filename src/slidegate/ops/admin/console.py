@@ -6,19 +6,23 @@ on an `Onlooker` watches in this process and publishes what it sees.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from threading import Lock
 from typing import Any, Final
 
+from ...core.decision import Decision
 from ...core.errors import ConfigurationError, SlidegateError
 from ...core.logs import escaped
+from ...core.protocols import Event
 from ...limiter import Limiter
+from ...limiter.events.subscription import Subscription
 from ...stores.system_clock import system_us
 from ...web.keys.key import Key, cookie, header, query
 from .bans_shown import ban_of, ban_shown, bans_page
 from .clients_shown import buckets_called, client_shown, clients_shown, windows_of
 from .figures_shown import history_shown, shadow_shown, stats_shown, workers_shown
 from .gates_shown import buckets_of, config_shown, lists_shown, rules_shown
-from .onlooker import LOGGED, OF_REQUESTS, Onlooker
+from .onlooker import LOGGED, Onlooker
 from .pages import pack, unpack
 from .parameters import Unusable
 from .seen_by_all import SECTION, Seen, gather, published
@@ -38,10 +42,12 @@ class Console:
     def __init__(self, limiter: Limiter) -> None:
         self._limiter = limiter
         self._onlooker = onlooker = Onlooker(limiter.internals.statistics.now_us)
-        self._notes = limiter.internals.look_on(onlooker.read)
+        self._pausing = Lock()
+        self._refusals: Subscription | None = None
+        self._notes = limiter.internals.look_on(self._read)
         limiter.observe(onlooker.hear, kinds=LOGGED)
-        # A note takes less than to wake another thread for it.
-        limiter.observe(onlooker.hear_request, kinds=OF_REQUESTS, inline=True)
+        limiter.observe(onlooker.hear_shadow, kinds=["shadow_refused"], inline=True)
+        self._listen()
         limiter.internals.figures.add_section(SECTION, self._published)
 
     @classmethod
@@ -183,12 +189,33 @@ class Console:
         await self._limiter.prepare()
         return {"key": _key_of(self._limiter, kind, name, value.encode(errors="surrogatepass"))}
 
+    def _listen(self) -> None:
+        """Hear of refusals, unless enough of them were heard in this second."""
+        if self._refusals is None and self._onlooker.rested():
+            with self._pausing:
+                if self._refusals is None:
+                    # A note takes less than to wake another thread for it.
+                    self._refusals = self._limiter.observe(self._hear_refusal, kinds=["refused"], inline=True)
+
+    def _hear_refusal(self, event: Event) -> None:
+        if not self._onlooker.hear_refusal(event):
+            with self._pausing:
+                if self._refusals is not None:
+                    self._refusals.remove()
+                    self._refusals = None
+
+    def _read(self, decisions: Sequence[Decision]) -> None:
+        self._listen()
+        self._onlooker.read(decisions)
+
     async def _seen(self) -> Seen:
         self._notes.fold()
+        self._listen()
         return await gather(self._limiter, self._onlooker)
 
     def _published(self) -> Any:
         self._notes.fold()
+        self._listen()
         return published(self._onlooker)
 
 

@@ -29,6 +29,8 @@ WINDOW_S: Final = 300
 SHADOW_WINDOW_S: Final = 3_600
 KEPT_EVENTS: Final = 500
 KEPT_REFUSALS: Final = 500
+MOST_A_SECOND: Final = 100
+"""How many events of refusals an onlooker takes in a second."""
 MOST_DETAILS: Final = 16
 MOST_BUCKETS: Final = 16
 """Of how many buckets of one key the onlooker knows."""
@@ -41,9 +43,7 @@ _BETWEEN: Final = "\n"
 _UNCOUNTED: Final = re.compile(r"^slidegate-|:(?:shadow|track)(?:#\d+)?$")
 """Finds the rules that count no requests of clients: those of operators' tools, and those that only look on, each of
 which asks a question of its own about a request that has been counted already."""
-OF_REQUESTS: Final = frozenset({"refused", "shadow_refused"})
-"""The kinds of events for `Onlooker.hear_request`."""
-LOGGED: Final = frozenset(KINDS) - OF_REQUESTS - {"near_limit"}
+LOGGED: Final = frozenset(KINDS) - {"refused", "shadow_refused", "near_limit"}
 """The kinds for `Onlooker.hear`: not those that come with every request, or they would push all others out."""
 
 
@@ -103,6 +103,7 @@ class Onlooker:
         self._events: deque[Logged] = deque(maxlen=KEPT_EVENTS)
         self._refusals: deque[Event] = deque(maxlen=KEPT_REFUSALS)
         self._number = 0
+        self._second, self._heard = -1, 0
 
     # -- to tell it -------------------------------------------------------------------------------------------------
 
@@ -129,13 +130,27 @@ class Onlooker:
             if refused[key]:
                 self._refused.hit(key, now_us, refused[key])
 
-    def hear_request(self, event: Event) -> None:
-        """Hear that a request was refused, or would have been. A flood of them goes by here, so it takes no time."""
-        if event.kind == "refused":
-            self._refusals.append(event)
-        elif event.kind == "shadow_refused":
-            rule, key = _text(event.details.get("rule")), _key(event.details.get("key"))
-            self._shadow.hit(f"{rule}{_BETWEEN}{key}", self._clock())
+    def hear_refusal(self, event: Event) -> bool:
+        """Hear that a request was refused.
+
+        Returns:
+            Whether to be told of more in this second: an event of a refusal costs more than the refusal itself.
+        """
+        second = self._clock() // 1_000_000
+        if second != self._second:
+            self._second, self._heard = second, 0
+        self._heard += 1
+        self._refusals.append(event)
+        return self._heard < MOST_A_SECOND
+
+    def rested(self) -> bool:
+        """Return whether another second has begun since `hear_refusal` heard an event."""
+        return self._clock() // 1_000_000 != self._second
+
+    def hear_shadow(self, event: Event) -> None:
+        """Hear that a shadow rule would have refused a request."""
+        rule, key = _text(event.details.get("rule")), _key(event.details.get("key"))
+        self._shadow.hit(f"{rule}{_BETWEEN}{key}", self._clock())
 
     def hear(self, event: Event) -> None:
         """Hear any other event."""

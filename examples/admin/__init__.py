@@ -1,0 +1,1 @@
+"""An API with plans, and the admin API with which its operators look after it."""
