@@ -19,6 +19,7 @@ from benchmarks.report.tables import Table
 HERE = Path(command.__file__).parent
 SMALL = {
     "lmdb_kills": ["--kills", "2", "--bans", "5"],
+    "metrics": ["--rounds", "1", "--requests", "2"],
     "networks": ["--count", "50", "--rounds", "1"],
     "rules": ["--rounds", "1", "--requests", "2", "--rules", "3"],
 }

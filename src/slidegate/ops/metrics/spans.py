@@ -71,13 +71,15 @@ def note(span: Span, record: Record | None) -> None:
         span: A span that records.
         record: The record of the request; None, or an empty one, where no gate has decided.
     """
-    if record is None or not (record or record.refused):
+    if record is None or not (record or record.refused is not None):
         return
     decisions = record.decisions
     told = [_attributes(decision) for decision in decisions]
     for attributes in told:
         span.add_event(EVENT, attributes)
-    last = record.decision if record.refused is None else record.refused
+    last = record.refused
+    if last is None:
+        last = decisions[0] if len(decisions) == 1 else record.decision
     if last is LEFT:
         span.set_attribute(f"{PREFIX}.outcome", "left")
         return
