@@ -27,8 +27,10 @@ async def _refund(parts: Sequence[tuple[Limiter, Decision]]) -> None:
 def with_last_figures(limiter: Limiter, send: Send) -> Send:
     """Wrap the `send` of a lifespan so that the limiter publishes its last figures before the server ends.
 
-    Many applications never close their limiter.
+    Many applications never close their limiter. One that publishes nothing leaves `send` as it is.
     """
+    if not limiter.internals.figures.publishes:
+        return send
 
     async def send_last(message: Message) -> None:
         if message["type"].startswith("lifespan.shutdown."):

@@ -70,10 +70,12 @@ class Publisher:
 
     Attributes:
         interval_s: How long it waits from one time to the next.
+        publishes: Whether there is a store to publish to.
     """
 
     def __init__(self, store: KeepsFigures | None, statistics: Statistics) -> None:
         self.interval_s = INTERVAL_S
+        self.publishes = store is not None
         self._store = store
         self._statistics = statistics
         self._sections: dict[str, Callable[[], Any]] = {}
