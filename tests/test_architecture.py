@@ -44,6 +44,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
         },
     ),
     "testing": ({"core", "limiter", "stores"}, {"hypothesis", "pytest"}),
+    "__main__": ({"ops"}, set()),
     "admin": ({"ops"}, set()),
     "httpx": ({"outbound"}, set()),
     "otel": ({"ops"}, set()),
