@@ -82,7 +82,7 @@ class Failsafe:
         # A timer for each request costs as much as a whole hit on a store of this host.
         self._keeps_deadline = isinstance(store, KeepsDeadline) and store.keep_deadline(self._deadline_s)
         self.on_error = on_error
-        """What decides when the store does not answer."""
+        """Decides when the store does not answer."""
         self._tell = tell
         self._clock = clock
         self._breakers = Breakers(store, int(self._deadline_s * 1_000_000), lambda: self._clock())

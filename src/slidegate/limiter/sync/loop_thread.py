@@ -5,7 +5,7 @@ A store that is asynchronous is asked on an event loop. Threads without one hand
 * one thread serves all limiters of a process. It starts with the first question, and ends when the last limiter that
   used it is closed, or with the interpreter, which it does not hold up;
 * `fork` copies no threads, so a child begins without one and starts its own;
-* a caller that leaves before its answer came, as with Ctrl-C, leaves word of what is to be done with the answer.
+* a caller that leaves before its answer came, as with Ctrl-C, says first how the answer is undone.
 
 The lock is held for moments, never while anybody waits for a store.
 """
@@ -16,11 +16,11 @@ import asyncio
 import atexit
 import os
 from collections.abc import Callable, Coroutine
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import Future
 from contextlib import suppress
 from threading import Event, Lock, Thread, current_thread, get_native_id
 from time import monotonic
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 from weakref import WeakSet
 
 from ...core.errors import ConfigurationError, StoreTimeout, StoreUnavailable
@@ -138,19 +138,18 @@ class _Running:
 
     def run(self, work: Coroutine[Any, Any, T], most_s: float, undo: Undo[T] | None) -> T:
         """See `LoopThread.run`."""
-        answered, until_s = Event(), monotonic() + most_s
-        asked = asyncio.run_coroutine_threadsafe(work, self._loop)
-        asked.add_done_callback(lambda _: answered.set())
+        call, until_s = _Call(work), monotonic() + most_s
         try:
-            while not answered.wait(LOOK_S):
+            self._begin(call)
+            while not call.ended.wait(LOOK_S):
                 if monotonic() >= until_s:
                     raise StoreTimeout(f"the event loop for threads has stood still for {most_s:g} s")
         except BaseException:
-            self._leave(asked, undo)
+            self._leave(call, undo)
             raise
         try:
-            return asked.result()
-        except CancelledError:
+            return call.result()
+        except asyncio.CancelledError:
             raise StoreUnavailable("the event loop for threads has ended") from None
 
     def end(self, *, join: bool) -> None:
@@ -172,18 +171,66 @@ class _Running:
         if self._undoing:
             await asyncio.wait(self._undoing, timeout=END_S)
 
-    def _leave(self, asked: Future[T], undo: Undo[T] | None) -> None:
-        if undo is None:
-            asked.cancel()
-        else:
-            asyncio.run_coroutine_threadsafe(self._undo(asked, undo), self._loop)
+    def _begin(self, call: _Call[Any]) -> None:
+        try:
+            self._loop.call_soon_threadsafe(call.begin)
+        except RuntimeError:
+            raise StoreUnavailable("the event loop for threads has ended") from None
 
-    async def _undo(self, asked: Future[T], undo: Undo[T]) -> None:
-        task = asyncio.current_task()
-        assert task is not None, "it runs as a task"
-        self._undoing.add(task)
-        task.add_done_callback(self._undoing.discard)
-        await undo(await asyncio.wrap_future(asked))
+    def _leave(self, call: _Call[T], undo: Undo[T] | None) -> None:
+        """Undo a call, from the loop: a signal may have come before the caller knew whether the call began there."""
+        try:
+            self._loop.call_soon_threadsafe(self._left, call, undo)
+        except RuntimeError:  # the loop is closed
+            call.drop()
+
+    def _left(self, call: _Call[T], undo: Undo[T] | None) -> None:
+        if call.task is None:
+            call.drop()
+        elif undo is None:
+            call.task.cancel()
+        else:
+            undoing = asyncio.ensure_future(_undo(call.task, undo))
+            self._undoing.add(undoing)
+            undoing.add_done_callback(self._undoing.discard)
+
+
+class _Call(Generic[T]):
+    """Work that a thread asks for.
+
+    Args:
+        work: The work.
+
+    Attributes:
+        ended: Whether it has ended; the thread waits for this.
+        task: The task that does it; None before it has begun.
+    """
+
+    def __init__(self, work: Coroutine[Any, Any, T]) -> None:
+        self._work = work
+        self.ended = Event()
+        self.task: asyncio.Task[T] | None = None
+
+    def begin(self) -> None:
+        """Begin the work; the event loop calls this."""
+        self.task = asyncio.ensure_future(self._work)
+        self.task.add_done_callback(lambda _: self.ended.set())
+
+    def drop(self) -> None:
+        """Give up work that has not begun."""
+        if self.task is None:
+            self._work.close()
+
+    def result(self) -> T:
+        """Return the answer of work that has ended, or raise its error."""
+        assert self.task is not None, "it has ended"
+        return self.task.result()
+
+
+async def _undo(task: asyncio.Task[T], undo: Undo[T]) -> None:
+    await asyncio.wait((task,))
+    if not task.cancelled() and task.exception() is None:
+        await undo(task.result())
 
 
 LOOP_THREAD: Final = LoopThread()
