@@ -55,15 +55,20 @@ def counted_by(record: Record) -> Counted:
 
 def _by_status(*events: str, timed: bool = False) -> dict[int | None, Outcome]:
     """Return some events with the class of each status; under None, where no answer came, without one."""
-    named: dict[int | None, tuple[str, ...]] = {status: (name,) for status, name in _CLASSES.items()}
-    named |= {_ODD: (OVERFLOW,), None: ()}
-    return {status: outcome(*events, *name, rt=timed, first=timed) for status, name in named.items()}
+    of_class = {name: outcome(*events, name, rt=timed, first=timed) for name in {*_CLASSES.values(), OVERFLOW}}
+    of_status: dict[int | None, Outcome] = {status: of_class[name] for status, name in _CLASSES.items()}
+    return of_status | {_ODD: of_class[OVERFLOW], None: outcome(*events, rt=timed, first=timed)}
 
 
 _PASSED: Final = _by_status("pass", "success", timed=True)
 _PASSED_ODDLY: Final = _PASSED[_ODD]
-_REFUSED: Final = {reason: _by_status("block", *([str(reason)] if reason in _SHUT else [])) for reason in Reason}
-_REFUSED_BY_LIMIT: Final = _REFUSED[_LIMITED]
+_REFUSED_BY_LIMIT: Final = _by_status("block")
+
+
+@cache
+def _refused_by(reason: Reason) -> dict[int | None, Outcome]:
+    """Return the outcomes of refusals for a reason, which most processes never see."""
+    return _by_status("block", *([str(reason)] if reason in _SHUT else []))
 
 
 class Feed:
@@ -118,7 +123,7 @@ class Feed:
         """
         # CPython 3.11 takes a call to hash a reason, and most refusals are by a limit.
         reason = refusal.reason
-        by_status = _REFUSED_BY_LIMIT if reason is _LIMITED else _REFUSED[reason]
+        by_status = _REFUSED_BY_LIMIT if reason is _LIMITED else _refused_by(reason)
         series = self._series_of_refused(scope, refusal)
         noted = series.noted
         noted.append((by_status.get(status) or by_status[_ODD], now, now, now))
