@@ -10,6 +10,7 @@ from __future__ import annotations
 from .core import decision as _decision
 from .core.bans.in_force import Ban, BanChange
 from .core.bans.policy import BanPolicy
+from .core.bans.standing_view import PolicyStanding
 from .core.decision import Decision, LimitState, Reason
 from .core.errors import ConfigurationError, InvalidKey, SlidegateError, StoreError, StoreTimeout, StoreUnavailable
 from .core.limits import Limit, parse_limits
@@ -20,6 +21,7 @@ from .limiter.events.hub import EventStats
 from .limiter.events.subscription import Subscription
 from .limiter.figures.stats import AllStats, Chart, Point, Stats, Traffic, Worker
 from .limiter.inspection.looking import KeyView
+from .limiter.inspection.standing_of_key import KeyStanding
 from .limiter.key_spelling import KeyOf
 from .limiter.quotas.quota import Quota
 from .limiter.sync.limited import Limited, RateLimited
@@ -60,6 +62,7 @@ __all__ = [
     "Finding",
     "InvalidKey",
     "KeyOf",
+    "KeyStanding",
     "KeyView",
     "Limit",
     "LimitExceeded",
@@ -74,6 +77,7 @@ __all__ = [
     "Networks",
     "Observer",
     "Point",
+    "PolicyStanding",
     "Quota",
     "RateLimit",
     "RateLimitMiddleware",

@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 from .bans.in_force import Ban, BanChange, Guarded
 from .bans.policy import BanPolicy
 from .bans.rows import Row
+from .bans.standing_view import KeptStandings
 from .decision import Bucket, Check, Decision
 from .logs import escaped
 from .windows.views import Snapshot
@@ -106,6 +107,15 @@ class BanBook(Protocol):
 
     def unban(self, key: str, by: str) -> bool | Awaitable[bool]:
         """Take the ban of exactly this key back, and forget its strikes and rungs; False if there was neither."""
+
+    def standings(self, keys: Sequence[str]) -> KeptStandings | Awaitable[KeptStandings]:
+        """Return how each of some keys stands under each policy, as far as strikes have reached the store.
+
+        Changes nothing. A standing with nothing left to remember may be among them.
+
+        Args:
+            keys: The keys in their spelling, at most 200.
+        """
 
     def active(self) -> Sequence[Ban] | Awaitable[Sequence[Ban]]:
         """Return the bans in force."""

@@ -15,6 +15,7 @@ from ..core.errors import ConfigurationError, StoreError, StoreUnavailable, quot
 from ..core.limits import MAX_WINDOW_US, check_whole, parse_duration_us
 from ..core.protocols import BanBook, Store
 from .deadlines import in_turns, within
+from .inspection.standing_of_key import KeyStanding, policies_of, standing_of
 from .internals import Internals
 from .key_spelling import AnyKey, KeyOf
 
@@ -74,6 +75,32 @@ class BanCommands:
         _, guards = self.internals.keys.learn(key)
         found = [await within(book.find((self._spelled(book, known), *guards))) for book in self._books()]
         return next((ban for ban in found if ban is not None), None)
+
+    async def standing(self, key: AnyKey, policies: Iterable[BanPolicy] | None = None) -> KeyStanding:
+        """Return how a key stands under ban policies: strikes, how many are needed, rung. Changes nothing.
+
+        Of an address the networks that hold it are shown too, because policies may strike those. Strikes of the last
+        100 ms may not have reached a Redis store, and those that this process counted while the store was away are not
+        shown.
+
+        Args:
+            key: The key.
+            policies: The policies that say how many strikes ban; by default those of all gates on this limiter. Under
+                others `PolicyStanding.needed` is None.
+
+        Raises:
+            ConfigurationError: The key or a policy cannot be used.
+            StoreError: The store does not answer.
+        """
+        known = policies_of(self.internals.gates.listed()) if policies is None else list(policies)
+        for policy in known:
+            if not isinstance(policy, BanPolicy):
+                raise ConfigurationError(
+                    f'standing: expected policies such as BanPolicy("20/10m", "1h"), not {quoted(policy)}'
+                )
+        await self.internals.fetch_secret()
+        spelled = self._ban_key(key)
+        return await standing_of(self.store.bans, spelled, self.internals.keys.learn(key)[1], known)
 
     async def bans(self) -> AsyncIterator[Ban]:
         """Yield the bans in force."""

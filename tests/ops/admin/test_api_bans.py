@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 import pytest
 
-from slidegate import Limiter, MemoryStore
+from slidegate import BanPolicy, Limiter, MemoryStore
 from slidegate.limiter.deadlines import STEP
 from slidegate.stores.lmdb.store import LmdbStore
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import FakeClock
+from slidegate.testing.contract.player import settle
 
 from ...redis_servers import RedisServer, needs_redis
 from .office import NOW_US, Office, names
@@ -144,3 +146,20 @@ async def test_a_page_of_a_hundred_thousand_bans_lets_other_tasks_run() -> None:
     ticking.cancel()
     assert (len(page["bans"]), page["total"]) == (5, 100_000)
     assert turns >= 100_000 // STEP
+
+
+@every_store
+async def test_a_client_has_strikes_by_policy_and_loses_them_by_an_unban(opened: Opened, tmp_path: Path) -> None:
+    scanners = BanPolicy("20/10m", "1h", jitter=0, name="scanners")
+    async with opened(tmp_path) as limiter:
+        office = Office(limiter, gate={"bans": scanners})
+        operator = office.operator()
+        assert (await operator.get("client", key="203.0.113.7"))["strikes"] == []
+        await settle(limiter.store.bans.strike(scanners, "203.0.113.7", 3, "why"))
+        (stands,) = (await operator.get("client", key="203.0.113.7"))["strikes"]
+        shown = (stands["policy"], stands["target"], stands["strikes"], stands["needed"], stands["rung"])
+        assert shown == ("scanners", "203.0.113.7", 3, 20, 0)
+        assert abs(stands["clean_since_at"] - time.time()) < 600
+        assert stands["clean_until_at"] is None
+        await limiter.unban("203.0.113.7")
+        assert (await operator.get("client", key="203.0.113.7"))["strikes"] == []

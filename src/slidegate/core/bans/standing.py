@@ -58,13 +58,25 @@ class Standing:
 
     def rung_at(self, policy: BanPolicy, now_us: int) -> int:
         """Return the rung that is left after clean time."""
+        return self.rung_after(policy.forgive_us, now_us)
+
+    def rung_after(self, forgive_us: int, now_us: int) -> int:
+        """Return the rung that is left where each `forgive_us` of clean time takes one."""
         clean_us = now_us - max(self.last_us, self.until_us)
-        return max(self.rung - max(clean_us, 0) // policy.forgive_us, 0)
+        return max(self.rung - max(clean_us, 0) // forgive_us, 0)
 
     def weight_at(self, policy: BanPolicy, now_us: int) -> int:
         """Return the weight of the strikes that stand against the key."""
-        from_us = now_us - policy.after.window_us
+        return self.weight_in(policy.after.window_us, now_us)
+
+    def weight_in(self, window_us: int, now_us: int) -> int:
+        """Return the weight of the strikes in a window that ends now."""
+        from_us = now_us - window_us
         return sum(strike.weight for strike in self.strikes if strike.at_us > from_us)
+
+    def copy(self) -> Standing:
+        """Return a copy that further strikes leave as it is."""
+        return Standing(self.rung, self.last_us, self.until_us, list(self.strikes))
 
     def is_over(self, policy: BanPolicy, now_us: int) -> bool:
         """Tell whether there is nothing left to remember."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Protocol, TypeAlias
 
@@ -11,6 +11,7 @@ from ...core.bans.policy import BanPolicy
 from ...core.decision import Decision
 from ...core.kinds.any_limit import AnyLimit
 from ..inspection.looking import KeyView
+from ..inspection.standing_of_key import KeyStanding
 from ..key_spelling import AnyKey
 
 Limits: TypeAlias = str | AnyLimit | Sequence[str | AnyLimit]
@@ -48,6 +49,9 @@ class Asked(Protocol):
 
     async def banned(self, key: AnyKey) -> Ban | None:
         """See `Limiter.banned`."""
+
+    async def standing(self, key: AnyKey, policies: Iterable[BanPolicy] | None = None) -> KeyStanding:
+        """See `Limiter.standing`."""
 
     def bans(self) -> AsyncIterator[Ban]:
         """See `Limiter.bans`."""

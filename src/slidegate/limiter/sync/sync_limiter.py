@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from types import TracebackType
 from typing import Final, Self
@@ -11,6 +11,7 @@ from ...core.bans.in_force import Ban
 from ...core.bans.policy import BanPolicy
 from ...core.decision import Decision
 from ..inspection.looking import KeyView
+from ..inspection.standing_of_key import KeyStanding
 from ..key_spelling import AnyKey
 from .asked import Asked, Limits
 from .without_loop import WithoutLoop
@@ -74,6 +75,10 @@ class SyncLimiter:
     def banned(self, key: AnyKey) -> Ban | None:
         """Return the ban that refuses a key or address now; None if there is none."""
         return self._without_loop.command(self._limiter.banned(key))
+
+    def standing(self, key: AnyKey, policies: Iterable[BanPolicy] | None = None) -> KeyStanding:
+        """Return how a key stands under ban policies; see `Limiter.standing`."""
+        return self._without_loop.command(self._limiter.standing(key, policies))
 
     def bans(self) -> list[Ban]:
         """Return the bans in force."""

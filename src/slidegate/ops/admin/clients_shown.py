@@ -8,6 +8,7 @@ from ...core.bans.in_force import ban_key
 from ...core.decision import Bucket, Decision
 from ...limiter import Limiter
 from ...limiter.inspection.looking import KeyView
+from ...limiter.inspection.standing_of_key import KeyStanding
 from .bans_shown import ban_of, ban_shown
 from .gates_shown import buckets_of, kind_of
 from .onlooker import WINDOW_S, Busy, Onlooker, name_of
@@ -71,7 +72,7 @@ async def client_shown(limiter: Limiter, onlooker: Onlooker, seen: Seen, key: st
     return {
         "key": known,
         "ban": None if ban is None else ban_shown(ban),
-        "strikes": [],
+        "strikes": _strikes(await limiter.standing(key)),
         "history": [
             {"kind": change.kind, "at": change.wall_us / _S, "by": change.by, "reason": change.ban.reason}
             for change in reversed(changes)
@@ -117,6 +118,23 @@ def windows_of(decision: Decision, asked: int = 0) -> list[dict[str, Any]]:
             "reset_after_s": state.reset_after_us / _S,
         }
         for state, reading in zip(decision.states, decision.readings, strict=True)
+    ]
+
+
+def _strikes(standing: KeyStanding) -> list[dict[str, Any]]:
+    """Return how a key stands under each policy, as the API shows it."""
+    ahead_us = standing.unix_us - standing.now_us
+    return [
+        {
+            "policy": stands.policy,
+            "target": stands.key,
+            "strikes": stands.strikes,
+            "needed": stands.needed,
+            "rung": stands.rung,
+            "clean_since_at": (stands.clean_since_us + ahead_us) / _S,
+            "clean_until_at": None if stands.clean_until_us is None else (stands.clean_until_us + ahead_us) / _S,
+        }
+        for stands in standing.policies
     ]
 
 

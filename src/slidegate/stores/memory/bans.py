@@ -14,6 +14,7 @@ from ...core.bans.records import MAX_HISTORY, Ledger
 from ...core.bans.rows import Bans, Row, from_rows, to_rows
 from ...core.bans.rules import BanRules, Steady
 from ...core.bans.standing import Standing
+from ...core.bans.standing_view import KeptStandings, kept_standings
 from ...core.barred import Barred
 from ...core.decision import Check
 from ...core.protocols import Clock, Event
@@ -190,6 +191,11 @@ class MemoryBans:
             events = self._take_events()
         self._tell(events)
         return changed
+
+    def standings(self, keys: Sequence[str]) -> KeptStandings:
+        """Return how each of some keys stands under each policy. Changes nothing."""
+        with self._lock:
+            return self._moments()[0], kept_standings(self._records.by_policy, keys)
 
     def active(self) -> Sequence[Ban]:
         """Return the bans in force."""

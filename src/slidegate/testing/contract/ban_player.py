@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 from ...core.addresses import parse_address
 from ...core.bans.in_force import Ban, Guarded
 from ...core.bans.policy import BanPolicy
+from ...core.bans.standing_view import KeptStanding, policy_standing
 from ...core.decision import Bucket, Reason
 from ...core.limits import parse_limits
 from ...core.protocols import Event, Store
@@ -135,9 +136,9 @@ class BanPlayer:
             same(await settle(self.store.bans.load(rows)), len(self.model.active(self.now_us)))
 
     async def _compare(self) -> None:
-        expected = self.model.active(self.now_us)
+        in_force = self.model.active(self.now_us)
         active = await settle(self.store.bans.active())
-        same(sorted(map(_shown, active)), sorted(map(_shown, expected)))
+        same(sorted(map(_shown, active)), sorted(map(_shown, in_force)))
         rows = list(await settle(self.store.bans.dump()))
         written_us = rows[0]["written_us"]
         dumped = [
@@ -145,7 +146,7 @@ class BanPlayer:
             for row in rows
             if "ban" in row
         ]
-        same(sorted(dumped, key=repr), sorted(map(self._expected, expected), key=repr))
+        same(sorted(dumped, key=repr), sorted(map(self._expected, in_force), key=repr))
         changes = [(change.kind, change.ban.key, change.by) for change in await settle(self.store.bans.history())]
         same(changes, self.model.changes)
         told = [event for event in self.heard.events if event.kind in TOLD]
@@ -153,12 +154,17 @@ class BanPlayer:
         same(
             [_told(event)[1] for event in told if event.kind == "shadow_banned"], [key for _, key in self.model.reports]
         )
+        now_us, kept = await settle(self.store.bans.standings(sorted(self.named - {""})))
+        looked = {(one.policy, one.key): one for one in kept}
         stands = {(row["policy"], row["standing"]): row for row in rows if "standing" in row}
         for policy in self.ladders:
             for key in self.named:
                 row = stands.get((policy.name, key))
                 stand = Stand(0, 0) if row is None else _stand(row, policy, written_us)
-                same((policy.name, key, stand), (policy.name, key, self.model.stand(policy, key, self.now_us)))
+                expected = self.model.stand(policy, key, self.now_us)
+                same((policy.name, key, stand), (policy.name, key, expected))
+                seen = _seen(looked.get((policy.name, key)), policy, now_us)
+                same((policy.name, key, seen), (policy.name, key, expected))
 
     def _expected(self, ban: Made) -> tuple[str, str, int, int | None]:
         """Return the facts of a dumped ban: key, by, rung and the microseconds that are left."""
@@ -173,6 +179,12 @@ def _shown(ban: Ban | Made) -> tuple[str, str, int, int]:
 
 def _told(event: Event) -> tuple[str, Any]:
     return event.kind, event.details["key"]
+
+
+def _seen(kept: KeptStanding | None, policy: BanPolicy, now_us: int) -> Stand:
+    """Read off where a key stands, as an operator sees it."""
+    stands = None if kept is None else policy_standing(kept, policy, now_us)
+    return Stand(0, 0) if stands is None else Stand(stands.rung, min(stands.strikes, policy.after.amount))
 
 
 def _stand(row: Any, policy: BanPolicy, now_us: int) -> Stand:

@@ -9,6 +9,7 @@ from typing import Any
 
 from ...core.bans.in_force import Ban
 from ...core.bans.policy import BanPolicy
+from ...core.bans.standing_view import PolicyStanding, policy_standing
 from ...core.protocols import Store
 from ..clock import FakeClock
 from ..observers import RecordingObserver
@@ -68,6 +69,36 @@ class StrikesContract:
         made = await bans.strike("user:eve", 1, scan)
         assert made is not None
         assert made.by == "scan"
+
+    @at_a_desk
+    async def test_the_standing_of_a_key_is_shown_by_policy_and_stays_as_it_is(self, desk: Desk) -> None:
+        bans = BanDesk(desk)
+        scan = BanPolicy("5/minute", "10m", jitter=0, forgive="1h", name="scan")
+        start_us = bans.clock.now_us
+        await bans.strike("user:eve", 3)
+        await bans.strike("user:ann", 2)
+        bans.clock.advance("1s")
+        await bans.strike("user:ann", 4, scan)
+        known = {"abuse": POLICY, "scan": scan}
+
+        async def stands(*keys: str) -> list[PolicyStanding | None]:
+            now_us, kept = await settle(desk.store.bans.standings(keys))
+            return [policy_standing(one, known[one.policy], now_us) for one in kept]
+
+        ends_us, now_us = start_us + POLICY.duration_us, start_us + SECOND_US
+        eve = PolicyStanding("abuse", "user:eve", 0, 3, 1, ends_us, ends_us + POLICY.forgive_us)
+        ann = PolicyStanding("abuse", "user:ann", 2, 3, 0, start_us, None)
+        scans = PolicyStanding("scan", "user:ann", 4, 5, 0, now_us, None)
+        for _ in range(3):
+            assert await stands("user:eve") == [eve]
+            assert sorted(filter(None, await stands("user:ann", "user:eve", "user:bob"))) == [ann, eve, scans]
+        assert await stands("user:bob") == []
+        bans.clock.advance(us=59 * SECOND_US)  # the strikes of the first second have left
+        assert list(filter(None, await stands("user:ann"))) == [scans]
+        assert await bans.strike("user:ann", 1, scan) is not None
+        assert (await stands("user:ann"))[-1:] != [scans]
+        await bans.unban("user:eve")
+        assert await stands("user:eve") == []
 
     @at_a_desk
     async def test_an_unban_forgives_strikes_and_rungs(self, desk: Desk) -> None:

@@ -19,6 +19,7 @@ from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from ...core.bans.policy import BanPolicy
 from ...core.decision import Bucket
 from ...core.errors import ConfigurationError
 from ...core.kinds.any_limit import AnyLimit
@@ -101,6 +102,10 @@ class GateAtWork(Protocol):
         """The limits of each route."""
 
     @property
+    def policies(self) -> Sequence[BanPolicy]:
+        """The ban policies of the gate."""
+
+    @property
     def findings(self) -> list[Finding]:
         """The findings about the gate."""
 
@@ -176,6 +181,11 @@ class FileGate(Breakable, Generic[G]):
     def findings(self) -> list[Finding]:
         """The findings about the gate at work."""
         return self.app.findings
+
+    @property
+    def policies(self) -> Sequence[BanPolicy]:
+        """The ban policies of the gate at work."""
+        return self.app.policies
 
     def buckets(self) -> Sequence[Bucket]:
         """Return the buckets that the gate at work counts in."""

@@ -96,7 +96,7 @@ export class ClientsView {
   detail(client) {
     const { key, ban } = client;
     const act = (text, question, danger) => h("button", { type: "button", class: danger ? "danger" : null, disabled: !this.page.mayChange, onclick: async () => { if (await question(key)) await this.page.refresh(); } }, text);
-    const strikes = (client.strikes ?? []).map(({ policy, strikes: made, rung }) => `${plain(policy, 40)}: ${count(made)} strikes, rung ${rung}`).join("; ");
+    const strikes = (client.strikes ?? []).map((one) => h("dd", {}, this.strikes(key, one)));
     return [
       h("section", { class: "card", "aria-label": "This client" },
         h("div", { class: "title" }, h("h2", {}, stranger(key)), ban ? h("span", { class: "badge hot" }, "Banned") : h("span", { class: "badge" }, "Not banned"),
@@ -105,7 +105,7 @@ export class ClientsView {
         h("dl", { class: "facts" },
           ban && [h("dt", {}, "Ban"), h("dd", {}, ban.until_at ? `until ${moment(ban.until_at)}, ${duration(ban.until_at - now())} from now` : "until it is taken back",
             `; rung ${ban.rung}; by `, stranger(ban.policy, 60)), h("dt", {}, "Reason"), h("dd", {}, ban.reason ? words(ban.reason, 200) : "–")],
-          h("dt", {}, "Strikes"), h("dd", {}, strikes || "none")),
+          h("dt", {}, "Strikes"), strikes.length ? strikes : h("dd", {}, "none")),
         client.windows.length ? h("div", { class: "windows" }, client.windows.map((window) => this.window(window)))
           : h("p", { class: "empty" }, "Nothing is spent in any window of this client.")),
       table("Last refusals", [
@@ -123,6 +123,13 @@ export class ClientsView {
         { title: "Reason", cell: (entry) => words(entry.reason || "–", 120) },
       ], client.history, ""),
     ];
+  }
+
+  // "3 of 20 strikes for scanners, rung 1"
+  strikes(key, { policy, target, strikes, needed, rung, clean_since_at: since, clean_until_at: until }) {
+    const made = needed === null ? `${count(strikes)} strikes` : `${count(strikes)} of ${count(needed)} strikes`;
+    const clean = until && (since > now() ? `; the rung is forgiven from ${moment(since)} to ${moment(until)}` : `; clean since ${moment(since)}, forgiven at ${moment(until)}`);
+    return [`${made} for `, stranger(policy, 60), target === key ? "" : [" of ", stranger(target, 64)], `, rung ${rung}${clean || ""}`];
   }
 
   window(window) {

@@ -12,6 +12,7 @@ from ....core.bans.records import Ledger
 from ....core.bans.rows import Row, from_rows
 from ....core.bans.rules import BanRules, Steady
 from ....core.bans.standing import Standing
+from ....core.bans.standing_view import KeptStandings, kept_standings
 from ....core.barred import Barred
 from ....core.decision import Check
 from ....core.protocols import Clock, Event
@@ -199,6 +200,10 @@ class BanSession:
             if ledger is not None and standing is not None and not ledger.is_over(standing, now_us):
                 found.append((policy, key, standing))
         return found
+
+    def standings_under(self, keys: Sequence[str]) -> KeptStandings:
+        """Return how each of some keys stands under each policy."""
+        return self.moments()[0], kept_standings(self._rows.by_name(), keys)
 
     def moments(self) -> tuple[int, int]:
         """Return the store's time and Unix time."""

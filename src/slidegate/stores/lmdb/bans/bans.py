@@ -29,6 +29,7 @@ import lmdb
 from ....core.bans.in_force import Ban, BanChange, Guarded
 from ....core.bans.policy import BanPolicy
 from ....core.bans.rows import Bans, Row, to_rows
+from ....core.bans.standing_view import KeptStandings
 from ....core.barred import Barred
 from ....core.decision import Check
 from ....core.errors import StoreError, StoreUnavailable
@@ -87,6 +88,10 @@ class LmdbBans:
     def unban(self, key: str, by: str) -> bool | Awaitable[bool]:
         """Take the ban of exactly this key back, and forget its strikes and rungs; False if there was neither."""
         return self._write(lambda rules: rules.unban(key, by))
+
+    def standings(self, keys: Sequence[str]) -> KeptStandings:
+        """Return how each of some keys stands under each policy. This changes nothing."""
+        return self._read(lambda rules: rules.standings_under(keys))
 
     def active(self) -> list[Ban] | Awaitable[list[Ban]]:
         """Return the bans in force."""

@@ -168,9 +168,13 @@ class LedgerRows:
 
     def all(self) -> list[Ledger]:
         """Return the ledgers of all policies."""
+        return list(self.by_name().values())
+
+    def by_name(self) -> dict[str, Ledger]:
+        """Return the ledger of each policy, by its name."""
         with self._txn.cursor(self._dbs.policies) as cursor:
             names = {text_of(row) for row in cursor.iternext(values=False)}
-        return [self.open(name) for name in sorted(names.union(self._held))]
+        return {name: self.open(name) for name in sorted(names.union(self._held))}
 
     def count(self) -> int:
         """Return how many standings there are under all policies."""

@@ -79,11 +79,11 @@ def pack_standing(policy: str, standing: Standing) -> bytes:
     return _STANDING.pack(*numbers) + name + b"".join(strikes)
 
 
-def unpack_standings(packed: bytes) -> Iterator[tuple[str, Standing]]:
-    """Read how a key stands under each policy."""
+def unpack_standings(packed: bytes) -> Iterator[tuple[str, Standing, int, int]]:
+    """Read how a key stands under each policy: its name, the standing, its window and its `forgive_us`."""
     at = 0
     while at < len(packed):
-        rung, last_us, until_us, _, _, many, length = _STANDING.unpack_from(packed, at)
+        rung, last_us, until_us, window_us, forgive_us, many, length = _STANDING.unpack_from(packed, at)
         at += _STANDING.size
         name = text_of(packed[at : at + length])
         at += length
@@ -93,7 +93,7 @@ def unpack_standings(packed: bytes) -> Iterator[tuple[str, Standing]]:
             at += _STRIKE.size
             standing.strikes.append(Strike(at_us, weight, text_of(packed[at : at + length])))
             at += length
-        yield name, standing
+        yield name, standing, window_us, forgive_us
 
 
 def pack_policy(policy: BanPolicy) -> bytes:

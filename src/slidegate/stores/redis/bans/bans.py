@@ -15,6 +15,7 @@ from ....core.bans.in_force import Ban, BanChange, BanList, Guarded, longest
 from ....core.bans.policy import BanPolicy
 from ....core.bans.rows import Bans, Row, from_rows, to_rows
 from ....core.bans.standing import Standing
+from ....core.bans.standing_view import KeptStanding, KeptStandings
 from ....core.barred import Barred
 from ....core.decision import Check
 from ....core.errors import ConfigurationError
@@ -122,6 +123,19 @@ class RedisBans(RefreshedBans):
         return bool(changed) or unsent
 
     @sensible
+    async def standings(self, keys: Sequence[str]) -> KeptStandings:
+        """Return how each of some keys stands under each policy. Changes nothing.
+
+        Strikes that workers have not sent yet, those of the last 100 ms, are left out.
+        """
+        (now_us, *rows), _ = await self._command("standings", [bytes_of(key) for key in keys])
+        return int(now_us), [
+            KeptStanding(policy, key, standing, window_us, forgive_us)
+            for key, row in zip(keys, rows, strict=True)
+            for policy, standing, window_us, forgive_us in unpack_standings(row)
+        ]
+
+    @sensible
     async def active(self) -> list[Ban]:
         """Return the bans in force."""
         await self.refresh(self._lane())
@@ -150,7 +164,7 @@ class RedisBans(RefreshedBans):
         bans, standings = await self.active(), list[tuple[str, str, Standing]]()
         async for part in self._scan(self._keys[5], self._lane()):
             for key, row in zip(part[::2], part[1::2], strict=True):
-                standings += [(policy, text_of(key), standing) for policy, standing in unpack_standings(row)]
+                standings += [(policy, text_of(key), standing) for policy, standing, _, _ in unpack_standings(row)]
         with self._lock:
             rows = to_rows(Bans(bans, standings), *self._time.now_us())
         return [row async for some in in_steps(rows) for row in some]

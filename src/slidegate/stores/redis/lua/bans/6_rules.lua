@@ -249,6 +249,15 @@ function commands.find()
   return found
 end
 
+-- keys. Answers with the bans' time, then how each key stands under each policy, "" where it does not
+function commands.standings()
+  local found = { text_of(now) }
+  for place, row in ipairs(ARGV[3] and redis.call("HMGET", KEYS[STANDINGS], unpack(ARGV, 3)) or {}) do
+    found[place + 1] = row or ""
+  end
+  return found
+end
+
 -- everything but the numbers
 function commands.clear()
   for name = LIST, PREFIXES do
@@ -261,7 +270,7 @@ function commands.clear()
 end
 
 local answer = commands[ARGV[2]]()
-if ARGV[2] ~= "since" and ARGV[2] ~= "find" then
+if ARGV[2] ~= "since" and ARGV[2] ~= "find" and ARGV[2] ~= "standings" then
   note_parts()
 end
 local state = life ~= "" and hands ~= "" and life .. hands or ""
