@@ -108,6 +108,9 @@ class _Bans:
     def find(self, guarded: Any) -> Any:
         return self._both.turn("bans", "find", guarded)
 
+    def standings(self, keys: Any) -> Any:
+        return self._both.turn("bans", "standings", keys)
+
     def active(self) -> Any:
         return self._both.turn("bans", "active")
 
