@@ -46,7 +46,7 @@ def test_a_heavy_strike_stands_for_several_and_no_weight_is_too_heavy() -> None:
     for weight in (6, 2**31, 10**30):
         standing = Standing()
         assert standing.strike(policy, 0, weight)
-        assert standing.weight_at(policy, 0) == 5
+        assert standing.weight_at(policy.after.window_us, 0) == 5
 
 
 def test_a_ban_takes_the_strikes_that_led_to_it() -> None:
@@ -54,7 +54,7 @@ def test_a_ban_takes_the_strikes_that_led_to_it() -> None:
     standing = Standing()
     assert strikes(standing, policy, 0, 1, 2) == [False, False, True]
     standing.ban(policy, "ann", 2 * SECOND_US)
-    assert standing.weight_at(policy, 2 * SECOND_US) == 0
+    assert standing.weight_at(policy.after.window_us, 2 * SECOND_US) == 0
     assert strikes(standing, policy, 3, 4, 5) == [False, False, True]
 
 
@@ -131,7 +131,7 @@ def test_up_to_64_strikes_are_exact(blows: list[Blow], amount: int, is_made: boo
         total = sum(weight for at_us, weight in plain if at_us > now_us - SECOND_US)
         due = standing.strike(policy, now_us, weight)
         assert due == (total >= amount)
-        assert min(standing.weight_at(policy, now_us), amount) == min(total, amount)
+        assert min(standing.weight_at(policy.after.window_us, now_us), amount) == min(total, amount)
         if due and is_made:
             standing.ban(policy, "ann", now_us)
             plain, now_us = [], now_us + SECOND_US
@@ -174,9 +174,9 @@ def test_clean_time_runs_from_the_last_strike() -> None:
     ends_us = climb(policy, standing, ends_us)
     for hours in (0.9, 1.8, 2.7):
         assert standing.strike(policy, ends_us + int(hours * HOUR_US), 1) is False
-        assert standing.rung_at(policy, ends_us + int(hours * HOUR_US)) == 2
-    assert standing.rung_at(policy, ends_us + int(3.7 * HOUR_US)) == 1
-    assert standing.rung_at(policy, ends_us + int(99 * HOUR_US)) == 0
+        assert standing.rung_at(policy.forgive_us, ends_us + int(hours * HOUR_US)) == 2
+    assert standing.rung_at(policy.forgive_us, ends_us + int(3.7 * HOUR_US)) == 1
+    assert standing.rung_at(policy.forgive_us, ends_us + int(99 * HOUR_US)) == 0
 
 
 def test_a_standing_is_over_when_neither_strike_nor_rung_is_left() -> None:

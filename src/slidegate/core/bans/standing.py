@@ -56,20 +56,12 @@ class Standing:
     def __repr__(self) -> str:
         return f"<Standing rung={self.rung} strikes={self.strikes} last_us={self.last_us} until_us={self.until_us}>"
 
-    def rung_at(self, policy: BanPolicy, now_us: int) -> int:
-        """Return the rung that is left after clean time."""
-        return self.rung_after(policy.forgive_us, now_us)
-
-    def rung_after(self, forgive_us: int, now_us: int) -> int:
+    def rung_at(self, forgive_us: int, now_us: int) -> int:
         """Return the rung that is left where each `forgive_us` of clean time takes one."""
         clean_us = now_us - max(self.last_us, self.until_us)
         return max(self.rung - max(clean_us, 0) // forgive_us, 0)
 
-    def weight_at(self, policy: BanPolicy, now_us: int) -> int:
-        """Return the weight of the strikes that stand against the key."""
-        return self.weight_in(policy.after.window_us, now_us)
-
-    def weight_in(self, window_us: int, now_us: int) -> int:
+    def weight_at(self, window_us: int, now_us: int) -> int:
         """Return the weight of the strikes in a window that ends now."""
         from_us = now_us - window_us
         return sum(strike.weight for strike in self.strikes if strike.at_us > from_us)
@@ -80,13 +72,17 @@ class Standing:
 
     def is_over(self, policy: BanPolicy, now_us: int) -> bool:
         """Tell whether there is nothing left to remember."""
-        return now_us >= self.until_us and not self.rung_at(policy, now_us) and not self.weight_at(policy, now_us)
+        return (
+            now_us >= self.until_us
+            and not self.rung_at(policy.forgive_us, now_us)
+            and not self.weight_at(policy.after.window_us, now_us)
+        )
 
     def strike(self, policy: BanPolicy, now_us: int, weight: int, source: str = "") -> bool:
         """Count a strike; True if a ban is due. It is made by `ban`, or not at all, and then due again."""
         if now_us < self.until_us:
             return False
-        self.rung = self.rung_at(policy, now_us)
+        self.rung = self.rung_at(policy.forgive_us, now_us)
         self.last_us = now_us
         amount, from_us = policy.after.amount, now_us - policy.after.window_us
         at_us = now_us - now_us % policy.grain_us

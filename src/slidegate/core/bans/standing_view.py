@@ -76,8 +76,8 @@ def policy_standing(kept: KeptStanding, policy: BanPolicy | None, now_us: int) -
     standing, window_us, forgive_us = kept.standing, kept.window_us, kept.forgive_us
     if policy is not None:
         window_us, forgive_us = policy.after.window_us, policy.forgive_us
-    weight = standing.weight_in(window_us, now_us) if window_us else sum(one.weight for one in standing.strikes)
-    rung = standing.rung_after(forgive_us, now_us) if forgive_us else standing.rung
+    weight = standing.weight_at(window_us, now_us) if window_us else sum(one.weight for one in standing.strikes)
+    rung = standing.rung_at(forgive_us, now_us) if forgive_us else standing.rung
     if not weight and not rung and now_us >= standing.until_us:
         return None
     since_us = max(standing.last_us, standing.until_us)
