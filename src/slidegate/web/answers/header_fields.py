@@ -102,7 +102,8 @@ class HeaderWriter:
         spent, leaves_us, _, _ = readings[place]
         left = amounts[place] - spent
         more_after_s = -((decision.now_us - leaves_us) // 1_000_000) if spent else 0
-        fields += policy, (b"ratelimit", values[place] % (left if left > 0 else 0, more_after_s))
+        fields.append(policy)
+        fields.append((b"ratelimit", values[place] % (left if left > 0 else 0, more_after_s)))
         return fields
 
     def _of_all(self, asked: Sequence[Decision]) -> Fields:
