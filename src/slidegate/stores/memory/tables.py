@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from copy import copy
-from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import islice
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from ...core.kinds.any_limit import AnyLimit
 from ...core.kinds.any_limit import Identity as Window
@@ -33,8 +32,7 @@ Identity: TypeAlias = tuple[str, Window, bool]
 """The rule, what its limits share their counts by, and whether times are kept."""
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryStats:
+class MemoryStats(NamedTuple):
     """Counters of a `MemoryStore`.
 
     Attributes:
@@ -46,10 +44,6 @@ class MemoryStats:
     keys: int
     evictions: int
     shared_hits: int
-
-    # A frozen object of a compiled class cannot be filled later, so a copy goes through the constructor.
-    def __reduce__(self) -> tuple[Any, ...]:
-        return MemoryStats, (self.keys, self.evictions, self.shared_hits)
 
 
 class Shared(NamedTuple):
