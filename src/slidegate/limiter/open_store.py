@@ -24,14 +24,19 @@ _EXAMPLES: Final = {
 _REDIS: Final = re.compile("(rediss?([+](cluster|sentinel))?|unix)://", re.IGNORECASE)
 
 
-def open_store(url: str) -> Store:
+def open_store(url: str, *, read_only: bool = False) -> Store:
     """Make the store that an address names.
+
+    Args:
+        url: The address.
+        read_only: Whether the store is only looked at, and has to be there.
 
     Raises:
         ConfigurationError: The scheme or an option is unknown, a value cannot be read, or the store cannot be opened.
+        StoreUnavailable: The store is to be read only, and cannot be.
     """
     if isinstance(url, str) and _REDIS.match(url):
-        return _redis(url)
+        return _redis(url, read_only)
     shown = re.sub(r"//.*@", "//***@", url) if isinstance(url, str) else url  # the address may hold a password
     examples = " or ".join(f'"{example}"' for example in _EXAMPLES.values())
     try:
@@ -42,7 +47,7 @@ def open_store(url: str) -> Store:
         hint = closest(str(parts.scheme), _EXAMPLES)
         raise ConfigurationError(f"store address: expected {examples}, not {shown!r}{hint}")
     expected = f'store address: expected "{_EXAMPLES[parts.scheme]}", not {shown!r}'
-    return _lmdb(parts, expected) if parts.scheme == "lmdb" else _memory(parts, expected)
+    return _lmdb(parts, expected, read_only) if parts.scheme == "lmdb" else _memory(parts, expected)
 
 
 def _memory(parts: SplitResult, expected: str) -> Store:
@@ -51,7 +56,7 @@ def _memory(parts: SplitResult, expected: str) -> Store:
     return MemoryStore(**_options(parts, _MEMORY_OPTIONS, expected))
 
 
-def _lmdb(parts: SplitResult, expected: str) -> Store:
+def _lmdb(parts: SplitResult, expected: str, read_only: bool) -> Store:
     if parts.netloc or not parts.path.strip("/"):
         raise ConfigurationError(f"{expected}: write the directory's whole path behind lmdb://")
     options = _options(parts, _LMDB_OPTIONS, expected)
@@ -59,10 +64,10 @@ def _lmdb(parts: SplitResult, expected: str) -> Store:
         from ..stores.lmdb import LmdbStore
     except ImportError as error:
         raise ConfigurationError(f"store address: {error}") from error
-    return LmdbStore(unquote(parts.path), **options)
+    return LmdbStore(unquote(parts.path), read_only=read_only, **options)
 
 
-def _redis(url: str) -> Store:
+def _redis(url: str, read_only: bool) -> Store:
     try:
         from ..stores.redis import RedisStore
     except ImportError as error:
@@ -73,7 +78,7 @@ def _redis(url: str) -> Store:
     given = parse_qsl(query, keep_blank_values=True)
     options = {name: _REDIS_OPTIONS[name](name, value) for name, value in given if name in _REDIS_OPTIONS}
     rest = urlencode([(name, value) for name, value in given if name not in _REDIS_OPTIONS])
-    return RedisStore(f"{place}?{rest}" if rest else place, **options)
+    return RedisStore(f"{place}?{rest}" if rest else place, read_only=read_only, **options)
 
 
 def _whole(name: str, value: str) -> int:

@@ -148,6 +148,10 @@ class Publisher:
         self._loop = loop
         loop.call_later(self.interval_s, self._next, loop)
 
+    def keep_quiet(self) -> None:
+        """Publish nothing from now on: this process only looks on, and is no worker."""
+        self._closed = True
+
     async def close(self) -> None:
         """Publish the last figures, and say that this worker is gone. A store that does not answer is left alone."""
         if not self._closed:

@@ -20,7 +20,9 @@ from .exits import FINDINGS, ending
 
 NAME: Final = "slidegate"
 COMPLETION_VARIABLE: Final = "_SLIDEGATE_COMPLETE"
-COMMANDS: Final[dict[str, tuple[str, str]]] = {}
+COMMANDS: Final[dict[str, tuple[str, str]]] = {
+    "bans": (".stored.ban_group:bans", "List, make, take back, export and import bans."),
+}
 """The name of a sub-command -> its object, as ``.module:object`` below this package, and its subject."""
 
 

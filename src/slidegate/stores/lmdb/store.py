@@ -88,12 +88,15 @@ class LmdbStore:
             lease three times as often.
         durability: With ``"fast"``, counts and bans survive the end of any process. With ``"safe"`` they are on the
             disk before the answer, and survive a loss of power too. All workers choose the same.
+        read_only: Whether nothing is ever written: the files have to be there, and every change is refused with
+            `StoreUnavailable`. For tools that look on.
         clock: Returns microseconds; by default the clock of the host. Tests pass `slidegate.testing.FakeClock`.
         wall_clock: Returns Unix time in microseconds, for bans and quotas; by default `clock` if one is given, else
             the clock of the system.
 
     Raises:
         ConfigurationError: An option is out of range, or the files cannot be used; the message says what would help.
+        StoreUnavailable: `read_only`, and the files cannot be read.
         StoreTimeout: Another process holds the files and does not go on.
     """
 
@@ -107,6 +110,7 @@ class LmdbStore:
         max_bans: int = DEFAULT_MAX_BANS,
         place_lease: str | float | timedelta = DEFAULT_PLACE_LEASE,
         durability: Literal["fast", "safe"] = "fast",
+        read_only: bool = False,
         clock: Clock | None = None,
         wall_clock: Clock | None = None,
     ) -> None:
@@ -123,7 +127,7 @@ class LmdbStore:
                 raise ConfigurationError(f"{name}: expected a function that returns microseconds, not {given!r}")
         self._places = OwnPlaces(place_lease_us(place_lease))
         self.max_keys = max_keys
-        self._env = open_environment(path, Options(map_size, max_map_size, durability == "safe"))
+        self._env = open_environment(path, Options(map_size, max_map_size, durability == "safe", read_only))
         self._now_us = clock or self._env.now_us
         self._transactions = Transactions(self._env, self._now_us, max_keys, wall_clock or clock or system_us)
         self._turns = Turns(self._transactions.write, in_thread=durability == "safe")

@@ -70,6 +70,8 @@ class RedisStore:
             places three times as often.
         max_bans: How many bans, and the strikes of how many keys, to hold. Beyond, automatic bans are not recorded.
         max_waiting: How many requests of an event loop may wait in line for a slow server.
+        read_only: Whether nothing is made where nothing of slidegate stands under the prefix: every answer is
+            `StoreUnavailable` then. For tools that look on.
         clock: For tests: returns microseconds; by default the server's time counts.
 
     Raises:
@@ -86,6 +88,7 @@ class RedisStore:
         place_lease: str | float | timedelta = DEFAULT_PLACE_LEASE,
         max_bans: int = DEFAULT_MAX_BANS,
         max_waiting: int = DEFAULT_MAX_WAITING,
+        read_only: bool = False,
         clock: Clock | None = None,
     ) -> None:
         _check(client, prefix, max_bans, max_waiting, clock)
@@ -93,6 +96,7 @@ class RedisStore:
         self._client: Any = open_client(client) if isinstance(client, str) else client
         self._is_cluster = isinstance(self._client, RedisCluster)
         self._prefix = prefix
+        self._read_only = read_only
         self._timeout_s = parse_duration_us(timeout, "timeout") / 1_000_000
         self._lanes: dict[asyncio.AbstractEventLoop, Lane] = {}
         self._last: tuple[asyncio.AbstractEventLoop | None, Lane | None] = None, None
@@ -342,6 +346,8 @@ class RedisStore:
         fields = {b"secret": self._names.secret or os.urandom(32), b"life": os.urandom(8).hex().encode(), b"hands": 0}
         known = await ask(b"HMGET", self._shared.meta, *fields)
         if None in known:
+            if self._read_only:
+                raise StoreUnavailable(f"redis: nothing of slidegate stands under the prefix {self._prefix!r}")
             for name, value in fields.items():
                 await ask(b"HSETNX", self._shared.meta, name, value)
             known = await ask(b"HMGET", self._shared.meta, *fields)

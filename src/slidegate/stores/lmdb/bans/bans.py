@@ -17,7 +17,7 @@ A process that is far behind reads all bans again. The rules are those of `core.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -96,6 +96,14 @@ class LmdbBans:
     def active(self) -> list[Ban] | Awaitable[list[Ban]]:
         """Return the bans in force."""
         return _gathered(self._parts("bans", BanSession.active_of))
+
+    def active_parts(self) -> AsyncIterator[Sequence[Ban]]:
+        """Yield the bans in force, a part at a time: no more are held than a part has."""
+        return _in_turns(self._parts("bans", BanSession.active_of))
+
+    def dump_parts(self) -> AsyncIterator[Sequence[Row]]:
+        """Yield what `dump` returns, a part at a time."""
+        return _in_turns(self._dumped())
 
     def count(self) -> int:
         """Return how many bans are written: those in force, and those that ended lately."""
@@ -235,7 +243,7 @@ class LmdbBans:
             loop = asyncio.get_running_loop()
         except RuntimeError:
             return
-        if self._reading is not loop:
+        if self._reading is not loop and not self._env.options.read_only:
             self._reading = loop
             loop.call_later(PAUSE_S, self._read_on)
 
@@ -262,8 +270,10 @@ def _gathered(parts: Iterator[Sequence[T]]) -> list[T] | Awaitable[list[T]]:
 
 
 async def _paced(parts: Iterator[Sequence[T]]) -> list[T]:
-    found: list[T] = []
+    return [one async for part in _in_turns(parts) for one in part]
+
+
+async def _in_turns(parts: Iterator[Sequence[T]]) -> AsyncIterator[Sequence[T]]:
     for part in parts:
-        found += part
+        yield part
         await asyncio.sleep(0)
-    return found

@@ -34,6 +34,7 @@ from .data_files import DATA, LOCK
 from .host_clock import RECORD_EVERY_US, boot_id, boot_us, wall_us, written
 from .layout import CLOCK, SCHEMA, WRITTEN_SCHEMA, Databases
 from .opening import POLL_S, Options, open_files, take_room, whole_size, writes_through
+from .read_only import open_to_read
 from .readers import Readers
 
 _IN_PROCESS_S: Final = 0.05
@@ -92,6 +93,8 @@ class Environment:
 
     def begin(self) -> Any:
         """Begin to write; None while somebody else writes. `commit` or `abort` has to follow, in the same thread."""
+        if self.options.read_only:
+            raise StoreUnavailable(f"lmdb: {self.path} is open for reading only")
         if not self._lock.acquire(timeout=_IN_PROCESS_S):
             return None
         try:
@@ -344,7 +347,8 @@ class Environment:
             raise StoreUnavailable(str(error)) from error
 
     def _open(self, patience_s: float) -> None:
-        opened = open_files(self.path, self.options, patience_s, self._suspect)
+        open_now = open_to_read if self.options.read_only else open_files
+        opened = open_now(self.path, self.options, patience_s, self._suspect)
         self._lmdb, self._file, self.dbs, self._offset_us, self._inodes, events, salvage = opened
         self.held = self._lmdb.info()["map_size"]
         self.untold += events

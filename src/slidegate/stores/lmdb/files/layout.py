@@ -37,7 +37,7 @@ _CHANGED: Final = {
 }
 NAMES: Final = (*_KEPT, *_CHANGED)
 _OURS: Final = 5  # another program does not have more of these names by chance
-_SECRET: Final = b"secret"
+SECRET: Final = b"secret"
 
 
 class Databases(NamedTuple):
@@ -87,10 +87,10 @@ def load(path: Path, environment: Any, events: list[Event], *, alone: bool) -> t
                 raise Older(f"lmdb: {path} has layout version {version}, and is in use")
             migrated.append(_migrate(path, version, dbs, txn))
         txn.put(SCHEMA, WRITTEN_SCHEMA, db=meta)
-        secret = txn.get(_SECRET, None, meta)
+        secret = txn.get(SECRET, None, meta)
         if secret is None:
             secret = os.urandom(32)
-            txn.put(_SECRET, secret, db=meta)
+            txn.put(SECRET, secret, db=meta)
         record, boot = txn.get(CLOCK, None, meta), boot_id()
         offset = offset_us(record, boot, boot_us(), wall_us())
         txn.put(CLOCK, written(record, boot, offset, boot_us(), wall_us()), db=meta)
@@ -106,6 +106,23 @@ def _migrate(path: Path, version: int, dbs: dict[str, Any], txn: Any) -> Event:
     kept = "bans were taken over" if "standings" in emptied else "bans and strikes were taken over"
     message = f"{path} had layout version {version}: {kept}, and counting starts afresh"
     return Event("store_migrated", message, {"from": version, "to": SCHEMA_VERSION})
+
+
+def version_to_read(path: Path, environment: Any, txn: Any) -> None:
+    """Check that the rows of an environment are in the present form.
+
+    Raises:
+        StoreUnavailable: They are in an older one, or there are none.
+        ConfigurationError: The environment belongs to something else, or to a newer version.
+    """
+    if environment.stat()["entries"] == 0:
+        raise StoreUnavailable(f"lmdb: there is no store at {path}: its file holds nothing")
+    version = _version(path, environment, txn)
+    if version < SCHEMA_VERSION:
+        raise StoreUnavailable(
+            f"lmdb: {path} has layout version {version}, and this slidegate reads {SCHEMA_VERSION}; "
+            "a worker of this version that opens it takes it over"
+        )
 
 
 def _version(path: Path, environment: Any, txn: Any) -> int:

@@ -42,7 +42,7 @@ BROKEN: Final = (
     *(lmdb.CursorFullError, lmdb.IncompatibleError),
 )
 
-_MAX_READERS: Final = 1_022
+MAX_READERS: Final = 1_022
 _ATTEMPTS: Final = 10
 _PAGE: Final = max(ALLOCATIONGRANULARITY, 2**16)
 _ROOM_TO_OPEN: Final = 2**20
@@ -54,6 +54,7 @@ class Options(NamedTuple):
     map_size: int
     max_map_size: int
     safe: bool
+    read_only: bool = False
 
 
 class _Moved(StoreUnavailable):
@@ -127,7 +128,7 @@ def take_room(file: int, size: int, options: Options) -> None:
 
 def writes_through(options: Options) -> bool:
     """Return whether pages are written through the map, into room that was taken before."""
-    return CAN_TAKE_ROOM and not options.safe
+    return CAN_TAKE_ROOM and not options.safe and not options.read_only
 
 
 def whole_size(file: int) -> int:
@@ -218,7 +219,7 @@ def _open(
         str(path),
         map_size=max(options.map_size, size),
         max_dbs=len(NAMES),
-        max_readers=_MAX_READERS,
+        max_readers=MAX_READERS,
         sync=options.safe,
         metasync=options.safe,
         writemap=writes_through(options),

@@ -21,13 +21,15 @@ def open_environment(path: str | PathLike[str], options: Options) -> Environment
 
     Raises:
         ConfigurationError: The path cannot be used, or is open with other options.
+        StoreUnavailable: It is to be read only, and cannot be.
         StoreTimeout: Another process holds the files and does not go on.
     """
     text = fspath(path) if isinstance(path, (str, PathLike)) else ""
     if not isinstance(text, str) or not text or "\0" in text:
         raise ConfigurationError(f'path: expected a directory, for example "/var/lib/app/slidegate", not {path!r}')
     with _lock:
-        check_directory(Path(text))
+        if not options.read_only:
+            check_directory(Path(text))
         place = Path(text).resolve()
         environment, users = _open.get(place, (None, 0))
         if environment is None:

@@ -6,7 +6,7 @@ keeps the list of this worker up to date, `ban_replica` answers from that list.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from time import monotonic
 from typing import Final, Protocol
@@ -22,6 +22,7 @@ from ....core.errors import ConfigurationError
 from ....core.protocols import Clock, Event
 from ..faults import sensible
 from .ban_codec import (
+    UNGUARDED,
     bytes_of,
     made_name,
     pack_guards,
@@ -146,6 +147,32 @@ class RedisBans(RefreshedBans):
             found += [ban for ban in (Ban(*row) for row in part) if not ban.is_over(now_us, wall_us)]
         return found
 
+    async def active_parts(self) -> AsyncIterator[Sequence[Ban]]:
+        """Yield the bans in force, a part at a time, without the list of this worker: no more are held than a part has.
+
+        A ban may come twice while the number of bans changes, as Redis reads its hashes.
+        """
+        lane = self._lane()
+        await self._run(lane, "find", [UNGUARDED])  # tells the time of bans
+        async for part in self._scan(self._keys[1], lane):
+            with self._lock:
+                now_us, wall_us = self._time.now_us()
+            # Under the empty key Redis holds no ban.
+            bans = [unpack_ban(key, row) for key, row in zip(part[::2], part[1::2], strict=True) if key and row]
+            yield [ban for ban in bans if not ban.is_over(now_us, wall_us)]
+
+    async def dump_parts(self) -> AsyncIterator[Sequence[Row]]:
+        """Yield what `dump` returns, a part at a time; a ban may come twice, as in `active_parts`."""
+        yield self._rows(Bans([], []))
+        async for bans in self.active_parts():
+            yield self._rows(Bans(list(bans), []))[1:]
+        async for part in self._scan(self._keys[5], self._lane()):
+            yield self._rows(Bans([], _standings_in(part)))[1:]
+
+    def _rows(self, known: Bans) -> list[Row]:
+        with self._lock:
+            return list(to_rows(known, *self._time.now_us()))
+
     def count(self) -> int:
         """Return how many bans are in force, of those that this worker holds."""
         with self._lock:
@@ -163,8 +190,7 @@ class RedisBans(RefreshedBans):
         """Return everything known about bans, strikes and rungs, as `core.bans.rows` writes it."""
         bans, standings = await self.active(), list[tuple[str, str, Standing]]()
         async for part in self._scan(self._keys[5], self._lane()):
-            for key, row in zip(part[::2], part[1::2], strict=True):
-                standings += [(policy, text_of(key), standing) for policy, standing, _, _ in unpack_standings(row)]
+            standings += _standings_in(part)
         with self._lock:
             rows = to_rows(Bans(bans, standings), *self._time.now_us())
         return [row async for some in in_steps(rows) for row in some]
@@ -249,6 +275,12 @@ class RedisBans(RefreshedBans):
         due = [bytes_of(key) for key in self._prolong_here(bans)]
         if due:
             self._lane().attend(self._command("prolong", due))
+
+
+def _standings_in(part: Sequence[bytes]) -> list[tuple[str, str, Standing]]:
+    """Return (policy, key, standing) for the fields and values of the hash of standings."""
+    rows = zip(part[::2], part[1::2], strict=True)
+    return [(policy, text_of(key), standing) for key, row in rows for policy, standing, _, _ in unpack_standings(row)]
 
 
 def _gone_on(ban: Ban, now_us: int) -> Ban:
