@@ -16,8 +16,8 @@ from ..exits import NotFound
 from ..output import Output, clean, with_output
 from .ban_files import FORMS_OUT, exported
 from .ban_import import FORMS_IN, Import
+from .ban_spans import SPAN
 from .opened import key_of, opened, with_key, with_store
-from .spans import SPAN
 
 COLUMNS: Final = ("key", "until", "reason", "by", "since", "rung")
 CHANGES: Final = ("at", "change", "key", "by", "reason", "until")

@@ -20,8 +20,8 @@ from ....netlists.formats import FORMATS, read_entries
 from ....netlists.reading import MOST_BYTES
 from ....netlists.whole_file import read_whole
 from .ban_files import OWN
+from .ban_spans import span_us
 from .opened import Opened
-from .spans import span_us
 
 BATCH: Final = 1_000
 FORMS_IN: Final = (FORMATS[0], OWN, *FORMATS[1:])
@@ -36,7 +36,7 @@ class Import:
     Args:
         file: The file; ``"-"`` is stdin.
         form: One of `FORMS_IN`.
-        span: How long bans last that have no end, as `spans.BanSpan` has it; None if none may be without.
+        span: How long bans last that have no end, as `ban_spans.BanSpan` has it; None if none may be without.
         reason: The reason, where the file gives none.
         by: The person who bans, where the file names nobody.
 
