@@ -29,7 +29,7 @@ def exported(at: Opened, form: str, left_out: Counter[str]) -> Iterator[tuple[in
     Args:
         at: The store.
         form: One of `FORMS_OUT`.
-        left_out: Counts the bans that the format cannot hold, by what they are of.
+        left_out: Counts the bans that the format cannot hold, by cause.
     """
     if form == OWN:
         at.wait(at.limiter.internals.fetch_secret())

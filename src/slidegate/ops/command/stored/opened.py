@@ -85,7 +85,7 @@ class Opened:
         return self._runner.run(waiting())
 
     def each(self, parts: AsyncIterator[T]) -> Iterator[T]:
-        """Yield what comes, one at a time; the loop stands still in between."""
+        """Yield each part as it comes; the loop stands still in between."""
 
         async def following() -> Any:
             return await within(anext(parts, _END))
@@ -95,7 +95,7 @@ class Opened:
             yield part
 
     def close(self) -> None:
-        """End what was begun and not read to its end, and close the store."""
+        """Close the iterators that were not read to their end, and the store."""
         for parts in self._begun:
             if isinstance(parts, AsyncGenerator):
                 self.wait(parts.aclose())
@@ -199,7 +199,7 @@ def _open(url: str, writes: bool, makes: bool) -> Store:
             store = open_store(url, read_only=True)
         else:
             if not makes or _is_there(url):
-                # A damaged file is refused here; whoever opens it to write puts it aside.
+                # A damaged file is refused here: a store that writes would set it aside.
                 open_store(url, read_only=True).close()
             store = open_store(url)
     except ConfigurationError as error:
