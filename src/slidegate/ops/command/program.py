@@ -22,6 +22,7 @@ NAME: Final = "slidegate"
 COMPLETION_VARIABLE: Final = "_SLIDEGATE_COMPLETE"
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "bans": (".stored.ban_group:bans", "List, make, take back, export and import bans."),
+    "explain": (".explain.explaining:explain", "Show what limits let through, and when a client may come back."),
 }
 """The name of a sub-command -> its object, as ``.module:object`` below this package, and its subject."""
 

@@ -1,0 +1,1 @@
+"""``slidegate explain``: what limits let through, before they are on."""
