@@ -218,6 +218,7 @@ def test_every_code_says_on_its_page_what_it_is_about() -> None:
         ({}, ["gunicorn", "-w", "4", "app:app"], "--workers 4 in the command line"),
         ({}, ["hypercorn", "-w4", "app:app"], "--workers 4 in the command line"),
         ({}, ["granian", "--workers", "4", "app:app"], "--workers 4 in the command line"),
+        ({}, ["bin/slidegate", "run", "app:app", "--workers", "4"], "--workers 4 in the command line"),
         ({}, ["/bin/fastapi", "run", "--workers", "4"], "--workers 4 in the command line"),
         ({}, ["uvicorn", "app:app", "--workers", "1"], ""),
         ({}, ["uvicorn", "app:app", "--workers"], ""),

@@ -20,7 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if missing:
         sys.stderr.write(f'slidegate: the command needs the package {missing[0]}: pip install "slidegate[cli]"\n')
         return 2
-    # Not before: whoever lacks the extra gets a sentence, and a traceback would come of the import.
+    # Not before: without the extra, the import would be a traceback in place of the sentence.
     from .program import run
 
     return run(sys.argv[1:] if arguments is None else arguments)

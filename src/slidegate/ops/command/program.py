@@ -15,7 +15,7 @@ from typing import Final
 import click
 from click.shell_completion import CompletionItem, shell_complete
 
-from ...core.errors import closest
+from ...core.errors import ConfigurationError, closest
 from .exits import FINDINGS, ending
 
 NAME: Final = "slidegate"
@@ -23,6 +23,7 @@ COMPLETION_VARIABLE: Final = "_SLIDEGATE_COMPLETE"
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "bans": (".stored.ban_group:bans", "List, make, take back, export and import bans."),
     "explain": (".explain.explaining:explain", "Show what limits let through, and when a client may come back."),
+    "run": (".running.serving:serve", "Serve an ASGI application behind the gate, none of its code changed."),
 }
 """The name of a sub-command -> its object, as ``.module:object`` below this package, and its subject."""
 
@@ -39,7 +40,14 @@ class Program(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module, _, name = COMMANDS[cmd_name][0].partition(":")
-        found = getattr(import_module(module, __package__), name)
+        try:
+            found = getattr(import_module(module, __package__), name)
+        except ModuleNotFoundError as error:
+            if (error.name or "").startswith(f"{NAME}."):
+                raise
+            raise ConfigurationError(
+                f'{cmd_name} needs the package {error.name}: pip install "slidegate[cli]"'
+            ) from error
         assert isinstance(found, click.Command)
         return found
 

@@ -1,1 +1,1 @@
-"""``slidegate explain``: what limits let through, before they are on."""
+"""``slidegate explain``: the bounds of limits, before they are on."""

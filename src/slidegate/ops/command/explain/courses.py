@@ -36,7 +36,7 @@ def most_steps(limits: Sequence[Limit]) -> int:
 
 
 def greedy(limits: Sequence[Limit], start_us: int, span_us: int) -> Iterator[Spent]:
-    """Yield what a client gets that takes each unit as soon as it is there, for at most `most_steps` moments."""
+    """Yield the units of a client that takes each as soon as it is there, for at most `most_steps` moments."""
     rings = [(limit, new_window(limit)) for limit in limits]
     now_us = start_us
     for _ in range(most_steps(limits)):
@@ -50,7 +50,7 @@ def greedy(limits: Sequence[Limit], start_us: int, span_us: int) -> Iterator[Spe
 
 
 def steady(limits: Sequence[Limit], start_us: int, span_us: int) -> Iterator[Spent]:
-    """Yield what a client gets that keeps the even pace which is never refused; a refused request yields 0 units.
+    """Yield the units of a client that keeps the even pace which is never refused; a refused request yields 0 units.
 
     Where that are very many requests, several are sent at once, and the pace is that of such groups.
     """

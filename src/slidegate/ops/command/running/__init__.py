@@ -1,0 +1,1 @@
+"""``slidegate run``: an application behind the gate, without a line of its code changed."""
