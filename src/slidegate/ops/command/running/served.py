@@ -150,9 +150,10 @@ class _Beside:
 
     def __init__(self, path: str, limiter: Limiter, gate: ASGIApp) -> None:
         try:
-            from ....dashboard import Dashboard
-        except ImportError as error:
-            raise ConfigurationError(f"--dashboard: {error}") from error
+            from ...dashboard.mounted import Dashboard
+        except ModuleNotFoundError as error:
+            missing = f'it needs the package {error.name}: pip install "slidegate[dashboard]"'
+            raise ConfigurationError(f"--dashboard: {missing}") from error
         self._path = path
         self._mount = Mount(path, Dashboard(limiter, token=os.environ.get(TOKEN_VARIABLE)))
         self._gate = gate
