@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import click
 import pytest
 
 import dev
@@ -29,6 +30,7 @@ import slidegate.httpx
 import slidegate.otel
 import slidegate.prometheus
 import slidegate.testing
+from slidegate.ops.command.program import program
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -106,6 +108,15 @@ def extras() -> set[str]:
     return set(project.get("optional-dependencies", ()))
 
 
+def command_knows(words: list[str]) -> bool:
+    """Tell whether the `slidegate` command has a sub-command, and the options that are shown with it."""
+    context = click.Context(program)
+    found = program.get_command(context, words[0]) if words else None
+    known = {option for one in found.params for option in one.opts} if found else set()
+    shown = {word for word in words if word.startswith("--")}
+    return shown <= known | {"--help"} and (found is not None or words == ["--help"])
+
+
 def exists(command: list[str]) -> bool:
     """Tell whether a command shown to readers is one that they can run."""
     match command:
@@ -116,6 +127,8 @@ def exists(command: list[str]) -> bool:
         case ["pip", "install", package]:
             wanted = re.fullmatch(r"slidegate(?:\[([\w,]+)\])?", package)
             return wanted is not None and set(filter(None, (wanted[1] or "").split(","))) <= extras()
+        case ["slidegate", *words]:
+            return command_knows(words)
         case ["curl", *rest]:
             return sum(LOCAL.match(word) is not None for word in rest) == 1
         case _:

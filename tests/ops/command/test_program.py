@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
@@ -12,6 +13,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from slidegate.ops.command import main, program
 
@@ -256,3 +259,30 @@ def test_shells_get_their_script(shell: str) -> None:
     ended = real(_SLIDEGATE_COMPLETE=f"{shell}_source")
     assert ended.returncode == 0
     assert b"_SLIDEGATE_COMPLETE" in ended.stdout
+
+
+# -- words that nobody foresaw -------------------------------------------------------------------------------------
+
+KNOWN = [
+    "--format",
+    "json",
+    "csv",
+    "github",
+    "--quiet",
+    "--rules",
+    "--factory",
+    "--app-dir",
+    "--help",
+    "--",
+    "-q",
+    "5/m",
+]
+WORDS = st.lists(st.sampled_from(KNOWN) | st.text(max_size=12).filter(lambda word: ":" not in word), max_size=6)
+
+
+@settings(max_examples=100)
+@given(st.sampled_from(["explain", "check", "run", "", "--version", "--help"]), WORDS)
+def test_no_words_give_a_traceback_or_a_code_of_their_own(name: str, words: list[str]) -> None:
+    with contextlib.redirect_stderr(io.StringIO()) as said, contextlib.redirect_stdout(io.StringIO()):
+        assert main([name, *words]) in {0, 1, 2, 3}
+    assert "Traceback" not in said.getvalue()

@@ -23,6 +23,7 @@ COMPLETION_VARIABLE: Final = "_SLIDEGATE_COMPLETE"
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "bans": (".stored.ban_group:bans", "List, make, take back, export and import bans."),
     "explain": (".explain.explaining:explain", "Show what limits let through, and when a client may come back."),
+    "check": (".doctor.checking:check", "Look for probable mistakes in a configuration or an application."),
     "run": (".running.serving:serve", "Serve an ASGI application behind the gate, none of its code changed."),
 }
 """The name of a sub-command -> its object, as ``.module:object`` below this package, and its subject."""

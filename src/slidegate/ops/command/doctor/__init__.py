@@ -1,0 +1,1 @@
+"""``slidegate check``: the doctor, who looks at a configuration before its users do."""

@@ -1,0 +1,122 @@
+"""The findings of ``slidegate check``: those of the gates themselves, and those that only a look from outside shows."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Sequence
+from inspect import isawaitable
+from statistics import median
+from time import perf_counter_ns, time_ns
+from typing import Final, NamedTuple
+
+from starlette.middleware.cors import CORSMiddleware
+
+from ....core.errors import StoreError
+from ....core.logs import written
+from ....core.protocols import KeepsFigures
+from ....limiter import Limiter
+from ....web.middleware import RateLimitMiddleware
+from ....web.paths.layers import layers
+from .routes_seen import matches_nothing, places_of, uncovered
+
+PAGE: Final = "docs/command.md"
+SUBJECTS: Final = {
+    "SG201": "the application has no gate",
+    "SG202": "the store cannot be reached",
+    "SG203": "the store is slow",
+    "SG204": "scripts in browsers cannot read the header fields",
+    "SG205": "no rule covers a route",
+    "SG206": "a path of a rule matches no route",
+    "SG207": "the clock of the store is another one",
+}
+"""The codes of findings that only `slidegate check` has, with their subjects."""
+FIELDS: Final = ("Retry-After", "RateLimit", "RateLimit-Policy")
+_ASKED: Final = 20
+_MOST_AHEAD_US: Final = 2_000_000
+
+
+class Diagnosis(NamedTuple):
+    """One finding.
+
+    Attributes:
+        code: Its code, which never changes.
+        message: The probable mistake, and the way out.
+        link: The page and heading of the documentation.
+    """
+
+    code: str
+    message: str
+    link: str
+
+
+def _found(code: str, message: str) -> Diagnosis:
+    return Diagnosis(code, message, f"{PAGE}#{code.lower()}")
+
+
+def about_gates(gates: Sequence[RateLimitMiddleware]) -> Iterator[Diagnosis]:
+    """Yield the start-up findings of the gates."""
+    if not gates:
+        yield _found("SG201", "the application has no RateLimitMiddleware, so nothing is limited")
+    for gate in gates:
+        for finding in gate.findings:
+            yield Diagnosis(finding.code, finding.message, finding.link)
+
+
+async def about_store(limiter: Limiter, name: str) -> AsyncIterator[Diagnosis]:
+    """Yield the findings about a store; it is asked a few times, and nothing is counted."""
+    if limiter.internals.per_process:
+        return
+    taken_us: list[float] = []
+    ahead_us = 0.0
+    try:
+        await limiter.internals.fetch_secret()
+        store = limiter.store
+        for _ in range(_ASKED):
+            if not isinstance(store, KeepsFigures):
+                break
+            before_ns = perf_counter_ns()
+            answer = store.figures_time()
+            if isawaitable(answer):
+                # A server elsewhere, whose clock is not that of this host.
+                ahead_us = await answer - time_ns() / 1_000
+            taken_us.append((perf_counter_ns() - before_ns) / 1_000)
+    except StoreError as error:
+        yield _found("SG202", f"{name} does not answer: {written(error, str)}")
+        return
+    if abs(ahead_us) > _MOST_AHEAD_US:
+        yield _found("SG207", f"the clock of {name} differs from this host's by {ahead_us / 1_000_000:+.1f} s")
+    safe = limiter.internals.failsafe
+    if safe is not None and taken_us and median(taken_us) * 2 > safe.deadline_us:
+        yield _found(
+            "SG203",
+            f"{name} answers in {median(taken_us) / 1_000:.1f} ms, more than half of the deadline of "
+            f"{safe.deadline_us / 1_000:.1f} ms; raise the deadline, or move the store nearer",
+        )
+
+
+def about_fields(app: object) -> Iterator[Diagnosis]:
+    """Yield the finding that CORSMiddleware outside a gate exposes no fields of it."""
+    stack = getattr(app, "middleware_stack", None) or app
+    for layer in layers(stack):
+        if isinstance(layer, RateLimitMiddleware):
+            return
+        if isinstance(layer, CORSMiddleware):
+            exposed = layer.simple_headers.get("Access-Control-Expose-Headers", "").lower()
+            names = {name.strip() for name in exposed.split(",")}
+            hidden = [field for field in FIELDS if field.lower() not in names]
+            if hidden and "*" not in names:
+                yield _found(
+                    "SG204",
+                    f"CORSMiddleware does not expose {', '.join(hidden)}; write expose_headers={list(FIELDS)!r}",
+                )
+
+
+def about_routes(app: object, gates: Sequence[RateLimitMiddleware]) -> Iterator[Diagnosis]:
+    """Yield the findings about routes without rules, and rules without routes."""
+    places = places_of(app)
+    if not gates or not places:
+        return
+    for place in uncovered(gates, places):
+        yield _found("SG205", f"no rule covers {place.label}; write a rule for it, or one with exempt=True")
+    for gate in gates:
+        for rule, path in matches_nothing(gate.rules, places):
+            yield _found("SG206", f"path {path!r} of rule {rule.label!r} matches no route")

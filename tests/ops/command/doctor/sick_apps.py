@@ -1,0 +1,112 @@
+"""Applications with the mistakes that `slidegate check` finds, and one without."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import Depends, FastAPI
+from starlette.applications import Starlette
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Mount, Route, WebSocketRoute
+from starlette.websockets import WebSocket
+
+from slidegate import RateLimit, RateLimitMiddleware, Rule
+
+events: list[str] = []
+
+
+async def page(request: Request) -> PlainTextResponse:
+    return PlainTextResponse("hello")
+
+
+async def talk(websocket: WebSocket) -> None:
+    await websocket.close()
+
+
+@RateLimit("5/second")
+async def limited(request: Request) -> PlainTextResponse:
+    return PlainTextResponse("hello")
+
+
+@RateLimit.exempt
+async def exempt(request: Request) -> PlainTextResponse:
+    return PlainTextResponse("hello")
+
+
+@asynccontextmanager
+async def lifespan(app: Starlette) -> AsyncIterator[None]:
+    events.append("start")
+    yield
+    events.append("end")
+
+
+ROUTES = [
+    Route("/items/{id:int}", page),
+    Route("/items/{id:int}", page, methods=["DELETE"]),
+    Route("/limited", limited),
+    Mount("/admin", routes=[Route("/users", page), WebSocketRoute("/talk", talk)]),
+]
+
+healthy = Starlette(routes=ROUTES, lifespan=lifespan)
+healthy.add_middleware(RateLimitMiddleware, limits="600/minute")
+healthy.add_middleware(CORSMiddleware, expose_headers=["Retry-After", "RateLimit", "RateLimit-Policy"])
+
+bare = Starlette(routes=ROUTES)
+
+uncovered = Starlette(routes=ROUTES)
+uncovered.add_middleware(
+    RateLimitMiddleware,
+    rules=[
+        Rule("/items/{id}", "5/minute", methods=["GET"]),
+        Rule("/admin/{rest:path}", "5/minute", connection="http"),
+        Rule("/nowhere", "5/minute", name="lost"),
+        Rule("/items/x", "5/minute", name="no-number"),
+        Rule("/wp-login.php", action="block"),
+    ],
+)
+
+hidden = Starlette(routes=ROUTES)
+hidden.add_middleware(RateLimitMiddleware, limits="600/minute")
+hidden.add_middleware(CORSMiddleware, expose_headers=["Retry-After"])
+
+inside_out = Starlette(routes=ROUTES)
+inside_out.add_middleware(CORSMiddleware)
+inside_out.add_middleware(RateLimitMiddleware, rules=[Rule("*", "9/s", final=True), Rule("/limited", "5/s")])
+
+fast = FastAPI(openapi_url=None)
+fast.add_middleware(RateLimitMiddleware, rules=[Rule("/covered", "5/minute")])
+
+
+@fast.get("/covered")
+async def covered() -> str:
+    return "hello"
+
+
+@fast.get("/depends", dependencies=[Depends(RateLimit("5/second"))])
+async def depends() -> str:
+    return "hello"
+
+
+@fast.get("/open")
+async def open_to_all() -> str:
+    return "hello"
+
+
+broken = Starlette(routes=ROUTES)
+broken.add_middleware(RateLimitMiddleware, limits="5/minit")
+
+
+@asynccontextmanager
+async def no_database(app: Starlette) -> AsyncIterator[None]:
+    raise RuntimeError("no\ndatabase")
+    yield
+
+
+failing = Starlette(routes=ROUTES, lifespan=no_database)
+
+
+async def no_lifespan(scope: object, receive: object, send: object) -> None:
+    raise AssertionError("this application knows no lifespan")
