@@ -25,6 +25,8 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "explain": (".explain.explaining:explain", "Show what limits let through, and when a client may come back."),
     "check": (".doctor.checking:check", "Look for probable mistakes in a configuration or an application."),
     "run": (".running.serving:serve", "Serve an ASGI application behind the gate, none of its code changed."),
+    "simulate": (".logged.simulate_command:simulate", "Replay access logs through limits, and say whom they touch."),
+    "suggest": (".logged.suggest_command:suggest", "Work out limits and bans from access logs."),
 }
 """The name of a sub-command -> its object, as ``.module:object`` below this package, and its subject."""
 
