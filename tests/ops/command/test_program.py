@@ -7,6 +7,7 @@ import csv
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -259,6 +260,18 @@ def test_shells_get_their_script(shell: str) -> None:
     ended = real(_SLIDEGATE_COMPLETE=f"{shell}_source")
     assert ended.returncode == 0
     assert b"_SLIDEGATE_COMPLETE" in ended.stdout
+
+
+# -- the page about the command --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["explain", "check", "run"])
+def test_the_page_names_options_that_the_help_has(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs" / "command.md").read_text("utf-8")
+    section = re.split(rf"^## slidegate {name}$", page, flags=re.MULTILINE)[1].partition("\n## ")[0]
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", section))
+    assert main([name, "--help"]) == 0
+    assert named <= set(re.findall(r"--[a-z][a-z-]+", capsys.readouterr().out))
 
 
 # -- words that nobody foresaw -------------------------------------------------------------------------------------
