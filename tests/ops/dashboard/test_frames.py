@@ -124,12 +124,21 @@ async def test_a_frame_is_one_line_of_an_event_stream(now: list[float]) -> None:
     assert len(text.splitlines()) == 1
 
 
-@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=400))
-def test_a_small_line_loses_no_request(points: list[tuple[int, int]]) -> None:
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=400))
+def test_a_small_line_ends_with_the_last_step_that_is_complete(points: list[tuple[int, int]]) -> None:
     passed, refused = [one for one, _ in points], [two for _, two in points]
     line = thinned({"passed": passed, "refused": refused})
-    assert (sum(line["passed"]), sum(line["refused"])) == (sum(passed), sum(refused))
     assert len(line["passed"]) == len(line["refused"]) <= LINE_POINTS
+    together = -(-(len(passed) - 1) // LINE_POINTS) or 1
+    told = len(line["passed"]) * together
+    assert len(passed) - 1 - told in range(together)
+    assert (sum(line["passed"]), sum(line["refused"])) == (sum(passed[-told - 1 : -1]), sum(refused[-told - 1 : -1]))
+
+
+@pytest.mark.parametrize("steps", [1, 2, 60, 61, 62, 287, 288])
+def test_a_small_line_of_steady_traffic_is_level_to_its_end_whatever_the_running_step_has(steps: int) -> None:
+    steady = {"passed": [7] * (steps - 1) + [1], "refused": [0] * steps}
+    assert len(set(thinned(steady)["passed"])) <= 1
 
 
 def test_the_busiest_are_those_with_most_requests_of_either_kind() -> None:

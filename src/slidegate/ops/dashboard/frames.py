@@ -110,9 +110,14 @@ def busiest(figures: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def thinned(history: Mapping[str, Any]) -> dict[str, list[int]]:
-    """Return the requests that passed, and those that were refused, in at most `LINE_POINTS` steps."""
-    step = -(-len(history["passed"]) // LINE_POINTS) or 1
+    """Return the requests that passed, and those that were refused, in at most `LINE_POINTS` points.
+
+    The running step is left out, and each point adds up as many steps as the others: else the line would seem to fall
+    at its end.
+    """
+    done = max(len(history["passed"]) - 1, 0)
+    step = -(-done // LINE_POINTS) or 1
     return {
-        name: [sum(history[name][start : start + step]) for start in range(0, len(history[name]), step)]
+        name: [sum(history[name][start : start + step]) for start in range(done % step, done, step)]
         for name in ("passed", "refused")
     }
