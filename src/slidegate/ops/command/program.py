@@ -27,6 +27,8 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "run": (".running.serving:serve", "Serve an ASGI application behind the gate, none of its code changed."),
     "simulate": (".logged.simulate_command:simulate", "Replay access logs through limits, and say whom they touch."),
     "suggest": (".logged.suggest_command:suggest", "Work out limits and bans from access logs."),
+    "key": (".stored.key_group:key", "Look at one key, or forget its windows."),
+    "top": (".stored.top_command:top", "Watch requests, refusals and bans a second."),
 }
 """The name of a sub-command -> its object, as ``.module:object`` below this package, and its subject."""
 

@@ -102,16 +102,6 @@ class Opened:
         with suppress(StoreError):
             self.wait(self.limiter.close())
 
-    def key(self, key: str, value: str | None) -> str:
-        """Return the spelling of a key that a user has written: an address, a text, or the key of a value.
-
-        Raises:
-            ConfigurationError: The key cannot be used.
-            StoreError: The store, which holds the secret for digests of values, does not answer.
-        """
-        self.wait(self.limiter.internals.fetch_secret())
-        return self.limiter.key_for(key_of(key, value))
-
 
 def key_of(key: str, value: str | None) -> AnyKey:
     """Return the key that a user has written, for the methods of a limiter.
