@@ -321,3 +321,13 @@ async def test_all_who_ask_for_the_console_of_a_limiter_get_the_same() -> None:
     limiter = Limiter()
     made = await asyncio.gather(*(asyncio.to_thread(Console.of, limiter) for _ in range(8)))
     assert len({id(console) for console in made}) == 1
+
+
+async def test_a_shadow_rule_is_no_limit_that_a_client_is_near_to() -> None:
+    office = Office()
+    operator = office.operator()
+    await operator.get("clients", sort="nearness")
+    assert await office.visit("/shadow", 3) == [200] * 3
+    for sort in ("requests", "nearness"):
+        (client,) = (await operator.get("clients", sort=sort))["clients"]
+        assert (client["nearest"]["rule"], client["nearest"]["used"]) == ("all", 3)
