@@ -196,6 +196,8 @@ class Suggestion:
         found = []
         for path, clients in self._peaks.items():
             others = [peaks for name, peaks in clients.items() if name not in spared]
+            if not others and path != EVERYTHING:
+                continue  # nobody is left who could say what is usual here
             amounts = [least(others, place) for place in range(len(WINDOWS))]
             kept = [place for place, amount in enumerate(amounts) if all(amount < it for it in amounts[place + 1 :])]
             limits = {WINDOWS[place]: amounts[place] for place in kept}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from pathlib import Path
 
@@ -47,3 +48,12 @@ def test_bad_input_is_one_sentence(arguments: list[str], capsys: pytest.CaptureF
     printed = capsys.readouterr()
     assert printed.err.count("\n") == 1
     assert printed.out == ""
+
+
+def test_the_readme_shows_the_real_output(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    readme = (ROOT / "README.md").read_text("utf-8")
+    found = re.search(r"^slidegate (suggest .*)\n```\n\n```text\n(.*?)```", readme, re.MULTILINE | re.DOTALL)
+    assert found is not None
+    monkeypatch.chdir(ROOT)
+    assert main([*found[1].split(), "--processes", "1"]) == 0
+    assert capsys.readouterr().out == found[2]
