@@ -26,6 +26,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "check": (".doctor.checking:check", "Look for probable mistakes in a configuration or an application."),
     "run": (".running.serving:serve", "Serve an ASGI application behind the gate, none of its code changed."),
     "simulate": (".logged.simulate_command:simulate", "Replay access logs through limits, and say whom they touch."),
+    "shadow": (".logged.shadow_command:shadow", "Say what turning shadow rules on would do."),
     "suggest": (".logged.suggest_command:suggest", "Work out limits and bans from access logs."),
     "key": (".stored.key_group:key", "Look at one key, or forget its windows."),
     "top": (".stored.top_command:top", "Watch requests, refusals and bans a second."),
