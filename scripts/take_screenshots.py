@@ -1,12 +1,14 @@
-"""Takes the pictures of the dashboard for the pages in docs/, with a site of four workers under made-up traffic.
+"""Takes the pictures for the pages in docs/: the dashboard of four workers under made-up traffic, and a simulation.
 
 Run it from the root of the checkout: ``python -m scripts.take_screenshots``. It needs Chromium on PATH, and takes
-about two minutes, in which traffic comes and goes.
+about two minutes, in which traffic comes and goes. ``python -m scripts.take_screenshots simulation`` takes those of the
+report of a simulation alone, in seconds.
 """
 
 from __future__ import annotations
 
 import random
+import subprocess
 import sys
 import tempfile
 import threading
@@ -21,11 +23,13 @@ from tests.browser.chromium import PROGRAM, arguments
 from tests.browser.served import PATIENCE_S, Site, served
 from tests.browser.site import TOKEN
 
-PICTURES: Final = Path(__file__).resolve().parents[1] / "docs" / "images"
+ROOT: Final = Path(__file__).resolve().parents[1]
+PICTURES: Final = ROOT / "docs" / "images"
 MOST_BYTES: Final = 150_000
 TRAFFIC_S: Final = 75
 SEED: Final = 20_260_303
 WIDE: Final = {"width": 1280, "height": 960}
+REPORT: Final = {"width": 880, "height": 945}
 PHONE: Final = {"width": 375, "height": 812}
 FLOOD: Final = "203.0.113.7"
 PEOPLE: Final = [f"198.51.100.{number}" for number in range(2, 90)]
@@ -48,8 +52,33 @@ def traffic(site: Site, until_s: float) -> None:
 
 
 def main() -> int:
-    """Make traffic, take the pictures, and fail if one is too large."""
+    """Take the pictures, and fail if one is too large."""
     PICTURES.mkdir(exist_ok=True)
+    simulation()
+    if sys.argv[1:] != ["simulation"]:
+        dashboard()
+    large = [path.name for path in PICTURES.glob("*.png") if path.stat().st_size > MOST_BYTES]
+    print(f"too large: {', '.join(large)}" if large else f"written to {PICTURES}")
+    return 1 if large else 0
+
+
+def simulation() -> None:
+    """Take the pictures of the report about the sample log."""
+    with tempfile.TemporaryDirectory() as place, sync_playwright() as playwright:
+        report = Path(place, "report.html")
+        words = ["simulate", "examples/demo/sample.log", "--limit", "30/minute; 300/hour", "--ban-after", "20/10m"]
+        command = [sys.executable, "-m", "slidegate", *words, "--quiet", "--html", str(report)]
+        subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+        browser = playwright.chromium.launch(executable_path=PROGRAM, args=arguments())
+        for scheme in ("light", "dark"):
+            page = browser.new_context(viewport=REPORT, color_scheme=scheme).new_page()
+            page.goto(report.as_uri())
+            page.screenshot(path=PICTURES / f"simulation-{scheme}.png")
+        browser.close()
+
+
+def dashboard() -> None:
+    """Make traffic, and take the pictures of the dashboard."""
     with tempfile.TemporaryDirectory() as place, served(f"lmdb://{place}/limits", workers=4) as (site,):
         until_s = time.monotonic() + TRAFFIC_S
         crowd = [threading.Thread(target=traffic, args=(site, until_s)) for _ in range(2)]
@@ -66,9 +95,6 @@ def main() -> int:
             for scheme in ("light", "dark"):
                 take(browser, site, scheme)
             browser.close()
-    large = [path.name for path in PICTURES.glob("dashboard-*.png") if path.stat().st_size > MOST_BYTES]
-    print(f"too large: {', '.join(large)}" if large else f"written to {PICTURES}")
-    return 1 if large else 0
 
 
 def take(browser: Browser, site: Site, scheme: str) -> None:
