@@ -1,1 +1,1 @@
-"""The sub-commands that read access logs."""
+"""The sub-commands that read what was logged and published: access logs, events, figures."""
