@@ -65,6 +65,27 @@ def test_suggested_limits_touch_at_most_the_share_and_lower_ones_more(log: Path,
             assert touched(records, [*rules[:-1], lower], tmp_path / "rules.toml") > before
 
 
+@pytest.mark.parametrize("touch", [0.001, 0.05])
+def test_every_limit_of_every_rule_is_the_smallest_that_spares_all_others(touch: float, tmp_path: Path) -> None:
+    records = list(AccessLogs([SAMPLE]))
+    survey, suggestion = suggested(records, touch)
+    rules, spared = suggestion.rules(), suggestion.standing_out()
+    assert len(spared) == int(touch * len(survey.clients))
+    clients = Clients()
+    others = [record for record in records if clients.name(record) not in spared]
+    file = tmp_path / "rules.toml"
+    assert touched(others, rules, file) == 0
+    lowered = []
+    for place, rule in enumerate(rules):
+        for window, amount in rule.limits.items():
+            if amount > 1:
+                lower = rule._replace(limits=rule.limits | {window: amount - 1})
+                assert touched(others, [*rules[:place], lower, *rules[place + 1 :]], file) > 0, (rule.path, window)
+                lowered.append(rule.path)
+    assert len(set(lowered)) >= 5, "routes have limits that can be lowered"
+    assert "*" in lowered
+
+
 def test_the_suggested_policy_bans_scanners_and_nobody_else(tmp_path: Path) -> None:
     records = list(AccessLogs([SAMPLE]))
     survey, suggestion = suggested(records, 0.001)
