@@ -191,7 +191,7 @@ WINDOWS = [
         ),
     ),
     Mutation("one window that is asked twice is asked once", (("ahead = units[w] or 0", "ahead = 0"),)),
-    Mutation("a peek charges", (("what == PEEK or what == GLANCE)", "what == GLANCE)"),)),
+    Mutation("a peek charges", (("what == PEEK or what == GLANCE or", "what == GLANCE or"),)),
     Mutation("a reset forgets nothing", (('redis.call("DEL", KEYS[place]) > 0', "false"),)),
     Mutation("one may wait too many", (("queued >= ask.limit.may_queue", "queued > ask.limit.may_queue"),)),
     Mutation("a refusal that counts is not charged", (("if ask.limit.modes == COUNT_DENIED then", "if false then"),)),

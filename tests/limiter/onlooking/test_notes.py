@@ -63,7 +63,7 @@ async def test_requests_on_the_short_way_are_seen_whoever_comes_first(gate_first
 @pytest.mark.parametrize("ready", [True, False])
 async def test_a_store_that_has_to_be_waited_for_is_seen_too(tmp_path: Path, ready: bool) -> None:
     reader = Reader()
-    async with Limiter(LmdbStore(tmp_path)) as limiter:
+    async with Limiter(LmdbStore(tmp_path), deadline="60s") as limiter:
         if ready:
             await limiter.prepare()
         notes = limiter.internals.look_on(reader)

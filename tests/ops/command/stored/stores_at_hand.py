@@ -54,7 +54,7 @@ def fill(url: str, do: Callable[[Limiter], Awaitable[T]]) -> T:
     """Use a store as an application would, and close it."""
 
     async def using() -> T:
-        async with Limiter.from_url(url) as limiter:
+        async with Limiter.from_url(url, deadline="60s") as limiter:
             return await do(limiter)
 
     return asyncio.run(using())

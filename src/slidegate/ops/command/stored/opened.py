@@ -36,6 +36,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
 VARIABLE: Final = "SLIDEGATE_STORE"
+PATIENCE: Final = "10s"
+"""A command has more time than a request, and no use for an answer that is not the store's."""
 _KINDS: Final[dict[str, Callable[[str], MadeOfValue]]] = {
     "header": keys.header,
     "cookie": keys.cookie,
@@ -167,7 +169,7 @@ def opened(url: str | None, *, writes: bool = False, makes: bool = False) -> Ite
     store = _open(url, writes, makes)
     with asyncio.Runner() as runner:
         logger.addHandler(logging.NullHandler())  # the observer tells instead
-        limiter = Limiter(store, observers=[_tell])
+        limiter = Limiter(store, observers=[_tell], deadline=PATIENCE, on_error="deny")
         limiter.internals.figures.keep_quiet()
         at = Opened(limiter, runner)
         try:
