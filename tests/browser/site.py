@@ -29,7 +29,7 @@ READ_TOKEN: Final = "another-one-that-only-reads"
 AMOUNT: Final = 30
 """How many requests a client has in ten minutes: a window that no test outlives."""
 
-limiter = Limiter.from_url(os.environ.get("SITE_STORE", "memory://"))
+limiter = Limiter.from_url(os.environ.get("SITE_STORE", "memory://"), deadline="30s")
 behind = client_ip(trusted=["127.0.0.0/8"])
 
 

@@ -68,7 +68,8 @@ def _report(error: BaseException) -> int:
         complain(place + (error.strerror or written(error, str)))
         return BAD_INPUT
     if os.environ.get(TRACEBACK_VARIABLE) == "1":
-        traceback.print_exception(error)
+        for line in "".join(traceback.format_exception(error)).splitlines():
+            _write(line)
     complain(
         f"this is a fault of slidegate: {type(error).__name__}: {written(error, str)}; "
         f"please report it with the output of {TRACEBACK_VARIABLE}=1"
@@ -83,9 +84,13 @@ def _where_to_look(error: click.ClickException) -> str:
 
 def complain(message: str) -> None:
     """Write one line to stderr: whatever the message holds, it is one line of printable characters."""
+    _write(f"slidegate: {' '.join(message.split())}")
+
+
+def _write(line: str) -> None:
     if sys.stderr is not None:
         try:
-            sys.stderr.write(f"slidegate: {escaped(' '.join(message.split()), MOST_OF_A_SENTENCE)}\n")
+            sys.stderr.write(f"{escaped(line, MOST_OF_A_SENTENCE)}\n")
         except OSError:
             _abandon("stderr")  # its reader has gone, so nobody is left to be told
 

@@ -47,7 +47,7 @@ def served(url: str, rules: list[Rule], requests: int) -> None:
     """Let a gate answer so many requests of one client, and end as a worker ends: its figures are in the store."""
 
     async def serving() -> None:
-        async with Limiter.from_url(url) as limiter:
+        async with Limiter.from_url(url, deadline="60s") as limiter:
             app = Starlette(routes=[Route("/items", lambda request: PlainTextResponse("fine"))])
             transport = httpx.ASGITransport(
                 RateLimitMiddleware(app, limiter=limiter, rules=rules), client=("203.0.113.7", 1)
