@@ -243,11 +243,11 @@ BANS = [
         (("        self.strikes = []\n        length_us", "        length_us"),),
     ),
     Mutation("a ban is no rung", STRIKES, (("self.rung += 1", "self.rung = max(self.rung, 1)"),)),
-    Mutation("nothing is ever forgiven", STRIKES, (("max(clean_us, 0) // policy.forgive_us", "0"),)),
+    Mutation("nothing is ever forgiven", STRIKES, (("max(clean_us, 0) // forgive_us", "0"),)),
     Mutation(
         "everything is forgiven at once",
         STRIKES,
-        (("max(clean_us, 0) // policy.forgive_us", "(clean_us >= policy.forgive_us) * 99"),),
+        (("max(clean_us, 0) // forgive_us", "(clean_us >= forgive_us) * 99"),),
     ),
     Mutation(
         "clean time runs from the last strike alone", STRIKES, (("max(self.last_us, self.until_us)", "self.last_us"),)
