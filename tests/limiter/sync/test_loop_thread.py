@@ -42,6 +42,14 @@ def until(state: Callable[[], object]) -> None:
         time.sleep(0.001)
 
 
+def waits(thread: int) -> bool:
+    """Tell whether a thread waits for an event."""
+    frame = sys._current_frames().get(thread)
+    while frame is not None and frame.f_code is not threading.Event.wait.__code__:
+        frame = frame.f_back
+    return frame is not None
+
+
 # -- the life of the thread ----------------------------------------------------------------------------------------
 
 
@@ -173,6 +181,8 @@ def test_a_thread_that_is_interrupted_while_it_waits_hands_its_units_back(error:
 
     def send_signal() -> None:
         assert store.charged.wait(PATIENCE_S)
+        # Not before: a TimeoutError that comes while asyncio wakes the loop is dropped, like one of its socket.
+        until(lambda: waits(main))
         signal.pthread_kill(main, signal.SIGUSR1)
 
     before = signal.signal(signal.SIGUSR1, interrupt)
