@@ -7,7 +7,6 @@ import io
 import json
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,25 +18,6 @@ from slidegate.ops.command.stored.ban_files import FORMS_OUT
 
 from ....redis_servers import REDIS, RedisServer, needs_redis
 from .stores_at_hand import ban_many, fill, hanging_ends, run, start
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
-    with RedisServer() as server:
-        yield server
-
-
-@pytest.fixture(params=["lmdb", pytest.param("redis", marks=needs_redis)])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The address of a store that is there and empty."""
-    if request.param == "lmdb":
-        made = f"lmdb://{tmp_path}/store"
-    else:
-        server = request.getfixturevalue("server")
-        server.command("FLUSHALL")
-        made = server.url
-    fill(made, Limiter.prepare)
-    return made
 
 
 def lines(capsys: pytest.CaptureFixture[str]) -> list[Any]:

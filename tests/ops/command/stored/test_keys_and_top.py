@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,26 +14,7 @@ from starlette.routing import Route
 
 from slidegate import BanPolicy, Limiter, RateLimitMiddleware, Rule, header
 
-from ....redis_servers import RedisServer, needs_redis
 from .stores_at_hand import fill, run
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
-    with RedisServer() as server:
-        yield server
-
-
-@pytest.fixture(params=["lmdb", pytest.param("redis", marks=needs_redis)])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "lmdb":
-        made = f"lmdb://{tmp_path}/store"
-    else:
-        server = request.getfixturevalue("server")
-        server.command("FLUSHALL")
-        made = server.url
-    fill(made, Limiter.prepare)
-    return made
 
 
 def shown(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
+from collections.abc import Callable
 from mmap import ALLOCATIONGRANULARITY
 from pathlib import Path
 from shutil import copyfileobj
@@ -147,18 +148,31 @@ def _lock_data(path: Path, patience_s: float) -> int:
         ConfigurationError: It cannot be opened.
         StoreTimeout: Another process has held the gate for too long.
     """
-    until_s = time.monotonic() + patience_s
-    while True:
+
+    def open_data() -> int:
         try:
-            file = os.open(path / DATA, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            return os.open(path / DATA, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
             raise unusable(path, error) from error
+
+    return take_gate(path, open_data, patience_s)
+
+
+def take_gate(path: Path, open_data: Callable[[], int], patience_s: float) -> int:
+    """Take the gate of the data file that a function opens, and return that file.
+
+    Raises:
+        StoreTimeout: Another process has held the gate for too long.
+    """
+    until_s = time.monotonic() + patience_s
+    while True:
+        file = open_data()
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if is_file_at(file, path / DATA):
                 return file
         except BlockingIOError:
-            # At start, another process may be checking the whole file before it opens it.
+            # Another process may be checking the whole file before it opens it.
             if time.monotonic() > until_s + (patience_s >= PATIENCE_S and os.fstat(file).st_size / CHECKED_PER_S):
                 os.close(file)
                 raise StoreTimeout(

@@ -9,17 +9,16 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
-import time
 from pathlib import Path
 from typing import Any
 
 import lmdb
 
-from ....core.errors import ConfigurationError, StoreTimeout, StoreUnavailable
-from .data_files import DATA, LOCK, check_data, is_file_at, nobody_else_has, unusable
+from ....core.errors import ConfigurationError, StoreUnavailable
+from .data_files import DATA, LOCK, check_data, nobody_else_has, unusable
 from .host_clock import boot_id, boot_us, offset_us, wall_us
 from .layout import CLOCK, NAMES, SECRET, Databases, version_to_read
-from .opening import BROKEN, CHECKED_PER_S, MAX_READERS, PATIENCE_S, POLL_S, Opened, Options
+from .opening import BROKEN, MAX_READERS, Opened, Options, take_gate
 
 
 def open_to_read(path: Path, options: Options, patience_s: float, suspect: tuple[int, str]) -> Opened:
@@ -56,25 +55,7 @@ def open_to_read(path: Path, options: Options, patience_s: float, suspect: tuple
 def _gate(path: Path, patience_s: float) -> int:
     """Open the data file to read it, and take its gate: nobody writes to it or opens it meanwhile."""
     _check_there(path)
-    until_s = time.monotonic() + patience_s
-    while True:
-        file = _data_of(path)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if is_file_at(file, path / DATA):
-                return file
-        except BlockingIOError:
-            # Another process may be checking the whole file before it opens it.
-            if time.monotonic() > until_s + (patience_s >= PATIENCE_S and os.fstat(file).st_size / CHECKED_PER_S):
-                os.close(file)
-                raise StoreTimeout(
-                    f"lmdb: another process has held {path} for {patience_s:g} s; is it stopped?"
-                ) from None
-        except BaseException:
-            os.close(file)
-            raise
-        os.close(file)
-        time.sleep(POLL_S)
+    return take_gate(path, lambda: _data_of(path), patience_s)
 
 
 def _check_there(path: Path) -> None:
