@@ -33,8 +33,11 @@ PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 BRING_S = 120
 """How long uv may take to bring a Python."""
 PYTEST = ("-m", "coverage", "run", "-m", "pytest")
-STORES = ("tests/stores", "tests/examples", "tests/test_redis_servers.py", "tests/limiter/test_open_store.py")
-"""The tests that start servers and processes; the others run beside them."""
+STORES = (
+    "tests/stores", "tests/examples", "tests/browser", "tests/ops/command",
+    "tests/test_redis_servers.py", "tests/limiter/test_open_store.py",
+)  # fmt: skip
+"""The tests that start servers, browsers and processes; the others run beside them."""
 
 
 WITH_LOWEST = (

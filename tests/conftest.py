@@ -29,7 +29,7 @@ def rng() -> random.Random:
 
 
 odd_events: list[str] = []
-"""Events of the package whose fields are not those that docs/events.md promises."""
+"""Events of the package whose fields are not those that docs/guides/events.md promises."""
 _finish = Event.__post_init__
 
 

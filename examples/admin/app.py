@@ -3,7 +3,7 @@
     SLIDEGATE_TOKEN=$(python3 -c "import secrets; print(secrets.token_urlsafe(32))")
     uvicorn --factory examples.admin.app:make_app
 
-* Operators ask below `/admin`, with the token: see `docs/admin.md`.
+* Operators ask below `/admin`, with the token: see `docs/guides/admin.md`.
 * A support desk that may only look has a token of its own, in `SLIDEGATE_READ_TOKEN`.
 """
 

@@ -1,4 +1,4 @@
-"""A site that shuts out scanners and guessers of passwords; docs/bans.md tells where the numbers come from.
+"""A site that shuts out scanners and guessers of passwords; docs/guides/bans.md tells where the numbers come from.
 
 Serve it on its own with ``uvicorn examples.bans.app:app``.
 """

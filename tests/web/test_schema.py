@@ -38,7 +38,7 @@ def parsed(text: str | bytes) -> dict[str, Any] | None:
 
 def shown() -> list[str]:
     """Return the configuration files that the page shows."""
-    page = (ROOT / "docs" / "configuration.md").read_text("utf-8")
+    page = (ROOT / "docs" / "guides" / "configuration.md").read_text("utf-8")
     return re.findall(r"^```toml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
 
 

@@ -20,7 +20,7 @@ Clock: TypeAlias = Callable[[], int]
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something an operator may want to know. docs/events.md has the fields of each kind, and how often it can come.
+    """Something an operator may want to know. docs/guides/events.md has the fields of each kind and how often it comes.
 
     Kinds:
         ``refused``: a request or a handshake was refused.

@@ -1,4 +1,4 @@
-"""The table of all kinds: docs/events.md shows it, and the events that are made agree with it."""
+"""The table of all kinds: docs/guides/events.md shows it, and the events that are made agree with it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ... import conftest
 from ...core.test_events import CONFIG_FILE, SOURCE, documented
 from ...web.driver import call, end_of_looks, hello, statuses
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "events.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "guides" / "events.md"
 ROW = re.compile(r"^\| `(\w+)` \| (.+?) \| (.*?) \| (.+?) \| (yes|no) \|$", re.MULTILINE)
 DRIVEN = {"list_reloaded", "list_rejected", *CONFIG_FILE}
 """Kinds whose details are put together step by step, so that only a scene shows them."""

@@ -63,7 +63,7 @@ def url(request: pytest.FixtureRequest, server: RedisServer, tmp_path: Path) -> 
 
 
 def test_a_child_that_is_forked_while_other_threads_count_gets_an_answer(url: str) -> None:
-    # Few children cannot open LMDB, as docs/without_asgi.md says. They get the answer of `on_error`, and none hangs.
+    # A child may fail to open LMDB (docs/guides/without_asgi.md); it gets the answer of `on_error`, never a hang.
     # Nobody measures the coverage of this process: the tool has a lock, and a child that is forked while another thread
     # holds it would wait for ever.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE")}

@@ -267,7 +267,7 @@ def test_shells_get_their_script(shell: str) -> None:
 
 @pytest.mark.parametrize("name", ["explain", "simulate", "suggest", "shadow report", "check", "run"])
 def test_the_page_names_options_that_the_help_has(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    page = (ROOT / "docs" / "command.md").read_text("utf-8")
+    page = (ROOT / "docs" / "guides" / "command.md").read_text("utf-8")
     section = re.split(rf"^## slidegate {name}$", page, flags=re.MULTILINE)[1].partition("\n## ")[0]
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", section))
     assert main([*name.split(), "--help"]) == 0
@@ -275,7 +275,7 @@ def test_the_page_names_options_that_the_help_has(name: str, capsys: pytest.Capt
 
 
 def test_the_reference_names_every_sub_command() -> None:
-    page = (ROOT / "docs" / "reference.md").read_text("utf-8")
+    page = (ROOT / "docs" / "reference" / "api.md").read_text("utf-8")
     section = page.partition("\n## The command\n")[2].partition("\n## ")[0]
     named = {name.split()[0] for name in re.findall(r"`([a-z ]+)`", section)}
     assert named == set(program.COMMANDS) - {"sample"}

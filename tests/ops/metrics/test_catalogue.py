@@ -7,7 +7,7 @@ from pathlib import Path
 
 from slidegate.ops.metrics.catalogue import CATALOGUE
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "metrics.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "guides" / "metrics.md"
 
 
 def test_the_page_lists_every_metric_as_it_is() -> None:

@@ -1,4 +1,4 @@
-"""The kinds of events: the fields of their details, and how often each can come. docs/events.md shows this table."""
+"""The kinds of events: the fields of their details, and how often each can come; docs/guides/events.md shows it."""
 
 from __future__ import annotations
 

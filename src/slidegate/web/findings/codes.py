@@ -8,7 +8,7 @@ from typing import Final
 
 from ...core.errors import ConfigurationError, closest
 
-PAGE: Final = "docs/startup.md"
+PAGE: Final = "docs/reference/findings.md"
 
 CODES: Final = {
     "SG101": "most addresses are trusted proxies",

@@ -64,7 +64,7 @@ def test_an_application_with_mistakes_is_told_of_each(
 
 
 def test_every_finding_has_its_heading_in_the_documentation() -> None:
-    headings = re.findall(r"^#+ (SG\d+)$", (ROOT / "docs" / "command.md").read_text("utf-8"), re.MULTILINE)
+    headings = re.findall(r"^#+ (SG\d+)$", (ROOT / "docs" / "guides" / "command.md").read_text("utf-8"), re.MULTILINE)
     assert headings == list(SUBJECTS)
     assert not set(SUBJECTS) & set(CODES)
 

@@ -18,7 +18,7 @@ from ....web.middleware import RateLimitMiddleware
 from ....web.paths.layers import layers
 from .routes_seen import matches_nothing, places_of, uncovered
 
-PAGE: Final = "docs/command.md"
+PAGE: Final = "docs/guides/command.md"
 SUBJECTS: Final = {
     "SG201": "the application has no gate",
     "SG202": "the store cannot be reached",
