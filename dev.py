@@ -2,9 +2,9 @@
 """Set up the environment of a command, then run the command. This needs Python 3.11 and nothing else.
 
 An environment is made once by the standard venv module. Into it goes uv, pinned, and uv installs one of the sets in
-requirements/, every file of it checked against its hash. `.venv` holds `demo` or `dev`; `dev` contains `demo`, so that
-the demo runs in either. The libraries that benchmarks compare us with have an environment of their own, `.venv-bench`:
-they choose versions of things that ours must not follow.
+requirements/, every file of it checked against its hash. `.venv` holds `demo`, `examples` or `dev`; each contains the
+one before it, so that the demo runs in any. The benchmarks have an environment of their own, `.venv-bench`: the
+libraries beside which they measure choose versions of things that ours must not follow.
 """
 
 import argparse
@@ -23,7 +23,7 @@ if sys.version_info < (3, 11):  # noqa: UP036 - this file says so, because the p
 
 ROOT = Path(__file__).resolve().parent
 REQUIREMENTS = ROOT / "requirements"
-SETS = ("uv", "demo", "dev", "compiled", "bench", "lowest")
+SETS = ("uv", "demo", "examples", "dev", "compiled", "bench", "lowest")
 MAIN = ROOT / ".venv"
 BENCH = ROOT / ".venv-bench"
 LOWEST = ROOT / ".venv-lowest"
@@ -118,9 +118,19 @@ def digest(name: str) -> str:
 
 def demo(args: list[str]) -> int:
     """Replay an access log through an example app, then serve it; its own --help says more."""
-    python = environment(MAIN, "demo", "dev")
+    python = environment(MAIN, "demo", "examples", "dev")
     # Not a child: Ctrl-C and signals reach the demo itself, and its paths start where the command was given.
     os.execve(python, [str(python), "-m", "examples.demo", *args], child_environment())
+
+
+def example(args: list[str]) -> int:
+    """Run one of examples/: example NAME [args]; without a name, list them."""
+    names = sorted(path.parent.name for path in (ROOT / "examples").glob("*/__main__.py"))
+    if args and args[0] in names:
+        python = environment(MAIN, "examples", "dev")
+        os.execve(python, [str(python), "-m", f"examples.{args[0]}", *args[1:]], child_environment())
+    print(f"python3 dev.py example NAME, with one of: {', '.join(names)}")
+    return 2 if args else 0
 
 
 def test(args: list[str]) -> int:
@@ -343,7 +353,7 @@ def lock(args: list[str]) -> int:
 
 COMMANDS = {
     command.__name__: command
-    for command in (demo, test, deep, lint, docs, bench, soak, compiled, lowest, pythons, lock)
+    for command in (demo, example, test, deep, lint, docs, bench, soak, compiled, lowest, pythons, lock)
 }
 
 

@@ -120,6 +120,8 @@ def command_knows(words: list[str]) -> bool:
 def exists(command: list[str]) -> bool:
     """Tell whether a command shown to readers is one that they can run."""
     match command:
+        case ["python3", "dev.py", "example", name, *_]:
+            return (ROOT / "examples" / name / "__main__.py").exists()
         case ["python3", "dev.py", name, *_]:
             return name in dev.COMMANDS
         case ["pip", "install", "."]:
