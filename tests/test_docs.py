@@ -1,7 +1,9 @@
 """What the README, the pages and the examples show is run, so that it cannot go stale.
 
 * A python block runs, in order, with the blocks before it on its page; a block may `await`.
-* ``<!-- file: NAME -->`` before a text block puts the block into that file for the page's code to find.
+* ``<!-- file: NAME -->`` before a block puts the block into that file for the page's code to find.
+* A toml block is a configuration of a gate; ``<!-- fragment: WHOSE -->`` before one says that it is another program's.
+* A json block is read. Code of other programs is shown.
 * The commands of a bash or console block must exist; ``<!-- not run: REASON -->`` before one excuses it.
 """
 
@@ -9,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import json
 import re
 import shlex
 import sys
@@ -17,9 +20,11 @@ import types
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import click
 import pytest
+from starlette.applications import Starlette
 
 import dev
 import slidegate
@@ -30,18 +35,20 @@ import slidegate.httpx
 import slidegate.otel
 import slidegate.prometheus
 import slidegate.testing
+from slidegate import RateLimitMiddleware
 from slidegate.ops.command.program import program
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(
-    r"^(?:<!--\s*(?P<mark>file|not run):\s*(?P<value>[^>]*?)\s*-->\n+)?"
+    r"^(?:<!--\s*(?P<mark>file|fragment|not run):\s*(?P<value>[^>]*?)\s*-->\n+)?"
     r"^(?P<indent> *)```(?P<language>[^\n]*)\n(?P<code>.*?)^(?P=indent)```$",
     re.MULTILINE | re.DOTALL,
 )
 SHELL = {"bash", "console"}
 # Anything else would be shown without being run: "py" and "sh" among others.
-LANGUAGES = {"python", "text", "json", "http", "toml", *SHELL}
+SHOWN = {"text", "http", "caddyfile", "dockerfile", "ini", "java", "javascript", "lua", "nginx", "ruby", "yaml"}
+LANGUAGES = {"python", "json", "toml", *SHOWN, *SHELL}
 LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)")
 LOCAL = re.compile(r"https?://(127\.0\.0\.1|localhost)(:\d+)?(/|$)")
 
@@ -70,8 +77,10 @@ def misused(block: Block) -> str | None:
     """Return what is wrong with a block's language or marker."""
     if block.language not in LANGUAGES:
         return f"line {block.line}: unknown language {block.language!r}; use one of {sorted(LANGUAGES)}"
-    if block.mark == "file" and (block.language in {"python", *SHELL} or not re.fullmatch(r"[\w.-]+", block.value)):
-        return f"line {block.line}: a file block is text with a plain file name"
+    if block.mark == "file" and (block.language in SHELL or not re.fullmatch(r"[\w.-]+", block.value)):
+        return f"line {block.line}: a file block is no command, and has a plain file name"
+    if block.mark == "fragment" and (block.language != "toml" or not block.value):
+        return f"line {block.line}: only toml blocks may be fragments, and say whose"
     if block.mark == "not run" and (block.language not in SHELL or not block.value):
         return f"line {block.line}: only shell blocks may be left out, and with a reason"
     return None
@@ -153,7 +162,9 @@ def test_every_block_is_marked_as_what_it_is(page: Path) -> None:
     found = list(blocks(text))
     assert [problem for problem in map(misused, found) if problem] == []
     assert text.count("```") == 2 * len(found), "a fence is not closed, or not at the start of its line"
-    assert len(re.findall(r"<!--\s*(?:file|not run)\b", text)) == sum(block.mark is not None for block in found)
+    assert len(re.findall(r"<!--\s*(?:file|fragment|not run)\b", text)) == sum(
+        block.mark is not None for block in found
+    )
 
 
 @pytest.mark.filterwarnings("error")
@@ -179,6 +190,34 @@ def test_commands_on_the_page_exist(page: Path) -> None:
         if not exists(command)
     ]
     assert unknown == []
+
+
+def read_json(code: str) -> Iterator[object]:
+    """Yield the document of a block, or those of its lines."""
+    try:
+        yield json.loads(code)
+    except json.JSONDecodeError:
+        yield from map(json.loads, code.splitlines())
+
+
+def loaded(code: str) -> None:
+    """Make a gate of a configuration, as the file of an application is made into one."""
+    with TemporaryDirectory() as directory:
+        file = Path(directory) / "slidegate.toml"
+        file.write_text(code, "utf-8")
+        RateLimitMiddleware.from_file(Starlette(), file)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_data_on_the_page_is_what_it_says(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLIDEGATE_STORE", "memory://")
+    for block in blocks(page.read_text("utf-8")):
+        if block.language == "json":
+            assert list(read_json(block.code))
+        elif block.language == "toml" and block.mark == "fragment":
+            tomllib.loads(block.code)
+        elif block.language == "toml":
+            loaded(block.code)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
@@ -269,7 +308,9 @@ def test_there_are_examples() -> None:
         "```sh\nls\n```",
         "<!-- not run: slow -->\n```python\n1\n```",
         "<!-- not run:  -->\n```bash\nls\n```",
-        "<!-- file: a.py -->\n```python\n1\n```",
+        "<!-- file: a.sh -->\n```bash\nls\n```",
+        "<!-- fragment: python -->\n```python\n1\n```",
+        "<!-- fragment:  -->\n```toml\na = 1\n```",
         "<!-- file: ../a -->\n```text\n1\n```",
     ],
 )
