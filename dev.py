@@ -227,7 +227,7 @@ def lint_steps(python: Path) -> list[str]:
 
 def docs_steps(python: Path) -> list[str]:
     """Build the documentation; return the name of the check if it failed."""
-    return step("docs", python, "-m", "zensical", "build", "--strict")
+    return step("docs", python, "-m", "zensical", "build", "--clean", "--strict")
 
 
 def deep(args: list[str]) -> int:

@@ -38,8 +38,14 @@ import slidegate.testing
 from slidegate import RateLimitMiddleware
 from slidegate.ops.command.program import program
 
+from .pages.anchors import broken
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+OTHERS = [
+    *(page for page in sorted(ROOT.glob("*.md")) if page not in PAGES),
+    *(page for room in ("benchmarks", "examples", "tests") for page in sorted((ROOT / room).rglob("*.md"))),
+]
 FENCE = re.compile(
     r"^(?:<!--\s*(?P<mark>file|fragment|not run):\s*(?P<value>[^>]*?)\s*-->\n+)?"
     r"^(?P<indent> *)```(?P<language>[^\n]*)\n(?P<code>.*?)^(?P=indent)```$",
@@ -49,7 +55,6 @@ SHELL = {"bash", "console"}
 # Anything else would be shown without being run: "py" and "sh" among others.
 SHOWN = {"text", "http", "caddyfile", "dockerfile", "ini", "java", "javascript", "lua", "nginx", "ruby", "yaml"}
 LANGUAGES = {"python", "json", "toml", *SHOWN, *SHELL}
-LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)")
 LOCAL = re.compile(r"https?://(127\.0\.0\.1|localhost)(:\d+)?(/|$)")
 
 
@@ -220,11 +225,9 @@ def test_data_on_the_page_is_what_it_says(page: Path, monkeypatch: pytest.Monkey
             loaded(block.code)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=page_name)
+@pytest.mark.parametrize("page", [*PAGES, *OTHERS], ids=page_name)
 def test_links_on_the_page_lead_somewhere(page: Path) -> None:
-    targets = [found["target"].partition("#")[0] for found in LINK.finditer(page.read_text("utf-8"))]
-    here = [target for target in targets if target and not re.match(r"\w+:", target)]
-    assert [target for target in here if not (page.parent / target).exists()] == []
+    assert broken(page) == []
 
 
 def test_every_page_is_in_the_navigation_once_below_a_group() -> None:

@@ -14,11 +14,11 @@ from ....core.errors import StoreError
 from ....core.logs import written
 from ....core.protocols import KeepsFigures
 from ....limiter import Limiter
+from ....web.findings.codes import PAGE
 from ....web.middleware import RateLimitMiddleware
 from ....web.paths.layers import layers
 from .routes_seen import matches_nothing, places_of, uncovered
 
-PAGE: Final = "docs/guides/command.md"
 SUBJECTS: Final = {
     "SG201": "the application has no gate",
     "SG202": "the store cannot be reached",
@@ -48,14 +48,15 @@ class Diagnosis(NamedTuple):
     link: str
 
 
-def _found(code: str, message: str) -> Diagnosis:
+def diagnosed(code: str, message: str) -> Diagnosis:
+    """Return a finding that only `slidegate check` has, with its link."""
     return Diagnosis(code, message, f"{PAGE}#{code.lower()}")
 
 
 def about_gates(gates: Sequence[RateLimitMiddleware]) -> Iterator[Diagnosis]:
     """Yield the start-up findings of the gates."""
     if not gates:
-        yield _found("SG201", "the application has no RateLimitMiddleware, so nothing is limited")
+        yield diagnosed("SG201", "the application has no RateLimitMiddleware, so nothing is limited")
     for gate in gates:
         for finding in gate.findings:
             yield Diagnosis(finding.code, finding.message, finding.link)
@@ -80,13 +81,13 @@ async def about_store(limiter: Limiter, name: str) -> AsyncIterator[Diagnosis]:
                 ahead_us = await answer - time_ns() / 1_000
             taken_us.append((perf_counter_ns() - before_ns) / 1_000)
     except StoreError as error:
-        yield _found("SG202", f"{name} does not answer: {written(error, str)}")
+        yield diagnosed("SG202", f"{name} does not answer: {written(error, str)}")
         return
     if abs(ahead_us) > _MOST_AHEAD_US:
-        yield _found("SG207", f"the clock of {name} differs from this host's by {ahead_us / 1_000_000:+.1f} s")
+        yield diagnosed("SG207", f"the clock of {name} differs from this host's by {ahead_us / 1_000_000:+.1f} s")
     safe = limiter.internals.failsafe
     if safe is not None and taken_us and median(taken_us) * 2 > safe.deadline_us:
-        yield _found(
+        yield diagnosed(
             "SG203",
             f"{name} answers in {median(taken_us) / 1_000:.1f} ms, more than half of the deadline of "
             f"{safe.deadline_us / 1_000:.1f} ms; raise the deadline, or move the store nearer",
@@ -104,7 +105,7 @@ def about_fields(app: object) -> Iterator[Diagnosis]:
             names = {name.strip() for name in exposed.split(",")}
             hidden = [field for field in FIELDS if field.lower() not in names]
             if hidden and "*" not in names:
-                yield _found(
+                yield diagnosed(
                     "SG204",
                     f"CORSMiddleware does not expose {', '.join(hidden)}; write expose_headers={list(FIELDS)!r}",
                 )
@@ -116,7 +117,7 @@ def about_routes(app: object, gates: Sequence[RateLimitMiddleware]) -> Iterator[
     if not gates or not places:
         return
     for place in uncovered(gates, places):
-        yield _found("SG205", f"no rule covers {place.label}; write a rule for it, or one with exempt=True")
+        yield diagnosed("SG205", f"no rule covers {place.label}; write a rule for it, or one with exempt=True")
     for gate in gates:
         for rule, path in matches_nothing(gate.rules, places):
-            yield _found("SG206", f"path {path!r} of rule {rule.label!r} matches no route")
+            yield diagnosed("SG206", f"path {path!r} of rule {rule.label!r} matches no route")

@@ -1,0 +1,103 @@
+"""Fits pages to the site, as an extension of Python-Markdown: the checkout has files that the site does not have.
+
+* ``<!-- page: CHANGELOG.md -->`` as the first line of a page stands for that file of the checkout's root.
+* A link to such a file leads to its page. A link to another file outside of `docs` keeps its text alone.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+from markdown.extensions import Extension
+from markdown.preprocessors import Preprocessor
+from markdown.treeprocessors import Treeprocessor
+
+if TYPE_CHECKING:
+    from xml.etree.ElementTree import Element
+
+    from markdown import Markdown
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+DOCS: Final = ROOT / "docs"
+PAGE: Final = re.compile(r"<!-- page: ([\w.]+) -->")
+PAGES: Final = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
+"""Files of the root, and the pages in `docs` that stand for them."""
+
+
+def path_of_page(md: Markdown) -> Path:
+    """Return the path of the page that is being rendered."""
+    # The site's builder keeps the page in a preprocessor that does nothing else.
+    path = next(part.page.path for part in md.preprocessors if hasattr(part, "page"))
+    return DOCS / path
+
+
+def placed(target: str, source: Path, page: Path) -> str | None:
+    """Return a relative link as a page of the site has it; None where the site has no such file.
+
+    Args:
+        target: The link.
+        source: The file in which it stands.
+        page: The page that shows it.
+    """
+    parts = urlsplit(target)
+    if parts.scheme or parts.netloc or not parts.path or parts.path.startswith("/"):
+        return target
+    file = Path(os.path.normpath(source.parent / parts.path))
+    if file.parent == ROOT and file.name in PAGES:
+        file = DOCS / PAGES[file.name]
+    if not file.is_relative_to(DOCS):
+        return None
+    return parts._replace(path=os.path.relpath(file, page.parent)).geturl()
+
+
+class RootFiles(Preprocessor):
+    """Puts the text of a file of the root in the place of its mark."""
+
+    source: Path | None = None
+
+    def run(self, lines: list[str]) -> list[str]:
+        """Return the lines of the page."""
+        found = PAGE.fullmatch(lines[0]) if lines else None
+        if found is None:
+            return lines
+        self.source = ROOT / found[1]
+        return self.source.read_text("utf-8").splitlines()
+
+
+class Links(Treeprocessor):
+    """Has links lead where the site has something, and leaves the others out."""
+
+    def __init__(self, md: Markdown, files: RootFiles) -> None:
+        super().__init__(md)
+        self._files = files
+
+    def run(self, root: Element) -> None:
+        """Change the links of a page."""
+        page = path_of_page(self.md)
+        for link in root.iter("a"):
+            target = placed(link.get("href", ""), self._files.source or page, page)
+            if target is not None:
+                link.set("href", target)
+            else:
+                link.tag = "span"
+                del link.attrib["href"]
+
+
+class SitePages(Extension):
+    """Registers both."""
+
+    def extendMarkdown(self, md: Markdown) -> None:
+        """Add the processors to a converter."""
+        files = RootFiles(md)
+        # Before everything that looks at text, and after links have become elements.
+        md.preprocessors.register(files, "root_files", 100)
+        md.treeprocessors.register(Links(md, files), "site_links", 1)
+
+
+def makeExtension(**options: Any) -> SitePages:
+    """Return the extension; Python-Markdown looks for this name."""
+    return SitePages(**options)
