@@ -1,0 +1,59 @@
+"""The page for newcomers, followed to the letter: a fresh copy of the checkout, an empty home, a new environment."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ..redis_servers import free_port
+from .walk import PageError, Walk, steps
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "first_steps.md"
+OFFLINE = ("Could not find a version that satisfies", "Failed to establish a new connection", "name resolution")
+"""The words of pip where it reaches no index."""
+
+
+def checkout(place: Path) -> None:
+    """Copy the checkout without what git ignores."""
+    ignored = [line.strip("/") for line in (ROOT / ".gitignore").read_text("utf-8").splitlines()]
+    shutil.copytree(ROOT, place, ignore=shutil.ignore_patterns(".git", *ignored))
+
+
+def environment(programs: Path) -> dict[str, str]:
+    """Return the environment of a newcomer: this Python is `python3`, and nothing of this run is set."""
+    programs.mkdir()
+    # A script and no link: it finds its library wherever it is called from.
+    python = programs / "python3"
+    python.write_text(f'#!/bin/sh\nexec "{Path(sys._base_executable).resolve()}" "$@"\n', "utf-8")  # type: ignore[attr-defined]
+    python.chmod(0o755)
+    ours = ("PIP_", "SSL_", "REQUESTS_", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
+    kept = {name: value for name, value in os.environ.items() if name.upper().startswith(ours)}
+    return {**kept, "PATH": f"{programs}:/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "TERM": "dumb"}
+
+
+def test_the_ten_minutes_work_command_by_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    checkout(home / "slidegate")
+    walk = Walk(home, free_port(), environment(tmp_path / "programs"))
+    began_s = time.monotonic()
+    try:
+        for step in steps(PAGE.read_text("utf-8")):
+            walk.take(step)
+        walk.interrupt()
+    except PageError as error:
+        if any(word in str(error) for word in OFFLINE) and os.environ.get("CI") != "true":
+            pytest.skip("no package index, from which docs/first_steps.md installs")
+        raise
+    finally:
+        walk.interrupt()
+        transcript = tmp_path / "transcript.txt"
+        transcript.write_text("\n".join(walk.transcript), "utf-8")
+        with capsys.disabled():
+            print(f"\nfirst steps: {len(walk.transcript)} steps in {time.monotonic() - began_s:.0f} s, {transcript}")  # noqa: T201

@@ -1,0 +1,132 @@
+"""The walk that follows docs/first_steps.md: it does what a page says, and notices where the page is wrong."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ..redis_servers import free_port
+from .walk import PageError, Walk, pattern, steps
+
+SERVER = """
+Save this as `uvicorn`:
+
+```python
+import http.server, os, sys
+print("Serving", sys.argv[1], flush=True)
+address = ("127.0.0.1", int(os.environ["UVICORN_PORT"]))
+try:
+    http.server.ThreadingHTTPServer(address, http.server.SimpleHTTPRequestHandler).serve_forever()
+except KeyboardInterrupt:
+    pass
+```
+
+```bash
+uvicorn() { python3 uvicorn "$@"; }
+```
+
+```bash
+uvicorn hello
+```
+
+```text
+Serving hello
+```
+"""
+
+
+@pytest.fixture
+def walk(tmp_path: Path) -> Iterator[Walk]:
+    (tmp_path / "home").mkdir()
+    walk = Walk(
+        tmp_path / "home", free_port(), {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    )
+    yield walk
+    walk.interrupt()
+
+
+def follow(walk: Walk, page: str) -> None:
+    for step in steps(page):
+        walk.take(step)
+
+
+def typed(code: str, shown: str | None = None) -> str:
+    """Return the part of a page that has a command, and its output."""
+    return f"```bash\n{code}\n```\n\n" + (f"```text\n{shown}\n```\n\n" if shown is not None else "")
+
+
+def test_a_directory_a_variable_and_a_function_last_until_the_next_command(walk: Walk) -> None:
+    follow(walk, typed('mkdir a\ncd a\nexport NAME=x\nsay() { echo "$NAME $1"; }') + typed("say hi", "x hi"))
+    assert walk.directory() == walk.home / "a"
+
+
+def test_a_file_is_saved_where_the_terminal_stands(walk: Walk) -> None:
+    file = "Save this as `b.toml`:\n\n```toml\nc = 1\n```\n\n"
+    follow(walk, typed("mkdir a\ncd a") + file + typed("cd ..\ncat a/b.toml", "c = 1"))
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        ("echo one", "two"),
+        ("printf 'one\\ntwo\\n'", "one"),
+        ("echo", "one"),
+        ("echo 1x", "1"),
+        ("echo one", "...\ntwo"),
+    ],
+)
+def test_another_output_is_found(walk: Walk, command: str, shown: str) -> None:
+    with pytest.raises(PageError, match="the page shows"):
+        follow(walk, typed(command, shown))
+
+
+@pytest.mark.parametrize("command", ["false", "false\necho after", "false | cat", "nothing_of_this_name"])
+def test_a_command_that_fails_is_found(walk: Walk, command: str) -> None:
+    with pytest.raises(PageError, match=f"line 1: {re.escape(command)}\nended with"):
+        follow(walk, typed(command))
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "```python\n1\n```\n",
+        "```text\nalone\n```\n",
+        "```json\n1\n```\n",
+        "```toml\na = 1\n```\n",
+        "```bash\ntrue\n```\n\n```text\n1\n```\n\n```text\n2\n```\n",
+        "```bash\ntrue\n```\n\n<!-- varies: 9 -->\n```text\n1\n```\n",
+    ],
+)
+def test_a_block_that_nobody_would_follow_is_an_error(page: str) -> None:
+    with pytest.raises(PageError, match="line"):
+        list(steps(page))
+
+
+def test_only_the_shape_of_a_part_that_varies_counts() -> None:
+    wanted = pattern("took 1.25 s at 12:00\n...\nend\n", ("1.25 s", "12:00"))
+    assert wanted.fullmatch("took 30.1 s at 03:14\nend\n")
+    assert wanted.fullmatch("took 30.1 s at 03:14\nmore\nand more\nend\n")
+    for other in ("took 30 s at 03:14\nend\n", "Took 1.2 s at 03:14\nend\n", "took 1.2 s at 03:14\nmore\n"):
+        assert wanted.fullmatch(other) is None
+
+
+def test_a_server_keeps_the_first_terminal_and_ends_at_the_next(walk: Walk) -> None:
+    look = "import urllib.request as r; print(r.urlopen('http://127.0.0.1:8000/').status)"
+    asked = typed(f'python3 -c "{look}"', "200")
+    follow(walk, SERVER + asked + typed("cd /\npwd", "/") + typed("uvicorn again", "Serving again") + asked)
+
+
+def test_a_server_that_ends_at_once_is_found(walk: Walk) -> None:
+    with pytest.raises(PageError, match="the server did not start:\nno"):
+        follow(walk, typed("uvicorn() { echo no; }") + typed("uvicorn hello"))
+
+
+def test_a_server_that_fails_when_it_is_interrupted_is_found(walk: Walk) -> None:
+    follow(walk, SERVER.replace("    pass", "    raise"))
+    with pytest.raises(PageError, match="the server failed"):
+        walk.interrupt()
