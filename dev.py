@@ -34,7 +34,7 @@ BRING_S = 120
 """How long uv may take to bring a Python."""
 PYTEST = ("-m", "coverage", "run", "-m", "pytest")
 STORES = (
-    "tests/stores", "tests/examples", "tests/browser", "tests/ops/command",
+    "tests/stores", "tests/examples", "tests/browser", "tests/ops/command", "tests/first_steps",
     "tests/test_redis_servers.py", "tests/limiter/test_open_store.py",
 )  # fmt: skip
 """The tests that start servers, browsers and processes; the others run beside them."""

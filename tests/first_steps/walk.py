@@ -30,7 +30,7 @@ FENCE = re.compile(
 )
 NAMED = re.compile(r"`(?P<name>[\w.]+)`:$")
 KEEP = '{ declare -px; declare -f; printf "cd %q\\n" "$PWD"; } > "$TERMINAL"'
-"""What a terminal knows from one command to the next: its environment, its functions, its directory."""
+"""A terminal knows its environment, its functions and its directory from one command to the next."""
 
 
 class PageError(Exception):
@@ -54,7 +54,7 @@ class Step:
 
 
 def steps(text: str) -> Iterator[Step]:
-    """Yield what a reader of the page does, in its order.
+    """Yield the steps of a reader, in the order of the page.
 
     Raises:
         PageError: A block is neither a file with a name, nor a command, nor the output of the command before it.
@@ -222,7 +222,7 @@ class Walk:
         return self._plain(self._said.read_text("utf-8", "replace")) if self._said else ""
 
     def _plain(self, text: str) -> str:
-        """Return an output as the reader would see it who has port 8000."""
+        """Return an output with port 8000, as the page shows it."""
         return text.replace("\r\n", "\n").replace(f":{self.port}", f":{PORT}")
 
     def _note(self, began_s: float, code: str, output: str) -> None:
