@@ -3,7 +3,7 @@
 * The files are the Python and TOML blocks. The line before each ends with the file's name: "Save this as `main.py`:".
 * A bash block is typed. Where its last command is `uvicorn`, it is a server: it keeps the first terminal until the next
   server is started there, after Ctrl-C. From the first server on, all other blocks are typed into a second terminal.
-* A text, http or JSON block behind a bash block is the output. A line of `...` stands for any lines, and a comment such as
+* A text, http or JSON block behind a bash block is the output. A line of `...` stands for any lines. A comment such as
   ``<!-- varies: 60 | 1.2 s -->`` before the block names the parts of which only the shape has to be the same.
 """
 
