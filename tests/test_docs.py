@@ -252,6 +252,19 @@ def test_the_map_of_the_rooms_has_every_package_and_no_other() -> None:
             assert (source / room / file).exists(), f"{room}/{file}"
 
 
+def test_the_map_of_the_house_fits_a_page_and_names_every_room_and_files_that_are_there() -> None:
+    design = (ROOT / "docs" / "design.md").read_text("utf-8")
+    house = design[design.index("## A map of the house") : design.index("## The rooms")]
+    assert len(house.splitlines()) <= 66, "what does not fit a printed page belongs below it"
+    source = ROOT / "src" / "slidegate"
+    rooms = {path.parent.name for path in source.glob("*/__init__.py")}
+    assert set(re.findall(r"^\| `(\w+)` \|", house, re.MULTILINE)) == rooms
+    named = re.findall(r"`([\w/]+(?:\.\w+)?)`", house)
+    assert [name for name in named if "/" in name and not any((top / name).exists() for top in (source, ROOT))] == []
+    drawn = house[: house.index("An arrow")]
+    assert [room for room in rooms - {"testing"} if room not in drawn] == []
+
+
 def test_terms_of_the_glossary_stand_in_order_and_each_once() -> None:
     terms = re.findall(
         r"^\*\*([^*]+)\*\*", (ROOT / "docs" / "reference" / "glossary.md").read_text("utf-8"), re.MULTILINE
