@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -32,6 +32,22 @@ def test_a_fake_clock_stands_still_until_it_is_told_to_move() -> None:
     assert clock() == 30_001_004
     clock.set(12)
     assert (clock(), repr(clock)) == (12, "<FakeClock 12>")
+
+
+def test_a_fake_clock_is_set_to_a_date() -> None:
+    clock = FakeClock()
+    clock.set(datetime(2030, 1, 31, 23, 59, 59, 7, tzinfo=UTC))
+    assert clock() == 1_896_134_399_000_007
+    clock.set(datetime(1970, 1, 1, 1, tzinfo=timezone(timedelta(hours=1))))
+    assert clock() == 0
+
+
+@pytest.mark.parametrize("moment", [datetime(2030, 1, 31), 1.5, "noon", True, None])
+def test_a_fake_clock_is_set_to_no_moment_that_means_several(moment: Any) -> None:
+    clock = FakeClock(5)
+    with pytest.raises(ConfigurationError, match=r"set: expected microseconds or a moment with its time zone, for "):
+        clock.set(moment)
+    assert clock() == 5
 
 
 @pytest.mark.parametrize("span", [60, 0, 0.5, True, -1])

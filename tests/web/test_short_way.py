@@ -182,7 +182,7 @@ OPTIONS: Final = st.fixed_dictionaries({
 
 async def both(rules: Callable[[], list[Rule]], options: dict[str, Any], requests: list[dict[str, Any]]) -> None:
     short, long = Play(rules(), False, **options), Play(rules(), True, **options)
-    with patch.object(header_fields.time, "time", lambda: 1_700_000_000.0):
+    with patch.object(header_fields, "time", lambda: 1_700_000_000.0):
         await in_turn(short, long, requests)
     assert await short.state() == await long.state()
 

@@ -15,11 +15,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from inspect import isawaitable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
+from weakref import WeakSet
 
 from ..core.bans.in_force import Ban, Guarded
 from ..core.bans.policy import BanPolicy
-from ..core.decision import Check, Decision
+from ..core.decision import Check, Decision, Reason
 from ..core.errors import ConfigurationError
 from ..core.protocols import Clock, Event, HoldsPlaces, KeepsFigures, Store
 from ..stores.memory.store import MemoryStore
@@ -53,6 +54,7 @@ class Internals:
         near_limit: The share of a limit that is called near.
 
     Attributes:
+        counting: Whether limits count and refuse. A test may switch that off for all limiters; see `lay_ways`.
         per_process: Whether every process counts for itself.
         decide: Charges every check or none, without a coroutine of its own where the store answers at once.
         decide_at_once: Does the same where the store always answers at once; None for others.
@@ -75,6 +77,8 @@ class Internals:
     Raises:
         ConfigurationError: The secret, the deadline or `on_error` cannot be used.
     """
+
+    counting: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -118,8 +122,9 @@ class Internals:
         self.closing: list[Callable[[], None]] = []
         self._holds_places = isinstance(store, HoldsPlaces)
         self._claimed: dict[str, int] = {}
-        self._lay_ways()
-        events.on_change(self._lay_ways)
+        self.lay_ways()
+        events.on_change(self.lay_ways)
+        _every.add(self)
 
     @property
     def clock(self) -> Clock | None:
@@ -152,7 +157,7 @@ class Internals:
         if self._notes is not None:
             raise ConfigurationError("look_on: somebody looks on already; one limiter has one onlooker")
         self._notes = notes = Notes(read)
-        self._lay_ways()
+        self.lay_ways()
         return notes
 
     def claim(self, rule: str) -> str:
@@ -259,10 +264,24 @@ class Internals:
     def _be_prepared(self) -> None:
         if self._secret is not None and self.failsafe is not None and self.leases is not None:
             self._secret = None
-            self._lay_ways()
+            self.lay_ways()
 
-    def _lay_ways(self) -> None:
-        """Make the functions that decide, past those who look on, if there are any."""
+    def forget(self) -> None:
+        """Forget what a store of this process has counted and banned, the figures, and who was told of. For tests.
+
+        Requests under way keep their places, and stores that others share keep everything.
+        """
+        if isinstance(self.store, MemoryStore):
+            self.store.reset_all()
+            self.store.bans.forget_all()
+            self.statistics.forget()
+            self._near.forget()
+
+    def lay_ways(self) -> None:
+        """Make the functions that decide, past those who look on, if there are any.
+
+        Where limits do not count, they let everything pass, and ask no store.
+        """
         at_once: AtOnce | None = self.store.hit if isinstance(self.store, MemoryStore) else None
         unleased, decide = self._ways
         for onlooker in (self._notes, self._near if self.events.near_limit else None):
@@ -271,9 +290,23 @@ class Internals:
                 unleased, decide = onlooker.noting(unleased), onlooker.noting(decide)
         if not self.prepared:
             unleased = decide = self._decide_unprepared
+        if not self.counting:
+            at_once, unleased, decide = at_once and _let_pass, _let_pass, _let_pass
         self.decide_at_once: AtOnce | None = at_once
         self.decide_unleased: Decide = unleased
         self.decide: Decide = decide
+
+
+_every: WeakSet[Internals] = WeakSet()
+
+
+def every_internals() -> list[Internals]:
+    """Return those of all limiters of this process."""
+    return list(_every)
+
+
+def _let_pass(checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Decision:
+    return Decision(True, Reason.EXEMPT)
 
 
 def _leases(store: Store, safe: Failsafe) -> Leases:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+from typing import Final
 
 from ..core.errors import ConfigurationError, quoted
 from ..core.limits import parse_duration_us
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class FakeClock:
@@ -46,6 +49,20 @@ class FakeClock:
             )
         self.now_us += us
 
-    def set(self, now_us: int) -> None:
-        """Move to `now_us`, forwards or backwards."""
-        self.now_us = now_us
+    def set(self, moment: int | datetime) -> None:
+        """Move to a moment, forwards or backwards: microseconds, or a date of Unix time.
+
+        Args:
+            moment: Microseconds, 0 or more, or ``datetime(2030, 1, 31, 23, 59, tzinfo=UTC)``.
+
+        Raises:
+            ConfigurationError: It is a `datetime` without a time zone, or neither of the two.
+        """
+        if isinstance(moment, datetime) and moment.tzinfo is not None:
+            moment = (moment - _EPOCH) // timedelta(microseconds=1)
+        if isinstance(moment, bool) or not isinstance(moment, int):
+            raise ConfigurationError(
+                "set: expected microseconds or a moment with its time zone, for example "
+                f"datetime(2030, 1, 31, 23, 59, tzinfo=UTC), not {quoted(moment)}"
+            )
+        self.now_us = moment

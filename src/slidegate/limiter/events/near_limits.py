@@ -93,6 +93,11 @@ class NearLimits:
                         told = {"key": key, "rule": bucket.label, "limit": str(limit), "spent": spent, "amount": amount}
                         self._tell(Event("near_limit", message, told))
 
+    def forget(self) -> None:
+        """Forget who was told of."""
+        with self._lock:
+            self._said = {}
+
     async def _look_later(self, waiting: Awaitable[Decision]) -> Decision:
         answer = await waiting
         self.look(answer)

@@ -100,6 +100,14 @@ class MemoryRecords:
         """Return how many standings there are under all policies."""
         return sum(len(ledger.standings) for ledger in self.by_policy.values())
 
+    def forget_all(self) -> None:
+        """Forget all bans, standings and changes."""
+        for key in list(self.list.by_key):
+            self.list.remove(key)
+        self.prefixes.clear()
+        self.by_policy.clear()
+        self._history.clear()
+
     def remember(self, change: BanChange) -> None:
         """Add a change to the history, as a tuple: see `core.bans.in_force`."""
         self._history.append((change.kind, change.wall_us, change.by, held(change.ban)))
@@ -191,6 +199,11 @@ class MemoryBans:
             events = self._take_events()
         self._tell(events)
         return changed
+
+    def forget_all(self) -> None:
+        """Forget all bans, strikes and rungs, and the history, as a new store would. Observers are not told."""
+        with self._lock:
+            self._records.forget_all()
 
     def standings(self, keys: Sequence[str]) -> KeptStandings:
         """Return how each of some keys stands under each policy. Changes nothing."""

@@ -6,8 +6,8 @@ do not depend on the moment are made once.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
+from time import time
 from typing import Final, Literal, TypeAlias
 
 from ...core.decision import Bucket, Decision, LimitState, binding_place, ceil_s, unequal_costs
@@ -152,8 +152,8 @@ def _reset_s(state: LimitState) -> int:
     """Return the Unix second at which everything spent has left."""
     if isinstance(state.limit, CalendarQuota):
         # A period ends with a minute; the decision is a little older than this moment.
-        return round(time.time() + state.reset_after_us / 1_000_000)
-    return int(time.time()) + ceil_s(state.reset_after_us)
+        return round(time() + state.reset_after_us / 1_000_000)
+    return int(time()) + ceil_s(state.reset_after_us)
 
 
 def asked_buckets(decision: Decision) -> Buckets:

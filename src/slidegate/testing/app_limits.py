@@ -1,0 +1,69 @@
+"""What tests do to the limits of a whole application: forget what was counted, or let everything pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from ..core.bans.in_force import Ban, Guarded
+from ..core.bans.policy import BanPolicy
+from ..core.decision import Check, Decision, Reason
+from ..limiter.internals import Internals, every_internals
+from ..web.middleware import RateLimitMiddleware
+from ..web.scope_keys import OFF
+
+
+def forget_limits() -> None:
+    """Forget the windows, bans, strikes and figures of every limiter of this process that counts in memory.
+
+    Stores that others may share are left alone. Requests under way keep their places under concurrency limits.
+    """
+    for internals in every_internals():
+        internals.forget()
+
+
+@contextmanager
+def without_limits() -> Iterator[None]:
+    """Let everything pass until the block ends, through each gate and each limiter, also those made before.
+
+    Nothing is counted or asked of a store meanwhile, so nothing is left to forget after it.
+    """
+    guard = RateLimitMiddleware.__call__
+
+    async def let_through(self: RateLimitMiddleware, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await guard(self, scope, receive, send)
+            return
+        scope[OFF] = True
+        await self.app(scope, receive, send)
+
+    async def peek(self: Internals, checks: list[Check], guarded: list[Guarded]) -> Decision:
+        return Decision(True, Reason.EXEMPT)
+
+    async def charge(self: Internals, checks: list[Check]) -> Decision:
+        return Decision(True, Reason.EXEMPT)
+
+    async def find_ban(self: Internals, guarded: list[Guarded]) -> Ban | None:
+        return None
+
+    def strike_target(
+        self: Internals, target: tuple[str, str], policy: BanPolicy, weight: int, reason: str
+    ) -> Ban | None:
+        return None
+
+    uncounted = patch.multiple(
+        Internals, counting=False, peek=peek, charge=charge, find_ban=find_ban, strike_target=strike_target
+    )
+    try:
+        with patch.object(RateLimitMiddleware, "__call__", let_through), uncounted:
+            _lay_ways()
+            yield
+    finally:
+        _lay_ways()
+
+
+def _lay_ways() -> None:
+    for internals in every_internals():
+        internals.lay_ways()

@@ -1,0 +1,283 @@
+"""Tests of an application that use the pytest plugin, as users write them, in an order; test_plugin.py runs them.
+
+The application and its limiter are made at import, and each test but the first would fail if the one before had left
+something behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route, WebSocketRoute
+from starlette.testclient import TestClient
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from slidegate import (
+    BanPolicy,
+    Limiter,
+    MemoryStore,
+    Quota,
+    RateLimit,
+    RateLimited,
+    RateLimitMiddleware,
+    Rule,
+    charge,
+    strike,
+)
+from slidegate.testing import FakeClock, RecordingObserver
+
+limiter = Limiter()
+own_time = Limiter(MemoryStore(clock=FakeClock(7)))
+
+
+@RateLimit("1/minute")
+async def search(request: Request) -> PlainTextResponse:
+    return PlainTextResponse("found")
+
+
+async def home(request: Request) -> PlainTextResponse:
+    return PlainTextResponse("home")
+
+
+async def wrong(request: Request) -> PlainTextResponse:
+    await strike(request, reason="wrong password")
+    return PlainTextResponse("no", 401)
+
+
+async def tokens(request: Request) -> PlainTextResponse:
+    await charge(request, 100, rule="daily")
+    return PlainTextResponse("text")
+
+
+async def chat(socket: WebSocket) -> None:
+    await socket.accept()
+    await socket.send_text("welcome")
+    await socket.close()
+
+
+app: Any = Starlette(
+    routes=[
+        Route("/", home),
+        Route("/search", search),
+        Route("/wrong", wrong),
+        Route("/tokens", tokens),
+        Route("/daily", home),
+        WebSocketRoute("/chat", chat),
+    ]
+)
+app.add_middleware(
+    RateLimitMiddleware,
+    limiter=limiter,
+    rules=[
+        Rule("/daily", Quota("2/day"), name="quota"),
+        Rule("/tokens", "100/hour", name="daily"),
+        Rule("/", "2/minute"),
+        Rule("/chat", "1/minute"),
+        Rule("/closed", action="block"),
+    ],
+    bans=BanPolicy(after="2/10m", duration="1h", jitter=0, signals={}),
+    headers="legacy",
+)
+app_once_made = TestClient(app)
+
+
+@pytest.fixture
+def client() -> TestClient:
+    """A client of its own connection."""
+    return app_once_made
+
+
+def statuses(client: TestClient, path: str, times: int) -> list[int]:
+    """Return the statuses of some requests, one after the other."""
+    return [client.get(path).status_code for _ in range(times)]
+
+
+def test_without_a_fixture_nothing_is_changed(client: TestClient) -> None:
+    assert statuses(client, "/", 3) == [200, 200, 429]
+    assert statuses(client, "/", 1) == [429]
+
+
+def test_a_reset_forgets_windows_of_the_test_before(client: TestClient, slidegate_reset: Callable[[], None]) -> None:
+    assert statuses(client, "/", 3) == [200, 200, 429]
+    slidegate_reset()
+    assert statuses(client, "/", 3) == [200, 200, 429]
+
+
+def test_a_minute_passes_at_once(client: TestClient, slidegate_clock: FakeClock) -> None:
+    assert statuses(client, "/", 3) == [200, 200, 429]
+    refused = client.get("/")
+    assert refused.headers["Retry-After"] == "60"
+    slidegate_clock.advance("59s")
+    assert client.get("/").headers["Retry-After"] == "1"
+    slidegate_clock.advance("1s")
+    assert statuses(client, "/", 3) == [200, 200, 429]
+
+
+def test_every_test_begins_at_noon_with_nothing_counted(client: TestClient, slidegate_clock: FakeClock) -> None:
+    assert datetime.fromtimestamp(slidegate_clock.now_us / 1_000_000, UTC) == datetime(2030, 1, 1, 12, tzinfo=UTC)
+    assert statuses(client, "/", 1) == [200]
+
+
+def test_a_limit_at_an_endpoint_goes_by_it(client: TestClient, slidegate_clock: FakeClock) -> None:
+    assert statuses(client, "/search", 2) == [200, 429]
+    slidegate_clock.advance("1m")
+    assert statuses(client, "/search", 2) == [200, 429]
+
+
+def test_a_ban_ends_when_the_clock_says_so(client: TestClient, slidegate_clock: FakeClock) -> None:
+    assert statuses(client, "/wrong", 3) == [401, 401, 403]
+    slidegate_clock.advance("59m")
+    assert statuses(client, "/search", 1) == [403]
+    slidegate_clock.advance("1m")
+    assert statuses(client, "/search", 1) == [200]
+
+
+def test_bans_are_forgotten_too(client: TestClient, slidegate_reset: Callable[[], None]) -> None:
+    assert statuses(client, "/wrong", 3) == [401, 401, 403]
+    slidegate_reset()
+    assert statuses(client, "/wrong", 1) == [401]
+    slidegate_reset()
+    assert statuses(client, "/wrong", 2) == [401, 401], "the strike from before would have made it a ban"
+    assert asyncio.run(listed()) == ["peer:testclient"]
+
+
+async def listed() -> list[str]:
+    """Return the keys that are banned."""
+    return [ban.key async for ban in limiter.bans()]
+
+
+def test_the_ban_of_the_test_before_is_gone(client: TestClient) -> None:
+    assert asyncio.run(listed()) == []
+    assert (limiter.stats().total.passed, limiter.stats().total.refused) == (0, 0)
+
+
+def test_a_quota_begins_anew_at_midnight(client: TestClient, slidegate_clock: FakeClock) -> None:
+    slidegate_clock.set(datetime(2031, 3, 31, 23, 59, tzinfo=UTC))
+    assert statuses(client, "/daily", 3) == [200, 200, 429]
+    assert client.get("/daily").headers["Retry-After"] == "60"
+    slidegate_clock.advance("1m")
+    assert statuses(client, "/daily", 3) == [200, 200, 429]
+
+
+def test_an_earlier_day_is_no_hindrance(client: TestClient, slidegate_clock: FakeClock) -> None:
+    slidegate_clock.set(datetime(2020, 2, 29, tzinfo=UTC))
+    assert statuses(client, "/", 3) == [200, 200, 429]
+    slidegate_clock.advance("1m")
+    assert statuses(client, "/", 1) == [200]
+    slidegate_clock.set(datetime(2019, 2, 28, tzinfo=UTC))
+    assert statuses(client, "/", 2) == [200, 429], "a clock that is set back frees nobody"
+
+
+def test_after_the_clock_the_quota_of_today_is_free(client: TestClient, slidegate_reset: Callable[[], None]) -> None:
+    assert statuses(client, "/daily", 2) == [200, 200]
+
+
+def test_absolute_times_go_by_the_clock(client: TestClient, slidegate_clock: FakeClock) -> None:
+    assert client.get("/").headers["X-RateLimit-Reset"] == str(slidegate_clock.now_us // 1_000_000 + 60)
+
+
+def test_a_websocket_is_refused_and_comes_back(client: TestClient, slidegate_clock: FakeClock) -> None:
+    def talk() -> str:
+        with client.websocket_connect("/chat") as socket:
+            return socket.receive_text()
+
+    assert talk() == "welcome"
+    with pytest.raises(WebSocketDisconnect):
+        talk()
+    slidegate_clock.advance("1m")
+    assert talk() == "welcome"
+
+
+async def test_a_limiter_of_the_test_goes_by_the_clock(slidegate_clock: FakeClock) -> None:
+    made = Limiter()
+    for here in (made, limiter):
+        assert [bool(await here.hit("ann", "1/minute")) for _ in range(2)] == [True, False]
+    slidegate_clock.advance("1m")
+    for here in (made, limiter):
+        assert await here.hit("ann", "1/minute")
+
+
+async def test_a_store_with_a_clock_of_its_own_keeps_it(slidegate_clock: FakeClock) -> None:
+    assert [bool(await own_time.hit("ann", "1/minute")) for _ in range(2)] == [True, False]
+    slidegate_clock.advance("1h")
+    assert not await own_time.hit("ann", "1/minute")
+
+
+async def test_near_limit_is_told_anew_after_a_reset(slidegate_reset: Callable[[], None]) -> None:
+    observer = RecordingObserver()
+    here = Limiter(observers=[observer])
+    for _ in range(2):
+        await here.hit("ann", "1/minute")
+        slidegate_reset()
+    assert observer.kinds == ["near_limit", "near_limit"]
+
+
+def test_nothing_is_refused_without_limits(client: TestClient, no_limits: None) -> None:
+    for path in ("/", "/search", "/daily", "/tokens"):
+        assert statuses(client, path, 5) == [200] * 5
+    assert statuses(client, "/wrong", 5) == [401] * 5
+    assert statuses(client, "/closed", 1) == [404]
+    for _ in range(3):
+        with client.websocket_connect("/chat") as socket:
+            assert socket.receive_text() == "welcome"
+
+
+async def test_limiters_let_everything_pass_too(no_limits: None) -> None:
+    for here in (limiter, Limiter()):
+        assert all([await here.hit("ann", "1/minute") for _ in range(5)])
+        assert await here.charge("ann", "1/minute", 50)
+        assert await here.peek("ann", "1/minute")
+        assert await here.strike("ann", BanPolicy(after="1/m", duration="1h")) is None
+        limited = here.limited("1/minute", key="ann")
+        for _ in range(3):
+            async with limited:
+                pass
+        here.observe(RecordingObserver())  # the ways are laid anew
+        assert all([await here.hit("ann", "1/minute") for _ in range(5)])
+
+
+def test_threads_pass_too(no_limits: None) -> None:
+    assert all(limiter.sync.hit("ann", "1/minute") for _ in range(3))
+
+
+def test_afterwards_limits_hold_and_nothing_was_counted(client: TestClient) -> None:
+    assert asyncio.run(listed()) == []
+    assert statuses(client, "/", 3) == [200, 200, 429]
+    assert statuses(client, "/tokens", 2) == [200, 429]
+    assert [bool(limiter.sync.hit("ann", "1/minute")) for _ in range(2)] == [True, False]
+    with limiter.limited("1/minute", key="ann"), pytest.raises(RateLimited):
+        limiter.limited("1/minute", key="ann").__enter__()
+
+
+def test_the_two_go_together(client: TestClient, slidegate_clock: FakeClock, no_limits: None) -> None:
+    assert statuses(client, "/", 5) == [200] * 5
+
+
+def test_a_gate_made_in_a_test_with_the_clock_goes_on_in_the_next(slidegate_clock: FakeClock) -> None:
+    global late
+    inner = Starlette(routes=[Route("/", home)])
+    late = TestClient(RateLimitMiddleware(inner, limits="2/minute"))
+    assert statuses(late, "/", 3) == [200, 200, 429]
+    slidegate_clock.advance("30d")
+
+
+late: TestClient
+
+
+def test_such_a_gate_counts_by_the_time_of_the_system_again() -> None:
+    assert statuses(late, "/", 3) == [200, 200, 429]
+
+
+def test_two_clocks_are_one_too_many(slidegate_clock: FakeClock) -> None:
+    from slidegate import ConfigurationError
+    from slidegate.testing.app_time import APP_TIME
+
+    with pytest.raises(ConfigurationError, match="a clock is in use already"), APP_TIME.by(FakeClock()):
+        pass
