@@ -1,1 +1,1 @@
-"""Ban policies for a site, and a replay of access logs that counts whom they ban: ``python -m examples.bans``."""
+"""A replay of access logs that counts whom the policies of `examples.login` ban: ``python -m examples.bans``."""

@@ -14,12 +14,11 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from examples.demo.replay import play
+from examples.login.protection import guarded
 from slidegate import Ban, Limiter, MemoryStore, Networks, Reason
 from slidegate.core.addresses import canonical_key
 from slidegate.ops.access_logs import AccessRecord
 from slidegate.testing import FakeClock
-
-from .app import guarded
 
 PRIVATE = Networks(["127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "::1/128", "fc00::/7"])
 

@@ -17,15 +17,11 @@ from functools import cache
 from ipaddress import IPv4Network, ip_address, ip_network
 from pathlib import Path
 
-import httpx
 import pytest
 
 from examples.bans import __main__ as command
-from examples.bans.app import PASSWORD, app, guarded, site
 from examples.bans.replay import Report, replay_bans
-from slidegate import Limiter, MemoryStore
 from slidegate.ops.access_logs import AccessLog, AccessRecord
-from slidegate.testing import FakeClock
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = Path(os.environ.get("SLIDEGATE_DATA") or ROOT.parent / "shared" / "data")
@@ -224,30 +220,6 @@ def test_an_attack_whose_tries_are_answered_with_401_is_banned() -> None:
     for client in attackers:
         visits = report_of(SAMPLE).clients[client]
         assert visits.requests - visits.barred < 20
-
-
-def sender(address: str, gate: object) -> httpx.AsyncClient:
-    transport = httpx.ASGITransport(app=gate, client=(address, 1))  # type: ignore[arg-type]
-    return httpx.AsyncClient(transport=transport, base_url="http://site.test")
-
-
-async def test_wrong_passwords_ban_their_network_also_where_the_answer_is_an_ordinary_page() -> None:
-    gate = guarded(site, Limiter(MemoryStore(clock=FakeClock())))
-    for number in range(1, 6):
-        async with sender(f"203.0.113.{number}", gate) as client:
-            answers = [await client.post("/login?password=guess") for _ in range(4)]
-        assert [(answer.status_code, answer.text) for answer in answers] == [(200, "try again")] * 4
-    async with sender("203.0.113.99", gate) as neighbour, sender("198.51.100.1", gate) as stranger:
-        refused = await neighbour.get("/")
-        assert (refused.status_code, (await stranger.get("/")).text) == (403, "hello")
-        assert refused.json()["violated-policies"] == ["guessing"]
-        assert HOUR_S <= int(refused.headers["Retry-After"]) <= 1.1 * HOUR_S
-        assert (await stranger.post("/login", params={"password": PASSWORD})).text == "welcome"
-
-
-async def test_the_application_serves_on_its_own() -> None:
-    async with sender("192.0.2.1", app) as client:
-        assert (await client.get("/")).text == "hello"
 
 
 # The command

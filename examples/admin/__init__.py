@@ -1,1 +1,0 @@
-"""An API with plans, and the admin API with which its operators look after it."""

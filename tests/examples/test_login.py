@@ -1,0 +1,149 @@
+"""The login holds out as its README shows, and is served with the tools of its operators."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx
+import pytest
+from itsdangerous import TimestampSigner
+
+from examples.login.accounts import DEVICE_S, LONGEST, Accounts, Devices
+from examples.login.app import DEVICE, LARGEST_FORM, PER_ACCOUNT, make_app
+from examples.login.protection import BANS, RULES, network
+from examples.login.visit import OPERATOR, PASSWORD, SECRET, SUPPORT
+from slidegate import BanPolicy, Limiter, MemoryStore, Rule, parse_limits
+from slidegate.testing import FakeClock
+from tests.examples.visits import ROOT, running, shown
+
+FORM = {"Content-Type": "application/x-www-form-urlencoded"}
+
+
+def test_the_command_plays_the_visit_of_the_readme_and_serves_the_site() -> None:
+    with running("login", hints=4) as example, httpx.Client(base_url=example.url, trust_env=False, timeout=60) as http:
+        assert example.visit == shown("login")
+        assert "name=password type=password" in http.get("/").text
+        assert http.post("/login", data={"name": "ann", "password": PASSWORD}).text == "welcome, ann\n"
+        stranger = {"X-Forwarded-For": "203.0.113.9"}
+        assert http.get("/.aws/credentials", headers=stranger).status_code == 403
+        assert http.get("/", headers=stranger).status_code == 403
+        token = re.search(r"operators show the token (\S+)$", example.hints, re.MULTILINE)
+        assert token
+        bans = http.get("/admin/bans", headers={"Authorization": f"Bearer {token[1]}"}).json()["bans"]
+        assert [(ban["target"], ban["policy"]) for ban in bans] == [("203.0.113.9", "scanning")]
+        assert "<title>" in http.get("/dashboard/").text
+
+
+@asynccontextmanager
+async def site(clock: FakeClock | None = None) -> AsyncIterator[httpx.AsyncClient]:
+    accounts = Accounts()
+    accounts.add("ann", PASSWORD)
+    async with Limiter(MemoryStore(clock=clock or FakeClock())) as limiter:
+        app = make_app(limiter, accounts, secret=SECRET, token=OPERATOR, read_token=SUPPORT)
+        transport = httpx.ASGITransport(app=app, client=("203.0.113.9", 1))
+        async with httpx.AsyncClient(transport=transport, base_url="http://site.test") as http:
+            yield http
+
+
+async def log_in(http: httpx.AsyncClient, password: str = PASSWORD, name: str = "ann") -> int:
+    return (await http.post("/login", data={"name": name, "password": password})).status_code
+
+
+async def test_a_cookie_that_somebody_made_up_makes_no_known_device() -> None:
+    clock = FakeClock()
+    async with site(clock) as http:
+        for forged in ("ann", Devices("another secret").cookie_for("ann"), Devices(SECRET).cookie_for("bob")):
+            http.cookies.clear()
+            http.cookies.set(DEVICE, forged)
+            tries = parse_limits(PER_ACCOUNT)[0].amount
+            seen = []
+            for _ in range(tries):
+                seen.append(await log_in(http, "a guess"))
+                clock.advance("1m")
+            assert seen == [401] * tries
+            assert await log_in(http, "a guess") == 429
+            http.cookies.set(DEVICE, Devices(SECRET).cookie_for("ann"))
+            assert await log_in(http) == 200
+            clock.advance("25h")
+
+
+def test_a_device_is_forgotten_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 1_000
+    monkeypatch.setattr(TimestampSigner, "get_timestamp", lambda signer: now_s)
+    devices = Devices(SECRET)
+    cookie = devices.cookie_for("ann")
+    now_s += DEVICE_S
+    assert devices.knows(cookie, "ann")
+    now_s += 1
+    assert not devices.knows(cookie, "ann")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"name=ann&password=" + b"x" * LARGEST_FORM,
+        b"&".join(b"name=ann" for _ in range(11)),
+    ],
+    ids=["too long", "too many fields"],
+)
+async def test_a_form_that_is_none_of_ours_is_refused(body: bytes) -> None:
+    async with site() as http:
+        assert (await http.post("/login", content=body, headers=FORM)).status_code == 413
+
+
+async def test_a_form_of_unknown_length_is_refused() -> None:
+    async def drops() -> AsyncIterator[bytes]:
+        yield b"name=ann"
+
+    async with site() as http:
+        assert (await http.post("/login", content=drops(), headers=FORM)).status_code == 413
+
+
+async def test_names_and_passwords_of_any_text_are_wrong_and_no_error() -> None:
+    async with site() as http:
+        for name, password in (("nobody", PASSWORD), ("ann", "é" * LONGEST), ("a" * (LONGEST + 1), "x"), ("\0", "\0")):
+            assert await log_in(http, password, name) == 401
+        assert (await http.post("/login", content=b"\xff\xfe=%ff%fe", headers=FORM)).status_code == 401
+
+
+async def test_support_may_look_and_an_operator_may_change() -> None:
+    async with site() as http:
+        desk, operator = ({"Authorization": f"Bearer {token}"} for token in (SUPPORT, OPERATOR))
+        ban = {"target": "198.51.100.0/24", "duration": "1h", "reason": "scraping"}
+        assert (await http.post("/admin/bans", json=ban, headers=desk)).status_code == 403
+        assert (await http.post("/admin/bans", json=ban, headers=operator)).status_code == 201
+        assert (await http.get("/admin/bans", headers=desk)).json()["total"] == 1
+        assert [await log_in(http, "a guess") for _ in range(6)] == [401] * 5 + [429]
+        seen = (await http.get("/admin/client", params={"key": "203.0.113.9"}, headers=desk)).json()
+        assert {window["rule"]: window["used"] for window in seen["windows"]}["login"] == 5
+        reset = {"json": {"key": "203.0.113.9"}, "headers": operator}
+        assert (await http.post("/admin/keys/reset", **reset)).json()["forgotten"]
+        assert await log_in(http, "a guess") == 401
+
+
+def test_the_page_on_bans_shows_the_rules_and_policies_of_the_example() -> None:
+    page = (ROOT / "docs" / "guides" / "bans.md").read_text("utf-8")
+    part = page[page.index("is a complete set of policies") :]
+    source = part[part.index("```python\n") + 10 : part.index("app = FastAPI()")]
+    names = {"Rule": Rule, "BanPolicy": BanPolicy, "network": network}
+    exec(source, names)
+    assert [told(rule) for rule in names["rules"]] == [told(rule) for rule in RULES]  # type: ignore[attr-defined]
+    assert [said(policy) for policy in names["bans"]] == [said(policy) for policy in BANS]  # type: ignore[attr-defined]
+
+
+def said(policy: BanPolicy) -> tuple[object, ...]:
+    return (
+        policy.name,
+        policy.after,
+        policy.ladder_us,
+        policy.signals,
+        policy.key,
+        policy.prefix and policy.prefix.after,
+    )
+
+
+def told(rule: Rule) -> tuple[object, ...]:
+    counts = [rule.count_if is None or bool(rule.count_if(status)) for status in (200, 401, 404, 503)]
+    return rule.name, rule.paths, rule.limits, rule.methods, rule.key, counts
