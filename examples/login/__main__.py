@@ -29,7 +29,7 @@ async def site() -> AsyncIterator[ASGIApp]:
     print(f"ann has the password {PASSWORD!r}; operators show the token {TOKEN}")
     async with Limiter.from_url(os.environ.get("SLIDEGATE_STORE", "memory://")) as limiter:
         read_token = os.environ.get("SLIDEGATE_READ_TOKEN")
-        # Whoever sits at this machine may say in X-Forwarded-For that they are somebody else.
+        # A person at this machine may say in X-Forwarded-For that they are somebody else.
         yield make_app(limiter, accounts, secret=SECRET, token=TOKEN, read_token=read_token, proxies=[HOST])
 
 

@@ -109,10 +109,10 @@ def make_app(
 
     Args:
         limiter: Counts requests and keeps bans.
-        accounts: Who may log in.
+        accounts: The accounts into which people log in.
         secret: The key with which devices are signed.
-        token: What operators show who may look and change, 16 characters or more.
-        read_token: What those show who may look.
+        token: The token of operators, who may look and change; 16 characters or more.
+        read_token: The token of people who may look.
         proxies: The networks of proxies that may name the client.
     """
     client = client_ip(trusted=proxies)

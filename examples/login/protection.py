@@ -17,7 +17,7 @@ def is_wrong(status: int) -> bool:
 
 
 RULES = [
-    # Whoever knows the password may log in as often as they like.
+    # Somebody who knows the password may log in as often as they like.
     Rule("/login", "5/minute", methods=["POST"], count_if=is_wrong, name="login"),
     # Four addresses of one network, each slower than that, are faster together than any honest network is.
     Rule("/login", "30/hour", methods=["POST"], key=network, name="login-network"),

@@ -71,7 +71,7 @@ def make_app(
     Args:
         limiter: Counts the calls.
         customers: The database.
-        operator_token: What operators show as ``Authorization: Bearer``.
+        operator_token: The token of operators, shown as ``Authorization: Bearer``.
         proxies: The networks of proxies that may name the client.
         render: Makes a report; raises `RenderError` where it cannot.
     """

@@ -50,11 +50,11 @@ def key_of(tenant: str) -> str:
 
 
 class Customers:
-    """Finds customers by their API keys, and changes what they have bought.
+    """Finds customers by their API keys, and changes their plans.
 
     Args:
         engine: The database.
-        now_s: A clock in seconds, for the age of what is remembered.
+        now_s: A clock in seconds, for the age of remembered keys.
     """
 
     def __init__(self, engine: AsyncEngine, now_s: Callable[[], float] = time.monotonic) -> None:

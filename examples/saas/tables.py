@@ -11,7 +11,7 @@ class Base(DeclarativeBase):
 
 
 class Plan(Base):
-    """What is sold.
+    """A plan that is sold.
 
     Attributes:
         name: Its name.
@@ -46,7 +46,7 @@ class ApiKey(Base):
 
     Attributes:
         digest: SHA-256 of the key, in hex. Keys are long and random, so nobody finds one by trying.
-        tenant_name: Whose it is.
+        tenant_name: The tenant that it belongs to.
     """
 
     __tablename__ = "api_keys"

@@ -114,7 +114,7 @@ async def minute_and_month(tour: Visit, acme: str) -> None:
 
 
 async def larger_plan(tour: Visit, acme: str) -> None:
-    """Buy a larger plan, which goes on from what is spent."""
+    """Buy a larger plan, under which the spent calls stay spent."""
     title("acme buys the pro plan; what it has spent stays spent")
     show("an operator changes the plan", (await tour.operate("PUT", "/tenants/acme/plan/pro")).status_code)
     show("the next call", (await tour.call(acme)).status_code)

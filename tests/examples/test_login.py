@@ -22,7 +22,10 @@ FORM = {"Content-Type": "application/x-www-form-urlencoded"}
 
 
 def test_the_command_plays_the_visit_of_the_readme_and_serves_the_site() -> None:
-    with running("login", hints=4) as example, httpx.Client(base_url=example.url, trust_env=False, timeout=60) as http:
+    with (
+        running("examples.login", hints=4) as example,
+        httpx.Client(base_url=example.url, trust_env=False, timeout=60) as http,
+    ):
         assert example.visit == shown("login")
         assert "name=password type=password" in http.get("/").text
         assert http.post("/login", data={"name": "ann", "password": PASSWORD}).text == "welcome, ann\n"

@@ -24,7 +24,10 @@ from tests.examples.visits import running, shown
 
 
 def test_the_command_plays_the_visit_of_the_readme_and_serves_the_api() -> None:
-    with running("saas", hints=3) as example, httpx.Client(base_url=example.url, trust_env=False, timeout=60) as http:
+    with (
+        running("examples.saas", hints=3) as example,
+        httpx.Client(base_url=example.url, trust_env=False, timeout=60) as http,
+    ):
         assert example.visit == shown("saas")
         found = re.search(r"^(tenant-\w+) has the free plan and the API key (\S+)$", example.hints, re.MULTILINE)
         token = re.search(r"^Operators show the token (\S+)$", example.hints, re.MULTILINE)

@@ -45,14 +45,14 @@ def shown(example: str) -> str:
 
 
 @contextmanager
-def running(example: str, *, hints: int) -> Iterator[Run]:
+def running(module: str, *, hints: int) -> Iterator[Run]:
     """Run an example, and end it as its reader does.
 
     Args:
-        example: Its name.
+        module: Its module, for example "examples.saas", as `test_docs` looks for it.
         hints: How many lines follow the address of the site.
     """
-    command = [sys.executable, "-m", f"examples.{example}", "--port", "0"]
+    command = [sys.executable, "-m", module, "--port", "0"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
     watchdog = threading.Timer(PATIENCE_S, process.kill)
