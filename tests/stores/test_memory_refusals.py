@@ -34,6 +34,8 @@ def test_known_refusals_are_those_of_a_store_that_always_looks(
     clock = FakeClock(10**12)
     monkeypatch.setattr(memory, "monotonic_ns", lambda: clock.now_us * 1_000)
     known = 0
+    # A known refusal sweeps nothing, so each store drops empty windows at moments of its own. What may differ: readings
+    # of an empty window, and the answer of `reset`, which tells whether there was one.
     for _ in range(40):
         quick, slow = MemoryStore(), MemoryStore(clock=clock)  # a store with a clock of its own always takes the lock
         buckets = [Bucket("rule", parse_limits(limits)) for limits in LIMITS]
@@ -47,7 +49,8 @@ def test_known_refusals_are_those_of_a_store_that_always_looks(
                     one, other = rng.choice(charged)
                     assert quick.refund(one) == slow.refund(other)
             elif act == "reset":
-                assert quick.reset(checks[0][1]) == slow.reset(checks[0][1])
+                for store in (quick, slow):
+                    store.reset(checks[0][1])
             elif act == "ban":
                 for store in (quick, slow):
                     store.bans.ban(checks[0][1], 1_000_000, "why", "eve")
@@ -57,7 +60,7 @@ def test_known_refusals_are_those_of_a_store_that_always_looks(
                 pair = getattr(quick, act)(checks), getattr(slow, act)(checks)
                 one, other = pair
                 assert (one.allowed, one.reason, one.now_us) == (other.allowed, other.reason, other.now_us)
-                assert [*one.readings] == [*other.readings]
+                assert one.states == other.states
                 known += act == "hit" and not one
                 charged.append(pair)
     assert known > 500

@@ -16,6 +16,8 @@ from typing import TypeVar
 from slidegate import Limiter
 from slidegate.ops.command import main
 
+from ....unmeasured import unmeasured
+
 T = TypeVar("T")
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -28,7 +30,8 @@ def run(*words: str) -> int:
 
 
 def environment(**more: str) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT))), **more}
+    # Those that are started so are interrupted while they work.
+    return {**unmeasured(), "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT))), **more}
 
 
 def start(*words: str, **streams: int) -> subprocess.Popen[bytes]:
