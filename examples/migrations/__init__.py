@@ -1,0 +1,1 @@
+"""Other libraries and slidegate side by side, under one virtual clock: what each admits, promises and refuses."""

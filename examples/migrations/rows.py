@@ -1,0 +1,45 @@
+"""What the pages show: rows with a question and its answers, and tables of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from .asking import System
+
+
+@dataclass(frozen=True)
+class Row:
+    """A question, the answer of the other library, and ours."""
+
+    question: str
+    theirs: str
+    ours: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of a page.
+
+    Args:
+        head: The heads of the columns.
+        rows: The cells.
+    """
+
+    head: list[str]
+    rows: list[list[str]]
+
+    def markdown(self) -> str:
+        """Return the table as it stands on a page."""
+        lines = [self.head, ["---"] * len(self.head), *self.rows]
+        return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def of(number: float) -> str:
+    """Return a number as it stands in a table."""
+    return f"{number:,.2f}".rstrip("0").rstrip(".") if isinstance(number, float) else f"{number:,}"
+
+
+def apart(system: System, paths: Iterable[str], times: int) -> str:
+    """Return how many of so many requests to each path pass."""
+    return of(sum(system.ask(path).passed for path in paths for _ in range(times)))

@@ -1,0 +1,1 @@
+"""One file for each library, or for models of limiters that do not run in Python."""

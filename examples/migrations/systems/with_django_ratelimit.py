@@ -1,0 +1,72 @@
+"""django-ratelimit: its decorator on a view, with Django's cache in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import django
+from django.conf import settings
+from django.core.cache import cache
+from django.core.exceptions import PermissionDenied
+from django.http import HttpResponse
+from django.test import RequestFactory
+from django_ratelimit.decorators import ratelimit
+
+from slidegate.testing import FakeClock
+
+from ..asking import CLIENT, Answer
+from ..rows import Row
+from ..virtual_time import virtual_time
+from . import with_slidegate
+
+if not settings.configured:
+    settings.configure(
+        ALLOWED_HOSTS=["*"],
+        CACHES={"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}},
+        INSTALLED_APPS=[],
+    )
+    django.setup()
+
+
+class View:
+    """A view of Django.
+
+    Args:
+        function: The view, with its limits.
+    """
+
+    def __init__(self, function: Any) -> None:
+        cache.clear()
+        self.function = function
+        self.requests = RequestFactory()
+
+    def ask(self, path: str = "/", client: str = CLIENT, headers: dict[str, str] | None = None) -> Answer:
+        """Send one request now. Django answers 403 to an exception of permission."""
+        try:
+            answer = self.function(self.requests.get(path, REMOTE_ADDR=client, headers=headers or {}))
+        except PermissionDenied:
+            return Answer(403)
+        return Answer(answer.status_code)
+
+
+def hello(request: Any) -> HttpResponse:
+    """Answer at once."""
+    return HttpResponse("hi")
+
+
+def one(clock: FakeClock) -> View:
+    """Return one limit."""
+    return View(ratelimit(key="ip", rate="100/m")(hello))
+
+
+def two_limits(clock: FakeClock) -> View:
+    """Return two limits; the one on top is asked first."""
+    return View(ratelimit(key="ip", rate="50/h")(ratelimit(key="ip", rate="5/m")(hello)))
+
+
+def extra() -> list[Row]:
+    """Return the facts of django-ratelimit's page that other pages do not have."""
+    with virtual_time() as clock:
+        theirs, ours = one(clock), with_slidegate.default(clock)
+        statuses = [[system.ask().status for _ in range(101)][-1] for system in (theirs, ours)]
+        return [Row("Status of a refusal", *map(str, statuses))]

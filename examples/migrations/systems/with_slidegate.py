@@ -1,0 +1,66 @@
+"""slidegate itself, as its users write it."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from slidegate import Limiter, MemoryStore, RateLimit, RateLimitMiddleware
+from slidegate.testing import FakeClock
+
+from ..asking import Asgi
+
+
+async def hello(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer at once."""
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"hi"})
+
+
+def gate(clock: FakeClock, **options: object) -> Asgi:
+    """Return an application behind a gate."""
+    limiter = Limiter(MemoryStore(clock=clock))
+    return Asgi(RateLimitMiddleware(hello, limiter=limiter, **options))  # type: ignore[arg-type]
+
+
+def shop(clock: FakeClock, **options: object) -> Asgi:
+    """Return a FastAPI application with a few routes behind a gate."""
+    app = FastAPI()
+    app.add_middleware(RateLimitMiddleware, limiter=Limiter(MemoryStore(clock=clock)), **options)  # type: ignore[arg-type]
+    for path in ("/", "/a", "/b", "/c", "/items/{item_id}"):
+
+        @app.get(path)
+        async def answer(item_id: str = "") -> str:
+            return "hi"
+
+    @app.get("/search")
+    @RateLimit("100/minute")
+    async def search() -> str:
+        return "found"
+
+    @app.get("/stream")
+    async def stream() -> StreamingResponse:
+        return StreamingResponse(iter(["a", "b", "c"]))
+
+    return Asgi(app)
+
+
+def default(clock: FakeClock) -> Asgi:
+    """Return the gate with one limit."""
+    return gate(clock, limits="100/minute")
+
+
+def exact(clock: FakeClock) -> Asgi:
+    """Return the gate whose window keeps the time of each unit."""
+    return gate(clock, limits="100/minute @100")
+
+
+def a_second(clock: FakeClock) -> Asgi:
+    """Return the gate with one limit over a second."""
+    return gate(clock, limits="100/second")
+
+
+def two_limits(clock: FakeClock) -> Asgi:
+    """Return the gate with two limits."""
+    return gate(clock, limits="5/minute; 50/hour")

@@ -1,0 +1,158 @@
+"""The pages of docs/coming_from hold the numbers that their example measures; none of ours breaks a promise."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from slidegate.testing import FakeClock
+
+pytest.importorskip("slowapi")
+
+from examples.migrations.asking import Answer
+from examples.migrations.attacks import first_moment, most_in, retry_after, steady, whole_again, worst
+from examples.migrations.facts import PAGES, QUESTIONS
+from examples.migrations.pages import FOLDER, PLACE, filled
+from examples.migrations.rows import Table
+from examples.migrations.systems import models
+from examples.migrations.virtual_time import START_S, virtual_time
+
+ROOT = Path(__file__).resolve().parents[2]
+BOUND_S = 300
+MINUTE = {"amount": 100, "window_s": 60}
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Table]]:
+    """The tables that the example measures, as a reader would start it."""
+    file = tmp_path_factory.mktemp("migrations") / "tables.json"
+    command = [sys.executable, "-m", "examples.migrations", "--json", str(file)]
+    shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=BOUND_S).stdout
+    assert "slowapi" in shown
+    return {name: [Table(**table) for table in found] for name, found in json.loads(file.read_text("utf-8")).items()}
+
+
+def test_every_page_has_the_numbers_that_were_measured(tables: dict[str, list[Table]]) -> None:
+    stale = [
+        name
+        for name, of_page in tables.items()
+        for text in [(FOLDER / f"{name}.md").read_text("utf-8")]
+        if filled(text, of_page) != text
+    ]
+    assert stale == [], "python3 dev.py example migrations --pages writes them"
+
+
+def test_every_page_has_one_place_for_its_numbers(tables: dict[str, list[Table]]) -> None:
+    pages = {page.stem: page.read_text("utf-8") for page in FOLDER.glob("*.md")}
+    assert set(pages) == set(tables) == {*PAGES, "index", "sentinel"}
+    assert {name: len(PLACE.findall(text)) for name, text in pages.items()} == dict.fromkeys(pages, 1)
+
+
+def test_the_promises_hold_in_every_table(tables: dict[str, list[Table]]) -> None:
+    for name in PAGES:
+        ours = {row[0]: row[-1] for row in tables[name][0].rows}
+        assert [ours[question] for question in QUESTIONS[:2]] == ["100", "100"]
+        promised, true = (float(part.removesuffix(" s")) for part in ours[QUESTIONS[2]].split("; "))
+        assert true <= promised < true + 1
+
+
+def test_the_overview_has_every_system(tables: dict[str, list[Table]]) -> None:
+    (overview,) = tables["index"]
+    assert len(overview.rows) == 2 + sum(len(page.systems) for page in PAGES.values())
+
+
+def cell(tables: dict[str, list[Table]], page: str, question: str, column: int = 1) -> str:
+    """Return a cell of a page: the row whose question begins so."""
+    (found,) = [row for table in tables[page] for row in table.rows if row[0].startswith(question)]
+    return found[column]
+
+
+def test_the_facts_that_the_prose_leans_on(tables: dict[str, list[Table]]) -> None:
+    most = QUESTIONS[0]
+    assert cell(tables, "slowapi", most) == "199"
+    assert cell(tables, "slowapi", "One client asks three routes") == "300"
+    assert cell(tables, "slowapi", "Times that the answer begins") == "4"
+    assert cell(tables, "slowapi", "Status while Redis is away") == "500; 500; 200"
+    assert cell(tables, "fastapi_limiter", "One client has spent") == "0"
+    assert [cell(tables, "limits", most, column) for column in (1, 2, 3)] == ["199", "200", "100"]
+    assert cell(tables, "asgi_ratelimit", most) == "all of 1,000 at once"
+    assert cell(tables, "django_ratelimit", "Status of a refusal") == "403"
+    assert cell(tables, "nginx", most) == "199"
+    assert cell(tables, "rack_attack", most) == "200"
+    assert cell(tables, "sentinel", "Most in any 510 ms") == "200"
+
+
+# -- the instruments ------------------------------------------------------------------------------------------------
+
+
+def test_virtual_time_is_put_back() -> None:
+    real: dict[str, Callable[[], float]] = {name: getattr(time, name) for name in ("time", "monotonic")}
+    with virtual_time() as clock:
+        assert time.time() == time.monotonic() == START_S
+        clock.advance("90s")
+        assert time.time_ns() == time.monotonic_ns() == (START_S + 90) * 10**9
+    assert {name: getattr(time, name) for name in real} == real
+
+
+class Bucket:
+    """A token bucket of 100 that fills in a minute: its worst case is known."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        self.clock, self.tokens, self.last_us = clock, 100.0, clock.now_us
+
+    def ask(self, path: str = "/", client: str = "", headers: dict[str, str] | None = None) -> Answer:
+        now_us = self.clock.now_us
+        self.tokens = min(100.0, self.tokens + (now_us - self.last_us) * 100 / 60_000_000)
+        self.last_us = now_us
+        if self.tokens < 1:
+            return Answer(429, 7)
+        self.tokens -= 1
+        return Answer(200)
+
+
+class Nothing:
+    """A gate that refuses nobody."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        pass
+
+    def ask(self, path: str = "/", client: str = "", headers: dict[str, str] | None = None) -> Answer:
+        return Answer(200)
+
+
+def test_the_attack_finds_the_worst_case_of_a_token_bucket() -> None:
+    assert worst(Bucket) == [199, 101]
+
+
+def test_the_attack_says_that_there_is_no_bound() -> None:
+    assert worst(Nothing) == [None, None]
+
+
+def test_the_attack_finds_twice_the_limit_of_a_fixed_window() -> None:
+    assert worst(models.made(models.ByTheClock, **MINUTE)) == [200, 200]
+    # The first request opens the window and is a whole window away from the last ones.
+    assert worst(models.made(models.FromFirstHit, **MINUTE)) == [199, 199]
+
+
+def test_the_truth_about_a_wait_is_asked_of_the_system() -> None:
+    promised_s, true_s = retry_after(Bucket)
+    assert promised_s == 7
+    assert true_s == pytest.approx(0.6, abs=0.06)
+    assert whole_again(Bucket) == pytest.approx(60, abs=0.06)
+    assert whole_again(models.made(models.LimitReq, burst=0, **MINUTE)) is None
+
+
+def test_a_steady_pace_below_the_rate_passes() -> None:
+    assert steady(Bucket, 0.6, 200) == 200
+
+
+def test_the_smallest_instruments() -> None:
+    assert most_in([0.0, 1.0, 59.9, 60.0, 60.9], 60.0) == 4
+    assert most_in([], 60.0) == 0
+    assert first_moment(lambda at_s: at_s >= 12.3, 0, 60) == 12.3
