@@ -16,7 +16,9 @@ from .virtual_time import virtual_time
 Make = Callable[[FakeClock], System]
 AMOUNT: Final = 100
 WINDOW_S: Final = 60.0
-STEP_S: Final = 0.2
+STEP: Final = 1 / 300
+PACE: Final = 1.002 / AMOUNT
+"""A little more than the time in which a rate earns one unit."""
 JUST_S: Final = 0.05
 CAP: Final = 1_000
 """How many requests an attack sends at one moment at most: a system that lets all of them through has no bound."""
@@ -32,19 +34,20 @@ def flood(system: System, most: int = CAP) -> int:
     return sum(1 for _ in takewhile(lambda _: system.ask().passed, range(most)))
 
 
-def admissions(make: Make, first_s: float, window_s: float, *, opened: bool) -> list[float]:
-    """Return when requests pass: all that can at `first_s`, and in each step from then on.
+def admissions(make: Make, first_s: float, window_s: float, *, opened: bool = False, step: float = STEP) -> list[float]:
+    """Return when requests pass: all that can at `first_s`, and in each step for a little longer than a window.
 
-    `opened` sends one request at 0 before them, where a window that begins with a client's first request begins.
+    `opened` sends one request at 0 before them, where a window that begins with a client's first request begins. A
+    `step` is a part of the window.
     """
     passed: list[float] = []
-    step_s, just_s = STEP_S * window_s / WINDOW_S, JUST_S * window_s / WINDOW_S
+    step_s, just_s = step * window_s, JUST_S * window_s / WINDOW_S
     with virtual_time() as clock:
         start_us = clock.now_us
         system = make(clock)
         if opened:
             passed += [0.0] * system.ask().passed
-        for at_s in (first_s, *(first_s + just_s + step_s * number for number in range(330))):
+        for at_s in (first_s, *(first_s + just_s + step_s * number for number in range(int(1.1 / step)))):
             move(clock, start_us, at_s)
             passed += [at_s] * flood(system)
     return passed
@@ -58,12 +61,12 @@ def most_in(passed: list[float], span_s: float) -> int:
 def worst(make: Make, spans_s: Sequence[float] = (60.0, 1.0), window_s: float = WINDOW_S) -> list[int | None]:
     """Return the most that one client gets in any span of each length; None where it gets all that it asks for."""
     just_s = JUST_S * window_s / WINDOW_S
-    runs = [admissions(make, 0, window_s, opened=False)]
+    runs = [admissions(make, 0, window_s), admissions(make, 0, window_s, step=PACE)]
     runs += [admissions(make, window_s - just_s, window_s, opened=opened) for opened in (True, False)]
     later = [at_s for at_s in runs[0] if at_s > just_s]
     if later:
         # A moment at which a window opens; another attack spends just before it.
-        runs.append(admissions(make, max(0, later[0] - 2 * just_s), window_s, opened=False))
+        runs.append(admissions(make, max(0, later[0] - 2 * just_s), window_s))
     if any(count >= CAP for run in runs for count in Counter(run).values()):
         return [None for _ in spans_s]
     return [max(most_in(run, span_s) for run in runs) for span_s in spans_s]

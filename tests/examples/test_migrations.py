@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,17 +15,33 @@ from slidegate.testing import FakeClock
 
 pytest.importorskip("slowapi")
 
-from examples.migrations.asking import Answer
-from examples.migrations.attacks import first_moment, most_in, retry_after, steady, whole_again, worst
+from examples.migrations.asking import Answer, loop
+from examples.migrations.attacks import Make, first_moment, flood, most_in, retry_after, steady, whole_again, worst
 from examples.migrations.facts import PAGES, QUESTIONS
 from examples.migrations.pages import FOLDER, PLACE, filled
 from examples.migrations.rows import Table
-from examples.migrations.systems import models
+from examples.migrations.systems import (
+    models,
+    with_asgi_ratelimit,
+    with_django_ratelimit,
+    with_fastapi_limiter,
+    with_flask_limiter,
+    with_limits,
+    with_slidegate,
+    with_slowapi,
+)
 from examples.migrations.virtual_time import START_S, virtual_time
 
 ROOT = Path(__file__).resolve().parents[2]
 BOUND_S = 300
 MINUTE = {"amount": 100, "window_s": 60}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def closed_loop() -> Iterator[None]:
+    """Close the event loop of the example when all its tests have run."""
+    yield
+    loop.close()
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +102,27 @@ def test_the_facts_that_the_prose_leans_on(tables: dict[str, list[Table]]) -> No
     assert cell(tables, "nginx", most) == "199"
     assert cell(tables, "rack_attack", most) == "200"
     assert cell(tables, "sentinel", "Most in any 510 ms") == "200"
+
+
+LIBRARIES: dict[str, Make] = {
+    "asgi-ratelimit": with_asgi_ratelimit.one,
+    "django-ratelimit": with_django_ratelimit.one,
+    "fastapi-limiter": with_fastapi_limiter.one,
+    "flask-limiter": with_flask_limiter.one,
+    "limits": with_limits.made("moving-window", "100/minute"),
+    "slidegate": with_slidegate.default,
+    "slowapi": with_slowapi.fixed,
+}
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_each_library_is_set_up_for_the_same_limit(library: str) -> None:
+    with virtual_time() as clock:
+        system = LIBRARIES[library](clock)
+        assert flood(system) == 100
+        assert system.ask().status in (403, 429)
+        clock.advance("121s")
+        assert system.ask().passed
 
 
 # -- the instruments ------------------------------------------------------------------------------------------------
