@@ -1,6 +1,7 @@
 """Fits pages to the site, as an extension of Python-Markdown: the checkout has files that the site does not have.
 
 * ``<!-- page: CHANGELOG.md -->`` as the first line of a page stands for that file of the checkout's root.
+* A cell in the head of a table that is empty is no heading of anything, and is none for readers of screens.
 * A link to such a file leads to its page. A link to another file outside of `docs` keeps its text alone.
 """
 
@@ -87,8 +88,18 @@ class Links(Treeprocessor):
                 del link.attrib["href"]
 
 
+class Tables(Treeprocessor):
+    """Makes plain cells of empty headings."""
+
+    def run(self, root: Element) -> None:
+        """Change the tables of a page."""
+        for cell in root.iter("th"):
+            if not "".join(cell.itertext()).strip():
+                cell.tag = "td"
+
+
 class SitePages(Extension):
-    """Registers both."""
+    """Registers all three."""
 
     def extendMarkdown(self, md: Markdown) -> None:
         """Add the processors to a converter."""
@@ -96,6 +107,7 @@ class SitePages(Extension):
         # Before everything that looks at text, and after links have become elements.
         md.preprocessors.register(files, "root_files", 100)
         md.treeprocessors.register(Links(md, files), "site_links", 1)
+        md.treeprocessors.register(Tables(md), "site_tables", 1)
 
 
 def makeExtension(**options: Any) -> SitePages:

@@ -1,0 +1,191 @@
+"""The site in a browser: built as readers get it, at the width of a desk and of a phone, in light and dark."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import unquote, urljoin, urlsplit
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from .served import PATIENCE_S, ROOT
+from .test_views import violations
+
+WIDTHS = {"desk": 1280, "phone": 375}
+LOOKED_AT = ("", "guides/bans/", "reference/configuration/")
+"""Pages that axe reads: prose, code, wide tables."""
+LINK = re.compile(r"<(?:a|img|source|link|script)\b[^>]*?\b(?:href|src|srcset)=\"?([^\"\s>]+)")
+ID = re.compile(r"\b(?:id|name)=\"?([^\"\s>]+)")
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """Serves files and says nothing."""
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built of the checkout and beside it."""
+    place = tmp_path_factory.mktemp("site")
+    shutil.copytree(ROOT / "docs", place / "docs")  # the builder takes no link for it
+    for name in ("scripts", "src"):
+        (place / name).symlink_to(ROOT / name)
+    for file in (ROOT / "mkdocs.yml", *ROOT.glob("*.md")):
+        shutil.copy(file, place)
+    command = [sys.executable, "-m", "zensical", "build", "--strict"]
+    done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=5 * PATIENCE_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return place / "site"
+
+
+@pytest.fixture(scope="module")
+def address(built: Path) -> Iterator[str]:
+    """The address at which the site is served."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(built))) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+        thread.join(PATIENCE_S)
+
+
+def pages(built: Path) -> dict[str, str]:
+    """Return the pages of the site: path -> HTML."""
+    found = {path.parent.relative_to(built).as_posix(): path.read_text("utf-8") for path in built.rglob("index.html")}
+    return {"" if path == "." else f"{path}/": text for path, text in found.items()}
+
+
+@contextmanager
+def watched(chromium: Browser, address: str, width: int, scheme: str = "light") -> Iterator[tuple[Page, list[str]]]:
+    """Offer a page of a browser, and a list of what goes wrong in it."""
+    wrong: list[str] = []
+    context = chromium.new_context(viewport={"width": width, "height": 812}, color_scheme=scheme)  # type: ignore[arg-type]
+    context.set_default_timeout(PATIENCE_S * 1_000)
+    page = context.new_page()
+    page.on("console", lambda message: message.type in {"error", "warning"} and wrong.append(message.text))
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("request", lambda asked: asked.url.startswith((address, "data:", "blob:")) or wrong.append(asked.url))
+    page.on("response", lambda answer: answer.status < 400 or wrong.append(f"{answer.status} {answer.url}"))
+    yield page, wrong
+    context.close()
+
+
+FAULTS = """() => [
+    ...(document.documentElement.scrollWidth > innerWidth ? [`${document.documentElement.scrollWidth} wide`] : []),
+    ...[...document.images].filter(image => image.complete && !image.naturalWidth).map(image => image.src),
+]"""
+
+
+def test_every_link_of_the_built_site_leads_to_a_page_and_a_place_on_it(built: Path) -> None:
+    found = pages(built)
+    ids = {path: set(map(unquote, ID.findall(text))) for path, text in found.items()}
+    assert len(found) > 30
+    broken = []
+    for path, text in found.items():
+        for target in LINK.findall(text):
+            parts = urlsplit(urljoin(f"http://site/{path}", target.replace("&amp;", "&")))
+            if parts.netloc != "site":
+                continue
+            place, anchor = unquote(parts.path[1:]), unquote(parts.fragment)
+            there = place in found or (built / place).is_file()
+            there &= anchor in {"", "__skip", "only-light", "only-dark"} or anchor in ids.get(place, ())
+            if not there:
+                broken.append(f"{path}: {target}")
+    assert broken == []
+
+
+def test_no_page_is_too_wide_lacks_an_image_or_asks_another_place(built: Path, address: str, chromium: Browser) -> None:
+    faults = {}
+    with watched(chromium, address, WIDTHS["desk"]) as (page, wrong):
+        for path in pages(built):
+            page.set_viewport_size({"width": WIDTHS["desk"], "height": 812})
+            page.goto(address + path)
+            # Pictures far below are loaded when somebody gets there.
+            page.evaluate("document.querySelectorAll('img[loading=lazy]').forEach(image => image.loading = 'eager')")
+            found = []
+            for width in WIDTHS.values():
+                page.set_viewport_size({"width": width, "height": 812})
+                page.wait_for_function("[...document.images].every(image => image.complete)")
+                found += page.evaluate(FAULTS)
+            if found or wrong:
+                faults[path] = [*found, *wrong]
+            wrong.clear()
+    assert faults == {}
+
+
+def test_faults_of_a_page_are_seen(address: str, chromium: Browser) -> None:
+    with watched(chromium, address, WIDTHS["phone"]) as (page, wrong):
+        page.goto(address)
+        assert page.evaluate(FAULTS) == []
+        page.evaluate("""() => {
+            document.body.insertAdjacentHTML('beforeend', '<div style="width: 500px">wide</div>');
+            document.body.insertAdjacentHTML('beforeend', '<img src="nowhere.png">');
+        }""")
+        page.wait_for_function("[...document.images].every(image => image.complete)")
+        assert len(page.evaluate(FAULTS)) == 2
+        assert [line for line in wrong if "nowhere.png" in line]
+
+
+def test_a_wide_table_scrolls_inside_itself(address: str, chromium: Browser) -> None:
+    with watched(chromium, address, WIDTHS["phone"]) as (page, wrong):
+        page.goto(address + "reference/configuration/")
+        wide = page.evaluate(
+            """() => [...document.querySelectorAll('.md-typeset table, .md-typeset pre')].filter(inner => {
+                for (let box = inner; box !== document.body; box = box.parentElement) {
+                    const scrolls = ['auto', 'scroll'].includes(getComputedStyle(box).overflowX);
+                    if (scrolls && box.scrollWidth > box.clientWidth) return true;
+                }
+                return false;
+            }).length"""
+        )
+        assert wide > 3
+        assert wrong == []
+
+
+@pytest.mark.parametrize(("scheme", "named", "width"), [("light", "default", 1280), ("dark", "slate", 375)])
+def test_axe_finds_nothing(scheme: str, named: str, width: int, address: str, chromium: Browser) -> None:
+    with watched(chromium, address, width, scheme) as (page, wrong):
+        found = {}
+        for path in LOOKED_AT:
+            page.goto(address + path)
+            expect(page.locator("body")).to_have_attribute("data-md-color-scheme", named)
+            found[path] = violations(page)
+        assert {path: faults for path, faults in found.items() if faults} == {}
+        assert wrong == []
+
+
+def test_the_toggle_changes_the_colours(address: str, chromium: Browser) -> None:
+    with watched(chromium, address, WIDTHS["desk"]) as (page, wrong):
+        page.goto(address)
+        for scheme, offered in (
+            ("default", "light"),
+            ("default", "dark"),
+            ("slate", "the system"),
+            ("default", "light"),
+        ):
+            expect(page.locator("body")).to_have_attribute("data-md-color-scheme", scheme)
+            page.get_by_title(re.compile(f"Switch to .*{offered}")).click()
+        assert wrong == []
+
+
+def test_the_search_finds_the_page_about_a_header_field(address: str, chromium: Browser) -> None:
+    with watched(chromium, address, WIDTHS["desk"]) as (page, wrong):
+        page.goto(address)
+        page.get_by_role("button", name="Search").first.click()
+        page.get_by_role("combobox", name="Search").fill("Retry-After")
+        answers = page.locator("[role=option][href*='/guides/answers/']").first
+        expect(answers).to_be_visible()
+        answers.click()
+        expect(page.get_by_role("heading", name="Answers", exact=False).first).to_be_visible()
+        assert wrong == []

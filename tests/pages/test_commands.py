@@ -1,0 +1,128 @@
+"""The commands that pages show work, one after the other, as a reader would type them."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from ..test_docs import PAGES, RUN_HERE, SHELL, Block, blocks, page_name
+from .page_shell import PageShell
+
+MOST_EXCUSED = 12
+
+
+def typed(block: Block) -> str:
+    """Return the lines of a block that a reader types."""
+    if block.language == "bash":
+        return block.code
+    lines = block.code.replace("\\\n", " ").splitlines(keepends=True)
+    return "".join(line.removeprefix("$ ") for line in lines if line.startswith("$ "))
+
+
+def does_something(block: Block) -> bool:
+    """Tell whether a block has commands that are not the business of another test."""
+    others = ("pip install", "python3 dev.py", "#")
+    return (
+        block.language in SHELL
+        and block.mark != "not run"
+        and not all(line.startswith(others) for line in typed(block).splitlines() if line.strip())
+    )
+
+
+def pages_with_commands() -> list[Path]:
+    """Return the pages that show commands."""
+    return [page for page in RUN_HERE if any(does_something(block) for block in blocks(page.read_text("utf-8")))]
+
+
+@contextmanager
+def shell(directory: Path) -> Iterator[PageShell]:
+    """Offer a shell, and end its servers."""
+    opened = PageShell(directory)
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+def follow(text: str, opened: PageShell) -> None:
+    """Save the files and run the commands of a page, in its order."""
+    for block in blocks(text):
+        if block.mark == "file":
+            opened.write(block.value, block.code)
+        elif does_something(block):
+            opened.run(typed(block))
+
+
+@pytest.mark.parametrize("page", pages_with_commands(), ids=page_name)
+def test_commands_on_the_page_run_in_its_order(page: Path, tmp_path: Path) -> None:
+    text = page.read_text("utf-8")
+    if "curl " in text and not shutil.which("curl"):
+        pytest.skip("no curl on PATH: sudo apt install curl")
+    with shell(tmp_path) as opened:
+        follow(text, opened)
+
+
+def test_few_blocks_are_excused_and_each_says_why() -> None:
+    excused = [
+        f"{page_name(page)}: {block.value}"
+        for page in PAGES
+        for block in blocks(page.read_text("utf-8"))
+        if block.mark == "not run"
+    ]
+    assert len(excused) <= MOST_EXCUSED, "\n".join(excused)
+
+
+# -- the runner itself -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        "```bash\nslidegate explain nonsense\n```",
+        "```console\n$ false\n```",
+        "```bash\nfalse | true\n```",
+        "```bash\nno-such-program\n```",
+        "```bash\nsudo true\n```",
+        "```bash\nuvicorn nowhere:app\n```",
+    ],
+)
+def test_a_command_that_fails_is_found(block: str, tmp_path: Path) -> None:
+    with shell(tmp_path) as opened, pytest.raises(AssertionError, match="ended with"):
+        follow(block, opened)
+
+
+def test_a_page_shares_its_files_and_reaches_its_servers_wherever_they_listen(tmp_path: Path) -> None:
+    page = """
+<!-- file: slidegate.toml -->
+```toml
+limits = "2/hour"
+```
+
+```bash
+slidegate run main:app --rules slidegate.toml --port 9000 --host 0.0.0.0 &
+for i in 1 2 3; do
+    curl -s -o /dev/null -w '%{http_code} ' http://127.0.0.1:9000/ >> statuses
+done
+grep -q '^200 200 429 $' statuses
+echo done > \\
+    last
+```
+
+```console
+$ cat last
+done
+```
+"""
+    if not shutil.which("curl"):
+        pytest.skip("no curl on PATH: sudo apt install curl")
+    with socket.socket() as taken:
+        # Nobody listens at the port that the page names, and nobody could.
+        taken.bind(("127.0.0.1", 0))
+        with shell(tmp_path) as opened:
+            follow(page.replace("9000", str(taken.getsockname()[1])), opened)
+    assert (opened.work / "last").read_text() == "done\n"
