@@ -13,5 +13,16 @@ function complete() {
   document.querySelectorAll(".md-code__nav").forEach((buttons, number) => name(buttons, `Code ${number + 1}`));
 }
 
+// A picture follows the colours of the system; here it follows those of the page, which the reader may have changed.
+function colour() {
+  const scheme = document.body.dataset.mdColorScheme === "slate" ? "dark" : "light";
+  document.querySelectorAll("picture source[media]").forEach((source) => {
+    source.dataset.scheme ??= source.media.includes("dark") ? "dark" : "light";
+    source.media = source.dataset.scheme === scheme ? "all" : "not all";
+  });
+}
+
+new MutationObserver(colour).observe(document.body, { attributeFilter: ["data-md-color-scheme"] });
+colour();
 new MutationObserver(complete).observe(document.body, { childList: true, subtree: true });
 complete();

@@ -27,6 +27,10 @@ LINK = re.compile(r"<(?:a|img|source|link|script)\b[^>]*?\b(?:href|src|srcset)=\
 ID = re.compile(r"\b(?:id|name)=\"?([^\"\s>]+)")
 
 
+TOGGLES = (("default", "light"), ("default", "dark"), ("slate", "the system"), ("default", "light"))
+"""The colours that a reader sees whose system is light, and those that the button offers next."""
+
+
 class Quiet(SimpleHTTPRequestHandler):
     """Serves files and says nothing."""
 
@@ -165,16 +169,13 @@ def test_axe_finds_nothing(scheme: str, named: str, width: int, address: str, ch
         assert wrong == []
 
 
-def test_the_toggle_changes_the_colours(address: str, chromium: Browser) -> None:
-    with watched(chromium, address, WIDTHS["desk"]) as (page, wrong):
-        page.goto(address)
-        for scheme, offered in (
-            ("default", "light"),
-            ("default", "dark"),
-            ("slate", "the system"),
-            ("default", "light"),
-        ):
+def test_the_toggle_changes_the_colours_and_pictures_follow_the_page(address: str, chromium: Browser) -> None:
+    shown = "document.querySelector('picture img').currentSrc.includes('-dark')"
+    with watched(chromium, address, WIDTHS["desk"], "light") as (page, wrong):
+        page.goto(address + "guides/dashboard/")
+        for scheme, offered in TOGGLES:
             expect(page.locator("body")).to_have_attribute("data-md-color-scheme", scheme)
+            page.wait_for_function(f"{shown} === {str(scheme == 'slate').lower()}")
             page.get_by_title(re.compile(f"Switch to .*{offered}")).click()
         assert wrong == []
 
