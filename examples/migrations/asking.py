@@ -34,10 +34,12 @@ class System(Protocol):
 loop = asyncio.new_event_loop()
 
 
-async def messages_of(app: ASGIApp, path: str, client: str, headers: dict[str, str]) -> list[Message]:
-    """Return the messages with which an application answers one GET."""
+async def messages_of(
+    app: ASGIApp, path: str, client: str, headers: dict[str, str], kind: str = "http"
+) -> list[Message]:
+    """Return the messages with which an application answers one GET, or the handshake of a websocket."""
     scope: dict[str, Any] = {
-        "type": "http",
+        "type": kind,
         "asgi": {"version": "3.0", "spec_version": "2.3"},
         "http_version": "1.1",
         "method": "GET",
@@ -59,7 +61,7 @@ async def messages_of(app: ASGIApp, path: str, client: str, headers: dict[str, s
         if asked:
             await asyncio.Event().wait()  # the client stays connected until it has its answer
         asked = True
-        return {"type": "http.request", "body": b"", "more_body": False}
+        return {"type": "websocket.connect"} if kind == "websocket" else {"type": "http.request", "body": b""}
 
     async def send(message: Message) -> None:
         said.append(message)
@@ -81,6 +83,11 @@ class Asgi:
     def messages(self, path: str = "/", client: str = CLIENT, headers: dict[str, str] | None = None) -> list[Message]:
         """Return the messages of the answer to one request."""
         return loop.run_until_complete(messages_of(self.app, path, client, headers or {}))
+
+    def accepts(self, path: str) -> bool:
+        """Ask for a websocket now; tell whether the handshake succeeds."""
+        said = loop.run_until_complete(messages_of(self.app, path, CLIENT, {}, "websocket"))
+        return said[0]["type"] == "websocket.accept"
 
     def ask(self, path: str = "/", client: str = CLIENT, headers: dict[str, str] | None = None) -> Answer:
         """Send one request now; an exception of the application is a 500, as servers make of it."""

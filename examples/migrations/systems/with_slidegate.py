@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from fastapi import FastAPI
+from fastapi import FastAPI, WebSocket
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from slidegate import Limiter, MemoryStore, RateLimit, RateLimitMiddleware
 from slidegate.testing import FakeClock
 
-from ..asking import Asgi
+from ..asking import Asgi, loop
 
 
 async def hello(scope: Scope, receive: Receive, send: Send) -> None:
@@ -39,11 +39,25 @@ def shop(clock: FakeClock, **options: object) -> Asgi:
     async def search() -> str:
         return "found"
 
+    @app.websocket("/chat")
+    async def chat(socket: WebSocket) -> None:
+        await socket.accept()
+
     @app.get("/stream")
     async def stream() -> StreamingResponse:
         return StreamingResponse(iter(["a", "b", "c"]))
 
     return Asgi(app)
+
+
+def of_four_workers(url: str) -> int:
+    """Return how many requests of one client pass at four workers, each of which it asks 100 times."""
+    limiters = [Limiter.from_url(url) for _ in range(4)]
+    workers = [Asgi(RateLimitMiddleware(hello, limits="100/day", limiter=limiter)) for limiter in limiters]
+    passed = sum(worker.ask().passed for worker in workers for _ in range(100))
+    for limiter in limiters:
+        loop.run_until_complete(limiter.close())
+    return passed
 
 
 def default(clock: FakeClock) -> Asgi:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, WebSocket
 from slowapi import Limiter, _rate_limit_exceeded_handler
 from slowapi.errors import RateLimitExceeded
 from slowapi.middleware import SlowAPIASGIMiddleware
@@ -30,6 +31,11 @@ def app_of(limiter: Limiter) -> FastAPI:
     app.state.limiter = limiter
     app.add_exception_handler(RateLimitExceeded, _rate_limit_exceeded_handler)  # type: ignore[arg-type]
     app.add_middleware(SlowAPIASGIMiddleware)
+
+    @app.websocket("/chat")
+    async def chat(socket: WebSocket) -> None:
+        await socket.accept()
+
     for path in ("/", "/a", "/b", "/c", "/items/{item_id}"):
 
         @app.get(path)
@@ -127,7 +133,19 @@ def statuses_without_a_store() -> Row:
 
 def extra() -> list[Row]:
     """Return the facts of slowapi's page that other pages do not have."""
-    return [*in_virtual_time(), statuses_without_a_store()]
+    return [*in_virtual_time(), four_workers(), statuses_without_a_store()]
+
+
+def four_workers() -> Row:
+    """Return how many requests of one client pass where four workers serve."""
+    workers = [Asgi(app_of(Limiter(get_remote_address, default_limits=["100/day"]))) for _ in range(4)]
+    with TemporaryDirectory() as directory:
+        shared = with_slidegate.of_four_workers(f"lmdb://{directory}/limits")
+    return Row(
+        "One client asks each of four workers 100 times: admitted in memory",
+        of(sum(worker.ask().passed for worker in workers for _ in range(100))),
+        f"{with_slidegate.of_four_workers('memory://')}; {shared} with `lmdb://`",
+    )
 
 
 def in_virtual_time() -> list[Row]:
@@ -168,11 +186,21 @@ def in_virtual_time() -> list[Row]:
                 of(sum(asked.passed for asked in disguised(ours.gate(clock, limits="100/minute", **by_plan)))),
             ),
             Row(
+                "200 handshakes of websockets by one client: accepted",
+                of(handshakes(fixed(clock))),
+                of(handshakes(ours.shop(clock, limits="100/minute"))),
+            ),
+            Row(
                 "Times that the answer begins when an endpoint streams three chunks (`SlowAPIASGIMiddleware`)",
                 of(starts(Asgi(streaming()))),
                 of(starts(ours.shop(clock, limits="100/minute"))),
             ),
         ]
+
+
+def handshakes(system: Asgi) -> int:
+    """Return how many of 200 handshakes succeed."""
+    return sum(system.accepts("/chat") for _ in range(200))
 
 
 class PathAsked:
