@@ -190,6 +190,12 @@ def test_importing_the_package_loads_nothing_that_few_applications_need() -> Non
     assert {"slidegate.web.middleware", "slidegate.stores.memory.store"} <= loaded
 
 
+def test_importing_the_package_loads_little_beside_starlette() -> None:
+    loaded = loaded_by("import slidegate") - loaded_by("import starlette.applications")
+    assert loaded & {"pathlib", "anyio.lowlevel", "starlette.middleware.cors"} == set()
+    assert "slidegate.web.middleware" in loaded
+
+
 def test_what_is_loaded_is_seen() -> None:
     assert "rich.text" in loaded_by("import rich.text")
 

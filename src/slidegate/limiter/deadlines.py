@@ -8,10 +8,8 @@ from collections.abc import AsyncIterator, Awaitable, Iterable
 from inspect import isawaitable
 from typing import Any, Final, TypeVar
 
-from anyio.lowlevel import checkpoint
-
 from ..core.errors import StoreTimeout
-from .running_loop import on_loop
+from .running_loop import let_others_run, on_loop
 
 COMMAND_DEADLINE_S: Final = 30.0
 """How long a store may take over a command of a person, such as a ban or a list of bans."""
@@ -48,8 +46,8 @@ async def in_turns(many: Iterable[T]) -> AsyncIterator[T]:
     """Yield each item, and let other tasks run after every `STEP` items, if there is an event loop."""
     for number, one in enumerate(many, start=1):
         yield one
-        if not number % STEP and on_loop():
-            await checkpoint()
+        if not number % STEP:
+            await let_others_run()
 
 
 class Deadline:

@@ -28,3 +28,11 @@ def on_loop() -> bool:
     except RuntimeError:
         return False
     return True
+
+
+async def let_others_run() -> None:
+    """Let other tasks run, and be cancelled, if an event loop runs in this thread."""
+    if on_loop():
+        from anyio.lowlevel import checkpoint  # few processes need it, and its import takes a while
+
+        await checkpoint()

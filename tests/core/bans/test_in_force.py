@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -337,7 +336,7 @@ def test_a_list_answers_as_a_plain_one_does(moves: list[tuple[str, int, int]], m
             for known in bans.in_force([key], now_us, 0):
                 bans.prolong(known, now_us)
                 if known.ends_us is not None:
-                    plain[key] = replace(known, ends_us=max(known.ends_us, now_us + known.prolong_us))
+                    plain[key] = known._replace(ends_us=max(known.ends_us, now_us + known.prolong_us))
         elif move == 1:
             now_us += span_us
             bans.let_go(now_us, 0, most)

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from heapq import heapify, heappop, heappush
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 from ..addresses import Address, canonical_key, parse_network, prefix_length
 from ..errors import ConfigurationError, InvalidKey, quoted
@@ -30,11 +29,10 @@ _END_DIGITS: Final = 20
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _BITS: Final = {4: 32, 6: 128}
 _LONGEST_ADDRESS: Final = 64
-_LIKE_AN_ADDRESS: Final = re.compile(r"\d+|0[xX][0-9a-fA-F.]+|[\da-fA-F%\[\]]*[.:/][\da-fA-F.:/%\[\]]*")
+_LIKE_AN_ADDRESS: Final = r"\d+|0[xX][0-9a-fA-F.]+|[\da-fA-F%\[\]]*[.:/][\da-fA-F.:/%\[\]]*"
 
 
-@dataclass(frozen=True, slots=True)
-class Ban:
+class Ban(NamedTuple):
     """A key that is refused until a moment.
 
     Attributes:
@@ -87,8 +85,7 @@ def held(ban: Ban) -> Held:
     return ban.key, ban.reason, ban.by, ban.rung, ban.made_us, ban.ends_us, ban.wall_us, ban.prolong_us
 
 
-@dataclass(frozen=True, slots=True)
-class BanChange:
+class BanChange(NamedTuple):
     """An entry of the history of bans.
 
     Attributes:
@@ -194,7 +191,7 @@ class BanList:
         if ban.ends_us is None or now_us + ban.prolong_us <= ban.ends_us:
             return ban
         # The entry in the heap stays: it is looked at again when the old end has passed.
-        prolonged = replace(ban, ends_us=now_us + ban.prolong_us)
+        prolonged = ban._replace(ends_us=now_us + ban.prolong_us)
         self.by_key[ban.key] = held(prolonged)
         self._recent.pop(ban.key, None)
         return prolonged
@@ -234,7 +231,7 @@ def ban_key(key: object) -> str:
         raise InvalidKey(f"ban: expected {expected}, not {quoted(key)}", expected)
     known = canonical_key(key)
     place = _place(known)
-    if place is None and len(key) <= _LONGEST_ADDRESS and _LIKE_AN_ADDRESS.fullmatch(key.strip()):
+    if place is None and len(key) <= _LONGEST_ADDRESS and re.fullmatch(_LIKE_AN_ADDRESS, key.strip()):
         raise InvalidKey(
             f'ban: {key!r} is no address or network; write {example}, and "key:{key}" if it is a key', expected
         )

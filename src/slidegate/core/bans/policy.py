@@ -28,7 +28,7 @@ PREFIX_NAME: Final = "/prefix"
 """The end of a policy's name where it bans prefixes."""
 
 _EXAMPLE: Final = '{"refused": 1, 401: 1, "/wp-login.php": "ban"}'
-_STATUS: Final = re.compile("[0-9]{3}")
+_STATUS: Final = "[0-9]{3}"
 _MAX_FACTOR: Final = 1_000
 _MIN_FACTOR: Final = 1.1
 
@@ -236,7 +236,7 @@ def _check_signals(signals: object) -> Mapping[str | int, Weight]:
         )
     checked: dict[str | int, Weight] = {}
     for signal, weight in signals.items():
-        known: str | int = int(signal) if isinstance(signal, str) and _STATUS.fullmatch(signal) else signal
+        known: str | int = int(signal) if isinstance(signal, str) and re.fullmatch(_STATUS, signal) else signal
         if not _is_signal(known):
             hint = closest(signal, SIGNALS) if isinstance(signal, str) else ""
             raise ConfigurationError(

@@ -6,12 +6,10 @@ import json
 from datetime import timedelta
 from typing import Any, Final, NamedTuple, TypeVar
 
-import anyio.lowlevel
-
 from ...core.protocols import KeepsFigures
 from ...core.statistics.tally import Tally
 from ..deadlines import within
-from ..running_loop import on_loop
+from ..running_loop import let_others_run
 from .publisher import SHELVES, WORKERS, Publisher
 from .slice_rows import unpack_row
 from .statistics import Statistics
@@ -97,8 +95,8 @@ class AllWorkers:
                 step = min(number - first, span.steps - 1)
                 for rules, route, costs, tally in unpack_row(value):
                     together.setdefault((rules, route, costs), {}).setdefault(step, Tally()).add(tally)
-            if not place % ROWS_AT_ONCE and on_loop():
-                await anyio.lowlevel.checkpoint()
+            if not place % ROWS_AT_ONCE:
+                await let_others_run()
         parts += [Part(*series, tallies) for series, tallies in together.items()]
         return parts, first * span.step_us + now_us - store_us, store_us
 
@@ -107,8 +105,7 @@ class AllWorkers:
         parts = []
         for part in self._statistics.parts(first_us, span):
             parts.append(part)
-            if on_loop():
-                await anyio.lowlevel.checkpoint()
+            await let_others_run()
         return parts
 
     async def _workers(self, store_us: int) -> list[Worker]:

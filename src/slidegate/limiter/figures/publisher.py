@@ -30,13 +30,13 @@ from collections.abc import Callable, Iterator
 from time import monotonic
 from typing import Any, Final
 
-import anyio.lowlevel
-from anyio import move_on_after, sleep
+import anyio
 
 from ...core.errors import ConfigurationError, StoreError
 from ...core.logs import logger
 from ...core.protocols import FigureRow, KeepsFigures
 from ..deadlines import within
+from ..running_loop import let_others_run
 from .slice_rows import Entry, pack_row
 from .statistics import Series, Statistics
 from .windows import KEPT, SLICE_US, STEPS_US
@@ -56,7 +56,7 @@ SAY_EVERY_S: Final = 600.0
 WORKER_BYTES: Final = 8
 
 _LOOK_AGAIN_S: Final = 0.01
-_SECTION: Final = re.compile("[a-z_]{1,32}")
+_SECTION: Final = "[a-z_]{1,32}"
 _WRONG: Final = 0.75
 """A distance between the clocks is measured anew when it is wrong by so many slices."""
 
@@ -115,7 +115,7 @@ class Publisher:
         Raises:
             ConfigurationError: The name cannot be used.
         """
-        if not isinstance(name, str) or not _SECTION.fullmatch(name):
+        if not isinstance(name, str) or not re.fullmatch(_SECTION, name):
             raise ConfigurationError(f'section: expected a name of a-z and _, for example "refusals", not {name!r}')
         self._sections[name] = read
         self.start()
@@ -163,11 +163,11 @@ class Publisher:
         if self._store is None or self._closed or self._process != os.getpid():
             return  # it has counted nothing, or its parent has
         problem: object = "the store takes too long"
-        with move_on_after(LAST_S):
+        with anyio.move_on_after(LAST_S):
             for _ in range(round(LAST_S / _LOOK_AGAIN_S)):
                 if not self._writing:
                     break
-                await sleep(_LOOK_AGAIN_S)
+                await anyio.sleep(_LOOK_AGAIN_S)
             try:
                 await self.publish(gone=True)
                 return
@@ -277,5 +277,5 @@ async def _entries(listed: list[Series], start_us: int, step_us: int) -> list[En
         if tally is not None:
             entries.append(Entry(series.rules, series.route, series.costs, tally))
         if not place % SERIES_AT_ONCE:
-            await anyio.lowlevel.checkpoint()
+            await let_others_run()
     return entries

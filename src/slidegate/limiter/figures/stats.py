@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from ...core.statistics.summary import MetricSummary
@@ -13,8 +12,7 @@ NO_ROUTE_AT_ALL: Final = ""
 """The route of a series that counts something about a rule beside its requests, such as refusals by its shadow."""
 
 
-@dataclass(frozen=True, slots=True)
-class Traffic:
+class Traffic(NamedTuple):
     """The figures of some requests.
 
     Events: ``pass`` and ``block``; ``occupied_pass`` (admitted by waiting, in ``pass`` as well); ``banned`` and
@@ -67,8 +65,7 @@ class Traffic:
         return self.seen.qps()
 
 
-@dataclass(frozen=True, slots=True)
-class Stats:
+class Stats(NamedTuple):
     """The figures of recent requests.
 
     Attributes:
@@ -83,8 +80,7 @@ class Stats:
     total: Traffic
 
 
-@dataclass(frozen=True, slots=True)
-class Worker:
+class Worker(NamedTuple):
     """A limiter of a process that publishes its figures.
 
     Attributes:
@@ -102,14 +98,19 @@ class Worker:
     here: bool
 
 
-@dataclass(frozen=True, slots=True)
-class AllStats(Stats):
+class AllStats(NamedTuple):
     """The figures of recent requests of all workers.
 
     Attributes:
+        rules: See `Stats`.
+        routes: See `Stats`.
+        total: See `Stats`.
         workers: The workers that are alive, this one first.
     """
 
+    rules: dict[str, Traffic]
+    routes: dict[str, Traffic]
+    total: Traffic
     workers: tuple[Worker, ...]
 
 
@@ -124,8 +125,7 @@ class Point(NamedTuple):
     p95_us: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class Chart:
+class Chart(NamedTuple):
     """Figures step by step, for a chart.
 
     Attributes:

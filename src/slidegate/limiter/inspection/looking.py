@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from time import time_ns
 from typing import Final, NamedTuple
 
-from anyio.lowlevel import checkpoint
-
 from ...core.decision import Bucket
 from ...core.protocols import Store
 from ...core.windows.views import WindowView, view_of
 from ..deadlines import within
-from ..running_loop import on_loop
+from ..running_loop import let_others_run
 
 TOGETHER: Final = 32
 """How many buckets a store is asked for at a time: a few milliseconds of work for it and for this process."""
@@ -62,5 +60,4 @@ async def look_at(store: Store, key: str, buckets: Sequence[Bucket]) -> KeyView:
         at += TOGETHER
         if at >= len(asked):
             return KeyView(key, now_us, time_ns() // 1_000, tuple(views), len(buckets) - len(asked))
-        if on_loop():
-            await checkpoint()
+        await let_others_run()

@@ -14,9 +14,9 @@ EXAMPLE: Final = 'Quota("10000/month")'
 UNITS: Final[tuple[Unit, ...]] = get_args(Unit)
 WEEKDAYS: Final = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 _DAYS: Final = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
-_TEXT: Final = re.compile(r"(?P<amount>[0-9]{1,18}+) *+(?:/|per\b) *+(?P<unit>[A-Za-z]++)", re.ASCII)
-_TIME: Final = re.compile(r"([01][0-9]|2[0-3]):([0-5][0-9])", re.ASCII)
-_DATE: Final = re.compile(r"(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])", re.ASCII)
+_TEXT: Final = r"(?P<amount>[0-9]{1,18}+) *+(?:/|per\b) *+(?P<unit>[A-Za-z]++)"
+_TIME: Final = "([01][0-9]|2[0-3]):([0-5][0-9])"
+_DATE: Final = "(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
 
 
 class Quota(CalendarQuota):
@@ -42,7 +42,7 @@ class Quota(CalendarQuota):
     def __init__(
         self, text: str, *, zone: str = "UTC", starts: int | str | None = None, name: str | None = None
     ) -> None:
-        match = _TEXT.fullmatch(text.strip(" ")) if isinstance(text, str) else None
+        match = re.fullmatch(_TEXT, text.strip(" "), re.ASCII) if isinstance(text, str) else None
         if match is None:
             raise ConfigurationError(f'quota: expected AMOUNT/PERIOD, for example "10000/month", not {quoted(text)}')
         unit = match["unit"].lower()
@@ -62,7 +62,7 @@ class Quota(CalendarQuota):
 def _anchor(unit: Unit, starts: int | str | None) -> tuple[Anchor, str]:
     """Return where periods of a unit start, and how that is spelled."""
     if unit == "day":
-        match = _TIME.fullmatch("00:00" if starts is None else str(starts))
+        match = re.fullmatch(_TIME, "00:00" if starts is None else str(starts))
         if match is not None:
             return Anchor(minute=int(match[1]) * 60 + int(match[2])), match[0]
         expected = 'a time of day, for example "06:00"'
@@ -77,7 +77,7 @@ def _anchor(unit: Unit, starts: int | str | None) -> tuple[Anchor, str]:
             return Anchor(day=day), str(day)
         expected = "a day of the month from 1 to 31, for example 15"
     else:
-        match = _DATE.fullmatch("01-01" if starts is None else str(starts))
+        match = re.fullmatch(_DATE, "01-01" if starts is None else str(starts))
         if match is not None and int(match[2]) <= _DAYS[int(match[1]) - 1]:
             return Anchor(month=int(match[1]), day=int(match[2])), match[0]
         expected = 'a month and a day, for example "04-01"'

@@ -34,7 +34,7 @@ from .rate_limit import RateLimit
 _MEMO: Final = 4_096
 _MOST_READINGS: Final = 16
 """The largest number of readings that are asked beside the path itself: each costs another look at all routes."""
-_CONVERTOR: Final = re.compile(r":\w+\}")
+_CONVERTOR: Final = r":\w+\}"
 _NO_ROUTE: Final = "*"
 
 
@@ -132,7 +132,7 @@ class PerRoute:
             self._bound.clear()
             self._labels.clear()
         rule = copy(self._rule)
-        rule.paths = (f"per-route {_CONVERTOR.sub('}', name)}",)
+        rule.paths = (f"per-route {re.sub(_CONVERTOR, '}', name)}",)
         digest = blake2b(repr((self._claimed, name)).encode(), digest_size=8).hexdigest()
         # Two names may be alike where they are shortened.
         label = unique_name(rule.label, self._labels)

@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final, Protocol, runtime_checkable
 
 from starlette.applications import Starlette
-from starlette.middleware.cors import CORSMiddleware
 
 from ...core.addresses import IPV6_PREFIX
 from ...core.bans.policy import BanPolicy
@@ -30,7 +29,7 @@ from .workers import many_workers
 FEW_PLACES: Final = 100
 """A concurrency limit up to this is taken for one of requests, and not of websockets, of which a process holds more."""
 
-_OF_THE_CLIENT: Final = re.compile(r"(?:^|\+)(?:header|cookie|query):")
+_OF_THE_CLIENT: Final = r"(?:^|\+)(?:header|cookie|query):"
 """Finds in the identity of a key a value that the client chooses, but no fallback of such a kind."""
 
 
@@ -176,7 +175,9 @@ def _about_bans(gate: Guard, policies: Collection[BanPolicy]) -> Iterator[Findin
                 yield Finding(
                     "SG112", f"path {path!r} of policy {policy.name!r} bans the application's own visitors: {label}"
                 )
-    shaken = [policy for policy in policies if policy.key is not None and _OF_THE_CLIENT.search(policy.key.identity)]
+    shaken = [
+        policy for policy in policies if policy.key is not None and re.search(_OF_THE_CLIENT, policy.key.identity)
+    ]
     if shaken and not any(bans_by_address(policy) for policy in policies):
         yield Finding(
             "SG113",
@@ -224,6 +225,8 @@ def _served(app: object, path: str) -> str:
 
 
 def _is_cors(layer: object) -> bool:
+    from starlette.middleware.cors import CORSMiddleware  # importing slidegate takes long enough
+
     if isinstance(layer, Starlette):
         # An application builds its middleware at its first request; before that only their classes are known.
         classes: list[object] = [wrapping.cls for wrapping in layer.user_middleware]

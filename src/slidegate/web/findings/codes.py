@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from ...core.errors import ConfigurationError, closest
 
@@ -35,8 +34,7 @@ CODES: Final = {
 """Every code, with its subject."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(NamedTuple):
     """A setting that works, but probably not as it is meant.
 
     Attributes:

@@ -10,8 +10,8 @@ from ..paths.path_index import PathIndex
 from ..paths.patterns import PathPattern
 from ..rules.rule import Rule
 
-_PARAMETER: Final = re.compile(r"\{\w+(?::(\w+))?\}")
-_ALL_BELOW: Final = re.compile(r"([^{]*)\{\w+:path\}")
+_PARAMETER: Final = r"\{\w+(?::(\w+))?\}"
+_ALL_BELOW: Final = r"([^{]*)\{\w+:path\}"
 
 
 def hidden_rules(rules: Sequence[Rule]) -> Iterator[tuple[Rule, Rule]]:
@@ -68,7 +68,7 @@ def _covers_one(earlier: Rule, place: int, path: str, pattern: PathPattern) -> b
     written, (known, _) = earlier.paths[place], earlier.patterns[place]
     if not pattern[1]:
         return known.match(path) is not None
-    below = _ALL_BELOW.fullmatch(written)
+    below = re.fullmatch(_ALL_BELOW, written)
     if below is not None and path.partition("{")[0].startswith(below[1]):
         return True
     # The names of parameters do not matter.
@@ -76,4 +76,4 @@ def _covers_one(earlier: Rule, place: int, path: str, pattern: PathPattern) -> b
 
 
 def _nameless(path: str) -> str:
-    return _PARAMETER.sub(lambda found: f"{{{found[1] or 'str'}}}", path)
+    return re.sub(_PARAMETER, lambda found: f"{{{found[1] or 'str'}}}", path)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Final
 
 _SERVERS: Final = frozenset({"uvicorn", "gunicorn", "granian", "hypercorn", "fastapi", "slidegate"})
 _VARIABLES: Final = ("WEB_CONCURRENCY", "UVICORN_WORKERS", "GRANIAN_WORKERS")
-_WORKERS: Final = re.compile(r"(?<!\S)(?:--workers(?:=| +)|-w ?)([0-9]{1,6})(?!\S)")
+_WORKERS: Final = r"(?<!\S)(?:--workers(?:=| +)|-w ?)([0-9]{1,6})(?!\S)"
 
 
 def many_workers(environment: Mapping[str, str], arguments: Sequence[str]) -> str:
@@ -19,10 +18,12 @@ def many_workers(environment: Mapping[str, str], arguments: Sequence[str]) -> st
         value = environment.get(variable, "")
         if value.isascii() and value.isdigit() and int(value) > 1:
             return f"{variable}={value}"
+    from pathlib import Path  # nothing else needs it to serve
+
     program = Path(arguments[0]) if arguments else Path()
     shown = shlex.join(arguments[1:]) if {program.stem, program.parent.name} & _SERVERS else ""
     for where, words in (("GUNICORN_CMD_ARGS", environment.get("GUNICORN_CMD_ARGS", "")), ("the command line", shown)):
-        counts = _WORKERS.findall(words)
+        counts = re.findall(_WORKERS, words)
         if counts and int(counts[-1]) > 1:
             return f"--workers {counts[-1]} in {where}"
     return ""

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from ...core.errors import ConfigurationError
@@ -23,6 +22,8 @@ from ...netlists.breadth import check_breadth
 from .watching import SHRUNK_S, Change, Follower, stamp_of
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ...netlists.reading import NetworkList
 
 
@@ -51,15 +52,15 @@ class NetworkFile:
     def __post_init__(self) -> None:
         from ...netlists.formats import check_format  # most processes read no file of networks
 
-        if not isinstance(self.path, (str, PathLike)) or not Path(self.path).name:
+        if not isinstance(self.path, (str, PathLike)) or not _path(self.path).name:
             raise ConfigurationError(f'path: expected a file, for example "drop.netset", not {self.path!r}')
         if not isinstance(self.name, str):
             raise ConfigurationError(f'name: expected text, for example "spamhaus", not {self.name!r}')
         if not isinstance(self.strict, bool):
             raise ConfigurationError(f"strict: expected True or False, not {self.strict!r}")
         check_format(self.format, self.column)
-        object.__setattr__(self, "path", Path(self.path))
-        object.__setattr__(self, "name", self.name or Path(self.path).stem)
+        object.__setattr__(self, "path", _path(self.path))
+        object.__setattr__(self, "name", self.name or _path(self.path).stem)
 
     def read(self) -> NetworkList:
         """Read the file.
@@ -107,7 +108,7 @@ class NetworkFiles:
         self._wall_clock = wall_clock
         self._observers = Observers()
         self._follower = Follower(self._read_again, clock)
-        self._follower.stamps = {Path(file.path): stamp_of(Path(file.path)) for file in self._files}
+        self._follower.stamps = {_path(file.path): stamp_of(_path(file.path)) for file in self._files}
         self._lists = tuple((file.name, file.read()) for file in self._files)
         check_breadth([listed for _, listed in self._lists], "files")
 
@@ -122,7 +123,7 @@ class NetworkFiles:
         stamps = self._follower.stamps
         found = zip(self._files, self._lists, strict=True)
         return [
-            (file, listed.count, None if (stamp := stamps.get(Path(file.path))) is None else stamp.written_ns)
+            (file, listed.count, None if (stamp := stamps.get(_path(file.path))) is None else stamp.written_ns)
             for file, (_, listed) in found
         ]
 
@@ -177,7 +178,7 @@ class NetworkFiles:
         lists = []
         waiting: set[Path] = set()
         for file, (name, before) in zip(self._files, self._lists, strict=True):
-            listed, change = before, changes.get(Path(file.path))
+            listed, change = before, changes.get(_path(file.path))
             if change is not None:
                 listed, level, event = self._replaced(file, before)
                 if change.loses_too_much(before.count, listed.count):
@@ -252,3 +253,9 @@ def followed(observer: Observer, **lists: AddressList | None) -> tuple[NetworkFi
     for given in files:
         given.observe(observer)
     return files
+
+
+def _path(path: str | PathLike[str]) -> Path:
+    from pathlib import Path  # most processes follow no file
+
+    return Path(path)

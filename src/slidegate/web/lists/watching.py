@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Mapping
-from pathlib import Path
 from threading import Lock, Thread
-from typing import Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import anyio.to_thread
 
 from ...core.logs import logger
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 LOOK_EVERY_S: Final = 1.0
 STILL_S: Final = 10.0
@@ -75,7 +77,7 @@ class Change(NamedTuple):
         return 2 * now < before and not self.renamed and not self.waited
 
 
-Read: TypeAlias = Callable[[Mapping[Path, Change]], Collection[Path]]
+Read: TypeAlias = "Callable[[Mapping[Path, Change]], Collection[Path]]"
 """Reads the changed files, and returns those that have to wait until they have stood still for a minute more."""
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from starlette.routing import Host, Match, Mount
@@ -42,7 +41,6 @@ class Frontend:
         self.path_regex = re.compile(f"{re.escape(path.rstrip('/'))}(?:/.*)?\\Z", re.DOTALL)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
 class Place:
     """A route, and the way to it.
 
@@ -55,12 +53,23 @@ class Place:
         label: A name for people to read: ``GET /items/{id}``.
     """
 
-    mounts: tuple[Mount | Host, ...]
-    route: Any
-    above: tuple[Required, ...]
-    template: str
-    methods: frozenset[str] | None
-    label: str
+    __slots__ = ("above", "label", "methods", "mounts", "route", "template")
+
+    def __init__(
+        self,
+        mounts: tuple[Mount | Host, ...],
+        route: Any,
+        above: tuple[Required, ...],
+        template: str,
+        methods: frozenset[str] | None,
+        label: str,
+    ) -> None:
+        self.mounts = mounts
+        self.route = route
+        self.above = above
+        self.template = template
+        self.methods = methods
+        self.label = label
 
     @property
     def connection(self) -> str:

@@ -13,7 +13,7 @@ from ..keys.key import KeyFunction
 from ..paths.patterns import compile_pattern
 
 _BY_PLACE: Final = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
-_NOTHING: Final = re.compile(r"(?:[^:]{0,64}:)?\s*[-+]?0+\s*(?:/|per\b)", re.ASCII | re.IGNORECASE)
+_NOTHING: Final = r"(?ai:(?:[^:]{0,64}:)?\s*[-+]?0+\s*(?:/|per\b))"
 
 
 def checked_paths(path: object) -> tuple[str, ...]:
@@ -96,5 +96,5 @@ def checked_count_if(count_if: object) -> int:
 def says_nobody(limits: object) -> bool:
     """Return whether limits let nobody through: they are the word "nobody", or one of them has the amount 0."""
     if isinstance(limits, str):
-        return limits.strip().lower() == "nobody" or any(map(_NOTHING.match, limits.split(";")))
+        return limits.strip().lower() == "nobody" or any(re.match(_NOTHING, one) for one in limits.split(";"))
     return not isinstance(limits, AnyLimit) and isinstance(limits, Iterable) and any(map(says_nobody, limits))

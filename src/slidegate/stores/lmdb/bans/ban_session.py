@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from time import time_ns
 
 from ....core.bans.in_force import Ban, BanChange, Guarded
@@ -179,7 +178,7 @@ class BanSession:
         for ban in found:
             made_us = now_us - max(wall_us - ban.wall_us, 0)
             ends_us = None if ban.ends_us is None else made_us + ban.ends_us - ban.made_us
-            known = replace(ban, made_us=made_us, ends_us=ends_us)
+            known = ban._replace(made_us=made_us, ends_us=ends_us)
             if not known.is_over(now_us, wall_us):
                 self._rules.record(known)
                 taken += 1

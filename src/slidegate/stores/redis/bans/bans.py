@@ -7,7 +7,6 @@ keeps the list of this worker up to date, `ban_replica` answers from that list.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import replace
 from time import monotonic
 from typing import Final, Protocol
 
@@ -287,4 +286,4 @@ def _gone_on(ban: Ban, now_us: int) -> Ban:
     """Return a ban as it is after a request has prolonged it."""
     if not ban.prolong_us or ban.ends_us is None or now_us + ban.prolong_us <= ban.ends_us:
         return ban
-    return replace(ban, ends_us=now_us + ban.prolong_us)
+    return ban._replace(ends_us=now_us + ban.prolong_us)
