@@ -19,6 +19,8 @@ from starlette.types import ASGIApp
 
 HOST = "127.0.0.1"
 END = "The visit is over."
+INTERRUPTED = 130
+"""The exit code of a command that Ctrl-C ended."""
 GRACE_S = 5
 """How long answers that are under way may take when a site is stopped."""
 
@@ -67,13 +69,17 @@ async def served(app: ASGIApp, port: int = 0) -> AsyncIterator[Server]:
     """
     with socket.create_server((HOST, port)) as listener:
         server = Server(app, listener)
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(server.serve([listener]))
-            await server.has_started.wait()
-            try:
-                yield server
-            finally:
-                server.should_exit = True
+        running = asyncio.create_task(server.serve([listener]))
+        started = asyncio.create_task(server.has_started.wait())
+        try:
+            await asyncio.wait((running, started), return_when=asyncio.FIRST_COMPLETED)
+            if not server.started:
+                await running  # which says why
+            yield server
+        finally:
+            started.cancel()
+            server.should_exit = True
+            await running
 
 
 def run(
@@ -95,14 +101,17 @@ def run(
         arguments: The command line; by default that of this process.
 
     Returns:
-        The exit code: 0, or 2 if the port cannot be used.
+        The exit code: 0, 2 if the port cannot be used, or 130 if the visit was interrupted.
     """
     parser = argparse.ArgumentParser(prog=f"python3 dev.py example {name}", description=description)
     parser.add_argument("--no-serve", action="store_true", help="end after the visit")
     parser.add_argument("--port", type=port_number, default=8000, help="0 for any free one; by default 8000")
     options = parser.parse_args(arguments)
-    with quiet():
-        asyncio.run(visit())
+    try:
+        with quiet():
+            asyncio.run(visit())
+    except KeyboardInterrupt:
+        return INTERRUPTED
     if options.no_serve:
         return 0
     print(f"\n{END}")

@@ -53,7 +53,7 @@ def running(module: str, *, hints: int) -> Iterator[Run]:
         hints: How many lines follow the address of the site.
     """
     command = [sys.executable, "-m", module, "--port", "0"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONUNBUFFERED": "1"}
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
     watchdog = threading.Timer(PATIENCE_S, process.kill)
     watchdog.start()
