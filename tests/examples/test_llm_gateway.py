@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import httpx
 import pytest
 from starlette.applications import Starlette
@@ -64,14 +65,20 @@ class Told(Answer):
             raise self.end
 
     async def close(self) -> None:
+        await anyio.lowlevel.checkpoint()  # as connections do
         self.closed += 1
 
 
 class Client:
-    """Takes an answer, and leaves at one of its messages, which it never finishes taking; or takes all of it."""
+    """Takes an answer, and leaves at one of its messages, which it never finishes taking; or takes all of it.
 
-    def __init__(self, leaves_at: int | None = None) -> None:
+    Where the server stops at that message, the whole request is cancelled.
+    """
+
+    def __init__(self, leaves_at: int | None = None, *, server_stops: bool = False) -> None:
         self.leaves_at = leaves_at
+        self.server_stops = server_stops
+        self.request = anyio.CancelScope()
         self.bodies: list[bytes] = []
         self.has_left = anyio.Event()
 
@@ -86,7 +93,10 @@ class Client:
             return
         self.bodies.append(message["body"])
         if len(self.bodies) == self.leaves_at:
-            self.has_left.set()
+            if self.server_stops:
+                self.request.cancel()
+            else:
+                self.has_left.set()
             await anyio.sleep_forever()
 
 
@@ -105,7 +115,7 @@ async def relayed(answer: Answer, client: Client) -> int:
             "path": "/", "raw_path": b"/", "root_path": "", "query_string": b"", "headers": [], "scheme": "http",
             "client": ("203.0.113.9", 1), "server": ("127.0.0.1", 80),
         }  # fmt: skip
-        with anyio.fail_after(60), suppress(Fault):
+        with anyio.fail_after(60), client.request, suppress(Fault):
             await app(scope, client.receive, client.send)
         decision = await limiter.peek("account:ann", "1000/minute", cost=0, rule=RULE)
         return 1_000 - decision.remaining
@@ -115,6 +125,12 @@ async def relayed(answer: Answer, client: Client) -> int:
 async def test_a_client_that_leaves_is_charged_for_the_tokens_that_were_on_their_way_to_it(leaves_at: int) -> None:
     answer = Told(10)
     assert await relayed(answer, Client(leaves_at)) == leaves_at
+    assert answer.closed == 1
+
+
+async def test_an_answer_that_a_stopping_server_cuts_off_is_charged_as_far_as_it_came() -> None:
+    answer = Told(10)
+    assert await relayed(answer, Client(3, server_stops=True)) == 3
     assert answer.closed == 1
 
 
