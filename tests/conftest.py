@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 from hypothesis import settings
@@ -14,6 +14,7 @@ from slidegate.core.protocols import Event
 from slidegate.limiter.events.kinds import KINDS
 
 from .interpreted_only import reason_to_leave_out
+from .unmeasured import UNMEASURED, unmeasured
 
 settings.register_profile("default", max_examples=300, deadline=None, print_blob=True)
 settings.register_profile("deep", max_examples=10_000, deadline=None, print_blob=True)
@@ -51,6 +52,15 @@ def events_have_their_fields() -> Iterator[None]:
     odd_events.clear()
     yield
     assert odd_events == []
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Measure no coverage while those run that say so."""
+    if not item.nodeid.startswith(UNMEASURED):
+        return (yield)
+    with unmeasured():
+        return (yield)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

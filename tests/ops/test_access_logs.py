@@ -29,8 +29,6 @@ from slidegate.ops.access_logs.merging import Part, in_order, merged
 from slidegate.ops.access_logs.parsed_lines import packed, parse_block, unpacked
 from slidegate.ops.access_logs.raw_lines import BLOCK_BYTES, Block, LineCutter
 
-from ..unmeasured import unmeasured
-
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "examples" / "demo" / "sample.log"
 SEED = 20_261_120
@@ -469,7 +467,7 @@ def test_control_c_ends_all_of_it_quietly(tmp_path: Path) -> None:
     running = subprocess.Popen(
         [sys.executable, str(tmp_path / "script.py"), str(large(tmp_path / "a.log"))],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-        env={**unmeasured(), "PYTHONPATH": str(ROOT / "src")},
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
     )  # fmt: skip
     try:
         assert running.stdout is not None

@@ -24,8 +24,6 @@ from slidegate.limiter.events.kinds import KINDS
 from slidegate.limiter.events.subscription import LOG_EVERY_S
 from slidegate.testing import FakeClock, RecordingObserver
 
-from ...unmeasured import unmeasured
-
 LONG_S = 60.0
 """No delivery takes so long, also on a machine that is busy; nobody waits as long as this but for a fault."""
 
@@ -370,8 +368,7 @@ def test_events_wait_where_no_thread_can_be_started(
 
 
 def run(code: str) -> str:
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, env=unmeasured(), capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     return done.stdout

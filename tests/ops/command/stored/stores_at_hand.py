@@ -16,8 +16,6 @@ from typing import TypeVar
 from slidegate import Limiter
 from slidegate.ops.command import main
 
-from ....unmeasured import unmeasured
-
 T = TypeVar("T")
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -30,8 +28,7 @@ def run(*words: str) -> int:
 
 
 def environment(**more: str) -> dict[str, str]:
-    # Those that are started so are interrupted while they work.
-    return {**unmeasured(), "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT))), **more}
+    return {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT))), **more}
 
 
 def start(*words: str, **streams: int) -> subprocess.Popen[bytes]:
