@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from math import log10
 from typing import Final
 
@@ -27,6 +28,7 @@ def leaves_s(limit: Limit, spent: tuple[tuple[int, int], ...]) -> int:
     return window.leaves_us // SECOND_US
 
 
+@cache
 def packed_bytes(amount: int, resolution: int) -> int:
     """Return the bytes that a store keeps of a window whose units came evenly and are all spent."""
     limit = Limit(amount, "1h", resolution=resolution)
