@@ -453,6 +453,8 @@ BAD_URLS = [
     ("memori://", "did you mean 'memory'?"),
     ("redi://localhost:6379/0", 'expected "memory://" or'),
     ("lmdb://var/lib/app", "write the directory's whole path behind lmdb://"),
+    ("lmdb:counts", "write the directory's whole path behind lmdb://"),
+    ("lmdb://./counts", "write the directory's whole path behind lmdb://"),
     ("lmdb:///", "write the directory's whole path behind lmdb://"),
     ("lmdb:///missing/app", "/missing does not exist"),
     ("lmdb:///missing/app?fsync=1", "unknown option 'fsync'"),

@@ -57,7 +57,7 @@ def _memory(parts: SplitResult, expected: str) -> Store:
 
 
 def _lmdb(parts: SplitResult, expected: str, read_only: bool) -> Store:
-    if parts.netloc or not parts.path.strip("/"):
+    if parts.netloc or not parts.path.startswith("/") or not parts.path.strip("/"):
         raise ConfigurationError(f"{expected}: write the directory's whole path behind lmdb://")
     options = _options(parts, _LMDB_OPTIONS, expected)
     try:

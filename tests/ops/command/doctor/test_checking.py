@@ -101,6 +101,30 @@ def test_a_store_that_is_not_there_yet_is_not_made(tmp_path: Path, capsys: pytes
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.parametrize("store", ["", 'store = { env = "ELSEWHERE" }\n'])
+def test_a_store_that_the_environment_names_is_not_made_either(
+    store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, place = tmp_path / "slidegate.toml", tmp_path / "store"
+    file.write_text(f'{store}rules = [{{ path = "*", limits = "5/m" }}]\n', "utf-8")
+    monkeypatch.setenv("ELSEWHERE" if store else "SLIDEGATE_STORE", f"lmdb://{place}")
+    assert main(["check", str(file)]) == 0
+    assert "not there yet" in capsys.readouterr().err
+    assert not place.exists()
+
+
+@pytest.mark.parametrize("address", ["lmdb://./counts", "lmdb:counts", "lmdb:///nowhere/counts?max_kyes=5"])
+def test_an_address_that_cannot_work_is_an_error_also_where_nothing_is_there_yet(
+    address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "slidegate.toml"
+    file.write_text(f'store = "{address}"\nrules = [{{ path = "*", limits = "5/m" }}]\n', "utf-8")
+    assert main(["check", str(file)]) == 2
+    told = capsys.readouterr().err
+    assert str(file) in told
+    assert "store address" in told
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

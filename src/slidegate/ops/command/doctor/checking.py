@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,13 +15,15 @@ from urllib.parse import unquote, urlsplit
 import click
 from starlette.types import Receive, Scope, Send
 
-from ....core.errors import ConfigurationError
+from ....core.errors import ConfigurationError, StoreUnavailable
 from ....core.logs import logger
 from ....limiter import Limiter
+from ....limiter.open_store import open_store
 from ....web.middleware import RateLimitMiddleware
 from ..exits import FINDINGS
 from ..output import Output, clean, with_output
 from ..running.served import imported, put_on_path
+from ..stored.opened import VARIABLE
 from .diagnosis import Diagnosis, about_fields, about_gates, about_routes, about_store
 from .started import gates_in, started
 
@@ -92,9 +95,17 @@ async def _about_file(out: Output, path: Path) -> list[Diagnosis]:
 
 def _is_made(path: Path) -> bool:
     """Return whether the store of a file may be looked at without being made: a directory of LMDB is there."""
-    address = tomllib.loads(path.read_text("utf-8")).get("store")
-    parts = urlsplit(address) if isinstance(address, str) else None
-    return parts is None or parts.scheme != "lmdb" or Path(unquote(parts.path)).exists()
+    named = tomllib.loads(path.read_text("utf-8")).get("store", {"env": VARIABLE})
+    address = os.environ.get(named["env"], "") if isinstance(named, dict) else named
+    if not address.startswith("lmdb:") or Path(unquote(urlsplit(address).path)).exists():
+        return True
+    try:
+        open_store(address, read_only=True)
+    except StoreUnavailable:
+        return False
+    except ConfigurationError:
+        pass  # the gate says it, with the line of the file; it makes nothing of such an address
+    return True
 
 
 async def _nothing(scope: Scope, receive: Receive, send: Send) -> None:
