@@ -135,7 +135,7 @@ def both(make: Make) -> str:
 def measured() -> dict[str, list[Table]]:
     """Return the tables of all pages, by their names; the overview is called index."""
     ours, ours_both = answers(with_slidegate.default), both(with_slidegate.two_limits)
-    overview = Table(["", *QUESTIONS], [["slidegate", *ours]])
+    overview = Table(["limiter", *QUESTIONS], [["slidegate", *ours]])
     tables: dict[str, list[Table]] = {"index": [overview]}
     overview.rows.append(["slidegate, `100/minute @100`", *answers(with_slidegate.exact)])
     for name, page in PAGES.items():
@@ -144,10 +144,10 @@ def measured() -> dict[str, list[Table]]:
         lines = list(zip(QUESTIONS, *theirs.values(), ours, strict=True))
         if page.two:
             lines.append((TWO, *(both(page.two[label]) for label in theirs), ours_both))
-        tables[name] = [Table(["", *theirs, OURS], [list(line) for line in lines])]
+        tables[name] = [Table(["asked", *theirs, OURS], [list(line) for line in lines])]
         if page.extra:
             rows = [[row.question, row.theirs, row.ours] for row in page.extra()]
-            tables[name].append(Table(["", *theirs, OURS], rows))
+            tables[name].append(Table(["asked", *theirs, OURS], rows))
     tables["sentinel"] = [sentinel()]
     return tables
 
@@ -168,4 +168,4 @@ def sentinel() -> Table:
     ]
     whole = [seconds(attacks.whole_again(make, 1.0)) for make in (theirs, ours)]
     lines.append(["All 100 spent at once: all 100 pass at once again after", *whole])
-    return Table(["", "Sentinel (model)", OURS], lines)
+    return Table(["asked", "Sentinel (model)", OURS], lines)
