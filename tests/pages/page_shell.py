@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -34,6 +35,7 @@ SERVER: Final = re.compile(r"(?:\w+=\S+ +)*(?:(?:python3? -m )?uvicorn|slidegate
 PORT: Final = re.compile(r"--port[ =](\d+)")
 HOST: Final = re.compile(r"--host[ =]\S+")
 RUNNING: Final = re.compile(r"Uvicorn running on http://127\.0\.0\.1:(\d+)")
+EXPORT: Final = re.compile(r"^export (\w+)=(\S+)$", re.MULTILINE)
 APPLICATION: Final = """
 from slidegate import RateLimitMiddleware
 from starlette.applications import Starlette
@@ -132,6 +134,8 @@ class PageShell:
         )
         said = (done.stdout + done.stderr).decode(errors="replace")
         assert done.returncode == 0, f"{script}\nended with {done.returncode}:\n{said}"
+        # Each block has a shell of its own; a reader has one.
+        self._environment.update(EXPORT.findall(self._placed(script)))
 
     def _serve(self, line: str) -> None:
         named = PORT.search(line)
@@ -154,6 +158,10 @@ class PageShell:
             assert server.poll() is None, f"{line}\nended with {server.returncode}:\n{said}"
             assert time.monotonic() < end_s, f"{line}\ndoes not serve:\n{said}"
             time.sleep(PAUSE_S)
+        while not _reaches(int(found[1])):  # of several workers, none may listen yet
+            assert server.poll() is None, f"{line}\nended with {server.returncode}"
+            assert time.monotonic() < end_s, f"{line}\ndoes not listen"
+            time.sleep(PAUSE_S)
         self._ports[named[1] if named else "8000"] = found[1]
 
     def _placed(self, text: str) -> str:
@@ -172,3 +180,12 @@ class PageShell:
                 os.killpg(server.pid, signal.SIGKILL)
                 server.wait(PATIENCE_S)
                 raise
+
+
+def _reaches(port: int) -> bool:
+    """Tell whether somebody accepts connections at a port of this machine."""
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S).close()
+    except ConnectionRefusedError:
+        return False
+    return True

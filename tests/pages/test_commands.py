@@ -13,7 +13,7 @@ import pytest
 from ..test_docs import PAGES, RUN_HERE, SHELL, Block, blocks, page_name
 from .page_shell import PageShell
 
-MOST_EXCUSED = 12
+MOST_EXCUSED = 6
 
 
 def typed(block: Block) -> str:
