@@ -18,6 +18,7 @@ from typing import Final
 
 UNMEASURED: Final = (
     "tests/benchmarks/",
+    "tests/browser/test_docs_site.py",
     "tests/core/statistics/test_hot_keys.py",
     "tests/core/statistics/test_long_windows.py::",
     "tests/core/test_mutations.py",
@@ -37,6 +38,7 @@ UNMEASURED: Final = (
     "tests/ops/test_access_log_lines.py::test_a_small_file_that_unpacks_",
     "tests/ops/test_access_log_lines.py::test_real_logs_",
     "tests/ops/test_access_logs.py::test_control_c_",
+    "tests/pages/test_commands.py",
     "tests/stores/test_lmdb.py::TestContractOverTwoProcesses",
     "tests/stores/test_lmdb.py::TestContractWhereEveryCommitIsSynced",
     "tests/stores/test_lmdb.py::TestContractWhileBansAreRead",

@@ -95,9 +95,10 @@ def test_every_link_of_the_built_site_leads_to_a_page_and_a_place_on_it(built: P
     found = pages(built)
     ids = {path: set(map(unquote, ID.findall(text))) for path, text in found.items()}
     assert len(found) > 30
-    broken = []
+    broken, seen = [], 0
     for path, text in found.items():
         for target in LINK.findall(text):
+            seen += 1
             parts = urlsplit(urljoin(f"http://site/{path}", target.replace("&amp;", "&")))
             if parts.netloc != "site":
                 continue
@@ -107,6 +108,7 @@ def test_every_link_of_the_built_site_leads_to_a_page_and_a_place_on_it(built: P
             if not there:
                 broken.append(f"{path}: {target}")
     assert broken == []
+    assert seen > 50 * len(found), "a page links to most others from its navigation"
 
 
 def test_no_page_is_too_wide_lacks_an_image_or_asks_another_place(built: Path, address: str, chromium: Browser) -> None:

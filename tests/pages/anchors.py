@@ -13,7 +13,7 @@ from markdown import Markdown
 from scripts.site_pages import PAGE
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-LINK: Final = re.compile(r"!?\[(?:[^\[\]]|\[[^\]]*\])*\]\((?P<target>[^)\s]+)(?:\s+\"[^\"]*\")?\)")
+LINK: Final = re.compile(r"\]\((?P<target>[^)\s]+)(?:\s+\"[^\"]*\")?\)")
 ATTRIBUTE: Final = re.compile(r"\b(?:href|src|srcset)=\"(?P<target>[^\"\s]+)")
 ID: Final = re.compile(r"\bid=\"([^\"]+)\"")
 PROSE: Final = re.compile(r"^( *)(`{3,}|~{3,}).*?^\1\2$|`[^`\n]+`|<!--.*?-->", re.MULTILINE | re.DOTALL)

@@ -76,8 +76,6 @@ class PageShell:
             "HOME": str(directory / "home"),
             "LANG": "C.UTF-8",
             "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT))),
-            # A child that measures itself writes its figures where the tests look for them.
-            **{name: value for name, value in os.environ.items() if name.startswith("COVERAGE_")},
         }
         self._fill_bin()
         self._fill_work()
