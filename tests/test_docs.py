@@ -42,7 +42,9 @@ OTHERS = [
 ]
 WALKED = ROOT / "docs" / "first_steps.md"
 """tests/first_steps saves its files and types its commands, in terminals of a newcomer."""
-RUN_HERE = [page for page in PAGES if page != WALKED]
+TESTED = ROOT / "docs" / "how_to" / "testing_your_app.md"
+"""tests/testing/test_plugin.py saves its files and has pytest run them."""
+RUN_HERE = [page for page in PAGES if page not in {WALKED, TESTED}]
 FENCE = re.compile(
     r"^(?:<!--\s*(?P<mark>file|fragment|not run):\s*(?P<value>[^>]*?)\s*-->\n+)?"
     r"^(?P<indent> *)```(?P<language>[^\n]*)\n(?P<code>.*?)^(?P=indent)```$",

@@ -37,16 +37,16 @@ LEFT = {
 """The files that go on reading the system's clocks while a test has one of its own, and why."""
 
 
-def pytest_of_its_own(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run pytest in a process of its own, which finds the source."""
+def pytest_of_its_own(*arguments: str, path: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run pytest in a process of its own, which finds the source and `path`, and no plugin that is not named."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
-    paths = os.pathsep.join((str(ROOT / "src"), str(ROOT)))
-    everything = {**dev.child_environment(), "PYTHONPATH": paths, **environment}
-    return subprocess.run(command, cwd=ROOT, env=everything, capture_output=True, text=True, timeout=300)
+    found = {"PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(path))), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    everything = {**dev.child_environment(), **found, **environment}
+    return subprocess.run(command, cwd=path, env=everything, capture_output=True, text=True, timeout=300)
 
 
 def test_the_fixtures_do_what_they_say() -> None:
-    ended = pytest_of_its_own("-p", "slidegate_pytest", str(CASES))
+    ended = pytest_of_its_own("-p", "slidegate_pytest", "-p", "pytest_asyncio.plugin", str(CASES))
     assert ended.returncode == 0, ended.stdout[-6_000:]
     count = sum(line.startswith(("def test", "async def test")) for line in CASES.read_text("utf-8").splitlines())
     assert count > 20
@@ -74,10 +74,23 @@ def test_the_plugin_may_be_named_where_it_is_installed_too(tmp_path: Path) -> No
     (tmp_path / "test_one.py").write_text(
         "pytest_plugins = ['slidegate_pytest']\ndef test_one(slidegate_clock, no_limits): pass\n"
     )
-    paths = os.pathsep.join((str(ROOT / "src"), str(tmp_path)))
-    for named in ([], ["-p", "slidegate_pytest"]):
-        ended = pytest_of_its_own(*named, "-o", "addopts=", str(tmp_path), PYTHONPATH=paths)
-        assert "1 passed" in ended.stdout, ended.stdout
+    named = ("-p", "slidegate_pytest", "-o", "addopts=", "-W", "default", str(tmp_path))
+    ended = pytest_of_its_own(*named, path=tmp_path, PYTEST_DISABLE_PLUGIN_AUTOLOAD="")
+    assert "1 passed" in ended.stdout, ended.stdout
+
+
+def test_the_tests_on_the_page_pass_in_another_order(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "how_to" / "testing_your_app.md").read_text("utf-8")
+    saved = dict(re.findall(r"^<!-- file: ([\w.]+) -->\n```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL))
+    (fragment,) = re.findall(r"^```toml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    for name, code in {**saved, "pyproject.toml": fragment}.items():
+        (tmp_path / name).write_text(code, "utf-8")
+    assert page.count("```python") == len(saved) > 4
+    files = sorted((str(tmp_path / name) for name in saved if name.startswith("test_")), reverse=True)
+    plugins = ("-p", "slidegate_pytest", "-p", "anyio.pytest_plugin")
+    ended = pytest_of_its_own(*plugins, "-W", "error", *files, path=tmp_path)
+    assert ended.returncode == 0, ended.stdout[-6_000:]
+    assert f"{sum(code.count('def test_') for code in saved.values())} passed" in ended.stdout
 
 
 def clock_readers() -> Iterator[tuple[str, str]]:

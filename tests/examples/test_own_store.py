@@ -1,0 +1,73 @@
+"""The store of the example passes the contract that every store passes, and a gate counts with it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+from starlette.testclient import TestClient
+
+import examples.own_store.__main__
+from examples.own_store.dict_store import DictStore
+from slidegate import ConfigurationError, Limiter, RateLimitMiddleware, StoreError
+from slidegate.testing import FakeClock
+from slidegate.testing.contract import StoreContract
+
+
+class TestContract(StoreContract):
+    def make_store(self, clock: FakeClock) -> DictStore:
+        return DictStore(clock=clock)
+
+
+async def test_it_lets_go_of_what_is_over_and_of_nothing_else() -> None:
+    clock = FakeClock()
+    store = DictStore(clock=clock, most=3)
+    async with Limiter(store, on_error="deny") as limiter:
+        for key in ("ann", "bob", "eve"):
+            assert await limiter.hit(key, "1/minute")
+        assert not await limiter.hit("zoe", "1/minute"), "all windows are in use, and nobody is pushed out"
+        assert not await limiter.hit("ann", "1/minute")
+        clock.advance("1m")
+    assert store.reset("ann")
+    assert not store.reset("yan")
+
+
+async def test_a_store_that_is_full_says_so() -> None:
+    store = DictStore(clock=FakeClock(), most=1)
+    limiter = Limiter(store)
+    assert await limiter.hit("ann", "1/minute")
+    with pytest.raises(StoreError, match="all 1 windows are in use; raise most"):
+        store.hit((((await limiter.peek("ann", "2/minute")).checks[0][0], "bob", 1),))
+
+
+@pytest.mark.parametrize("most", [0, -1, True, "9", 1.5])
+def test_a_store_that_could_hold_nothing_is_refused(most: Any) -> None:
+    with pytest.raises(ConfigurationError, match="most: expected a whole number above 0, for example 100_000, not"):
+        DictStore(most=most)
+
+
+def test_a_gate_counts_with_it_and_so_does_a_thread() -> None:
+    async def hello(request: Request) -> PlainTextResponse:
+        return PlainTextResponse("hello")
+
+    limiter = Limiter(DictStore())
+    app: Any = Starlette(routes=[Route("/", hello)])
+    app.add_middleware(RateLimitMiddleware, limits="2/minute", limiter=limiter)
+    client = TestClient(app)
+    assert [client.get("/").status_code for _ in range(3)] == [200, 200, 429]
+    assert [bool(limiter.sync.hit("ann", "1/minute")) for _ in range(2)] == [True, False]
+
+
+def test_the_command_shows_it(capsys: pytest.CaptureFixture[str]) -> None:
+    examples.own_store.__main__.main()
+    assert capsys.readouterr().out.splitlines() == [
+        "1. request: passes, 2 left",
+        "2. request: passes, 1 left",
+        "3. request: passes, 0 left",
+        "4. request: refused for 60 s",
+        "a minute later: passes, 2 left",
+    ]
