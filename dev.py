@@ -248,6 +248,11 @@ def docs(args: list[str]) -> int:
     return 1 if docs_steps(environment(MAIN, "dev")) else 0
 
 
+def build(args: list[str]) -> int:
+    """Build wheel and source distribution into dist/, twice, and check what is in them; nothing is uploaded."""
+    return run(environment(MAIN, "dev"), "-m", "scripts.build_distribution", *args)
+
+
 def bench(args: list[str]) -> int:
     """Measure beside the libraries we are compared with: bench [NAME] [args]; bench --check counts instructions."""
     all_of_them = not {*args} - {"--save"}
@@ -353,7 +358,7 @@ def lock(args: list[str]) -> int:
 
 COMMANDS = {
     command.__name__: command
-    for command in (demo, example, test, deep, lint, docs, bench, soak, compiled, lowest, pythons, lock)
+    for command in (demo, example, test, deep, lint, docs, build, bench, soak, compiled, lowest, pythons, lock)
 }
 
 

@@ -220,7 +220,7 @@ def test_source_distribution_holds_every_file_of_the_checkout(tmp_path: Path, mo
     assert {path.relative_to(ROOT).as_posix() for path in text_files()} <= held | {"PKG-INFO"}
     assert {name for name in held if name.startswith(".")} <= {
         *(".gitignore", ".ci/run", ".pre-commit-config.yaml"),
-        *(f".github/workflows/{name}.yml" for name in ("compiled", "instructions")),
+        *(f".github/workflows/{name}.yml" for name in ("compiled", "instructions", "release")),
         *(f".github/ISSUE_TEMPLATE/{name}.yml" for name in ("bug", "config", "idea")),
     }
     assert os.access(root / ".ci" / "run", os.X_OK)

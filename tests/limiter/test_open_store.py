@@ -171,7 +171,7 @@ def test_an_address_without_its_driver_says_what_to_install(monkeypatch: pytest.
     for name in [name for name in sys.modules if name.startswith("slidegate.stores.redis")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "hiredis", None)
-    with pytest.raises(ConfigurationError, match=r"hiredis is missing; write pip install 'slidegate\[redis\]'"):
+    with pytest.raises(ConfigurationError, match=r'needs the package hiredis: pip install "slidegate\[redis\]"'):
         Limiter.from_url("redis://localhost")
 
 

@@ -71,9 +71,7 @@ def _redis(url: str, read_only: bool) -> Store:
     try:
         from ..stores.redis import RedisStore
     except ImportError as error:
-        raise ConfigurationError(
-            f"store address: {error.name} is missing; write pip install 'slidegate[redis]'"
-        ) from None
+        raise ConfigurationError(f"store address: {error}") from error
     place, _, query = url.partition("?")
     given = parse_qsl(query, keep_blank_values=True)
     options = {name: _REDIS_OPTIONS[name](name, value) for name, value in given if name in _REDIS_OPTIONS}

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
-from .store import RedisStore
+try:
+    from .store import RedisStore
+except ModuleNotFoundError as error:
+    if error.name not in ("hiredis", "redis"):
+        raise
+    raise ImportError(f'RedisStore needs the package {error.name}: pip install "slidegate[redis]"') from error
 
 __all__ = ["RedisStore"]

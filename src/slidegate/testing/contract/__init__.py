@@ -11,6 +11,6 @@ try:
 except ModuleNotFoundError as error:
     if error.name not in ("hypothesis", "pytest"):
         raise
-    raise ImportError("the store contract needs Hypothesis and pytest: pip install hypothesis pytest") from error
+    raise ImportError(f'the store contract needs the package {error.name}: pip install "slidegate[testing]"') from error
 
 __all__ = ["Desk", "StoreContract"]
