@@ -16,7 +16,7 @@ from typing import Final
 
 from .guard import instructions
 from .guard.paths import REFERENCE, paths
-from .report import chart, figures, page
+from .report import chart, comparison, figures, page
 
 HERE: Final = Path(__file__).resolve().parent
 
@@ -78,7 +78,11 @@ def main() -> int:
     parser.add_argument("name", nargs="?", metavar="NAME", help=f"{', '.join(names())}; without one, all of them")
     parser.add_argument("--save", action="store_true", help="save the figures, and write them into docs/benchmarks.md")
     kind = parser.add_mutually_exclusive_group()
-    kind.add_argument("--write", action="store_true", help="write docs/benchmarks.md from the saved figures")
+    kind.add_argument(
+        "--write",
+        action="store_true",
+        help="write docs/benchmarks.md and the table of README.md from the saved figures",
+    )
     kind.add_argument("--check", action="store_true", help="fail if a path takes 10 %% more instructions than recorded")
     kind.add_argument("--record", action="store_true", help="record the instructions of every path")
     parser.add_argument("--only", action="append", default=[], metavar="PATH", help="check this path alone; repeatable")
@@ -101,6 +105,7 @@ def main() -> int:
     if options.save or options.write:
         page.write()
         chart.write()
+        comparison.write()
     return code
 
 

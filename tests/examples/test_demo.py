@@ -299,7 +299,13 @@ def test_all_of_it_fits_a_terminal_of_eighty_columns(sample: list[AccessRecord])
 
 def test_the_readme_shows_what_the_demo_prints(sample: list[AccessRecord]) -> None:
     printed = [cells(line)[:-1] for line in rendered(demo.by_route(replay_with_figures(sample)[0]))]
-    shown = (ROOT / "README.md").read_text("utf-8").partition("\nBy route\n")[2].partition("```")[0].splitlines()
+    shown = (
+        (ROOT / "examples" / "demo" / "README.md")
+        .read_text("utf-8")
+        .partition("\nBy route\n")[2]
+        .partition("```")[0]
+        .splitlines()
+    )
     rows = [row for row in printed if row]
     assert [cells(line)[:-1] for line in shown if cells(line)] == rows
     assert len(rows) == 11

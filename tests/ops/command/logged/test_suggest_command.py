@@ -50,9 +50,9 @@ def test_bad_input_is_one_sentence(arguments: list[str], capsys: pytest.CaptureF
     assert printed.out == ""
 
 
-def test_the_readme_shows_the_real_output(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    readme = (ROOT / "README.md").read_text("utf-8")
-    found = re.search(r"^slidegate (suggest .*)\n```\n\n```text\n(.*?)```", readme, re.MULTILINE | re.DOTALL)
+def test_the_page_shows_the_real_output(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (ROOT / "docs" / "guides" / "simulation.md").read_text("utf-8")
+    found = re.search(r"^slidegate (suggest [^\n]*)\n```\n\n```text\n([^`]*)```", page, re.MULTILINE)
     assert found is not None
     monkeypatch.chdir(ROOT)
     assert main([*found[1].split(), "--processes", "1"]) == 0

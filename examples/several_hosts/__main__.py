@@ -1,0 +1,62 @@
+"""``python3 dev.py example several_hosts``: plays a visit to two hosts behind a front, then goes on serving."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+from examples.serving import END, port_number
+
+from .processes import House, NotStarted, find_redis
+from .walk import visit
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the example; return 0, or 2 if something that it needs cannot be started."""
+    parser = argparse.ArgumentParser(prog="python3 dev.py example several_hosts", description=__doc__)
+    parser.add_argument("--no-serve", action="store_true", help="end after the visit")
+    parser.add_argument(
+        "--port", type=port_number, default=8000, help="of the front; 0 for any free one; by default 8000"
+    )
+    parser.add_argument("--redis", default=find_redis(), metavar="PROGRAM", help="a redis-server or a valkey-server")
+    options = parser.parse_args(arguments)
+    if options.redis is None:
+        return fail("there is no redis-server from 6.2 on: sudo apt install redis-server, or name one with --redis")
+    # A signal has to end the processes, too. A shell that starts this in the background has it ignore Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        with House(options.redis, 0 if options.no_serve else options.port) as house:
+            visit(house)
+            if not options.no_serve:
+                serve(house)
+    except (NotStarted, OSError) as error:
+        return fail(str(error))
+    print("Stopped.")
+    return 0
+
+
+def fail(message: str) -> int:
+    """Say what is wrong; return the exit code for it."""
+    sys.stderr.write(f"several_hosts: {message}\n")
+    return 2
+
+
+def serve(house: House) -> None:
+    """Go on until Ctrl-C, and print what the hosts tell."""
+    with suppress(KeyboardInterrupt):
+        for host in house.hosts:
+            host.process.is_heard = True
+        print(f"\n{END}\nServing at {house.url} until Ctrl-C.")
+        print(f"  Redis is process {house.redis.pid}: kill it, and go on asking.")
+        print(f"  Operators ask {house.url}/admin/bans with the token {house.token}", flush=True)
+        while True:
+            time.sleep(0.2)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

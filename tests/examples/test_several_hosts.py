@@ -1,0 +1,340 @@
+"""Several hosts do what the README shows, and the files for containers say the same as the plain processes."""
+
+from __future__ import annotations
+
+import ast
+import ipaddress
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import hatchling.build
+import httpx
+import pytest
+import yaml
+
+from examples.several_hosts import __main__ as command
+from examples.several_hosts import app as site
+from examples.several_hosts import deployment, front, processes
+from examples.several_hosts.walk import Answer, counted
+from tests.examples.visits import PATIENCE_S, ROOT, running, shown
+from tests.redis_servers import HOST, REDIS, free_port, needs_redis
+
+PLACE = ROOT / "examples" / "several_hosts"
+COMPOSE = yaml.safe_load((PLACE / "compose.yaml").read_text("utf-8"))
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+DOCKERFILE = (PLACE / "Dockerfile").read_text("utf-8")
+NGINX = (PLACE / "nginx.conf").read_text("utf-8")
+SETTINGS = {
+    "HOST_NAME": "host_a",
+    "REDIS_URL": "redis://redis.invalid",
+    "SITE_SECRET": "0123456789abcdef",
+    "ADMIN_TOKEN": "0123456789abcdef",
+    "TRUSTED_PROXIES": "172.30.0.10",
+}
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loaded machine may answer late: the deadline is not what these tests are about."""
+    monkeypatch.setenv("REDIS_DEADLINE", "30s")
+
+
+@needs_redis
+def test_the_command_plays_the_visit_of_the_readme_and_serves_the_site(patient: None) -> None:
+    with running("examples.several_hosts", hints=2) as example:
+        assert example.visit == shown("several_hosts")
+        with httpx.Client(trust_env=False, timeout=PATIENCE_S) as client:
+            assert {client.get(example.url).json()["host"] for _ in range(2)} == {*deployment.HOSTS}
+        found = re.search(r"Redis is process (\d+).*with the token (\S+)", example.hints, re.DOTALL)
+        assert found
+        with httpx.Client(base_url=example.url, trust_env=False, timeout=PATIENCE_S) as client:
+            ban = {"target": "198.51.100.9", "duration": "1h", "reason": "noise"}
+            assert client.post("/admin/bans", json=ban, headers={"Authorization": f"Bearer {found[2]}"}).is_success
+            # A process that the example has started.
+            os.kill(int(found[1]), signal.SIGKILL)
+            assert [client.get("/").status_code for _ in range(4)] == [200] * 4
+    assert [line for line in example.rest if re.fullmatch(r"  host_[ab]: banned: .*198\.51\.100\.9.*", line)]
+
+
+OPENED = """
+import signal
+from examples.several_hosts.processes import House, find_redis
+with House(find_redis()) as house:
+    print(house.url, flush=True)
+    signal.pause()
+"""
+
+
+@needs_redis
+def test_no_process_is_left_behind_when_the_example_is_killed() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    example = subprocess.Popen(
+        [sys.executable, "-c", OPENED], cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True
+    )
+    watchdog = threading.Timer(PATIENCE_S, example.kill)
+    watchdog.start()
+    try:
+        assert example.stdout is not None
+        url = example.stdout.readline().strip()
+        assert httpx.get(url, trust_env=False, timeout=PATIENCE_S).status_code == 200
+    finally:
+        watchdog.cancel()
+        example.kill()
+        example.wait()
+        assert example.stdout is not None
+        example.stdout.close()
+
+    def gone() -> bool:
+        try:
+            httpx.get(url, trust_env=False, timeout=PATIENCE_S)
+        except httpx.TransportError:
+            return True
+        return False
+
+    processes.wait_until(gone, "the front is gone")
+
+
+def test_a_port_that_is_taken_is_one_line(
+    patient: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "House", Taken)
+    assert command.main(["--redis", "any"]) == 2
+    assert capsys.readouterr().err == "several_hosts: front: address already in use\n"
+
+
+class Taken:
+    """Stands in for a house whose front cannot listen."""
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def __enter__(self) -> None:
+        with processes.Process("front", [sys.executable, "-c", "print('address already in use')"]) as process:
+            process.wait_for("running")
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def test_a_missing_redis_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert processes.find_redis() is None
+    assert command.main([]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("several_hosts: there is no redis-server from 6.2 on")
+
+
+@needs_redis
+def test_a_redis_is_found_and_an_old_one_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = tmp_path / "redis-server"
+    old.write_text("#!/bin/sh\necho Redis server v=6.0.16 sha=0\n")
+    old.chmod(0o755)
+    assert processes.version_of(str(old)) == (6, 0, 16)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert processes.find_redis() != str(old)
+    assert processes.version_of(str(REDIS)) >= processes.OLDEST_REDIS
+
+
+def test_an_answer_of_another_kind_is_a_failure() -> None:
+    answers = [Answer(200, "host_a"), Answer(429, ""), Answer(502, "")]
+    assert counted(answers) == "1 passed, 1 refused, 1 failed"
+
+
+# -- one host ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_host_starts_and_serves_while_redis_is_away() -> None:
+    app = site.make_app({**SETTINGS, "REDIS_URL": f"redis://{HOST}:{free_port()}"})
+    async with app.router.lifespan_context(app):
+        statuses = [(await asked(app, "172.30.0.10", "203.0.113.7")).status_code for _ in range(site.AMOUNT + 1)]
+        health = (await asked(app, "172.30.0.10", "203.0.113.7", "/health")).json()
+    assert statuses == [200] * site.AMOUNT + [429]
+    assert health == {"host": "host_a", "counts": "in this process"}
+
+
+async def asked(app: Any, peer: str, forwarded: str, path: str = "/") -> httpx.Response:
+    transport = httpx.ASGITransport(app=app, client=(peer, 1))
+    async with httpx.AsyncClient(transport=transport, base_url="http://site.test") as client:
+        return await client.get(path, headers={"X-Forwarded-For": forwarded})
+
+
+@pytest.mark.parametrize(
+    ("peer", "forwarded"),
+    [
+        ("172.30.0.10", "198.51.100.{}, 203.0.113.7"),
+        ("172.30.0.10", "172.30.0.10, 198.51.100.{}, 203.0.113.7"),
+        ("203.0.113.7", "198.51.100.{}"),
+        ("172.30.0.11", "198.51.100.{}"),
+    ],
+    ids=["through the front", "with the front's address", "past the front", "from another container"],
+)
+async def test_whoever_says_that_they_are_somebody_else_is_not_believed(peer: str, forwarded: str) -> None:
+    app = site.make_app({**SETTINGS, "REDIS_URL": "memory://"})
+    statuses = [(await asked(app, peer, forwarded.format(number))).status_code for number in range(site.AMOUNT + 1)]
+    assert statuses[-1] == 429
+
+
+# -- the front -----------------------------------------------------------------------------------------------------
+
+
+async def test_the_front_adds_whom_it_sees_and_passes_everything_else_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[httpx.Request] = []
+
+    class Hosts(httpx.AsyncBaseTransport):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            if request.url.host == "gone.test":
+                raise httpx.ConnectError("nobody listens")
+            await request.aread()
+            seen.append(request)
+            cookies = [("Set-Cookie", "a=1"), ("Set-Cookie", "b=2")]
+            return httpx.Response(418, headers=cookies, stream=httpx.ByteStream(b"short and stout"))
+
+    real = httpx.AsyncClient
+    monkeypatch.setattr(front.httpx, "AsyncClient", lambda **_: real(transport=Hosts()))
+    app = front.make_app({"UPSTREAMS": "http://gone.test,http://here.test"})
+    async with app.router.lifespan_context(app) as state:
+        transport = httpx.ASGITransport(app=with_state(app, state), client=("203.0.113.7", 1))
+        async with real(transport=transport, base_url="http://site.test") as client:
+            fields = {"X-Forwarded-For": "198.51.100.1", "Connection": "close", "X-Kind": "tea"}
+            answer = await client.post("/pots/1?full=yes&x=%20", headers=fields, content=b"leaves")
+            bare = await client.get("/")
+    assert (answer.status_code, answer.content) == (418, b"short and stout")
+    assert answer.headers.get_list("Set-Cookie") == ["a=1", "b=2"]
+    assert seen[0].url == "http://here.test/pots/1?full=yes&x=%20"
+    assert (seen[0].method, seen[0].headers["X-Kind"], seen[0].headers["Host"]) == ("POST", "tea", "site.test")
+    assert seen[0].content == b"leaves"
+    assert seen[0].headers.get_list("X-Forwarded-For") == ["198.51.100.1, 203.0.113.7"]
+    assert bare.status_code == 418
+    assert "transfer-encoding" not in seen[1].headers
+
+
+def with_state(app: Any, state: dict[str, Any]) -> Any:
+    async def called(scope: dict[str, Any], receive: Any, send: Any) -> None:
+        await app({**scope, "state": dict(state)}, receive, send)
+
+    return called
+
+
+async def test_the_front_says_so_where_no_host_answers() -> None:
+    app = front.make_app({"UPSTREAMS": f"http://{HOST}:{free_port()}"})
+    async with app.router.lifespan_context(app) as state:
+        transport = httpx.ASGITransport(app=with_state(app, state))
+        async with httpx.AsyncClient(transport=transport, base_url="http://site.test") as client:
+            assert (await client.get("/")).status_code == 502
+
+
+# -- the files for containers --------------------------------------------------------------------------------------
+
+
+def instructions(name: str) -> list[str]:
+    """Return what follows an instruction of the Dockerfile, each time it stands there."""
+    return re.findall(rf"^{name} (.+)$", DOCKERFILE, re.MULTILINE)
+
+
+def copied() -> Iterator[tuple[str, str]]:
+    """Yield (from, to) of all that the Dockerfile copies out of the checkout."""
+    for line in instructions("COPY"):
+        *sources, target = line.split()
+        yield from ((source, target) for source in sources)
+
+
+def test_a_container_runs_the_command_of_a_plain_process() -> None:
+    (shown_command,) = instructions("CMD")
+    assert ast.literal_eval(shown_command) == deployment.serving(deployment.SITE, "0.0.0.0", deployment.PORT)
+    assert processes.python(deployment.SITE, 1)[2:] == deployment.serving(deployment.SITE, processes.ADDRESS, 1)
+    assert "--no-proxy-headers" in ast.literal_eval(shown_command)
+    assert instructions("EXPOSE") == [str(deployment.PORT)]
+    assert instructions("USER") == ["nobody"]
+    assert f"{site.__name__}:{site.make_app.__name__}" == deployment.SITE
+    assert f"{front.__name__}:{front.make_app.__name__}" == deployment.FRONT
+
+
+def test_the_image_can_be_built_from_what_is_copied_into_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert all((ROOT / source).exists() for source, _ in copied())
+    # The examples come after the package is installed.
+    for source in (source for source, _ in copied() if not source.startswith("examples")):
+        target = tmp_path / source
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.symlink_to(ROOT / source)
+    monkeypatch.chdir(tmp_path)
+    assert hatchling.build.build_wheel(str(tmp_path / "dist")).endswith(".whl")
+    for source, target in copied():
+        # A directory is copied as what it holds; a file goes into a directory whose name ends in a slash.
+        assert target in (source, "./", f"{Path(source).parent}/")
+    assert re.findall(r'"\.\[([\w,]+)\]"', DOCKERFILE) == ["dashboard,redis"]
+
+
+def test_nothing_but_what_is_copied_is_sent_to_the_builder() -> None:
+    lines = [line for line in (PLACE / "Dockerfile.dockerignore").read_text("utf-8").splitlines() if line[:1] != "#"]
+    assert lines[0] == "*"
+    assert {line[1:] for line in lines if line.startswith("!")} == {source for source, _ in copied()}
+
+
+def test_containers_are_told_the_settings_that_plain_processes_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked_for: set[str] = set()
+
+    class Noted(dict[str, str]):
+        def __getitem__(self, name: str) -> str:
+            asked_for.add(name)
+            return super().__getitem__(name)
+
+    site.make_app(Noted(SETTINGS))
+    assert asked_for == {*deployment.SETTINGS}
+    for name in deployment.HOSTS:
+        assert {*SERVICES[name]["environment"]} == asked_for
+        assert SERVICES[name]["environment"]["HOST_NAME"] == name
+        assert SERVICES[name]["build"]["dockerfile"] == (PLACE / "Dockerfile").relative_to(ROOT).as_posix()
+        assert (PLACE / SERVICES[name]["build"]["context"]).resolve() == ROOT
+    first, second = (SERVICES[name]["environment"] for name in deployment.HOSTS)
+    assert {key for key in first if first[key] != second[key]} == {"HOST_NAME"}
+    # A secret never stands in the file: who forgets it is told so.
+    assert all(first[name].startswith(f"${{{name}:?") for name in ("SITE_SECRET", "ADMIN_TOKEN"))
+
+
+def test_plain_processes_are_told_these_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[dict[str, str]] = []
+    house = processes.House("any", environment={})
+    house._socket = Path("socket")
+    monkeypatch.setattr(processes, "Process", lambda name, words, settings: told.append(settings))
+    monkeypatch.setattr(house, "_start", lambda process: process)
+    house._start_host("host_a")
+    assert {*told[0]} == {*deployment.SETTINGS}
+
+
+def test_the_hosts_trust_the_front_and_nobody_else() -> None:
+    (network,) = COMPOSE["networks"]
+    address = SERVICES["front"]["networks"][network]["ipv4_address"]
+    subnet = ipaddress.ip_network(COMPOSE["networks"][network]["ipam"]["config"][0]["subnet"])
+    assert ipaddress.ip_address(address) in subnet
+    assert all(SERVICES[name]["environment"]["TRUSTED_PROXIES"] == address for name in deployment.HOSTS)
+    assert all(SERVICES[name]["networks"] == [network] for name in (*deployment.HOSTS, "redis"))
+
+
+def test_only_the_front_has_a_door_to_the_outside_and_it_knows_the_hosts() -> None:
+    assert [name for name, service in SERVICES.items() if "ports" in service] == ["front"]
+    (published,) = SERVICES["front"]["ports"]
+    assert published.split(":")[-1] in re.findall(r"listen (\d+);", NGINX)
+    assert published.startswith("127.0.0.1:")
+    upstream = re.search(r"upstream (\w+) \{(.*?)\}", NGINX, re.DOTALL)
+    assert upstream
+    assert re.findall(r"server (\S+?)[ ;]", upstream[2]) == [f"{name}:{deployment.PORT}" for name in deployment.HOSTS]
+    assert re.findall(r"proxy_pass http://(\w+);", NGINX) == [upstream[1]]
+    assert "proxy_set_header X-Forwarded-For $proxy_add_x_forwarded_for;" in NGINX
+    (volume,) = SERVICES["front"]["volumes"]
+    assert (PLACE / volume.split(":")[0]).exists()
+    assert {*SERVICES} == {"front", "redis", *deployment.HOSTS}
+
+
+def test_both_kinds_of_redis_have_the_same_options() -> None:
+    assert tuple(SERVICES["redis"]["command"][1:]) == deployment.REDIS_OPTIONS
+    assert SERVICES["host_a"]["environment"]["REDIS_URL"] == "redis://redis:6379/0"
