@@ -15,8 +15,9 @@ from starlette.websockets import WebSocketDisconnect
 from slidegate import Limiter, MemoryStore, Networks, RateLimit, RateLimitMiddleware, Rule
 from slidegate.core import MetricSummary, MetricWindow
 from slidegate.limiter.figures import statistics
-from slidegate.limiter.figures.statistics import OTHER, SLICE_US, SLICES, UNROUTED
+from slidegate.limiter.figures.statistics import OTHER, UNROUTED
 from slidegate.limiter.figures.stats import Stats
+from slidegate.limiter.figures.windows import SLICE_US, SLICES
 from slidegate.testing import FakeClock, RecordingObserver
 
 from .driver import scope_of

@@ -37,8 +37,9 @@ from ...core.logs import logger
 from ...core.protocols import FigureRow, KeepsFigures
 from ..deadlines import within
 from ..running_loop import let_others_run
+from .series import Series
 from .slice_rows import Entry, pack_row
-from .statistics import Series, Statistics
+from .statistics import Statistics
 from .windows import KEPT, SLICE_US, STEPS_US
 
 INTERVAL_S: Final = 5.0

@@ -18,11 +18,11 @@ from typing import Final
 from weakref import WeakSet
 
 from ...core.protocols import Clock, Event
-from ...core.statistics.buffered import BufferedWindow
 from ...core.statistics.lifetime import LifetimeTotals
 from ...core.statistics.summary import MetricSummary
+from .series import Series
 from .stats import NO_ROUTE_AT_ALL, Chart, Part, Stats, Traffic, chart_of, stats_of, units_of
-from .windows import SLICE_US, SLICES, Span, span_of
+from .windows import SLICE_US, Span, span_of
 
 MAX_SERIES: Final = 200
 """A series that is always busy takes 275 KB, and 160 KB more after a day, so all of them take 87 MB."""
@@ -31,20 +31,6 @@ OTHER: Final = "(other)"
 UNROUTED: Final = "(no route)"
 """The route of requests that match no route."""
 _NS_PER_US: Final = 1_000
-
-
-class Series(BufferedWindow):
-    """The window of one series."""
-
-    __slots__ = ("costs", "route", "rules")
-
-    def __init__(
-        self, rules: tuple[str, ...], route: str, costs: tuple[int, ...], ticks_per_us: int, ahead_us: int
-    ) -> None:
-        super().__init__(SLICES, SLICE_US, ticks_per_us, ahead_us)
-        self.rules = rules
-        self.route = route
-        self.costs = costs
 
 
 class Statistics:

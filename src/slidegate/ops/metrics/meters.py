@@ -15,7 +15,7 @@ from opentelemetry.metrics import CallbackOptions, Histogram, MeterProvider, Obs
 from ...core.errors import ConfigurationError
 from ...core.logs import logger
 from ...limiter import Limiter
-from ...limiter.figures.statistics import Series
+from ...limiter.figures.series import Series
 from ...limiter.figures.stats import NO_ROUTE_AT_ALL
 from ...web.options import check_flag
 from . import catalogue

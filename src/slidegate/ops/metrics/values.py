@@ -19,7 +19,7 @@ from ...core.protocols import CountsBans, Event, HoldsPlaces
 from ...core.statistics.lifetime import BOUNDS_US, LifetimeTotals
 from ...limiter import Limiter
 from ...limiter.events.kinds import KINDS
-from ...limiter.figures.statistics import Series
+from ...limiter.figures.series import Series
 from ...limiter.figures.stats import NO_ROUTE_AT_ALL
 from ...stores.memory.store import MemoryStore
 from ...web.config.file_gate import FileGate

@@ -35,7 +35,7 @@ from ...core.durations import format_duration
 from ...core.errors import ConfigurationError
 from ...core.limits import parse_duration_us
 from ...core.logs import logger
-from ...limiter.figures.statistics import Series
+from ...limiter.figures.series import Series
 from ...limiter.internals import Internals
 from ...stores.forks import hold_over_fork
 from .catalogue import CATALOGUE, Metric

@@ -17,7 +17,8 @@ from ...core.memo import remember
 from ...core.statistics.buffered import MOST_NOTED, Outcome
 from ...core.statistics.metrics import OVERFLOW
 from ...limiter import Limiter
-from ...limiter.figures.statistics import UNROUTED, Series
+from ...limiter.figures.series import Series
+from ...limiter.figures.statistics import UNROUTED
 from ..paths.below_root import below
 from ..paths.routes import Places
 from ..record import Record

@@ -15,7 +15,7 @@ from starlette.types import Message, Scope
 from starlette.websockets import WebSocketDisconnect
 
 from ...core.decision import Reason
-from ...limiter.figures.statistics import Series
+from ...limiter.figures.series import Series
 from ..record import LEFT, Record
 from ..scope_keys import STATUS
 from .feed import Feed, class_of, counted_by, outcome
