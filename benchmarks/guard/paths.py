@@ -21,7 +21,12 @@ from collections.abc import Callable, Coroutine
 from itertools import count
 from typing import Any, Final
 
-from starlette.types import Message, Receive, Scope, Send
+from fastapi import FastAPI
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from slidegate import Limiter, RateLimitMiddleware
 from slidegate.limiter.figures import statistics
@@ -84,9 +89,41 @@ def steady_clock() -> None:
     statistics.monotonic_ns = count(10**15, 1_000 * STEP_US).__next__
 
 
+async def page(request: Request) -> PlainTextResponse:
+    """Answer as the small application of the other benchmarks does."""
+    return PlainTextResponse("hi")
+
+
+async def endpoint() -> str:
+    """Answer as the small FastAPI application of the other benchmarks does."""
+    return "hi"
+
+
+def starlette() -> Starlette:
+    """Return the small application."""
+    return Starlette(routes=[Route("/", page)])
+
+
+def fastapi() -> FastAPI:
+    """Return the small FastAPI application."""
+    app = FastAPI()
+    app.get("/")(endpoint)
+    return app
+
+
+def around(app: Starlette, **options: Any) -> Path:
+    """Return the path of requests that a gate around an application admits."""
+    app.add_middleware(RateLimitMiddleware, limits=f"{PLENTY}/hour", limiter=Limiter(), **options)
+    return requests(app, 200)
+
+
 def gate(amount: int, expected: int, **options: Any) -> Path:
     """Return the path of requests through a gate, the last of which is answered with the expected status."""
-    app = RateLimitMiddleware(application, limits=f"{amount}/hour", limiter=Limiter(), **options)
+    return requests(RateLimitMiddleware(application, limits=f"{amount}/hour", limiter=Limiter(), **options), expected)
+
+
+def requests(app: ASGIApp, expected: int) -> Path:
+    """Return the path of requests to an application, the last of which is answered with the expected status."""
     statuses = [0]
 
     async def receive() -> Message:
@@ -128,6 +165,12 @@ def paths() -> dict[str, Path]:
         "gate, statistics=False, refused": gate(1, 429, statistics=False),
         "limiter.hit, admitted": hit(PLENTY, allowed=True),
         "limiter.hit, refused": hit(1, allowed=False),
+        "Starlette": requests(starlette(), 200),
+        "Starlette, gate": around(starlette()),
+        "Starlette, gate, statistics=False": around(starlette(), statistics=False),
+        "FastAPI": requests(fastapi(), 200),
+        "FastAPI, gate": around(fastapi()),
+        "FastAPI, gate, statistics=False": around(fastapi(), statistics=False),
     }
 
 
