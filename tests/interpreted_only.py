@@ -20,6 +20,9 @@ LEFT_OUT: Final = {
     "core/statistics/test_totals.py::test_without_the_guard_they_would_lose_something": RACING,
     "examples/test_demo.py::test_a_violation_is_printed_and_makes_the_exit_code_1": DERIVED,
     "examples/test_demo.py::test_a_wrong_retry_after_is_a_violation": DERIVED,
+    "limiter/inspection/test_inspect.py::test_a_thousand_rules_are_asked_a_part_at_a_time_and_the_rest_is_counted": (
+        DERIVED
+    ),
     "limiter/test_failures.py::test_a_part_of_a_store_that_fails_takes_nobody_else_off_it": PATCHED,
     "limiter/test_failures.py::test_a_probe_that_meets_a_foreign_value_is_followed_by_another_at_once": PATCHED,
     "limiter/test_failures.py::test_an_error_about_one_key_is_no_sign_that_a_server_that_failed_is_well": PATCHED,

@@ -192,7 +192,7 @@ def test_an_unknown_code_is_answered_with_the_nearest(silence: Any, part: str) -
 
 def test_every_code_has_a_heading_and_every_heading_a_code() -> None:
     page = (ROOT / PAGE).read_text("utf-8")
-    assert re.findall(r"^## (SG\d+)$", page, re.MULTILINE) == list(CODES)
+    assert re.findall(r"^### (SG1\d+)$", page, re.MULTILINE) == list(CODES)
     assert Finding("SG103", "x").link == f"{PAGE}#sg103"
 
 
