@@ -28,6 +28,7 @@ UNMEASURED: Final = (
     "tests/examples/test_login.py",
     "tests/examples/test_saas.py",
     "tests/examples/test_serving.py",
+    "tests/first_steps/test_walk.py",
     "tests/limiter/events/test_delivery.py::test_forks_",
     "tests/limiter/events/test_log_events.py::test_a_flood_",
     "tests/limiter/sync/test_prefork.py::test_a_child_that_is_forked_",

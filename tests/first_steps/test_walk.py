@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from ..redis_servers import free_port
-from ..unmeasured import unmeasured
 from .walk import PageError, Walk, pattern, steps
 
 SERVER = """
@@ -45,7 +44,7 @@ Serving hello
 def walk(tmp_path: Path) -> Iterator[Walk]:
     (tmp_path / "home").mkdir()
     walk = Walk(
-        tmp_path / "home", free_port(), {**unmeasured(), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+        tmp_path / "home", free_port(), {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     )
     yield walk
     walk.interrupt()
