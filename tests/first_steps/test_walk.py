@@ -1,4 +1,4 @@
-"""The walk that follows docs/first_steps.md: it saves and types, and notices where a page is wrong."""
+"""The walk along docs/first_steps.md: it saves and types, and notices where a page is wrong."""
 
 from __future__ import annotations
 
