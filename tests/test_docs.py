@@ -32,7 +32,7 @@ import slidegate.core
 import slidegate.testing
 from slidegate import RateLimitMiddleware
 
-from .pages.anchors import broken
+from .pages.anchors import broken, links
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -220,6 +220,18 @@ def test_data_on_the_page_is_what_it_says(page: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("page", [*PAGES, *OTHERS], ids=page_name)
 def test_links_on_the_page_lead_somewhere(page: Path) -> None:
     assert broken(page) == []
+
+
+def test_no_page_of_the_site_links_to_a_page_that_the_site_lacks() -> None:
+    inside = ROOT / "docs"
+    found = [
+        f"{page_name(page)}: {target}"
+        for page in PAGES[1:]
+        for target in (link.partition("#")[0] for link in links(page.read_text("utf-8")))
+        if target.endswith(".md") and not (page.parent / target).resolve().is_relative_to(inside)
+        if not re.match(r"\w+:", target)
+    ]
+    assert found == [], "link to the folder of a README instead: the site is built without warnings"
 
 
 def test_every_page_is_in_the_navigation_once_below_a_group() -> None:
