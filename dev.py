@@ -33,11 +33,17 @@ PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 BRING_S = 120
 """How long uv may take to bring a Python."""
 PYTEST = ("-m", "coverage", "run", "-m", "pytest")
-STORES = (
-    "tests/stores", "tests/examples", "tests/browser", "tests/ops/command", "tests/first_steps",
-    "tests/test_redis_servers.py", "tests/limiter/test_open_store.py",
+STORES = ("tests/stores", "tests/test_redis_servers.py", "tests/limiter/test_open_store.py")
+PROGRAMS = (
+    "tests/benchmarks", "tests/browser", "tests/examples", "tests/first_steps", "tests/ops/command", "tests/pages",
+    "tests/soak", "tests/testing", "tests/test_acceptance.py", "tests/test_distribution.py",
 )  # fmt: skip
-"""The tests that start servers, browsers and processes; the others run beside them."""
+PARTS = {
+    "pytest (stores)": STORES,
+    "pytest (programs)": PROGRAMS,
+    "pytest": tuple(f"--ignore={path}" for path in (*STORES, *PROGRAMS)),
+}
+"""The tests, in parts that run side by side: servers and processes are waited for, so three keep two cores busy."""
 
 
 WITH_LOWEST = (
@@ -151,13 +157,12 @@ def test(args: list[str]) -> int:
 
 
 def tests_with_coverage(python: Path) -> tuple[list[str], str]:
-    """Run pytest in two halves at once; return the names of those that failed, and their closing lines.
+    """Run the parts of the tests at once; return the names of those that failed, and their closing lines.
 
-    The output of the first is shown as it comes, that of the second when it has ended.
+    The output of the first is shown as it comes, that of the others when it has ended.
     """
-    halves = {"pytest (stores)": STORES, "pytest": tuple(f"--ignore={path}" for path in STORES)}
     running: list[tuple[str, subprocess.Popen[bytes], Queue[bytes]]] = []
-    for name, chosen in halves.items():
+    for name, chosen in PARTS.items():
         command = [str(python), *PYTEST, "-p", "no:cacheprovider", *chosen]
         process = subprocess.Popen(command, cwd=ROOT, env=child_environment(), stdout=subprocess.PIPE)
         said: Queue[bytes] = Queue()

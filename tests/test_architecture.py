@@ -43,7 +43,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
             "zstandard",
         },
     ),
-    "testing": ({"core", "limiter", "stores", "web"}, {"hypothesis", "pytest"}),
+    "testing": ({"core", "limiter", "stores"}, {"hypothesis", "pytest"}),
     "__main__": ({"ops"}, set()),
     "admin": ({"ops"}, set()),
     "httpx": ({"outbound"}, set()),

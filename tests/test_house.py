@@ -425,7 +425,7 @@ def test_pytest_closes_the_run_with_its_own_line(
 ) -> None:
     monkeypatch.setattr(dev, "PYTEST", ("-c", "print('3 failed, 7 passed in 1.00s'); raise SystemExit(1)"))
     closing = "3 failed, 7 passed in 1.00s"
-    assert dev.tests_with_coverage(Path(sys.executable)) == (["pytest (stores)", "pytest"], f"{closing}\n{closing}")
+    assert dev.tests_with_coverage(Path(sys.executable)) == ([*dev.PARTS], "\n".join([closing] * len(dev.PARTS)))
     assert "7 passed" in capfd.readouterr().out
 
 

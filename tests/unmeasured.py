@@ -20,7 +20,6 @@ UNMEASURED: Final = (
     "tests/benchmarks/",
     "tests/browser/test_docs_site.py",
     "tests/core/statistics/test_hot_keys.py::test_on_real_traffic_",
-    "tests/core/statistics/test_long_windows.py::",
     "tests/core/test_mutations.py",
     "tests/examples/test_bans.py",
     "tests/examples/test_demo.py",

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import dev
-from slidegate.testing.app_time import MOVED, AppTime
+from slidegate_pytest.app_time import MOVED, AppTime
 
 ROOT = Path(__file__).resolve().parents[2]
 CASES = Path(__file__).parent / "plugin" / "cases.py"

@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from ..core.bans.in_force import Ban, Guarded
-from ..core.bans.policy import BanPolicy
-from ..core.decision import Check, Decision, Reason
-from ..limiter.internals import Internals, every_internals
-from ..web.middleware import RateLimitMiddleware
-from ..web.scope_keys import OFF
+from slidegate.core.bans.in_force import Ban, Guarded
+from slidegate.core.bans.policy import BanPolicy
+from slidegate.core.decision import Check, Decision, Reason
+from slidegate.limiter.internals import Internals, every_internals
+from slidegate.web.middleware import RateLimitMiddleware
+from slidegate.web.scope_keys import OFF
 
 
 def forget_limits() -> None:

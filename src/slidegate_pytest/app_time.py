@@ -18,9 +18,9 @@ from datetime import UTC, datetime
 from importlib import import_module
 from typing import Final
 
-from ..core.bans.rules import Steady
-from ..core.errors import ConfigurationError
-from .clock import FakeClock
+from slidegate.core.bans.rules import Steady
+from slidegate.core.errors import ConfigurationError
+from slidegate.testing.clock import FakeClock
 
 NOON_US: Final = int(datetime(2030, 1, 1, 12, tzinfo=UTC).timestamp()) * 1_000_000
 """Where the clock of a test begins: noon of 1 January 2030 (UTC). So no test depends on the hour at which it runs."""

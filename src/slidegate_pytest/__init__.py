@@ -1,6 +1,6 @@
 """The pytest plugin: fixtures for tests of applications that are limited.
 
-pytest imports this module in every run where slidegate is installed. So it lies beside the package, not in it, and
+pytest imports this package in every run where slidegate is installed. So it lies beside the package, not in it, and
 imports nothing of it before a test asks for a fixture. None of the fixtures acts by itself: a test names those that it
 wants, and ``usefixtures`` in the configuration of pytest wants them for all tests.
 """
@@ -23,7 +23,7 @@ def slidegate_reset() -> Iterator[Callable[[], None]]:
     It does so for every limiter of this process that counts in memory. LMDB and Redis are left alone, because others
     may count there too.
     """
-    from slidegate.testing.app_limits import forget_limits
+    from .app_limits import forget_limits
 
     forget_limits()
     yield forget_limits
@@ -38,7 +38,8 @@ def slidegate_clock(slidegate_reset: Callable[[], None]) -> Iterator[FakeClock]:
     test begins and ends with nothing counted.
     """
     from slidegate.testing import FakeClock
-    from slidegate.testing.app_time import APP_TIME, NOON_US
+
+    from .app_time import APP_TIME, NOON_US
 
     clock = FakeClock(NOON_US)
     with APP_TIME.by(clock):
@@ -48,7 +49,7 @@ def slidegate_clock(slidegate_reset: Callable[[], None]) -> Iterator[FakeClock]:
 @pytest.fixture
 def no_limits() -> Iterator[None]:
     """Let everything pass, uncounted, through each gate and each limiter, as long as the test runs."""
-    from slidegate.testing.app_limits import without_limits
+    from .app_limits import without_limits
 
     with without_limits():
         yield
