@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
+from collections.abc import Callable
 
 import pytest
 
 import slidegate.stores.memory.cold
 import slidegate.stores.memory.store
 from slidegate.core import BookedWindow, Bucket, parse_limits
+from slidegate.core.kinds.any_limit import AnyLimit
+from slidegate.core.kinds.concurrency import Concurrency
 from slidegate.stores.memory.cold import Rows
 from slidegate.stores.memory.store import MemoryStore
 from slidegate.stores.memory.tables import Table
@@ -141,6 +144,32 @@ def test_rows_are_found_however_often_shards_were_split(rng: random.Random, monk
     assert sum(map(len, rows.shards)) == len(held)
     assert len({id(shard) for shard in rows.shards}) == len(rows.shards) > 300
     assert max(map(len, rows.shards)) < 60
+
+
+class Awaited(str):
+    """A key that lets another thread do something first, when it is looked up for the first time."""
+
+    __slots__ = ("before",)
+    before: Callable[[], object] | None
+
+    def __hash__(self) -> int:
+        before, self.before = self.before, None
+        if before is not None:
+            before()
+        return hash(str(self))
+
+    __eq__ = str.__eq__
+
+
+@pytest.mark.parametrize("limit", [*parse_limits("1/minute; 100/hour"), Concurrency(1)])
+def test_nothing_is_counted_in_a_table_that_was_dropped_while_a_hit_came(limit: AnyLimit) -> None:
+    store, asked = MemoryStore(), Bucket("rule", [limit])
+    store.refund(store.hit(((asked, "first", 1),)))
+    dropped, key = table_of(store), Awaited("ann")
+    key.before = lambda: store._drop(dropped)
+    assert store.hit(((asked, key, 1),))
+    assert table_of(store) is not dropped
+    assert store.peek(((asked, "ann", 0),)).remaining == limit.amount - 1
 
 
 def test_a_step_back_of_the_clock_keeps_charges_apart_in_rows_too(most: int) -> None:

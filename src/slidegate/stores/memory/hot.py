@@ -32,23 +32,22 @@ class Floor(Protocol):
 
 
 class HotStorey:
-    """The keys that came up, in their order, over all tables of a store."""
+    """The keys that came up, in their order, over all tables of a store.
 
-    __slots__ = ("_marks", "_newcomers", "_tables", "keys", "most")
+    Attributes:
+        most: How many windows may be live.
+        keys: The keys.
+        turned_down: How many newcomers have still to go down again before one stays up; 0 while there is room.
+    """
+
+    __slots__ = ("_marks", "_tables", "keys", "most", "turned_down")
 
     def __init__(self, most: int) -> None:
         self.most = most
         self.keys: deque[str] = deque()
         self._tables: deque[Floor] = deque()  # of `keys`; pairs would be walked by the garbage collector
         self._marks: deque[int] = deque()  # of `keys`: what the window said when it came up
-        self._newcomers = 0
-
-    def takes_one(self) -> bool:
-        """Tell whether the next newcomer stays up."""
-        if len(self.keys) < self.most:
-            return True
-        self._newcomers += 1
-        return self._newcomers % NEWCOMERS == 0
+        self.turned_down = 0
 
     def add(self, table: Floor, key: str) -> None:
         """Note that the window of a key has come up. Call `make_room` when nothing is done with it any more."""
@@ -59,19 +58,22 @@ class HotStorey:
     def make_room(self) -> None:
         """Lay down as many windows as are too many."""
         while len(self.keys) > self.most:
-            if self.takes_one():
-                self._drop_first()
-            else:
+            if self.turned_down:
+                self.turned_down -= 1
                 self._marks.pop()
                 self._tables.pop().lay_down(self.keys.pop())
+            else:
+                self._drop_first()
 
     def exchange(self, table: Floor, key: str) -> None:
-        """Note that the window of a key has come up to stay, and lay another down for it."""
+        """Note that the window of a key has come up to stay, and lay another down for it if the storey is full."""
         self.add(table, key)
         if len(self.keys) > self.most:
             self._drop_first()
 
     def _drop_first(self) -> None:
+        """Lay down the window that came up first of those that spend nothing, and turn down the newcomers to come."""
+        self.turned_down = NEWCOMERS - 1
         for chance in range(SECOND_CHANCES + 1):
             key, table, mark = self.keys.popleft(), self._tables.popleft(), self._marks.popleft()
             window = table.windows.get(key)

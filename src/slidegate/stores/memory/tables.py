@@ -17,7 +17,7 @@ from ...core.kinds.any_limit import Identity as Window
 from ...core.limits import Limit
 from ...core.windows.bookings import BookedWindow, Entry
 from ...core.windows.codec import load_ring, newest_us, pack_window
-from ...core.windows.packed import spend_packed
+from ...core.windows.packed import spend_counts, spend_times
 from ...core.windows.periods import PeriodCount
 from ...core.windows.places import Places
 from ...core.windows.rings import Resting, convert, new_count
@@ -72,6 +72,7 @@ class Table:
         "_floor",
         "_hot",
         "_scratch",
+        "_spend_packed",
         "_walk",
         "cells",
         "copies",
@@ -103,6 +104,7 @@ class Table:
         self.copies: dict[str, tuple[int, int]] = {}  # keys that moved out of a cell: its generation, and theirs
         self.waiters: dict[int, dict[str, int]] = {}  # by cell: the keys that wait there, and until when
         self._walk: Iterator[str | int] | None = None  # the places that this round of visits has still to come to
+        self._spend_packed = spend_times if limit.exact else spend_counts
         self._scratch = self.new_window()  # a ring to read rows into
         self._empty_row = pack_window(self._scratch)
 
@@ -167,14 +169,12 @@ class Table:
         row = shard.get(key)
         if row is None:
             return None
-        if row and self._hot.takes_one():
-            ring = self.windows[key] = self.new_window()
-            load_ring(ring, row)
-            reading = ring.spend(now_us, amount, cost)
-            self._hot.exchange(self, key)
-            return reading
-        assert isinstance(self.limit, Limit), "only rings are spent at rest"
-        spent = spend_packed(row, self.limit, now_us, amount, cost)
+        hot = self._hot
+        if row:
+            if not hot.turned_down:
+                return self._come_up(key, row, now_us, amount, cost)
+            hot.turned_down -= 1
+        spent = self._spend_packed(row, self.limit, now_us, amount, cost)
         if spent is not None:
             reading, shard[key] = spent
             return reading
@@ -182,6 +182,14 @@ class Table:
         load_ring(ring, row or self._empty_row)
         reading = ring.spend(now_us, amount, cost)
         shard[key] = pack_window(ring)  # after a refusal too: where the clock has stepped back, units have moved
+        return reading
+
+    def _come_up(self, key: str, row: bytes, now_us: int, amount: int, cost: int) -> Reading:
+        """Spend in a window at rest that comes up to stay."""
+        ring = self.windows[key] = self.new_window()
+        load_ring(ring, row)
+        reading = ring.spend(now_us, amount, cost)
+        self._hot.exchange(self, key)
         return reading
 
     def _read(self, key: str) -> Resting | None:
