@@ -35,8 +35,8 @@ BRING_S = 120
 PYTEST = ("-m", "coverage", "run", "-m", "pytest")
 STORES = ("tests/stores", "tests/test_redis_servers.py", "tests/limiter/test_open_store.py")
 PROGRAMS = (
-    "tests/benchmarks", "tests/browser", "tests/examples", "tests/first_steps", "tests/ops/command", "tests/pages",
-    "tests/soak", "tests/testing", "tests/test_acceptance.py", "tests/test_distribution.py",
+    "tests/benchmarks", "tests/browser", "tests/examples", "tests/first_steps", "tests/ops", "tests/outbound",
+    "tests/pages", "tests/soak", "tests/testing", "tests/test_acceptance.py", "tests/test_distribution.py",
 )  # fmt: skip
 PARTS = {
     "pytest (stores)": STORES,
