@@ -26,7 +26,7 @@ from .finishing import hand_back
 from .judge import Beside, Judge
 from .keys.client_ip import ClientAddress
 from .paths.spared import find_spared
-from .record import Record, Side
+from .record import Record, Side, allowlisted
 from .rules.rule_set import RuleSet
 from .rules.user_functions import Calls
 from .scope_keys import RECORD, is_preflight
@@ -122,7 +122,7 @@ class RequestGate:
     async def serve(self, scope: Scope, receive: Receive, send: Send, record: Record, *, outermost: bool) -> None:
         """Judge one request, and pass it on or answer it."""
         side = record.side = self.side
-        answer = self.judge.decide(scope, record)
+        answer = self.judge.decide(scope, record.steps)
         decision = answer if isinstance(answer, Decision) else await answer
         spared = self._strikes and (decision.allowed or _is_limited(decision)) and self._spares(scope)
         record.note(decision, side, spared=spared)
@@ -130,7 +130,7 @@ class RequestGate:
             turn = await self._stand_in_line(self._queues, scope, receive, record)
             if turn is None:
                 return
-            receive, decision = turn, record[-1].decision
+            receive, decision = turn, record.steps[-1].decision
         if not decision.allowed:
             if not outermost:
                 await record.hand_back()
@@ -152,7 +152,7 @@ class RequestGate:
     async def refuse(self, scope: Scope, receive: Receive, send: Send, decision: Decision) -> None:
         """Strike for a refusal by a limit, and answer the request."""
         record: Record = scope[RECORD]
-        if (self._strikes or len(record) > 1) and _is_limited(decision):
+        if (self._strikes or len(record.steps) > 1) and _is_limited(decision):
             await _strike(scope, record)
         if self._events.refused:
             await self.refusal_events.send(scope, receive, send, decision)
@@ -185,9 +185,9 @@ class RequestGate:
             send = self._settling.by_endpoint(scope, send, decision)
         elif self.rules.reserving:
             send = self._settling.by_answer(scope, send, decision)
-        if self._abuse.listens and not record[-1].spared:
+        if self._abuse.listens and not record.steps[-1].spared:
             send = listening(scope, send, record, self.side)
-        if scope["type"] == "websocket" and not record.allowlisted():
+        if scope["type"] == "websocket" and not allowlisted(record.steps):
             socket = self._watch_over(scope, receive, send, record)
             return (socket if self._messages is None else self._messages.attach(scope, socket)).channels
         return receive, send
@@ -200,7 +200,7 @@ class RequestGate:
         Returns:
             The channel to go on with; None if the client left meanwhile.
         """
-        step = record[-1]
+        step = record.steps[-1]
         if lacking(step.decision) is None:
             return receive
         client_key, address = self._client.locate(scope)
@@ -251,7 +251,7 @@ class RequestGate:
             return await limiter.internals.find_ban(guarded()) is not None
 
         async def struck() -> None:
-            if not record.allowlisted():  # by a gate further in, after this one has let the request through
+            if not allowlisted(record.steps):  # by a gate further in, after this one has let the request through
                 await _strike(scope, record)
 
         return Watched(receive, send, guarded, banned, struck, self.sockets.add)
@@ -263,7 +263,7 @@ class RequestGate:
         """
         if record.refused is None or not isinstance(error, Exception):
             return False
-        if record[0].side is self.side and not carries_only_refusals(error):
+        if record.steps[0].side is self.side and not carries_only_refusals(error):
             rule = refused_by(record.refused)
             self._calls.report("endpoint", rule, error, "the client gets the refusal that came before")
         return True
@@ -281,7 +281,7 @@ class RequestGate:
 async def _strike(scope: Scope, record: Record) -> None:
     """Strike for a refusal by a limit, under the policies of all gates on the way."""
     outer: list[AbuseWatch] = []
-    for step in record:
+    for step in record.steps:
         if step.side.abuse.minds_refusals and not step.spared:
             await step.side.abuse.refused(scope, outer)
         outer.append(step.side.abuse)

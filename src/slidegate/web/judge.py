@@ -22,7 +22,7 @@ from .endpoints.waiting_there import turn_at_endpoint
 from .keys.client_ip import GONE, ClientAddress
 from .lists.network_files import AddressList
 from .paths.spared import Spared
-from .record import Record
+from .record import Step, allowlisted, charged
 from .rules.conditions import settled
 from .rules.onlookers import Onlookers
 from .rules.rule import Rule
@@ -126,10 +126,10 @@ class Judge:
             return demand
         return remember(self._demands, scope["client"][0], demand)
 
-    def decide(self, scope: Scope, before: Record) -> Decision | Awaitable[Decision]:
+    def decide(self, scope: Scope, before: Sequence[Step]) -> Decision | Awaitable[Decision]:
         """Decide about a request, after the gates further out, whose steps are in `before`."""
         client_key, address = self._client.locate(scope)
-        if before and before.allowlisted():
+        if before and allowlisted(before):
             return _ALLOWLISTED
         if address is not None:
             if self._allowlist is not None and self._allowlist.covers(*address):
@@ -150,7 +150,7 @@ class Judge:
         return self._decide_by(selection, scope, before, client_key, guarded)
 
     async def _decide_later(
-        self, selection: Selection, scope: Scope, before: Record, client_key: str, guarded: Sequence[Guarded]
+        self, selection: Selection, scope: Scope, before: Sequence[Step], client_key: str, guarded: Sequence[Guarded]
     ) -> Decision:
         """Decide when the conditions of the rules have been asked."""
         selection = await settled(self._rules, selection, scope, self._calls)
@@ -158,7 +158,7 @@ class Judge:
         return answer if isinstance(answer, Decision) else await answer
 
     def _decide_by(
-        self, selection: Selection, scope: Scope, before: Record, client_key: str, guarded: Sequence[Guarded]
+        self, selection: Selection, scope: Scope, before: Sequence[Step], client_key: str, guarded: Sequence[Guarded]
     ) -> Decision | Awaitable[Decision]:
         """Decide by the rules that apply to a request."""
         if scope.get("method") == "OPTIONS" and is_preflight(scope):
@@ -170,12 +170,12 @@ class Judge:
             return self._watched(offences, selection, scope, client_key, guarded)
         return self._apply(selection, scope, client_key, guarded)
 
-    def _look(self, selection: Selection, scope: Scope, before: Record) -> Sequence[Offence]:
+    def _look(self, selection: Selection, scope: Scope, before: Sequence[Step]) -> Sequence[Offence]:
         """Return the offences that the request itself shows."""
         return () if selection.exempt else self._abuse.look(scope, [step.side.abuse for step in before])
 
     async def _reserve(
-        self, selection: Selection, scope: Scope, before: Record, client_key: str, guarded: Sequence[Guarded]
+        self, selection: Selection, scope: Scope, before: Sequence[Step], client_key: str, guarded: Sequence[Guarded]
     ) -> Decision:
         """Decide about a request that looks like a CORS preflight, and may come to an endpoint that takes OPTIONS."""
         selection = self._without(selection, before)
@@ -188,7 +188,7 @@ class Judge:
         return answer if isinstance(answer, Decision) else await answer
 
     def _preflown(
-        self, selection: Selection, scope: Scope, before: Record, client_key: str, guarded: Sequence[Guarded]
+        self, selection: Selection, scope: Scope, before: Sequence[Step], client_key: str, guarded: Sequence[Guarded]
     ) -> Decision | Awaitable[Decision]:
         """Decide about a CORS preflight: rules count it only where an endpoint may answer it, and may block it."""
         if selection.blocked is not None:
@@ -210,12 +210,12 @@ class Judge:
         decision = await answer
         return otherwise if decision.allowed else decision
 
-    def _without(self, selection: Selection, before: Record) -> Selection:
+    def _without(self, selection: Selection, before: Sequence[Step]) -> Selection:
         """Leave out the named rules that a gate further out has counted in the same place."""
         limiting = tuple(
             bound
             for bound in selection.limiting
-            if not (bound.rule.name and before.charged(bound.bucket, self._limiter))
+            if not (bound.rule.name and charged(before, bound.bucket, self._limiter))
         )
         looked = {rule for step in before if step.side.limiter is self._limiter for rule in step.side.onlookers}
         onlookers = tuple(

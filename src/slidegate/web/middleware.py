@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Final
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..core.bans.policy import BanPolicy
 from ..core.decision import Bucket, Decision
@@ -24,7 +24,7 @@ from ..limiter import Limiter
 from .answers.feed import Feed
 from .answers.header_fields import HeaderStyle, HeaderWriter
 from .answers.refusals import Refusals, Refused
-from .answers.sending import Outgoing
+from .answers.sending import ENDED, Outgoing
 from .bans.signals import AbuseWatch
 from .broken import Breakable, end_start
 from .endpoints.decorator import check_places
@@ -42,7 +42,7 @@ from .keys.client_ip import ClientAddress, client_ip
 from .lists.network_files import AddressList, followed
 from .options import check_flag, expect, names_checked, switched_off
 from .paths.routes import walk
-from .record import Record, opened, opened_with
+from .record import Record
 from .rules.rule import Exceeded, Rule
 from .rules.rule_set import BoundRule, RuleSet, all_rules
 from .rules.user_functions import Calls
@@ -243,30 +243,36 @@ class RateLimitMiddleware(Breakable):
         if decision is None:
             await self._go_long(scope, receive, send)
             return
-        record = scope[RECORD] = opened_with(decision, self._gate.side)
         if not decision.allowed and decision.readings and not self.own_answer:
-            await self._refuse(scope, send, record, decision)
+            start, body = self._refusal(scope, decision)
+            await send(start)
+            await send(body)
             return
-        out = self._way_out(scope, receive, send, record)
+        request = scope[RECORD] = Outgoing()
+        request.open(decision, self._gate.side, scope, receive, send, self._headers, self._feed)
         try:
-            if decision.allowed:
-                await self.app(scope, receive, out.send)
-            else:
-                await self._gate.refuse(scope, receive, out.send, decision)
-        except BaseException as error:
-            if not self._gate.has_refused(record, error):
-                if record.unfinished:
-                    await record.let_go()
-                out.fail(error)
-                raise
-        if record.unfinished:
-            await self._gate.end(scope, out.send, record)
-        if not out.over:
-            out.leave()
+            try:
+                if decision.allowed:
+                    await self.app(scope, receive, request.send)
+                else:
+                    await self._gate.refuse(scope, receive, request.send, decision)
+            except BaseException as error:
+                if not self._gate.has_refused(request, error):
+                    if request.unfinished:
+                        await request.let_go()
+                    request.fail(error)
+                    raise
+            if request.unfinished:
+                await self._gate.end(scope, request.send, request)
+            if not request.over:
+                request.leave()
+        finally:
+            request.scope = ENDED
 
-    async def _refuse(self, scope: Scope, send: Send, record: Record, decision: Decision) -> None:
-        """Answer a request that a limit has refused on the short way: the application has no part in it."""
-        record.answered = True
+    def _refusal(self, scope: Scope, decision: Decision) -> tuple[Message, Message]:
+        """Return the answer to a request that a limit has refused at once: the application has no part in it."""
+        record = scope[RECORD] = Record()
+        record.refuse(decision, self._gate.side)
         status, body, fields, _ = self._refusals.answer(decision, scope)
         if self._feed is not None:
             self._feed.refused(scope, decision, status, self._feed.now())
@@ -274,8 +280,10 @@ class RateLimitMiddleware(Breakable):
             self._gate.refusal_events.tell(scope, decision, status)
         if self._headers is not None:
             fields = fields + self._headers.complete((), decision)
-        await send({"type": "http.response.start", "status": status, "headers": fields})
-        await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
+        return (
+            {"type": "http.response.start", "status": status, "headers": fields},
+            {"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body},
+        )
 
     async def _go_long(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Take the long way: look for findings, and ask the gate for everything that it has."""
@@ -287,37 +295,23 @@ class RateLimitMiddleware(Breakable):
         if record is not None:
             await self._gate.serve(scope, receive, send, record, outermost=False)
             return
-        record = scope[RECORD] = opened()
-        out = self._way_out(scope, receive, send, record)
+        request = scope[RECORD] = Outgoing()
+        request.open(None, self._gate.side, scope, receive, send, self._headers, self._feed)
         if self._gate.judge.spared is not None and self._gate.judge.spared.find(scope) is not None:
-            out.over = (
-                True  # an operator looks for hours at streams of a tool; the figures are those of the application
-            )
+            # An operator looks for hours at streams of a tool; the figures are those of the application.
+            request.over = True
         try:
-            await self._gate.serve(scope, receive, out.send, record, outermost=True)
+            await self._gate.serve(scope, receive, request.send, request, outermost=True)
+            if request.unfinished or request.userless:
+                await self._gate.end(scope, request.send, request)
+            request.leave()
         except BaseException as error:
-            if record.unfinished:
-                await record.let_go()
-            out.fail(error)
+            if request.unfinished:
+                await request.let_go()
+            request.fail(error)
             raise
-        if record.unfinished or record.userless:
-            await self._gate.end(scope, out.send, record)
-        out.leave()
-
-    def _way_out(self, scope: Scope, receive: Receive, send: Send, record: Record) -> Outgoing:
-        """Return the way out of a request, of which this is the outermost gate."""
-        out = Outgoing()
-        out.scope, out.record, out.receive, out.out = scope, record, receive, send
-        out.writer = self._headers
-        out.replaced = False
-        feed = self._feed
-        out.over = feed is None
-        if feed is not None:
-            out.feed = feed
-            out.began = feed.now()
-            out.status = 0
-            out.series = None
-        return out
+        finally:
+            request.scope = ENDED
 
     async def _begin(self, scope: Scope, receive: Receive, send: Send) -> bool:
         """Pass on what the gate does not judge; return True for a request that it is to judge after all.

@@ -6,7 +6,7 @@ the header fields and the statistics read them. Its `side` is the gate nearest a
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Set
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Set
 from typing import Final, NamedTuple
 
 from starlette.types import Receive, Scope, Send
@@ -45,7 +45,7 @@ class Side(NamedTuple):
 
 
 class Step:
-    """One decision about a request. It has no constructor: every request makes one, and a tuple takes twice the time.
+    """One decision about a request. It has no constructor, because a tuple with names takes twice the time.
 
     Attributes:
         decision: The decision.
@@ -60,10 +60,28 @@ class Step:
     spared: bool
 
 
-class Record(list[Step]):
+def charged(steps: Iterable[Step], bucket: Bucket, limiter: Limiter) -> bool:
+    """Tell whether the same windows were asked about the same limits on this request."""
+    for step in steps:
+        if step.side.limiter is limiter:
+            for other, _, _ in step.decision.checks:
+                if other.rule == bucket.rule and other.limits == bucket.limits:
+                    return True
+    return False
+
+
+def allowlisted(steps: Iterable[Step]) -> bool:
+    """Tell whether the client is on the allowlist of a gate on the way."""
+    return any(step.decision.reason is Reason.ALLOWLISTED for step in steps)
+
+
+class Record:
     """What the gates on the way of one request decided, the outermost first.
 
+    It has no constructor, because that takes as long as a third call: `refuse` or `Outgoing.open` sets its attributes.
+
     Attributes:
+        first: The decision of the outermost gate, if it has decided at once: its step is made when somebody looks.
         side: The gate nearest above: limits at endpoints count there, and it answers their refusals.
         refused: The refusal of a limit at an endpoint.
         answered: Whether a response has begun.
@@ -73,8 +91,14 @@ class Record(list[Step]):
         waited: Whether the request waited for room.
     """
 
-    __slots__ = ("answered", "asked", "looked", "refused", "reserved", "side", "unfinished", "userless", "waited")
+    __slots__ = (
+        "_opener", "_steps", "answered", "asked", "first", "looked", "refused", "reserved", "side", "unfinished",
+        "userless", "waited",
+    )  # fmt: skip
 
+    _opener: Side
+    _steps: list[Step] | None
+    first: Decision
     side: Side
     refused: Decision | None
     answered: bool
@@ -85,26 +109,38 @@ class Record(list[Step]):
     looked: list[str]
     reserved: list[Reservation]
 
+    def refuse(self, decision: Decision, side: Side) -> None:
+        """Begin and end: the outermost gate has refused at once."""
+        self.first = decision
+        self.side = self._opener = side
+        self._steps = self.refused = None
+        self.answered = True
+        self.userless = self.waited = self.unfinished = False
+
+    @property
+    def steps(self) -> list[Step]:
+        """The steps so far."""
+        steps = self._steps
+        if steps is None:
+            step = Step()
+            step.decision, step.side, step.spared = self.first, self._opener, False
+            self._steps = steps = [step]
+        return steps
+
+    def __iter__(self) -> Iterator[Step]:
+        return iter(self.steps)
+
     def note(self, decision: Decision, side: Side, *, spared: bool) -> None:
         """Add the decision of a gate."""
         step = Step()
         step.decision = decision
         step.side = self.side = side
         step.spared = spared
-        self.append(step)
+        self.steps.append(step)
 
     def add(self, decision: Decision) -> None:
         """Add a decision that a limit at an endpoint asked for."""
         self.note(decision, self.side, spared=self.spared_by(self.side))
-
-    def charged(self, bucket: Bucket, limiter: Limiter) -> bool:
-        """Tell whether the same windows were asked about the same limits on this request."""
-        for step in self:
-            if step.side.limiter is limiter:
-                for other, _, _ in step.decision.checks:
-                    if other.rule == bucket.rule and other.limits == bucket.limits:
-                        return True
-        return False
 
     def turn(self, limit: object, rule: str) -> int:
         """Return how many other limits at endpoints asked under this identity before: 0 for the first.
@@ -140,19 +176,15 @@ class Record(list[Step]):
 
     def names(self) -> set[str]:
         """Return the names of all rules that stand on the way of this request, counted or not."""
-        return self.side.endpoints.names().union(*(step.side.names for step in self))
-
-    def allowlisted(self) -> bool:
-        """Tell whether the client is on the allowlist of a gate on the way."""
-        return any(step.decision.reason is Reason.ALLOWLISTED for step in self)
+        return self.side.endpoints.names().union(*(step.side.names for step in self.steps))
 
     def spared_by(self, side: Side) -> bool:
         """Tell whether the policies of a gate hold nothing of this request against its client."""
-        return any(step.spared for step in self if step.side is side) or self.allowlisted()
+        return any(step.spared for step in self.steps if step.side is side) or allowlisted(self.steps)
 
     def own_answer(self) -> bool:
         """Tell whether the answer is the refusal of a gate, and not the application's."""
-        return self.refused is not None or not self[-1].decision.allowed
+        return self.refused is not None or not self.steps[-1].decision.allowed
 
     async def hand_back(self) -> None:
         """Hand back all units charged so far, also if the request is cancelled meanwhile.
@@ -162,7 +194,7 @@ class Record(list[Step]):
         await hand_back(
             [
                 (step.side.limiter, step.decision.take_out(place))
-                for step in self
+                for step in self.steps
                 for place, (bucket, _, _) in enumerate(step.decision.checks if step.decision.charge else ())
                 if not bucket.count_denied
             ]
@@ -175,30 +207,9 @@ class Record(list[Step]):
     @property
     def decisions(self) -> list[Decision]:
         """The decisions of all steps."""
-        return [step.decision for step in self]
+        return [step.decision for step in self.steps]
 
     @property
     def decision(self) -> Decision:
         """The decision that matters most: a refusal, else the one after which the fewest more such requests fit."""
         return tightest(self.decisions)
-
-
-def opened() -> Record:
-    """Return the record of a request about which nothing is decided yet."""
-    record = Record()
-    record.refused = None
-    record.answered = record.userless = record.waited = record.unfinished = False
-    return record
-
-
-def opened_with(decision: Decision, side: Side) -> Record:
-    """Return the record of a request about which the outermost gate has decided at once, in as few calls as can be."""
-    record = Record()
-    record.refused = None
-    record.answered = record.userless = record.waited = record.unfinished = False
-    step = Step()
-    step.decision = decision
-    step.side = record.side = side
-    step.spared = False
-    record.append(step)
-    return record

@@ -57,7 +57,7 @@ class Statistics:
         self.started: Callable[[], None] = _nothing
         self.published = False
         self._ahead_us = ahead_us
-        self._ticks_per_us = _NS_PER_US if clock is None else 1
+        self.ticks_per_us: Final = _NS_PER_US if clock is None else 1
         self._tell = tell
         self._lock = Lock()
         self._series: dict[tuple[tuple[str, ...], str], Series] = {}
@@ -157,7 +157,7 @@ class Statistics:
             wanted = (rules, route) if len(self._series) < MAX_SERIES else ((OTHER,), OTHER)
             costs = tuple([self.costs.get(rule, 1) for rule in wanted[0]])
             known = self._series.get(wanted)
-            made = Series(*wanted, costs, self._ticks_per_us, self._ahead_us)
+            made = Series(*wanted, costs, self.ticks_per_us, self._ahead_us)
             made.touched = set() if self.published else None
             series = known or self._series.setdefault(wanted, made)
             following = [] if known else self._following[:]

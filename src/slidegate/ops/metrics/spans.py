@@ -71,7 +71,7 @@ def note(span: Span, record: Record | None) -> None:
         span: A span that records.
         record: The record of the request; None, or an empty one, where no gate has decided.
     """
-    if record is None or not (record or record.refused is not None):
+    if record is None or not (record.steps or record.refused is not None):
         return
     decisions = record.decisions
     told = [_attributes(decision) for decision in decisions]

@@ -49,9 +49,10 @@ def class_of(status: int) -> str:
 
 def counted_by(record: Record) -> Counted:
     """Return the buckets that counted a request on its way."""
-    if len(record) == 1 and len(checks := record[0].decision.checks) == 1:
+    steps = record.steps
+    if len(steps) == 1 and len(checks := steps[0].decision.checks) == 1:
         return checks[0][0]
-    return tuple([bucket for step in record for bucket, _, _ in step.decision.checks])
+    return tuple([bucket for step in steps for bucket, _, _ in step.decision.checks])
 
 
 def _by_status(*events: str, timed: bool = False) -> dict[int | None, Outcome]:
@@ -81,11 +82,13 @@ class Feed:
 
     Attributes:
         now: Returns the moments to note, in ticks.
+        ticks_per_us: Ticks in a microsecond.
     """
 
     def __init__(self, limiter: Limiter, app: ASGIApp) -> None:
         self._statistics = limiter.internals.statistics
         self.now = self._statistics.ticks
+        self.ticks_per_us = self._statistics.ticks_per_us
         self._places = Places()
         self._passed: dict[tuple[Counted, int], tuple[Series, object, object]] = {}
         self._refused: dict[tuple[Counted | tuple[str, ...], int, str | None, str, str], tuple[Series, object]] = {}

@@ -61,6 +61,7 @@ class HeaderWriter:
         self._legacy = style in ("legacy", "both")
         self._draft_alone = style == "draft"
         self._known: dict[Buckets, _Policy] = {}
+        self._of_one: dict[Bucket, tuple[tuple[bytes, bytes], bytes, int]] = {}  # those with one limit
         self._policies: dict[Buckets, tuple[bytes, bytes]] = {}
 
     def complete(
@@ -78,33 +79,42 @@ class HeaderWriter:
         fields = [*theirs]
         for name, _ in fields:
             if len(name) in _LENGTHS and lowered(name) in OURS:
-                ours = self.complete((), decision, further)
+                ours = self._ours(decision, further)
                 own = {name for name, _ in ours}
                 return [field for field in fields if lowered(field[0]) not in own] + ours
-        if further:
-            asked = [decision for decision in (decision, *further) if decision.readings]
-            if len(asked) > 1:
-                return fields + self._of_all(asked)
-            decision = asked[0] if asked else decision
+        readings = decision.readings
+        if len(readings) == 1 and not further and (known := self._of_one.get(decision.checks[0][0])) is not None:
+            # Nearly every response tells of one limit, in the draft's style: as `_ours` does it, in fewer steps.
+            policy, value, amount = known
+            spent, leaves_us, _, _ = readings[0]
+            left = amount - spent
+            more_after_s = -((decision.now_us - leaves_us) // 1_000_000) if spent else 0
+            fields.append(policy)
+            fields.append((b"ratelimit", value % (left if left > 0 else 0, more_after_s)))
+            return fields
+        return fields + self._ours(decision, further)
+
+    def _ours(self, decision: Decision, further: Sequence[Decision]) -> Fields:
+        """Return the fields that tell of some decisions."""
+        asked = [decision for decision in (decision, *further) if decision.readings]
+        if len(asked) != 1 or not self._draft_alone:
+            return self._of_all(asked) if asked else []
+        (decision,) = asked
         checks, readings = decision.checks, decision.readings
-        if not readings or not self._draft_alone:
-            return fields + self._of_all((decision,)) if readings else fields
-        # Nearly every response tells of one decision, in the draft's style.
-        buckets = checks[0][0] if len(checks) == 1 else asked_buckets(decision)
+        buckets = asked_buckets(decision)
         known = self._known.get(buckets) or self._learn(buckets)
         if known is None:
-            return fields + self._of_all((decision,))
+            return self._of_all(asked)
         policy, values, amounts = known
         place = 0
         if len(readings) > 1:
             costs = () if len(checks) == 1 else unequal_costs(checks)
             place = binding_place(decision.allowed, amounts, readings, costs)
+        elif isinstance(buckets, Bucket):
+            remember(self._of_one, buckets, (policy, values[0], amounts[0]))
         spent, leaves_us, _, _ = readings[place]
-        left = amounts[place] - spent
         more_after_s = -((decision.now_us - leaves_us) // 1_000_000) if spent else 0
-        fields.append(policy)
-        fields.append((b"ratelimit", values[place] % (left if left > 0 else 0, more_after_s)))
-        return fields
+        return [policy, (b"ratelimit", values[place] % (max(amounts[place] - spent, 0), more_after_s))]
 
     def _of_all(self, asked: Sequence[Decision]) -> Fields:
         """Return the fields of several decisions that limits made, or of other styles than the draft's alone."""

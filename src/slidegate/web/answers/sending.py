@@ -10,18 +10,21 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from typing import Final
 
-from starlette.types import Message, Receive, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from ...core.decision import Decision
 from ..endpoints.decorator import MARKS, check_endpoint
 from ..holding import until_the_last_byte
-from ..record import LEFT
+from ..record import LEFT, Side
 from ..settling import by_start
-from .feed import counted_by
+from .feed import Feed, counted_by
 from .foreign_fields import Fields, lowered
 from .header_fields import OURS, HeaderWriter
 from .traffic import Visit
 
+ENDED: Final[Scope] = {}
+"""The scope of a request that is over. A scope holds its request; if that held the scope for ever, nothing but the garbage
+collector would free the two."""
 _FIRST: Final = frozenset(
     {"http.response.start", "websocket.accept", "websocket.http.response.start", "websocket.close"}
 )
@@ -34,9 +37,9 @@ _OF_THE_ANSWER: Final = frozenset(
 
 
 class Outgoing(Visit):
-    """The way out of one request, at its outermost gate.
+    """One request at its outermost gate: what was decided, what is recorded of it, and what goes out.
 
-    It has no constructor, for the reason that `Step` has none: `RateLimitMiddleware` sets every attribute.
+    It is one object, because every request makes one.
 
     Attributes:
         receive: The `receive` of the request.
@@ -52,37 +55,93 @@ class Outgoing(Visit):
     writer: HeaderWriter | None
     replaced: bool
 
+    def open(
+        self,
+        decision: Decision | None,
+        side: Side,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        writer: HeaderWriter | None,
+        feed: Feed | None,
+    ) -> None:
+        """Begin.
+
+        Args:
+            decision: The decision of the outermost gate, if it has decided at once.
+            side: That gate.
+            scope: The scope, until `ENDED` takes its place.
+            receive: The `receive` of the request.
+            send: The `send` of the server.
+            writer: Writes the header fields.
+            feed: Records the request; None where nobody does.
+        """
+        now_us = 0
+        if decision is None:
+            self._steps = []
+        else:
+            self.first = decision
+            self._steps = None
+            now_us = decision.now_us
+        self.side = self._opener = side
+        self.refused = None
+        self.answered = self.userless = self.waited = self.unfinished = self.replaced = False
+        self.scope = scope
+        self.receive = receive
+        self.out = send
+        self.writer = writer
+        self.over = feed is None
+        if feed is not None:
+            self.feed = feed
+            # A look at the clock takes longer than that of the store did. What is exempt has no time.
+            self.began = now_us * feed.ticks_per_us or feed.now()
+            self.status = 0
+            self.series = None
+
     def send(self, message: Message) -> Awaitable[None]:
-        """Send a message of the application's."""
-        record = self.record
-        if record.answered:
+        """Send a message of the application's. Nearly all answers are two messages, which come the short way here."""
+        if self._steps is not None or self.unfinished or MARKS:
+            return self._send(message)
+        kind = message["type"]
+        if not self.answered:
+            if kind != "http.response.start" or not self.first.allowed:
+                return self._send(message)
+            self.answered = True
+            if not self.over:  # as `begin` does it
+                self._first_byte = self.feed.now()
+                self.status = message.get("status") or 200
+            if self.writer is not None:
+                message = {**message}  # an application may send one prepared message again and again
+                message["headers"] = self.writer.complete(message.get("headers", ()), self.first)
+        elif not self.over and kind in _BODY:
+            if self.series is not None or message.get("more_body", False):
+                self.go_on(message)
+            else:  # as `end` does it
+                self.over = True
+                feed, checks = self.feed, self.first.checks
+                counted = checks[0][0] if len(checks) == 1 else counted_by(self)
+                feed.passed(self.scope, counted, self.status, self.began, self._first_byte, feed.now())
+        return self.out(message)
+
+    def _send(self, message: Message) -> Awaitable[None]:
+        """Send a message, whatever happened to the request."""
+        kind = message["type"]
+        if self.answered:
             if self.replaced:
                 return _drop()
-            if not self.over and message["type"] in _BODY:
-                if self.series is not None or len(record) > 1 or record.waited or message.get("more_body", False):
-                    self.go_on(message)
-                else:  # nearly every answer ends here: it is recorded as `end` does it, in fewer calls
-                    self.over = True
-                    feed, checks = self.feed, record[0].decision.checks
-                    counted = checks[0][0] if len(checks) == 1 else counted_by(record)
-                    feed.passed(self.scope, counted, self.status, self.began, self._first, feed.now())
-        elif (kind := message["type"]) in _FIRST:
-            instead = self._instead(message) if MARKS or record.unfinished else None
-            record.answered = True
+            if not self.over and kind in _BODY:
+                self.go_on(message)
+        elif kind in _FIRST:
+            instead = self._instead(message) if MARKS or self.unfinished else None
+            self.answered = True
             if instead is not None:
                 return instead
-            decision = record[0].decision
-            further = () if len(record) == 1 else record.decisions[1:]
-            if self.over:
-                pass
-            elif kind == "http.response.start" and decision.allowed and not further:  # as `begin` does it
-                self._first = self.feed.now()
-                self.status = message.get("status") or 200
-            else:
+            if not self.over:
                 self.begin(message)
             if self.writer is not None and kind != "websocket.close":
-                message = {**message}  # an application may send one prepared message again and again
-                message["headers"] = self.writer.complete(message.get("headers", ()), decision, further)
+                first, *further = self.decisions
+                headers = self.writer.complete(message.get("headers", ()), first, further)
+                message = {**message, "headers": headers}
         return self.out(message)
 
     def _instead(self, message: Message) -> Awaitable[None] | None:
@@ -90,28 +149,28 @@ class Outgoing(Visit):
 
         Where none has, places that the request holds are let go of with the last byte.
         """
-        record = self.record
         if MARKS:
             check_endpoint(self.scope)
-        if record.refused is None:
-            if record.unfinished:
-                self.out = until_the_last_byte(self.out, record.let_go)
-                if reserved := getattr(record, "reserved", None):
+        if self.refused is None:
+            if self.unfinished:
+                self.out = until_the_last_byte(self.out, self.let_go)
+                if reserved := getattr(self, "reserved", None):
                     self.out = by_start(self.scope, self.out, reserved)
             return None
         self.replaced = True
-        if record.refused is LEFT:
+        if self.refused is LEFT:
             self.leave()
             return _drop()
-        return self._replace(message, record.refused)
+        return self._replace(message, self.refused)
 
     async def _replace(self, message: Message, refusal: Decision) -> None:
         """Send the refusal of a limit at an endpoint in the place of an answer."""
-        record, writer = self.record, self.writer
+        writer = self.writer
         dropped = _OF_THE_ANSWER if writer is None else _OF_THE_ANSWER | OURS
         kept: Fields = [field for field in message.get("headers", ()) if lowered(field[0]) not in dropped]
         if writer is not None:
-            kept += writer.complete((), record[0].decision, record.decisions[1:])
+            first, *further = self.decisions
+            kept += writer.complete((), first, further)
 
         def send_refusal(message: Message) -> Awaitable[None]:
             kind = message["type"]
@@ -125,7 +184,7 @@ class Outgoing(Visit):
                 message = {**message, "headers": [*own, *(field for field in kept if lowered(field[0]) not in present)]}
             return self.out(message)
 
-        await record.side.refuse(self.scope, self.receive, send_refusal, refusal)
+        await self.side.refuse(self.scope, self.receive, send_refusal, refusal)
 
 
 async def _drop() -> None:

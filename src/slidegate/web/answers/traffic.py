@@ -23,12 +23,11 @@ from .feed import Feed, class_of, counted_by, outcome
 _WAITED: Final = Reason.WAITED
 
 
-class Visit:
-    """The figures of one request, from its first message out to its last. It has no constructor, see `Outgoing`.
+class Visit(Record):
+    """The figures of one request, from its first message out to its last.
 
     Attributes:
-        scope: The ASGI scope of the request.
-        record: The decisions about it.
+        scope: The ASGI scope of the request, until the application is done.
         over: Whether the request is recorded; it is from the beginning where the gate keeps no statistics.
         feed: Records requests.
         began: When the request came, in ticks.
@@ -36,10 +35,10 @@ class Visit:
         series: The series that counts the request before its end, of a long answer for example.
     """
 
-    __slots__ = ("_first", "began", "feed", "over", "record", "scope", "series", "status")
+    __slots__ = ("_first_byte", "began", "feed", "over", "scope", "series", "status")
 
+    _first_byte: int
     scope: Scope
-    record: Record
     over: bool
     feed: Feed
     began: int
@@ -48,12 +47,11 @@ class Visit:
 
     def begin(self, message: Message) -> None:
         """Record the first message out."""
-        self._first = self.feed.now()
+        self._first_byte = self.feed.now()
         kind = message["type"]
         self.status = message.get("status") or STATUS[kind]
-        record = self.record
-        if record.refused is not None or not record[-1].decision.allowed:
-            self._refuse(self._first, self.status)
+        if self.refused is not None or not self.steps[-1].decision.allowed:
+            self._refuse(self._first_byte, self.status)
         elif kind != "http.response.start":
             self._start()
 
@@ -84,54 +82,54 @@ class Visit:
     def end(self, how: str) -> None:
         """Record the end of the answer."""
         self.over = True
-        feed, record = self.feed, self.record
+        feed = self.feed
         ended = feed.now()
         if self.series is not None:
-            self.series.note(outcome(how, rt=True), self.began, self._first, ended)
+            self.series.note(outcome(how, rt=True), self.began, self._first_byte, ended)
             return
         if how == "success":
-            feed.passed(self.scope, counted_by(record), self.status, self.began, self._first, ended)
+            feed.passed(self.scope, counted_by(self), self.status, self.began, self._first_byte, ended)
         else:
             what = outcome("pass", class_of(self.status), how, rt=True, first=True)
-            feed.series_of_passed(self.scope, counted_by(record)).note(what, self.began, self._first, ended)
-        if record.waited:
+            feed.series_of_passed(self.scope, counted_by(self)).note(what, self.began, self._first_byte, ended)
+        if self.waited:
             self._note_wait()
 
     def _give_up(self, how: str, status: int | None = None) -> None:
         """Record an end that is not that of the answer; `status` is the one that the server will send instead."""
-        record = self.record
         if self.status:
             self.end(how)
             return
-        record.answered = self.over = True
+        self.answered = self.over = True
         now = self.feed.now()
-        left = record.refused is LEFT
-        if record and not left and record.own_answer():  # a client that was held in a tarpit, for example
+        left = self.refused is LEFT
+        if self.steps and not left and self.own_answer():  # a client that was held in a tarpit, for example
             self._refuse(now, status)
             return
         events = (how,) if status is None else (class_of(status), how)
-        series = self.feed.series_of_passed(self.scope, counted_by(record))
-        in_vain = any(step.decision.reason is _WAITED and not step.decision.charge for step in record)
-        if not record or left or in_vain:
+        series = self.feed.series_of_passed(self.scope, counted_by(self))
+        in_vain = any(step.decision.reason is _WAITED and not step.decision.charge for step in self.steps)
+        if not self.steps or left or in_vain:
             series.note(outcome(*events), now, now, now)  # it never came to the application
         else:
             series.note(outcome("pass", *events, rt=True), self.began, self.began, now)
 
     def _start(self) -> None:
         """Record the outcome before the end."""
-        self.series = self.feed.series_of_passed(self.scope, counted_by(self.record))
-        self.series.note(outcome("pass", class_of(self.status), first=True), self.began, self._first, self._first)
-        if self.record.waited:
+        self.series = self.feed.series_of_passed(self.scope, counted_by(self))
+        self.series.note(
+            outcome("pass", class_of(self.status), first=True), self.began, self._first_byte, self._first_byte
+        )
+        if self.waited:
             self._note_wait()
 
     def _refuse(self, now: int, status: int | None) -> None:
         """Record a refusal, with its status if it was answered."""
         self.over = True
-        record = self.record
-        refusal = record[-1].decision if record.refused is None else record.refused
+        refusal = self.steps[-1].decision if self.refused is None else self.refused
         self.feed.refused(self.scope, refusal, status, now)
 
     def _note_wait(self) -> None:
         """Record that a request waited before it was let through."""
-        series = self.feed.series_of_passed(self.scope, counted_by(self.record))
-        series.note(outcome("occupied_pass"), self._first, self._first, self._first)
+        series = self.feed.series_of_passed(self.scope, counted_by(self))
+        series.note(outcome("occupied_pass"), self._first_byte, self._first_byte, self._first_byte)

@@ -34,5 +34,5 @@ async def _hear(status: int, scope: Scope, record: Record, side: Side) -> None:
     """Strike for a status, unless a gate made the answer, or spares the request."""
     if record.own_answer() or record.spared_by(side):
         return
-    place = next(place for place, step in enumerate(record) if step.side is side)
-    await side.abuse.answered(status, scope, [step.side.abuse for step in record[:place]])
+    place = next(place for place, step in enumerate(record.steps) if step.side is side)
+    await side.abuse.answered(status, scope, [step.side.abuse for step in record.steps[:place]])

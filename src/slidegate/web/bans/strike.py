@@ -40,7 +40,7 @@ async def strike(
     if record is None:
         return None
     # The innermost first, so that the outermost of two of one name remains.
-    sides = {name: step.side for step in reversed(record) for name in step.side.abuse.policies}
+    sides = {name: step.side for step in reversed(record.steps) for name in step.side.abuse.policies}
     if policy is None and len(sides) == 1:
         (policy,) = sides
     side = sides.get(policy) if policy is not None else None

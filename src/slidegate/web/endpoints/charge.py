@@ -42,7 +42,7 @@ async def charge(request: HTTPConnection, units: int, *, rule: str | None = None
         return _UNCOUNTED
     counted = {
         bucket.rule: (step.side.limiter, (bucket, key, units))
-        for step in record
+        for step in record.steps
         for bucket, key, _ in step.decision.checks
         if not bucket.held
     }

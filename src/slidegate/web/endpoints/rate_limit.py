@@ -22,7 +22,7 @@ from ..keys.key import Key, KeyFunction
 from ..keys.user import names_user
 from ..options import check_flag, names_checked
 from ..paths.routes import Place
-from ..record import Record
+from ..record import Record, allowlisted, charged
 from ..rules.rule import (
     DEFAULT_WAIT_MAX,
     Action,
@@ -191,7 +191,7 @@ class RateLimit:
                 "RateLimit: no RateLimitMiddleware stands above this endpoint; write "
                 "app.add_middleware(RateLimitMiddleware, rules=[]), with rules or without"
             )
-        if record.allowlisted():
+        if allowlisted(record.steps):
             return
         side = record.side
         endpoints = side.endpoints
@@ -199,7 +199,7 @@ class RateLimit:
         if self.rule.name is None:
             turn = record.turn(self, bound.bucket.rule)
             bound = endpoints.bound(self, scope, endpoint, turn) if turn else bound
-        if record.charged(bound.bucket, side.limiter) or self._has_looked(record, bound):
+        if charged(record.steps, bound.bucket, side.limiter) or self._has_looked(record, bound):
             return
         decision = await endpoints.decide(bound, connection)
         if self.by_user and record.userless and (place := endpoints.place(scope)) is not None:
