@@ -368,7 +368,7 @@ async def test_rules_with_conditions_decide_as_a_walk_over_them(seed: int) -> No
         asked: list[Any] = []
 
         async def app(scope: Scope, receive: Receive, send: Send, asked: list[Any] = asked) -> None:
-            asked.append([bucket.rule for step in scope["slidegate"] for bucket, _, _ in step.decision.checks])
+            asked.append([bucket.rule for step in scope["slidegate"].steps for bucket, _, _ in step.decision.checks])
             await hello(scope, receive, send)
 
         gate = RateLimitMiddleware(app, rules=[rule for rule, _ in made], silence=["SG104", "SG119"])

@@ -304,7 +304,7 @@ async def test_every_refused_request_makes_one_event_and_every_other_none(data: 
         scope = scope_of(path, client=(client, 1))
         await send_scope(house.gate, scope)
         record = scope["slidegate"]
-        count += (not record.decision.allowed) and record[-1].side.limiter is house.limiter
+        count += (not record.decision.allowed) and record.steps[-1].side.limiter is house.limiter
         assert len(house.refused) == count, (path, client, record.decision)
         if data.draw(st.integers(0, 9)) == 0:
             house.clock.advance("1m")

@@ -53,7 +53,7 @@ async def counted(app: ASGIApp, path: str, method: str = "GET", **more: Any) -> 
     """Send one request; return the labels of the buckets that it was counted on."""
     scope = scope_of(path, method, **more)
     await send_scope(app, scope)
-    return [bucket.label for step in scope["slidegate"] for bucket, _, _ in step.decision.checks]
+    return [bucket.label for step in scope["slidegate"].steps for bucket, _, _ in step.decision.checks]
 
 
 async def test_each_route_counts_by_itself() -> None:

@@ -43,7 +43,7 @@ async def charged(app: ASGIApp, rules: list[Rule], path: str, method: str = "GET
     """Return the labels of the rules that one request was charged on."""
     scope = scope_of(path, method, raw_path=b"/", **more)
     await send_scope(RateLimitMiddleware(app, rules=rules), scope)
-    return [bucket.label for step in scope["slidegate"] for bucket, _, _ in step.decision.checks]
+    return [bucket.label for step in scope["slidegate"].steps for bucket, _, _ in step.decision.checks]
 
 
 @pytest.mark.parametrize("path", ["/login\n;m=1", "/login;m=1\n", "//login\n;m\n", "/x/../login\n;m"])

@@ -63,7 +63,7 @@ async def ask(
     async def send(message: Any) -> None: ...
 
     await app(scope, receive, send)
-    return scope, [bucket.label for step in scope["slidegate"] for bucket, _, _ in step.decision.checks]
+    return scope, [bucket.label for step in scope["slidegate"].steps for bucket, _, _ in step.decision.checks]
 
 
 async def search(seed: int, directory: Path, spellings: int, exemptions: int) -> int:

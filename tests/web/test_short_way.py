@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any, Final
 from unittest.mock import patch
@@ -37,7 +39,7 @@ from slidegate.web.answers import header_fields
 from slidegate.web.findings.first_requests import WATCHED
 from slidegate.web.gate import RequestGate
 
-from .driver import PEER, call, hello, scope_of, statuses
+from .driver import PEER, call, hello, scope_of, send_scope, statuses
 
 OTHERS: Final = Networks(["192.0.2.77"])
 """An allowlist on which nobody of these tests is: a gate that has one takes every request the long way."""
@@ -136,7 +138,7 @@ class Play:
         except BaseException as error:
             out.append((type(error), str(error)))
         record = scope["slidegate"]
-        decisions = [(step.decision.reason, step.decision.states, step.spared) for step in record]
+        decisions = [(step.decision.reason, step.decision.states, step.spared) for step in record.steps]
         return [*out, decisions, record.answered, record.refused and record.refused.reason]
 
     async def state(self) -> object:
@@ -325,6 +327,36 @@ async def test_many_clients_of_the_short_way_are_remembered_in_bounded_memory() 
     for number in range(MEMO_SIZE + 100):
         await call(app, client=(f"2001:db8:{number:x}::7", 1))
     assert len(app._gate.judge._demands) <= MEMO_SIZE
+
+
+class Marker:
+    """Something in a scope that one can see go."""
+
+
+@pytest.mark.parametrize("options", [{}, {"allowlist": OTHERS}, {"on_refused": lambda request, decision: Response()}])
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_request_is_freed_without_the_garbage_collector(options: dict[str, Any], fails: bool) -> None:
+    async def page(scope: Scope, receive: Receive, send: Send) -> None:
+        await hello(scope, receive, send)
+        if fails and "marker" in scope:
+            raise RuntimeError("no")
+
+    app = RateLimitMiddleware(page, limits=f"{WATCHED + 1}/hour", **options)
+    await statuses(app, WATCHED)
+    gc.disable()
+    try:
+        for _ in range(2):  # one is admitted, one refused
+            marker = Marker()
+            scope = {**scope_of("/"), "marker": marker}
+            gone = weakref.ref(marker)
+            try:
+                await send_scope(app, scope)
+            except RuntimeError:
+                assert fails
+            del scope, marker
+            assert gone() is None
+    finally:
+        gc.enable()
 
 
 async def test_a_client_that_leaves_while_its_refusal_is_made_is_recorded_as_refused() -> None:

@@ -301,15 +301,16 @@ class RateLimitMiddleware(Breakable):
             # An operator looks for hours at streams of a tool; the figures are those of the application.
             request.over = True
         try:
-            await self._gate.serve(scope, receive, request.send, request, outermost=True)
+            try:
+                await self._gate.serve(scope, receive, request.send_any, request, outermost=True)
+            except BaseException as error:
+                if request.unfinished:
+                    await request.let_go()
+                request.fail(error)
+                raise
             if request.unfinished or request.userless:
-                await self._gate.end(scope, request.send, request)
+                await self._gate.end(scope, request.send_any, request)
             request.leave()
-        except BaseException as error:
-            if request.unfinished:
-                await request.let_go()
-            request.fail(error)
-            raise
         finally:
             request.scope = ENDED
 

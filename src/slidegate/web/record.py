@@ -6,7 +6,7 @@ the header fields and the statistics read them. Its `side` is the gate nearest a
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Set
+from collections.abc import Awaitable, Callable, Iterable, Set
 from typing import Final, NamedTuple
 
 from starlette.types import Receive, Scope, Send
@@ -127,9 +127,6 @@ class Record:
             self._steps = steps = [step]
         return steps
 
-    def __iter__(self) -> Iterator[Step]:
-        return iter(self.steps)
-
     def note(self, decision: Decision, side: Side, *, spared: bool) -> None:
         """Add the decision of a gate."""
         step = Step()
@@ -202,7 +199,9 @@ class Record:
 
     async def let_go(self) -> None:
         """Hand back the places that the request holds, also if it is cancelled meanwhile. It does so once."""
-        await hand_back([(step.side.limiter, part) for step in self for part in parts_of(step.decision, held=True)])
+        await hand_back(
+            [(step.side.limiter, part) for step in self.steps for part in parts_of(step.decision, held=True)]
+        )
 
     @property
     def decisions(self) -> list[Decision]:

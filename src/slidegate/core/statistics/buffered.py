@@ -47,7 +47,8 @@ class Outcome:
 
 
 Noted: TypeAlias = tuple[Outcome, int, int, int]
-"""An outcome, and three moments in ticks: when the request began, when its first byte went out, and when it ended."""
+"""An outcome, and three moments in ticks: the start of the microsecond in which the request began, when its first byte
+went out, and when it ended."""
 
 
 class BufferedWindow:
@@ -102,7 +103,7 @@ class BufferedWindow:
             ended: The moment at which it is counted, and the end of the response time. Where it lies before `began`,
                 or `first` does, both times are 0.
         """
-        self.noted.append((outcome, began, first, ended))
+        self.noted.append((outcome, began - began % self._ticks_per_us, first, ended))
         if len(self.noted) >= MOST_NOTED:
             self.fold()
 
@@ -231,15 +232,17 @@ class BufferedWindow:
         self._window.record_many(now_us, len(noted), events, rts_us, firsts_us)
 
     def _times_us(self, noted: list[Noted]) -> tuple[list[int], list[int]]:
-        """Return the times to the end and to the first byte: each the difference of two clocks in microseconds."""
+        """Return the times to the end and to the first byte, each ascending."""
         ticks_per_us = self._ticks_per_us
-        to_end_us, to_first_us = [], []
-        for _, began, first, ended in noted:
-            # From the start of its microsecond: small numbers are divided in half the time of large ones.
-            start = began - began % ticks_per_us
-            rt_us, first_us = (ended - start) // ticks_per_us, (first - start) // ticks_per_us
-            if rt_us < 0 or first_us < 0:
-                rt_us = first_us = 0  # a clock of the user's may run back
-            to_end_us.append(rt_us)
-            to_first_us.append(first_us)
+        # The difference comes first, because small numbers are divided in half the time of large ones.
+        to_end_us = sorted([(ended - began) // ticks_per_us for _, began, _, ended in noted])
+        to_first_us = sorted([(first - began) // ticks_per_us for _, began, first, _ in noted])
+        if to_end_us[0] < 0 or to_first_us[0] < 0:
+            return self._times_us([_set_right(record) for record in noted])
         return to_end_us, to_first_us
+
+
+def _set_right(record: Noted) -> Noted:
+    """Return a record as it is, or without times where a clock of the user's ran back meanwhile."""
+    outcome, began, first, ended = record
+    return record if began <= first and began <= ended else (outcome, began, began, began)

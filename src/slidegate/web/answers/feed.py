@@ -102,7 +102,7 @@ class Feed:
             scope: The scope, into which routers have written the route.
             counted: See `counted_by`.
             status: The status of the answer.
-            began: When the request came, in ticks.
+            began: When the request came, in ticks: the start of a microsecond.
             first: When the answer began.
             ended: When the last piece of it came.
         """

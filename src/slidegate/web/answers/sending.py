@@ -23,7 +23,7 @@ from .header_fields import OURS, HeaderWriter
 from .traffic import Visit
 
 ENDED: Final[Scope] = {}
-"""The scope of a request that is over. A scope holds its request; if that held the scope for ever, nothing but the garbage
+"""The scope of a request that is over. A scope holds its request; if that held the scope in turn, only the garbage
 collector would free the two."""
 _FIRST: Final = frozenset(
     {"http.response.start", "websocket.accept", "websocket.http.response.start", "websocket.close"}
@@ -93,19 +93,19 @@ class Outgoing(Visit):
         self.over = feed is None
         if feed is not None:
             self.feed = feed
-            # A look at the clock takes longer than that of the store did. What is exempt has no time.
-            self.began = now_us * feed.ticks_per_us or feed.now()
+            # Another look at the clock would take longer. Where the store was not asked, its time is 0.
+            self.began = (now_us or feed.now() // feed.ticks_per_us) * feed.ticks_per_us
             self.status = 0
             self.series = None
 
     def send(self, message: Message) -> Awaitable[None]:
         """Send a message of the application's. Nearly all answers are two messages, which come the short way here."""
         if self._steps is not None or self.unfinished or MARKS:
-            return self._send(message)
+            return self.send_any(message)
         kind = message["type"]
         if not self.answered:
             if kind != "http.response.start" or not self.first.allowed:
-                return self._send(message)
+                return self.send_any(message)
             self.answered = True
             if not self.over:  # as `begin` does it
                 self._first_byte = self.feed.now()
@@ -123,7 +123,7 @@ class Outgoing(Visit):
                 feed.passed(self.scope, counted, self.status, self.began, self._first_byte, feed.now())
         return self.out(message)
 
-    def _send(self, message: Message) -> Awaitable[None]:
+    def send_any(self, message: Message) -> Awaitable[None]:
         """Send a message, whatever happened to the request."""
         kind = message["type"]
         if self.answered:
@@ -139,7 +139,7 @@ class Outgoing(Visit):
             if not self.over:
                 self.begin(message)
             if self.writer is not None and kind != "websocket.close":
-                first, *further = self.decisions
+                first, *further = [step.decision for step in self.steps]
                 headers = self.writer.complete(message.get("headers", ()), first, further)
                 message = {**message, "headers": headers}
         return self.out(message)

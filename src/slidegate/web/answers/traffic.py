@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Message, Scope
 from starlette.websockets import WebSocketDisconnect
 
-from ...core.decision import Reason
+from ...core.decision import Decision, Reason
 from ...limiter.figures.series import Series
 from ..record import LEFT, Record
 from ..scope_keys import STATUS
@@ -30,7 +30,7 @@ class Visit(Record):
         scope: The ASGI scope of the request, until the application is done.
         over: Whether the request is recorded; it is from the beginning where the gate keeps no statistics.
         feed: Records requests.
-        began: When the request came, in ticks.
+        began: When the request came, in ticks: the start of a microsecond.
         status: The status of the answer; 0 before its first message.
         series: The series that counts the request before its end, of a long answer for example.
     """
@@ -50,8 +50,9 @@ class Visit(Record):
         self._first_byte = self.feed.now()
         kind = message["type"]
         self.status = message.get("status") or STATUS[kind]
-        if self.refused is not None or not self.steps[-1].decision.allowed:
-            self._refuse(self._first_byte, self.status)
+        answered = self.steps[-1].decision if self.refused is None else self.refused
+        if not answered.allowed:
+            self._refuse(answered, self._first_byte, self.status)
         elif kind != "http.response.start":
             self._start()
 
@@ -104,7 +105,7 @@ class Visit(Record):
         now = self.feed.now()
         left = self.refused is LEFT
         if self.steps and not left and self.own_answer():  # a client that was held in a tarpit, for example
-            self._refuse(now, status)
+            self._refuse(self.steps[-1].decision if self.refused is None else self.refused, now, status)
             return
         events = (how,) if status is None else (class_of(status), how)
         series = self.feed.series_of_passed(self.scope, counted_by(self))
@@ -123,10 +124,9 @@ class Visit(Record):
         if self.waited:
             self._note_wait()
 
-    def _refuse(self, now: int, status: int | None) -> None:
+    def _refuse(self, refusal: Decision, now: int, status: int | None) -> None:
         """Record a refusal, with its status if it was answered."""
         self.over = True
-        refusal = self.steps[-1].decision if self.refused is None else self.refused
         self.feed.refused(self.scope, refusal, status, now)
 
     def _note_wait(self) -> None:
