@@ -162,17 +162,18 @@ class Limiter(BanCommands, EventCommands):
         Raises:
             ConfigurationError: The limits cannot be read, or the key or the cost cannot be used.
         """
-        question = None
-        if cost is ONE_UNIT:
-            try:
-                question = self._questions[rule][limits][key]
-            except (KeyError, TypeError):
-                question = None
-        if question is None:
+        try:
+            checks, guarded = self._questions[rule][limits][key]
+        except (KeyError, TypeError):
             if not self.internals.prepared:
                 await self.prepare()
-            question = self._question(key, limits, cost, rule)
-        checks, guarded = question
+            checks, guarded = self._question(key, limits, rule)
+        if cost is not ONE_UNIT:
+            ((bucket, text, _),) = checks
+            checks = ((bucket, text, check_cost(cost)),)
+        decide = self.internals.decide_at_once
+        if decide is not None:
+            return decide(checks, guarded)
         answer = self.internals.decide_unleased(checks, guarded)
         return answer if isinstance(answer, Decision) else await answer
 
@@ -380,8 +381,8 @@ class Limiter(BanCommands, EventCommands):
     ) -> None:
         await self.close()
 
-    def _question(self, key: str, limits: str | AnyLimit | Sequence[str | AnyLimit], cost: int, rule: str) -> Question:
-        """Return what to ask the store. From the second time on it is remembered, where the cost is one unit."""
+    def _question(self, key: str, limits: str | AnyLimit | Sequence[str | AnyLimit], rule: str) -> Question:
+        """Return what to ask the store for one unit. From the second time on it is remembered."""
         again = True
         try:
             bucket = self._buckets[rule][limits]
@@ -392,8 +393,8 @@ class Limiter(BanCommands, EventCommands):
         except (KeyError, TypeError):
             known, again = self._keys.learn(key), False
         text, guarded = known
-        question = ((bucket, text, check_cost(cost)),), guarded
-        if again and cost == 1:
+        question = ((bucket, text, ONE_UNIT),), guarded
+        if again:
             if self._remembered >= MEMO_SIZE:
                 self._questions.clear()
                 self._remembered = 0

@@ -46,7 +46,7 @@ _NEWEST: Final = (0, 2, 4, 1)  # by kind: the place of the newest time among the
 def pack_window(window: Entry) -> bytes:
     """Write a window."""
     if isinstance(window, CounterWindow):
-        return COUNTS.pack(3, window.newest_us, window._running, window.spent) + window._full
+        return COUNTS.pack(3, window.newest_us, window.spent - window._before, window.spent) + window._full
     if isinstance(window, BookedWindow):
         if not window._booked and not window._waiting:
             return pack_window(window.ring)
@@ -84,7 +84,8 @@ def load_ring(ring: Resting, packed: bytes, at: int = 0) -> None:
         _, ring.end_us, ring.spent = _PERIOD.unpack_from(packed, at)
         return
     if isinstance(ring, CounterWindow):
-        _, ring.newest_us, ring._running, ring.spent = COUNTS.unpack_from(packed, at)
+        _, ring.newest_us, running, ring.spent = COUNTS.unpack_from(packed, at)
+        ring._before = ring.spent - running
         ring._full = packed[at + COUNTS.size :]
         ring._trim()
         return

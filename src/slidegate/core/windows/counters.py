@@ -27,8 +27,8 @@ class CounterWindow:
     """
 
     __slots__ = (
+        "_before",
         "_full",
-        "_running",
         "_start_us",
         "leaves_us",
         "newest_us",
@@ -46,8 +46,8 @@ class CounterWindow:
         self._start_us = 0  # the start of the newest slice
         self.leaves_us = 0
         self.refusal: Refusal | None = None
-        self._running = 0  # the count of the newest slice; never 0 while anything is spent
         self._full = b""  # the counts of the slices before it, oldest first; the first is never 0
+        self._before = 0  # their sum; less than `spent` while anything is spent
 
     def __getnewargs__(self) -> tuple[int, ...]:
         return self.slice_count, self.slice_us
@@ -56,7 +56,7 @@ class CounterWindow:
         twin = CounterWindow(self.slice_count, self.slice_us)
         twin.spent, twin.leaves_us = self.spent, self.leaves_us
         twin.newest_us, twin._start_us = self.newest_us, self._start_us
-        twin._running, twin._full, twin.refusal = self._running, self._full, self.refusal
+        twin._before, twin._full, twin.refusal = self._before, self._full, self.refusal
         return twin
 
     def wait_us(self, now_us: int, room: int) -> int:
@@ -79,18 +79,16 @@ class CounterWindow:
 
     def spend(self, now_us: int, amount: int, cost: int) -> Reading:
         """See `Window.spend`."""
-        newest_us = self.newest_us
+        if self._start_us <= now_us < self.newest_us and cost:
+            # Nothing has left, the clock has not stepped back, and the newest slice runs: most hits end here.
+            spent = self.spent + cost
+            if spent <= amount:
+                self.spent = spent
+                self.refusal = None
+                return spent, self.leaves_us, self.newest_us, 0
         refusal = self.refusal
-        if refusal is None:
-            if self._start_us <= now_us < newest_us and cost:
-                # Nothing has left, the clock has not stepped back, and the newest slice runs: most hits end here.
-                spent = self.spent + cost
-                if spent <= amount:
-                    self._running += cost
-                    self.spent = spent
-                    return spent, self.leaves_us, newest_us, 0
-        elif self._start_us <= now_us < self.leaves_us and amount - (cost or 1) == refusal[0]:
-            return self.spent, self.leaves_us, newest_us, refusal[1] - now_us
+        if refusal is not None and self._start_us <= now_us < self.leaves_us and amount - (cost or 1) == refusal[0]:
+            return self.spent, self.leaves_us, self.newest_us, refusal[1] - now_us
         wait_us = self.wait_us(now_us, amount - (cost or 1))
         if wait_us == 0:
             self.add(now_us, cost)
@@ -110,32 +108,30 @@ class CounterWindow:
         else:
             if now_us < self._start_us:
                 self._step_back(now_us)
-            running = self._running
+            running = self.spent - self._before
         if running + units > MAX_SLICE_COUNT:
             raise ValueError(f"a slice counts at most {MAX_SLICE_COUNT} units, not {running + units}")
         if now_us >= self.newest_us:
             self._advance(now_us)
-        self._running += units
         self.spent += units
         self.refusal = None
 
     def charge(self, now_us: int, units: int, resolution: int) -> int:
         """See `Window.charge`."""
         self.wait_us(now_us, self.spent)  # drops expired units
-        running = self._running if now_us < self.newest_us else 0
+        running = self.spent - self._before if now_us < self.newest_us else 0
         kept = min(units, MAX_SLICE_COUNT - running)
         self.add(now_us, kept)
         return kept
 
     def remove(self, now_us: int, spent_us: int, units: int) -> bool:
         """See `Window.remove`."""
-        start_us = self._start_us
-        if start_us <= spent_us < self.newest_us and start_us <= now_us < self.leaves_us and 0 < units <= self._running:
+        start_us, running = self._start_us, self.spent - self._before
+        if start_us <= spent_us < self.newest_us and start_us <= now_us < self.leaves_us and 0 < units <= running:
             # The last charge is the one that is handed back most often: nothing has to be unpacked.
-            self._running -= units
             self.spent -= units
             self.refusal = None
-            if not self._running:
+            if units == running:
                 self._reopen()
             return True
         self.wait_us(now_us, self.spent)  # drops expired units
@@ -183,7 +179,7 @@ class CounterWindow:
         )
 
     def _counts(self) -> tuple[int, ...]:
-        return (*unpack(f"={len(self._full) // _COUNT_BYTES}I", self._full), self._running)
+        return (*unpack(f"={len(self._full) // _COUNT_BYTES}I", self._full), self.spent - self._before)
 
     def _pairs(self) -> list[tuple[int, int]]:
         if not self.spent:
@@ -198,7 +194,7 @@ class CounterWindow:
             pairs.pop()
         counts = [min(count, MAX_SLICE_COUNT) for _, count in pairs]
         self.spent = sum(counts)
-        self._running = counts[-1] if counts else 0
+        self._before = self.spent - counts[-1] if counts else 0
         self.newest_us = pairs[-1][0] + self.slice_us if pairs else 0
         self._full = pack(f"={len(counts) - 1}I", *counts[:-1]) if counts else b""
         self._trim()
@@ -216,11 +212,13 @@ class CounterWindow:
 
     def _expire(self, now_us: int) -> None:
         if now_us >= self.newest_us + self.slice_count * self.slice_us:
-            self.spent = self._running = self.newest_us = 0
+            self.spent = self._before = self.newest_us = 0
             self._full = b""
         else:
             cut = ((now_us - self.leaves_us) // self.slice_us + 1) * _COUNT_BYTES
-            self.spent -= sum(unpack(f"={cut // _COUNT_BYTES}I", self._full[:cut]))
+            gone = sum(unpack(f"={cut // _COUNT_BYTES}I", self._full[:cut]))
+            self.spent -= gone
+            self._before -= gone
             self._full = self._full[cut:]
         self._trim()
 
@@ -231,10 +229,10 @@ class CounterWindow:
         end_us = now_us - now_us % self.slice_us + self.slice_us
         if self.spent:
             skipped = (end_us - self.newest_us) // self.slice_us - 1
-            self._full += _COUNT.pack(self._running) + bytes(_COUNT_BYTES * skipped)
+            self._full += _COUNT.pack(self.spent - self._before) + bytes(_COUNT_BYTES * skipped)
         else:
             self.leaves_us = end_us + self.slice_count * self.slice_us
-        self._running = 0
+        self._before = self.spent
         self.newest_us, self._start_us = end_us, end_us - self.slice_us
 
     def _reopen(self) -> None:
@@ -246,7 +244,8 @@ class CounterWindow:
             return
         self.newest_us -= ((len(self._full) - kept) // _COUNT_BYTES + 1) * self.slice_us
         self._start_us = self.newest_us - self.slice_us
-        (self._running,) = _COUNT.unpack(self._full[kept - _COUNT_BYTES : kept])
+        (running,) = _COUNT.unpack(self._full[kept - _COUNT_BYTES : kept])
+        self._before -= running
         self._full = self._full[: kept - _COUNT_BYTES]
 
     def _step_back(self, now_us: int) -> None:

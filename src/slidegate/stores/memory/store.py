@@ -94,7 +94,6 @@ class MemoryStore:
         self.unix_us: Clock = wall_clock or clock or system_us
         self._lock = threading.Lock()
         hold_over_fork(self._lock)
-        self._acquire, self._release = self._lock.acquire, self._lock.release
         self._tables: dict[Identity, Table] = {}
         self._due: list[tuple[int, int, Table]] = []  # a heap of (moment, number, table): the tables to sweep next
         self._numbers = count()
@@ -144,8 +143,7 @@ class MemoryStore:
             return self._hit_any(checks, guarded)
         table, windows, amount = single
         window = windows.get(key)
-        refusal = None if window is None else window.refusal
-        if refusal is not None and self._clock is None:
+        if window is not None and (refusal := window.refusal) is not None and self._clock is None:
             # It needs no lock: a refusal that is known changes nothing, and it held when it was read.
             room, until_us, spent, leaves_us, newest_us = refusal
             now_us = monotonic_ns() // 1000
@@ -153,15 +151,17 @@ class MemoryStore:
                 wait_us = until_us - now_us
                 return Decision(False, LIMITED, now_us, checks, ((spent, leaves_us, newest_us, wait_us),))
         # Not `with`: on CPython 3.11 it takes twice as long, a tenth of the whole call.
-        self._acquire()
+        lock = self._lock
+        lock.acquire()
         try:
             now_us = monotonic_ns() // 1000 if self._clock is None else self._now_us()
             window = windows.get(key)  # once more, because another thread may have moved it
-            reading: Reading | None = None
             if window is not None:
-                reading = window.spend(now_us, amount, cost)
-            elif (found := self._single.get(bucket)) is not None and found[0] is table:  # nobody has dropped it
+                reading: Reading | None = window.spend(now_us, amount, cost)
+            elif self._single.get(bucket) is single:  # nobody has dropped the table
                 reading = table.spend_at_rest(key, now_us, amount, cost)
+            else:
+                reading = None
             if reading is not None:
                 if now_us >= self._sweep_due_us:
                     self._sweep(now_us)
@@ -170,12 +170,13 @@ class MemoryStore:
                     return Decision(False, reason, now_us, checks, (reading,))
                 return Decision(True, OK, now_us, checks, (reading,), [self._generations.latest])
         finally:
-            self._release()
+            lock.release()
         return self._hit_any(checks, guarded)  # the key has no window yet
 
     def _hit_any(self, checks: Sequence[Check], guarded: Sequence[Guarded]) -> Decision:
         """Do what `hit` does, whatever the demand, whether its keys are banned, and wherever their windows are."""
-        self._acquire()
+        lock = self._lock
+        lock.acquire()
         try:
             now_us = monotonic_ns() // 1000 if self._clock is None else self._now_us()
             if self._banned and (barred := self.bans.judge(checks, guarded, prolong=True)) is not None:
@@ -189,7 +190,7 @@ class MemoryStore:
             events = self._pending
             if events:
                 self._pending = []
-            self._release()
+            lock.release()
             if events:
                 self._observers.tell_all(events)
 
