@@ -255,7 +255,7 @@ class RateLimitMiddleware(Breakable):
                 if decision.allowed:
                     await self.app(scope, receive, request.send)
                 else:
-                    await self._gate.refuse(scope, receive, request.send, decision)
+                    await self._gate.refuse(scope, receive, request.send_any, decision)
             except BaseException as error:
                 if not self._gate.has_refused(request, error):
                     if request.unfinished:

@@ -99,12 +99,14 @@ class Outgoing(Visit):
             self.series = None
 
     def send(self, message: Message) -> Awaitable[None]:
-        """Send a message of the application's. Nearly all answers are two messages, which come the short way here."""
-        if self._steps is not None or self.unfinished or MARKS:
+        """Send a message of an application that was let through at once: nearly all answers are two, and take few steps.
+
+        `send_any` does the same for all others, and for requests that somebody further in has added to.
+        """
+        if self._steps is not None:
             return self.send_any(message)
-        kind = message["type"]
         if not self.answered:
-            if kind != "http.response.start" or not self.first.allowed:
+            if MARKS or message["type"] != "http.response.start":
                 return self.send_any(message)
             self.answered = True
             if not self.over:  # as `begin` does it
@@ -113,7 +115,7 @@ class Outgoing(Visit):
             if self.writer is not None:
                 message = {**message}  # an application may send one prepared message again and again
                 message["headers"] = self.writer.complete(message.get("headers", ()), self.first)
-        elif not self.over and kind in _BODY:
+        elif not self.over and message["type"] in _BODY:
             if self.series is not None or message.get("more_body", False):
                 self.go_on(message)
             else:  # as `end` does it
