@@ -105,8 +105,8 @@ class Judge:
         if hit is None or scope["type"] != "http" or scope["method"] == "OPTIONS" or RECORD in scope:
             return None
         peer = scope.get("client")
-        demand = (self._demands.get(peer[0]) if peer else None) or self._demand(scope)
-        if demand is None:
+        demand = self._demands.get(peer[0]) if peer else None
+        if demand is None and (demand := self._demand(scope)) is None:
             return None
         checks, guarded = demand
         decision = hit(checks, guarded)

@@ -239,7 +239,8 @@ class RateLimitMiddleware(Breakable):
 
         This is the short way, of requests about which limits alone decide; `_go_long` takes all others.
         """
-        decision = None if self._judge is None else self._judge.decide_at_once(scope)
+        judge = self._judge
+        decision = None if judge is None else judge.decide_at_once(scope)
         if decision is None:
             await self._go_long(scope, receive, send)
             return
@@ -250,10 +251,11 @@ class RateLimitMiddleware(Breakable):
             return
         request = scope[RECORD] = Outgoing()
         request.open(decision, self._gate.side, scope, receive, send, self._headers, self._feed)
+        app = self.app
         try:
             try:
                 if decision.allowed:
-                    await self.app(scope, receive, request.send)
+                    await app(scope, receive, request.send)
                 else:
                     await self._gate.refuse(scope, receive, request.send_any, decision)
             except BaseException as error:

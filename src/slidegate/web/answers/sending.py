@@ -76,13 +76,11 @@ class Outgoing(Visit):
             writer: Writes the header fields.
             feed: Records the request; None where nobody does.
         """
-        now_us = 0
         if decision is None:
             self._steps = []
         else:
             self.first = decision
             self._steps = None
-            now_us = decision.now_us
         self.side = self._opener = side
         self.refused = None
         self.answered = self.userless = self.waited = self.unfinished = self.replaced = False
@@ -94,6 +92,7 @@ class Outgoing(Visit):
         if feed is not None:
             self.feed = feed
             # Another look at the clock would take longer. Where the store was not asked, its time is 0.
+            now_us = 0 if decision is None else decision.now_us
             self.began = (now_us or feed.now() // feed.ticks_per_us) * feed.ticks_per_us
             self.status = 0
             self.series = None
@@ -110,7 +109,8 @@ class Outgoing(Visit):
                 return self.send_any(message)
             self.answered = True
             if not self.over:  # as `begin` does it
-                self._first_byte = self.feed.now()
+                now = self.feed.now  # CPython 3.11 takes twice as long to call an attribute as to read it and call then
+                self._first_byte = now()
                 self.status = message.get("status") or 200
             if self.writer is not None:
                 message = {**message}  # an application may send one prepared message again and again
@@ -121,9 +121,11 @@ class Outgoing(Visit):
             else:  # as `end` does it
                 self.over = True
                 feed, checks = self.feed, self.first.checks
+                now = feed.now
                 counted = checks[0][0] if len(checks) == 1 else counted_by(self)
-                feed.passed(self.scope, counted, self.status, self.began, self._first_byte, feed.now())
-        return self.out(message)
+                feed.passed(self.scope, counted, self.status, self.began, self._first_byte, now())
+        out = self.out
+        return out(message)
 
     def send_any(self, message: Message) -> Awaitable[None]:
         """Send a message, whatever happened to the request."""
