@@ -7,6 +7,7 @@ import importlib
 import re
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,13 @@ CODE = re.compile(r"(?<![a-z0-9])(?!(?:as|at|by|in|is|of|on|or|to|utf)[_ -])[a-z
 """The number of a scenario, two letters and two digits: it says something only beside a list that is not here."""
 
 
-def names_of_tests() -> Iterator[tuple[str, str]]:
-    """Yield (file, name) of each test, and of each case that has a name of its own."""
+@cache
+def names_of_tests() -> tuple[tuple[str, str], ...]:
+    """Return (file, name) of each test, and of each case that has a name of its own."""
+    return tuple(_found_names())
+
+
+def _found_names() -> Iterator[tuple[str, str]]:
     for path in sorted((ROOT / "tests").rglob("*.py")):
         file = path.relative_to(ROOT).as_posix()
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
@@ -34,7 +40,7 @@ def names_of_tests() -> Iterator[tuple[str, str]]:
 
 
 def test_no_name_of_a_test_holds_a_code() -> None:
-    names = list(names_of_tests())
+    names = names_of_tests()
     assert len(names) > 2_000
     assert [(file, name) for file, name in names if CODE.search(name)] == []
 
