@@ -74,7 +74,7 @@ ALL = [
         "a sweep lets live windows go",
         TABLES,
         "Table",
-        ("return now_us < newest_us(row) + self.limit.span_us", "return False"),
+        ("return now_us < newest_of(row) + self.limit.span_us", "return False"),
         memory.test_a_sweep_lets_no_live_window_go,
     ),
     broken(

@@ -169,7 +169,7 @@ STORES = [
     Mutation("peek charges", MEMORY, (("copy(window)", "window"),)),
     Mutation("a second refund hands back again", DEMANDS, (("decision.charge.clear()", "pass"),)),
     Mutation("a refusal charges the limits that had room", DEMAND, (("if any(waits):", "if all(waits):"),)),
-    Mutation("reset does nothing", TABLES, (('        self.drop(key)\n        self.rows.put(key, b"")\n', ""),)),
+    Mutation("reset does nothing", TABLES, (('        self.drop(key)\n        self.rows.put(key, 0)\n', ""),)),
     Mutation(
         "rules share windows", MEMORY, (("return bucket.rule, limit.same_window", "return '', limit.same_window"),)
     ),
@@ -177,10 +177,10 @@ STORES = [
 ]
 
 MOVES = [
-    Mutation("what goes down is forgotten", TABLES, (("self.rows.put(key, pack_window(window))", "pass"),)),
-    Mutation("what comes up is empty", TABLES, (("        if row:\n            load_ring(ring, row)\n", ""),)),
+    Mutation("what goes down is forgotten", TABLES, (("self.rows.put(key, row_of(window))", "pass"),)),
+    Mutation("what comes up is empty", TABLES, (("        if row:\n            load_row(ring, row)\n", ""),)),
     Mutation("what is spent at rest is forgotten", TABLES, (("reading, shard[key] = spent", "reading, _ = spent"),)),
-    Mutation("a look at rest keeps what it read", TABLES, (("shard[key] = pack_window(ring)", "pass"),)),
+    Mutation("a look at rest keeps what it read", TABLES, (("shard[key] = row_of(ring)", "pass"),)),
 ]
 DEBTS = [
     Mutation("a debt of times pushes nothing out", TIMES, (("self._drop(pushed_out)", "pass"),)),

@@ -14,6 +14,7 @@ import slidegate.stores.memory.store
 from slidegate.core import BookedWindow, Bucket, parse_limits
 from slidegate.core.kinds.any_limit import AnyLimit
 from slidegate.core.kinds.concurrency import Concurrency
+from slidegate.core.windows.packed import Row
 from slidegate.stores.memory.cold import Rows
 from slidegate.stores.memory.store import MemoryStore
 from slidegate.stores.memory.tables import Table
@@ -130,7 +131,7 @@ def test_ten_thousand_rules_have_one_dict_of_rows_each() -> None:
 
 def test_rows_are_found_however_often_shards_were_split(rng: random.Random, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slidegate.stores.memory.cold, "SHARD_ROWS", 4)
-    rows, held = Rows(), dict[str, bytes]()
+    rows, held = Rows(), dict[str, Row]()
     for _ in range(20_000):
         key = f"client-{rng.randrange(3_000)}"
         if rng.random() < 0.3 and key in held:
@@ -144,6 +145,14 @@ def test_rows_are_found_however_often_shards_were_split(rng: random.Random, monk
     assert sum(map(len, rows.shards)) == len(held)
     assert len({id(shard) for shard in rows.shards}) == len(rows.shards) > 300
     assert max(map(len, rows.shards)) < 60
+
+
+def test_keys_of_a_shard_do_not_meet_in_its_dict() -> None:
+    rows = Rows()
+    for number in range(100_000):
+        rows.put(f"client-{number}", 0)
+    shard = max(rows.shards, key=len)
+    assert len({hash(key) % 4_096 for key in shard}) > len(shard) / 2
 
 
 class Awaited(str):

@@ -49,9 +49,9 @@ class PlaceTable(Table):
         known = self.windows.get(place) if isinstance(place, str) else None
         return Places() if known is None else Places(known.spent)
 
-    def spend_at_rest(self, key: str, now_us: int, amount: int, cost: int) -> Reading:
-        """Take the first place of a key."""
-        return self.wake(key).spend(now_us, amount, cost)
+    def spend_at_rest(self, key: str, now_us: int, amount: int, cost: int) -> Reading | None:
+        """Take the first place of a key; None if the store has let go of the table."""
+        return None if self.dropped else self.wake(key).spend(now_us, amount, cost)
 
     def charged(self, key: str, charge: Charged) -> list[Entry]:
         """Return the places that hold a charge. The entry goes when none of them is left; see `visit`."""

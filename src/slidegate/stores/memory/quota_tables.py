@@ -11,6 +11,7 @@ from ...core.kinds.calendar_quota import KEPT_US
 from ...core.protocols import Clock
 from ...core.windows.bookings import Entry
 from ...core.windows.codec import end_us
+from ...core.windows.packed import Row
 from ...core.windows.periods import PeriodCount
 from .tables import Shared, Table
 
@@ -37,8 +38,9 @@ class QuotaTable(Table):
         assert isinstance(window, PeriodCount), "a quota has counts of periods"
         return window.spent > 0 and self._unix_us() < window.end_us + KEPT_US
 
-    def holds_at_rest(self, row: bytes, now_us: int) -> bool:
+    def holds_at_rest(self, row: Row, now_us: int) -> bool:
         """See `holds`."""
+        assert isinstance(row, bytes), "the count of a period is written as bytes"
         return self._unix_us() < end_us(row) + KEPT_US
 
     def step_back(self, now_us: int, generation: int) -> None:

@@ -156,12 +156,9 @@ class MemoryStore:
         try:
             now_us = monotonic_ns() // 1000 if self._clock is None else self._now_us()
             window = windows.get(key)  # once more, because another thread may have moved it
-            if window is not None:
-                reading: Reading | None = window.spend(now_us, amount, cost)
-            elif self._single.get(bucket) is single:  # nobody has dropped the table
-                reading = table.spend_at_rest(key, now_us, amount, cost)
-            else:
-                reading = None
+            reading = (
+                table.spend_at_rest(key, now_us, amount, cost) if window is None else window.spend(now_us, amount, cost)
+            )
             if reading is not None:
                 if now_us >= self._sweep_due_us:
                     self._sweep(now_us)
@@ -171,7 +168,7 @@ class MemoryStore:
                 return Decision(True, OK, now_us, checks, (reading,), [self._generations.latest])
         finally:
             lock.release()
-        return self._hit_any(checks, guarded)  # the key has no window yet
+        return self._hit_any(checks, guarded)  # the key has no window yet, or the table was dropped meanwhile
 
     def _hit_any(self, checks: Sequence[Check], guarded: Sequence[Guarded]) -> Decision:
         """Do what `hit` does, whatever the demand, whether its keys are banned, and wherever their windows are."""
@@ -494,6 +491,7 @@ class MemoryStore:
 
     def _drop(self, table: Table) -> None:
         del self._tables[table.identity]
+        table.dropped = True
         self._unbind()
         if table.twin is not None:
             table.twin.twin = None

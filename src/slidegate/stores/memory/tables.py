@@ -16,13 +16,12 @@ from ...core.kinds.any_limit import AnyLimit
 from ...core.kinds.any_limit import Identity as Window
 from ...core.limits import Limit
 from ...core.windows.bookings import BookedWindow, Entry
-from ...core.windows.codec import load_ring, newest_us, pack_window
-from ...core.windows.packed import spend_counts, spend_times
+from ...core.windows.packed import Row, load_row, newest_of, row_of, spend_counts, spend_times
 from ...core.windows.periods import PeriodCount
 from ...core.windows.places import Places
 from ...core.windows.rings import Resting, convert, new_count
 from ...core.windows.theory import Reading
-from .cold import Rows
+from .cold import DICT_BITS, Rows
 from .generations import Charged, Generations
 from .hot import HotStorey
 
@@ -68,7 +67,6 @@ class Table:
     """
 
     __slots__ = (
-        "_empty_row",
         "_floor",
         "_hot",
         "_scratch",
@@ -76,6 +74,7 @@ class Table:
         "_walk",
         "cells",
         "copies",
+        "dropped",
         "due_us",
         "generations",
         "idle",
@@ -97,6 +96,7 @@ class Table:
         self.rows = Rows()
         self.windows: dict[str, Entry] = {}
         self.cells: dict[int, Entry] = {}
+        self.dropped = False  # whether the store has let go of this table
         self.idle = False  # whether the last visit found nothing, and nothing has come since
         self.twin: Table | None = None  # the other kind of ring, once an amount has crossed the resolution
         self._floor = self.generations.latest  # no charge of an earlier generation is in a window of this table
@@ -106,7 +106,6 @@ class Table:
         self._walk: Iterator[str | int] | None = None  # the places that this round of visits has still to come to
         self._spend_packed = spend_times if limit.exact else spend_counts
         self._scratch = self.new_window()  # a ring to read rows into
-        self._empty_row = pack_window(self._scratch)
 
     @property
     def identity(self) -> Identity:
@@ -139,9 +138,9 @@ class Table:
         """Tell whether anything spent in `window` is still in it."""
         return window.spent > 0 and now_us < window.newest_us + self.limit.span_us
 
-    def holds_at_rest(self, row: bytes, now_us: int) -> bool:
+    def holds_at_rest(self, row: Row, now_us: int) -> bool:
         """Tell whether anything spent in a window at rest is still in it; `row` is not empty."""
-        return now_us < newest_us(row) + self.limit.span_us
+        return now_us < newest_of(row) + self.limit.span_us
 
     # -- up and down ---------------------------------------------------------------------------------------------
 
@@ -160,12 +159,12 @@ class Table:
         window = self.windows.get(key)
         if window is not None and not isinstance(window, BookedWindow):
             del self.windows[key]
-            self.rows.put(key, pack_window(window))
+            self.rows.put(key, row_of(window))
 
     def spend_at_rest(self, key: str, now_us: int, amount: int, cost: int) -> Reading | None:
         """Do what `Window.spend` does in a window at rest, which then may come up; None if the key has no window."""
         rows = self.rows
-        shard = rows.places[hash(key) & rows.mask]
+        shard = rows.places[hash(key) >> DICT_BITS & rows.mask]
         row = shard.get(key)
         if row is None:
             return None
@@ -179,15 +178,15 @@ class Table:
             reading, shard[key] = spent
             return reading
         ring = self._scratch
-        load_ring(ring, row or self._empty_row)
+        load_row(ring, row)
         reading = ring.spend(now_us, amount, cost)
-        shard[key] = pack_window(ring)  # after a refusal too: where the clock has stepped back, units have moved
+        shard[key] = row_of(ring)  # after a refusal too: where the clock has stepped back, units have moved
         return reading
 
-    def _come_up(self, key: str, row: bytes, now_us: int, amount: int, cost: int) -> Reading:
+    def _come_up(self, key: str, row: Row, now_us: int, amount: int, cost: int) -> Reading:
         """Spend in a window at rest that comes up to stay."""
         ring = self.windows[key] = self.new_window()
-        load_ring(ring, row)
+        load_row(ring, row)
         reading = ring.spend(now_us, amount, cost)
         self._hot.exchange(self, key)
         return reading
@@ -199,7 +198,7 @@ class Table:
             return None
         ring = self.new_window()
         if row:
-            load_ring(ring, row)
+            load_row(ring, row)
         return ring
 
     # -- windows that begin, move and change -------------------------------------------------------------------------
@@ -208,9 +207,9 @@ class Table:
         """Give a key a window of its own: an empty one, or a copy of a cell, of which it is remembered."""
         if own is not None and own.spent:
             self.copies[key] = self.since.get(number, self._floor), self.generations.begin()
-            self.rows.put(key, pack_window(own))
+            self.rows.put(key, row_of(own))
         else:
-            self.rows.put(key, b"")
+            self.rows.put(key, 0)
         self._began(key)
 
     def open_cell(self, number: int) -> Entry:
@@ -267,7 +266,7 @@ class Table:
                 self.waiters[place] = twin.waiters.pop(place)
         else:
             twin.drop(place)
-            self.rows.put(place, b"")
+            self.rows.put(place, 0)
             self.windows[place] = window
             self._hot.add(self, place)
         self.since[place] = self.generations.begin()
@@ -316,7 +315,7 @@ class Table:
         if key not in self.rows:
             return False
         self.drop(key)
-        self.rows.put(key, b"")
+        self.rows.put(key, 0)
         self.since[key] = self.generations.begin()
         return True
 
@@ -344,7 +343,7 @@ class Table:
         ahead += [number for number, cell in self.cells.items() if cell.lies_ahead(now_us)]
         last_us = now_us if self.limit.exact else now_us + self.limit.slice_us
         for shard in self.rows.shards:
-            ahead += [key for key, row in shard.items() if row and key not in self.windows and last_us < newest_us(row)]
+            ahead += [key for key, row in shard.items() if row and key not in self.windows and last_us < newest_of(row)]
         for place in ahead:
             self.since[place] = generation
             if isinstance(place, str):
