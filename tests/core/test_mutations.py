@@ -169,7 +169,7 @@ STORES = [
     Mutation("peek charges", MEMORY, (("copy(window)", "window"),)),
     Mutation("a second refund hands back again", DEMANDS, (("decision.charge.clear()", "pass"),)),
     Mutation("a refusal charges the limits that had room", DEMAND, (("if any(waits):", "if all(waits):"),)),
-    Mutation("reset does nothing", TABLES, (('        self.drop(key)\n        self.rows.put(key, 0)\n', ""),)),
+    Mutation("reset does nothing", TABLES, (("        self.drop(key)\n        self.rows.put(key, 0)\n", ""),)),
     Mutation(
         "rules share windows", MEMORY, (("return bucket.rule, limit.same_window", "return '', limit.same_window"),)
     ),
