@@ -179,13 +179,14 @@ def test_buckets_are_told_apart_by_identity() -> None:
 def test_a_check_that_is_taken_out_leaves_the_rest_as_if_it_had_cost_nothing() -> None:
     login, service = Bucket("login", parse_limits("5/m; 50/h")), Bucket("service", parse_limits("100/s"))
     readings = [(2, 60, 9, 0), (2, 99, 9, 0), (7, 50, 9, 0)]
-    decision = Decision(True, Reason.OK, 5, [(login, "ann", 2), (service, "all", 1)], readings, ["a", "b", "c"])
+    notes = ["a", "b", "c"]
+    decision = Decision(True, Reason.OK, 5, [(login, "ann", 2), (service, "all", 1)], readings, notes)
     part = decision.take_out(0)
     assert (part.checks, part.readings, part.charge) == ([(login, "ann", 2)], readings[:2], ["a", "b"])
     assert [state.remaining for state in decision.states] == [5, 50, 93]
     assert decision.charge == [None, None, "c"]
     assert decision.take_out(1).charge == ["c"]
-    assert readings[0] == (2, 60, 9, 0), "the store's own list is not touched"
+    assert (readings[0], notes[0]) == ((2, 60, 9, 0), "a"), "the store's own lists are not touched"
 
 
 @pytest.mark.parametrize(

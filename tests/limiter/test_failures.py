@@ -178,6 +178,7 @@ async def test_a_decision_of_both_is_handed_back_in_both(inline: bool) -> None:
     assert both.allowed
     assert not await ward.hit()
     assert await ward.limiter.refund(both) is True
+    assert not both.charge
     assert await ward.limiter.refund(both) is False
     assert await ward.limiter.refund(local) is True
     assert [(await ward.hit()).allowed for _ in range(4)] == [True, True, True, False]
@@ -201,6 +202,8 @@ async def test_parts_of_a_decision_of_both_can_be_handed_back() -> None:
     ward.recover()
     both = await ward.limiter.hit_all(checks)
     assert await ward.limiter.refund(both.take_out(0)) is True
+    assert both.charge[0] is None
+    assert both.charge[1] is not None
     assert [state.remaining for state in both.states] == [3, 7]
     after = await ward.limiter.peek_all(checks)
     assert [state.remaining for state in after.states] == [3 - 2, 7 - 2]

@@ -192,11 +192,11 @@ class Decision:
             [self.readings[at] for at in own],
             [self.charge[at] for at in own],
         )
-        readings = list(self.readings)
+        readings, charge = list(self.readings), list(self.charge)
         for at, (spent, leaves_us, newest_us, wait_us) in zip(own, part.readings, strict=True):
             readings[at] = spent - cost, leaves_us, newest_us, wait_us
-            self.charge[at] = None
-        self.readings = readings
+            charge[at] = None
+        self.readings, self.charge = readings, charge
         return part
 
     @property

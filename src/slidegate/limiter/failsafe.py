@@ -181,6 +181,8 @@ class Failsafe:
         changed = False
         for store, part in decision.parts:
             changed |= await self.refund(part) if store is self._store else await within(store.refund(part))
+        if changed:
+            decision.charge = ()
         return changed
 
     async def strike(self, policy: BanPolicy, key: str, weight: int, reason: str, prefix: str = "") -> Ban | None:

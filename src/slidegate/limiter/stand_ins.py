@@ -80,5 +80,5 @@ class Parted(Decision):
         """Split a charged check off in every store, to refund it alone."""
         taken = [(store, part.take_out(place)) for store, part in self.parts]
         shown = next(own for (_, own), (_, part) in zip(taken, self.parts, strict=True) if part is self._shown)
-        self.readings = self._shown.readings
+        self.readings, self.charge = self._shown.readings, self._shown.charge
         return Parted(shown, taken)

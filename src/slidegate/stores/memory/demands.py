@@ -57,7 +57,7 @@ def hand_back(decision: Decision, flat: Flat, now_us: int, unix_us: Clock) -> bo
             if charged.waits and isinstance(window, BookedWindow):
                 changed |= window.leave(charged.spent_us)
     if changed:
-        decision.charge.clear()
+        decision.charge = ()
     return changed
 
 
