@@ -23,6 +23,7 @@ from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from slidegate import BanPolicy, Decision, Limiter, LimitExceeded, RateLimit, RateLimitMiddleware
+from slidegate.stores.memory import store as memory
 
 from .driver import call, hello, scope_of, send_scope
 
@@ -191,7 +192,11 @@ SITES = [
 
 @pytest.mark.parametrize("site", SITES, ids=lambda site: site.__name__)
 @pytest.mark.parametrize("trouble", TROUBLES, ids=lambda trouble: trouble.__name__)
-async def test_the_refusal_goes_out_whatever_becomes_of_its_exception(site: Any, trouble: Any) -> None:
+async def test_the_refusal_goes_out_whatever_becomes_of_its_exception(
+    site: Any, trouble: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "monotonic_ns", lambda: 10**15)
+
     async def well(request: Request) -> None:
         await (check if first else trouble)(request)
 
