@@ -48,6 +48,7 @@ LEFT_OUT: Final = {
     ),
     "stores/test_storeys.py::test_a_window_with_bookings_stays_up_until_they_are_over": INLINED,
     "stores/test_storeys.py::test_rows_are_found_however_often_shards_were_split": INLINED,
+    "test_broken_promises.py": MUTATED,
     "test_logs.py::test_what_was_raised_over_another_exception_is_told_with_it": CALLED,
     "test_public_api.py::test_public_name_says_what_it_is": UNDOCUMENTED,
     "test_public_api.py::test_the_core_runs_on_the_standard_library_alone": UNDOCUMENTED,

@@ -209,10 +209,13 @@ async def test_a_store_that_fails_is_down_until_it_answers() -> None:
 async def test_what_a_store_cannot_say_is_left_out_and_the_rest_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     site = Site()
 
-    def gone() -> int:
-        raise StoreUnavailable("gone")
+    class Gone:
+        bans = site.limiter.store.bans
 
-    monkeypatch.setattr(site.limiter.store, "places_held", gone)
+        def places_held(self) -> int:
+            raise StoreUnavailable("gone")
+
+    monkeypatch.setattr(site.limiter, "store", Gone())
     told = await scraped(site.metrics.app)
     assert not told.families["slidegate_active_places"].samples
     assert told.value("slidegate_active_bans") == 0
