@@ -98,7 +98,7 @@ class Outgoing(Visit):
             self.series = None
 
     def send(self, message: Message) -> Awaitable[None]:
-        """Send a message of an application that was let through at once: nearly all answers are two and take few steps.
+        """Send a message of an answer to a request that was let through at once. Most answers are two messages.
 
         `send_any` does the same for all others, and for requests that somebody further in has added to.
         """
