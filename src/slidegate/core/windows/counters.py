@@ -199,6 +199,15 @@ class CounterWindow:
         self._full = pack(f"={len(counts) - 1}I", *counts[:-1]) if counts else b""
         self._trim()
 
+    def _load_slice(self, end_us: int, units: int) -> None:
+        """Take over the units of one slice, 1 or more, given its end."""
+        self.spent = units
+        self._before = 0
+        self._full = b""
+        self.newest_us, self._start_us = end_us, end_us - self.slice_us
+        self.leaves_us = end_us + self.slice_count * self.slice_us
+        self.refusal = None
+
     def _trim(self) -> None:
         """Drop empty slots at the old end, and say when the oldest one leaves."""
         full = self._full

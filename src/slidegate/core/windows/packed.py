@@ -57,7 +57,10 @@ def load_row(ring: Resting, row: Row) -> None:
     assert not isinstance(ring, PeriodCount), "the count of a period is written as bytes"
     last_us, units = row >> _UNITS_BITS, row & _UNITS
     if isinstance(ring, CounterWindow):
-        ring._load([(last_us - ring.slice_us, units)])
+        if units:
+            ring._load_slice(last_us, units)
+        else:
+            ring._load([])
     else:
         ring._load((last_us,) * units)
         ring._surplus = None

@@ -181,18 +181,25 @@ class MemoryStore:
         acquire, release = self._acquire, self._release
         acquire()
         try:
-            if key not in windows:  # another thread may have brought it up meanwhile
+            if key not in windows and not table.dropped:  # unless another thread was here meanwhile
                 now_us = monotonic_ns() // 1000 if self._clock is None else self._now_us()
                 reading = table.spend_at_rest(key, now_us, amount, cost)
-                if reading is not None:
-                    if now_us >= self._sweep_due_us:
-                        self._sweep(now_us)
-                    if reading[3]:
-                        return refused(checks, reading, now_us)
-                    return Decision(True, OK, now_us, checks, (reading,), (self._generations.latest,))
+                charge: int | Charged = self._generations.latest
+                if reading is None:
+                    reading, charge = self._spend_first(table, key, now_us, amount, cost)
+                if now_us >= self._sweep_due_us:
+                    self._sweep(now_us)
+                if reading[3]:
+                    return refused(checks, reading, now_us)
+                return Decision(True, OK, now_us, checks, (reading,), (charge,))
         finally:
+            events = self._pending
+            if events:
+                self._pending = []
             release()
-        return self._hit_any(checks, guarded)  # the key has no window yet, or the table was dropped meanwhile
+            if events:
+                self._observers.tell_all(events)
+        return self._hit_any(checks, guarded)
 
     def _hit_any(self, checks: Sequence[Check], guarded: Sequence[Guarded]) -> Decision:
         """Do what `hit` does, whatever the demand, whether its keys are banned, and wherever their windows are."""
