@@ -12,7 +12,6 @@ from time import monotonic, sleep
 from typing import Any
 
 import pytest
-import structlog
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -194,6 +193,7 @@ async def test_a_ban_is_written_with_its_end(site: Site) -> None:
 
 
 async def test_structlog_and_a_formatter_of_json_pick_the_fields_up() -> None:
+    structlog = pytest.importorskip("structlog")
     written = StringIO()
     handler = logging.StreamHandler(written)
     of_structlog = structlog.stdlib
