@@ -6,6 +6,7 @@ baseline of the same round, and of its ratio to that baseline.
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from itertools import cycle, islice
@@ -20,13 +21,23 @@ Candidate = Callable[[], Awaitable[float]]
 
 
 async def rounds(candidates: Mapping[str, Candidate], count: int) -> dict[str, list[float]]:
-    """Run every candidate `count` times in turn, after one round that is thrown away."""
+    """Run every candidate `count` times in turn, after one round that is thrown away.
+
+    The garbage collector runs as always, but does not walk what the candidates hold before the rounds: it would charge
+    that of all of them to the one in whose round it happens to run.
+    """
     taken: dict[str, list[float]] = {name: [] for name in candidates}
-    for number in range(count + 1):
-        for name, candidate in candidates.items():
-            operation_us = await candidate()
-            if number:
-                taken[name].append(operation_us)
+    try:
+        for number in range(count + 1):
+            for name, candidate in candidates.items():
+                operation_us = await candidate()
+                if number:
+                    taken[name].append(operation_us)
+            if not number:
+                gc.collect()
+                gc.freeze()
+    finally:
+        gc.unfreeze()
     return taken
 
 
