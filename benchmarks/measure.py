@@ -89,10 +89,10 @@ def asgi(app: ASGIApp, requests: int, expected: int, paths: Iterable[str] = ("/"
             wrong.append(message["status"])
 
     async def run() -> float:
-        scopes = [{**scope, "path": path, "raw_path": path.encode()} for path in islice(coming, requests)]
+        scopes = [{**scope, "path": path, "raw_path": path.encode()} for path in islice(coming, requests)][::-1]
         started_s = time.perf_counter()
-        for each in scopes:
-            await app(each, receive, send)
+        while scopes:  # as in a server, nobody holds a scope when its request is over
+            await app(scopes.pop(), receive, send)
         taken_s = time.perf_counter() - started_s
         if wrong:
             raise RuntimeError(f"expected {expected}, got {wrong[0]}")
