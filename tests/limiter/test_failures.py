@@ -13,9 +13,19 @@ from hypothesis import strategies as st
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
-from slidegate import BanPolicy, ConfigurationError, Limiter, MemoryStore, RateLimitMiddleware, Reason, Rule
+from slidegate import (
+    BanPolicy,
+    ConfigurationError,
+    Limit,
+    Limiter,
+    MemoryStore,
+    RateLimitMiddleware,
+    Reason,
+    Rule,
+)
 from slidegate.core.decision import Bucket, Check, Decision
 from slidegate.core.errors import StoreError, StoreTimeout, StoreUnavailable
+from slidegate.core.kinds.concurrency import Concurrency
 from slidegate.limiter import breakers
 from slidegate.limiter.deadlines import MOST_DONE, Deadline
 from slidegate.testing import FakeClock, RecordingObserver
@@ -392,6 +402,34 @@ async def test_a_cancelled_request_is_no_failure_of_the_store() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert not ward.safe._troubled
+
+
+@pytest.mark.parametrize("ends", ["refused", "failed", "admitted"])
+async def test_the_place_of_a_request_that_is_cancelled_as_its_answer_comes_is_handed_back(ends: str) -> None:
+    ward = Ward("local", deadline="60s")
+    limits = Bucket("jobs", [Concurrency(1)]), Bucket("units", [Limit(5, "1h")])
+    checks = [(bucket, "ann", 1) for bucket in limits]
+    made: list[asyncio.Future[Decision]] = []
+
+    def later(checks: Sequence[Check], guarded: Sequence[Any] = ()) -> asyncio.Future[Decision]:
+        made.append(asyncio.get_running_loop().create_future())
+        return made[-1]
+
+    ward.store.hit = later  # type: ignore[method-assign]
+    if ends == "refused":
+        ward.store.healthy.hit(checks)
+    task = asyncio.create_task(ward.limiter.hit_all(checks))
+    await asyncio.sleep(0)
+    if ends == "failed":
+        made[0].set_exception(StoreUnavailable("gone"))
+    else:
+        made[0].set_result(ward.store.healthy.hit(checks))
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ward.store.healthy.places_held() == (ends == "refused")
+    left = {"refused": 3, "failed": 4, "admitted": 3}[ends]  # after one more
+    assert ward.store.healthy.peek(checks[1:]).remaining == left, "units stay charged"
 
 
 async def test_bans_and_strikes_are_local_as_well_and_commands_say_that_it_failed(inline: bool) -> None:

@@ -148,6 +148,7 @@ class Failsafe:
                 decision = await within(answer, self._deadline_s)
         except (ConfigurationError, asyncio.CancelledError):
             self._breakers.probe_again(checks)
+            await self._let_go(answer)
             raise
         except Exception as error:
             self._fail(error, checks)
@@ -158,6 +159,20 @@ class Failsafe:
             return decision
         strict = self._strictly(decision, checks, guarded)
         return strict if isinstance(strict, Decision) else await strict
+
+    async def _let_go(self, answer: Awaitable[Decision]) -> None:
+        """Hand back the places of an answer that came in the turn of the event loop in which its request was cancelled.
+
+        Nobody else has seen it. Its units stay charged, as those of every request that is cancelled.
+        """
+        if not isinstance(answer, asyncio.Future) or not answer.done():
+            return
+        if answer.cancelled() or answer.exception() is not None:
+            return
+        decision: Decision = answer.result()
+        for place, (bucket, _, _) in enumerate(decision.checks if decision.charge else ()):
+            if bucket.held:
+                await to_the_end(self.refund(decision.take_out(place)))
 
     async def peek(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Decision:
         """Say what `hit` would answer now."""
