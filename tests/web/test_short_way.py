@@ -39,7 +39,7 @@ from slidegate.web.answers import header_fields
 from slidegate.web.findings.first_requests import WATCHED
 from slidegate.web.gate import RequestGate
 
-from .driver import PEER, call, hello, scope_of, send_scope, statuses
+from .driver import PEER, call, hello, scope_of, statuses
 
 OTHERS: Final = Networks(["192.0.2.77"])
 """An allowlist on which nobody of these tests is: a gate that has one takes every request the long way."""
@@ -329,8 +329,17 @@ async def test_many_clients_of_the_short_way_are_remembered_in_bounded_memory() 
     assert len(app._gate.judge._demands) <= MEMO_SIZE
 
 
-class Marker:
-    """Something in a scope that one can see go."""
+class Server:
+    """A server as uvicorn is one: what it sends a request with holds the scope of it."""
+
+    def __init__(self, scope: Scope) -> None:
+        self.scope = scope
+
+    async def receive(self) -> Message:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(self, message: Message) -> None:
+        self.scope.setdefault("sent", []).append(message["type"])
 
 
 @pytest.mark.parametrize("options", [{}, {"allowlist": OTHERS}, {"on_refused": lambda request, decision: Response()}])
@@ -346,14 +355,14 @@ async def test_a_request_is_freed_without_the_garbage_collector(options: dict[st
     gc.disable()
     try:
         for _ in range(2):  # one is admitted, one refused
-            marker = Marker()
-            scope = {**scope_of("/"), "marker": marker}
-            gone = weakref.ref(marker)
+            server = Server({**scope_of("/"), "marker": True})
+            gone = weakref.ref(server)
             try:
-                await send_scope(app, scope)
+                await app(server.scope, server.receive, server.send)
             except RuntimeError:
                 assert fails
-            del scope, marker
+            assert server.scope["sent"] == [START, BODY]
+            del server
             assert gone() is None
     finally:
         gc.enable()

@@ -269,7 +269,7 @@ class RateLimitMiddleware(Breakable):
             if not request.over:
                 request.leave()
         finally:
-            request.scope = ENDED
+            request.scope, request.receive, request.out = ENDED
 
     def _refusal(self, scope: Scope, decision: Decision) -> tuple[Message, Message]:
         """Return the answer to a request that a limit has refused at once: the application has no part in it."""
@@ -314,7 +314,7 @@ class RateLimitMiddleware(Breakable):
                 await self._gate.end(scope, request.send_any, request)
             request.leave()
         finally:
-            request.scope = ENDED
+            request.scope, request.receive, request.out = ENDED
 
     async def _begin(self, scope: Scope, receive: Receive, send: Send) -> bool:
         """Pass on what the gate does not judge; return True for a request that it is to judge after all.

@@ -22,9 +22,6 @@ from .foreign_fields import Fields, lowered
 from .header_fields import OURS, HeaderWriter
 from .traffic import Visit
 
-ENDED: Final[Scope] = {}
-"""The scope of a request that is over. A scope holds its request; if that held the scope in turn, only the garbage
-collector would free the two."""
 _FIRST: Final = frozenset(
     {"http.response.start", "websocket.accept", "websocket.http.response.start", "websocket.close"}
 )
@@ -34,6 +31,19 @@ _OF_THE_ANSWER: Final = frozenset(
     b"content-location content-range content-type etag expires last-modified location proxy-authenticate retry-after "
     b"set-cookie trailer transfer-encoding upgrade www-authenticate".split()
 )
+
+
+async def _nothing_comes() -> Message:
+    raise RuntimeError("receive was called after the application had ended")
+
+
+async def _nothing_goes(message: Message) -> None:
+    raise RuntimeError(f"{message['type']} was sent after the application had ended")
+
+
+ENDED: Final[tuple[Scope, Receive, Send]] = {}, _nothing_comes, _nothing_goes
+"""The scope, the `receive` and the `out` of a request whose application has ended. The scope holds its request, and the
+server holds the scope. If the request went on holding them, only the garbage collector would free the three."""
 
 
 class Outgoing(Visit):
@@ -70,7 +80,7 @@ class Outgoing(Visit):
         Args:
             decision: The decision of the outermost gate, if it has decided at once.
             side: That gate.
-            scope: The scope, until `ENDED` takes its place.
+            scope: The scope.
             receive: The `receive` of the request.
             send: The `send` of the server.
             writer: Writes the header fields.
