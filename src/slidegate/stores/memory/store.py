@@ -168,7 +168,7 @@ class MemoryStore:
                 if now_us >= self._sweep_due_us:
                     self._sweep(now_us)
                 if reading[3]:
-                    return refused(checks, reading, now_us)
+                    return _refused(checks, reading, now_us)
                 return Decision(True, OK, now_us, checks, (reading,), (self._generations.latest,))
         finally:
             release()
@@ -177,28 +177,19 @@ class MemoryStore:
     def _hit_at_rest(self, checks: Sequence[Check], guarded: Sequence[Guarded], single: Single) -> Decision:
         """Do what `hit` does for one key that has no live window."""
         windows, amount, table = single
-        _, key, cost = checks[0]
         acquire, release = self._acquire, self._release
         acquire()
         try:
-            if key not in windows and not table.dropped:  # unless another thread was here meanwhile
+            if not table.dropped:
                 now_us = monotonic_ns() // 1000 if self._clock is None else self._now_us()
-                reading = table.spend_at_rest(key, now_us, amount, cost)
-                charge: int | Charged = self._generations.latest
-                if reading is None:
-                    reading, charge = self._spend_first(table, key, now_us, amount, cost)
+                decision = self._hit_one(checks, windows, amount, table, now_us)
                 if now_us >= self._sweep_due_us:
                     self._sweep(now_us)
-                if reading[3]:
-                    return refused(checks, reading, now_us)
-                return Decision(True, OK, now_us, checks, (reading,), (charge,))
+                return decision
         finally:
-            events = self._pending
-            if events:
-                self._pending = []
             release()
-            if events:
-                self._observers.tell_all(events)
+            if self._pending:
+                self._tell()
         return self._hit_any(checks, guarded)
 
     def _hit_any(self, checks: Sequence[Check], guarded: Sequence[Guarded]) -> Decision:
@@ -215,12 +206,15 @@ class MemoryStore:
                 self._sweep(now_us)
             return decision
         finally:
-            events = self._pending
-            if events:
-                self._pending = []
             release()
-            if events:
-                self._observers.tell_all(events)
+            if self._pending:
+                self._tell()
+
+    def _tell(self) -> None:
+        """Tell the events that were made under the lock."""
+        with self._lock:
+            events, self._pending = self._pending, []
+        self._observers.tell_all(events)
 
     def peek(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Decision:
         """Say what `hit` would answer now. Changes nothing."""
@@ -251,8 +245,8 @@ class MemoryStore:
             self._hot.make_room()
             if now_us >= self._sweep_due_us:
                 self._sweep(now_us)
-            events, self._pending = self._pending, []
-        self._observers.tell_all(events)
+        if self._pending:
+            self._tell()
         return decision
 
     def refund(self, decision: Decision) -> bool:
@@ -318,7 +312,7 @@ class MemoryStore:
         if reading is None:
             reading, charge = self._spend_first(table, key, now_us, amount, cost)
         if reading[3]:
-            return refused(checks, reading, now_us)
+            return _refused(checks, reading, now_us)
         return Decision(True, OK, now_us, checks, (reading,), (charge,))
 
     def _hit(self, checks: Sequence[Check], now_us: int) -> Decision:
@@ -532,6 +526,6 @@ def _identity(bucket: Bucket, limit: AnyLimit) -> Identity:
     return bucket.rule, limit.same_window, limit.exact
 
 
-def refused(checks: Sequence[Check], reading: Reading, now_us: int) -> Decision:
+def _refused(checks: Sequence[Check], reading: Reading, now_us: int) -> Decision:
     """Return the refusal of one check."""
     return Decision(False, TOO_LARGE if reading[3] == NEVER else LIMITED, now_us, checks, (reading,))
