@@ -13,16 +13,7 @@ from hypothesis import strategies as st
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
-from slidegate import (
-    BanPolicy,
-    ConfigurationError,
-    Limit,
-    Limiter,
-    MemoryStore,
-    RateLimitMiddleware,
-    Reason,
-    Rule,
-)
+from slidegate import BanPolicy, ConfigurationError, Limit, Limiter, MemoryStore, RateLimitMiddleware, Reason, Rule
 from slidegate.core.decision import Bucket, Check, Decision
 from slidegate.core.errors import StoreError, StoreTimeout, StoreUnavailable
 from slidegate.core.kinds.concurrency import Concurrency

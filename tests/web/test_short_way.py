@@ -368,6 +368,26 @@ async def test_a_request_is_freed_without_the_garbage_collector(options: dict[st
         gc.enable()
 
 
+@pytest.mark.parametrize("options", [{}, {"allowlist": OTHERS}])
+async def test_what_an_application_sends_after_its_end_is_an_error_there_and_reaches_nobody(
+    options: dict[str, Any],
+) -> None:
+    kept: list[Send] = []
+
+    async def page(scope: Scope, receive: Receive, send: Send) -> None:
+        kept.append(send)
+        await hello(scope, receive, send)
+
+    app = RateLimitMiddleware(page, limits=f"{WATCHED + 1}/hour", **options)
+    await statuses(app, WATCHED)
+    server = Server(scope_of("/"))
+    await app(server.scope, server.receive, server.send)
+    for late in ({"type": BODY, "body": b"late"}, {"type": START, "status": 200, "headers": []}):
+        with pytest.raises(RuntimeError, match=f"{late['type']} was sent after the application had ended"):
+            await kept[-1](late)
+    assert server.scope["sent"] == [START, BODY]
+
+
 async def test_a_client_that_leaves_while_its_refusal_is_made_is_recorded_as_refused() -> None:
     """The refusal is that of a limit at an endpoint, and no message of it has gone out."""
     made = asyncio.Event()

@@ -6,7 +6,7 @@ read from it is worked out when they ask.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from .bans.in_force import Ban
@@ -198,6 +198,14 @@ class Decision:
             charge[at] = None
         self.readings, self.charge = readings, charge
         return part
+
+    def take_apart(self, *, held: bool) -> Iterator[Decision]:
+        """Split off all that is still charged, to refund it alone: each place that is held, or each unit of limits."""
+        at = 0
+        for place, (bucket, _, _) in enumerate(self.checks if self.charge else ()):
+            if bucket.held is held and self.charge[at] is not None:
+                yield self.take_out(place)
+            at += len(bucket.limits)
 
     @property
     def limit(self) -> AnyLimit | None:

@@ -170,9 +170,8 @@ class Failsafe:
         if answer.cancelled() or answer.exception() is not None:
             return
         decision: Decision = answer.result()
-        for place, (bucket, _, _) in enumerate(decision.checks if decision.charge else ()):
-            if bucket.held:
-                await to_the_end(self.refund(decision.take_out(place)))
+        for part in decision.take_apart(held=True):
+            await to_the_end(self.refund(part))
 
     async def peek(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Decision:
         """Say what `hit` would answer now."""

@@ -6,12 +6,10 @@ a last byte, by an exception or a cancellation for example, lets go when the cal
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from starlette.types import Message, Send
-
-from ..core.decision import Decision
 
 _BODY: Final = frozenset(
     {
@@ -21,15 +19,6 @@ _BODY: Final = frozenset(
         "websocket.http.response.body",
     }
 )
-
-
-def parts_of(decision: Decision, *, held: bool) -> Iterator[Decision]:
-    """Split off what a decision still charges, to refund it alone: each place that it holds, or each unit of limits."""
-    at = 0
-    for place, (bucket, _, _) in enumerate(decision.checks if decision.charge else ()):
-        if bucket.held is held and decision.charge[at] is not None:
-            yield decision.take_out(place)
-        at += len(bucket.limits)
 
 
 def until_the_last_byte(send: Send, let_go: Callable[[], Awaitable[None]]) -> Send:

@@ -17,7 +17,6 @@ from .answers.tightest import tightest
 from .bans.signals import AbuseWatch
 from .endpoints.endpoint_buckets import EndpointBuckets
 from .finishing import hand_back
-from .holding import parts_of
 from .settling import Reservation
 
 LEFT: Final = Decision(False, Reason.LIMITED)
@@ -200,7 +199,7 @@ class Record:
     async def let_go(self) -> None:
         """Hand back the places that the request holds, also if it is cancelled meanwhile. It does so once."""
         await hand_back(
-            [(step.side.limiter, part) for step in self.steps for part in parts_of(step.decision, held=True)]
+            [(step.side.limiter, part) for step in self.steps for part in step.decision.take_apart(held=True)]
         )
 
     @property

@@ -14,7 +14,6 @@ from starlette.types import Message, Scope, Send
 from ..core.decision import Bucket, Decision
 from ..limiter import Limiter
 from .finishing import hand_back
-from .holding import parts_of
 from .rules.rule import Rule
 from .rules.rule_set import RuleSet
 from .rules.user_functions import Calls
@@ -42,7 +41,7 @@ def by_start(scope: Scope, send: Send, reserved: Sequence[Reservation]) -> Send:
             parts = []
             for rule, limiter, decision, calls in reserved:
                 if not calls.counts(rule, status, fields, scope):
-                    parts += [(limiter, part) for part in parts_of(decision, held=False)]
+                    parts += [(limiter, part) for part in decision.take_apart(held=False)]
             await hand_back(parts)
         await send(message)
 

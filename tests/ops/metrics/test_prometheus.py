@@ -254,7 +254,7 @@ async def flood(rng: random.Random, requests: int) -> None:
 
 
 async def test_random_paths_and_clients_leave_the_number_of_series_as_it_was(rng: random.Random) -> None:
-    await flood(rng, 20_000)
+    await flood(rng, 100_000)
 
 
 @pytest.mark.deep

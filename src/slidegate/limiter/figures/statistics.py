@@ -58,6 +58,7 @@ class Statistics:
         self.published = False
         self._ahead_us = ahead_us
         self.ticks_per_us: Final = _NS_PER_US if clock is None else 1
+        """Ticks in a microsecond."""
         self._tell = tell
         self._lock = Lock()
         self._series: dict[tuple[tuple[str, ...], str], Series] = {}

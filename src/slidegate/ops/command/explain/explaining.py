@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
+from sys import getsizeof
 from typing import Any, Final, NamedTuple
 
 import click
@@ -14,7 +15,7 @@ from ....core.durations import format_duration
 from ....core.kinds.any_limit import AnyLimit
 from ....core.kinds.concurrency import Concurrency
 from ....core.limits import Limit, parse_limits
-from ....core.windows.codec import pack_window
+from ....core.windows.packed import row_of
 from ....core.windows.rings import new_window
 from ....limiter import Limiter
 from ....web.middleware import RateLimitMiddleware
@@ -25,8 +26,8 @@ from .drawing import axis, drawn
 
 _S: Final = 1_000_000
 _SPANS: Final = {"1s": _S, "1m": 60 * _S, "1h": 3_600 * _S, "1d": 86_400 * _S}
-ROW_BYTES: Final = 80
-"""The bytes of a row in memory beside the window and the text of the key."""
+ROW_BYTES: Final = 47
+"""The bytes that a table takes for a row, beside the row and the text of the key."""
 _CLIENTS: Final = {
     "greedy: takes each unit as soon as it is there": greedy,
     "steady: keeps the pace that is never refused": steady,
@@ -92,7 +93,7 @@ def memory_bytes(limits: Sequence[Limit]) -> int:
         window = new_window(limit)
         for step in range(limit.amount if limit.exact else 2):
             window.add(limit.span_us + (step if limit.exact else step * limit.slices * limit.slice_us))
-        total += ROW_BYTES + len(pack_window(window))
+        total += ROW_BYTES + getsizeof(row_of(window))
     return total
 
 
