@@ -1,7 +1,8 @@
-"""One hit in memory by the compiled wheel, by the source, and by the exact moving window of `limits`.
+"""The compiled wheel beside the source: one hit in memory, one request, and requests a second behind a server.
 
-Processes of the two builds take turns; each measures itself against the peer, round by round, as the benchmark
-`limiter` does. `python3 dev.py bench compiled` builds the wheel first.
+Processes of the two builds take turns; each measures itself against the peer or the bare application, round by round,
+as the benchmarks `limiter` and `middleware` do. Behind a server all of them stand at once, as in `server`.
+`python3 dev.py bench compiled` builds the wheel first.
 """
 
 from __future__ import annotations
@@ -13,20 +14,37 @@ import subprocess
 import sys
 import zipfile
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
+from . import middleware, server
 from .limiter import candidate, ours, theirs
 from .measure import rounds
 from .report.tables import Cell, Table
+from .serving.apps import APPS
 
-PACKAGES = ("limits",)
+PACKAGES = ("limits", "starlette", "fastapi", "asgi-ratelimit", "fastapi-limiter", "uvicorn", "uvloop", "httptools")
 ROOT = Path(__file__).resolve().parents[1]
 PEER = "limits, moving window"
 LIMITS = {"counters (resolution 64)": "100/hour", "timestamps (resolution 100)": "100/hour @100"}
-OUTCOMES = {"admitted": False, "refused": True}
+HITS = {"admitted": False, "refused": True}
+REQUESTS = (
+    "bare Starlette",
+    "slidegate",
+    "slidegate, statistics=False",
+    "asgi-ratelimit",
+    "bare FastAPI",
+    "slidegate around FastAPI",
+    "slidegate around FastAPI, statistics=False",
+    "slidegate at the endpoint of FastAPI",
+    "fastapi-limiter at the endpoint",
+)
+"""The candidates of `middleware` that are measured here."""
+
+Taken = Mapping[str, Mapping[str, list[float]]]
+"""What a process measured: outcome -> candidate -> microseconds, by rounds."""
 
 
 def arguments(parser: ArgumentParser) -> None:
@@ -34,15 +52,14 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=5, help="rounds in each process")
 
 
-def measured(path: Path, count: int) -> dict[str, dict[str, list[float]]]:
-    """Return what a process that finds slidegate at `path` measured: outcome -> candidate -> microseconds."""
-    paths = os.pathsep.join((str(path), str(ROOT)))
+def measured(path: str, count: int) -> dict[str, Taken]:
+    """Return what a process that finds slidegate at `path` measured: hits and requests."""
     command = [sys.executable, "-m", "benchmarks.compiled", str(count)]
-    ended = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": paths}, stdout=subprocess.PIPE)
+    ended = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE)
     if ended.returncode:
         raise SystemExit("a measuring process failed; the lines above say why")
     found = json.loads(ended.stdout)
-    if found.pop("compiled") is not (path != ROOT / "src"):
+    if found.pop("compiled") is not (path != source()):
         raise SystemExit(f"{path} is not the build that it should be")
     return dict(found)
 
@@ -51,11 +68,20 @@ def measure_here(count: int) -> dict[str, object]:
     """Measure the build that this process has imported."""
     import slidegate
 
-    found: dict[str, object] = {"compiled": slidegate.compiled}
-    for outcome, refused in OUTCOMES.items():
+    hits = {}
+    for outcome, refused in HITS.items():
         candidates = {name: candidate(ours(limit), refused) for name, limit in LIMITS.items()}
-        found[outcome] = asyncio.run(rounds({**candidates, PEER: candidate(theirs, refused)}, count))
-    return found
+        hits[outcome] = asyncio.run(rounds({**candidates, PEER: candidate(theirs, refused)}, count))
+    requests = {}
+    for outcome, (amount, status) in middleware.OUTCOMES.items():
+        apps = middleware.applications(amount, status)
+        requests[outcome] = asyncio.run(middleware.measured({name: apps[name] for name in REQUESTS}, count))
+    return {"compiled": slidegate.compiled, "hits": hits, "requests": requests}
+
+
+def source() -> str:
+    """Return where a process finds the source, and the benchmarks."""
+    return f"{ROOT / 'src'}{os.pathsep}{ROOT}"
 
 
 def tables(options: Namespace) -> Iterator[Table]:
@@ -65,21 +91,65 @@ def tables(options: Namespace) -> Iterator[Table]:
         raise SystemExit("there is no compiled wheel: python3 dev.py bench compiled")
     with TemporaryDirectory() as unpacked:
         zipfile.ZipFile(wheels[0]).extractall(unpacked)
-        builds = {"compiled": Path(unpacked), "source": ROOT / "src"}
+        builds = {"compiled": f"{unpacked}{os.pathsep}{ROOT}", "source": source()}
         turns = [
             (build, measured(path, options.rounds)) for _ in range(options.turns) for build, path in builds.items()
         ]
-    for outcome in OUTCOMES:
-        rows: list[list[Cell]] = []
-        for name in LIMITS:
-            for build in builds:
-                found = [taken[outcome] for made, taken in turns if made == build]
-                pairs = [pair for taken in found for pair in zip(taken[name], taken[PEER], strict=True)]
-                times = median(theirs_us / own_us for own_us, theirs_us in pairs)
-                rows.append([f"{name}, {build}", median(own_us for own_us, _ in pairs), times])
-        peers = [took_us for _, taken in turns for took_us in taken[outcome][PEER]]
-        columns = {"what": "", "median us": ".2f", "times as fast as the peer": ".2f"}
-        yield Table(f"One hit, {outcome}", columns, [*rows, [PEER, median(peers), None]])
+        for outcome in HITS:
+            yield of_hits(outcome, [(build, taken["hits"][outcome]) for build, taken in turns])
+        for outcome in middleware.OUTCOMES:
+            yield of_requests(outcome, [(build, taken["requests"][outcome]) for build, taken in turns])
+        yield behind_a_server(builds)
+
+
+def pairs_of(
+    build: str, name: str, base: str, turns: list[tuple[str, Mapping[str, list[float]]]]
+) -> list[tuple[float, float]]:
+    """Return (own, base) of all rounds in the processes of a build."""
+    return [pair for made, taken in turns if made == build for pair in zip(taken[name], taken[base], strict=True)]
+
+
+def of_hits(outcome: str, turns: list[tuple[str, Mapping[str, list[float]]]]) -> Table:
+    """Return the table of one hit."""
+    rows: list[list[Cell]] = []
+    for name in LIMITS:
+        for build in ("compiled", "source"):
+            pairs = pairs_of(build, name, PEER, turns)
+            times = median(theirs_us / own_us for own_us, theirs_us in pairs)
+            rows.append([f"{name}, {build}", median(own_us for own_us, _ in pairs), times])
+    peers = [took_us for _, taken in turns for took_us in taken[PEER]]
+    columns = {"what": "", "median us": ".2f", "times as fast as the peer": ".2f"}
+    return Table(f"One hit, {outcome}", columns, [*rows, [PEER, median(peers), None]])
+
+
+def of_requests(outcome: str, turns: list[tuple[str, Mapping[str, list[float]]]]) -> Table:
+    """Return the table of one request."""
+    rows: list[list[Cell]] = []
+    for name in REQUESTS:
+        base = middleware.baseline(name)
+        if base is None:
+            rows.append([name, median(took_us for _, taken in turns for took_us in taken[name]), None, None, None])
+            continue
+        for build in ("compiled", "source") if name.startswith("slidegate") else ("",):
+            builds = (build,) if build else ("compiled", "source")
+            pairs = [pair for one in builds for pair in pairs_of(one, name, base, turns)]
+            added = median(own_us - base_us for own_us, base_us in pairs)
+            ratio = median(own_us / base_us for own_us, base_us in pairs)
+            label = f"{name}, {build}" if build else name
+            rows.append([label, median(own_us for own_us, _ in pairs), added, ratio, base])
+    columns = {"what": "", "median us": ".2f", "added us": "+.2f", "ratio": ".2f", "to": ""}
+    return Table(f"One request, {outcome}", columns, rows)
+
+
+def behind_a_server(builds: Mapping[str, str]) -> Table:
+    """Return the table of requests a second behind uvicorn."""
+    candidates: dict[str, tuple[str, str]] = {}
+    for name in APPS:
+        if name.startswith("slidegate"):
+            candidates.update({f"{name}, {build}": (name, path) for build, path in builds.items()})
+        elif not name.startswith("slowapi"):
+            candidates[name] = name, builds["source"]
+    return server.compared("Behind uvicorn", candidates, server.ROUNDS, seconds=1)
 
 
 if __name__ == "__main__":

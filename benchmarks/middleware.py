@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from fastapi import Depends, FastAPI
@@ -36,6 +36,8 @@ from .report.tables import Table
 PACKAGES = ("starlette", "fastapi", "asgi-ratelimit", "slowapi", "fastapi-limiter", "limits")
 
 PLENTY = 2_000_000_000
+OUTCOMES = {"admitted": (PLENTY, 200), "refused": (1, 429)}
+"""The outcome of requests -> what every gate admits in an hour, and the status of its answers."""
 
 
 async def page(request: Request) -> PlainTextResponse:
@@ -111,9 +113,14 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--requests", type=int, default=2_000, help="in each round of each candidate")
 
 
-async def outcome(name: str, amount: int, status: int, options: Namespace) -> Table:
-    """Measure one request with one outcome."""
-    apps: dict[str, tuple[ASGIApp, int]] = {
+def applications(amount: int, status: int) -> dict[str, tuple[ASGIApp, int]]:
+    """Return all candidates by name, each with the status of its answers.
+
+    Args:
+        amount: What every gate admits in an hour.
+        status: The status of the answers of a gate.
+    """
+    return {
         "bare Starlette": (starlette(), 200),
         "slidegate": (ours(amount), status),
         "slidegate, statistics=False": (ours(amount, statistics=False), status),
@@ -130,17 +137,27 @@ async def outcome(name: str, amount: int, status: int, options: Namespace) -> Ta
         "slidegate at the endpoint of FastAPI": (ours_at_endpoint(amount), status),
         "fastapi-limiter at the endpoint": (peer_at_endpoint(amount), status),
     }
-    baselines = {name: "bare FastAPI" if "astapi" in name.lower() else "bare Starlette" for name in apps}
-    del baselines["bare Starlette"], baselines["bare FastAPI"]
+
+
+def baseline(name: str) -> str | None:
+    """Return the name of the bare application that a candidate is compared with; None for one itself."""
+    base = "bare FastAPI" if "astapi" in name.lower() else "bare Starlette"
+    return None if name == base else base
+
+
+async def measured(
+    apps: Mapping[str, tuple[ASGIApp, int]], count: int, requests: int = 2_000
+) -> dict[str, list[float]]:
+    """Return the microseconds of one request of each candidate, by rounds."""
     for app, _ in apps.values():  # the one request that a refusing gate admits
         await asgi(app, 1, 200)()
-    taken = await rounds(
-        {name: asgi(app, options.requests, expected) for name, (app, expected) in apps.items()}, options.rounds
-    )
-    return compared(f"One request, {name}", taken, baselines)
+    return await rounds({name: asgi(app, requests, expected) for name, (app, expected) in apps.items()}, count)
 
 
 def tables(options: Namespace) -> Iterator[Table]:
     """Measure both outcomes."""
-    for name, amount, status in (("admitted", PLENTY, 200), ("refused", 1, 429)):
-        yield asyncio.run(outcome(name, amount, status, options))
+    for outcome, (amount, status) in OUTCOMES.items():
+        apps = applications(amount, status)
+        taken = asyncio.run(measured(apps, options.rounds, options.requests))
+        baselines = {name: base for name in apps if (base := baseline(name)) is not None}
+        yield compared(f"One request, {outcome}", taken, baselines)

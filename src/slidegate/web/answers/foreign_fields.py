@@ -6,7 +6,10 @@ import re
 from collections.abc import Iterable
 from typing import Any, Final, TypeAlias
 
+Field: TypeAlias = Any
+"""A field as an application wrote it: two of bytes, or of another kind of bytes, in a tuple or a list."""
 Fields: TypeAlias = list[tuple[bytes, bytes]]
+"""Fields of ours."""
 
 _NAME: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 """A token of RFC 9110, section 5.6.2."""
@@ -19,7 +22,7 @@ def lowered(name: Any) -> bytes:
     return name.encode("latin-1", "replace").lower() if isinstance(name, str) else bytes(name).lower()
 
 
-def sendable(headers: Iterable[Any]) -> tuple[Fields, list[object]]:
+def sendable(headers: Iterable[Field]) -> tuple[Fields, list[object]]:
     """Return the fields that can be sent, and those that cannot."""
     good: Fields = []
     bad: list[object] = []

@@ -15,7 +15,7 @@ from ...core.kinds.any_limit import AnyLimit
 from ...core.kinds.calendar_quota import CalendarQuota
 from ...core.kinds.concurrency import Concurrency
 from ...core.memo import remember
-from .foreign_fields import Fields, lowered
+from .foreign_fields import Field, Fields, lowered
 from .tightest import tightest
 
 HeaderStyle: TypeAlias = Literal["draft", "legacy", "both"]
@@ -64,9 +64,7 @@ class HeaderWriter:
         self._of_one: dict[Bucket, tuple[tuple[bytes, bytes], bytes, int]] = {}  # those with one limit
         self._policies: dict[Buckets, tuple[bytes, bytes]] = {}
 
-    def complete(
-        self, theirs: Iterable[tuple[bytes, bytes]], decision: Decision, further: Sequence[Decision] = ()
-    ) -> Fields:
+    def complete(self, theirs: Iterable[Field], decision: Decision, further: Sequence[Decision] = ()) -> list[Field]:
         """Return the fields of a response, ours behind the application's; RateLimit shows the tightest limit.
 
         A field comes once, and ours says what the gate knows.
@@ -76,8 +74,9 @@ class HeaderWriter:
             decision: The first decision about the request.
             further: All others.
         """
-        fields = [*theirs]
-        for name, _ in fields:
+        fields: list[Field] = [*theirs]
+        for field in fields:
+            name = field[0]
             if len(name) in _LENGTHS and lowered(name) in OURS:
                 ours = self._ours(decision, further)
                 own = {name for name, _ in ours}

@@ -18,7 +18,7 @@ from ..holding import until_the_last_byte
 from ..record import LEFT, Side
 from ..settling import by_start
 from .feed import Feed, counted_by
-from .foreign_fields import Fields, lowered
+from .foreign_fields import Field, lowered
 from .header_fields import OURS, HeaderWriter
 from .traffic import Visit
 
@@ -181,7 +181,7 @@ class Outgoing(Visit):
         """Send the refusal of a limit at an endpoint in the place of an answer."""
         writer = self.writer
         dropped = _OF_THE_ANSWER if writer is None else _OF_THE_ANSWER | OURS
-        kept: Fields = [field for field in message.get("headers", ()) if lowered(field[0]) not in dropped]
+        kept: list[Field] = [field for field in message.get("headers", ()) if lowered(field[0]) not in dropped]
         if writer is not None:
             first, *further = self.decisions
             kept += writer.complete((), first, further)
