@@ -15,6 +15,7 @@ import sys
 import zipfile
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -70,7 +71,7 @@ def measure_here(count: int) -> dict[str, object]:
 
     hits = {}
     for outcome, refused in HITS.items():
-        candidates = {name: candidate(ours(limit), refused) for name, limit in LIMITS.items()}
+        candidates = {name: candidate(partial(ours, limit), refused) for name, limit in LIMITS.items()}
         hits[outcome] = asyncio.run(rounds({**candidates, PEER: candidate(theirs, refused)}, count))
     requests = {}
     for outcome, (amount, status) in middleware.OUTCOMES.items():
