@@ -7,6 +7,7 @@ publishes the last figures when the server ends.
 from __future__ import annotations
 
 import os
+import socket
 import sys
 
 import uvicorn
@@ -15,7 +16,6 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
-from uvicorn.supervisors import Multiprocess
 
 from slidegate import Limiter, RateLimitMiddleware, Rule, everyone
 from slidegate.limiter.figures.stats import Traffic
@@ -57,13 +57,10 @@ def make() -> Starlette:
 
 def main() -> None:
     os.environ["STORE"], workers = sys.argv[1], int(sys.argv[2])
-    config = uvicorn.Config(
-        f"{__spec__.name}:make", factory=True, host="127.0.0.1", port=0, workers=workers, log_level="warning"
-    )
-    listening = config.bind_socket()
-    sys.stdout.write(f"{listening.getsockname()[1]}\n")
-    sys.stdout.flush()
-    Multiprocess(config, sockets=[listening]).run()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        sys.stdout.write(f"{listening.getsockname()[1]}\n")
+        sys.stdout.flush()
+        uvicorn.run(f"{__spec__.name}:make", factory=True, fd=listening.fileno(), workers=workers, log_level="warning")
 
 
 if __name__ == "__main__":
