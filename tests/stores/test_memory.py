@@ -823,3 +823,22 @@ def test_a_store_needs_no_thread() -> None:
     store.close()
     store.close()
     assert threading.active_count() == before
+
+
+def test_a_demand_without_checks_is_answered_at_once_and_does_what_is_due() -> None:
+    clock = FakeClock()
+    store = MemoryStore(clock=clock)
+    store.hit([(bucket("5/second"), "key", 1)])
+    for _ in range(3):
+        decision = store.hit((), ("203.0.113.9",))
+        assert (decision.allowed, decision.reason, decision.now_us) == (True, Reason.OK, clock())
+        assert (decision.checks, decision.readings, decision.charge) == ((), (), ())
+        clock.advance("100ms")
+    assert store.stats().keys == 1
+    clock.advance("1h")
+    store.hit(())
+    assert store.stats().keys == 0, "what is empty is swept, whoever asks"
+    clock.advance(us=-HOUR_US)
+    assert store.hit(()).now_us == clock()
+    store.bans.ban("203.0.113.9", HOUR_US, "by hand", "somebody")
+    assert store.hit((), ("203.0.113.9",)).reason is Reason.BANNED

@@ -194,6 +194,11 @@ class MemoryStore:
 
     def _hit_any(self, checks: Sequence[Check], guarded: Sequence[Guarded]) -> Decision:
         """Do what `hit` does, whatever the demand, whether its keys are banned, and wherever their windows are."""
+        if not checks and not self._banned:
+            # Nothing is counted, and nobody is refused. It needs the lock only where there is something else to do.
+            now_us = monotonic_ns() // 1000 if self._clock is None else self._clock()
+            if self._latest_us <= now_us < self._sweep_due_us:
+                return Decision(True, OK, now_us)
         acquire, release = self._acquire, self._release
         acquire()
         try:

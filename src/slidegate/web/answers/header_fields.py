@@ -81,6 +81,8 @@ class HeaderWriter:
                 ours = self._ours(decision, further)
                 own = {name for name, _ in ours}
                 return [field for field in fields if lowered(field[0]) not in own] + ours
+        if further and not decision.readings:
+            decision, *further = further  # a gate that limits nothing itself, and the limit at an endpoint below it
         readings = decision.readings
         if len(readings) == 1 and not further and (known := self._of_one.get(decision.checks[0][0])) is not None:
             # Nearly every response tells of one limit, in the draft's style: as `_ours` does it, in fewer steps.
@@ -91,7 +93,7 @@ class HeaderWriter:
             fields.append(policy)
             fields.append((b"ratelimit", value % (left if left > 0 else 0, more_after_s)))
             return fields
-        return fields + self._ours(decision, further)
+        return fields + self._ours(decision, further) if readings or further else fields
 
     def _ours(self, decision: Decision, further: Sequence[Decision]) -> Fields:
         """Return the fields that tell of some decisions."""

@@ -17,7 +17,7 @@ from ..endpoints.decorator import MARKS, check_endpoint
 from ..holding import until_the_last_byte
 from ..record import LEFT, Side
 from ..settling import by_start
-from .feed import Feed, counted_by
+from .feed import Feed
 from .foreign_fields import Field, lowered
 from .header_fields import OURS, HeaderWriter
 from .traffic import Visit
@@ -132,7 +132,7 @@ class Outgoing(Visit):
                 self.over = True
                 feed, checks = self.feed, self.first.checks
                 now = feed.now
-                counted = checks[0][0] if len(checks) == 1 else counted_by(self)
+                counted = checks[0][0] if len(checks) == 1 else tuple([bucket for bucket, _, _ in checks])
                 feed.passed(self.scope, counted, self.status, self.began, self._first_byte, now())
         out = self.out
         return out(message)

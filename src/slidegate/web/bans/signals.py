@@ -134,6 +134,8 @@ class AbuseWatch:
     def guarded(self, scope: Scope, client_key: str, address: Address | None) -> Sequence[Guarded]:
         """Return the keys and addresses whose bans refuse a request."""
         client: Guarded = client_key if address is None else address
+        if not self._keys:
+            return (client,)
         return [client, *(key.find(scope, self._limiter, client_key) for key in self._keys)]
 
     def look(self, scope: Scope, outer: Iterable[AbuseWatch]) -> Sequence[Offence]:
