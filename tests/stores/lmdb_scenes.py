@@ -282,7 +282,7 @@ def growing(path: str, processes: int, rounds: int) -> Any:
 
     Returns the exit codes, the sizes of the file as they were seen, and how many windows it holds at the end.
     """
-    options: dict[str, Any] = {"map_size": 1 << 16, "max_map_size": 1 << 26}
+    options: dict[str, Any] = {"map_size": 1 << 16, "max_map_size": 1 << 27, "max_keys": 1_000_000}
     asked, sizes = bucket(5), []
     data = os.path.join(path, "data.mdb")
 
