@@ -14,7 +14,7 @@ import subprocess
 import sys
 import zipfile
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -22,7 +22,7 @@ from tempfile import TemporaryDirectory
 
 from . import middleware, server
 from .limiter import candidate, ours, theirs
-from .measure import rounds
+from .measure import COLUMNS, rounds, row_of
 from .report.tables import Cell, Table
 from .serving.apps import APPS
 
@@ -44,8 +44,11 @@ REQUESTS = (
 )
 """The candidates of `middleware` that are measured here."""
 
-Taken = Mapping[str, Mapping[str, list[float]]]
-"""What a process measured: outcome -> candidate -> microseconds, by rounds."""
+BUILDS = ("compiled", "source")
+Times = Mapping[str, list[float]]
+"""Candidate -> microseconds, by rounds."""
+Turns = Sequence[tuple[str, Times]]
+"""The build of each process, and what it measured."""
 
 
 def arguments(parser: ArgumentParser) -> None:
@@ -53,8 +56,8 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=5, help="rounds in each process")
 
 
-def measured(path: str, count: int) -> dict[str, Taken]:
-    """Return what a process that finds slidegate at `path` measured: hits and requests."""
+def measured(path: str, count: int) -> dict[str, Mapping[str, Times]]:
+    """Return what a process that finds slidegate at `path` measured: "hits" and "requests", by outcome."""
     command = [sys.executable, "-m", "benchmarks.compiled", str(count)]
     ended = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE)
     if ended.returncode:
@@ -92,7 +95,7 @@ def tables(options: Namespace) -> Iterator[Table]:
         raise SystemExit("there is no compiled wheel: python3 dev.py bench compiled")
     with TemporaryDirectory() as unpacked:
         zipfile.ZipFile(wheels[0]).extractall(unpacked)
-        builds = {"compiled": f"{unpacked}{os.pathsep}{ROOT}", "source": source()}
+        builds = dict(zip(BUILDS, (f"{unpacked}{os.pathsep}{ROOT}", source()), strict=True))
         turns = [
             (build, measured(path, options.rounds)) for _ in range(options.turns) for build, path in builds.items()
         ]
@@ -103,19 +106,17 @@ def tables(options: Namespace) -> Iterator[Table]:
         yield behind_a_server(builds)
 
 
-def pairs_of(
-    build: str, name: str, base: str, turns: list[tuple[str, Mapping[str, list[float]]]]
-) -> list[tuple[float, float]]:
-    """Return (own, base) of all rounds in the processes of a build."""
-    return [pair for made, taken in turns if made == build for pair in zip(taken[name], taken[base], strict=True)]
+def pairs_of(builds: Iterable[str], name: str, base: str, turns: Turns) -> list[tuple[float, float]]:
+    """Return (own, base) of all rounds in the processes of some builds."""
+    return [pair for build, taken in turns if build in builds for pair in zip(taken[name], taken[base], strict=True)]
 
 
-def of_hits(outcome: str, turns: list[tuple[str, Mapping[str, list[float]]]]) -> Table:
+def of_hits(outcome: str, turns: Turns) -> Table:
     """Return the table of one hit."""
     rows: list[list[Cell]] = []
     for name in LIMITS:
-        for build in ("compiled", "source"):
-            pairs = pairs_of(build, name, PEER, turns)
+        for build in BUILDS:
+            pairs = pairs_of([build], name, PEER, turns)
             times = median(theirs_us / own_us for own_us, theirs_us in pairs)
             rows.append([f"{name}, {build}", median(own_us for own_us, _ in pairs), times])
     peers = [took_us for _, taken in turns for took_us in taken[PEER]]
@@ -123,23 +124,18 @@ def of_hits(outcome: str, turns: list[tuple[str, Mapping[str, list[float]]]]) ->
     return Table(f"One hit, {outcome}", columns, [*rows, [PEER, median(peers), None]])
 
 
-def of_requests(outcome: str, turns: list[tuple[str, Mapping[str, list[float]]]]) -> Table:
-    """Return the table of one request."""
+def of_requests(outcome: str, turns: Turns) -> Table:
+    """Return the table of one request; peers and bare applications are the same in the processes of both builds."""
     rows: list[list[Cell]] = []
     for name in REQUESTS:
         base = middleware.baseline(name)
         if base is None:
             rows.append([name, median(took_us for _, taken in turns for took_us in taken[name]), None, None, None])
-            continue
-        for build in ("compiled", "source") if name.startswith("slidegate") else ("",):
-            builds = (build,) if build else ("compiled", "source")
-            pairs = [pair for one in builds for pair in pairs_of(one, name, base, turns)]
-            added = median(own_us - base_us for own_us, base_us in pairs)
-            ratio = median(own_us / base_us for own_us, base_us in pairs)
-            label = f"{name}, {build}" if build else name
-            rows.append([label, median(own_us for own_us, _ in pairs), added, ratio, base])
-    columns = {"what": "", "median us": ".2f", "added us": "+.2f", "ratio": ".2f", "to": ""}
-    return Table(f"One request, {outcome}", columns, rows)
+        elif name.startswith("slidegate"):
+            rows += [row_of(f"{name}, {build}", pairs_of([build], name, base, turns), base) for build in BUILDS]
+        else:
+            rows.append(row_of(name, pairs_of(BUILDS, name, base, turns), base))
+    return Table(f"One request, {outcome}", COLUMNS, rows)
 
 
 def behind_a_server(builds: Mapping[str, str]) -> Table:

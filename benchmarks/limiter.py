@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 
 from limits import parse
@@ -30,26 +30,22 @@ Turns = Callable[[bool], Awaitable[None]]
 
 def ours(limit: str) -> Turns:
     """Return the turns of a limiter of ours that is new."""
-    limiter = Limiter()
-
-    # The loop stands here and in `theirs`, so that a hit is what is measured, and no call around it.
-    async def turns(expected: bool) -> None:
-        for _ in range(100):
-            for key in KEYS:
-                if bool(await limiter.hit(key, limit)) is not expected:
-                    raise RuntimeError("the wrong answer")
-
-    return turns
+    return turns_of(Limiter().hit, [(key, limit) for key in KEYS])
 
 
 def theirs() -> Turns:
     """Return the turns of a moving window of `limits` that is new."""
-    limiter, limit = MovingWindowRateLimiter(MemoryStorage()), parse("100/hour")
+    limit = parse("100/hour")
+    return turns_of(MovingWindowRateLimiter(MemoryStorage()).hit, [(limit, key) for key in KEYS])
+
+
+def turns_of(hit: Callable[..., Awaitable[object]], questions: Sequence[tuple[object, object]]) -> Turns:
+    """Return the turns of one method: it is called as it is, so that no call around it is measured."""
 
     async def turns(expected: bool) -> None:
         for _ in range(100):
-            for key in KEYS:
-                if bool(await limiter.hit(limit, key)) is not expected:
+            for first, second in questions:
+                if bool(await hit(first, second)) is not expected:
                     raise RuntimeError("the wrong answer")
 
     return turns

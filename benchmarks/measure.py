@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from itertools import cycle, islice
 from statistics import median
 
@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Scope
 
 from .report.tables import Cell, Table
 
+COLUMNS = {"what": "", "median us": ".2f", "added us": "+.2f", "ratio": ".2f", "to": ""}
 Candidate = Callable[[], Awaitable[float]]
 """Runs one round and returns the microseconds of one operation."""
 
@@ -49,10 +50,14 @@ def compared(title: str, taken: Mapping[str, list[float]], baselines: Mapping[st
         if base is None:
             rows.append([name, median(own), None, None, None])
         else:
-            pairs = list(zip(own, taken[base], strict=True))
-            added = median(mine - theirs for mine, theirs in pairs)
-            rows.append([name, median(own), added, median(mine / theirs for mine, theirs in pairs), base])
-    return Table(title, {"what": "", "median us": ".2f", "added us": "+.2f", "ratio": ".2f", "to": ""}, rows)
+            rows.append(row_of(name, list(zip(own, taken[base], strict=True)), base))
+    return Table(title, COLUMNS, rows)
+
+
+def row_of(name: str, pairs: Sequence[tuple[float, float]], base: str) -> list[Cell]:
+    """Return the row of a candidate from its times, each with that of the baseline in the same round."""
+    added = median(mine - theirs for mine, theirs in pairs)
+    return [name, median(mine for mine, _ in pairs), added, median(mine / theirs for mine, theirs in pairs), base]
 
 
 def asgi(app: ASGIApp, requests: int, expected: int, paths: Iterable[str] = ("/",)) -> Candidate:

@@ -10,6 +10,7 @@ import anyio
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from slidegate import RateLimitMiddleware
 from slidegate.web.lists.watching import THREAD
 
 PEER = "203.0.113.9"
@@ -68,6 +69,13 @@ def scope_of(
     }
     scope.update(more)
     return scope
+
+
+def skip_the_first_requests(gate: RateLimitMiddleware) -> None:
+    """Have a gate take the short way at once, if it ever does: it looks on the first requests for findings."""
+    gate._judge = gate._gate.at_once()
+    gate._judged = frozenset({"http", "websocket"})
+    gate._watch = None
 
 
 async def send_scope(app: ASGIApp, scope: Scope) -> Answer:

@@ -18,7 +18,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from slidegate import Limiter, Networks, RateLimitMiddleware
 
-from .driver import PEER, scope_of
+from .driver import PEER, scope_of, send_scope, skip_the_first_requests
 
 OURS: Final = {b"ratelimit", b"ratelimit-policy", b"x-ratelimit-limit", b"x-ratelimit-remaining", b"x-ratelimit-reset"}
 
@@ -64,29 +64,16 @@ GATES: Final = st.fixed_dictionaries({
 CLIENTS: Final = st.sampled_from([(PEER, 1), [PEER, 1], (PEER, None), [PEER, "1"]])
 
 
-async def through(gate: RateLimitMiddleware, client: Any) -> list[Message]:
-    out: list[Message] = []
-
-    async def receive() -> Message:
-        return {"type": "http.request", "body": b"", "more_body": False}
-
-    async def send(message: Message) -> None:
-        out.append(message)
-
-    await gate({**scope_of("/"), "client": client}, receive, send)
-    return out
-
-
 async def played(messages: list[Any], options: dict[str, Any], client: Any, short: bool) -> list[Message]:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         for message in messages:
             await send(message)
 
     gate = RateLimitMiddleware(app, limits="99/hour", limiter=Limiter(), **options)
-    if short and gate._gate.short:
+    if short:
         await gate.limiter.prepare()
-        gate._judge, gate._judged, gate._watch = gate._gate.judge, frozenset({"http"}), None
-    return await through(gate, client)
+        skip_the_first_requests(gate)
+    return (await send_scope(gate, scope_of("/", client=client))).messages
 
 
 @settings(max_examples=300, deadline=None, print_blob=True)

@@ -39,7 +39,7 @@ from slidegate.web.answers import header_fields
 from slidegate.web.findings.first_requests import WATCHED
 from slidegate.web.gate import RequestGate
 
-from .driver import PEER, call, hello, scope_of, statuses
+from .driver import PEER, call, hello, scope_of, skip_the_first_requests, statuses
 
 OTHERS: Final = Networks(["192.0.2.77"])
 """An allowlist on which nobody of these tests is: a gate that has one takes every request the long way."""
@@ -94,10 +94,10 @@ class Play:
         self.steps: list[Any] = []
         options |= {"allowlist": OTHERS} if long else {}
         self.gate = RateLimitMiddleware(self.act, rules=rules, limiter=self.limiter, **options)
-        if not long:
-            self.gate._judge = self.gate._gate.judge if self.gate._gate.short else None
-            self.gate._judged = frozenset({"http", "websocket"})
-        self.gate._watch = None
+        if long:
+            self.gate._watch = None
+        else:
+            skip_the_first_requests(self.gate)
 
     async def act(self, scope: Scope, receive: Receive, send: Send) -> None:
         for step in self.steps:

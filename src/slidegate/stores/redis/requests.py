@@ -106,8 +106,8 @@ class Demand:
         decision = decision_of(answer, self.what, self.checks, now_us)
         if decision.charge:
             self._tools.renewals.hold(decision, self._asked_us)
-            for place in [at for at, (bucket, _, _) in enumerate(self.checks) if bucket.held]:
-                self._tools.hand_back(decision.take_out(place))
+            for part in decision.take_apart(held=True):
+                self._tools.hand_back(part)
 
     def guards(self) -> bytes:
         """See `Request`."""

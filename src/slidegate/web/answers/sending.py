@@ -19,7 +19,7 @@ from ..record import LEFT, Side
 from ..settling import by_start
 from .feed import Feed
 from .foreign_fields import Field, lowered
-from .header_fields import OURS, HeaderWriter
+from .header_fields import OURS, HeaderWriter, asked_buckets
 from .traffic import Visit
 
 _FIRST: Final = frozenset(
@@ -132,7 +132,7 @@ class Outgoing(Visit):
                 self.over = True
                 feed, checks = self.feed, self.first.checks
                 now = feed.now
-                counted = checks[0][0] if len(checks) == 1 else tuple([bucket for bucket, _, _ in checks])
+                counted = checks[0][0] if len(checks) == 1 else asked_buckets(self.first)
                 feed.passed(self.scope, counted, self.status, self.began, self._first_byte, now())
         out = self.out
         return out(message)
