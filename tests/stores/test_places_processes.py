@@ -97,9 +97,10 @@ def test_a_stopped_worker_learns_on_waking_that_its_places_are_lost(crew: Crew) 
             until(lambda: second.ask("take") == "yes", f"the {place} place")
     finally:
         first.wake()
-    assert first.ask("take") == "no"  # one of its three was put back, and nobody gets a fourth
+    assert first.ask("take") == "no"  # one of its three is taken still, and nobody gets a fourth
     assert second.ask("take") == "no"
-    until(lambda: first.ask("lost") == "2 1", "the event")
+    # The third was put back, unless the waking came before it had run out too.
+    until(lambda: first.ask("lost") in ("2 0", "2 1"), "the event")
     assert sorted(first.ask("leave") for _ in range(AMOUNT)) == ["False", "False", "True"]
     assert first.ask("take") == "yes"
     assert [first.ask("leave"), second.ask("leave"), second.ask("leave")] == ["True"] * 3
