@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +13,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from slidegate import RateLimitMiddleware
+from slidegate.web.endpoints.decorator import MARKS
 from slidegate.web.lists.watching import THREAD
 
 PEER = "203.0.113.9"
@@ -76,6 +79,17 @@ def skip_the_first_requests(gate: RateLimitMiddleware) -> None:
     gate._judge = gate._gate.at_once()
     gate._judged = frozenset({"http", "websocket"})
     gate._watch = None
+
+
+@contextmanager
+def nothing_decorated() -> Iterator[None]:
+    """Have gates forget that a test has decorated an endpoint: in a process with one they look at every endpoint."""
+    marks = MARKS[:]
+    MARKS.clear()
+    try:
+        yield
+    finally:
+        MARKS[:] = marks
 
 
 async def send_scope(app: ASGIApp, scope: Scope) -> Answer:

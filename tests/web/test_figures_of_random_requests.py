@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -12,15 +14,17 @@ from starlette.routing import Mount, Route, Router, WebSocketRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocketDisconnect
 
-from slidegate import Limiter, MemoryStore, Networks, RateLimit, RateLimitMiddleware, Rule
+from slidegate import Decision, Limiter, MemoryStore, Networks, RateLimit, RateLimitMiddleware, Rule
 from slidegate.core import MetricSummary, MetricWindow
 from slidegate.limiter.figures import statistics
 from slidegate.limiter.figures.statistics import OTHER, UNROUTED
 from slidegate.limiter.figures.stats import Stats
 from slidegate.limiter.figures.windows import SLICE_US, SLICES
 from slidegate.testing import FakeClock, RecordingObserver
+from slidegate.web.answers.tightest import tightest
+from slidegate.web.record import Record
 
-from .driver import scope_of
+from .driver import nothing_decorated, scope_of, skip_the_first_requests
 
 BLOCKED = "198.51.100.7"
 FIRST = {"http.response.start": 200, "websocket.accept": 101, "websocket.close": 403}
@@ -28,12 +32,14 @@ PATHS = {
     "/items/1": "GET /items/{id}",
     "/items/2": "GET /items/{id}",
     "/one/1": "GET /one/{id}",
+    "/beside/1": "GET /beside/{id}",
     "/other/1": "GET /other/{id}",
     "/limited": "GET /limited",
     "/sub/ann": "GET /sub/{name}",
     "/nowhere": UNROUTED,
     "/ws": "WS /ws",
 }
+BESIDE = {"/beside/1"}
 
 
 class Recorder:
@@ -98,9 +104,14 @@ class Seen:
         self.started = self.over = False
 
     @property
+    def decisions(self) -> list[Decision]:
+        """The decisions so far. A look at the steps of a request takes it off the short way."""
+        record: Record = self.scope["slidegate"]
+        return [record.first] if record._steps is None else record.decisions
+
+    @property
     def labels(self) -> tuple[str, ...]:
-        steps = self.scope["slidegate"].decisions
-        return tuple(bucket.label for decision in steps for bucket, _, _ in decision.checks)
+        return tuple(bucket.label for decision in self.decisions for bucket, _, _ in decision.checks)
 
     def record(self, now_us: int, *events: str, **times: int) -> None:
         self.recorder.record(self.labels, self.route, now_us, *events, **times)
@@ -110,13 +121,14 @@ class Seen:
             self.first_us = self.recorder.clock()
             status = message.get("status") or FIRST[message["type"]]
             self.status_class = f"{status // 100}xx" if 100 <= status < 600 else "other"
-            decision = self.scope["slidegate"].decision
+            decision = tightest(self.decisions)
             if not decision.allowed:
                 self.over = True
                 violated = {state.rule for state in decision.violated}
                 labels = tuple(bucket.label for bucket, _, _ in decision.checks if bucket.rule in violated)
                 shut = ("blocked",) if decision.reason == "blocked" else ()
-                self.recorder.record(labels, self.route, self.first_us, "block", *shut, self.status_class)
+                route = UNROUTED if self.scope["path"] in BESIDE else self.route
+                self.recorder.record(labels, route, self.first_us, "block", *shut, self.status_class)
             elif message["type"] != "http.response.start":
                 self.start(self.first_us)
         elif self.first_us is not None and not self.over and message["type"] == "http.response.body":
@@ -201,16 +213,35 @@ def span_us(rng: random.Random) -> int:
     return rng.choice((1, -1)) * rng.choice((rng.randrange(3 * SLICE_US), rng.randrange(2 * SLICES * SLICE_US)))
 
 
-class World:
-    """A gate between scripts and a recorder."""
+class Fork(Router):
+    """A router that leaves some paths to another one, of which nothing is known before a request comes there."""
 
-    def __init__(self) -> None:
+    beside: Router
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] in BESIDE:
+            await self.beside(scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
+
+
+RULES: dict[str, list[Rule]] = {
+    "a rule for all": [Rule("*", "60/minute", name="all")],
+    "some paths have two": [Rule("*", "60/minute", name="all"), Rule("/items/{id}", "5/second", name="items")],
+    "one endpoint, two rules": [Rule(f"/items/{number}", "5/second", name=f"item {number}") for number in (1, 2)],
+}
+
+
+class World:
+    """A gate between scripts and a recorder. Its requests take the short way where no list has to be asked."""
+
+    def __init__(self, rules: list[Rule], short: bool) -> None:
         self.clock = FakeClock(10**12)
         self.heard = RecordingObserver()
         self.limiter = Limiter(MemoryStore(clock=self.clock), observers=[self.heard])
         shared = Script(self.clock)
-        # The recorder stands around one router: nothing in between makes an answer of an exception.
-        router = Router(
+        # The recorder stands around a router: nothing in between makes an answer of an exception.
+        router = Fork(
             routes=[
                 Route("/items/{id}", Script(self.clock), methods=["GET"]),
                 Route("/one/{id}", shared, methods=["GET"]),
@@ -220,10 +251,11 @@ class World:
                 WebSocketRoute("/ws", Script(self.clock)),
             ]
         )
-        rules = [Rule("*", "60/minute", name="all"), Rule("/items/{id}", "5/second", name="items")]
-        gate = RateLimitMiddleware(
-            router, limiter=self.limiter, rules=rules, blocklist=Networks([BLOCKED]), silence=["SG104"]
-        )
+        router.beside = Router(routes=[Route("/beside/{id}", shared, methods=["GET"])])
+        blocklist = None if short else Networks([BLOCKED])
+        gate = RateLimitMiddleware(router, limiter=self.limiter, rules=rules, blocklist=blocklist, silence=["SG104"])
+        if short:
+            skip_the_first_requests(gate)
         self.recorder = Recorder(gate, self.clock)
 
     async def limited(self, request: Any) -> ASGIApp:
@@ -268,17 +300,22 @@ async def test_figures_are_those_of_the_recorder_also_when_series_run_out(
 
 async def ask_and_compare(rng: random.Random) -> None:
     """Send random requests to some applications, and compare the figures after each round."""
-    for _ in range(6):
-        world = World()
-        for _ in range(25):
-            tasks = [asyncio.create_task(world.ask(rng)) for _ in range(rng.randrange(1, 25))]
-            while not all(task.done() for task in tasks):
-                await asyncio.sleep(0)
-                if rng.random() < 0.05:
-                    world.agree(rng.randint(1, SLICES))
-            for task in tasks:
-                task.result()
-            if rng.random() < 0.5:
-                world.clock.advance(us=max(span_us(rng) * 50, -(10**9)))
-            world.agree(rng.randint(1, SLICES))
+    for name, short in 2 * list(itertools.product(RULES, (False, True))):
+        world = World(RULES[name], short)
+        with nothing_decorated() if short else nullcontext():
+            await ask_in_rounds(world, rng)
         assert world.heard.kinds.count("series_full") == (len(world.recorder.windows) > statistics.MAX_SERIES)
+
+
+async def ask_in_rounds(world: World, rng: random.Random) -> None:
+    for _ in range(25):
+        tasks = [asyncio.create_task(world.ask(rng)) for _ in range(rng.randrange(1, 25))]
+        while not all(task.done() for task in tasks):
+            await asyncio.sleep(0)
+            if rng.random() < 0.05:
+                world.agree(rng.randint(1, SLICES))
+        for task in tasks:
+            task.result()
+        if rng.random() < 0.5:
+            world.clock.advance(us=max(span_us(rng) * 50, -(10**9)))
+        world.agree(rng.randint(1, SLICES))

@@ -34,12 +34,14 @@ from slidegate import (
     header,
 )
 from slidegate.core.memo import MEMO_SIZE
+from slidegate.core.statistics.buffered import MOST_NOTED
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.web.answers import header_fields
+from slidegate.web.endpoints.decorator import MARKS
 from slidegate.web.findings.first_requests import WATCHED
 from slidegate.web.gate import RequestGate
 
-from .driver import PEER, call, hello, scope_of, skip_the_first_requests, statuses
+from .driver import PEER, call, hello, nothing_decorated, scope_of, skip_the_first_requests, statuses
 
 OTHERS: Final = Networks(["192.0.2.77"])
 """An allowlist on which nobody of these tests is: a gate that has one takes every request the long way."""
@@ -169,6 +171,7 @@ REQUESTS: Final = st.fixed_dictionaries({
     ]),
     "steps": st.one_of(
         st.just([{"type": START, "status": 200, "headers": []}, {"type": BODY, "body": b"hi"}]),
+        st.just(["tick", {"type": START, "status": 200, "headers": []}, "tick", {"type": BODY, "body": b"hi"}]),
         st.lists(STEPS, max_size=6),
     ),
     "leaves_after": st.sampled_from([None, None, None, 0, 1]),
@@ -182,8 +185,17 @@ OPTIONS: Final = st.fixed_dictionaries({
 })  # fmt: skip
 
 
-async def both(rules: Callable[[], list[Rule]], options: dict[str, Any], requests: list[dict[str, Any]]) -> None:
+async def both(
+    rules: Callable[[], list[Rule]], options: dict[str, Any], requests: list[dict[str, Any]], decorated: bool
+) -> None:
     short, long = Play(rules(), False, **options), Play(rules(), True, **options)
+    with nothing_decorated():
+        if decorated:
+            MARKS.append(True)
+        await compared(short, long, requests)
+
+
+async def compared(short: Play, long: Play, requests: list[dict[str, Any]]) -> None:
     with patch.object(header_fields, "time", lambda: 1_700_000_000.0):
         await in_turn(short, long, requests)
     assert await short.state() == await long.state()
@@ -208,28 +220,28 @@ async def in_turn(short: Play, long: Play, requests: list[dict[str, Any]]) -> No
 
 
 @settings(max_examples=150, deadline=None, print_blob=True)
-@given(st.sampled_from(RULES), OPTIONS, st.lists(REQUESTS, min_size=1, max_size=10))
+@given(st.sampled_from(RULES), OPTIONS, st.lists(REQUESTS, min_size=1, max_size=10), st.booleans())
 def test_both_ways_send_the_same_messages_and_leave_the_same_behind(
-    rules: Callable[[], list[Rule]], options: dict[str, Any], requests: list[dict[str, Any]]
+    rules: Callable[[], list[Rule]], options: dict[str, Any], requests: list[dict[str, Any]], decorated: bool
 ) -> None:
     note(str(rules()))
-    asyncio.run(both(rules, options, requests))
+    asyncio.run(both(rules, options, requests, decorated))
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST"])
 def test_both_ways_refuse_every_method_alike(method: str) -> None:
     steps = [{"type": START, "status": 200, "headers": []}, {"type": BODY, "body": b"hi"}]
     asked = {"type": "http", "path": "/", "method": method, "client": (PEER, 1), "headers": {}, "steps": steps}
-    asyncio.run(both(RULES[0], {}, [{**asked, "leaves_after": None, "before": ""}] * 5))
+    asyncio.run(both(RULES[0], {}, [{**asked, "leaves_after": None, "before": ""}] * 5, decorated=False))
 
 
 @pytest.mark.deep
 @settings(max_examples=5_000, deadline=None, print_blob=True)
-@given(st.sampled_from(RULES), OPTIONS, st.lists(REQUESTS, min_size=1, max_size=25))
+@given(st.sampled_from(RULES), OPTIONS, st.lists(REQUESTS, min_size=1, max_size=25), st.booleans())
 def test_both_ways_agree_over_many_long_stories(
-    rules: Callable[[], list[Rule]], options: dict[str, Any], requests: list[dict[str, Any]]
+    rules: Callable[[], list[Rule]], options: dict[str, Any], requests: list[dict[str, Any]], decorated: bool
 ) -> None:
-    asyncio.run(both(rules, options, requests))
+    asyncio.run(both(rules, options, requests, decorated))
 
 
 @pytest.fixture
@@ -411,3 +423,19 @@ async def test_a_client_that_leaves_while_its_refusal_is_made_is_recorded_as_ref
     with pytest.raises(asyncio.CancelledError):
         await task
     assert (limiter.stats("5m").total.passed, limiter.stats("5m").total.refused) == (1, 1)
+
+
+async def test_figures_of_the_short_way_wait_in_bounded_memory(long_ways: list[Scope]) -> None:
+    limiter = Limiter()
+    app = RateLimitMiddleware(
+        Starlette(routes=[Route("/", lambda request: PlainTextResponse("hi"))]), limits="9999/hour", limiter=limiter
+    )
+    skip_the_first_requests(app)
+    most = 0
+    with nothing_decorated():
+        for _ in range(2 * MOST_NOTED + 9):
+            await call(app)
+            most = max(most, sum(len(series.noted) for series in limiter.internals.statistics.listed()))
+    assert long_ways == []
+    assert most == MOST_NOTED - 1
+    assert limiter.stats("1m").total.passed == 2 * MOST_NOTED + 9

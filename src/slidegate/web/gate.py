@@ -121,8 +121,9 @@ class RequestGate:
 
     async def serve(self, scope: Scope, receive: Receive, send: Send, record: Record, *, outermost: bool) -> None:
         """Judge one request, and pass it on or answer it."""
+        steps = record.steps
         side = record.side = self.side
-        answer = self.judge.decide(scope, record.steps)
+        answer = self.judge.decide(scope, steps)
         decision = answer if isinstance(answer, Decision) else await answer
         spared = self._strikes and (decision.allowed or _is_limited(decision)) and self._spares(scope)
         record.note(decision, side, spared=spared)

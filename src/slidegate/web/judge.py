@@ -31,7 +31,8 @@ from .rules.user_functions import Calls
 from .scope_keys import RECORD, is_preflight
 
 _ALLOWLISTED: Final = Decision(True, Reason.ALLOWLISTED)
-_EXEMPT: Final = Decision(True, Reason.EXEMPT)
+_BY_NO_RULE: Final = Reason.EXEMPT
+_EXEMPT: Final = Decision(True, _BY_NO_RULE)
 _GONE: Final = Barred(GONE)
 _AGAIN_US: Final = 1_000_000
 """When a client may come back whose request was shed: the level has moved by a fifth until then."""
@@ -97,7 +98,7 @@ class Judge:
             self._internals.statistics.costs[bound.bucket.label] = bound.cost
 
     def decide_at_once(self, scope: Scope) -> Decision | None:
-        """Decide about an ordinary request at the outermost gate; None where that takes `decide`.
+        """Decide about an ordinary request at the outermost gate, and say when; None where that takes `decide`.
 
         Only a gate without lists and ban policies may ask, whose rules are `RuleSet.at_once`.
         """
@@ -110,7 +111,9 @@ class Judge:
             return None
         checks, guarded = demand
         decision = hit(checks, guarded)
-        return decision if decision.checks or not decision.allowed else _EXEMPT
+        if not checks and decision.allowed:
+            decision.reason = _BY_NO_RULE
+        return decision
 
     def _demand(self, scope: Scope) -> _Demand | None:
         """Return the question about a request, for `decide_at_once`; None where somebody else has to be asked before.

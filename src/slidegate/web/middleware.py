@@ -266,7 +266,7 @@ class RateLimitMiddleware(Breakable):
                     raise
             if request.unfinished:
                 await self._gate.end(scope, request.send, request)
-            if not request.over:
+            if request.feed is not None:
                 request.leave()
         finally:
             request.scope, request.receive, request.out = ENDED
@@ -301,7 +301,7 @@ class RateLimitMiddleware(Breakable):
         request.open(None, self._gate.side, scope, receive, send, self._headers, self._feed)
         if self._gate.judge.spared is not None and self._gate.judge.spared.find(scope) is not None:
             # An operator looks for hours at streams of a tool; the figures are those of the application.
-            request.over = True
+            request.feed = None
         try:
             try:
                 await self._gate.serve(scope, receive, request.send_any, request, outermost=True)

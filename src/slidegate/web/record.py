@@ -95,11 +95,10 @@ class Record:
     """
 
     __slots__ = (
-        "_opener", "_steps", "answered", "asked", "first", "looked", "refused", "reserved", "side", "unfinished",
+        "_steps", "answered", "asked", "first", "looked", "refused", "reserved", "side", "unfinished",
         "userless", "waited",
     )  # fmt: skip
 
-    _opener: Side
     _steps: list[Step] | None
     first: Decision
     side: Side
@@ -115,7 +114,7 @@ class Record:
     def refuse(self, decision: Decision, side: Side) -> None:
         """Begin and end: the outermost gate has refused at once."""
         self.first = decision
-        self.side = self._opener = side
+        self.side = side
         self._steps = self.refused = None
         self.answered = True
         self.userless = self.waited = self.unfinished = False
@@ -126,17 +125,18 @@ class Record:
         steps = self._steps
         if steps is None:
             step = Step()
-            step.decision, step.side, step.spared = self.first, self._opener, False
+            step.decision, step.side, step.spared = self.first, self.side, False
             self._steps = steps = [step]
         return steps
 
     def note(self, decision: Decision, side: Side, *, spared: bool) -> None:
         """Add the decision of a gate."""
+        steps = self.steps  # the first of them is of the gate that has been the nearest until now
         step = Step()
         step.decision = decision
         step.side = self.side = side
         step.spared = spared
-        self.steps.append(step)
+        steps.append(step)
 
     def add(self, decision: Decision) -> None:
         """Add a decision that a limit at an endpoint asked for."""

@@ -62,8 +62,8 @@ def _by_status(*events: str, timed: bool = False) -> dict[int | None, Outcome]:
     return of_status | {_ODD: of_class[OVERFLOW], None: outcome(*events, rt=timed, first=timed)}
 
 
-_PASSED: Final = _by_status("pass", "success", timed=True)
-_PASSED_ODDLY: Final = _PASSED[_ODD]
+PASSED: Final = _by_status("pass", "success", timed=True)
+"""What a whole answer counts, by its status."""
 _REFUSED_BY_LIMIT: Final = _by_status("block")
 
 
@@ -83,6 +83,8 @@ class Feed:
     Attributes:
         now: Returns the moments to note, in ticks.
         ticks_per_us: Ticks in a microsecond.
+        known: By the id of an endpoint that one route leads to: the router, the bucket that counted the first request
+            there, their series, and the endpoint itself, which has to live as long as its id is remembered.
     """
 
     def __init__(self, limiter: Limiter, app: ASGIApp) -> None:
@@ -91,6 +93,7 @@ class Feed:
         self.ticks_per_us = self._statistics.ticks_per_us
         self._places = Places()
         self._passed: dict[tuple[Counted, int], tuple[Series, object, object]] = {}
+        self.known: dict[int, tuple[object, Bucket, Series, object]] = {}
         self._refused: dict[tuple[Counted | tuple[str, ...], int, str | None, str, str], tuple[Series, object]] = {}
         self._app = app
         self._routes = RefusedRoutes(app)
@@ -106,15 +109,8 @@ class Feed:
             first: When the answer began.
             ended: When the last piece of it came.
         """
-        known = self._passed.get((counted, id(scope.get("endpoint"))))
-        if known is not None and known[1] is scope.get("router"):
-            series = known[0]
-        else:
-            series = self.series_of_passed(scope, counted)
-        noted = series.noted
-        noted.append((_PASSED.get(status, _PASSED_ODDLY), began, first, ended))
-        if len(noted) >= MOST_NOTED:
-            series.fold()
+        what = PASSED.get(status) or PASSED[_ODD]
+        self.series_of_passed(scope, counted).note(what, began, first, ended)
 
     def refused(self, scope: Scope, refusal: Decision, status: int | None, now: int) -> None:
         """Note a refusal, at the moment when its answer begins.
@@ -149,6 +145,8 @@ class Feed:
         if len(places) <= 1:  # else the path decides
             # Keep the endpoint alive, or id() could be reused for another object.
             remember(self._passed, asked, (series, router, endpoint), _MEMO)
+            if isinstance(counted, Bucket):
+                remember(self.known, id(endpoint), (router, counted, series, endpoint), _MEMO)
         return series
 
     def _series_of_refused(self, scope: Scope, refusal: Decision) -> Series:

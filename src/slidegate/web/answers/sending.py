@@ -19,7 +19,7 @@ from ..record import LEFT, Side
 from ..settling import by_start
 from .feed import Feed
 from .foreign_fields import Field, lowered
-from .header_fields import OURS, HeaderWriter, asked_buckets
+from .header_fields import OURS, HeaderWriter
 from .traffic import Visit
 
 _FIRST: Final = frozenset(
@@ -55,15 +55,15 @@ class Outgoing(Visit):
         receive: The `receive` of the request.
         out: The `send` of the server, or of whatever stands further out.
         writer: Writes the header fields; None where none are written.
-        replaced: Whether the refusal of a limit at an endpoint took the place of what the application sends.
     """
 
-    __slots__ = ("out", "receive", "replaced", "writer")
+    __slots__ = ("_replaced", "out", "receive", "writer")
 
     receive: Receive
     out: Send
     writer: HeaderWriter | None
-    replaced: bool
+    _replaced: bool
+    """Whether the refusal of a limit at an endpoint took the place of what the application sends."""
 
     def open(
         self,
@@ -88,24 +88,19 @@ class Outgoing(Visit):
         """
         if decision is None:
             self._steps = []
+            if feed is not None:
+                self._began = feed.now() // feed.ticks_per_us * feed.ticks_per_us
         else:
             self.first = decision
             self._steps = None
-        self.side = self._opener = side
+        self.side = side
         self.refused = None
-        self.answered = self.userless = self.waited = self.unfinished = self.replaced = False
+        self.answered = self.userless = self.waited = self.unfinished = False
         self.scope = scope
         self.receive = receive
         self.out = send
         self.writer = writer
-        self.over = feed is None
-        if feed is not None:
-            self.feed = feed
-            # Another look at the clock would take longer. Where the store was not asked, its time is 0.
-            now_us = 0 if decision is None else decision.now_us
-            self.began = (now_us or feed.now() // feed.ticks_per_us) * feed.ticks_per_us
-            self.status = 0
-            self.series = None
+        self.feed = feed
 
     def send(self, message: Message) -> Awaitable[None]:
         """Send a message of an answer to a request that was let through at once. Most answers are two messages.
@@ -118,22 +113,19 @@ class Outgoing(Visit):
             if MARKS or message["type"] != "http.response.start":
                 return self.send_any(message)
             self.answered = True
-            if not self.over:  # as `begin` does it
-                now = self.feed.now  # CPython 3.11 takes twice as long to call an attribute as to read it and call then
+            feed = self.feed
+            if feed is not None:  # as `begin` does it
+                now = feed.now  # CPython 3.11 takes twice as long to call an attribute as to read it and call then
                 self._first_byte = now()
                 self.status = message.get("status") or 200
             if self.writer is not None:
                 message = {**message}  # an application may send one prepared message again and again
                 message["headers"] = self.writer.complete(message.get("headers", ()), self.first)
-        elif not self.over and message["type"] in _BODY:
-            if self.series is not None or message.get("more_body", False):
-                self.go_on(message)
-            else:  # as `end` does it
-                self.over = True
-                feed, checks = self.feed, self.first.checks
-                now = feed.now
-                counted = checks[0][0] if len(checks) == 1 else asked_buckets(self.first)
-                feed.passed(self.scope, counted, self.status, self.began, self._first_byte, now())
+        elif (feed := self.feed) is not None and message["type"] in _BODY:
+            if message.get("more_body", False):
+                self.go_on(message, feed)
+            else:
+                self.end_at_once(feed)
         out = self.out
         return out(message)
 
@@ -141,17 +133,17 @@ class Outgoing(Visit):
         """Send a message, whatever happened to the request."""
         kind = message["type"]
         if self.answered:
-            if self.replaced:
+            if getattr(self, "_replaced", False):
                 return _drop()
-            if not self.over and kind in _BODY:
-                self.go_on(message)
+            if (feed := self.feed) is not None and kind in _BODY:
+                self.go_on(message, feed)
         elif kind in _FIRST:
             instead = self._instead(message) if MARKS or self.unfinished else None
             self.answered = True
             if instead is not None:
                 return instead
-            if not self.over:
-                self.begin(message)
+            if (feed := self.feed) is not None:
+                self.begin(message, feed)
             if self.writer is not None and kind != "websocket.close":
                 first, *further = [step.decision for step in self.steps]
                 headers = self.writer.complete(message.get("headers", ()), first, further)
@@ -171,7 +163,7 @@ class Outgoing(Visit):
                 if reserved := getattr(self, "reserved", None):
                     self.out = by_start(self.scope, self.out, reserved)
             return None
-        self.replaced = True
+        self._replaced = True
         if self.refused is LEFT:
             self.leave()
             return _drop()
@@ -188,10 +180,11 @@ class Outgoing(Visit):
 
         def send_refusal(message: Message) -> Awaitable[None]:
             kind = message["type"]
-            if not self.over and kind in _FIRST:
-                self.begin(message)
-            elif not self.over and kind in _BODY:
-                self.go_on(message)
+            feed = self.feed
+            if feed is not None and kind in _FIRST:
+                self.begin(message, feed)
+            elif feed is not None and kind in _BODY:
+                self.go_on(message, feed)
             if kind in _FIRST and kind != "websocket.close":
                 own = message["headers"]
                 present = {lowered(name) for name, _ in own}
