@@ -22,12 +22,14 @@ from slidegate.core import (
     Bucket,
     ConfigurationError,
     CounterWindow,
+    Decision,
     Event,
     Limit,
     Reason,
     TimestampWindow,
     parse_limits,
 )
+from slidegate.core.windows.rings import Ring, new_window
 from slidegate.limiter import Limiter
 from slidegate.stores.memory.store import LEAST_VISITS, SWEEP_STEP, MemoryStats, MemoryStore
 from slidegate.stores.memory.tables import SHARED_CELLS, Table, cell_number
@@ -355,6 +357,38 @@ def test_a_charge_that_was_reset_evicted_or_converted_is_not_refunded() -> None:
     clock.advance("1h")
     store.hit(((wide, "ann", 1),))
     assert store.refund(evicted) is False
+
+
+@pytest.mark.parametrize("limits", ["3/10s @1", "3/10s @5", "3/10s"])
+def test_a_charge_of_before_a_reset_is_never_refunded_whatever_has_been_let_go_of(
+    limits: str, rng: random.Random
+) -> None:
+    """Each key has a ring of the core beside it, which begins anew with a reset, while the store lets windows go."""
+    asked, clock = bucket(limits), FakeClock(100_000_000)
+    (limit,) = asked.limits
+    assert isinstance(limit, Limit)
+    store, keys = MemoryStore(clock=clock), ["ann", "bob", "eve"]
+    for _ in range(150):
+        for number in range(rng.randrange(4 * SWEEP_STEP)):
+            store.hit(((asked, f"other {number}", 1),))
+        clock.advance("20s")  # each hit from now on lets some windows go
+        rings, charges = {key: new_window(limit) for key in keys}, list[tuple[str, Ring, Decision]]()
+        for _ in range(40):
+            key, what = rng.choice(keys), rng.random()
+            if what < 0.4:
+                decision = store.hit(((asked, key, 1),))
+                assert decision.allowed == (rings[key].spend(clock(), 3, 1)[3] == 0)
+                charges.append((key, rings[key], decision))
+            elif what < 0.6:
+                store.reset(key)
+                rings[key] = new_window(limit)
+            elif what < 0.8 and charges:
+                key, ring, decision = charges.pop(rng.randrange(len(charges)))
+                known = decision.allowed and ring is rings[key] and ring.remove(clock(), decision.now_us, 1)
+                assert store.refund(decision) is known
+            else:
+                clock.advance(us=rng.choice((0, 0, 1, 100_000)))
+        clock.advance("20s")
 
 
 def test_a_charge_in_a_shared_cell_is_refunded() -> None:

@@ -43,6 +43,12 @@ class QuotaTable(Table):
         assert isinstance(row, bytes), "the count of a period is written as bytes"
         return self._unix_us() < end_us(row) + KEPT_US
 
+    def forget(self, key: str) -> bool:
+        """See `Table.forget`. A count that begins later is told from this one even if nothing is kept; see `_began`."""
+        forgotten = super().forget(key)
+        self.kept.pop(key, None)
+        return forgotten
+
     def step_back(self, now_us: int, generation: int) -> None:
         """Move nothing: periods do not go by the clock of the store."""
         self.due_us = min(self.due_us, self.limit.leaves_us(now_us))

@@ -78,6 +78,7 @@ class Table:
         "due_us",
         "generations",
         "idle",
+        "kept",
         "limit",
         "rows",
         "rule",
@@ -101,6 +102,7 @@ class Table:
         self.twin: Table | None = None  # the other kind of ring, once an amount has crossed the resolution
         self._floor = self.generations.latest  # no charge of an earlier generation is in a window of this table
         self.since: dict[str | int, int] = {}  # by key or cell: the generation of its last upheaval, if it had one
+        self.kept: dict[str, int] = {}  # keys that were reset: until when a charge of before could be handed back
         self.copies: dict[str, tuple[int, int]] = {}  # keys that moved out of a cell: its generation, and theirs
         self.waiters: dict[int, dict[str, int]] = {}  # by cell: the keys that wait there, and until when
         self._walk: Iterator[str | int] | None = None  # the places that this round of visits has still to come to
@@ -312,11 +314,14 @@ class Table:
 
     def forget(self, key: str) -> bool:
         """Empty the window of a key's own; False if it has none."""
-        if key not in self.rows:
+        window = self._look(key)
+        if window is None:
             return False
+        kept_us = max(window.newest_us + self.limit.span_us, self.kept.get(key, 0))
         self.drop(key)
         self.rows.put(key, 0)
         self.since[key] = self.generations.begin()
+        self.kept[key] = kept_us
         return True
 
     def forget_all(self, generation: int) -> tuple[Rows, dict[int, Entry]]:
@@ -324,7 +329,7 @@ class Table:
         forgotten = self.rows, self.cells
         self.rows, self.cells = Rows(), {}
         self.windows.clear()  # not a new dict: the store holds this one
-        for memo in (self.since, self.copies, self.waiters):
+        for memo in (self.since, self.kept, self.copies, self.waiters):
             memo.clear()
         self._floor = generation
         return forgotten
@@ -335,6 +340,7 @@ class Table:
         self.windows.pop(key, None)
         self.copies.pop(key, None)
         self.since.pop(key, None)
+        self.kept.pop(key, None)
 
     def step_back(self, now_us: int, generation: int) -> None:
         """Begin a generation for the windows in which a clock that has stepped back to `now_us` moves anything."""
@@ -398,6 +404,8 @@ class Table:
                 self.lay_down(key)
             if self.holds(window, now_us):
                 return False
+        if now_us < self.kept.get(key, now_us):
+            return False  # or nothing would tell charges of before the reset from those in a new window
         self.drop(key)
         return True
 
