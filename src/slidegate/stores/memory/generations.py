@@ -8,8 +8,8 @@ knows for which keys and cells there was an upheaval since, so that a window tha
 the storeys is no upheaval.
 
 A window that was let go of needs no mark: its charges have aged out, and none of their moments comes again unless the
-clock steps back. Once it has, every new window is marked. A window that was reset is empty before they have aged out, so
-it is kept until then.
+clock steps back. Once it has, every new window is marked. A window that was reset is empty before they have aged out,
+so it is kept until then.
 """
 
 from __future__ import annotations
