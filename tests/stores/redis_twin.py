@@ -167,7 +167,8 @@ class Twin:
         for key in KEYS:
             rows = server.command("HGETALL", f"{self.store._prefix}:w:{{{key}}}")
             tables = self.memory._tables.values()
-            kept = [(pack_window(table.windows[key]), table) for table in tables if table.windows.get(key) is not None]
+            found = [(table._look(key), table) for table in tables]
+            kept = [(pack_window(window), table) for window, table in found if window is not None]
             ours = [self._told(row[ROW_HEAD:], windows_us.get(field, NEVER_US)) for field, row in rows.items()]
             theirs = [self._told(packed, table.limit.window_us) for packed, table in kept]
             assert sorted(filter(None, ours)) == sorted(filter(None, theirs)), f"{key}: {ours} in Redis, {theirs} here"

@@ -391,6 +391,21 @@ def test_a_charge_of_before_a_reset_is_never_refunded_whatever_has_been_let_go_o
         clock.advance("20s")
 
 
+@pytest.mark.parametrize("limits", ["2/10s @1", "2/10s @5", "2/10s"])
+def test_a_charge_that_has_aged_out_is_not_refunded_when_its_moment_comes_again(limits: str) -> None:
+    clock, rule = FakeClock(100_000_000), bucket(limits)
+    store = MemoryStore(clock=clock)
+    for number in range(2 * SWEEP_STEP):  # so many are visited before the window of ann
+        store.hit(((rule, f"other {number}", 1),))
+    aged = store.hit(((rule, "ann", 1),))
+    clock.advance("1m")
+    store.hit(((rule, "ann", 0),))  # it drops what has aged out
+    clock.set(100_000_000)
+    assert [store.hit(((rule, "ann", 1),)).allowed for _ in range(3)] == [True, True, False]
+    assert store.refund(aged) is False
+    assert not store.hit(((rule, "ann", 1),))
+
+
 def test_a_charge_in_a_shared_cell_is_refunded() -> None:
     store, asked = MemoryStore(max_keys=1, clock=FakeClock()), bucket("2/minute")
     store.hit(((asked, "ann", 1),))

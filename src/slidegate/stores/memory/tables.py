@@ -343,14 +343,18 @@ class Table:
         self.kept.pop(key, None)
 
     def step_back(self, now_us: int, generation: int) -> None:
-        """Begin a generation for the windows in which a clock that has stepped back to `now_us` moves anything."""
+        """Begin a generation for the windows in which a clock that has stepped back to `now_us` moves anything.
+
+        It begins in empty windows too: the moments of charges that have aged out there may come again.
+        """
         self.due_us = min(self.due_us, self.limit.leaves_us(now_us))
-        ahead: list[str | int] = [key for key, window in self.windows.items() if window.lies_ahead(now_us)]
-        ahead += [number for number, cell in self.cells.items() if cell.lies_ahead(now_us)]
+        places: list[tuple[str | int, Entry]] = [*self.windows.items(), *self.cells.items()]
+        changed = [place for place, window in places if not window.spent or window.lies_ahead(now_us)]
         last_us = now_us if self.limit.exact else now_us + self.limit.slice_us
         for shard in self.rows.shards:
-            ahead += [key for key, row in shard.items() if row and key not in self.windows and last_us < newest_of(row)]
-        for place in ahead:
+            at_rest = [(key, row) for key, row in shard.items() if key not in self.windows]
+            changed += [key for key, row in at_rest if not row or last_us < newest_of(row)]
+        for place in changed:
             self.since[place] = generation
             if isinstance(place, str):
                 self.copies.pop(place, None)
