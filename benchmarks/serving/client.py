@@ -9,7 +9,7 @@ import argparse
 import asyncio
 import re
 import time
-from typing import Final
+from typing import Final, cast
 from urllib.parse import urlsplit
 
 LENGTH: Final = re.compile(rb"\r\ncontent-length: *(\d+)\r\n", re.IGNORECASE)
@@ -31,9 +31,8 @@ class Connection(asyncio.Protocol):
         self._seen = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        transport.write(self._request)
+        self._transport = cast("asyncio.Transport", transport)  # that of uvloop does not derive from it
+        self._transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
         self._seen += data
