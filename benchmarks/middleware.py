@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any
 
 from fastapi import Depends, FastAPI
@@ -26,9 +26,10 @@ from starlette.applications import Starlette
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
-from starlette.types import ASGIApp, Scope
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from slidegate import RateLimit, RateLimitMiddleware, Rule
+from slidegate import MemoryStore, RateLimit, RateLimitMiddleware, Rule
+from slidegate.core import Bucket, parse_limits
 
 from .measure import asgi, compared, rounds
 from .report.tables import Table
@@ -55,6 +56,48 @@ def ours(amount: int, **options: Any) -> ASGIApp:
 def ours_with(**options: Any) -> ASGIApp:
     app = starlette()
     app.add_middleware(RateLimitMiddleware, **options)
+    return app
+
+
+class ByHand:
+    """The least that a gate can be: it counts a request in the same store and sends the same two fields.
+
+    It knows one rule and one kind of request, records nothing and hands nothing back.
+
+    Args:
+        app: The application behind it.
+        fields: Whether it sends the fields; without them it only counts.
+    """
+
+    def __init__(self, app: ASGIApp, fields: bool) -> None:
+        self.app = app
+        self.fields = fields
+        self.bucket = Bucket("default", parse_limits(f"{PLENTY}/hour"))
+        self.hit = MemoryStore().hit
+        self.policy = (b"ratelimit-policy", b'"default";q=%d;w=3600' % PLENTY)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        decision = self.hit(((self.bucket, scope["client"][0], 1),))
+        if not self.fields:
+            await self.app(scope, receive, send)
+            return
+
+        def send_with_fields(message: Message) -> Awaitable[None]:
+            if message["type"] == "http.response.start":
+                spent, leaves_us, _, _ = decision.readings[0]
+                left = PLENTY - spent, -((decision.now_us - leaves_us) // 1_000_000)
+                fields = [*message["headers"], self.policy, (b"ratelimit", b'"default";r=%d;t=%d' % left)]
+                message = {**message, "headers": fields}
+            return send(message)
+
+        await self.app(scope, receive, send_with_fields)
+
+
+def by_hand(app: Starlette, *, fields: bool) -> ASGIApp:
+    app.add_middleware(ByHand, fields=fields)
     return app
 
 
@@ -139,6 +182,21 @@ def applications(amount: int, status: int) -> dict[str, tuple[ASGIApp, int]]:
     }
 
 
+def least() -> dict[str, tuple[ASGIApp, int]]:
+    """Return the least gates by name, between the bare applications and ours; all of them admit every request."""
+    apps = {
+        "bare Starlette": starlette(),
+        "a hit by hand": by_hand(starlette(), fields=False),
+        "a hit and two fields by hand": by_hand(starlette(), fields=True),
+        "slidegate, statistics=False": ours(PLENTY, statistics=False),
+        "bare FastAPI": fastapi(),
+        "a hit by hand, around FastAPI": by_hand(fastapi(), fields=False),
+        "a hit and two fields by hand, around FastAPI": by_hand(fastapi(), fields=True),
+        "slidegate around FastAPI, statistics=False": ours_around_fastapi(PLENTY, statistics=False),
+    }
+    return {name: (app, 200) for name, app in apps.items()}
+
+
 def baseline(name: str) -> str | None:
     """Return the name of the bare application that a candidate is compared with; None for one itself."""
     base = "bare FastAPI" if "astapi" in name.lower() else "bare Starlette"
@@ -155,9 +213,9 @@ async def measured(
 
 
 def tables(options: Namespace) -> Iterator[Table]:
-    """Measure both outcomes."""
-    for outcome, (amount, status) in OUTCOMES.items():
-        apps = applications(amount, status)
+    """Measure both outcomes, and the least that a gate can add."""
+    chosen = {f"One request, {outcome}": applications(*given) for outcome, given in OUTCOMES.items()}
+    for title, apps in {**chosen, "The least that a gate can add": least()}.items():
         taken = asyncio.run(measured(apps, options.rounds, options.requests))
         baselines = {name: base for name in apps if (base := baseline(name)) is not None}
-        yield compared(f"One request, {outcome}", taken, baselines)
+        yield compared(title, taken, baselines)

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Scope
 
-from ..middleware import PLENTY, asgi_ratelimit, ours, slowapi, starlette
+from ..middleware import PLENTY, asgi_ratelimit, by_hand, ours, slowapi, starlette
 
 BARE = "bare Starlette"
 ADMITTED = "bare Starlette, fields of an admission"
@@ -73,6 +73,7 @@ APPS = {
     ADMITTED: App(lambda: twin(PLENTY, 200)),
     "slidegate, admitted": App(lambda: ours(PLENTY), twin=ADMITTED),
     "slidegate, statistics=False, admitted": App(lambda: ours(PLENTY, statistics=False), twin=ADMITTED),
+    "a hit and two fields by hand, admitted": App(lambda: by_hand(starlette(), fields=True), twin=ADMITTED),
     "asgi-ratelimit, admitted": App(lambda: asgi_ratelimit(PLENTY)),
     "slowapi, admitted": App(lambda: slowapi(PLENTY, SlowAPIASGIMiddleware)),
     REFUSED: App(lambda: twin(1, 429), first=429, status=429),
