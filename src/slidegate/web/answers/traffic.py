@@ -63,7 +63,6 @@ class Visit(Record):
 
     def end_at_once(self, feed: Feed) -> None:
         """Record the end of a whole answer to a request that was let through at once: as `_end` does it."""
-        self.feed = None
         first = self.first
         checks = first.checks
         scope = self.scope
@@ -75,8 +74,9 @@ class Visit(Record):
             or checks[0][0] is not known[1]
             or (what := PASSED.get(self.status)) is None
         ):
-            feed.passed(scope, counted_by(self), self.status, self._since(feed), self._first_byte, feed.now())
+            self._end("success", feed)
             return
+        self.feed = None
         noted = known[2].noted
         now = feed.now  # CPython 3.11 takes twice as long to call an attribute as to read it and call then
         noted.append((what, first.now_us * feed.ticks_per_us, self._first_byte, now()))
