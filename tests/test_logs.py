@@ -37,7 +37,7 @@ from slidegate.limiter.uncancelled import to_the_end
 from slidegate.testing import FakeClock
 from slidegate.web.websockets import ban_sweep as sockets
 
-from .web.driver import call, hello, scope_of, send_scope
+from .asgi import call, hello, scope_of, send_scope
 
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "slidegate"
 EVIL = "x\r\nERROR root: you are hacked\x1b[2J\x1b]0;title\x07\u202e\u2028\x85\x00\udcff" + "A" * 9_000

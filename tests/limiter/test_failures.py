@@ -21,7 +21,7 @@ from slidegate.limiter import breakers
 from slidegate.limiter.deadlines import MOST_DONE, Deadline
 from slidegate.testing import FakeClock, RecordingObserver
 
-from ..web.driver import scope_of, send_scope
+from ..asgi import scope_of, send_scope
 
 LONG = 10.0
 """Seconds that only a hang takes."""

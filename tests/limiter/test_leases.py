@@ -32,9 +32,9 @@ from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import FakeClock
 
+from ..asgi import call
 from ..hurry import hurried
 from ..redis_servers import RedisServer, needs_redis
-from ..web.driver import call
 
 SLICE_US = 250_000
 WINDOW_US = 1_000_000

@@ -20,8 +20,8 @@ from slidegate import Limit, Limiter, MemoryStore, RateLimitMiddleware
 from slidegate.httpx import LimitedTransport, TurnTimeout
 from slidegate.testing import FakeClock
 
+from ..asgi import hello
 from ..redis_servers import RedisServer, needs_redis
-from ..web.driver import hello
 from .network import simulate, uneven
 
 BOUND_S = 20

@@ -11,7 +11,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from slidegate import Limiter, RateLimitMiddleware, Rule, header
 
-from .driver import scope_of
+from ..asgi import scope_of
 
 KEYS = ("ann", "bob", "eve")
 AMOUNTS = {"all": 3, "http": 2, "queued": 2, "sockets": 2}

@@ -22,7 +22,7 @@ from slidegate import (
 )
 from slidegate.testing import FakeClock
 
-from .driver import PEER, call, hello, scope_of, send_scope, statuses
+from ..asgi import PEER, call, hello, scope_of, send_scope, statuses
 
 QUOTA_EXCEEDED = "https://iana.org/assignments/http-problem-types#quota-exceeded"
 

@@ -19,7 +19,7 @@ from slidegate import (
     header,
 )
 
-from .driver import hello
+from ..asgi import hello
 
 RULE = Rule("*", "5/minute")
 

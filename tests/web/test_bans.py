@@ -37,7 +37,7 @@ from slidegate import (
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.web import waiting
 
-from .driver import PEER, Answer, scope_of, send_scope
+from ..asgi import PEER, Answer, scope_of, send_scope
 from .test_message_limits import BYE, Listener, Socket, texts
 
 

@@ -24,7 +24,7 @@ from starlette.testclient import TestClient
 
 from slidegate import BanPolicy, ConfigurationError, RateLimitMiddleware, Rule
 
-from .driver import hello, scope_of, send_scope
+from ..asgi import hello, scope_of, send_scope
 
 BOUND_S = 120
 """How long a hang may last; a server that starts on a busy machine takes some seconds."""

@@ -18,7 +18,7 @@ from starlette.routing import Route
 
 from slidegate import Limiter, RateLimit, RateLimitMiddleware
 
-from .driver import scope_of, send_scope
+from ..asgi import scope_of, send_scope
 
 pytest.importorskip("fastapi", "0.160")
 

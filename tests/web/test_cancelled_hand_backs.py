@@ -19,7 +19,7 @@ from slidegate import BanPolicy, Decision, Limiter, MemoryStore, RateLimit, Rate
 from slidegate.limiter.uncancelled import to_the_end
 from slidegate.testing import FakeClock
 
-from .driver import PEER, call, hello, scope_of, send_scope
+from ..asgi import PEER, call, hello, scope_of, send_scope
 
 BOUND_S = 20
 

@@ -21,7 +21,7 @@ from slidegate import (
 )
 from slidegate.testing import FakeClock
 
-from .driver import PEER, call, hello, scope_of, statuses
+from ..asgi import PEER, call, hello, scope_of, statuses
 
 
 def model(tokens: int, rule: str | None = None) -> Any:

@@ -17,7 +17,7 @@ from slidegate import ConfigurationError, Networks, RateLimitMiddleware, client_
 from slidegate.core import parse_address
 from slidegate.web.keys.forwarded import MAX_FIELD
 
-from .driver import call, hello, scope_of
+from ..asgi import call, hello, scope_of
 
 DATA = Path(os.environ.get("SLIDEGATE_DATA") or Path(__file__).resolve().parents[3] / "shared" / "data")
 VECTORS = DATA / "vectors"

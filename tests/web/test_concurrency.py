@@ -32,7 +32,7 @@ from slidegate import (
 from slidegate.testing import FakeClock
 from slidegate.web.findings.first_requests import WATCHED
 
-from .driver import Answer, call, hello, scope_of, statuses
+from ..asgi import Answer, call, hello, scope_of, statuses
 
 
 class Workshop:

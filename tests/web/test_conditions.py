@@ -25,7 +25,7 @@ from slidegate import (
 )
 from slidegate.testing import FakeClock, RecordingObserver
 
-from .driver import PEER, call, hello, scope_of, send_scope, statuses
+from ..asgi import PEER, call, hello, scope_of, send_scope, statuses
 
 PREFLIGHT = {"origin": "https://a.example", "access-control-request-method": "GET"}
 

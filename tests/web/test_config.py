@@ -29,7 +29,7 @@ from slidegate.testing import FakeClock
 from slidegate.web.config import schema
 from slidegate.web.config.file_gate import FileGate
 
-from .driver import PEER, call, hello, statuses
+from ..asgi import PEER, call, hello, statuses
 
 EVERYTHING = Path(__file__).resolve().parents[2] / "examples" / "slidegate.toml"
 

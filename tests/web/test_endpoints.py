@@ -42,7 +42,7 @@ from slidegate import (
 )
 from slidegate.testing import FakeClock
 
-from .driver import PEER, call, scope_of, send_scope, statuses
+from ..asgi import PEER, call, scope_of, send_scope, statuses
 
 GATE = Middleware(RateLimitMiddleware, rules=[])
 Limited = Annotated[None, Depends(RateLimit("2/hour"))]

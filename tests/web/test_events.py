@@ -30,7 +30,7 @@ from slidegate import (
 from slidegate.limiter.events.kinds import KINDS
 from slidegate.testing import FakeClock
 
-from .driver import PEER, call, hello, scope_of, send_scope, statuses
+from ..asgi import PEER, call, hello, scope_of, send_scope, statuses
 
 OTHER = "198.51.100.7"
 TWICE: Any = RateLimit("2/minute", name="tight")

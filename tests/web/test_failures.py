@@ -11,7 +11,7 @@ from starlette.responses import PlainTextResponse
 from slidegate import Limiter, MemoryStore, RateLimitMiddleware, Rule
 from slidegate.testing import FakeClock
 
-from .driver import PEER, call, hello, scope_of, send_scope, statuses
+from ..asgi import PEER, call, hello, scope_of, send_scope, statuses
 
 
 def raising(request: Any, *more: Any) -> Any:

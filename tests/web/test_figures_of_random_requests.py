@@ -24,7 +24,8 @@ from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.web.answers.tightest import tightest
 from slidegate.web.record import Record
 
-from .driver import nothing_decorated, scope_of, skip_the_first_requests
+from ..asgi import scope_of
+from .gates import nothing_decorated, skip_the_first_requests
 
 BLOCKED = "198.51.100.7"
 FIRST = {"http.response.start": 200, "websocket.accept": 101, "websocket.close": 403}

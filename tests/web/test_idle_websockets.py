@@ -24,8 +24,8 @@ from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.redis import RedisStore
 from slidegate.web.websockets import ban_sweep as sockets
 
+from ..asgi import scope_of
 from ..redis_servers import RedisServer, needs_redis
-from .driver import scope_of
 from .test_servers import BOUND_S, Serve, serving, with_granian, with_hypercorn, with_uvicorn
 
 

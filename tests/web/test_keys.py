@@ -20,7 +20,7 @@ from slidegate import (
 )
 from slidegate.testing import FakeClock
 
-from .driver import PEER, call, hello, scope_of, send_scope, statuses
+from ..asgi import PEER, call, hello, scope_of, send_scope, statuses
 
 
 async def keys(rule: Rule, *scopes: Any, **options: Any) -> list[str]:

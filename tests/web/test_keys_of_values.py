@@ -32,8 +32,8 @@ from slidegate import (
 from slidegate.core.protocols import Store
 from slidegate.testing import FakeClock
 
+from ..asgi import hello, scope_of, send_scope
 from ..limiter.test_limiter import SlowStore
-from .driver import hello, scope_of, send_scope
 
 OF_HEADER = st.text(st.characters(max_codepoint=255, exclude_characters="\r\n\0"), min_size=1).filter(
     lambda text: text.strip(" \t") == text

@@ -13,7 +13,7 @@ from starlette.requests import HTTPConnection
 
 from slidegate import RateLimit, RateLimitMiddleware, Rule, combine, everyone, header, user
 
-from .driver import Answer, call, scope_of, send_scope, statuses
+from ..asgi import Answer, call, scope_of, send_scope, statuses
 
 
 async def current_user(connection: HTTPConnection) -> str:

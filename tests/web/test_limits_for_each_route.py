@@ -20,7 +20,7 @@ from slidegate import ConfigurationError, Limit, Limiter, MemoryStore, RateLimit
 from slidegate.testing import FakeClock
 from slidegate.web.paths.readings import readings
 
-from .driver import call, hello, scope_of, send_scope, statuses
+from ..asgi import call, hello, scope_of, send_scope, statuses
 
 
 async def page(request: Any) -> PlainTextResponse:

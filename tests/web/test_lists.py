@@ -28,7 +28,8 @@ from slidegate.core import parse_address
 from slidegate.netlists.reading import NetworkList
 from slidegate.testing import FakeClock, RecordingObserver
 
-from .driver import PEER, call, end_of_looks, hello, statuses
+from ..asgi import PEER, call, hello, statuses
+from .gates import end_of_looks
 
 WRITTEN_US = 1_800_000_000_000_000
 DECISIONS = "id,source,ip,reason,action,country,as,events_count,expiration,simulated,alert_id\n"

@@ -33,7 +33,7 @@ from slidegate import (
 from slidegate.core.memo import MEMO_BYTES, MEMO_SIZE, remember
 from slidegate.stores.lmdb import LmdbStore
 
-from .driver import scope_of, send_scope
+from ..asgi import scope_of, send_scope
 
 TEXT = 60_000
 REQUESTS = 60

@@ -31,7 +31,7 @@ from slidegate.limiter.stand_ins import Unserved
 from slidegate.testing import FakeClock
 from slidegate.web.websockets import message_limits, watched
 
-from .driver import scope_of
+from ..asgi import scope_of
 
 
 class Socket:

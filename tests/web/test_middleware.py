@@ -32,7 +32,7 @@ from slidegate import (
 )
 from slidegate.testing import FakeClock
 
-from .driver import PEER, Answer, call, hello, scope_of, send_scope, statuses
+from ..asgi import PEER, Answer, call, hello, scope_of, send_scope, statuses
 
 
 def limiter() -> Limiter:

@@ -17,7 +17,7 @@ from starlette.routing import Mount
 from slidegate import ConfigurationError, RateLimit, RateLimitMiddleware
 from slidegate.web.endpoints.decorator import check_places
 
-from .driver import call, statuses
+from ..asgi import call, statuses
 
 GATE = Middleware(RateLimitMiddleware, rules=[])
 WORDS = {"route": "@router.get(f'/{next(names)}')", "limit": "@RateLimit('1/hour')", "wraps": "@wrapping"}

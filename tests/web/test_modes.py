@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from slidegate import ConfigurationError, Decision, Limit, Limiter, MemoryStore, RateLimitMiddleware, Rule
 from slidegate.testing import FakeClock, RecordingObserver
 
-from .driver import PEER, call, hello, scope_of, statuses
+from ..asgi import PEER, call, hello, scope_of, statuses
 
 # -- limits that depend on the caller ------------------------------------------------------------------------------
 

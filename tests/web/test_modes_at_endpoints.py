@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message
 from slidegate import BanPolicy, ConfigurationError, Limiter, MemoryStore, RateLimit, RateLimitMiddleware
 from slidegate.testing import FakeClock, RecordingObserver
 
-from .driver import PEER, call, scope_of, statuses
+from ..asgi import PEER, call, scope_of, statuses
 
 Form = Callable[[RateLimit], ASGIApp]
 

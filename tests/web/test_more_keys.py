@@ -26,7 +26,7 @@ from slidegate import (
     user,
 )
 
-from .driver import PEER, call, hello, scope_of, send_scope, statuses
+from ..asgi import PEER, call, hello, scope_of, send_scope, statuses
 
 
 async def keys(rule: Rule, *scopes: Any) -> list[str]:

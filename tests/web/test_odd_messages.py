@@ -18,7 +18,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from slidegate import Limiter, Networks, RateLimitMiddleware
 
-from .driver import PEER, scope_of, send_scope, skip_the_first_requests
+from ..asgi import PEER, scope_of, send_scope
+from .gates import skip_the_first_requests
 
 OURS: Final = {b"ratelimit", b"ratelimit-policy", b"x-ratelimit-limit", b"x-ratelimit-remaining", b"x-ratelimit-reset"}
 

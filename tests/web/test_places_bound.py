@@ -17,7 +17,7 @@ from slidegate.limiter.places.place_queue import PlaceQueues
 from slidegate.testing import FakeClock
 from slidegate.web.record import Record
 
-from .driver import call, hello
+from ..asgi import call, hello
 from .places_traffic import AMOUNTS, play
 
 

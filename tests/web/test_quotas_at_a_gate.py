@@ -26,8 +26,8 @@ from slidegate import (
 )
 from slidegate.testing import FakeClock
 
-from .driver import Answer, hello
-from .driver import call as ask
+from ..asgi import Answer, hello
+from ..asgi import call as ask
 
 NOON_US = 1_735_732_800_000_000  # 2025-01-01T12:00Z
 DAY_S = 86_400

@@ -22,7 +22,7 @@ from starlette.types import ASGIApp
 from slidegate import BanPolicy, RateLimit, RateLimitMiddleware, Rule, combine, everyone, path_param
 from slidegate.web.paths.readings import readings
 
-from .driver import call, hello, scope_of, send_scope, statuses
+from ..asgi import call, hello, scope_of, send_scope, statuses
 
 
 async def page(request: Request) -> PlainTextResponse:

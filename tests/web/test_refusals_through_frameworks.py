@@ -25,7 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from slidegate import BanPolicy, Decision, Limiter, LimitExceeded, RateLimit, RateLimitMiddleware
 from slidegate.stores.memory import store as memory
 
-from .driver import call, hello, scope_of, send_scope
+from ..asgi import call, hello, scope_of, send_scope
 
 GATE = Middleware(RateLimitMiddleware, rules=[])
 LIMIT = RateLimit("1/hour")

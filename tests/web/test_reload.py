@@ -19,7 +19,8 @@ from slidegate.web.config.file_gate import FileGate
 from slidegate.web.config.file_options import Reading
 from slidegate.web.middleware import _Read
 
-from .driver import call, end_of_looks, hello, statuses
+from ..asgi import call, hello, statuses
+from .gates import end_of_looks
 
 PLAIN = '[[rules]]\npath = "*"\nlimits = "3/hour"\n'
 

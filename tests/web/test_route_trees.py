@@ -15,7 +15,7 @@ from starlette.routing import compile_path
 from slidegate import Rule
 from slidegate.web.paths.routes import walk
 
-from .driver import scope_of
+from ..asgi import scope_of
 from .route_trees import PLENTY, Tree, filled, gated
 
 ORDINARY = re.compile(r"(?:/(?!\.\.?(?:/|$))[^/;\s]+)+/?")

@@ -14,7 +14,7 @@ from starlette.routing import Mount, Route
 from slidegate import ConfigurationError, Limiter, MemoryStore, RateLimitMiddleware, Rule, everyone, header
 from slidegate.testing import FakeClock
 
-from .driver import PEER, call, hello, scope_of, send_scope, statuses
+from ..asgi import PEER, call, hello, scope_of, send_scope, statuses
 
 
 async def charged(rules: list[Rule], path: str = "/", method: str = "GET", **more: Any) -> list[str]:

@@ -21,7 +21,7 @@ from slidegate import (
 )
 from slidegate.web.findings.hidden_rules import hidden_rules
 
-from .driver import call, hello, statuses
+from ..asgi import call, hello, statuses
 
 PATHS = ["/login", "/api/login", "/v2/{rest:path}"]
 

@@ -15,7 +15,7 @@ from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.web.overload.controller import FALL, HIGHEST, MOST, MOST_TICKS, RISE, TICK_S, Controller
 from slidegate.web.overload.shed import _Meter
 
-from .driver import call, hello, scope_of, send_scope, statuses
+from ..asgi import call, hello, scope_of, send_scope, statuses
 
 # -- the level ---------------------------------------------------------------------------------------------------------
 

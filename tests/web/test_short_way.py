@@ -41,7 +41,8 @@ from slidegate.web.endpoints.decorator import MARKS
 from slidegate.web.findings.first_requests import WATCHED
 from slidegate.web.gate import RequestGate
 
-from .driver import PEER, call, hello, nothing_decorated, scope_of, skip_the_first_requests, statuses
+from ..asgi import PEER, call, hello, scope_of, statuses
+from .gates import nothing_decorated, skip_the_first_requests
 
 OTHERS: Final = Networks(["192.0.2.77"])
 """An allowlist on which nobody of these tests is: a gate that has one takes every request the long way."""

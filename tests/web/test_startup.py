@@ -41,7 +41,7 @@ from slidegate.web.findings.first_requests import WATCHED
 from slidegate.web.findings.hidden_rules import hidden_rules
 from slidegate.web.findings.workers import many_workers
 
-from .driver import PEER, call, hello, statuses
+from ..asgi import PEER, call, hello, statuses
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -14,7 +14,7 @@ from slidegate import ConfigurationError, Decision, Limiter, MemoryStore, RateLi
 from slidegate.testing import FakeClock
 from slidegate.web.rules.tracking import HotWatch
 
-from .driver import PEER, call, hello, scope_of, statuses
+from ..asgi import PEER, call, hello, scope_of, statuses
 
 S = 1_000_000
 START_US = 1_000_000_000 * S

@@ -36,8 +36,8 @@ from slidegate.limiter.figures.stats import Stats, Traffic
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.web.paths import routes
 
+from ..asgi import scope_of, send_scope
 from ..hurry import hurried
-from .driver import scope_of, send_scope
 from .test_message_limits import BYE, Socket, texts
 
 MS = 1_000

@@ -12,7 +12,7 @@ from starlette.types import Message, Receive, Scope, Send
 from slidegate import Limiter, MemoryStore, RateLimitMiddleware, Rule
 from slidegate.testing import FakeClock
 
-from .driver import call, hello, scope_of, statuses
+from ..asgi import call, hello, scope_of, statuses
 
 
 class Turnstile:

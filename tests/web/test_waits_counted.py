@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from slidegate import Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule
 from slidegate.testing import FakeClock
 
-from .driver import call, hello, scope_of
+from ..asgi import call, hello, scope_of
 from .test_waiting import Turnstile, channel, gate, send_nothing, turnstile
 
 __all__ = ["turnstile"]

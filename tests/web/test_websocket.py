@@ -13,7 +13,7 @@ from starlette.websockets import WebSocket
 
 from slidegate import Networks, RateLimitMiddleware
 
-from .driver import scope_of, send_scope
+from ..asgi import scope_of, send_scope
 
 ran: list[str] = []
 

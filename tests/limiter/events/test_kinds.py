@@ -26,8 +26,9 @@ from slidegate.limiter.figures import statistics
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ... import conftest
+from ...asgi import call, hello, statuses
 from ...core.test_events import CONFIG_FILE, SOURCE, documented
-from ...web.driver import call, end_of_looks, hello, statuses
+from ...web.gates import end_of_looks
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "guides" / "events.md"
 ROW = re.compile(r"^\| `(\w+)` \| (.+?) \| (.*?) \| (.+?) \| (yes|no) \|$", re.MULTILINE)

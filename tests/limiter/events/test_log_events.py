@@ -20,8 +20,8 @@ from slidegate.limiter.events import courier, log_events
 from slidegate.limiter.events.kinds import KINDS
 from slidegate.testing import FakeClock
 
+from ...asgi import call, hello, statuses
 from ...test_logs import EVIL
-from ...web.driver import call, hello, statuses
 
 LONG_S = 60.0
 

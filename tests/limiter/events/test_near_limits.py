@@ -16,7 +16,7 @@ from slidegate.limiter.events import near_limits
 from slidegate.limiter.events.kinds import KINDS
 from slidegate.testing import FakeClock, RecordingObserver
 
-from ...web.driver import PEER, hello, statuses
+from ...asgi import PEER, hello, statuses
 
 
 class Site:

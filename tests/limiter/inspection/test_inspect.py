@@ -30,7 +30,7 @@ from slidegate.core import Bucket, Concurrency, Snapshot
 from slidegate.limiter.inspection.looking import MOST_BUCKETS, TOGETHER
 from slidegate.testing import FakeClock
 
-from ...web.driver import PEER, call, hello, scope_of, send_scope
+from ...asgi import PEER, call, hello, scope_of, send_scope
 from ..test_failures import SickStore
 
 CLIENT = "203.0.113.9"

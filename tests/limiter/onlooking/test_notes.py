@@ -22,7 +22,8 @@ from slidegate.testing import FakeClock
 from slidegate.web.config.file_gate import FileGate
 from slidegate.web.middleware import _Read
 
-from ...web.driver import call, end_of_looks, hello, statuses
+from ...asgi import call, hello, statuses
+from ...web.gates import end_of_looks
 
 
 class Reader:

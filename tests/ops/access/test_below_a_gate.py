@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from slidegate import BanPolicy, Limiter, MemoryStore, Networks, RateLimitMiddleware, Rule
 from slidegate.web.findings.first_requests import WATCHED
 
-from ...web.driver import statuses
+from ...asgi import statuses
 from .visits import HOST, TOKEN, Browser, House, said, with_token
 
 HERE = {"host": HOST}

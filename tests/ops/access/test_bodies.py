@@ -14,7 +14,7 @@ from starlette.types import Message
 from slidegate.ops.access import bodies
 from slidegate.ops.access.secure_fields import Refused
 
-from ...web.driver import scope_of
+from ...asgi import scope_of
 from .visits import HOST, TOKEN, House, said, with_token
 
 MOST = bodies.MOST_BYTES

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from slidegate.ops.access.door import Door
 
-from ...web.driver import Answer
+from ...asgi import Answer
 from .visits import HOST, READ_TOKEN, TOKEN, Browser, House, said, send, with_token
 
 EVIL = "https://evil.example"

@@ -16,7 +16,7 @@ from slidegate.ops.access.access import Access
 from slidegate.ops.access.door import Door, File
 from slidegate.ops.access.visitors import Visitor
 
-from ...web.driver import Answer, scope_of, send_scope
+from ...asgi import Answer, scope_of, send_scope
 from .visits import HOST, READ_TOKEN, TOKEN, Browser, House, said, send, with_token
 
 FIELDS = {

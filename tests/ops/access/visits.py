@@ -6,12 +6,11 @@ import json
 from http.cookies import SimpleCookie
 from typing import Any
 
-import anyio
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Mount, Route
-from starlette.types import ASGIApp, Message
+from starlette.types import ASGIApp
 
 from slidegate import Limiter, MemoryStore
 from slidegate.ops.access.access import Access
@@ -19,7 +18,7 @@ from slidegate.ops.access.door import Door, File
 from slidegate.ops.access.visitors import visitor_of
 from slidegate.testing import FakeClock
 
-from ...web.driver import Answer, scope_of
+from ...asgi import Answer, scope_of, send_scope
 
 TOKEN = "full-token-0123456789abcdef"
 READ_TOKEN = "read-token-0123456789abcdef"
@@ -141,20 +140,8 @@ async def send(
     root: str = "",
 ) -> Answer:
     """Send a request with a body, in one piece."""
-    answer = Answer()
     scope = scope_of(path, method, client=client, headers=headers, scheme=scheme, root_path=root)
-
-    async def receive() -> Message:
-        answer.receives += 1
-        if answer.receives > 1:
-            await anyio.sleep_forever()
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    async def keep(message: Message) -> None:
-        answer.messages.append(message)
-
-    await app(scope, receive, keep)
-    return answer
+    return await send_scope(app, scope, body)
 
 
 async def with_token(app: ASGIApp, method: str, path: str, token: str = TOKEN, said: Any = None, **more: str) -> Answer:

@@ -8,7 +8,7 @@ from typing import Any, Final
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from ...web.driver import Answer, scope_of, send_scope
+from ...asgi import Answer, scope_of, send_scope
 
 OPENMETRICS: Final = "application/openmetrics-text; version=1.0.0"
 

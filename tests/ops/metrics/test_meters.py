@@ -20,7 +20,7 @@ from slidegate.ops.metrics.catalogue import BOUNDS_S, CATALOGUE
 from slidegate.otel import OtelMetrics
 from slidegate.testing import FakeClock
 
-from ...web.driver import call
+from ...asgi import call
 
 
 class Collected:

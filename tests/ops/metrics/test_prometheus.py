@@ -36,8 +36,8 @@ from slidegate.ops.metrics.catalogue import CATALOGUE
 from slidegate.prometheus import PrometheusMetrics
 from slidegate.testing import FakeClock
 
+from ...asgi import call, scope_of
 from ...limiter.test_failures import Ward
-from ...web.driver import call, scope_of
 from .reading import asked, parsed, scraped
 
 

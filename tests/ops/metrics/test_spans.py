@@ -17,7 +17,7 @@ from slidegate import BanPolicy, Limiter, MemoryStore, Networks, RateLimit, Rate
 from slidegate.otel import DecisionSpans
 from slidegate.testing import FakeClock
 
-from ...web.driver import Answer, call, hello
+from ...asgi import Answer, call, hello
 
 CLIENT = "203.0.113.9"
 

@@ -1,20 +1,13 @@
-"""Sends one ASGI request to an application and keeps every message that comes back."""
+"""Send one ASGI request to an application, and keep every message that comes back."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import anyio
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-from slidegate import RateLimitMiddleware
-from slidegate.web.endpoints.decorator import MARKS
-from slidegate.web.lists.watching import THREAD
 
 PEER = "203.0.113.9"
 
@@ -74,32 +67,15 @@ def scope_of(
     return scope
 
 
-def skip_the_first_requests(gate: RateLimitMiddleware) -> None:
-    """Have a gate take the short way at once, if it ever does: it looks on the first requests for findings."""
-    gate._judge = gate._gate.at_once()
-    gate._judged = frozenset({"http", "websocket"})
-    gate._watch = None
-
-
-@contextmanager
-def nothing_decorated() -> Iterator[None]:
-    """Have gates forget that a test has decorated an endpoint: in a process with one they look at every endpoint."""
-    marks = MARKS[:]
-    MARKS.clear()
-    try:
-        yield
-    finally:
-        MARKS[:] = marks
-
-
-async def send_scope(app: ASGIApp, scope: Scope) -> Answer:
+async def send_scope(app: ASGIApp, scope: Scope, body: bytes = b"") -> Answer:
+    """Send a request with its body in one piece; a client stays connected after it."""
     answer = Answer()
 
     async def receive() -> Message:
         answer.receives += 1
         if answer.receives > 1:
             await anyio.sleep_forever()
-        return {"type": "http.request", "body": b"", "more_body": False}
+        return {"type": "http.request", "body": body, "more_body": False}
 
     async def send(message: Message) -> None:
         answer.messages.append(message)
@@ -114,14 +90,6 @@ async def call(app: ASGIApp, path: str = "/", method: str = "GET", **more: Any) 
 
 async def statuses(app: ASGIApp, count: int, path: str = "/", method: str = "GET", **more: Any) -> list[int]:
     return [(await call(app, path, method, **more)).status for _ in range(count)]
-
-
-def end_of_looks() -> None:
-    """Wait until every look at a file that a request has begun is over."""
-    for thread in threading.enumerate():
-        if thread.name == THREAD:
-            thread.join(60)
-            assert not thread.is_alive()
 
 
 async def hello(scope: Scope, receive: Receive, send: Send) -> None:
