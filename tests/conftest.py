@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
@@ -13,10 +13,7 @@ from hypothesis import settings
 from slidegate.core.protocols import Event
 from slidegate.limiter.events.kinds import KINDS
 
-from .interpreted_only import reason_to_leave_out
-from .unmeasured import UNMEASURED, unmeasured
-
-settings.register_profile("default", max_examples=300, deadline=None, print_blob=True)
+settings.register_profile("default", deadline=None, print_blob=True)
 settings.register_profile("deep", max_examples=10_000, deadline=None, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
@@ -54,18 +51,9 @@ def events_have_their_fields() -> Iterator[None]:
     assert odd_events == []
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Measure no coverage while those run that say so."""
-    if not item.nodeid.startswith(UNMEASURED):
-        return (yield)
-    with unmeasured():
-        return (yield)
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Leave out what a compiled wheel cannot do, where one is tested."""
     if os.environ.get("SLIDEGATE_COMPILED") == "1":
         for item in items:
-            if reason := reason_to_leave_out(item.nodeid):
-                item.add_marker(pytest.mark.skip(reason=reason))
+            for mark in item.iter_markers("interpreted"):
+                item.add_marker(pytest.mark.skip(reason=mark.args[0]))

@@ -173,10 +173,6 @@ def test_code_on_the_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.M
     run_page(page.read_text("utf-8"), str(page), tmp_path, module)
 
 
-def test_the_readme_shows_code() -> None:
-    assert ROOT / "README.md" in shown_python()
-
-
 @pytest.mark.parametrize("page", RUN_HERE, ids=page_name)
 def test_commands_on_the_page_exist(page: Path) -> None:
     unknown = [
@@ -244,39 +240,6 @@ def test_every_page_is_in_the_navigation_once_below_a_group() -> None:
         assert sum(folder in group for group in groups) == 1, f"pages of {folder} stand in one group"
 
 
-def test_the_map_of_the_rooms_has_every_package_and_no_other() -> None:
-    source = ROOT / "src" / "slidegate"
-    packages = {path.parent.relative_to(source).as_posix() for path in source.rglob("__init__.py")} - {"."}
-    design = (ROOT / "docs" / "design.md").read_text("utf-8")
-    rooms = design[design.index("## The rooms") : design.index("## Decisions")]
-    rows = dict(re.findall(r"^\| `([\w/]+)` \|(.*)\|$", rooms, re.MULTILINE))
-    assert set(rows) == packages
-    for room, row in rows.items():
-        for file in re.findall(r"`([\w/]+\.py)`", row):
-            assert (source / room / file).exists(), f"{room}/{file}"
-
-
-def test_the_map_of_the_house_fits_a_page_and_names_every_room_and_files_that_are_there() -> None:
-    design = (ROOT / "docs" / "design.md").read_text("utf-8")
-    house = design[design.index("## A map of the house") : design.index("## The rooms")]
-    assert len(house.splitlines()) <= 66, "what does not fit a printed page belongs below it"
-    source = ROOT / "src" / "slidegate"
-    rooms = {path.parent.name for path in source.glob("*/__init__.py")}
-    assert set(re.findall(r"^\| `(\w+)` \|", house, re.MULTILINE)) == rooms
-    named = re.findall(r"`([\w/]+(?:\.\w+)?)`", house)
-    assert [name for name in named if "/" in name and not any((top / name).exists() for top in (source, ROOT))] == []
-    drawn = house[: house.index("An arrow")]
-    assert [room for room in rooms - {"testing"} if room not in drawn] == []
-
-
-def test_terms_of_the_glossary_stand_in_order_and_each_once() -> None:
-    terms = re.findall(
-        r"^\*\*([^*]+)\*\*", (ROOT / "docs" / "reference" / "glossary.md").read_text("utf-8"), re.MULTILINE
-    )
-    assert len(terms) > 30
-    assert terms == sorted(set(terms), key=str.casefold)
-
-
 def test_the_reference_lists_every_public_name() -> None:
     listed = re.findall(r"^::: (\S+)$", (ROOT / "docs" / "reference" / "api.md").read_text("utf-8"), re.MULTILINE)
     wanted = [f"slidegate.{name}" for name in slidegate.__all__]
@@ -291,34 +254,9 @@ def test_the_reference_lists_every_public_name() -> None:
     assert sorted(listed) == sorted(wanted)
 
 
-def example_modules() -> list[str]:
-    """Return the dotted names of all examples."""
-    paths = (path.relative_to(ROOT).with_suffix("") for path in (ROOT / "examples").rglob("*.py"))
-    return sorted(".".join(path.parts).removesuffix(".__init__") for path in paths)
-
-
-def named_in(source: str) -> set[str]:
-    """Return the modules that a test imports, or names in a text of their own to run them."""
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found.update((node.module, *(f"{node.module}.{alias.name}" for alias in node.names)))
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            found.add(node.value)
-    # Running a package runs its __main__, and importing a module imports what it lies in.
-    return found | {f"{name}.__main__" for name in found} | {name.rpartition(".")[0] for name in found}
-
-
-@pytest.mark.parametrize("example", example_modules())
-def test_example_is_run_by_a_test_of_its_own(example: str) -> None:
-    tests = (ROOT / "tests" / "examples").rglob("test_*.py")
-    assert example in set().union(*(named_in(test.read_text("utf-8")) for test in tests))
-
-
-def test_there_are_examples() -> None:
-    assert example_modules()
+def test_every_example_has_a_test() -> None:
+    examples = {path.parent.name for path in (ROOT / "examples").glob("*/__init__.py")}
+    assert examples <= {path.stem.removeprefix("test_") for path in (ROOT / "tests" / "examples").glob("test_*.py")}
 
 
 # -- the checks themselves -----------------------------------------------------------------------------------------
@@ -396,9 +334,3 @@ def test_a_failing_block_names_the_line_of_its_page(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError) as caught:
         run_page("# Title\n\n```python\n1 / 0\n```\n", "page.md", tmp_path, types.ModuleType("page"))
     assert caught.traceback[-1].lineno == 3  # counted from 0
-
-
-def test_an_example_that_no_test_names_is_found() -> None:
-    source = 'import examples.a\nfrom examples import b\nrun("-m", "examples.c")'
-    assert {"examples.a", "examples.b", "examples.c.__main__", "examples"} <= named_in(source)
-    assert "examples.d" not in named_in(source)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import asyncio
 import logging
 from collections.abc import Callable, Iterator
@@ -39,7 +38,6 @@ from slidegate.web.websockets import ban_sweep as sockets
 
 from .asgi import call, hello, scope_of, send_scope
 
-SOURCE = Path(__file__).resolve().parents[1] / "src" / "slidegate"
 EVIL = "x\r\nERROR root: you are hacked\x1b[2J\x1b]0;title\x07\u202e\u2028\x85\x00\udcff" + "A" * 9_000
 FORGED = "ERROR root: you are hacked"
 
@@ -267,20 +265,6 @@ async def test_findings_name_what_requests_hold(log: StringIO) -> None:
     gate = RateLimitMiddleware(hello, rules=[Rule("*", "9/hour", key=everyone)])
     await call(gate, headers=[(b"x-forwarded-for", EVIL.encode("utf-8", "replace"))], client=("10.0.0.1", 1))
     check(log, "SG102")
-
-
-def test_every_module_writes_by_the_one_logger() -> None:
-    """What is not driven above has no other way either: there is no other logger, and no `print` or `warnings`."""
-    for path in SOURCE.rglob("*.py"):
-        tree = ast.parse(path.read_text("utf-8"))
-        called = {
-            node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Call)
-        }
-        if path.name not in ("logs.py", "log_events.py"):  # the logger of events may be the user's own
-            assert "getLogger" not in called, path
-        assert not called & {"print_exc", "print_exception", "print_stack", "warn"}, path
 
 
 def test_the_exception_stays_on_the_record_and_tracebacks_name_the_frames(log: StringIO) -> None:
