@@ -52,11 +52,11 @@ LEFT_OUT: Final = {
     "test_logs.py::test_what_was_raised_over_another_exception_is_told_with_it": CALLED,
     "test_public_api.py::test_public_name_says_what_it_is": UNDOCUMENTED,
     "test_public_api.py::test_the_core_runs_on_the_standard_library_alone": UNDOCUMENTED,
-    "web/test_figures_of_random_requests.py::test_figures_are_those_of_the_recorder_also_when_series_run_out": INLINED,
-    "web/test_message_limits.py::test_nothing_of_a_connection_is_kept_when_it_is_over": DERIVED,
-    "web/test_places_bound.py::test_a_gate_that_lets_go_too_early_is_found_out": DERIVED,
-    "web/test_startup.py::test_a_store_that_forgets_what_it_counts_is_found_when_it_is_known": DERIVED,
-    "web/test_traffic.py::test_the_number_of_series_is_bounded_and_what_is_beyond_is_said_once": INLINED,
+    "web/answers/test_random_traffic.py::test_figures_are_those_of_the_recorder_also_when_series_run_out": INLINED,
+    "web/websockets/test_message_limits.py::test_nothing_of_a_connection_is_kept_when_it_is_over": DERIVED,
+    "web/test_places.py::test_a_gate_that_lets_go_too_early_is_found_out": DERIVED,
+    "web/findings/test_findings.py::test_a_store_that_forgets_what_it_counts_is_found_when_it_is_known": DERIVED,
+    "web/answers/test_traffic.py::test_the_number_of_series_is_bounded_and_what_is_beyond_is_said_once": INLINED,
 }
 """A file of tests, or a test or a class of tests in one, below this directory -> why it is left out."""
 

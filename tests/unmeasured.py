@@ -97,12 +97,12 @@ UNMEASURED: Final = (
     "tests/test_public_api.py",
     "tests/test_sentences.py",
     "tests/test_typing.py",
-    "tests/web/test_bans.py::test_an_ipv6_client_that_rotates_",
-    "tests/web/test_finding_rules.py::test_the_index_",
-    "tests/web/test_lists.py::test_no_lookup_sees_half_a_list_",
+    "tests/web/bans/test_bans.py::test_an_ipv6_client_that_rotates_",
+    "tests/web/rules/test_rule_set.py::test_the_index_",
+    "tests/web/lists/test_lists.py::test_no_lookup_sees_half_a_list_",
     "tests/web/test_memory_bounds.py",
-    "tests/web/test_message_limits.py::test_nothing_of_a_connection_",
-    "tests/web/test_toml_lines.py::test_the_scanner_",
+    "tests/web/websockets/test_message_limits.py::test_nothing_of_a_connection_",
+    "tests/web/config/test_toml_lines.py::test_the_scanner_",
 )
 """How the names of the tests begin."""
 
