@@ -19,6 +19,7 @@ from starlette.routing import Route
 from slidegate import Limiter, RateLimit, RateLimitMiddleware
 
 from ...asgi import scope_of, send_scope
+from ..gates import checks
 
 pytest.importorskip("fastapi", "0.160")
 
@@ -38,7 +39,7 @@ async def buckets(app: Any, path: str, method: str = "GET") -> dict[str, str]:
     answer = await send_scope(app, scope)
     assert answer.status < 400, (path, method, answer)
     return {state.rule: state.name for state in scope["slidegate"].decision.states} | {
-        bucket.rule: bucket.names[0] for step in scope["slidegate"].steps for bucket, _, _ in step.decision.checks
+        bucket.rule: bucket.names[0] for bucket, _, _ in checks(scope)
     }
 
 
@@ -193,7 +194,7 @@ async def check_trees(seeds: range, files: Path) -> None:
             path, _, query = target.partition("?")
             scope = scope_of(path, method, query_string=query.encode())
             await send_scope(trees.app, scope)
-            charged = {bucket.rule for step in scope["slidegate"].steps for bucket, _, _ in step.decision.checks}
+            charged = {bucket.rule for bucket, _, _ in checks(scope)}
             assert len(charged) == len(spots), f"seed {seed}: {method} {target}: {charged}, expected {sorted(spots)}"
             # Whoever is met with others is told apart by what is known already; a lone stranger is learned.
             unknown = [spot for spot in sorted(spots) if spot not in bucket_of]

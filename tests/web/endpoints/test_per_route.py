@@ -21,6 +21,7 @@ from slidegate.testing import FakeClock
 from slidegate.web.paths.readings import readings
 
 from ...asgi import call, hello, scope_of, send_scope, statuses
+from ..gates import charged
 
 
 async def page(request: Any) -> PlainTextResponse:
@@ -53,7 +54,7 @@ async def counted(app: ASGIApp, path: str, method: str = "GET", **more: Any) -> 
     """Send one request; return the labels of the buckets that it was counted on."""
     scope = scope_of(path, method, **more)
     await send_scope(app, scope)
-    return [bucket.label for step in scope["slidegate"].steps for bucket, _, _ in step.decision.checks]
+    return charged(scope)
 
 
 async def test_each_route_counts_by_itself() -> None:

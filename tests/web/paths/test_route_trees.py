@@ -16,6 +16,7 @@ from slidegate import Rule
 from slidegate.web.paths.routes import walk
 
 from ...asgi import scope_of
+from ..gates import charged
 from .route_trees import PLENTY, Tree, filled, gated
 
 ORDINARY = re.compile(r"(?:/(?!\.\.?(?:/|$))[^/;\s]+)+/?")
@@ -63,7 +64,7 @@ async def ask(
     async def send(message: Any) -> None: ...
 
     await app(scope, receive, send)
-    return scope, [bucket.label for step in scope["slidegate"].steps for bucket, _, _ in step.decision.checks]
+    return scope, charged(scope)
 
 
 async def search(seed: int, directory: Path, spellings: int, exemptions: int) -> int:
