@@ -248,9 +248,9 @@ def check(
     decorated: bool,
 ) -> None:
     note(str(rules()))
-    with patch.object(header_fields, "time", lambda: 1_700_000_000.0):
-        with nullcontext() if decorated else nothing_decorated():
-            asyncio.run(compare(rules, options, beside, requests))
+    one_second = patch.object(header_fields, "time", lambda: 1_700_000_000.0)
+    with one_second, nullcontext() if decorated else nothing_decorated():
+        asyncio.run(compare(rules, options, beside, requests))
 
 
 @settings(deadline=None)

@@ -4,41 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+import time
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from starlette.types import Message
+from starlette.types import Receive, Scope, Send
 
 from slidegate import BanPolicy, ConfigurationError, Limiter, MemoryStore, RateLimitMiddleware, Rule, Shed
 from slidegate.testing import FakeClock, RecordingObserver
-from slidegate.web.overload.controller import FALL, HIGHEST, MOST, MOST_TICKS, RISE, TICK_S, Controller
-from slidegate.web.overload.shed import _Meter
+from slidegate.web.overload import shed as overload
+from slidegate.web.overload.controller import FALL, HIGHEST, MOST, MOST_TICKS, RISE, Controller
 
 from ...asgi import call, hello, scope_of, send_scope, statuses
+
+BOUND_S = 20
 
 # -- the level ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_nothing_is_shed_without_overload(seed: int) -> None:
-    draw = random.Random(seed)
-    controller = Controller()
-    for _ in range(500):
-        controller.tick(draw.random())
-        assert not controller.sheds(draw.randint(0, HIGHEST))
-
-
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(5))
 def test_the_level_moves_in_bounded_steps_and_is_back_within_its_time(seed: int) -> None:
     draw = random.Random(seed)
     controller = Controller()
-    top = 0
+    for _ in range(100):
+        controller.tick(draw.random())
+        assert not controller.sheds(draw.randint(0, HIGHEST)), "without overload nothing is shed"
+    top = HIGHEST
     for _ in range(300):
         before = controller.level
-        priority = draw.randint(0, 3)
-        top = max(top, priority)
-        controller.sheds(priority)
+        controller.sheds(draw.randint(0, 3))
         ticks = draw.choice([1, 1, 3, 100])
         controller.tick(draw.choice([0.0, 0.9, 1.1, 2.0, 50.0]), ticks)
         assert -FALL - 1e-9 <= controller.level - before <= 3 * RISE * min(ticks, MOST_TICKS) + 1e-9
@@ -46,10 +41,9 @@ def test_the_level_moves_in_bounded_steps_and_is_back_within_its_time(seed: int)
     for _ in range(round((top + 1) / FALL)):
         controller.tick(0.0)
     assert controller.level == 0
-    assert pytest.approx(5) == (1 / FALL) * TICK_S
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(5))
 def test_a_share_of_each_priority_is_shed_and_more_important_ones_never_more(seed: int) -> None:
     draw = random.Random(seed)
     controller = Controller()
@@ -72,90 +66,76 @@ def test_some_of_the_highest_priority_always_pass() -> None:
 # -- the measure -------------------------------------------------------------------------------------------------------
 
 
-class FakeLoop:
-    """A loop whose time is told, and whose timers come as late as they are told to."""
-
-    def __init__(self) -> None:
-        self.now_s = 100.0
-        self.timers: list[tuple[float, Callable[[], None]]] = []
-
-    def time(self) -> float:
-        return self.now_s
-
-    def call_at(self, when_s: float, callback: Callable[[], None]) -> None:
-        self.timers.append((when_s, callback))
-
-    def run(self, late_s: float) -> None:
-        if not self.timers:
-            return  # nothing is measured any more
-        (when_s, callback), *self.timers = self.timers
-        self.now_s = max(self.now_s, when_s + late_s)
-        callback()
+async def until(condition: Callable[[], Awaitable[object]]) -> None:
+    async with asyncio.timeout(BOUND_S):
+        while not await condition():  # noqa: ASYNC110 - what is waited for tells nobody
+            await asyncio.sleep(0)
 
 
-def meter_of(lag_us: int = 0, latency_us: int = 0) -> tuple[FakeLoop, _Meter, list[bool]]:
-    loop: Any = FakeLoop()
-    told: list[bool] = []
-    meter = _Meter(loop, lag_us, latency_us, lambda begins, message: told.append(begins))
-    meter.wake()
-    return loop, meter, told
+@pytest.mark.parametrize("limit", ["lag", "latency"])
+async def test_a_loop_that_lags_and_late_answers_shed_load_until_they_are_over(limit: str) -> None:
+    slow = True
 
+    async def service(scope: Scope, receive: Receive, send: Send) -> None:
+        if slow and limit == "lag":
+            time.sleep(0.05)  # noqa: ASYNC251 - that is what makes a loop lag
+        elif slow:
+            await asyncio.sleep(0.05)
+        await hello(scope, receive, send)
 
-def test_a_lag_beyond_its_limit_sheds_and_its_end_is_told_once() -> None:
-    loop, meter, told = meter_of(lag_us=50_000)
-    for _ in range(10):
-        loop.run(0.049)
-        loop.run(0.19)  # one hiccup is no overload
-        loop.run(0.0)
-        meter.wake()  # a request comes
-    assert meter.controller.level == 0
-    for _ in range(40):
-        loop.run(0.2)
-    assert meter.controller.level == MOST
-    for _ in range(120):
-        loop.run(0.0)
-    assert meter.controller.level == 0
-    assert told == [True, False]
+    heard = RecordingObserver(without=["refused", "near_limit"])
+    limiter = Limiter(MemoryStore(clock=FakeClock()), observers=[heard])
+    rules = [Rule("*", shed=Shed(**{limit: "20ms"}), name="load")]
+    app = RateLimitMiddleware(service, limiter=limiter, rules=rules)
 
+    async def sheds() -> bool:
+        return (await call(app)).status == 503
 
-def test_late_answers_shed_and_old_ones_are_forgotten() -> None:
-    loop, meter, _ = meter_of(latency_us=100_000)
-    for _ in range(100):
-        meter.answered(0.5)
-        loop.run(0.0)
-    assert meter.controller.level == MOST
-    for _ in range(200):
-        loop.run(0.0)  # nobody is admitted any more: that alone ends it
-    assert meter.controller.level == 0
+    async def has_ended() -> bool:
+        await sheds()
+        return heard.kinds == ["shedding_started", "shedding_ended"]
 
-
-def test_an_idle_service_is_measured_no_longer() -> None:
-    loop, meter, _ = meter_of(lag_us=50_000)
-    for _ in range(30):
-        loop.run(0.0)
-    assert not loop.timers
-    meter.wake()
-    meter.wake()
-    assert len(loop.timers) == 1
+    await until(sheds)
+    slow = False
+    await until(has_ended)
+    assert await statuses(app, 20) == [200] * 20
 
 
 # -- the gate ----------------------------------------------------------------------------------------------------------
 
 
-def overloaded(shed: Shed, level: float) -> None:
-    meter = shed._meter()
-    assert meter is not None
-    meter.controller.level = level
+@pytest.fixture
+def overloaded(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Have every loop be overloaded by so much from now on."""
+    controllers: list[Controller] = []
+    level = 0.0
+
+    class Told(Controller):
+        def __init__(self) -> None:
+            super().__init__()
+            self.level = level
+            controllers.append(self)
+
+        def tick(self, *measured: float) -> None:
+            """Change nothing."""
+
+    def tell(new: float) -> None:
+        nonlocal level
+        level = new
+        for controller in controllers:
+            controller.level = new
+
+    monkeypatch.setattr(overload, "Controller", Told)
+    return tell
 
 
-async def test_a_share_is_refused_with_503_while_the_service_is_overloaded() -> None:
-    shed = Shed(lag="50ms")
+async def test_a_share_is_refused_with_503_while_the_service_is_overloaded(overloaded: Callable[[float], None]) -> None:
     limiter = Limiter(MemoryStore(clock=FakeClock()))
-    app = RateLimitMiddleware(hello, limiter=limiter, rules=[Rule("*", shed=shed, name="load"), Rule("*", "100/hour", name="all")])  # fmt: skip # noqa: E501
+    rules = [Rule("*", shed=Shed(lag="50ms"), name="load"), Rule("*", "100/hour", name="all")]
+    app = RateLimitMiddleware(hello, limiter=limiter, rules=rules)
     assert await statuses(app, 4) == [200] * 4
-    overloaded(shed, 0.5)
-    assert await statuses(app, 4) == [200, 503, 200, 503]
-    answer = await call(app)
+    overloaded(0.5)
+    assert await statuses(app, 5) == [200, 503, 200, 503, 200]
     answer = await call(app)
     assert answer.status == 503
     assert answer.headers["retry-after"] == "1"
@@ -176,11 +156,12 @@ async def importance_later(request: Any) -> int:
 
 
 @pytest.mark.parametrize("priority", [importance, importance_later])
-async def test_the_least_important_are_shed_first(priority: Any, caplog: pytest.LogCaptureFixture) -> None:
-    shed = Shed(lag="50ms", priority=priority)
-    app = RateLimitMiddleware(hello, rules=[Rule("*", shed=shed)])
+async def test_the_least_important_are_shed_first(
+    priority: Any, caplog: pytest.LogCaptureFixture, overloaded: Callable[[float], None]
+) -> None:
+    app = RateLimitMiddleware(hello, rules=[Rule("*", shed=Shed(lag="50ms", priority=priority))])
     assert await statuses(app, 1, headers={"x-priority": "2"}) == [200]
-    overloaded(shed, 1.0)
+    overloaded(1.0)
     assert await statuses(app, 3, headers={"x-priority": "0"}) == [503] * 3
     assert await statuses(app, 3, headers={"x-priority": "1"}) == [200] * 3
     for bad in ("10", "-1", "much"):
@@ -189,55 +170,30 @@ async def test_the_least_important_are_shed_first(priority: Any, caplog: pytest.
     assert "priority function" in caplog.text
 
 
-async def test_a_condition_and_a_path_say_which_requests_may_be_shed() -> None:
-    shed = Shed(lag="50ms")
-    rules = [Rule("/health", exempt=True), Rule("*", shed=shed, when=lambda request: "x-bot" in request.headers)]
-    app = RateLimitMiddleware(hello, rules=rules)
-    overloaded(shed, 1.0)
+async def test_a_condition_and_a_path_say_which_requests_may_be_shed(overloaded: Callable[[float], None]) -> None:
+    overloaded(1.0)
+    bots = Rule("*", shed=Shed(lag="50ms"), when=lambda request: "x-bot" in request.headers)
+    app = RateLimitMiddleware(hello, rules=[Rule("/health", exempt=True), bots])
     assert await statuses(app, 2, "/health", headers={"x-bot": "1"}) == [200] * 2
     assert await statuses(app, 2, headers={"x-bot": "1"}) == [503] * 2
     assert await statuses(app, 2) == [200] * 2
 
 
-async def test_websockets_are_shed_at_their_handshake_and_nobody_is_struck() -> None:
-    shed = Shed(lag="50ms")
+async def test_websockets_are_shed_at_their_handshake_and_nobody_is_struck(overloaded: Callable[[float], None]) -> None:
+    overloaded(1.0)
     bans = BanPolicy("1/minute", signals={"refused": 1, "5xx": 1}, ban_private=True)
     limiter = Limiter(MemoryStore(clock=FakeClock()))
-    app = RateLimitMiddleware(hello, limiter=limiter, rules=[Rule("*", shed=shed)], bans=bans)
-    overloaded(shed, 1.0)
-    scope = scope_of(type="websocket")
-    del scope["method"]
-    assert [message["type"] for message in (await send_scope(app, scope)).messages] == ["websocket.close"]
+    app = RateLimitMiddleware(hello, limiter=limiter, rules=[Rule("*", shed=Shed(lag="50ms"))], bans=bans)
+    answer = await send_scope(app, scope_of(type="websocket"))
+    assert [message["type"] for message in answer.messages] == ["websocket.close"]
     assert await statuses(app, 3) == [503] * 3
     assert [ban async for ban in limiter.bans()] == []
-
-
-async def test_the_time_to_the_first_byte_of_admitted_requests_is_measured() -> None:
-    shed = Shed(latency="1s")
-    app = RateLimitMiddleware(hello, rules=[Rule("*", shed=shed)])
-    assert await statuses(app, 3) == [200] * 3
-    meter = shed._meter()
-    assert meter is not None
-    assert meter._answers == 3
-    overloaded(shed, 1.0)
-    assert await statuses(app, 3) == [503] * 3
-    assert meter._answers == 3
-
-
-async def test_events_tell_when_load_is_shed() -> None:
-    observer = RecordingObserver(without=["refused", "near_limit"])
-    limiter = Limiter(MemoryStore(clock=FakeClock()), observers=[observer])
-    shed = Shed(lag="50ms")
-    RateLimitMiddleware(hello, limiter=limiter, rules=[Rule("*", shed=shed)])
-    shed._say(True, "the loop lags")
-    shed._say(False, "no more")
-    assert [event.kind for event in observer.events] == ["shedding_started", "shedding_ended"]
 
 
 def test_outside_of_asyncio_nothing_is_shed() -> None:
     shed = Shed(latency="1s")
 
-    async def send(message: Message) -> None:
+    async def send(message: object) -> None:
         """Take a message."""
 
     assert not shed.refuses(0)
@@ -249,16 +205,12 @@ def test_outside_of_asyncio_nothing_is_shed() -> None:
     [
         (lambda: Shed(), "expected a limit"),
         (lambda: Shed(lag=0.0001), "lag: expected 1 ms to 1m"),
-        (lambda: Shed(lag="2m"), "lag: expected 1 ms to 1m"),
         (lambda: Shed(latency="2h"), "latency: expected 1 ms to 1h"),
         (lambda: Shed(lag="50ms", priority=10), "priority: expected a whole number from 0 to 9"),
-        (lambda: Shed(lag="50ms", priority=True), "priority: expected a whole number from 0 to 9"),
         (lambda: Rule("*", shed="50ms"), "shed: expected"),
         (lambda: Rule("*", "1/s", shed=Shed(lag="1s")), "shed counts nothing; leave out limits"),
         (lambda: Rule("*", shed=Shed(lag="1s"), concurrency=1), "leave out|does not go"),
-        (lambda: Rule("*", shed=Shed(lag="1s"), action="block"), "leave out action"),
         (lambda: Rule("*", shed=Shed(lag="1s"), status=500), "status: it goes with"),
-        (lambda: Rule("*", shed=Shed(lag="1s"), exempt=True), "leave out exempt"),
     ],
 )
 def test_what_cannot_work_is_said_at_construction(make: Callable[[], object], said: str) -> None:
