@@ -92,14 +92,12 @@ def test_no_way_of_writing_everybody_makes_a_list_of_everybody(desk: Desk) -> No
     seed = random.randrange(1 << 32)
     sys.stdout.write(f"seed {seed}\n")
     dice = random.Random(seed)
-    for _ in range(20):
+    for _ in range(3):
         version, bits = dice.choice([(4, 8), (6, 11)])
         pieces = [f"{n}.0.0.0/8" if version == 4 else f"{n << 5:x}::/11" for n in range(1 << bits)]
         dice.shuffle(pieces)
         chosen = pieces[len(pieces) // 4 :]
-        rows = "".join(f"1,a,Range:{piece},b,ban,,,1,1h,false,1\n" for piece in chosen)
-        texts = {"plain": "\n".join(chosen), "nginx": "".join(f"deny {piece};" for piece in chosen)}
-        texts["crowdsec"] = DECISIONS + rows
+        texts = {"plain": "\n".join(chosen), "csv": "network\n" + "\n".join(chosen)}
         for format, text in texts.items():
             path = desk.write(f"{format}.netset", text)
             with pytest.raises(ConfigurationError, match=rf"netset: covers more than half of all public IPv{version} "):
@@ -150,31 +148,15 @@ def test_the_first_list_that_holds_an_address_is_named(desk: Desk) -> None:
     assert repr(lists) == "<NetworkFiles: first (1), spamhaus (2), abuse (1)>"
 
 
-def test_an_overlap_with_any_of_the_lists_is_found(desk: Desk) -> None:
-    lists = desk.lists(
-        desk.write("stays.netset", "192.0.2.0/25\n"),
-        desk.write("ends.csv", f"{DECISIONS}1,a,Range:192.0.2.128/26,b,ban,,,1,1h,false,1\n"),
-    )
-    first = 0xC000_0200
-    assert lists.overlaps(4, first - 9, first)
-    assert lists.overlaps(4, first + 191, first + 300)
-    assert not lists.overlaps(4, first + 192, first + 300)
-    desk.wall_clock.advance("61m")
-    assert not lists.overlaps(4, first + 191, first + 300), "it has ended"
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: NetworkFile(5), 'path: expected a file, for example "drop.netset", not 5'),
-        (lambda: NetworkFile(""), 'path: expected a file, for example "drop.netset", not '),
         (lambda: NetworkFile("a", name=5), 'name: expected text, for example "spamhaus", not 5'),
         (lambda: NetworkFile("a", strict="no"), "strict: expected True or False, not 'no'"),
         (lambda: NetworkFile("a", format="plian"), "did you mean 'plain'"),
         (lambda: NetworkFile("a", format="plain", column=1), "column: only csv has columns"),
         (lambda: NetworkFiles("a"), r"files: expected a list, for example \[\"drop.netset\"\], not 'a'"),
-        (lambda: NetworkFiles(NetworkFile("a")), "files: expected a list"),
-        (lambda: NetworkFiles(5), "files: expected a list"),
         (lambda: NetworkFiles([5]), "path: expected a file"),
         (lambda: NetworkFiles(["x/a.netset", "y/a.csv"]), "files: two lists are called 'a'; give one of them another"),
         (lambda: NetworkFiles(["no such.netset"]), "cannot read no such.netset: No such file or directory"),
@@ -192,43 +174,6 @@ def test_a_list_with_a_bad_line_is_an_error_at_once_unless_it_is_read_less_stric
     with pytest.raises(ConfigurationError, match=r"a\.netset, line 2: network: '192\.0\.2\.1/24' has host bits set"):
         desk.lists(path)
     assert found(desk.lists(NetworkFile(path, strict=False)), "192.0.2.7") == "a"
-
-
-# -- entries that end ------------------------------------------------------------------------------------------------
-
-
-def test_an_entry_ends_by_itself_to_the_microsecond(desk: Desk) -> None:
-    rows = "1,a,Ip:192.0.2.7,b,ban,,,1,1h,false,1\n1,a,Range:2001:db8::/48,b,ban,,,1,2h,false,1\n"
-    lists = desk.lists(desk.write("ends.csv", DECISIONS + rows))
-    written_us = WRITTEN_US + 1
-    desk.wall_clock.set(written_us + 3_600_000_000 - 1)
-    assert found(lists, "192.0.2.7") == "ends"
-    desk.wall_clock.advance(us=1)
-    assert found(lists, "192.0.2.7") is None
-    assert found(lists, "2001:db8::7") == "ends"
-    desk.wall_clock.advance("1h")
-    assert found(lists, "2001:db8::7") is None
-    assert desk.heard.events == [], "nothing had to be read for that"
-
-
-def test_time_is_asked_for_only_where_something_ends(desk: Desk) -> None:
-    def never() -> int:
-        raise AssertionError("nothing ends here")
-
-    lists = NetworkFiles([desk.write("a.netset", "192.0.2.0/24\n")], wall_clock=never)
-    assert found(lists, "192.0.2.7") == "a"
-    assert found(lists, "198.51.100.7") is None
-
-
-def test_by_default_entries_end_by_the_clock_on_the_wall(desk: Desk) -> None:
-    decision = '{{"scope":"Ip","type":"ban","value":"{}","until":"{}"}}'
-    past, future = (
-        decision.format("192.0.2.1", "2001-01-01T00:00:00Z"),
-        decision.format("192.0.2.2", "9999-01-01T00:00:00Z"),
-    )
-    lists = NetworkFiles([desk.write("ends.json", f"[{past},{future}]")])
-    assert found(lists, "192.0.2.1") is None
-    assert found(lists, "192.0.2.2") == "ends"
 
 
 # -- following -------------------------------------------------------------------------------------------------------
@@ -249,17 +194,6 @@ async def test_a_changed_file_takes_over_and_that_is_said(desk: Desk, caplog: py
     assert [record.levelname for record in caplog.records] == ["INFO"]
 
 
-async def test_what_is_skipped_is_said(desk: Desk) -> None:
-    lists = desk.lists(desk.write("ends.csv", DECISIONS))
-    desk.write(
-        "ends.csv", f"{DECISIONS}1,a,Ip:192.0.2.7,b,captcha,,,1,1h,false,1\n1,a,Ip:192.0.2.8,b,ban,,,1,1h,false,1\n"
-    )
-    await desk.pause(lists)
-    (event,) = desk.heard.events
-    assert event.message == "list 'ends': 1 entries, 1 skipped (type captcha)"
-    assert (event.details["count"], event.details["skipped"]) == (1, {"type captcha": 1})
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -268,7 +202,6 @@ async def test_what_is_skipped_is_said(desk: Desk) -> None:
         ("<html>not found</html>\n", "line 1: network: '<html>not' is not an address or network"),
         ("0.0.0.0/0\n", "line 1: network: '0.0.0.0/0' is every address; leave it out"),
         ("1" * 5_000_000, f"line 1: network: '{'1' * 78}\u2026 is not an address or network, for example"),
-        ('[{"decisions": 5}]', "after line 1: expected a decision with type, scope and value"),
         ("", "is blank; for a list of nothing, write a comment: # nothing"),
         (" \n\n", "is blank"),
         (None, "No such file or directory"),
@@ -315,26 +248,14 @@ async def test_a_pipe_in_the_place_of_a_file_keeps_the_list_and_no_request_waits
 async def test_a_list_of_nothing_is_taken_where_it_is_meant_and_is_a_warning(
     desk: Desk, caplog: pytest.LogCaptureFixture
 ) -> None:
-    jail = "192.0.2.7 198.51.100.7\n"
-    lists = desk.lists(
-        desk.write("a.netset", "192.0.2.0/24\n"), NetworkFile(desk.write("jail.txt", jail), format="fail2ban")
-    )
+    lists = desk.lists(desk.write("a.netset", "192.0.2.0/24\n"))
     desk.write("a.netset", "# nothing\n")
-    desk.write("jail.txt", "\n")
     await desk.pause(lists)
-    assert desk.heard.kinds == ["list_shrunk", "list_shrunk"]
     await desk.wait_for_the_shrunk(lists)
-    assert desk.heard.kinds[2:] == ["list_reloaded", "list_reloaded"]
-    assert [record.levelname for record in caplog.records] == ["WARNING"] * 4
+    assert desk.heard.kinds == ["list_shrunk", "list_reloaded"]
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * 2
     assert found(lists, "192.0.2.7") is None
-    assert lists.counts == {"a": 0, "jail": 0}
-
-
-async def test_a_blank_file_may_stay_blank(desk: Desk) -> None:
-    lists = desk.lists(desk.write("a.netset", ""))
-    desk.write("a.netset", "\n")
-    await desk.pause(lists)
-    assert desk.heard.kinds == ["list_reloaded"]
+    assert lists.counts == {"a": 0}
 
 
 async def test_only_the_file_that_has_changed_is_read(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -470,13 +391,6 @@ async def test_a_list_that_has_lost_most_of_its_entries_in_place_waits_for_a_min
     assert desk.heard.kinds == ["list_shrunk", "list_reloaded", "list_reloaded"]
 
 
-async def test_half_of_the_entries_is_no_loss_to_wait_for(desk: Desk) -> None:
-    lists = desk.lists(desk.write("a.netset", rows(1_000)))
-    desk.write("a.netset", rows(500))
-    await desk.pause(lists)
-    assert lists.counts == {"a": 500}
-
-
 def test_whatever_a_writer_does_in_place_no_half_of_its_file_is_taken(desk: Desk) -> None:
     """A writer empties the file, writes parts of it, and pauses for less than ten seconds at a time."""
     seed = random.randrange(1 << 32)
@@ -501,12 +415,7 @@ def test_whatever_a_writer_does_in_place_no_half_of_its_file_is_taken(desk: Desk
     ("text", "count"),
     [
         ("# entries: 2\n192.0.2.1\n192.0.2.2\n", 2),
-        ("192.0.2.1\n192.0.2.1\n; Entries:2", 2),
-        ("# entries: 2 subnets\n192.0.2.1\n", 1),
         ("# entries: 2\n192.0.2.1\n", None),
-        ("192.0.2.1\n# entries: 1\n# entries: 2\n", None),
-        ("# entries: 1\ndeny 192.0.2.1;\n", 1),
-        ("# entries: 9\ndeny 192.0.2.1;\n", None),
     ],
 )
 def test_a_file_that_says_how_many_entries_it_has_is_held_to_it(desk: Desk, text: str, count: int | None) -> None:
@@ -671,17 +580,12 @@ async def test_lists_of_a_configuration_change_without_it_and_with_it(desk: Desk
     assert desk.heard.kinds == ["list_reloaded", "config_reloaded", "list_rejected"]
 
 
-def test_a_set_of_networks_is_followed_by_nobody() -> None:
-    app = RateLimitMiddleware(hello, limits="1/s", blocklist=Networks(["192.0.2.0/24"]), allowlist=None)
-    assert app._lists == ()
-
-
 def test_a_swap_is_seen_whatever_the_order_of_changes(desk: Desk) -> None:
     seed = random.randrange(2**32)
     pick = random.Random(seed)
     lists = desk.lists(desk.write("a.netset", "# nothing\n"), desk.write("b.netset", "# nothing\n"))
     model: dict[str, str] = {"a": "", "b": ""}
-    for _ in range(60):
+    for _ in range(30):
         name = pick.choice("ab")
         text = pick.choice(["# nothing\n", "192.0.2.0/24\n", "198.51.100.0/24\n", "192.0.2.0/99\n"])
         desk.write(f"{name}.netset", text)
