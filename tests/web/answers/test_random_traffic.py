@@ -7,6 +7,7 @@ import itertools
 import random
 from contextlib import nullcontext
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from starlette.requests import ClientDisconnect
@@ -21,11 +22,10 @@ from slidegate.limiter.figures.statistics import OTHER, UNROUTED
 from slidegate.limiter.figures.stats import Stats
 from slidegate.limiter.figures.windows import SLICE_US, SLICES
 from slidegate.testing import FakeClock, RecordingObserver
-from slidegate.web.answers.tightest import tightest
-from slidegate.web.record import Record
+from slidegate.web.findings import first_requests
 
 from ...asgi import scope_of
-from ..gates import nothing_decorated, skip_the_first_requests
+from ..gates import charged, nothing_decorated
 
 BLOCKED = "198.51.100.7"
 FIRST = {"http.response.start": 200, "websocket.accept": 101, "websocket.close": 403}
@@ -105,14 +105,8 @@ class Seen:
         self.started = self.over = False
 
     @property
-    def decisions(self) -> list[Decision]:
-        """The decisions so far. A look at the steps of a request takes it off the short way."""
-        record: Record = self.scope["slidegate"]
-        return [record.first] if record._steps is None else record.decisions
-
-    @property
     def labels(self) -> tuple[str, ...]:
-        return tuple(bucket.label for decision in self.decisions for bucket, _, _ in decision.checks)
+        return tuple(charged(self.scope))
 
     def record(self, now_us: int, *events: str, **times: int) -> None:
         self.recorder.record(self.labels, self.route, now_us, *events, **times)
@@ -122,7 +116,7 @@ class Seen:
             self.first_us = self.recorder.clock()
             status = message.get("status") or FIRST[message["type"]]
             self.status_class = f"{status // 100}xx" if 100 <= status < 600 else "other"
-            decision = tightest(self.decisions)
+            decision: Decision = self.scope["slidegate"].decision
             if not decision.allowed:
                 self.over = True
                 violated = {state.rule for state in decision.violated}
@@ -234,9 +228,9 @@ RULES: dict[str, list[Rule]] = {
 
 
 class World:
-    """A gate between scripts and a recorder. Its requests take the short way where no list has to be asked."""
+    """A gate between scripts and a recorder, plain or with a list."""
 
-    def __init__(self, rules: list[Rule], short: bool) -> None:
+    def __init__(self, rules: list[Rule], plain: bool) -> None:
         self.clock = FakeClock(10**12)
         self.heard = RecordingObserver()
         self.limiter = Limiter(MemoryStore(clock=self.clock), observers=[self.heard])
@@ -253,10 +247,11 @@ class World:
             ]
         )
         router.beside = Router(routes=[Route("/beside/{id}", shared, methods=["GET"])])
-        blocklist = None if short else Networks([BLOCKED])
-        gate = RateLimitMiddleware(router, limiter=self.limiter, rules=rules, blocklist=blocklist, silence=["SG104"])
-        if short:
-            skip_the_first_requests(gate)
+        blocklist = None if plain else Networks([BLOCKED])
+        with patch.object(first_requests, "WATCHED", 1):
+            gate = RateLimitMiddleware(
+                router, limiter=self.limiter, rules=rules, blocklist=blocklist, silence=["SG104"]
+            )
         self.recorder = Recorder(gate, self.clock)
 
     async def limited(self, request: Any) -> ASGIApp:
@@ -301,15 +296,15 @@ async def test_figures_are_those_of_the_recorder_also_when_series_run_out(
 
 async def ask_and_compare(rng: random.Random) -> None:
     """Send random requests to some applications, and compare the figures after each round."""
-    for name, short in 2 * list(itertools.product(RULES, (False, True))):
-        world = World(RULES[name], short)
-        with nothing_decorated() if short else nullcontext():
+    for name, plain in itertools.product(RULES, (False, True)):
+        world = World(RULES[name], plain)
+        with nothing_decorated() if plain else nullcontext():
             await ask_in_rounds(world, rng)
         assert world.heard.kinds.count("series_full") == (len(world.recorder.windows) > statistics.MAX_SERIES)
 
 
 async def ask_in_rounds(world: World, rng: random.Random) -> None:
-    for _ in range(25):
+    for _ in range(12):
         tasks = [asyncio.create_task(world.ask(rng)) for _ in range(rng.randrange(1, 25))]
         while not all(task.done() for task in tasks):
             await asyncio.sleep(0)

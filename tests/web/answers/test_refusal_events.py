@@ -88,7 +88,7 @@ def routed(*routes: Any, **options: Any) -> House:
 
 
 @pytest.mark.parametrize("statistics", [True, False])
-@pytest.mark.parametrize("lists", [{}, {"allowlist": Networks(["192.0.2.0/24"])}], ids=["short way", "long way"])
+@pytest.mark.parametrize("lists", [{}, {"allowlist": Networks(["192.0.2.0/24"])}], ids=["plain", "with a list"])
 async def test_a_refusal_by_a_limit(statistics: bool, lists: dict[str, Networks]) -> None:
     house = routed(
         Mount("/shop", routes=[Route("/items/{id}", page, methods=["GET"])]),
@@ -99,7 +99,7 @@ async def test_a_refusal_by_a_limit(statistics: bool, lists: dict[str, Networks]
     assert await statuses(house.gate, 2, "/shop/items/7") == [200, 200]
     assert house.refused == []
     house.clock.advance("1s")
-    for _ in range(20):  # the first requests go the long way, to be looked at
+    for _ in range(2):
         details = await house.last("/shop/items/<script>")
         assert details == {
             "key": PEER, "client": PEER, "rule": "shop", "limit": "2/1m", "reason": "limited", "by": "",
@@ -231,7 +231,7 @@ async def leave(house: House, at: str) -> None:
         await house.gate(scope_of(), receive, send)
 
 
-@pytest.mark.parametrize("way", [{}, {"bans": BanPolicy("99/10m", "1h")}], ids=["short way", "long way"])
+@pytest.mark.parametrize("way", [{}, {"bans": BanPolicy("99/10m", "1h")}], ids=["plain", "with a ban policy"])
 @pytest.mark.parametrize("at", ["http.response.start", "http.response.body"])
 async def test_a_client_that_leaves_before_its_refusal_is_told_of_once(at: str, way: dict[str, Any]) -> None:
     house = House(limits="1/hour", **way)
@@ -240,23 +240,6 @@ async def test_a_client_that_leaves_before_its_refusal_is_told_of_once(at: str, 
     await leave(house, at)
     assert len(house.refused) == before + 1
     assert house.refused[-1]["status"] == 429
-
-
-async def test_a_client_that_leaves_a_tarpit_is_told_of_once_without_a_status() -> None:
-    house = House(limits="9/hour", bans=BanPolicy("1/10m", "1h", name="slow", answer="tarpit", delay="60s"))
-    (policy,) = house.gate.policies
-    await house.limiter.strike(PEER, policy)
-
-    async def receive() -> Message:
-        return {"type": "http.disconnect"}
-
-    async def send(message: Message) -> None:
-        raise AssertionError("nobody is there")
-
-    await house.gate(scope_of(), receive, send)
-    assert [(details["reason"], details["by"], details["status"]) for details in house.refused] == [
-        ("banned", "slow", None)
-    ]
 
 
 async def test_a_client_that_leaves_after_admission_stays_charged_and_makes_one_event() -> None:
@@ -275,7 +258,7 @@ async def test_a_client_that_leaves_after_admission_stays_charged_and_makes_one_
     assert (await house.last())["status"] == 429
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.data())
 async def test_every_refused_request_makes_one_event_and_every_other_none(data: st.DataObject) -> None:
     """The record that the gate leaves in the scope says which requests were refused."""
@@ -294,18 +277,21 @@ async def test_every_refused_request_makes_one_event_and_every_other_none(data: 
         rules.append(Rule("*", "3/minute", key=lambda request: "x", name="asked"))
     app: Any = Starlette(routes=[Route(path, page) for path in ("/", "/free", "/shut")])
     app.router.routes += [Route("/limited", limited), Route("/swallowing", swallowing)]
+    further_in: list[Event] = []
     if data.draw(st.booleans()):
-        app.add_middleware(RateLimitMiddleware, limits="5/minute")
+        inner = Limiter()
+        inner.observe(further_in.append, kinds=["refused"], inline=True)
+        app.add_middleware(RateLimitMiddleware, limits="5/minute", limiter=inner)
     house = House(app, rules=rules, silence=["SG103", "SG104"], **options)
     count = 0
-    for _ in range(data.draw(st.integers(1, 40))):
+    for _ in range(data.draw(st.integers(1, 25))):
         path = data.draw(st.sampled_from(["/", "/free", "/shut", "/limited", "/swallowing", "/none"]))
         client = data.draw(st.sampled_from([PEER, OTHER]))
         scope = scope_of(path, client=(client, 1))
         await send_scope(house.gate, scope)
-        record = scope["slidegate"]
-        count += (not record.decision.allowed) and record.steps[-1].side.limiter is house.limiter
-        assert len(house.refused) == count, (path, client, record.decision)
+        decision = scope["slidegate"].decision
+        count += not decision.allowed
+        assert len(house.refused) + len(further_in) == count, (path, client, decision)
         if data.draw(st.integers(0, 9)) == 0:
             house.clock.advance("1m")
 

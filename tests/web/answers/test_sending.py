@@ -11,15 +11,16 @@ from collections import UserDict
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, Final
+from unittest.mock import patch
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.types import Message, Receive, Scope, Send
 
 from slidegate import Limiter, Networks, RateLimitMiddleware
+from slidegate.web.findings import first_requests
 
 from ...asgi import PEER, scope_of, send_scope
-from ..gates import skip_the_first_requests
 
 OURS: Final = {b"ratelimit", b"ratelimit-policy", b"x-ratelimit-limit", b"x-ratelimit-remaining", b"x-ratelimit-reset"}
 
@@ -61,28 +62,27 @@ GATES: Final = st.fixed_dictionaries({
     "statistics": st.booleans(),
     "allowlist": st.sampled_from([None, Networks(["192.0.2.77"])]),
 })  # fmt: skip
-"""An allowlist takes every request the long way."""
 CLIENTS: Final = st.sampled_from([(PEER, 1), [PEER, 1], (PEER, None), [PEER, "1"]])
 
 
-async def played(messages: list[Any], options: dict[str, Any], client: Any, short: bool) -> list[Message]:
+async def played(messages: list[Any], options: dict[str, Any], client: Any, later: bool) -> list[Message]:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         for message in messages:
             await send(message)
 
-    gate = RateLimitMiddleware(app, limits="99/hour", limiter=Limiter(), **options)
-    if short:
-        await gate.limiter.prepare()
-        skip_the_first_requests(gate)
+    with patch.object(first_requests, "WATCHED", 1):
+        gate = RateLimitMiddleware(app, limits="99/hour", limiter=Limiter(), **options)
+    if later:
+        await send_scope(gate, scope_of("/", client=client))
     return (await send_scope(gate, scope_of("/", client=client))).messages
 
 
-@settings(max_examples=300, deadline=None, print_blob=True)
+@settings(deadline=None)
 @given(STARTS, st.lists(BODIES, max_size=3), GATES, CLIENTS, st.booleans())
 def test_an_answer_goes_out_as_it_came_whatever_it_is_made_of(
-    start: Any, bodies: list[Any], options: dict[str, Any], client: Any, short: bool
+    start: Any, bodies: list[Any], options: dict[str, Any], client: Any, later: bool
 ) -> None:
-    out = asyncio.run(played([start, *bodies], options, client, short))
+    out = asyncio.run(played([start, *bodies], options, client, later))
     assert out[1:] == bodies
     assert all(sent is body for sent, body in zip(out[1:], bodies, strict=True))
     told = dict(out[0])

@@ -371,22 +371,6 @@ async def test_who_leaves_while_waiting_for_a_turn_was_never_let_through() -> No
     assert site.stats().total.seen.rt.count == 1
 
 
-async def test_who_leaves_a_tarpit_was_refused() -> None:
-    site = Site(bans=BanPolicy("1/10m", signals={404: 1}, answer="tarpit", delay="30s"))
-    await site.ask("/nowhere")
-    left: list[Message] = [{"type": "http.request", "body": b""}, {"type": "http.disconnect"}]
-
-    async def receive() -> Message:
-        return left.pop(0)
-
-    async def send(message: Message) -> None:
-        raise AssertionError(message)
-
-    await site.app(scope_of("/items/1"), receive, send)
-    assert seen(site.stats().routes["GET /items/{id}"]) == {"block": 1, "banned": 1}
-    assert seen(site.stats().total) == {"pass": 1, "4xx": 1, "success": 1, "block": 1, "banned": 1}
-
-
 # -- names of routes -----------------------------------------------------------------------------------------------
 
 
