@@ -166,7 +166,6 @@ async def test_a_refusal_because_the_store_does_not_answer() -> None:
 async def test_a_handshake_that_is_refused(extensions: dict[str, Any]) -> None:
     house = House(limits="1/hour")
     scope = scope_of("/ws", type="websocket", extensions=extensions)
-    del scope["method"]
     house.clock.advance("1s")
     await send_scope(house.gate, dict(scope))
     await send_scope(house.gate, dict(scope))

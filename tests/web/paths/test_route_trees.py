@@ -52,7 +52,6 @@ async def ask(
     host = random.choice(["api.example.org", "x.example.org"])
     scope = scope_of(path, method, raw_path=b"/", root_path=root_path, type=kind, headers={"host": host})
     if kind == "websocket":
-        del scope["method"]
         scope["subprotocols"] = []
     first = [{"type": "websocket.connect"} if kind == "websocket" else {"type": "http.request", "body": b""}]
 

@@ -1,4 +1,4 @@
-"""What a rule can do besides refusing: limits by request, counting by status, shadows and hot keys."""
+"""What a limit can do besides refusing, in a rule and at an endpoint: plans, counting by the answer, looking on."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ from typing import Any
 
 import anyio.lowlevel
 import pytest
+from fastapi import Depends, FastAPI
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
-from slidegate import ConfigurationError, Decision, Limit, Limiter, MemoryStore, RateLimitMiddleware, Rule
+from slidegate import ConfigurationError, Decision, Limit, Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ...asgi import PEER, call, hello, scope_of, statuses
+from ..limited import AT, gate_of, limited
+
+everywhere = pytest.mark.parametrize("at", AT)
 
 # -- limits that depend on the caller ------------------------------------------------------------------------------
 
@@ -30,13 +34,14 @@ async def plan_later(request: Any) -> str:
 
 
 @pytest.mark.parametrize("plan", [plan_of, plan_later])
-async def test_limits_may_depend_on_the_caller(plan: Any) -> None:
-    app = RateLimitMiddleware(hello, rules=[Rule("*", plan, key=lambda request: request.headers.get("x-plan"))])
+@everywhere
+async def test_limits_may_depend_on_the_caller(plan: Any, at: str) -> None:
+    app = limited(at, plan, key=lambda request: request.headers.get("x-plan"), name="plan")
     assert await statuses(app, 6, headers={"x-plan": "pro"}) == [200] * 4 + [429] * 2
     assert await statuses(app, 3, headers={"x-plan": "free"}) == [200, 200, 429]
     assert await statuses(app, 9, headers={"x-plan": "staff"}) == [200] * 9
     answer = await call(app, headers={"x-plan": "pro"})
-    assert answer.headers["ratelimit-policy"] == '"default-3600";q=4;w=3600, "default-86400";q=100;w=86400'
+    assert answer.headers["ratelimit-policy"] == '"plan-3600";q=4;w=3600, "plan-86400";q=100;w=86400'
 
 
 async def test_a_plan_that_changes_keeps_the_counts_of_its_window() -> None:
@@ -56,19 +61,20 @@ async def test_a_limits_function_that_fails_leaves_the_default_limits(
     assert "'plans'" in caplog.text
 
 
-async def test_plans_are_read_once_and_remembered_in_bounds() -> None:
-    app = RateLimitMiddleware(hello, rules=[Rule("*", lambda request: f"{request.headers['n']}/hour")])
-    for number in range(1, 700):
-        assert (
-            await call(app, headers={"n": str(number)}, client=(f"10.0.{number // 250}.{number % 250}", 1))
-        ).status == 200
-    selection = app._gate.rules.select(scope_of())
-    assert len(selection.limiting[0]._plans) <= 257
+async def test_limits_of_a_function_may_be_objects() -> None:
     several = RateLimitMiddleware(hello, rules=[Rule("*", lambda request: [Limit(1, "1h"), Limit(9, "1d")])])
     assert await statuses(several, 2) == [200, 429]
 
 
 # -- counting by status --------------------------------------------------------------------------------------------
+
+
+@everywhere
+async def test_only_answers_that_count_are_counted(at: str) -> None:
+    gate = limited(at, "2/hour", count_if=lambda status: status == 401, name="login")
+    assert await statuses(gate, 9) == [200] * 9
+    assert await statuses(gate, 3, headers={"x-status": "401"}) == [401, 401, 429]
+    assert await statuses(gate, 1) == [429]
 
 
 def login(right: str = "open sesame") -> Any:
@@ -97,11 +103,9 @@ async def test_of_many_logins_at_once_only_as_many_wrong_ones_as_allowed_reach_t
     assert [answer.status for answer in answers].count(429) == 495
 
 
-async def test_a_right_password_costs_nothing_afterwards() -> None:
+async def test_what_is_not_counted_is_not_shown_as_spent() -> None:
     app = guarded(login())
-    assert await statuses(app, 50, "/open sesame") == [200] * 50
     assert (await call(app, "/open sesame")).headers["ratelimit"] == '"login";r=5;t=0'
-    assert await statuses(app, 6, "/wrong") == [401] * 5 + [429]
 
 
 async def test_only_the_rule_that_does_not_count_hands_back() -> None:
@@ -184,26 +188,37 @@ async def test_a_refusal_further_in_hands_back_rule_by_rule() -> None:
     assert (await limiter.peek(PEER, "20/minute", 0, rule="b")).remaining == 12
 
 
-def by_fields(status: int, headers: Any) -> bool:
-    return headers.get("x-cache") != "hit"
+async def test_at_an_endpoint_a_failure_settles_as_its_status_says() -> None:
+    app = FastAPI()
+
+    @app.get("/", dependencies=[Depends(RateLimit("1/hour", count_if=lambda status: status == 500))])
+    async def page() -> Any:
+        raise LookupError("gone")
+
+    gate = gate_of(app)
+    with pytest.raises(LookupError):
+        await call(gate)
+    assert (await call(gate)).status == 429
 
 
-def by_request(status: int, headers: Any, request: Any) -> bool:
-    return status == 200 and request.headers.get("x-free") is None and request.method == "GET"
+async def test_a_refusal_by_another_limit_at_the_endpoint_hands_everything_back_once() -> None:
+    first = RateLimit("9/hour", name="first", count_if=lambda status: status == 429)
+    app = FastAPI()
+    app.get("/", dependencies=[Depends(first), Depends(RateLimit("1/hour", name="second"))])(lambda: "page")
+    gate = gate_of(app)
+    assert await statuses(gate, 3) == [200, 429, 429]
+    assert (await gate.limiter.peek(PEER, "9/hour", 0, rule="first")).remaining == 9
 
 
-async def test_header_fields_and_the_request_may_say_what_counts() -> None:
-    async def cached(scope: Scope, receive: Receive, send: Send) -> None:
-        hit = dict(scope["headers"]).get(b"x-hit", b"miss").decode()
-        await PlainTextResponse("hi", headers={"X-Cache": hit})(scope, receive, send)
+@everywhere
+async def test_header_fields_and_the_request_may_say_what_counts(at: str) -> None:
+    def counts(status: int, headers: Any, request: Any) -> bool:
+        return status == 200 and headers["x-cache"] != "hit" and "x-free" not in request.headers
 
-    app = RateLimitMiddleware(cached, rules=[Rule("*", "2/hour", count_if=by_fields)])
-    assert await statuses(app, 9, headers={"x-hit": "hit"}) == [200] * 9
-    assert await statuses(app, 3) == [200, 200, 429]
-    free = RateLimitMiddleware(hello, rules=[Rule("*", "2/hour", count_if=by_request)])
-    assert await statuses(free, 9, headers={"x-free": "1"}) == [200] * 9
-    assert await statuses(free, 9, method="HEAD") == [200] * 9
-    assert await statuses(free, 3) == [200, 200, 429]
+    gate = limited(at, "1/hour", count_if=counts)
+    for free in ({"x-hit": "hit"}, {"x-free": "1"}, {"x-status": "404"}):
+        assert 429 not in await statuses(gate, 3, headers=free)
+    assert await statuses(gate, 2) == [200, 429]
 
 
 @pytest.mark.parametrize(
@@ -234,10 +249,36 @@ async def test_a_count_if_that_fails_counts(caplog: pytest.LogCaptureFixture) ->
     assert "'x'" in caplog.text
 
 
+# -- refusals that count ---------------------------------------------------------------------------------------------
+
+
+@everywhere
+async def test_refusals_count_where_they_are_said_to(at: str) -> None:
+    clock = FakeClock()
+    gate = limited(at, "2/minute", limiter=Limiter(MemoryStore(clock=clock)), count_denied=True)
+    assert await statuses(gate, 3) == [200, 200, 429]
+    clock.advance("50s")
+    assert await statuses(gate, 2) == [429, 429]
+    clock.advance("15s")
+    assert await statuses(gate, 1) == [429]
+
+
 # -- shadows -------------------------------------------------------------------------------------------------------
 
 
-async def test_a_shadow_reports_and_never_refuses_nor_touches_the_real_windows() -> None:
+@everywhere
+async def test_a_shadow_reports_and_never_refuses(at: str) -> None:
+    observer = RecordingObserver(without=["refused", "near_limit"])
+    limiter = Limiter(MemoryStore(clock=FakeClock()), observers=[observer])
+    gate = limited(at, "2/hour", limiter=limiter, action="shadow", name="next")
+    answers = [await call(gate) for _ in range(5)]
+    assert [answer.status for answer in answers] == [200] * 5
+    assert "ratelimit" not in answers[0].headers
+    assert observer.kinds == ["shadow_refused"] * 3
+    assert observer.events[0].details == {"rule": "next", "key": PEER}
+
+
+async def test_a_shadow_does_not_count_what_was_refused() -> None:
     observer = RecordingObserver(without=["refused", "near_limit"])
     limiter = Limiter(MemoryStore(clock=FakeClock()), observers=[observer])
     rules = [Rule("*", "2/hour", action="shadow", name="next"), Rule("*", "4/hour", name="now")]
@@ -254,6 +295,26 @@ async def test_a_shadow_of_one_name_with_a_real_rule_has_windows_of_its_own() ->
     real = RateLimitMiddleware(hello, rules=[Rule("*", "3/hour", name="api")], limiter=limiter)
     assert await statuses(shadow, 9) == [200] * 9
     assert await statuses(real, 4) == [200, 200, 200, 429]
+
+
+async def test_a_shadow_looks_once_at_a_request_and_apart_from_the_limit_of_its_name() -> None:
+    observer = RecordingObserver(without=["refused", "near_limit"])
+    limiter = Limiter(MemoryStore(clock=FakeClock()), observers=[observer])
+    shadow = RateLimit("2/hour", action="shadow", name="one")
+    app = FastAPI(dependencies=[Depends(shadow)])
+
+    @app.get("/", dependencies=[Depends(shadow), Depends(RateLimit("3/hour", name="one"))])
+    @shadow
+    async def page() -> str:
+        return "page"
+
+    assert await statuses(gate_of(app, limiter), 4) == [200] * 3 + [429]
+    assert [event.kind for event in observer.events].count("shadow_refused") == 2
+
+
+def test_a_block_at_an_endpoint_is_an_error_that_names_the_rule_to_write() -> None:
+    with pytest.raises(ConfigurationError, match=r'Rule\("/admin", action="block"\)'):
+        RateLimit("1/hour", action="block")
 
 
 # -- hot keys ------------------------------------------------------------------------------------------------------
@@ -285,6 +346,14 @@ async def test_a_hot_key_is_told_once_when_it_passes_the_limit_and_again_after_i
     assert hot[2:] == [("192.0.2.1", False)]
 
 
+@everywhere
+async def test_a_hot_key_is_told_wherever_it_is_tracked(at: str) -> None:
+    hot: list[str] = []
+    gate = limited(at, "2/hour", action="track", on_exceeded=lambda key, decision: hot.append(key))
+    assert await statuses(gate, 5) == [200] * 5
+    assert hot == [PEER]
+
+
 async def test_an_on_exceeded_that_fails_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
     rule = Rule("*", "1/hour", action="track", on_exceeded=lambda key, decision: 1 // 0, name="hot")
     app = RateLimitMiddleware(hello, rules=[rule])
@@ -302,13 +371,3 @@ async def test_onlookers_may_call_functions_and_leave_requests_uncounted() -> No
     assert await statuses(app, 3) == [200] * 3
     assert await statuses(app, 3, headers={"x-k": "k"}) == [200] * 3
     assert hot == ["k"]
-
-
-async def test_more_hot_keys_than_are_remembered_are_still_told() -> None:
-    hot: list[str] = []
-    rule = Rule("*", "1/hour", action="track", on_exceeded=lambda k, d: hot.append(k), key=lambda r: r.headers["x-k"])
-    app = RateLimitMiddleware(hello, rules=[rule])
-    for number in range(4_200):
-        await statuses(app, 2, headers={"x-k": str(number)})
-    assert len(hot) == 4_200
-    assert len(app._gate.judge._onlookers._exceeded) <= 4_096

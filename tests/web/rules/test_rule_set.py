@@ -107,8 +107,6 @@ def random_text(dice: Random, rules: list[Rule]) -> str:
 def random_scope(dice: Random, rules: list[Rule]) -> Scope:
     kind, path = dice.choice(["http", "http", "websocket"]), random_text(dice, rules)
     scope = scope_of(path, dice.choice(METHODS), type=kind, raw_path=b"/", root_path=dice.choice(ROOTS))
-    if kind == "websocket":
-        del scope["method"]
     if not scope["root_path"] and dice.random() < 0.5:
         del scope["root_path"]
     if dice.random() < 0.1:

@@ -85,7 +85,6 @@ async def test_a_websocket_handshake_is_a_get() -> None:
         Rule("/ws", "5/minute", connection="http", name="http"),
     ]
     scope = scope_of("/ws", type="websocket")
-    del scope["method"]
 
     async def app(scope: Any, receive: Any, send: Any) -> None: ...
 
