@@ -10,6 +10,7 @@ import pytest
 from h11 import LocalProtocolError
 from h11 import Response as H11Response
 from starlette.requests import Request
+from starlette.responses import PlainTextResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from slidegate import Decision, LimitExceeded, RateLimit, RateLimitMiddleware
@@ -115,3 +116,12 @@ async def test_a_status_that_cannot_be_sent_leaves_the_default_answer(status: An
     answer = await call(gate)
     assert (answer.status, json.loads(answer.body)["status"]) == (429, 429)
     assert "on_refused" in caplog.text
+
+
+async def test_a_field_of_a_kind_that_we_do_not_send_stays_the_applications() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await PlainTextResponse("hi", headers={"RateLimit": "x", "X-RateLimit-Limit": "5"})(scope, receive, send)
+
+    answer = await call(RateLimitMiddleware(app, limits="9/minute"))
+    assert answer.headers["ratelimit"] == '"default";r=8;t=60'
+    assert answer.headers["x-ratelimit-limit"] == "5"

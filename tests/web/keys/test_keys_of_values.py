@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlencode
 
@@ -29,39 +29,15 @@ from slidegate import (
     query,
     user,
 )
-from slidegate.core.protocols import Store
 from slidegate.testing import FakeClock
 
 from ...asgi import hello, scope_of, send_scope
-from ...limiter.test_limiter import SlowStore
 
 OF_HEADER = st.text(st.characters(max_codepoint=255, exclude_characters="\r\n\0"), min_size=1).filter(
     lambda text: text.strip(" \t") == text
 )
 ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
 IN_COOKIE = st.text("abcXYZ019-_.~!", min_size=1)
-
-
-class LateSecret(SlowStore):
-    """A store whose secret has to be asked for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.asked = 0
-
-    @property
-    def secret(self) -> Any:
-        return _Later(self)
-
-
-class _Later:
-    def __init__(self, store: LateSecret) -> None:
-        self._store = store
-
-    def __await__(self) -> Generator[Any, None, bytes]:
-        yield from asyncio.sleep(0).__await__()
-        self._store.asked += 1
-        return self._store.inner.secret
 
 
 async def counted_as(key: Any, limiter: Limiter, /, pattern: str = "*", **scope: Any) -> str:
@@ -73,7 +49,7 @@ async def counted_as(key: Any, limiter: Limiter, /, pattern: str = "*", **scope:
     return found
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(OF_HEADER, IN_COOKIE, ANY_TEXT)
 def test_a_gate_makes_the_same_key_of_a_request_that_has_the_value(wire: str, crumb: str, text: str) -> None:
     async def check() -> None:
@@ -108,41 +84,6 @@ async def test_addresses_users_and_parts_of_paths_have_keys_too(address: str) ->
     for pattern, value in (("/t/{tenant}", "acme"), ("/t/{tenant:int}", 42)):
         found = await counted_as(tenant, limiter, pattern, path=f"/t/{value}")
         assert found == limiter.key_for(tenant.of(value))  # type: ignore[arg-type] # a number is as good
-
-
-@pytest.mark.parametrize("make", [MemoryStore, LateSecret])
-async def test_every_command_meets_the_customer_before_and_after_the_secret_is_known(make: Callable[[], Store]) -> None:
-    """Each command is the first that a new limiter is asked, and then one of many."""
-    key = header("X-API-Key")
-    made = key.of("k123")
-
-    async def first(command: Callable[[Limiter], Awaitable[Any]], check: Callable[[Limiter], Awaitable[Any]]) -> None:
-        for prepared in (False, True):
-            store = make()
-            limiter = Limiter(store)
-            if prepared:
-                await limiter.prepare()
-                await _send(limiter, key, "another")
-            await command(limiter)
-            await check(limiter)
-
-    async def has_left(limiter: Limiter, left: int) -> None:
-        decision = await _send(limiter, key, "k123")
-        assert (decision.remaining, decision.allowed) == (left, True)
-
-    async def is_banned(limiter: Limiter) -> None:
-        assert (await _send(limiter, key, "k123")).ban is not None
-        assert (await _send(limiter, key, "k124")).ban is None
-        assert (await limiter.banned(made)) is not None
-        assert len([change async for change in limiter.history(made)]) == 1
-        assert await limiter.unban(made) is True
-        assert (await _send(limiter, key, "k123")).ban is None
-
-    await first(lambda limiter: limiter.charge(made, "5/minute", 3, rule="api"), lambda limiter: has_left(limiter, 1))
-    await first(lambda limiter: limiter.ban(made, "1h"), is_banned)
-    await first(lambda limiter: limiter.reset(made), lambda limiter: has_left(limiter, 4))
-    await first(lambda limiter: limiter.peek(made, "5/minute", rule="api"), lambda limiter: has_left(limiter, 4))
-    await first(lambda limiter: limiter.inspect(made), lambda limiter: has_left(limiter, 4))
 
 
 async def _send(limiter: Limiter, key: Any, value: str) -> Any:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from slidegate import Limiter, MemoryStore, RateLimitMiddleware, Rule
 from slidegate.testing import FakeClock
 
 from ...asgi import PEER, call, hello, scope_of, send_scope, statuses
+from ..limited import limited
 
 
 def raising(request: Any, *more: Any) -> Any:
@@ -23,8 +26,11 @@ async def raising_later(request: Any, *more: Any) -> Any:
 
 
 @pytest.mark.parametrize("key", [raising, raising_later, lambda request: 42, lambda request: b"k"])
-async def test_a_key_function_that_fails_counts_the_client_address(key: Any, caplog: pytest.LogCaptureFixture) -> None:
-    app = RateLimitMiddleware(hello, rules=[Rule("*", "2/hour", key=key, name="tenants")])
+@pytest.mark.parametrize("at", ["rule", "dependency", "decorator"])
+async def test_a_key_function_that_fails_counts_the_client_address(
+    key: Any, at: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = limited(at, "2/hour", key=key, name="tenants")
     assert await statuses(app, 4) == [200, 200, 429, 429]
     records = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert len(records) == 1, "once in a while, not once a request"
@@ -32,23 +38,6 @@ async def test_a_key_function_that_fails_counts_the_client_address(key: Any, cap
     scope = scope_of()
     await send_scope(app, scope)
     assert scope["slidegate"].decision.binding.key == PEER
-
-
-@pytest.mark.parametrize("cost", [raising, raising_later, lambda r: -1, lambda r: 1.5, lambda r: "3", lambda r: None])
-async def test_a_cost_function_that_fails_costs_one(cost: Any, caplog: pytest.LogCaptureFixture) -> None:
-    app = RateLimitMiddleware(hello, rules=[Rule("*", "2/hour", cost=cost, name="export")])
-    assert await statuses(app, 3) == [200, 200, 429]
-    assert [record.levelname for record in caplog.records] == ["ERROR"]
-    assert "'export'" in caplog.text
-
-
-@pytest.mark.parametrize("cost", [lambda request: 2, None])
-async def test_a_cost_function_says_the_units(cost: Any) -> None:
-    async def later(request: Any) -> int:
-        return 2
-
-    app = RateLimitMiddleware(hello, rules=[Rule("*", "4/hour", cost=cost or later)])
-    assert await statuses(app, 3) == [200, 200, 429]
 
 
 async def test_a_cost_of_nothing_charges_nothing_and_passes_while_anything_is_left() -> None:
@@ -99,3 +88,33 @@ async def test_failures_are_logged_again_after_a_minute_with_what_was_left_out(
     await statuses(app, 2)
     messages = [record.getMessage() for record in caplog.records]
     assert [message.partition("suppressed=")[2].partition(")")[0] for message in messages] == ["0", "4"]
+
+
+class Index:
+    """A whole number of another kind, as numpy has them."""
+
+    def __index__(self) -> int:
+        return 7
+
+
+WHOLE = [(7, 7), (7.0, 7), (0.0, 0), (-0.0, 0), (1e2, 100), (Index(), 7)]
+BAD = [7.5, -7.0, float("nan"), float("inf"), "7", None, True, Decimal(7), Fraction(7), b"7", [7]]
+
+
+@pytest.mark.parametrize(("cost", "spent"), [*WHOLE, *((bad, 1) for bad in BAD)], ids=repr)
+@pytest.mark.parametrize("at", ["rule", "dependency"])
+async def test_whole_numbers_of_any_kind_cost_what_they_say_and_all_else_costs_1(
+    cost: Any, spent: int, at: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    gate = limited(at, "1000/hour", cost=lambda request: cost, name="export")
+    answer = await call(gate)
+    assert answer.headers["ratelimit"].partition(";")[2].startswith(f"r={1000 - spent};")
+    whole = any(cost is one for one, _ in WHOLE)
+    assert [record.levelname for record in caplog.records] == ([] if whole else ["ERROR"])
+    assert whole or "'export'" in caplog.text
+
+
+@pytest.mark.parametrize("cost", [raising, raising_later])
+async def test_a_cost_function_that_fails_costs_one(cost: Any, caplog: pytest.LogCaptureFixture) -> None:
+    assert await statuses(limited("rule", "2/hour", cost=cost, name="export"), 3) == [200, 200, 429]
+    assert "'export'" in caplog.text
