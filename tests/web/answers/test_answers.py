@@ -114,19 +114,6 @@ def test_a_name_that_cannot_stand_in_a_header_is_refused_at_construction(name: A
         Rule("*", "5/minute", name=name)
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        '"default";q=100;w=10',
-        '"permin";q=50;w=60, "perhr";q=1000;w=3600',
-        '"burst";q=100;w=60,"daily";q=1000;w=86400',
-        '"peruser";q=65535;qu="content-bytes";w=10;pk=:sdfjLJUOUH==:',
-    ],
-)
-def test_the_parser_of_these_tests_reads_policies_as_the_draft_writes_them(value: str) -> None:
-    assert all(params["q"] > 0 for _, params in fields(value))
-
-
 async def test_several_limits_are_told_apart_by_their_seconds_and_the_tightest_is_shown() -> None:
     app = gate(Rule("/login", "5/minute; 50/hour", name="login"), Rule("*", "600/minute; 9/1500ms"))
     answer = await call(app, "/login")

@@ -12,11 +12,11 @@ import pytest
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
 from starlette.middleware import Middleware
-from starlette.requests import ClientDisconnect, HTTPConnection, Request
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from starlette.websockets import WebSocket, WebSocketDisconnect
+from starlette.websockets import WebSocket
 
 from slidegate import (
     BanPolicy,
@@ -34,11 +34,10 @@ from slidegate.limiter.figures import statistics
 from slidegate.limiter.figures.statistics import OTHER, UNROUTED
 from slidegate.limiter.figures.stats import Stats, Traffic
 from slidegate.testing import FakeClock, RecordingObserver
-from slidegate.web.paths import routes
 
 from ...asgi import scope_of, send_scope
 from ...hurry import hurried
-from ..websockets.test_message_limits import BYE, Socket, texts
+from ..websockets.test_message_limits import Socket
 
 MS = 1_000
 PASS = Outcome("pass")
@@ -142,73 +141,12 @@ async def test_paths_that_match_no_route_are_one_route_and_templates_hide_what_w
     assert seen(site.stats().routes[UNROUTED]) == {"pass": 5, "block": 3, "4xx": 8, "success": 5}
 
 
-async def test_a_mounted_application_has_its_whole_template_admitted_or_refused() -> None:
-    site = Site(rules=[Rule("*", "1/day", name="all")])
-    assert [await site.ask("/sub/ann", method="POST") for _ in range(2)] == [200, 429]
-    assert seen(site.stats().routes["POST /sub/{name}"]) == {"pass": 1, "block": 1, "2xx": 1, "4xx": 1, "success": 1}
-
-
-async def test_status_classes_are_those_of_the_answers() -> None:
-    site = Site()
-    for status in (200, 204, 301, 404, 418, 503):
-        await site.ask("/items/1", query_string=b"status=%d" % status)
-    assert seen(site.stats().total) == {"pass": 6, "2xx": 2, "3xx": 1, "4xx": 2, "5xx": 1, "success": 6}
-
-
-async def test_a_stream_is_counted_once_with_its_first_byte_and_its_end() -> None:
-    site = Site()
-    await site.ask("/stream")
-    (traffic,) = site.stats().routes.values()
-    assert seen(traffic) == {"pass": 1, "2xx": 1, "success": 1}
-    assert (traffic.seen.first.sum_us, traffic.seen.rt.sum_us) == (0, 400 * MS)
-
-
-@pytest.mark.parametrize(("path", "status"), [("/fails", "5xx"), ("/fails-late", "2xx")])
-async def test_an_exception_is_one_before_and_after_the_first_byte(path: str, status: str) -> None:
-    site = Site()
-    with pytest.raises(RuntimeError):
-        await site.ask(path)
-    assert seen(site.stats().total) == {"pass": 1, status: 1, "exception": 1}
-    assert site.stats().routes[f"GET {path}"].exceptions == 1
-
-
 async def test_what_happens_after_the_last_byte_is_not_part_of_the_request() -> None:
     site = Site()
     with pytest.raises(RuntimeError):
         await site.ask("/background")
     assert seen(site.stats().total) == {"pass": 1, "2xx": 1, "success": 1}
     assert site.stats().total.seen.rt.sum_us == 0
-
-
-async def test_a_cancelled_request_is_counted_once_as_that() -> None:
-    site = Site()
-    task = asyncio.create_task(site.ask("/hangs"))
-    for _ in range(20):
-        await asyncio.sleep(0)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert seen(site.stats().total) == {"pass": 1, "cancelled": 1}
-    assert (site.stats().total.seen.rt.count, site.stats().total.seen.first.count) == (1, 0)
-
-
-async def test_an_application_that_answers_nothing_is_counted_as_cancelled() -> None:
-    async def silent(scope: Scope, receive: Receive, send: Send) -> None:
-        return
-
-    gate = RateLimitMiddleware(silent, limits="5/day", limiter=(limiter := Limiter()))
-    await send_silently(gate)
-    assert seen(limiter.stats().total) == {"pass": 1, "cancelled": 1}
-
-
-async def send_silently(app: ASGIApp) -> None:
-    async def receive() -> Message:
-        return {"type": "http.disconnect"}
-
-    async def send(message: Message) -> None:
-        raise AssertionError(f"nothing should have been sent, not {message}")
-
-    await app(scope_of(), receive, send)
 
 
 # -- answers sent by hand ------------------------------------------------------------------------------------------
@@ -270,52 +208,6 @@ async def test_an_answer_is_counted_once_whatever_it_is_made_of(
 ) -> None:
     for method in ("GET", "HEAD"):
         assert await by_hand(*messages, method=method) == events
-
-
-@pytest.mark.parametrize(
-    ("messages", "error", "events"),
-    [
-        ([OK_START, MORE], ClientDisconnect(), {"pass": 1, "2xx": 1, "cancelled": 1}),
-        ([], ClientDisconnect(), {"pass": 1, "cancelled": 1}),
-        ([OK_START, MORE], asyncio.CancelledError(), {"pass": 1, "2xx": 1, "cancelled": 1}),
-        ([OK_START, LAST], asyncio.CancelledError(), DONE),
-        ([OK_START], RuntimeError(), {"pass": 1, "2xx": 1, "exception": 1}),
-    ],
-)
-async def test_a_client_that_leaves_is_no_exception_of_the_application(
-    messages: list[Message], error: BaseException, events: dict[str, int]
-) -> None:
-    assert await by_hand(*messages, error=error) == events
-
-
-@pytest.mark.parametrize(
-    ("messages", "error", "events"),
-    [
-        ([{"type": "websocket.accept"}], None, {"pass": 1, "1xx": 1, "success": 1}),
-        ([{"type": "websocket.accept"}], WebSocketDisconnect(1001), {"pass": 1, "1xx": 1, "success": 1}),
-        ([{"type": "websocket.accept"}], RuntimeError(), {"pass": 1, "1xx": 1, "exception": 1}),
-        ([{"type": "websocket.accept"}], asyncio.CancelledError(), {"pass": 1, "1xx": 1, "cancelled": 1}),
-        ([{"type": "websocket.close"}], None, {"pass": 1, "4xx": 1, "success": 1}),
-        ([], WebSocketDisconnect(1001), {"pass": 1, "cancelled": 1}),
-    ],
-)
-async def test_a_websocket_ends_with_its_client_or_not(
-    messages: list[Message], error: BaseException | None, events: dict[str, int]
-) -> None:
-    assert await by_hand(*messages, error=error, type="websocket") == events
-
-
-async def test_a_clock_that_runs_back_breaks_no_answer() -> None:
-    site = Site()
-
-    async def back(request: Request) -> Response:
-        site.clock.advance(us=-500 * MS)
-        return PlainTextResponse("x")
-
-    site.app.router.routes.append(Route("/back", back))
-    assert await site.ask("/back") == 200
-    assert seen(site.stats().total) == DONE
-    assert site.stats().total.seen.rt.sum_us == 0
 
 
 async def test_a_limit_that_is_met_after_the_answer_began_is_an_exception() -> None:
@@ -405,17 +297,6 @@ async def test_a_gate_around_an_application_knows_its_routes_before_they_are_ask
     assert (limiter.stats().total.passed, limiter.stats().total.refused) == (1, 3)
 
 
-async def test_one_endpoint_on_two_routes_is_two_routes() -> None:
-    site = Site()
-    site.app.router.routes.append(Route("/things/{id}", site.app.router.routes[0].endpoint))  # type: ignore[attr-defined]
-    for path in ("/items/1", "/things/1", "/things/2"):
-        await site.ask(path)
-    assert {name: traffic.passed for name, traffic in site.stats().routes.items()} == {
-        "GET /items/{id}": 1,
-        "GET /things/{id}": 2,
-    }
-
-
 async def test_one_endpoint_of_two_applications_is_two_routes_when_their_requests_alternate() -> None:
     async def page(request: Request) -> Response:
         return PlainTextResponse("hi")
@@ -430,18 +311,6 @@ async def test_one_endpoint_of_two_applications_is_two_routes_when_their_request
         await send_scope(app, scope_of(f"/{'left' if number % 3 else 'right'}/{number}"))
     passed = {route: seen.passed for route, seen in limiter.stats("5m").routes.items()}
     assert passed == {"GET /left/{id}": 4, "GET /right/{id}": 2}
-
-
-async def test_what_a_mounted_application_does_not_say_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    walks: list[object] = []
-    monkeypatch.setattr(routes, "walk", lambda app: walks.append(app) or iter(()))
-    site = Site(inner=PlainTextResponse("x"))
-    await site.ask("/sub/0")
-    at_first = len(walks)
-    for number in range(1, 9):
-        await site.ask(f"/sub/{number}")
-    assert site.stats().routes[UNROUTED].passed == 9
-    assert len(walks) == at_first > 0
 
 
 # -- threads -------------------------------------------------------------------------------------------------------
@@ -470,16 +339,6 @@ def test_threads_that_ask_for_a_new_series_at_once_get_the_same_and_lose_nothing
 
 
 # -- websockets ----------------------------------------------------------------------------------------------------
-
-
-async def test_a_websocket_is_one_request_from_its_acceptance_to_its_end() -> None:
-    site = Site()
-    socket = Socket([*texts(3), BYE])
-    socket.scope["path"] = "/ws"
-    await socket.run(site.app)
-    traffic = site.stats().routes["WS /ws"]
-    assert seen(traffic) == {"pass": 1, "1xx": 1, "success": 1}
-    assert (traffic.seen.first.sum_us, traffic.seen.rt.sum_us) == (0, 3_000 * MS)
 
 
 async def test_a_refused_handshake_is_a_block() -> None:
@@ -560,12 +419,6 @@ async def test_figures_leave_as_time_goes_by() -> None:
     assert set(site.limiter.stats("5m").routes) == {"GET /items/{id}", "GET /stream"}
     site.clock.advance("10m")
     assert site.stats().routes == {}
-
-
-@pytest.mark.parametrize("window", ["25h", 0, "soon"])
-def test_a_window_that_is_not_remembered_is_an_error(window: Any) -> None:
-    with pytest.raises(ConfigurationError, match="window"):
-        Limiter().stats(window)
 
 
 @pytest.mark.parametrize("value", [None, 1, "yes"])

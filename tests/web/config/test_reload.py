@@ -8,20 +8,20 @@ import os
 import random
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import anyio.lowlevel
 import pytest
 
-from slidegate import BanPolicy, Limiter, MemoryStore, RateLimitMiddleware, Rule
+from slidegate import Limiter, MemoryStore, RateLimitMiddleware, Rule
 from slidegate.testing import FakeClock, RecordingObserver
-from slidegate.web.config.file_gate import FileGate
 from slidegate.web.config.file_options import Reading
-from slidegate.web.middleware import _Read
 
 from ...asgi import call, hello, statuses
 from ..gates import end_of_looks
 
+Gate: TypeAlias = Any
+"""What `RateLimitMiddleware.from_file` returns; its `app` is the gate that is at work."""
 PLAIN = '[[rules]]\npath = "*"\nlimits = "3/hour"\n'
 
 
@@ -35,10 +35,17 @@ class Desk:
         self.path = directory / "slidegate.toml"
         self._written = 0
 
-    def gate(self, text: str, **code: Any) -> FileGate[RateLimitMiddleware]:
+    def gate(self, text: str, **code: Any) -> Gate:
         self.write(text)
         code.setdefault("limiter", self.limiter)
-        return FileGate(hello, self.path, make=_Read, clock=lambda: self.clock.now_us / 1_000_000, **code)
+        return RateLimitMiddleware.from_file(hello, self.path, clock=lambda: self.clock.now_us / 1_000_000, **code)
+
+    async def look(self, app: Gate, after: str = "1s") -> int:
+        """Send a request some time later, and wait until the look that it may have begun is over."""
+        self.clock.advance(after)
+        status = (await call(app)).status
+        end_of_looks()
+        return status
 
     def write(self, text: str, name: str = "slidegate.toml") -> None:
         path = self.path.parent / name
@@ -47,7 +54,7 @@ class Desk:
         self._written += 1
         os.utime(path, ns=(0, self._written * 1_000_000_000))
 
-    async def pause(self, app: FileGate[RateLimitMiddleware]) -> None:
+    async def pause(self, app: Gate) -> None:
         """Let a change be seen and stand still for long enough, with a request that is not counted at each look."""
         for span in ("1s", "10s"):
             self.clock.advance(span)
@@ -292,19 +299,19 @@ async def test_no_request_waits_for_the_file_not_even_the_one_that_looks(
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_a_hundred_reloads_under_load_lose_no_request_and_no_count(backend: str, desk: Desk) -> None:
+def test_many_reloads_under_load_lose_no_request_and_no_count(backend: str, desk: Desk) -> None:
     seed = random.randrange(2**32)
     pick = random.Random(seed)
-    app = desk.gate(PLAIN.replace("3/hour", "400/hour"))
+    app = desk.gate(PLAIN.replace("3/hour", "200/hour"))
     answers: list[int] = []
 
     async def visit() -> None:
         answers.append((await call(app, path=pick.choice(["/", "/more"]))).status)
 
     async def main() -> None:
-        for number in range(100):
+        for number in range(40):
             comment = f"# {number}" if pick.random() < 0.7 else f"broken {number}"
-            desk.write(PLAIN.replace("3/hour", "400/hour") + comment)
+            desk.write(PLAIN.replace("3/hour", "200/hour") + comment)
             desk.clock.advance("1s")
             await visit()
             end_of_looks()
@@ -317,9 +324,9 @@ def test_a_hundred_reloads_under_load_lose_no_request_and_no_count(backend: str,
 
     anyio.run(main, backend=backend)
     assert set(desk.heard.kinds) == {"config_reloaded", "config_rejected"}, f"seed {seed}"
-    assert len(desk.heard.events) == 100, f"seed {seed}"
-    assert len(answers) == 1_100, f"seed {seed}: every request is answered"
-    assert (answers.count(200), answers.count(429)) == (400, len(answers) - 400), f"seed {seed}"
+    assert len(desk.heard.events) == 40, f"seed {seed}"
+    assert len(answers) == 440, f"seed {seed}: every request is answered"
+    assert (answers.count(200), answers.count(429)) == (200, len(answers) - 200), f"seed {seed}"
 
 
 async def test_a_rule_whose_windows_change_counts_anew_and_that_is_said(desk: Desk) -> None:
@@ -362,22 +369,6 @@ async def test_a_ban_outlives_the_file_that_made_it_and_its_rung_counts_under_th
     assert (await call(app, "/.env")).headers["retry-after"] == "480", "the second ban, under the new duration"
 
 
-async def test_how_a_ban_is_answered_is_what_the_file_says_now(desk: Desk) -> None:
-    app = desk.gate(BANS.replace("3/1h", "1/1h"))
-    assert await statuses(app, 2, "/.env") == [403, 403]
-    desk.write(BANS.replace("3/1h", "1/1h") + "status = 429\n")
-    await desk.pause(app)
-    assert await statuses(app, 1) == [429]
-
-
-async def test_policies_in_code_stay_at_work_through_every_version_of_the_file(desk: Desk) -> None:
-    app = desk.gate(PLAIN, bans=iter([BanPolicy("1/1h", signals={"/.env": 1})]))
-    desk.write(PLAIN + "#")
-    await desk.pause(app)
-    assert desk.heard.kinds == ["config_reloaded"]
-    assert await statuses(app, 1, "/.env") == [403]
-
-
 async def test_a_policy_that_cannot_be_used_leaves_the_one_at_work(desk: Desk) -> None:
     app = desk.gate(BANS)
     assert await statuses(app, 1, "/.env") == [200]
@@ -397,9 +388,7 @@ async def test_a_file_that_is_renamed_into_place_is_taken_at_the_next_look(desk:
         fresh = desk.path.with_name("slidegate.fresh")
         fresh.write_text(PLAIN.replace("3/hour", f"{number}/day"))
         fresh.replace(desk.path)
-        desk.clock.advance("1s")
-        await call(app)
-        end_of_looks()
+        await desk.look(app)
         assert f"q={number};w=86400" in (await call(app)).headers["ratelimit-policy"]
     assert desk.heard.kinds.count("config_reloaded") == 3
 
@@ -410,9 +399,7 @@ async def test_a_link_that_leads_elsewhere_is_taken_at_the_next_look(desk: Desk)
     link = desk.path.with_name("link")
     link.symlink_to("next.toml")
     link.replace(desk.path)
-    desk.clock.advance("1s")
-    await call(app)
-    end_of_looks()
+    await desk.look(app)
     assert desk.heard.kinds == ["config_reloaded", "windows_restarted"]
     assert "q=1;w=86400" in (await call(app)).headers["ratelimit-policy"]
 
@@ -430,9 +417,7 @@ async def test_a_writer_that_pauses_in_mid_file_is_waited_for(desk: Desk, anew: 
             # As if its directory had been left alone while it was written.
             os.utime(desk.path.parent, ns=(0, desk.path.stat().st_mtime_ns - 1_000_000))
         for _ in range(9):
-            desk.clock.advance("1s")
-            await call(app)
-            end_of_looks()
+            await desk.look(app)
     assert desk.heard.events == []
     desk.path.write_text(whole + "# whole\n")
     os.utime(desk.path.parent, ns=(0, desk.path.stat().st_mtime_ns - 1_000_000))
@@ -449,13 +434,9 @@ async def test_a_file_that_has_lost_most_of_its_rules_in_place_waits_for_a_minut
     assert desk.heard.kinds == ["config_shrunk"]
     assert "has 1 rules left of 10" in desk.heard.events[0].message
     for _ in range(59):
-        desk.clock.advance("1s")
-        await call(app)
-        end_of_looks()
+        await desk.look(app)
     assert (len(app.app.rules), len(desk.heard.events)) == (10, 1)
-    desk.clock.advance("1s")
-    await call(app)
-    end_of_looks()
+    await desk.look(app)
     assert len(app.app.rules) == 1
     assert desk.heard.kinds == ["config_shrunk", "config_reloaded"]
 
