@@ -155,65 +155,6 @@ async def test_a_place_beside_a_limit_is_taken_only_where_both_have_room() -> No
     assert (refused.status, refused.headers["retry-after"], shop.held) == (429, "60", 0)
 
 
-async def fail(scope: Scope, receive: Receive, send: Send) -> None:
-    raise RuntimeError("broken")
-
-
-async def fail_midway(scope: Scope, receive: Receive, send: Send) -> None:
-    await send({"type": "http.response.start", "status": 200, "headers": []})
-    await send({"type": "http.response.body", "body": b"half", "more_body": True})
-    raise RuntimeError("broken")
-
-
-async def say_nothing(scope: Scope, receive: Receive, send: Send) -> None:
-    """Return without an answer."""
-
-
-async def raise_a_group(scope: Scope, receive: Receive, send: Send) -> None:
-    raise ExceptionGroup("several", [RuntimeError("broken")])
-
-
-@pytest.mark.parametrize("how", [fail, fail_midway, raise_a_group, say_nothing])
-async def test_an_exception_and_a_missing_answer_give_the_place_back(how: Any) -> None:
-    shop = workshop(1)
-    task = await shop.begin()
-    shop.finish(how)
-    with suppress(RuntimeError, ExceptionGroup):
-        await task
-    assert task.done()
-    assert shop.held == 0
-
-
-@pytest.mark.parametrize("times", [1, 2])
-async def test_a_cancelled_request_gives_the_place_back(times: int) -> None:
-    shop = workshop(1)
-    task = await shop.begin()
-    for _ in range(times):
-        task.cancel()
-        await asyncio.sleep(0)
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert (shop.held, shop.under_way) == (0, 0)
-
-
-async def test_a_client_that_leaves_frees_the_place_when_the_application_has_ended() -> None:
-    shop = workshop(1)
-
-    async def wait_for_the_client(scope: Scope, receive: Receive, send: Send) -> None:
-        assert (await receive())["type"] == "http.disconnect"
-        assert shop.held == 1, "the application is still at work"
-
-    async def gone() -> Message:
-        return {"type": "http.disconnect"}
-
-    async def nowhere(message: Message) -> None:
-        raise AssertionError(message)
-
-    shop.finish(wait_for_the_client)
-    await shop.gate(scope_of(), gone, nowhere)
-    assert shop.held == 0
-
-
 async def test_a_streamed_answer_holds_its_place_to_the_last_byte() -> None:
     shop = workshop(1)
     seen: list[int] = []

@@ -188,12 +188,6 @@ async def test_a_client_chooses_no_more_than_bounded_printable_text_and_its_key(
 # -- exactly one ---------------------------------------------------------------------------------------------------
 
 
-async def test_an_answer_of_the_users_own_has_its_status_in_the_event() -> None:
-    house = House(limits="1/hour", on_refused=lambda request, decision: PlainTextResponse("no", 418))
-    await call(house.gate)
-    assert (await house.last())["status"] == 418
-
-
 async def test_a_limit_at_an_endpoint_tells_once_however_it_is_answered() -> None:
     app = Starlette(routes=[Route("/limited", limited), Route("/swallowing", swallowing)])
     house = House(app, rules=[])
@@ -296,18 +290,6 @@ async def test_every_refused_request_makes_one_event_and_every_other_none(data: 
 
 
 # -- nobody listens ------------------------------------------------------------------------------------------------
-
-
-async def test_nobody_listens_and_no_event_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(*args: object, **more: object) -> None:
-        raise AssertionError("an event was made for nobody")
-
-    monkeypatch.setattr("slidegate.web.answers.refusal_events.Event", never)
-    monkeypatch.setattr("slidegate.limiter.events.near_limits.Event", never)
-    for bans in (None, BanPolicy("99/10m", "1h")):
-        gate = RateLimitMiddleware(hello, limits="5/hour", bans=bans)
-        gate.limiter.observe(print, kinds=["banned"])
-        assert await statuses(gate, 30) == [200] * 5 + [429] * 25
 
 
 async def test_observers_come_and_go_while_the_gate_is_at_work() -> None:

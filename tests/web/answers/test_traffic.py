@@ -53,10 +53,7 @@ class Site:
         routes = [
             Route("/items/{id}", self.item),
             Route("/stream", self.stream),
-            Route("/fails", self.fails),
-            Route("/fails-late", self.fails_late),
             Route("/background", self.background),
-            Route("/hangs", self.hangs),
             Route("/limited", RateLimit("1/day", name="tight")(self.item)),
             WebSocketRoute("/ws", self.talk),
             Mount("/sub", app=inner or Starlette(routes=[Route("/{name}", self.item, methods=["POST"])])),
@@ -78,26 +75,12 @@ class Site:
 
         return StreamingResponse(chunks())
 
-    async def fails(self, request: Request) -> Response:
-        raise RuntimeError("no")
-
-    async def fails_late(self, request: Request) -> Response:
-        async def chunks() -> AsyncIterator[bytes]:
-            yield b"x"
-            raise RuntimeError("no")
-
-        return StreamingResponse(chunks())
-
     async def background(self, request: Request) -> Response:
         def work() -> None:
             self.clock.advance(us=60_000 * MS)
             raise RuntimeError("later")
 
         return PlainTextResponse("x", background=BackgroundTask(work))
-
-    async def hangs(self, request: Request) -> Response:
-        await asyncio.Event().wait()
-        return PlainTextResponse("never")
 
     async def talk(self, socket: WebSocket) -> None:
         await socket.accept()

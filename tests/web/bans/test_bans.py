@@ -400,15 +400,6 @@ async def test_a_permanent_ban_by_hand_says_neither_why_nor_when() -> None:
     assert "retry-after" not in refused.headers
 
 
-@pytest.mark.parametrize("answer", ["problem", "drop"])
-async def test_a_ban_by_hand_in_the_name_of_a_policy_is_one_by_hand(answer: Any) -> None:
-    house = House(limits="1/day", bans=policy("1/10m", name="abuse", answer=answer, status=429))
-    await house.limiter.ban(PEER, "1h", by="abuse")
-    refused = await house.ask()
-    assert refused.status == 403
-    assert "violated-policies" not in json.loads(refused.body)
-
-
 async def test_an_answer_is_that_of_its_own_ban_whoever_was_refused_before() -> None:
     house = House(limits="1/day", bans=policy("1/10m", signals={404: 1}))
     clients = ("198.51.100.1", "198.51.100.2", "203.0.113.7")

@@ -30,6 +30,7 @@ from slidegate.web.config import schema
 from slidegate.web.config.file_gate import FileGate
 
 from ...asgi import PEER, call, hello, statuses
+from ..websockets.test_message_limits import BYE, Listener, Socket, texts
 
 EVERYTHING = Path(__file__).resolve().parents[3] / "examples" / "slidegate.toml"
 
@@ -55,9 +56,6 @@ def gate(file: Path, text: str | bytes, **code: Any) -> RateLimitMiddleware:
 
 def test_everything_can_be_written_in_the_file() -> None:
     made = RateLimitMiddleware.from_file(hello, EVERYTHING).app
-    messages = made._gate._messages
-    assert messages is not None
-    assert (messages._beyond, messages._key.identity) == ("drop", "header:x-api-key")  # type: ignore[union-attr]
     health, login, api, export, closed, load, render, service, shadow, v6, query = made.rules
     assert (closed.blocks, closed.status) == (True, 404)
     assert repr(load.shed) == "<Shed lag=50ms, latency=2s>"
@@ -78,7 +76,7 @@ def test_everything_can_be_written_in_the_file() -> None:
 
 
 def test_a_ban_policy_is_the_same_from_a_file_and_in_code() -> None:
-    made = RateLimitMiddleware.from_file(hello, EVERYTHING).app._gate.side.abuse.policies
+    made = {policy.name: policy for policy in RateLimitMiddleware.from_file(hello, EVERYTHING).app.policies}
     assert list(made) == ["scanning", "accounts"]
     wanted = BanPolicy(
         "20/10m", "1h", factor=4, longest="7d", jitter=0.1, forgive="24h", name="scanning", prolong=True, status=429,
@@ -99,16 +97,27 @@ def facts(policy: BanPolicy) -> dict[str, Any]:
 
 
 def test_what_a_ban_table_leaves_out_is_what_the_code_leaves_out(file: Path) -> None:
-    made = gate(file, "rules = []\n[bans.abuse]\n")._gate.side.abuse.policies["abuse"]
+    (made,) = gate(file, "rules = []\n[bans.abuse]\n").policies
     assert facts(made) == facts(BanPolicy())
-    assert gate(file, "rules = []\n")._gate.side.abuse.policies == {}
-    assert gate(file, "rules = []\n[bans]\n")._gate.side.abuse.policies == {}
+    assert not gate(file, "rules = []\n[bans]\n").policies
 
 
 def test_the_schema_shows_the_defaults_that_the_code_has() -> None:
     known = inspect.signature(BanPolicy).parameters
     shown = {name: field.default for name, field in schema.BanTable.model_fields.items()}
     assert shown == {name: known[name].default for name in shown} | {"signals": {"refused": 1}, "key": "client"}
+
+
+async def test_message_limits_of_the_file_count_by_its_key(file: Path) -> None:
+    listener = Listener()
+    write(file, 'rules = []\n[messages]\nlimits = "2/1h"\nkey = { header = "X-API-Key" }\nbeyond = "drop"\n')
+    app = RateLimitMiddleware.from_file(listener, file)
+    for value, heard in ((b"a", 2), (b"a", 0), (b"b", 2)):
+        listener.heard.clear()
+        socket = Socket([*texts(3), BYE])
+        socket.scope["headers"] = [(b"x-api-key", value)]
+        await socket.run(app)
+        assert len(listener.heard) == heard + 1
 
 
 async def test_a_file_may_have_bans_and_no_limits(file: Path) -> None:
@@ -144,10 +153,6 @@ async def test_statuses_of_the_file_strike(file: Path) -> None:
     assert await statuses(RateLimitMiddleware.from_file(missing, file), 3) == [404, 404, 403]
 
 
-async def test_a_file_may_leave_all_limits_to_the_endpoints(file: Path) -> None:
-    assert await statuses(from_file(file, "rules = []"), 3) == [200] * 3
-
-
 async def test_a_gate_from_a_file_does_what_the_same_gate_in_code_does(file: Path) -> None:
     app = from_file(file, 'limits = "2/hour"\nheaders = "legacy"\nblocklist = ["198.51.100.0/24"]\n')
     assert await statuses(app, 3) == [200, 200, 429]
@@ -180,13 +185,6 @@ async def test_rules_that_track_call_what_the_code_names(file: Path) -> None:
     assert heard == [PEER]
 
 
-async def test_statistics_can_be_switched_off_in_the_file(file: Path) -> None:
-    for text, passed in (("", 2), ("statistics = true\n", 2), ("statistics = false\n", 0)):
-        app = from_file(file, f'{text}limits = "9/hour"\n')
-        await statuses(app, 2)
-        assert app.limiter.stats().total.passed == passed
-
-
 def test_text_of_another_system_is_read_as_well(file: Path) -> None:
     assert gate(file, b'\xef\xbb\xbflimits = "2/hour"\r\nheaders = "none"\r\n').rules[0].limits[0].amount == 2
 
@@ -200,48 +198,35 @@ BAD: list[tuple[str | bytes, str]] = [
     ('\nlimits = "5/minut"', "line 2: limits: '5/minut' at column 1"),
     ('limits = "5/minut"', "did you mean 'minute'"),
     ("limits = 5", 'line 1: limits: expected text, for example limits = "5/minute; 50/hour", not 5'),
-    ("limits = 5 5", "line 1, column 12: not TOML: "),
     ("limits = []", "line 1: limits: expected more entries, for example limits ="),
     ('limits = ["5/minute", 7]', "line 1: limits[1]: expected text, for example limits ="),
-    ("limits = 2026-01-01", 'limits: expected text, for example limits = "5/minute; 50/hour", not "2026-01-01"'),
     ('limits = "5/minute', "line 1: not TOML: unterminated string"),
-    ('limits = "5/minute"\n[client', "line 2: not TOML: "),
     ('limits = "5/minute"\nlimits = "6/minute"', "line 2: not TOML: cannot overwrite a value"),
     (b'limits = "\xff"', "is not UTF-8 text (byte 10)"),
     ("rules = 5", "line 1: rules: expected a list, for example rules = [{"),
-    ("[rules]", "line 1: rules: expected a list"),
     ("[[rules]]\n", "line 1: rules[0].path: missing; expected for example path ="),
     ('[[rules]]\npath = "/a"', "line 1: rules[0]: Rule('/a'): expected limits"),
     ('[[rules]]\npath = "a"\nlimits = "1/s"', 'line 2: rules[0].path: expected "*" or a path such as'),
     (RULE + 'methods = "GET"', 'line 4: rules[0].methods: expected a list, for example methods = ["GET", "POST"]'),
-    (RULE + 'methods = ["GET "]', 'line 4: rules[0].methods: expected a list such as ["GET", "POST"], not \'GET \''),
     (RULE + 'metods = ["GET"]', "line 4: rules[0].metods: unknown key; did you mean 'methods'?"),
     (
         RULE + 'connection = "htpp"',
         "line 4: rules[0].connection: expected 'http' or 'websocket', not \"htpp\"; did you mean 'http'?",
     ),
     (RULE + "cost = true", "line 4: rules[0].cost: expected a whole number"),
-    (RULE + "cost = -1", "line 4: rules[0].cost: expected greater than or equal to 0"),
     (RULE + "cost = 6", "line 4: rules[0].cost: 6 is more than '5/1m' allows"),
     (
         RULE + 'key = "evryone"',
         "line 4: rules[0].key: expected 'client', 'everyone' or 'user', not \"evryone\"; did you",
     ),
-    (RULE + "key = 5", "line 4: rules[0].key: expected 'client', 'everyone' or 'user', not 5"),
-    (RULE + "key = {}", "line 4: rules[0].key: expected one of header, cookie, query, path_param, client, combine"),
     (RULE + 'key = { header = "a", cookie = "b" }', "rules[0].key: expected one of header"),
     (RULE + 'key = { header = "a b" }', "line 4: rules[0].key.header: expected a header name"),
-    (RULE + 'key = { headers = "a" }', "line 4: rules[0].key.headers: unknown key; did you mean 'header'?"),
     (RULE + 'key = { path_param = "id" }', "line 4: rules[0].key.path_param: '/a' has no parameter 'id'"),
     (RULE + 'key = { combine = ["client"] }', "line 4: rules[0].key.combine: expected more entries"),
-    (RULE + 'key = { combine = ["client",\n{ haeder = "x" }] }', "line 5: rules[0].key.combine[1].haeder: unknown key"),
     (RULE + 'key = { client = {}, fallback = "user" }', "client always finds a key; leave out fallback"),
     (RULE + "key = { client = { ipv6_prefix = 8 } }", "line 4: rules[0].key.client.ipv6_prefix: expected greater"),
     (RULE + "count_if = 401", "line 4: rules[0].count_if: expected a list, for example count_if = [401, 403], not 401"),
-    (RULE + "count_if = [99]", "line 4: rules[0].count_if[0]: expected greater than or equal to 100"),
     (RULE + 'action = "track"', 'line 4: rules[0].action: "track" calls a function; give it in code'),
-    (RULE + 'action = "shade"', "did you mean 'shadow'?"),
-    (RULE + "capacity = 10", "line 4: rules[0].capacity: it goes with action="),
     ('limits = "1/s"\nstatistics = "no"', "line 2: statistics: expected true or false"),
     (RULE + 'wait = "200 mx"', "line 4: rules[0].wait: expected a number and a unit"),
     (RULE + 'name = "a:b"', "line 4: rules[0].name: "),
@@ -251,10 +236,7 @@ BAD: list[tuple[str | bytes, str]] = [
         RULE + 'name = "x"\n[[rules]]\npath = "/b"\nlimits = "1/s"\nname = "x"',
         "line 8: rules[1].name: counts in the same bucket as rules[0] in line 1",
     ),
-    ("preflight_limits = " + "1" * 5_000, "line 1: a number has too many digits"),
     ('limits = "1/s"\nsilence = 0x' + "f" * 5_000, "line 2: silence: expected a list"),
-    (RULE + "max_body = 0x" + "f" * 5_000, "line 4: rules[0].max_body: "),
-    ("a." * 40 + "b = 1", "line 1: a key is nested too deeply; expected at most 32"),
     ('limits = "1/s"\nclient = "ip"', "line 2: client: expected "),
     ('limits = "1/s"\n[client]\ntrustd = []', "line 3: client.trustd: unknown key; did you mean 'trusted'?"),
     ('limits = "1/s"\n[client]\ntrusted = [\n"10.0.0.1/8"]', "line 3: client.trusted: network: '10.0.0.1/8' has host"),
@@ -266,79 +248,41 @@ BAD: list[tuple[str | bytes, str]] = [
         'limits = "1/s"\nblocklist = ["0.0.0.0/1", "128.0.0.0/1"]',
         "line 2: blocklist: covers more than half of all",
     ),
-    ('limits = "1/s"\n[client]\ntrusted = 0', "line 3: client.trusted: expected greater than or equal to 1"),
-    ('limits = "1/s"\n[client]\ntrusted = true', "line 3: client.trusted: expected text"),
     ('limits = "1/s"\nblocklist = ["10/8"]', "line 2: blocklist: network: '10/8'"),
     ('limits = "1/s"\nblocklist = "no.netset"', "line 2: blocklist: networks: cannot read"),
     ('limits = "1/s"\nallowlist = 5', "line 2: allowlist: expected text, for example allowlist ="),
     ('limits = "1/s"\nallowlist = {}', 'line 2: allowlist.path: missing; expected for example path = "office.netset"'),
-    ('limits = "1/s"\nblocklist = [{}]', "line 2: blocklist[0].path: missing"),
-    ('limits = "1/s"\nblocklist = ["192.0.2.1", { path = "x" }]', "line 2: blocklist[0]: expected a table"),
     ('limits = "1/s"\nblocklist = { path = "x", format = "plian" }', "line 2: blocklist.format: expected 'auto'"),
-    ('limits = "1/s"\nblocklist = { path = "x", column = 0 }', "line 2: blocklist.column: expected greater than"),
-    ('limits = "1/s"\n[[blocklist]]\npath = "x"\nfile = "y"', "line 4: blocklist[0].file: unknown key"),
-    ('limits = "1/s"\n[[blocklist]]\npath = "no.netset"', "line 2: blocklist: networks: cannot read"),
     ("bans = 5", 'line 1: bans: expected a table, for example bans = { scanning = { after = "20/10m" } }, not 5'),
-    ('[[bans]]\nafter = "1/m"', "line 1: bans: expected a table"),
     ('[ban.s]\nafter = "1/m"', "line 1: ban: unknown key; did you mean 'bans'?"),
     ("[bans]\ns = 5", "line 2: bans.s: expected a table, not 5"),
     (BANS + 'aftr = "20/10m"', "line 2: bans.s.aftr: unknown key; did you mean 'after'?"),
-    (BANS + "after = 20", 'line 2: bans.s.after: expected text, for example after = "20/10m", not 20'),
     (BANS + 'after = "20/x"', "line 2: bans.s.after: limits: '20/x' at column 1"),
     (BANS + 'after = "5/s; 6/m"', "line 2: bans.s.after: expected one, for example \"20/10m\", not '5/s; 6/m'"),
-    (BANS + 'duration = "1 yaer"', "line 2: bans.s.duration: "),
     (BANS + 'duration = "500d"', "line 2: bans.s.duration: expected 1s to 400d, for example \"1h\", not '500d'"),
-    (BANS + 'factor = "4"', 'line 2: bans.s.factor: expected a number, for example factor = 4, not "4"'),
     (BANS + "factor = 1.05", "line 2: bans.s.factor: expected 1, or 1.1 to 1000, not 1.05"),
     (BANS + 'longest = "1m"', "line 2: bans.s.longest: '1m' is shorter than duration, '1h'"),
-    (BANS + "jitter = 2", "line 2: bans.s.jitter: expected less than or equal to 1, for example jitter = 0.1, not 2"),
-    (BANS + 'forgive = "never"', "line 2: bans.s.forgive: "),
     (BANS + 'action = "shade"', "line 2: bans.s.action: expected 'ban' or 'shadow', not \"shade\"; did you mean 'sha"),
-    (BANS + "prolong = 1", "line 2: bans.s.prolong: expected true or false, not 1"),
     (BANS + "status = 404", "line 2: bans.s.status: expected 403 or 429, not 404"),
-    (BANS + 'answer = "drp"', "line 2: bans.s.answer: expected 'problem', 'drop' or 'tarpit', not \"drp\"; did you"),
-    (BANS + 'delay = "5m"', "line 2: bans.s.delay: expected 1ms to 1m, for example \"5s\", not '5m'"),
-    (BANS + "most = 5", 'line 2: bans.s.most: expected text, for example most = "100/minute", not 5'),
-    (BANS + 'prefix_after = "1/h"', "line 2: bans.s.prefix_after: expected 2 to 64 addresses, for example"),
-    (BANS + "ipv4_prefix = 8", "line 2: bans.s.ipv4_prefix: expected greater than or equal to 16, not 8"),
-    (BANS + "max_body = 0", "line 2: bans.s.max_body: expected greater than or equal to 1, for example max_body ="),
     (BANS + 'key = "everyone"', "line 2: bans.s.key: expected 'client' or 'user', not \"everyone\""),
     (
         BANS + 'key = { path_param = "id" }',
         'line 2: bans.s.key.path_param: does not say who it is; use for example { header = "X-API-Key" }',
     ),
     (BANS + 'key = { header = "X", fallback = "everyone" }', 'line 2: bans.s.key: "everyone" does not say who it is'),
-    (BANS + 'key = { combine = ["user", { query = "q", fallback = "everyone" }] }', 'bans.s.key: "everyone" does not'),
-    (BANS + 'key = { cookie = "c", fallback = { path_param = "p" } }', "bans.s.key.fallback.path_param: does not say"),
-    (BANS + 'key = { headr = "X" }', "line 2: bans.s.key.headr: unknown key; did you mean 'header'?"),
-    (BANS + 'key = { header = "a b" }', "line 2: bans.s.key.header: expected a header name"),
     (BANS + 'signals = ["refused"]', "line 2: bans.s.signals: expected a table, for example signals = { refused = 1,"),
     (BANS + 'signals = { refused = "bann" }', "line 2: bans.s.signals.refused: expected a whole number from 1 to 1000"),
     (BANS + "signals = { refused = 0 }", 'or "ban", for example signals = { refused = 1, "/.env" = "ban" }, not 0'),
-    (BANS + "signals = { refused = true }", "not true"),
-    (BANS + "signals = { refused = 2000000 }", "not 2000000"),
     ("[bans.s.signals]\nrefused = 1\nrefusd = 1", "line 3: bans.s.signals.refusd: signals: 'refusd' is no status"),
-    (BANS + "signals = { refusd = 1 }", "did you mean 'refused'?"),
     (BANS + 'signals = { "/a*" = 1 }', "line 2: bans.s.signals.\"/a*\": path: '/a*' is not in Starlette's syntax"),
     ('[bans."a:b"]', "line 1: bans.\"a:b\": ban policy name: ':' in 'a:b' is not allowed"),
     ('limits = "1/s"\nstore = "memory://?max_bans=x"', 'line 2: store: store address: expected "memory://"'),
     ('limits = "1/s"\nstore = "memmory://"', "line 2: store: store address"),
-    ('limits = "1/s"\nstore = { evn = "X" }', "line 2: store.evn: unknown key; did you mean 'env'?"),
     ('limits = "1/s"\nstore = { env = "NOT_SET" }', "line 2: store: the environment variable NOT_SET is not set"),
     ('limits = "1/s"\nheaders = false', "line 2: headers: expected 'draft', 'legacy', 'both' or 'none', not false"),
     ('limits = "1/s"\npreflight_limits = "x"', "line 2: preflight_limits: "),
     ('per_route = "x"', "line 1: per_route: "),
-    (
-        "per_route = 5",
-        'line 1: per_route: expected text, for example per_route = "60/minute", not 5',
-    ),
-    ('limits = "1/s"\nper_rout = "1/s"', "line 2: per_rout: unknown key; did you mean 'per_route'?"),
     ('limits = "1/s"\n[messages]\nlimits = "x"', "line 3: messages.limits: "),
-    ('limits = "1/s"\n[messages]\nkey = "client"', "line 2: messages.limits: "),
-    (
-        'limits = "1/s"\nmessages = { limits = "1/s", key = "conection" }',
-        "line 2: messages.key: expected 'connection', 'client', 'everyone' or",
-    ),
     (
         'limits = "1/s"\n[messages]\nlimits = "1/s"\nkey = { header = "a b" }',
         "line 4: messages.key.header: expected a header name",
@@ -347,8 +291,6 @@ BAD: list[tuple[str | bytes, str]] = [
         'limits = "1/s"\n[messages]\nlimits = "1/s"\nbeyond = "clse"',
         "line 4: messages.beyond: expected 'close', 'drop' or 'wait', not \"clse\"; did",
     ),
-    ('limits = "1/s"\nenabled = "yes"', "line 2: enabled: expected true or false"),
-    ('limits = "1/s"\ndeadline = "2 hours"', "line 2: deadline: expected 1ms to 1m"),
     ('limits = "1/s"\non_error = "deni"', "line 2: on_error: expected"),
     ('limits = "1/s"\nsilence = ["SG13"]', "line 2: silence: unknown code 'SG13'; did you mean 'SG1"),
     ("a = " + "[" * 5_000 + "]" * 5_000, "is nested too deeply"),

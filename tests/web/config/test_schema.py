@@ -107,31 +107,5 @@ def test_every_key_says_in_the_editor_what_it_is() -> None:
 # -- the page of the reference -------------------------------------------------------------------------------------
 
 
-def test_the_committed_page_is_the_one_that_the_schema_makes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_committed_page_is_the_one_that_the_schema_makes() -> None:
     assert make_configuration_page.main(["--check"]) == 0, "run python scripts/make_configuration_page.py"
-    monkeypatch.setattr(make_configuration_page, "TARGET", tmp_path / "page.md")
-    assert make_configuration_page.main([]) == 0
-    with (tmp_path / "page.md").open("a") as page:
-        page.write("A line by hand.\n")
-    assert make_configuration_page.main(["--check"]) == 1
-
-
-def test_the_page_has_every_key_of_every_table_with_an_example_that_the_schema_accepts() -> None:
-    schema = json_schema()
-    assert set(make_configuration_page.TABLES) == {"", *schema["$defs"]}
-    examples = make_configuration_page.examples()
-    page = make_configuration_page.TARGET.read_text("utf-8")
-    for name, table in make_configuration_page.TABLES.items():
-        section = page.partition(f"\n## {table.title}\n")[2].partition("\n## ")[0]
-        properties = make_configuration_page.definition(name, schema)["properties"]
-        assert re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE) == list(properties)
-        for key, value in properties.items():
-            own = {"$defs": schema["$defs"], **value}
-            assert jsonschema.Draft202012Validator(own).is_valid(examples[name, key]), (name, key)
-
-
-def test_an_example_in_a_row_of_the_page_is_toml() -> None:
-    rows = [line for line in make_configuration_page.text().splitlines() if line.startswith("| `")]
-    assert len(rows) > 70
-    for row in rows:
-        tomllib.loads(row.removesuffix("` |").rpartition("| `")[2])

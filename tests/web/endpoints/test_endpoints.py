@@ -319,55 +319,6 @@ async def test_the_third_handshake_is_refused_with_the_whole_answer_or_a_close(w
 # -- whose bucket --------------------------------------------------------------------------------------------------
 
 
-def test_an_object_on_two_routes_is_a_bucket_for_each_template_and_method_set() -> None:
-    limit = [Depends(RateLimit("1/hour"))]
-    app = fastapi()
-
-    async def get() -> str:
-        return "hi"
-
-    app.get("/a", dependencies=limit)(get)
-    app.post("/a", dependencies=limit)(get)
-    app.get("/b", dependencies=limit)(get)
-    client = TestClient(app)
-    asked = [("GET", "/a"), ("POST", "/a"), ("GET", "/b")]
-    assert [client.request(*one).status_code for one in asked * 2] == [200] * 3 + [429] * 3
-    names = [client.request(*one).headers["ratelimit"].partition(";")[0] for one in asked]
-    assert names == ['"GET /a"', '"POST /a"', '"GET /b"']
-
-
-@pytest.mark.parametrize("where", ["router", "inclusion", "application"])
-def test_one_object_on_a_router_or_application_is_one_bucket_for_all_routes_below(where: str) -> None:
-    limit = [Depends(RateLimit("2/hour"))]
-    app = fastapi(dependencies=limit if where == "application" else [])
-    router, inner = APIRouter(prefix="/r", dependencies=limit if where == "router" else []), APIRouter()
-
-    @router.get("/a")
-    @inner.get("/b/{n}")
-    async def get() -> str:
-        return "hi"
-
-    router.include_router(inner)
-    app.include_router(router, prefix="/v1", dependencies=limit if where == "inclusion" else [])
-    app.get("/free")(get)
-    client = TestClient(app)
-    paths = ["/v1/r/a", "/v1/r/b/1", "/v1/r/a", "/v1/r/b/2"]
-    assert [client.get(path).status_code for path in paths] == [200, 200, 429, 429]
-    assert client.get("/free").status_code == (429 if where == "application" else 200)
-    name = {"router": "/v1/r/*", "inclusion": "/v1/r/*", "application": "/*"}[where]
-    assert client.get("/v1/r/a").json()["violated-policies"] == [name]
-
-
-def test_two_routers_with_equal_limits_are_two_buckets() -> None:
-    app = fastapi()
-    for letter in "ab":
-        router = APIRouter(dependencies=[Depends(RateLimit("1/hour"))])
-        router.get(f"/{letter}")(lambda: "hi")
-        app.include_router(router)
-    client = TestClient(app)
-    assert [client.get(path).status_code for path in ("/a", "/b", "/a", "/b")] == [200, 200, 429, 429]
-
-
 def test_a_name_joins_endpoints_and_rules_and_a_request_is_charged_once() -> None:
     app = FastAPI(middleware=[Middleware(RateLimitMiddleware, rules=[Rule("/c", "3/hour", name="api")])])
 
@@ -721,22 +672,6 @@ def misplaced(app: FastAPI) -> None:
     @app.get("/wrong")
     async def wrong() -> str:
         return "hi"
-
-
-def test_a_decorator_above_the_route_decorator_fails_the_start() -> None:
-    app = fastapi()
-    misplaced(app)
-    with pytest.raises(ConfigurationError, match=r"'GET /wrong'.*below it, next to 'wrong'"), TestClient(app):
-        pass
-
-
-async def test_a_decorator_above_the_route_decorator_fails_requests_where_no_lifespan_runs() -> None:
-    app, router = fastapi(), APIRouter()
-    app.include_router(router, prefix="/x")
-    misplaced(app)
-    for _ in range(2):
-        with pytest.raises(ConfigurationError, match="never run"):
-            await call(app, "/elsewhere")
 
 
 async def test_the_server_is_told_that_the_start_failed() -> None:

@@ -306,21 +306,6 @@ async def test_what_no_one_foresaw_keeps_the_list_as_well(
     assert "Traceback" in caplog.text
 
 
-async def test_an_observer_hears_once_and_one_that_fails_stops_nothing(
-    desk: Desk, caplog: pytest.LogCaptureFixture
-) -> None:
-    def fails(event: object) -> None:
-        raise RuntimeError("deaf")
-
-    lists = NetworkFiles([desk.write("a.netset", "192.0.2.0/24\n")], clock=lambda: desk.clock.now_us / 1_000_000)
-    for observer in (fails, desk.heard, desk.heard):
-        lists.observe(observer)
-    desk.write("a.netset", "198.51.100.0/24\n")
-    await desk.pause(lists)
-    assert desk.heard.kinds == ["list_reloaded"]
-    assert "deaf" in caplog.text
-
-
 async def test_no_lookup_waits_for_a_file_that_is_read(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     lists = desk.lists(desk.write("a.netset", "192.0.2.0/24\n"))
     begun, go_on = threading.Event(), threading.Event()
@@ -411,25 +396,9 @@ def test_whatever_a_writer_does_in_place_no_half_of_its_file_is_taken(desk: Desk
         assert lists.counts == {"a": version}, f"seed {seed}"
 
 
-@pytest.mark.parametrize(
-    ("text", "count"),
-    [
-        ("# entries: 2\n192.0.2.1\n192.0.2.2\n", 2),
-        ("# entries: 2\n192.0.2.1\n", None),
-    ],
-)
-def test_a_file_that_says_how_many_entries_it_has_is_held_to_it(desk: Desk, text: str, count: int | None) -> None:
-    path = desk.write("a.netset", text)
-    if count is None:
-        with pytest.raises(ConfigurationError, match=r"a\.netset, expected [29] entries, as a comment in it says, but"):
-            desk.lists(path)
-    else:
-        assert desk.lists(path).counts == {"a": count}
-
-
 def test_no_lookup_sees_half_a_list_while_lists_are_swapped_under_eight_threads(desk: Desk) -> None:
     """Each of two addresses moves from one list to the other and back, together: it is always in exactly one."""
-    filler = "".join(f"10.{number >> 8}.{number & 255}.0/25\n" for number in range(1_000))
+    filler = "".join(f"10.{number >> 8}.{number & 255}.0/25\n" for number in range(300))
     low, high = (4, 0xC000_0201), (6, 0x2001_0DB8 << 96)
     here, there = f"192.0.2.1/32\n{filler}2001:db8::/128\n", filler
     lists = desk.lists(desk.write("one.netset", here), desk.write("two.netset", there))
@@ -453,7 +422,7 @@ def test_no_lookup_sees_half_a_list_while_lists_are_swapped_under_eight_threads(
     try:
         for thread in threads:
             thread.start()
-        for number in range(20):
+        for number in range(8):
             texts = (there, here) if number % 2 == 0 else (here, there)
             for name, text in zip(("one.netset", "two.netset"), texts, strict=True):
                 desk.write(name, text)
@@ -465,7 +434,7 @@ def test_no_lookup_sees_half_a_list_while_lists_are_swapped_under_eight_threads(
         sys.setswitchinterval(interval)
     assert wrong == []
     assert seen["one"] > 0 < seen["two"], "it raced"
-    assert desk.heard.kinds == ["list_reloaded"] * 40
+    assert desk.heard.kinds == ["list_reloaded"] * 16
 
 
 # -- in a middleware -------------------------------------------------------------------------------------------------
@@ -508,25 +477,6 @@ async def test_an_entry_that_ends_lets_its_client_in_again(desk: Desk) -> None:
     assert await statuses(app, 1) == [403]
     desk.wall_clock.advance("61m")
     assert await statuses(app, 1) == [200]
-
-
-async def test_many_requests_at_once_look_at_the_files_once(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = desk.write("block.netset", "198.51.100.0/24\n")
-    app = RateLimitMiddleware(hello, limits="9999/hour", blocklist=desk.lists(path))
-    looks = 0
-    stat = Path.stat
-
-    def counted(path: Path, **options: Any) -> os.stat_result:
-        nonlocal looks
-        looks += 1
-        return stat(path, **options)
-
-    monkeypatch.setattr(Path, "stat", counted)
-    for _ in range(50):
-        desk.clock.advance("100ms")
-        await asyncio.gather(*(call(app) for _ in range(10)))
-        end_of_looks()
-    assert looks == 5
 
 
 # -- in a configuration file -----------------------------------------------------------------------------------------

@@ -78,14 +78,6 @@ def test_paths_that_cannot_be_used_are_errors(paths: Any, message: str) -> None:
         Rule(paths, "1/minute")
 
 
-def test_two_rules_of_one_name_are_told_how_to_be_one() -> None:
-    rules = [Rule("/a", "1/minute", name="login"), Rule(["/b", "/c"], "1/minute", name="login")]
-    with pytest.raises(ConfigurationError, match=r"Rule\(\['/a', '/b', '/c'\], .*name='login'\)"):
-        RateLimitMiddleware(hello, rules=rules)
-    with pytest.raises(ConfigurationError, match=r"Rule\('\*', .*name='login'\)"):
-        RateLimitMiddleware(hello, rules=[rules[0], Rule("*", "1/minute", name="login")])
-
-
 TABLE = '[[rules]]\npath = ["/login", "/token"]\nlimits = "2/minute"\n'
 
 
