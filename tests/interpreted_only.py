@@ -56,7 +56,6 @@ LEFT_OUT: Final = {
     "web/websockets/test_message_limits.py::test_nothing_of_a_connection_is_kept_when_it_is_over": DERIVED,
     "web/test_places.py::test_a_gate_that_lets_go_too_early_is_found_out": DERIVED,
     "web/findings/test_findings.py::test_a_store_that_forgets_what_it_counts_is_found_when_it_is_known": DERIVED,
-    "web/answers/test_traffic.py::test_the_number_of_series_is_bounded_and_what_is_beyond_is_said_once": INLINED,
 }
 """A file of tests, or a test or a class of tests in one, below this directory -> why it is left out."""
 

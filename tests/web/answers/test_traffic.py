@@ -24,20 +24,17 @@ from slidegate import (
     Limiter,
     LimitExceeded,
     MemoryStore,
-    Networks,
     RateLimit,
     RateLimitMiddleware,
     Rule,
 )
 from slidegate.core.statistics.buffered import Outcome
 from slidegate.limiter.figures import statistics
-from slidegate.limiter.figures.statistics import OTHER, UNROUTED
 from slidegate.limiter.figures.stats import Stats, Traffic
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ...asgi import scope_of, send_scope
 from ...hurry import hurried
-from ..websockets.test_message_limits import Socket
 
 MS = 1_000
 PASS = Outcome("pass")
@@ -114,14 +111,6 @@ async def test_a_request_is_recorded_by_its_rules_and_its_template() -> None:
     assert near(stats.rules["items"].seen.rt.quantile(0.95), 30 * MS)
     assert stats.rules["items"].seen.rt.min_us == 30 * MS
     assert (stats.total.passed, stats.total.refused, stats.total.exceptions, stats.total.qps) == (9, 3, 0, 9 / 300)
-
-
-async def test_paths_that_match_no_route_are_one_route_and_templates_hide_what_was_asked() -> None:
-    site = Site(rules=[Rule("*", "5/day", name="all")])
-    for number in range(8):
-        await site.ask(f"/nowhere/{number}")
-    assert list(site.stats().routes) == [UNROUTED]
-    assert seen(site.stats().routes[UNROUTED]) == {"pass": 5, "block": 3, "4xx": 8, "success": 5}
 
 
 async def test_what_happens_after_the_last_byte_is_not_part_of_the_request() -> None:
@@ -324,14 +313,6 @@ def test_threads_that_ask_for_a_new_series_at_once_get_the_same_and_lose_nothing
 # -- websockets ----------------------------------------------------------------------------------------------------
 
 
-async def test_a_refused_handshake_is_a_block() -> None:
-    site = Site(blocklist=Networks(["203.0.113.9"]))
-    socket = Socket([])
-    socket.scope["path"] = "/ws"
-    await socket.run(site.app)
-    assert seen(site.stats().routes["WS /ws"]) == {"block": 1, "blocked": 1, "4xx": 1}
-
-
 async def test_bans_and_lists_are_blocks_of_no_rule() -> None:
     site = Site(bans=BanPolicy("1/10m", signals={404: 1}))
     await site.ask("/nowhere")
@@ -339,15 +320,6 @@ async def test_bans_and_lists_are_blocks_of_no_rule() -> None:
     stats = site.stats()
     assert seen(stats.routes["GET /items/{id}"]) == {"block": 1, "banned": 1, "4xx": 1}
     assert stats.rules["all"].refused == 0
-
-
-async def test_a_limit_at_an_endpoint_is_a_rule_of_its_own() -> None:
-    site = Site()
-    assert [await site.ask("/limited") for _ in range(3)] == [200, 429, 429]
-    stats = site.stats()
-    assert seen(stats.rules["tight"]) == {"pass": 1, "block": 2, "2xx": 1, "4xx": 2, "success": 1}
-    assert seen(stats.rules["all"]) == {"pass": 1, "2xx": 1, "success": 1}
-    assert seen(stats.routes["GET /limited"]) == seen(stats.rules["tight"])
 
 
 async def test_a_gate_further_in_records_nothing_twice() -> None:
@@ -380,17 +352,6 @@ async def test_one_switch_turns_it_off() -> None:
     site = Site(statistics=False)
     await site.ask("/items/1")
     assert (site.stats().rules, site.stats().routes, site.stats().total.passed) == ({}, {}, 0)
-
-
-async def test_the_number_of_series_is_bounded_and_what_is_beyond_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(statistics, "MAX_SERIES", 2)
-    site = Site()
-    for path in ("/items/1", "/stream", "/limited", "/nowhere", "/nowhere"):
-        await site.ask(path)
-    stats = site.stats()
-    assert set(stats.routes) == {"GET /items/{id}", "GET /stream", OTHER}
-    assert (stats.routes[OTHER].passed, stats.rules[OTHER].passed, stats.total.passed) == (3, 3, 5)
-    assert site.heard.kinds == ["series_full"]
 
 
 async def test_figures_leave_as_time_goes_by() -> None:

@@ -176,21 +176,6 @@ async def test_preflights_keep_their_counts(desk: Desk) -> None:
     assert (await call(app, "/", "OPTIONS", headers=asked)).status == 429
 
 
-async def test_a_list_beside_the_file_is_followed_too(desk: Desk) -> None:
-    desk.write("192.0.2.0/24\n", "blocked.netset")
-    app = desk.gate('blocklist = "blocked.netset"\n' + PLAIN)
-    somebody = {"client": ("198.51.100.1", 1)}
-    assert (await call(app, **somebody)).status == 200
-    desk.write("198.51.100.0/24\n", "blocked.netset")
-    await desk.pause(app)
-    assert (await call(app, **somebody)).status == 403
-    desk.write("198.51.100.0/99\n", "blocked.netset")
-    await desk.pause(app)
-    assert (await call(app, **somebody)).status == 403
-    assert desk.heard.kinds == ["list_reloaded", "list_rejected"]
-    assert "blocked.netset, line 1" in desk.heard.events[1].message
-
-
 async def test_a_list_that_was_missing_is_tried_again_when_it_is_there(desk: Desk) -> None:
     app = desk.gate(PLAIN)
     desk.write('blocklist = "late.netset"\n' + PLAIN)

@@ -84,15 +84,6 @@ def on_a_partial() -> ASGIApp:
     return starlette(Route("/x/{n}", RateLimit("2/hour")(partial(more, "hi"))))
 
 
-def on_a_class() -> ASGIApp:
-    @RateLimit("2/hour")
-    class Page(HTTPEndpoint):
-        async def get(self, request: Request) -> Response:
-            return PlainTextResponse("hi")
-
-    return starlette(Route("/x/{n}", Page))
-
-
 def on_a_method_of_a_class() -> ASGIApp:
     class Page(HTTPEndpoint):
         @RateLimit("2/hour")
@@ -125,16 +116,6 @@ def around_a_bare_router() -> ASGIApp:
     return RateLimitMiddleware(Router([Route("/x/{n}", RateLimit("2/hour")(page))]), rules=[])
 
 
-def as_a_dependency_of_a_route() -> ASGIApp:
-    app = fastapi()
-
-    @app.get("/x/{n}", dependencies=[Depends(RateLimit("2/hour"))])
-    def get(n: int) -> int:
-        return n
-
-    return app
-
-
 def as_an_annotated_parameter() -> ASGIApp:
     app = fastapi()
 
@@ -142,17 +123,6 @@ def as_an_annotated_parameter() -> ASGIApp:
     async def get(n: int, _: Limited) -> int:
         return n
 
-    return app
-
-
-def as_a_dependency_of_a_router() -> ASGIApp:
-    app, router = fastapi(), APIRouter(prefix="/x", dependencies=[Depends(RateLimit("2/hour"))])
-
-    @router.get("/{n}")
-    async def get(n: int) -> int:
-        return n
-
-    app.include_router(router)
     return app
 
 
@@ -239,13 +209,23 @@ def in_a_mounted_fastapi() -> ASGIApp:
 
 
 WAYS = [
-    on_an_async_function, on_a_sync_function, on_a_partial, on_a_class, on_a_method_of_a_class,
-    under_another_decorator, as_a_middleware_of_the_route, in_a_mount, around_a_bare_router,
-    as_a_dependency_of_a_route, as_an_annotated_parameter, as_a_dependency_of_a_router,
-    in_nested_routers, as_a_dependency_of_the_application, as_a_dependency_of_a_dependency,
-    on_a_sync_endpoint_without_a_request, on_an_endpoint_with_a_connection,
-    on_an_endpoint_twice, in_a_mounted_fastapi,
-]  # fmt: skip
+    on_an_async_function,
+    on_a_sync_function,
+    on_a_partial,
+    on_a_method_of_a_class,
+    under_another_decorator,
+    as_a_middleware_of_the_route,
+    in_a_mount,
+    around_a_bare_router,
+    as_an_annotated_parameter,
+    in_nested_routers,
+    as_a_dependency_of_the_application,
+    as_a_dependency_of_a_dependency,
+    on_a_sync_endpoint_without_a_request,
+    on_an_endpoint_with_a_connection,
+    on_an_endpoint_twice,
+    in_a_mounted_fastapi,
+]
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)

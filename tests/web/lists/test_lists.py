@@ -258,26 +258,6 @@ async def test_a_list_of_nothing_is_taken_where_it_is_meant_and_is_a_warning(
     assert lists.counts == {"a": 0}
 
 
-async def test_only_the_file_that_has_changed_is_read(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    lists = desk.lists(desk.write("a.netset", "192.0.2.0/24\n"), desk.write("b.netset", "198.51.100.0/24\n"))
-    read: list[str] = []
-    reading = NetworkFile.read
-
-    def noted(file: NetworkFile) -> NetworkList:
-        read.append(file.name)
-        return reading(file)
-
-    monkeypatch.setattr(NetworkFile, "read", noted)
-    await desk.pause(lists)
-    desk.write("b.netset", "bad\n")
-    await desk.pause(lists)
-    desk.write("a.netset", "203.0.113.0/24\n")
-    await desk.pause(lists)
-    assert read == ["b", "a"]
-    assert [event.details["list"] for event in desk.heard.events] == ["b", "a"]
-    assert found(lists, "198.51.100.7") == "b"
-
-
 async def test_a_file_that_is_still_being_written_is_not_read(desk: Desk) -> None:
     lists = desk.lists(desk.write("a.netset", "192.0.2.0/24\n"))
     for size in range(5):
