@@ -96,6 +96,9 @@ class Index:
     def __index__(self) -> int:
         return 7
 
+    def __repr__(self) -> str:
+        return "Index"
+
 
 WHOLE = [(7, 7), (7.0, 7), (0.0, 0), (-0.0, 0), (1e2, 100), (Index(), 7)]
 BAD = [7.5, -7.0, float("nan"), float("inf"), "7", None, True, Decimal(7), Fraction(7), b"7", [7]]
