@@ -47,7 +47,7 @@ PARTS = {
 
 
 WITH_LOWEST = (
-    "tests/stores", "tests/limiter", "tests/web/test_config.py", "tests/web/test_middleware.py",
+    "tests/stores", "tests/limiter", "tests/web/config/test_config.py", "tests/web/test_middleware.py",
     "tests/outbound/test_limited_transport.py", "tests/outbound/test_pauses.py",
 )  # fmt: skip
 """The tests that go through every library that is declared."""

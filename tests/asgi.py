@@ -64,18 +64,23 @@ def scope_of(
         "server": ("127.0.0.1", 80),
     }
     scope.update(more)
+    if scope["type"] == "websocket":
+        del scope["method"]
     return scope
 
 
 async def send_scope(app: ASGIApp, scope: Scope, body: bytes = b"") -> Answer:
-    """Send a request with its body in one piece; a client stays connected after it."""
+    """Send a request with its body in one piece, or a handshake; a client stays connected after it."""
     answer = Answer()
+    first: Message = {"type": "http.request", "body": body, "more_body": False}
+    if scope["type"] == "websocket":
+        first = {"type": "websocket.connect"}
 
     async def receive() -> Message:
         answer.receives += 1
         if answer.receives > 1:
             await anyio.sleep_forever()
-        return {"type": "http.request", "body": body, "more_body": False}
+        return first
 
     async def send(message: Message) -> None:
         answer.messages.append(message)

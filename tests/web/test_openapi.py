@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import hypothesis
 import pytest
 import schemathesis
-from fastapi import APIRouter, Depends, FastAPI, HTTPException
+from fastapi import APIRouter, Depends, FastAPI
 from fastapi.testclient import TestClient
 from starlette.middleware import Middleware
 from starlette.responses import PlainTextResponse
@@ -24,7 +23,6 @@ from slidegate import (
     document_limits,
     everyone,
 )
-from slidegate.web.paths.segments import covers, overlap, segments
 
 
 def get() -> str:
@@ -80,11 +78,6 @@ def test_a_429_stands_at_every_operation_with_a_limit_and_at_no_other() -> None:
     assert limited(every_way().openapi()) == EXPECTED
 
 
-def test_the_running_application_shows_the_same() -> None:
-    with TestClient(every_way()) as client:
-        assert limited(client.get("/openapi.json").json()) == EXPECTED
-
-
 def test_the_429_names_its_header_fields_and_its_problem() -> None:
     app = app_with(Rule("*", "9/hour"), headers="both")
     app.get("/")(get)
@@ -124,17 +117,8 @@ def test_without_a_limit_nothing_is_added() -> None:
     assert documented.openapi() == plain.openapi()
 
 
-def test_a_final_rule_hides_those_behind_it_only_where_it_surely_applies() -> None:
-    app = app_with(Rule("/a/{n:int}", exempt=True), Rule("/b/{n}", exempt=True), Rule("*", "9/hour", methods=["GET"]))
-    app.get("/a/{n}")(get)
-    app.get("/b/{n}")(get)
-    app.get("/b/{n}/c")(get)
-    assert limited(app.openapi()) == {"GET /a/{n}", "GET /b/{n}/c"}
-
-
-@pytest.mark.parametrize("started", [False, True])
 @pytest.mark.parametrize("by_name", [False, True])
-def test_the_rules_of_a_file_are_documented(started: bool, by_name: bool, tmp_path: Path) -> None:
+def test_the_rules_of_a_file_are_documented(by_name: bool, tmp_path: Path) -> None:
     path = tmp_path / "slidegate.toml"
     path.write_text('[[rules]]\npath = "/a"\nlimits = "9/hour"\n', "utf-8")
     gate = RateLimitMiddleware.from_file
@@ -142,21 +126,7 @@ def test_the_rules_of_a_file_are_documented(started: bool, by_name: bool, tmp_pa
     document_limits(app)
     app.get("/a")(get)
     app.get("/b")(get)
-    if started:
-        TestClient(app).get("/b")
     assert limited(app.openapi()) == {"GET /a"}
-
-
-def test_documenting_twice_or_early_is_the_same() -> None:
-    app = FastAPI()
-    document_limits(app)
-    document_limits(app)
-    app.get("/")(get)
-    assert limited(app.openapi()) == set()
-    app.add_middleware(RateLimitMiddleware, limits="9/hour")
-    assert limited(app.openapi()) == {"GET /"}
-    app.user_middleware.clear()
-    assert limited(app.openapi()) == set()
 
 
 def test_only_a_fastapi_application_can_be_documented() -> None:
@@ -164,114 +134,37 @@ def test_only_a_fastapi_application_can_be_documented() -> None:
         document_limits(Route("/", get))
 
 
-@pytest.mark.parametrize(
-    ("rule", "path", "meets", "within"),
-    [
-        ("/a", "/a", True, True),
-        ("/a", "/b", False, False),
-        ("/a/{n}", "/a/{m}", True, True),
-        ("/a/{n}", "/a/b", True, True),
-        ("/a/b", "/a/{n}", True, False),
-        ("/a/{n:int}", "/a/{m}", True, False),
-        ("/a/{n:int}", "/a/b", False, False),
-        ("/a/7", "/a/{n:int}", True, False),
-        ("/v{n:int}/a", "/{v}/a", True, False),
-        ("/v{n:int}/a", "/w1/a", False, False),
-        ("/a/{rest:path}", "/a/b/{c}", True, True),
-        ("/a/{rest:path}", "/b", False, False),
-        ("/a/b/c", "/a/{rest:path}", True, False),
-        ("/{one}", "/{rest:path}", True, False),
-        ("/a", "/a/", False, False),
-        ("/a/{n}", "/a", False, False),
-    ],
-)
-def test_paths_are_compared_by_what_they_can_match(rule: str, path: str, meets: bool, within: bool) -> None:
-    assert overlap(segments(rule), segments(path)) is meets
-    assert overlap(segments(path), segments(rule)) is meets
-    assert covers(segments(rule), segments(path)) is within
-
-
-# -- bans ----------------------------------------------------------------------------------------------------------
-
-
 def shut(schema: dict[str, Any], path: str = "/") -> dict[str, Any]:
     """Return the answers of an operation but its own."""
     return {status: answer for status, answer in schema["paths"][path]["get"]["responses"].items() if status != "200"}
 
 
-@pytest.mark.parametrize("started", [False, True])
-@pytest.mark.parametrize("several", [False, True])
-def test_what_banned_clients_get_stands_at_every_operation(started: bool, several: bool) -> None:
-    policy = BanPolicy(signals={"/trap": "ban"})
-    app = FastAPI(middleware=[Middleware(RateLimitMiddleware, bans=[policy] if several else policy)])
-    document_limits(app)
+def test_what_banned_clients_get_stands_at_every_operation() -> None:
+    app = app_with(bans=BanPolicy(signals={"/trap": "ban"}))
     app.get("/")(get)
     client = TestClient(app, client=("203.0.113.9", 1))
-    if started:
-        assert client.get("/").status_code == 200
     schema = app.openapi()
-    (answer,) = shut(schema).values()
     assert list(shut(schema)) == ["403"]
-    assert list(answer["headers"]) == ["Retry-After"]
-    assert answer["content"]["application/problem+json"]["schema"] == {"$ref": "#/components/schemas/RateLimitProblem"}
+    assert list(shut(schema)["403"]["headers"]) == ["Retry-After"]
     problem = schema["components"]["schemas"]["RateLimitProblem"]
     refused = client.get("/trap")
     assert (refused.status_code, "retry-after" in refused.headers) == (403, True)
     assert set(problem["required"]) <= set(refused.json()) <= set(problem["properties"])
 
 
-@pytest.mark.parametrize(
-    ("bans", "answers"),
-    [
-        ([BanPolicy(action="shadow")], {}),
-        ([BanPolicy(status=429)], {"429": True}),
-        ([BanPolicy(answer="drop")], {"403": False}),
-        ([BanPolicy(answer="drop"), BanPolicy(name="b", answer="tarpit")], {"403": True}),
-        ([BanPolicy(), BanPolicy(name="b", status=429)], {"403": True, "429": True}),
-    ],
-)
-def test_each_policy_is_documented_by_the_answer_that_it_gives(bans: list[BanPolicy], answers: dict[str, bool]) -> None:
-    app = app_with(bans=bans)
-    app.get("/")(get)
-    assert {status: "content" in answer for status, answer in shut(app.openapi()).items()} == answers
-
-
-def test_a_limited_operation_keeps_the_429_of_its_limit_beside_bans() -> None:
-    app = app_with(Rule("/", "9/hour"), bans=BanPolicy(status=429))
-    app.get("/")(get)
-    assert list(shut(app.openapi())["429"]["headers"]) == ["Retry-After", "RateLimit", "RateLimit-Policy"]
-
-
-def test_an_operation_that_documents_its_own_403_keeps_it() -> None:
-    app = app_with(bans=BanPolicy(), on_refused=lambda request, decision: PlainTextResponse("no", 403))
-    app.get("/", responses={403: {"description": "Not you"}})(get)
-    app.get("/other")(get)
-    schema = app.openapi()
-    assert shut(schema) == {"403": {"description": "Not you"}}
-    assert "content" not in shut(schema, "/other")["403"], "an answer of one's own is not known"
-
-
-def test_policies_that_can_be_read_only_once_are_left_to_the_middleware() -> None:
-    app = app_with(bans=iter([BanPolicy(signals={"/trap": "ban"})]))
-    app.get("/")(get)
-    assert shut(app.openapi()) == {}
-    assert TestClient(app, client=("203.0.113.9", 1)).get("/trap").status_code == 403
-    assert list(shut(app.openapi())) == ["403"]
-
-
 # -- the truth of it -----------------------------------------------------------------------------------------------
 
 
 def shop() -> FastAPI:
-    app = FastAPI(middleware=[Middleware(RateLimitMiddleware, rules=[Rule("/orders", "4/hour", key=everyone)])])
+    app = FastAPI(middleware=[Middleware(RateLimitMiddleware, rules=[Rule("/orders", "2/hour", key=everyone)])])
     document_limits(app)
 
-    @app.get("/search", dependencies=[Depends(RateLimit("4/hour", key=everyone))])
+    @app.get("/search", dependencies=[Depends(RateLimit("2/hour", key=everyone))])
     async def search(q: str = "") -> list[str]:
         return [q]
 
     @app.get("/items/{item_id}")
-    @RateLimit("4/hour", key=everyone)
+    @RateLimit("2/hour", key=everyone)
     def item(item_id: int) -> int:
         return item_id
 
@@ -286,37 +179,11 @@ def shop() -> FastAPI:
     return app
 
 
-def library() -> FastAPI:
-    """Return an application of two routers, one of them with limits of the caller's plan."""
-    plans = {"free": "4/hour; 5/day"}
-    app = app_with(
-        Rule("/accounts/login", "5/minute", methods=["POST"], count_if=lambda status: status == 401),
-        Rule("/articles/{number}", lambda request: plans.get(request.headers.get("X-Plan", ""), "3/minute")),
-        Rule("/articles/{number}", "1/minute", action="shadow", name="stricter"),
-        Rule("*", "2000/minute", name="all"),
-    )
-    articles, accounts = APIRouter(prefix="/articles"), APIRouter(prefix="/accounts")
-
-    @articles.get("/{number}")
-    async def article(number: int) -> dict[str, int]:
-        return {"article": number}
-
-    @accounts.post("/login", responses={401: {"description": "Wrong password"}})
-    async def login(password: str) -> dict[str, str]:
-        if password != "open sesame":
-            raise HTTPException(401, "wrong password")
-        return {"welcome": "back"}
-
-    app.include_router(articles)
-    app.include_router(accounts)
-    return app
-
-
 def statuses_of(operation: Any) -> set[int]:
     """Ask an operation for what its description allows, and hold each answer to the description."""
     found: set[int] = set()
 
-    @hypothesis.settings(max_examples=12, deadline=None, database=None, derandomize=True)
+    @hypothesis.settings(max_examples=6, deadline=None, database=None, derandomize=True)
     @hypothesis.given(operation.as_strategy())
     def ask(case: Any) -> None:
         answer = case.call()
@@ -327,18 +194,13 @@ def statuses_of(operation: Any) -> set[int]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("make_app", "unlimited"), [(shop, {"GET /health"}), (library, set())], ids=["shop", "library"]
-)
-def test_generated_requests_meet_a_429_where_one_is_documented_and_nowhere_else(
-    make_app: Callable[[], FastAPI], unlimited: set[str]
-) -> None:
-    app = make_app()
+def test_generated_requests_meet_a_429_where_one_is_documented_and_nowhere_else() -> None:
+    app = shop()
     operations = [found.ok() for found in schemathesis.openapi.from_asgi("/openapi.json", app).get_all_operations()]
     met = {operation.label: statuses_of(operation) for operation in operations}
     assert {label for label, statuses in met.items() if 429 in statuses} == limited(app.openapi())
-    assert met.keys() - limited(app.openapi()) == unlimited
-    assert all(met[label] == {200} for label in unlimited)
+    assert met.keys() - limited(app.openapi()) == {"GET /health"}
+    assert met["GET /health"] == {200}
 
 
 def test_an_undocumented_429_is_found() -> None:
@@ -347,17 +209,3 @@ def test_an_undocumented_429_is_found() -> None:
     schema = schemathesis.openapi.from_asgi("/openapi.json", app)
     with pytest.raises(schemathesis.core.failures.FailureGroup, match="Undocumented status code"):
         statuses_of(schema["/search"]["GET"])
-
-
-def test_limits_for_each_route_are_documented_except_where_an_endpoint_is_exempt() -> None:
-    app = FastAPI(middleware=[Middleware(RateLimitMiddleware, per_route="9/minute", rules=[Rule("/off", exempt=True)])])
-    document_limits(app)
-    app.get("/a/{number}")(get)
-    app.get("/off")(get)
-    app.get("/free", dependencies=[Depends(RateLimit.exempt)])(get)
-    app.get("/health")(RateLimit.exempt(lambda: "well"))
-    app.post("/own", dependencies=[Depends(RateLimit("5/minute", override=True))])(get)
-    assert limited(app.openapi()) == {"GET /a/{number}", "POST /own"}
-    answers = [TestClient(app).get("/a/5").status_code for _ in range(10)]
-    assert answers == [200] * 9 + [429]
-    assert [TestClient(app).get(path).status_code for path in ("/off", "/free", "/health")] == [200] * 3

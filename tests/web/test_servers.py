@@ -17,7 +17,7 @@ import hypercorn.asyncio
 import hypercorn.config
 import pytest
 import uvicorn
-from fastapi import BackgroundTasks, Depends, FastAPI, WebSocket
+from fastapi import BackgroundTasks, Depends, FastAPI, Request, WebSocket
 from granian.constants import Interfaces
 from granian.server.embed import Server as Granian
 from starlette.middleware import Middleware
@@ -39,13 +39,19 @@ class Site:
     def __init__(self) -> None:
         self.app = FastAPI(middleware=[Middleware(RateLimitMiddleware, rules=[], messages=MessageLimits("3/hour"))])
         self.asked = asyncio.Event()
-        self.done = threading.Event()
-        for endpoint in (self.plain, self.stream, self.task, self.ask):
+        self.done, self.left = threading.Event(), threading.Event()
+        for endpoint in (self.plain, self.slow, self.stream, self.task, self.ask):
             self.app.get(f"/{endpoint.__name__}")(RateLimit("2/hour")(endpoint))
         self.app.websocket("/echo", dependencies=[Depends(RateLimit("2/hour"))])(self.echo)
 
     def plain(self) -> str:
         return "hi"
+
+    async def slow(self, request: Request) -> None:
+        async with asyncio.timeout(BOUND_S):
+            while (await request.receive())["type"] != "http.disconnect":
+                pass
+        self.left.set()
 
     async def stream(self) -> StreamingResponse:
         async def chunks() -> AsyncIterator[str]:
@@ -140,7 +146,8 @@ def site() -> Iterator[tuple[Site, str]]:
         yield site, host
 
 
-SERVERS: Final = [with_uvicorn, with_hypercorn, with_granian]
+OTHERS: Final = [pytest.param(serve, marks=pytest.mark.all) for serve in (with_hypercorn, with_granian)]
+SERVERS: Final = [with_uvicorn, *OTHERS]
 REQUEST: Final = b"GET /plain HTTP/1.1\r\nhost: app.test\r\nx-forwarded-for: 198.51.100.%d\r\n"
 HANDSHAKE: Final = (
     b"connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n"
@@ -183,7 +190,6 @@ class Counter:
         (3, 60, {}),
         (0, 60, {"blocklist": Networks(["127.0.0.1"])}),
         (3, 1, {"client": client_ip(trusted=1)}),
-        (3, 60, {"client": client_ip(trusted=["unix"])}),
     ],
 )
 def test_aborted_requests_start_no_more_handlers_than_the_limit(
@@ -208,6 +214,28 @@ def test_an_endpoint_refuses_behind_every_server(serve: Serve) -> None:
     assert answers[0].headers["ratelimit"] == '"GET /plain";r=1;t=3600'
     assert int(answers[2].headers["retry-after"]) in (3599, 3600)
     assert answers[2].json()["violated-policies"] == ["GET /plain"]
+
+
+def test_a_disconnect_reaches_the_handler(site: tuple[Site, str]) -> None:
+    here, host = site
+    with socket.create_connection(("127.0.0.1", int(host.rpartition(":")[2])), BOUND_S) as client:
+        client.sendall(b"GET /slow HTTP/1.1\r\nhost: app.test\r\n\r\n")
+    assert here.left.wait(BOUND_S)
+
+
+def test_a_refused_upload_gets_its_429_without_a_100_continue(site: tuple[Site, str]) -> None:
+    _, host = site
+    assert [httpx.get(f"http://{host}/plain", timeout=BOUND_S).status_code for _ in range(2)] == [200, 200]
+    request = b"GET /plain HTTP/1.1\r\nhost: app.test\r\nexpect: 100-continue\r\ncontent-length: 1073741824\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", int(host.rpartition(":")[2])), BOUND_S) as client:
+        client.sendall(request)
+        head = b""
+        while b"\r\n\r\n" not in head:
+            received = client.recv(65_536)
+            assert received, head
+            head += received
+    assert head.startswith(b"HTTP/1.1 429 ")
+    assert b"retry-after: 3" in head
 
 
 def test_a_stream_of_a_limited_endpoint_is_not_buffered(site: tuple[Site, str]) -> None:

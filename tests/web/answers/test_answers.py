@@ -1,0 +1,236 @@
+"""What a client gets to read: header fields and refusals."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import http_sf
+import pytest
+from starlette.responses import JSONResponse, Response
+
+from slidegate import (
+    ConfigurationError,
+    Decision,
+    Limiter,
+    MemoryStore,
+    Networks,
+    RateLimitMiddleware,
+    Reason,
+    Rule,
+    everyone,
+)
+from slidegate.testing import FakeClock
+
+from ...asgi import PEER, call, hello, scope_of, send_scope, statuses
+
+QUOTA_EXCEEDED = "https://iana.org/assignments/http-problem-types#quota-exceeded"
+
+
+def gate(*rules: Rule, clock: FakeClock | None = None, **options: Any) -> RateLimitMiddleware:
+    limiter = Limiter(MemoryStore(clock=clock or FakeClock()))
+    return RateLimitMiddleware(hello, limiter=limiter, rules=rules, **options)
+
+
+def fields(value: str) -> list[tuple[str, dict[str, Any]]]:
+    return [(item, dict(params)) for item, params in http_sf.parse(value.encode(), tltype="list")]
+
+
+async def test_an_admitted_response_says_where_the_client_stands() -> None:
+    answer = await call(gate(Rule("*", "100/10s", name="api")))
+    assert (answer.status, answer.body) == (200, b"hi")
+    assert answer.headers["ratelimit-policy"] == '"api";q=100;w=10'
+    assert fields(answer.headers["ratelimit"]) == [("api", {"r": 99, "t": 11})]
+    assert "retry-after" not in answer.headers
+
+
+async def test_the_time_to_more_counts_down_and_never_exceeds_retry_after() -> None:
+    clock = FakeClock()
+    app = gate(Rule("*", "2/10s", name="api"), clock=clock)
+    await call(app)
+    clock.advance(us=3_000_001)
+    assert (await call(app)).headers["ratelimit"] == '"api";r=0;t=7'
+    refused = await call(app)
+    assert refused.headers["ratelimit"] == '"api";r=0;t=7'
+    assert refused.headers["retry-after"] == "7"
+    clock.advance(us=6_999_998)
+    assert (await call(app)).status == 429
+    clock.advance(us=1)
+    assert (await call(app)).status == 200
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "POST"])
+async def test_a_refusal_is_complete(method: str) -> None:
+    app = gate(Rule("*", "1/minute", name="api"))
+    body = (await statuses(app, 1, method="GET"), await call(app))[1].body
+    answer = await call(app, method=method)
+    assert answer.status == 429
+    assert answer.headers["retry-after"] == "60"
+    assert answer.headers["cache-control"] == "no-store"
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.headers["content-length"] == str(len(body))
+    assert answer.body == (b"" if method == "HEAD" else body)
+    assert answer.receives == 0
+    assert json.loads(body) == {
+        "type": QUOTA_EXCEEDED,
+        "title": "Request cannot be satisfied as assigned quota has been exceeded",
+        "status": 429,
+        "detail": "No more than 1 per 1m; Retry-After says when to try again.",
+        "violated-policies": ["api"],
+    }
+
+
+async def test_a_refused_upload_is_never_read() -> None:
+    app = gate(Rule("*", "1/minute"))
+    await call(app)
+    answer = await call(app, method="POST", headers={"Expect": "100-continue", "Content-Length": str(2**30)})
+    assert answer.status == 429
+    assert answer.receives == 0
+
+
+async def test_a_short_wait_is_one_second_in_the_header_and_exact_in_the_decision() -> None:
+    clock = FakeClock()
+    scopes = [scope_of() for _ in range(3)]
+    app = gate(Rule("*", "2/50ms"), clock=clock)
+    for scope in scopes[:2]:
+        await send_scope(app, scope)
+    clock.advance(us=10_000)
+    answer = await send_scope(app, scopes[2])
+    assert answer.headers["retry-after"] == "1"
+    decision: Decision = scopes[2]["slidegate"].decision
+    assert decision.retry_after_us == 40_000
+
+
+async def test_every_rule_name_that_is_accepted_parses_as_a_structured_field() -> None:
+    for name in ["a", 'a"b', "a\\b", "x" * 64, "a b", "a,b=c", "100%", "%d%b"]:
+        answer = await call(gate(Rule("*", "5/minute", name=name)))
+        assert fields(answer.headers["ratelimit"]) == [(name, {"r": 4, "t": 60})]
+        assert fields(answer.headers["ratelimit-policy"]) == [(name, {"q": 5, "w": 60})]
+
+
+@pytest.mark.parametrize("name", ["", "x" * 65, "é", "a\r", "a\nb", "a\0", "a:b", "a;b", " a", "a ", 5, "x" * 200])
+def test_a_name_that_cannot_stand_in_a_header_is_refused_at_construction(name: Any) -> None:
+    with pytest.raises(ConfigurationError, match="name"):
+        Rule("*", "5/minute", name=name)
+
+
+async def test_several_limits_are_told_apart_by_their_seconds_and_the_tightest_is_shown() -> None:
+    app = gate(Rule("/login", "5/minute; 50/hour", name="login"), Rule("*", "600/minute; 9/1500ms"))
+    answer = await call(app, "/login")
+    assert fields(answer.headers["ratelimit-policy"]) == [
+        ("login-60", {"q": 5, "w": 60}),
+        ("login-3600", {"q": 50, "w": 3600}),
+        ("default-60", {"q": 600, "w": 60}),
+        ("default-1.5", {"q": 9}),
+    ]
+    assert fields(answer.headers["ratelimit"]) == [("login-60", {"r": 4, "t": 60})]
+
+
+async def test_all_violated_limits_are_named_and_the_longest_wait_counts() -> None:
+    app = gate(Rule("*", "1/minute", name="a"), Rule("*", "1/hour", name="b"))
+    await call(app)
+    answer = await call(app)
+    assert json.loads(answer.body)["violated-policies"] == ["a", "b"]
+    assert answer.headers["retry-after"] == "3600"
+
+
+async def test_a_cost_that_never_fits_has_no_retry_after() -> None:
+    app = gate(Rule("*", "5/minute", cost=lambda request: 6))
+    answer = await call(app)
+    assert answer.status == 429
+    assert "retry-after" not in answer.headers
+    assert json.loads(answer.body)["unsatisfiable"] is True
+    assert answer.headers["ratelimit"] == '"default";r=5;t=0'
+
+
+async def test_legacy_headers_speak_unix_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slidegate.web.answers.header_fields.time", lambda: 1_000_000.0)
+    answer = await call(gate(Rule("*", "9/10s"), headers="legacy"))
+    assert {name: value for name, value in answer.headers.items() if "ratelimit" in name} == {
+        "x-ratelimit-limit": "9",
+        "x-ratelimit-remaining": "8",
+        "x-ratelimit-reset": "1000010",
+    }
+
+
+async def test_both_header_styles_or_none_on_request() -> None:
+    both = (await call(gate(Rule("*", "9/10s"), headers="both"))).headers
+    assert {"ratelimit", "ratelimit-policy", "x-ratelimit-limit"} <= both.keys()
+    none = (await call(gate(Rule("*", "9/10s"), headers=None))).headers
+    assert not [name for name in none if "ratelimit" in name]
+
+
+async def test_a_refusal_without_header_fields_still_says_when_to_retry() -> None:
+    app = gate(Rule("*", "1/minute"), headers=None)
+    assert [(await call(app)).status, (answer := await call(app)).status] == [200, 429]
+    assert answer.headers["retry-after"] == "60"
+    assert "ratelimit" not in answer.headers
+
+
+async def test_the_blocklist_answers_403_and_is_never_cached() -> None:
+    app = gate(Rule("*", "1/minute"), blocklist=Networks([PEER]))
+    answer = await call(app)
+    assert answer.status == 403
+    assert answer.headers["cache-control"] == "no-store"
+    assert "retry-after" not in answer.headers
+    assert json.loads(answer.body)["status"] == 403
+    assert answer.headers["content-length"] == str(len(answer.body))
+
+
+async def test_a_prepared_application_message_does_not_collect_headers() -> None:
+    start = {"type": "http.response.start", "status": 200, "headers": ((b"x-a", b"1"),)}
+
+    async def prepared(scope: Any, receive: Any, send: Any) -> None:
+        await send(start)
+        await send({"type": "http.response.body", "body": b""})
+
+    app = RateLimitMiddleware(prepared, limits="9/minute")
+    for _ in range(3):
+        assert (await call(app)).headers.keys() == {"x-a", "ratelimit", "ratelimit-policy"}
+    assert start["headers"] == ((b"x-a", b"1"),)
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+async def test_on_refused_makes_the_answer_and_the_gate_completes_it(kind: str) -> None:
+    seen: list[Decision] = []
+
+    def refused(request: Any, decision: Decision) -> Response:
+        seen.append(decision)
+        return JSONResponse(
+            {"slow": "down", "path": request.url.path}, status_code=420, headers={"Cache-Control": "private"}
+        )
+
+    async def refused_later(request: Any, decision: Decision) -> Response:
+        return refused(request, decision)
+
+    app = gate(Rule("*", "1/minute"), on_refused=refused if kind == "sync" else refused_later)
+    await call(app)
+    answer = await call(app, "/x")
+    assert (answer.status, json.loads(answer.body)) == (420, {"slow": "down", "path": "/x"})
+    assert answer.headers["retry-after"] == "60"
+    assert answer.headers["cache-control"] == "private"
+    assert answer.headers["ratelimit"] == '"default";r=0;t=60'
+    assert [decision.reason for decision in seen] == [Reason.LIMITED]
+
+
+async def test_the_body_never_shows_what_the_client_sent() -> None:
+    app = gate(Rule("/x{rest:path}", "1/minute"), Rule("*", "1/minute", key=everyone))
+    path = '/x"</script><!--\udcff'
+    await call(app, path, raw_path=b"/x")
+    answer = await call(app, path, raw_path=b"/x")
+    assert answer.status == 429
+    assert b"<" not in answer.body
+    assert json.loads(answer.body)["violated-policies"] == ["/x{rest|path}", "default"]
+
+
+@pytest.mark.parametrize("headers", ["draft", "both"])
+@pytest.mark.parametrize("apart", [False, True])
+async def test_the_limit_under_which_the_fewest_more_such_requests_fit_is_shown(apart: bool, headers: Any) -> None:
+    requests, tokens = Rule("*", "60/minute", name="requests"), Rule("*", "1000/minute", cost=240, name="tokens")
+    for rules in ([requests, tokens], [tokens, requests]):
+        limiter = Limiter(MemoryStore(clock=FakeClock()))
+        app = RateLimitMiddleware(hello, rules=rules[-1:] if apart else rules, limiter=limiter, headers=headers)
+        if apart:
+            app = RateLimitMiddleware(app, rules=rules[:1], limiter=limiter, headers=headers)
+        shown = [(await call(app)).headers["ratelimit"].partition(";t=")[0] for _ in range(5)]
+        assert shown == [f'"tokens";r={left}' for left in (760, 520, 280, 40, 40)]

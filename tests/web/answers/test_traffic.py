@@ -1,0 +1,371 @@
+"""What the gate records about requests: each once, by rule and by route, whatever becomes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import nullcontext, suppress
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.background import BackgroundTask
+from starlette.middleware import Middleware
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route, WebSocketRoute
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.websockets import WebSocket
+
+from slidegate import (
+    BanPolicy,
+    ConfigurationError,
+    Limiter,
+    LimitExceeded,
+    MemoryStore,
+    RateLimit,
+    RateLimitMiddleware,
+    Rule,
+)
+from slidegate.core.statistics.buffered import Outcome
+from slidegate.limiter.figures import statistics
+from slidegate.limiter.figures.stats import Stats, Traffic
+from slidegate.testing import FakeClock, RecordingObserver
+
+from ...asgi import scope_of, send_scope
+from ...hurry import hurried
+
+MS = 1_000
+PASS = Outcome("pass")
+
+
+class Site:
+    """An application with a clock that its endpoints move, behind a gate."""
+
+    def __init__(self, *, inner: ASGIApp | None = None, **options: Any) -> None:
+        self.clock = FakeClock(1_000_000_000)
+        self.heard = RecordingObserver(without=["refused", "near_limit"])
+        self.limiter = Limiter(MemoryStore(clock=self.clock), observers=[self.heard])
+        routes = [
+            Route("/items/{id}", self.item),
+            Route("/stream", self.stream),
+            Route("/background", self.background),
+            Route("/limited", RateLimit("1/day", name="tight")(self.item)),
+            WebSocketRoute("/ws", self.talk),
+            Mount("/sub", app=inner or Starlette(routes=[Route("/{name}", self.item, methods=["POST"])])),
+        ]
+        options.setdefault("rules", [Rule("*", "1000/day", name="all")])
+        self.app = Starlette(
+            routes=routes, middleware=[Middleware(RateLimitMiddleware, limiter=self.limiter, **options)]
+        )
+
+    async def item(self, request: Request) -> Response:
+        self.clock.advance(us=30 * MS)
+        return PlainTextResponse("x", int(request.query_params.get("status", "200")))
+
+    async def stream(self, request: Request) -> Response:
+        async def chunks() -> AsyncIterator[bytes]:
+            for _ in range(4):
+                yield b"x"
+                self.clock.advance(us=100 * MS)
+
+        return StreamingResponse(chunks())
+
+    async def background(self, request: Request) -> Response:
+        def work() -> None:
+            self.clock.advance(us=60_000 * MS)
+            raise RuntimeError("later")
+
+        return PlainTextResponse("x", background=BackgroundTask(work))
+
+    async def talk(self, socket: WebSocket) -> None:
+        await socket.accept()
+        while (await socket.receive())["type"] != "websocket.disconnect":
+            self.clock.advance(us=1_000 * MS)
+
+    async def ask(self, path: str, **more: Any) -> int:
+        return (await send_scope(self.app, scope_of(path, **more))).status
+
+    def stats(self) -> Stats:
+        return self.limiter.stats("5m")
+
+
+def seen(traffic: Traffic) -> dict[str, int]:
+    """Return all counts of a figure."""
+    return dict(traffic.seen.events)
+
+
+def near(time_us: float | None, expected_us: int) -> bool:
+    return time_us is not None and abs(time_us - expected_us) <= 0.05 * expected_us
+
+
+async def test_a_request_is_recorded_by_its_rules_and_its_template() -> None:
+    site = Site(rules=[Rule("*", "1000/day", name="all"), Rule("/items/{id}", "9/day", name="items")])
+    for number in range(12):
+        await site.ask(f"/items/{number}")
+    stats = site.stats()
+    assert seen(stats.routes["GET /items/{id}"]) == {"pass": 9, "block": 3, "2xx": 9, "4xx": 3, "success": 9}
+    assert seen(stats.rules["all"]) == {"pass": 9, "2xx": 9, "success": 9}
+    assert seen(stats.rules["items"]) == seen(stats.routes["GET /items/{id}"]) == seen(stats.total)
+    assert near(stats.rules["items"].seen.rt.quantile(0.95), 30 * MS)
+    assert stats.rules["items"].seen.rt.min_us == 30 * MS
+    assert (stats.total.passed, stats.total.refused, stats.total.exceptions, stats.total.qps) == (9, 3, 0, 9 / 300)
+
+
+async def test_what_happens_after_the_last_byte_is_not_part_of_the_request() -> None:
+    site = Site()
+    with pytest.raises(RuntimeError):
+        await site.ask("/background")
+    assert seen(site.stats().total) == {"pass": 1, "2xx": 1, "success": 1}
+    assert site.stats().total.seen.rt.sum_us == 0
+
+
+# -- answers sent by hand ------------------------------------------------------------------------------------------
+
+OK_START: Message = {"type": "http.response.start", "status": 200, "headers": []}
+START_304: Message = {"type": "http.response.start", "status": 304, "headers": []}
+EARLY: Message = {"type": "http.response.early_hint", "links": []}
+DEBUG: Message = {"type": "http.response.debug", "info": {}}
+LAST: Message = {"type": "http.response.body", "body": b"x"}
+MORE: Message = {"type": "http.response.body", "body": b"x", "more_body": True}
+FILE: Message = {"type": "http.response.pathsend", "path": "/x"}
+ZERO_COPY: Message = {"type": "http.response.zerocopysend", "file": 3}
+TRAILERS: Message = {"type": "http.response.trailers", "headers": []}
+DONE = {"pass": 1, "2xx": 1, "success": 1}
+
+
+async def by_hand(*messages: Message, error: BaseException | None = None, **scope: Any) -> dict[str, int]:
+    """Send messages through a gate, raise, and return what was recorded; each message takes 10 ms."""
+    clock = FakeClock(1_000_000_000)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        for message in messages:
+            clock.advance(us=10 * MS)
+            await send(message)
+        clock.advance(us=10 * MS)
+        if error is not None:
+            raise error
+
+    limiter = Limiter(MemoryStore(clock=clock))
+    gate = RateLimitMiddleware(app, limits="5/day", limiter=limiter)
+    with nullcontext() if error is None else suppress(type(error)):
+        await send_scope(gate, scope_of(**scope))
+    total = limiter.stats().total
+    assert (total.passed, total.refused, total.seen.rt.count) == (1, 0, 1)
+    return seen(total)
+
+
+@pytest.mark.parametrize(
+    ("messages", "events"),
+    [
+        ([OK_START, LAST], DONE),
+        ([OK_START, MORE, MORE, LAST], DONE),
+        ([OK_START, FILE], DONE),
+        ([OK_START, MORE, ZERO_COPY], DONE),
+        ([OK_START, {**ZERO_COPY, "more_body": True}, LAST], DONE),
+        ([{**OK_START, "trailers": True}, LAST, TRAILERS], DONE),
+        ([EARLY, DEBUG, EARLY, OK_START, LAST], DONE),
+        ([START_304, {"type": "http.response.body"}], {"pass": 1, "3xx": 1, "success": 1}),
+        ([OK_START, LAST, LAST, MORE, OK_START, FILE], DONE),
+        ([OK_START], {"pass": 1, "2xx": 1, "cancelled": 1}),
+        ([OK_START, MORE], {"pass": 1, "2xx": 1, "cancelled": 1}),
+        ([EARLY], {"pass": 1, "cancelled": 1}),
+        ([{**OK_START, "status": 999}, LAST], {"pass": 1, "other": 1, "success": 1}),
+    ],
+    ids=lambda value: "-".join(m["type"].rpartition(".")[2] for m in value) if isinstance(value, list) else "",
+)
+async def test_an_answer_is_counted_once_whatever_it_is_made_of(
+    messages: list[Message], events: dict[str, int]
+) -> None:
+    for method in ("GET", "HEAD"):
+        assert await by_hand(*messages, method=method) == events
+
+
+async def test_a_limit_that_is_met_after_the_answer_began_is_an_exception() -> None:
+    limit = RateLimit("1/day")
+
+    async def late(scope: Scope, receive: Receive, send: Send) -> None:
+        await send(OK_START)
+        await limit.check(HTTPConnection(scope))
+        await send(LAST)
+
+    gate = RateLimitMiddleware(late, limits="9/day", limiter=(limiter := Limiter()))
+    await send_scope(gate, scope_of())
+    with pytest.raises(LimitExceeded):
+        await send_scope(gate, scope_of())
+    assert seen(limiter.stats().total) == {"pass": 2, "2xx": 2, "success": 1, "exception": 1}
+
+
+@pytest.mark.parametrize("status", [200, 503])
+async def test_a_refusal_at_an_endpoint_is_recorded_as_it_was_answered(status: int) -> None:
+    def answer(request: HTTPConnection, decision: Any) -> Response:
+        return PlainTextResponse("later", 503)
+
+    async def handler(request: Request, error: Exception) -> Response:
+        return PlainTextResponse("no", 200)
+
+    site = Site(on_refused=answer if status == 503 else None)
+    site.app.add_exception_handler(LimitExceeded, handler)  # whatever it says, the gate's refusal goes out
+    answers = [await site.ask("/limited") for _ in range(2)]
+    assert answers == [200, 429 if status == 200 else 503]
+    expected = {"pass": 1, "block": 1, "2xx": 1, "4xx" if status == 200 else "5xx": 1, "success": 1}
+    assert seen(site.stats().routes["GET /limited"]) == expected
+
+
+async def test_who_leaves_while_waiting_for_a_turn_was_never_let_through() -> None:
+    site = Site(rules=[Rule("*", "1/1h", name="all", wait="2h")])
+    await site.ask("/items/1")
+    left: list[Message] = [{"type": "http.request", "body": b""}, {"type": "http.disconnect"}]
+
+    async def receive() -> Message:
+        return left.pop(0)
+
+    async def send(message: Message) -> None:
+        raise AssertionError(message)
+
+    await site.app(scope_of("/items/1"), receive, send)
+    task = asyncio.create_task(site.ask("/items/1"))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert seen(site.stats().total) == {"pass": 1, "2xx": 1, "success": 1, "cancelled": 2}
+    assert site.stats().total.seen.rt.count == 1
+
+
+# -- names of routes -----------------------------------------------------------------------------------------------
+
+
+async def test_a_refusal_has_the_route_that_a_request_that_passes_has() -> None:
+    def inner() -> ASGIApp:
+        return Starlette(
+            routes=[Route("/{name}", lambda _: PlainTextResponse("x"), methods=["POST"])],
+            middleware=[Middleware(RateLimitMiddleware, limits="1/day")],
+        )
+
+    for site in (Site(rules=[Rule("*", "1/day", name="all")]), Site(inner=inner())):
+        for path, method in (("/sub/ann", "POST"), ("/sub/ann", "POST"), ("/sub/bob", "POST")):
+            await site.ask(path, method=method)
+        (traffic,) = site.stats().routes.values()
+        assert list(site.stats().routes) == ["POST /sub/{name}"]
+        assert (traffic.passed, traffic.refused) == (1, 2)
+
+
+async def test_a_method_that_a_route_has_not_is_of_that_route_admitted_or_refused() -> None:
+    site = Site(rules=[Rule("*", "1/day", name="all")])
+    assert [await site.ask("/items/1", method="PUT") for _ in range(2)] == [405, 429]
+    assert list(site.stats().routes) == ["GET /items/{id}"]
+
+
+async def test_a_gate_around_an_application_knows_its_routes_before_they_are_asked() -> None:
+    app = Starlette(routes=[Route("/items/{id}", lambda _: PlainTextResponse("x"))])
+    gate = RateLimitMiddleware(app, limits="1/day", limiter=(limiter := Limiter()))
+    for root_path in ("", "/root"):
+        for number in range(2):
+            await send_scope(gate, scope_of(f"{root_path}/items/{number}", root_path=root_path))
+    assert list(limiter.stats().routes) == ["GET /items/{id}"]
+    assert (limiter.stats().total.passed, limiter.stats().total.refused) == (1, 3)
+
+
+async def test_one_endpoint_of_two_applications_is_two_routes_when_their_requests_alternate() -> None:
+    async def page(request: Request) -> Response:
+        return PlainTextResponse("hi")
+
+    apps = {name: Starlette(routes=[Route(f"/{name}/{{id}}", page)]) for name in ("left", "right")}
+
+    async def choose(scope: Scope, receive: Receive, send: Send) -> None:
+        await apps[scope["path"].split("/")[1]](scope, receive, send)
+
+    app = RateLimitMiddleware(choose, limits="1000/day", limiter=(limiter := Limiter()))
+    for number in range(6):
+        await send_scope(app, scope_of(f"/{'left' if number % 3 else 'right'}/{number}"))
+    passed = {route: seen.passed for route, seen in limiter.stats("5m").routes.items()}
+    assert passed == {"GET /left/{id}": 4, "GET /right/{id}": 2}
+
+
+# -- threads -------------------------------------------------------------------------------------------------------
+
+
+def test_threads_that_ask_for_a_new_series_at_once_get_the_same_and_lose_nothing() -> None:
+    clock = FakeClock(1_000_000_000)
+    recorder = statistics.Statistics(clock, RecordingObserver(without=["refused", "near_limit"]))
+    together = threading.Barrier(8)
+    turns = 400  # more than there is room for
+
+    def work() -> None:
+        for turn in range(turns):
+            together.wait()
+            recorder.series(("rule",), f"GET /{turn}").note(PASS, 0, 0, clock())
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    with hurried(collecting=False):
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    stats = recorder.read("5m")
+    assert len(stats.routes) == statistics.MAX_SERIES + 1
+    assert (stats.total.passed, stats.routes["GET /0"].passed) == (8 * turns, 8)
+
+
+# -- websockets ----------------------------------------------------------------------------------------------------
+
+
+async def test_bans_and_lists_are_blocks_of_no_rule() -> None:
+    site = Site(bans=BanPolicy("1/10m", signals={404: 1}))
+    await site.ask("/nowhere")
+    await site.ask("/items/1")
+    stats = site.stats()
+    assert seen(stats.routes["GET /items/{id}"]) == {"block": 1, "banned": 1, "4xx": 1}
+    assert stats.rules["all"].refused == 0
+
+
+async def test_a_gate_further_in_records_nothing_twice() -> None:
+    limiter = Limiter()
+    inner = RateLimitMiddleware(
+        Starlette(routes=[Route("/{name}", lambda _: PlainTextResponse("x"), methods=["POST"])]),
+        rules=[Rule("*", "1/day", name="in")],
+        limiter=limiter,
+    )
+    site = Site(inner=inner)
+    assert [await site.ask("/sub/x", method="POST") for _ in range(3)] == [200, 429, 429]
+    assert seen(limiter.stats().total) == {}
+    assert seen(site.stats().total) == {"pass": 1, "block": 2, "2xx": 1, "4xx": 2, "success": 1}
+    assert seen(site.stats().rules["in"]) == seen(site.stats().total)
+
+
+async def test_who_was_admitted_by_waiting_is_told_apart() -> None:
+    site = Site(rules=[Rule("*", "1/10ms", name="all", wait="20ms")])
+    assert [await site.ask("/items/1"), await site.ask("/stream"), await site.ask("/items/1")] == [200, 200, 200]
+    site.clock.advance("1m")
+    async with asyncio.timeout(10):
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(2):
+                tasks.create_task(site.ask("/stream"))
+    assert site.stats().total.seen.count("occupied_pass") == 1
+    assert site.stats().total.passed == 5
+
+
+async def test_one_switch_turns_it_off() -> None:
+    site = Site(statistics=False)
+    await site.ask("/items/1")
+    assert (site.stats().rules, site.stats().routes, site.stats().total.passed) == ({}, {}, 0)
+
+
+async def test_figures_leave_as_time_goes_by() -> None:
+    site = Site()
+    await site.ask("/items/1")
+    site.clock.advance("4m")
+    await site.ask("/stream")
+    assert set(site.limiter.stats("1m").routes) == {"GET /stream"}
+    assert set(site.limiter.stats("5m").routes) == {"GET /items/{id}", "GET /stream"}
+    site.clock.advance("10m")
+    assert site.stats().routes == {}
+
+
+@pytest.mark.parametrize("value", [None, 1, "yes"])
+def test_the_switch_is_true_or_false(value: Any) -> None:
+    with pytest.raises(ConfigurationError, match="statistics: expected True or False"):
+        Site(statistics=value).app.build_middleware_stack()

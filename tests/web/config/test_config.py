@@ -1,0 +1,438 @@
+"""The configuration file: what can be written, what each mistake is answered with, and what goes before what."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+from starlette.testclient import TestClient
+from starlette.types import Receive, Scope, Send
+
+from slidegate import (
+    BanPolicy,
+    ConfigurationError,
+    Limiter,
+    MemoryStore,
+    Networks,
+    RateLimitMiddleware,
+    Rule,
+    client_ip,
+)
+from slidegate.core import Concurrency
+from slidegate.testing import FakeClock
+from slidegate.web.config import schema
+from slidegate.web.config.file_gate import FileGate
+
+from ...asgi import PEER, call, hello, statuses
+from ..websockets.test_message_limits import BYE, Listener, Socket, texts
+
+EVERYTHING = Path(__file__).resolve().parents[3] / "examples" / "slidegate.toml"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "slidegate.toml"
+
+
+def write(file: Path, text: str | bytes) -> None:
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+
+
+def from_file(file: Path, text: str | bytes, **code: Any) -> FileGate[RateLimitMiddleware]:
+    write(file, text)
+    return RateLimitMiddleware.from_file(hello, file, **code)
+
+
+def gate(file: Path, text: str | bytes, **code: Any) -> RateLimitMiddleware:
+    """Return the gate that a file makes."""
+    return from_file(file, text, **code).app
+
+
+def test_everything_can_be_written_in_the_file() -> None:
+    made = RateLimitMiddleware.from_file(hello, EVERYTHING).app
+    health, login, api, export, closed, load, render, service, shadow, v6, query = made.rules
+    assert (closed.blocks, closed.status) == (True, 404)
+    assert repr(load.shed) == "<Shed lag=50ms, latency=2s>"
+    assert (health.paths, health.exempt, health.limits) == (("/health",), True, ())
+    assert [str(limit) for limit in login.limits] == ["5/1m", "500/month from 15 in Europe/Berlin"]
+    assert (login.methods, login.connection, login.count_denied) == ({"POST"}, "http", True)
+    assert login.count_if is not None
+    assert [login.count_if(status) for status in (200, 401, 403)] == [False, True, True]
+    assert api.name == "api"
+    assert api.key.identity == "client/24/56+header:x-tenant+path:tenant"  # type: ignore[union-attr]
+    assert (render.limits, render.concurrency) == ((), Concurrency(4))
+    assert (export.cost, export.wait_us, export.wait_max) == (5, 200_000, 4)
+    assert export.key.identity == "header:x-api-key|cookie:session|everyone"  # type: ignore[union-attr]
+    assert (service.name, service.lease, service.key.identity) == ("service", 200, "everyone")  # type: ignore[union-attr]
+    assert (shadow.action, shadow.key.identity) == ("shadow", "user")  # type: ignore[union-attr]
+    assert (v6.final, v6.key.identity) == (True, "client/32/48")  # type: ignore[union-attr]
+    assert query.key.identity == "query:tenant"  # type: ignore[union-attr]
+
+
+def test_a_ban_policy_is_the_same_from_a_file_and_in_code() -> None:
+    made = {policy.name: policy for policy in RateLimitMiddleware.from_file(hello, EVERYTHING).app.policies}
+    assert list(made) == ["scanning", "accounts"]
+    wanted = BanPolicy(
+        "20/10m", "1h", factor=4, longest="7d", jitter=0.1, forgive="24h", name="scanning", prolong=True, status=429,
+        answer="tarpit", delay="2s", most="30/minute", prefix_after="4/1h", ipv4_prefix=25, ipv6_prefix=48,
+        ban_private=True, max_body=1_000_000,
+        signals={"refused": 1, "malformed": 5, "oversized": 5, 401: 1, "4xx": 1, "/.env": "ban"},
+    )  # fmt: skip
+    assert facts(made["scanning"]) == facts(wanted)
+    accounts = made["accounts"]
+    assert (accounts.action, str(accounts.after), accounts.status) == ("shadow", "100/1h", 403)
+    assert accounts.key.identity == "header:x-api-key|user"
+
+
+def facts(policy: BanPolicy) -> dict[str, Any]:
+    """Return all that a policy is made of."""
+    found = dict(vars(policy))
+    return found if policy.prefix is None else found | {"prefix": facts(policy.prefix)}
+
+
+def test_what_a_ban_table_leaves_out_is_what_the_code_leaves_out(file: Path) -> None:
+    (made,) = gate(file, "rules = []\n[bans.abuse]\n").policies
+    assert facts(made) == facts(BanPolicy())
+    assert not gate(file, "rules = []\n[bans]\n").policies
+
+
+def test_the_schema_shows_the_defaults_that_the_code_has() -> None:
+    known = inspect.signature(BanPolicy).parameters
+    shown = {name: field.default for name, field in schema.BanTable.model_fields.items()}
+    assert shown == {name: known[name].default for name in shown} | {"signals": {"refused": 1}, "key": "client"}
+
+
+async def test_message_limits_of_the_file_count_by_its_key(file: Path) -> None:
+    listener = Listener()
+    write(file, 'rules = []\n[messages]\nlimits = "2/1h"\nkey = { header = "X-API-Key" }\nbeyond = "drop"\n')
+    app = RateLimitMiddleware.from_file(listener, file)
+    for value, heard in ((b"a", 2), (b"a", 0), (b"b", 2)):
+        listener.heard.clear()
+        socket = Socket([*texts(3), BYE])
+        socket.scope["headers"] = [(b"x-api-key", value)]
+        await socket.run(app)
+        assert len(listener.heard) == heard + 1
+
+
+async def test_a_file_may_have_bans_and_no_limits(file: Path) -> None:
+    app = from_file(file, '[bans.scanning]\nsignals = { "/.env" = "ban" }\n')
+    assert [(await call(app, path)).status for path in ("/", "/.env", "/")] == [200, 403, 403]
+    assert (await call(app, client=("198.51.100.1", 1))).status == 200
+    coded = from_file(file, "", bans=BanPolicy(signals={"/.env": "ban"}))
+    assert await statuses(coded, 2, "/.env") == [403, 403]
+
+
+@pytest.mark.parametrize(
+    ("key", "other"),
+    [
+        ('"client"', {"client": ("198.51.100.1", 1)}),
+        ('{ header = "X-API-Key" }', {"headers": {"X-API-Key": "b"}}),
+        ("{ client = { ipv4_prefix = 24 } }", {"client": ("203.0.114.9", 1)}),
+        ('{ combine = ["client", { header = "X-API-Key" }] }', {"headers": {"X-API-Key": "b"}}),
+    ],
+)
+async def test_a_policy_of_the_file_bans_by_its_key(key: str, other: dict[str, Any], file: Path) -> None:
+    app = from_file(file, f'[bans.scanning]\nsignals = {{ "/.env" = "ban" }}\nkey = {key}\n')
+    mine = {"headers": {"X-API-Key": "a"}}
+    assert await statuses(app, 1, "/.env", **mine) == [403]
+    assert await statuses(app, 1, **mine) == [403]
+    assert await statuses(app, 1, **{**mine, **other}) == [200]
+
+
+async def test_statuses_of_the_file_strike(file: Path) -> None:
+    async def missing(scope: Scope, receive: Receive, send: Send) -> None:
+        await PlainTextResponse("no", 404)(scope, receive, send)
+
+    write(file, '[bans.scanning]\nafter = "2/1m"\nsignals = { "4xx" = 1 }\n')
+    assert await statuses(RateLimitMiddleware.from_file(missing, file), 3) == [404, 404, 403]
+
+
+async def test_a_gate_from_a_file_does_what_the_same_gate_in_code_does(file: Path) -> None:
+    app = from_file(file, 'limits = "2/hour"\nheaders = "legacy"\nblocklist = ["198.51.100.0/24"]\n')
+    assert await statuses(app, 3) == [200, 200, 429]
+    assert (await call(app, client=("198.51.100.1", 1))).status == 403
+    assert (await call(app)).headers["x-ratelimit-limit"] == "2"
+
+
+def test_starlette_adds_it_like_any_middleware(file: Path) -> None:
+    file.write_text('[[rules]]\npath = "/a"\nlimits = "1/hour"\n')
+    app = Starlette(routes=[Route(path, lambda request: PlainTextResponse("ok")) for path in ("/a", "/b")])
+    app.add_middleware(RateLimitMiddleware.from_file, path=file)
+    with TestClient(app) as client:
+        assert [client.get(path).status_code for path in ("/a", "/a", "/b")] == [200, 429, 200]
+
+
+async def test_a_list_may_be_a_file_beside_the_configuration(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir("/")
+    write(file.parent / "proxies.txt", "192.0.2.0/24\n")
+    app = from_file(file, 'limits = "1/hour"\n[client]\ntrusted = "proxies.txt"\n')
+    for forwarded in ("198.51.100.1", "198.51.100.2"):
+        answer = await call(app, client=("192.0.2.1", 1), headers={"X-Forwarded-For": forwarded})
+        assert answer.status == 200
+
+
+async def test_rules_that_track_call_what_the_code_names(file: Path) -> None:
+    heard: list[str] = []
+    text = '[[rules]]\npath = "*"\nlimits = "2/hour"\naction = "track"\n'
+    app = from_file(file, text, on_tracked=lambda key, decision: heard.append(key))
+    assert await statuses(app, 4) == [200] * 4
+    assert heard == [PEER]
+
+
+def test_text_of_another_system_is_read_as_well(file: Path) -> None:
+    assert gate(file, b'\xef\xbb\xbflimits = "2/hour"\r\nheaders = "none"\r\n').rules[0].limits[0].amount == 2
+
+
+BANS = "[bans.s]\n"
+RULE = '[[rules]]\npath = "/a"\nlimits = "5/minute"\n'
+BAD: list[tuple[str | bytes, str]] = [
+    ("", 'expected limits = "100/minute", or rules'),
+    ('limits = "5/minute"\n[[rules]]\npath = "*"\nlimits = "1/s"', "line 1: limits: give limits or rules, not both"),
+    ('limts = "5/minute"', "line 1: limts: unknown key; did you mean 'limits'?"),
+    ('\nlimits = "5/minut"', "line 2: limits: '5/minut' at column 1"),
+    ('limits = "5/minut"', "did you mean 'minute'"),
+    ("limits = 5", 'line 1: limits: expected text, for example limits = "5/minute; 50/hour", not 5'),
+    ("limits = []", "line 1: limits: expected more entries, for example limits ="),
+    ('limits = ["5/minute", 7]', "line 1: limits[1]: expected text, for example limits ="),
+    ('limits = "5/minute', "line 1: not TOML: unterminated string"),
+    ('limits = "5/minute"\nlimits = "6/minute"', "line 2: not TOML: cannot overwrite a value"),
+    (b'limits = "\xff"', "is not UTF-8 text (byte 10)"),
+    ("rules = 5", "line 1: rules: expected a list, for example rules = [{"),
+    ("[[rules]]\n", "line 1: rules[0].path: missing; expected for example path ="),
+    ('[[rules]]\npath = "/a"', "line 1: rules[0]: Rule('/a'): expected limits"),
+    ('[[rules]]\npath = "a"\nlimits = "1/s"', 'line 2: rules[0].path: expected "*" or a path such as'),
+    (RULE + 'methods = "GET"', 'line 4: rules[0].methods: expected a list, for example methods = ["GET", "POST"]'),
+    (RULE + 'metods = ["GET"]', "line 4: rules[0].metods: unknown key; did you mean 'methods'?"),
+    (
+        RULE + 'connection = "htpp"',
+        "line 4: rules[0].connection: expected 'http' or 'websocket', not \"htpp\"; did you mean 'http'?",
+    ),
+    (RULE + "cost = true", "line 4: rules[0].cost: expected a whole number"),
+    (RULE + "cost = 6", "line 4: rules[0].cost: 6 is more than '5/1m' allows"),
+    (
+        RULE + 'key = "evryone"',
+        "line 4: rules[0].key: expected 'client', 'everyone' or 'user', not \"evryone\"; did you",
+    ),
+    (RULE + 'key = { header = "a", cookie = "b" }', "rules[0].key: expected one of header"),
+    (RULE + 'key = { header = "a b" }', "line 4: rules[0].key.header: expected a header name"),
+    (RULE + 'key = { path_param = "id" }', "line 4: rules[0].key.path_param: '/a' has no parameter 'id'"),
+    (RULE + 'key = { combine = ["client"] }', "line 4: rules[0].key.combine: expected more entries"),
+    (RULE + 'key = { client = {}, fallback = "user" }', "client always finds a key; leave out fallback"),
+    (RULE + "key = { client = { ipv6_prefix = 8 } }", "line 4: rules[0].key.client.ipv6_prefix: expected greater"),
+    (RULE + "count_if = 401", "line 4: rules[0].count_if: expected a list, for example count_if = [401, 403], not 401"),
+    (RULE + 'action = "track"', 'line 4: rules[0].action: "track" calls a function; give it in code'),
+    ('limits = "1/s"\nstatistics = "no"', "line 2: statistics: expected true or false"),
+    (RULE + 'wait = "200 mx"', "line 4: rules[0].wait: expected a number and a unit"),
+    (RULE + 'name = "a:b"', "line 4: rules[0].name: "),
+    (RULE + "exempt = true", "line 1: rules[0]: Rule('/a'): exempt requests are not counted"),
+    (RULE + RULE, "line 5: rules[1].path: counts in the same bucket as rules[0] in line 1"),
+    (
+        RULE + 'name = "x"\n[[rules]]\npath = "/b"\nlimits = "1/s"\nname = "x"',
+        "line 8: rules[1].name: counts in the same bucket as rules[0] in line 1",
+    ),
+    ('limits = "1/s"\nsilence = 0x' + "f" * 5_000, "line 2: silence: expected a list"),
+    ('limits = "1/s"\nclient = "ip"', "line 2: client: expected "),
+    ('limits = "1/s"\n[client]\ntrustd = []', "line 3: client.trustd: unknown key; did you mean 'trusted'?"),
+    ('limits = "1/s"\n[client]\ntrusted = [\n"10.0.0.1/8"]', "line 3: client.trusted: network: '10.0.0.1/8' has host"),
+    (
+        'limits = "1/s"\n[client]\ntrusted = ["0.0.0.0/0"]',
+        "line 3: client.trusted: these networks cover most addresses",
+    ),
+    (
+        'limits = "1/s"\nblocklist = ["0.0.0.0/1", "128.0.0.0/1"]',
+        "line 2: blocklist: covers more than half of all",
+    ),
+    ('limits = "1/s"\nblocklist = ["10/8"]', "line 2: blocklist: network: '10/8'"),
+    ('limits = "1/s"\nblocklist = "no.netset"', "line 2: blocklist: networks: cannot read"),
+    ('limits = "1/s"\nallowlist = 5', "line 2: allowlist: expected text, for example allowlist ="),
+    ('limits = "1/s"\nallowlist = {}', 'line 2: allowlist.path: missing; expected for example path = "office.netset"'),
+    ('limits = "1/s"\nblocklist = { path = "x", format = "plian" }', "line 2: blocklist.format: expected 'auto'"),
+    ("bans = 5", 'line 1: bans: expected a table, for example bans = { scanning = { after = "20/10m" } }, not 5'),
+    ('[ban.s]\nafter = "1/m"', "line 1: ban: unknown key; did you mean 'bans'?"),
+    ("[bans]\ns = 5", "line 2: bans.s: expected a table, not 5"),
+    (BANS + 'aftr = "20/10m"', "line 2: bans.s.aftr: unknown key; did you mean 'after'?"),
+    (BANS + 'after = "20/x"', "line 2: bans.s.after: limits: '20/x' at column 1"),
+    (BANS + 'after = "5/s; 6/m"', "line 2: bans.s.after: expected one, for example \"20/10m\", not '5/s; 6/m'"),
+    (BANS + 'duration = "500d"', "line 2: bans.s.duration: expected 1s to 400d, for example \"1h\", not '500d'"),
+    (BANS + "factor = 1.05", "line 2: bans.s.factor: expected 1, or 1.1 to 1000, not 1.05"),
+    (BANS + 'longest = "1m"', "line 2: bans.s.longest: '1m' is shorter than duration, '1h'"),
+    (BANS + 'action = "shade"', "line 2: bans.s.action: expected 'ban' or 'shadow', not \"shade\"; did you mean 'sha"),
+    (BANS + "status = 404", "line 2: bans.s.status: expected 403 or 429, not 404"),
+    (BANS + 'key = "everyone"', "line 2: bans.s.key: expected 'client' or 'user', not \"everyone\""),
+    (
+        BANS + 'key = { path_param = "id" }',
+        'line 2: bans.s.key.path_param: does not say who it is; use for example { header = "X-API-Key" }',
+    ),
+    (BANS + 'key = { header = "X", fallback = "everyone" }', 'line 2: bans.s.key: "everyone" does not say who it is'),
+    (BANS + 'signals = ["refused"]', "line 2: bans.s.signals: expected a table, for example signals = { refused = 1,"),
+    (BANS + 'signals = { refused = "bann" }', "line 2: bans.s.signals.refused: expected a whole number from 1 to 1000"),
+    (BANS + "signals = { refused = 0 }", 'or "ban", for example signals = { refused = 1, "/.env" = "ban" }, not 0'),
+    ("[bans.s.signals]\nrefused = 1\nrefusd = 1", "line 3: bans.s.signals.refusd: signals: 'refusd' is no status"),
+    (BANS + 'signals = { "/a*" = 1 }', "line 2: bans.s.signals.\"/a*\": path: '/a*' is not in Starlette's syntax"),
+    ('[bans."a:b"]', "line 1: bans.\"a:b\": ban policy name: ':' in 'a:b' is not allowed"),
+    ('limits = "1/s"\nstore = "memory://?max_bans=x"', 'line 2: store: store address: expected "memory://"'),
+    ('limits = "1/s"\nstore = "memmory://"', "line 2: store: store address"),
+    ('limits = "1/s"\nstore = { env = "NOT_SET" }', "line 2: store: the environment variable NOT_SET is not set"),
+    ('limits = "1/s"\nheaders = false', "line 2: headers: expected 'draft', 'legacy', 'both' or 'none', not false"),
+    ('limits = "1/s"\npreflight_limits = "x"', "line 2: preflight_limits: "),
+    ('per_route = "x"', "line 1: per_route: "),
+    ('limits = "1/s"\n[messages]\nlimits = "x"', "line 3: messages.limits: "),
+    (
+        'limits = "1/s"\n[messages]\nlimits = "1/s"\nkey = { header = "a b" }',
+        "line 4: messages.key.header: expected a header name",
+    ),
+    (
+        'limits = "1/s"\n[messages]\nlimits = "1/s"\nbeyond = "clse"',
+        "line 4: messages.beyond: expected 'close', 'drop' or 'wait', not \"clse\"; did",
+    ),
+    ('limits = "1/s"\non_error = "deni"', "line 2: on_error: expected"),
+    ('limits = "1/s"\nsilence = ["SG13"]', "line 2: silence: unknown code 'SG13'; did you mean 'SG1"),
+    ("a = " + "[" * 5_000 + "]" * 5_000, "is nested too deeply"),
+]
+
+
+@pytest.mark.parametrize("number", range(len(BAD)))
+def test_each_mistake_is_answered_with_its_line_its_key_and_what_was_expected(number: int, file: Path) -> None:
+    text, part = BAD[number]
+    with pytest.raises(ConfigurationError) as caught:
+        gate(file, text)
+    message = str(caught.value)
+    assert message.startswith(str(file))
+    assert part in message
+    assert message.count(str(file)) == 1, "a place is said once"
+
+
+def test_all_mistakes_of_shape_are_said_at_once_in_the_order_of_the_lines(file: Path) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        gate(file, 'enabled = 1\n[[rules]]\npath = 5\nlimits = "x"\n[client]\nhaeder = "x"')
+    lines = str(caught.value).splitlines()
+    assert [line.removeprefix(f"{file}, line ").partition(":")[0] for line in lines] == ["1", "3", "6"]
+
+
+def test_a_long_value_is_shown_by_its_beginning(file: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"\.\.\.$"):
+        gate(file, f"client = '{'y' * 500}'")
+
+
+def test_a_file_that_is_not_there_is_named(file: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"slidegate\.toml: cannot be read: No such file"):
+        RateLimitMiddleware.from_file(hello, file)
+
+
+def test_without_the_validating_library_the_error_says_what_to_install(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pydantic", None)
+    monkeypatch.delitem(sys.modules, "slidegate.web.config.schema", raising=False)
+    with pytest.raises(ConfigurationError, match=r"pip install 'slidegate\[config\]'"):
+        gate(file, 'limits = "1/s"')
+
+
+# -- what goes before what ------------------------------------------------------------------------------------------
+
+
+def address_of(gate: RateLimitMiddleware) -> int:
+    """Return what tells the stores of these tests apart."""
+    store = gate.limiter.store
+    assert isinstance(store, MemoryStore)
+    return store.max_keys
+
+
+def test_code_goes_before_the_file_and_the_file_before_the_environment(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = 'limits = "1/hour"\n'
+    monkeypatch.delenv("SLIDEGATE_STORE", raising=False)
+    default = address_of(gate(file, plain))
+    monkeypatch.setenv("SLIDEGATE_STORE", "memory://?max_keys=11")
+    assert default != 11
+    assert address_of(gate(file, plain)) == 11
+    written = f'store = "memory://?max_keys=22"\n{plain}'
+    assert address_of(gate(file, written)) == 22
+    mine = Limiter(MemoryStore(max_keys=33))
+    assert gate(file, written, limiter=mine).limiter is mine
+    assert address_of(gate(file, written, limiter=None)) == 22
+
+
+async def test_options_in_code_replace_those_of_the_file(file: Path) -> None:
+    text = """\
+        limits = "1/hour"
+        headers = "none"
+        blocklist = ["203.0.113.0/24"]
+        enabled = false
+        [client]
+        trusted = ["192.0.2.0/24"]
+    """
+    code: dict[str, Any] = {"headers": "draft", "blocklist": None, "enabled": True, "client": client_ip()}
+    app = gate(file, text, rules=[Rule("*", "2/hour")], **code)
+    assert await statuses(app, 3) == [200, 200, 429]
+    assert "ratelimit" in (await call(app)).headers
+    listed = gate(file, 'limits = "1/hour"', blocklist=Networks([PEER]))
+    assert (await call(listed)).status == 403
+
+
+async def test_bans_in_code_replace_those_of_the_file(file: Path) -> None:
+    text = 'rules = []\n[bans.scanning]\nsignals = { "/.env" = "ban" }\n'
+    app = gate(file, text, bans=BanPolicy(signals={"/wp-login.php": "ban"}))
+    assert [(await call(app, path)).status for path in ("/.env", "/wp-login.php", "/")] == [200, 403, 403]
+    assert await statuses(gate(file, text, bans=None), 2, "/.env") == [200, 200]
+
+
+def test_how_many_bans_are_held_stands_in_the_address_of_the_store(file: Path) -> None:
+    store = gate(file, 'store = "memory://?max_bans=2"\nlimits = "1/hour"\n').limiter.store
+    assert isinstance(store, MemoryStore)
+    at_once = BanPolicy("1/minute", "10m", jitter=0)
+    made = [store.bans.strike(at_once, f"user:{number}", 2, "") for number in range(4)]
+    assert [ban is not None for ban in made] == [True, True, False, False]
+
+
+def test_an_option_in_code_that_does_not_exist_is_an_error(file: Path) -> None:
+    with pytest.raises(ConfigurationError, match="'limitz'; did you mean 'limits'"):
+        gate(file, 'limits = "1/hour"', limitz="2/hour")
+
+
+async def test_the_emergency_switch_goes_before_everything(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLIDEGATE_ENABLED", "0")
+    assert await statuses(gate(file, 'limits = "1/hour"\nenabled = true', enabled=True), 2) == [200, 200]
+
+
+def test_an_address_may_stand_in_a_variable_of_any_name(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_STORE", "memory://?max_keys=44")
+    assert address_of(gate(file, 'limits = "1/hour"\nstore = { env = "MY_STORE" }')) == 44
+
+
+@pytest.mark.parametrize("variable", ["SLIDEGATE_STORE", "MY_STORE"])
+def test_a_bad_address_in_a_variable_is_named_and_not_shown(
+    variable: str, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, "nosuch://user:secret@db")
+    store = f'store = {{ env = "{variable}" }}\n' if variable == "MY_STORE" else ""
+    with pytest.raises(ConfigurationError, match=variable) as caught:
+        gate(file, f'{store}limits = "1/hour"')
+    assert "secret" not in str(caught.value)
+
+
+def test_a_rule_is_the_same_from_a_file_and_in_code(file: Path) -> None:
+    clock = FakeClock()
+    made = gate(file, RULE, limiter=Limiter(MemoryStore(clock=clock)))
+    assert made.rules[0].identity == Rule("/a", "5/minute").identity
+
+
+async def test_the_secret_for_digests_comes_from_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "slidegate.toml"
+    path.write_text('[[rules]]\npath = "*"\nlimits = "9/hour"\nkey = { header = "X-API-Key" }\n', "utf-8")
+    monkeypatch.setenv("SLIDEGATE_SECRET", "s" * 32)
+    digests = {RateLimitMiddleware.from_file(hello, path).limiter.digest("header:X-API-Key", b"k") for _ in range(2)}
+    assert len(digests) == 1
+    monkeypatch.setenv("SLIDEGATE_SECRET", "short")
+    with pytest.raises(ConfigurationError, match="16 to 64 bytes") as caught:
+        RateLimitMiddleware.from_file(hello, path)
+    assert "short" not in str(caught.value)

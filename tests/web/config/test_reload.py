@@ -1,0 +1,409 @@
+"""A changed file takes over without a request lost, without counts lost, and never by halves."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import threading
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import anyio.lowlevel
+import pytest
+
+from slidegate import Limiter, MemoryStore, RateLimitMiddleware, Rule
+from slidegate.testing import FakeClock, RecordingObserver
+from slidegate.web.config.file_options import Reading
+
+from ...asgi import call, hello, statuses
+from ..gates import end_of_looks
+
+Gate: TypeAlias = Any
+"""What `RateLimitMiddleware.from_file` returns; its `app` is the gate that is at work."""
+PLAIN = '[[rules]]\npath = "*"\nlimits = "3/hour"\n'
+
+
+class Desk:
+    """A configuration file, a gate that follows it, and a clock that both of them go by."""
+
+    def __init__(self, directory: Path) -> None:
+        self.clock = FakeClock()
+        self.heard = RecordingObserver(without=["refused", "near_limit"])
+        self.limiter = Limiter(MemoryStore(clock=self.clock), observers=[self.heard])
+        self.path = directory / "slidegate.toml"
+        self._written = 0
+
+    def gate(self, text: str, **code: Any) -> Gate:
+        self.write(text)
+        code.setdefault("limiter", self.limiter)
+        return RateLimitMiddleware.from_file(hello, self.path, clock=lambda: self.clock.now_us / 1_000_000, **code)
+
+    async def look(self, app: Gate, after: str = "1s") -> int:
+        """Send a request some time later, and wait until the look that it may have begun is over."""
+        self.clock.advance(after)
+        status = (await call(app)).status
+        end_of_looks()
+        return status
+
+    def write(self, text: str, name: str = "slidegate.toml") -> None:
+        path = self.path.parent / name
+        path.write_text(text)
+        # Two versions within one tick of the file system's clock are two versions all the same.
+        self._written += 1
+        os.utime(path, ns=(0, self._written * 1_000_000_000))
+
+    async def pause(self, app: Gate) -> None:
+        """Let a change be seen and stand still for long enough, with a request that is not counted at each look."""
+        for span in ("1s", "10s"):
+            self.clock.advance(span)
+            await call(app, "/", "OPTIONS", headers={"Origin": "x", "Access-Control-Request-Method": "GET"})
+            end_of_looks()
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    return Desk(tmp_path)
+
+
+async def test_a_changed_file_takes_over_and_that_is_said(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+    app = desk.gate(PLAIN)
+    assert await statuses(app, 4) == [200, 200, 200, 429]
+    desk.write(PLAIN.replace("3/hour", "5/hour"))
+    with caplog.at_level(logging.INFO, "slidegate"):
+        await desk.pause(app)
+    assert await statuses(app, 3) == [200, 200, 429], "a changed amount keeps its counts"
+    assert desk.heard.kinds == ["config_reloaded"]
+    assert caplog.text.count("config_reloaded") == 1
+
+
+async def test_a_file_that_does_not_change_is_not_read_again(desk: Desk) -> None:
+    app = desk.gate(PLAIN)
+    first = app.app
+    for _ in range(5):
+        await desk.pause(app)
+    assert app.app is first
+    assert desk.heard.events == []
+
+
+async def test_a_broken_file_keeps_the_rules_at_work_and_is_said_once(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = desk.gate(PLAIN)
+    assert await statuses(app, 2) == [200, 200]
+    desk.write(PLAIN.replace("limits", "limts"))
+    for _ in range(3):
+        await desk.pause(app)
+    assert await statuses(app, 2) == [200, 429]
+    assert desk.heard.kinds == ["config_rejected"]
+    assert "line 3: rules[0].limts: unknown key; did you mean 'limits'?" in desk.heard.events[0].message
+    assert [record.levelname for record in caplog.records if "config_rejected" in record.message] == ["ERROR"]
+
+
+async def test_a_file_that_vanishes_keeps_the_rules_at_work_until_it_is_back(desk: Desk) -> None:
+    app = desk.gate(PLAIN)
+    desk.path.unlink()
+    for _ in range(3):
+        await desk.pause(app)
+    assert desk.heard.kinds == ["config_rejected"]
+    assert await statuses(app, 4) == [200, 200, 200, 429]
+    desk.write(PLAIN.replace("3/hour", "4/hour"))
+    await desk.pause(app)
+    assert desk.heard.kinds == ["config_rejected", "config_reloaded"]
+    assert await statuses(app, 2) == [200, 429]
+
+
+async def test_a_file_that_is_still_being_written_is_not_read(desk: Desk) -> None:
+    app = desk.gate(PLAIN)
+    for size in range(5):
+        desk.write('limits = "1/hour"\n' + "#" * size)
+        desk.clock.advance("1s")
+        assert (await call(app, client=("192.0.2.1", size))).headers["ratelimit-policy"].endswith("q=3;w=3600")
+    await desk.pause(app)
+    assert (await call(app)).headers["ratelimit-policy"].endswith("q=1;w=3600")
+
+
+async def test_between_two_looks_the_file_system_is_left_alone(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = desk.gate(PLAIN.replace("3/", "900/"))
+    looks = 0
+    stat = Path.stat
+
+    def counted(path: Path, **options: Any) -> os.stat_result:
+        nonlocal looks
+        looks += 1
+        return stat(path, **options)
+
+    monkeypatch.setattr(Path, "stat", counted)
+    for _ in range(50):
+        desk.clock.advance("100ms")
+        await statuses(app, 10)
+        end_of_looks()
+    assert looks == 5
+
+
+async def test_unnamed_rules_of_one_limiter_keep_their_counts_apart_and_for_themselves(desk: Desk) -> None:
+    app = desk.gate(PLAIN)
+    other = RateLimitMiddleware(hello, limiter=desk.limiter, rules=[Rule("*", "3/hour")])
+    assert await statuses(other, 4) == [200, 200, 200, 429]
+    assert await statuses(app, 2) == [200, 200], "two gates are two buckets"
+    for number in range(3):
+        desk.write(f'{PLAIN}[[rules]]\npath = "/more"\nlimits = "{number + 1}/hour"\n')
+        await desk.pause(app)
+    assert desk.heard.kinds == ["config_reloaded"] * 3
+    assert await statuses(app, 2) == [200, 429]
+
+
+async def test_counts_of_unchanged_rules_stay_whatever_happens_around_them(desk: Desk) -> None:
+    named = '[[rules]]\npath = "/b"\nlimits = "2/hour"\nname = "b"\n'
+    app = desk.gate(PLAIN.replace('"*"', '"/a"') + named)
+    assert await statuses(app, 2, "/a") == [200, 200]
+    assert await statuses(app, 1, "/b") == [200]
+    desk.write(named + '[[rules]]\npath = "/c"\nlimits = "1/hour"\n' + PLAIN.replace('"*"', '"/a"'))
+    await desk.pause(app)
+    assert await statuses(app, 2, "/a") == [200, 429]
+    assert await statuses(app, 2, "/b") == [200, 429]
+    assert await statuses(app, 2, "/c") == [200, 429]
+
+
+async def test_preflights_keep_their_counts(desk: Desk) -> None:
+    app = desk.gate('preflight_limits = "4/hour"\n' + PLAIN)
+    asked = {"Origin": "x", "Access-Control-Request-Method": "GET"}
+    await desk.pause(app)
+    desk.write('preflight_limits = "4/hour"\n' + PLAIN + "#")
+    await desk.pause(app)
+    assert desk.heard.kinds == ["config_reloaded"]
+    assert (await call(app, "/", "OPTIONS", headers=asked)).status == 429
+
+
+async def test_a_list_that_was_missing_is_tried_again_when_it_is_there(desk: Desk) -> None:
+    app = desk.gate(PLAIN)
+    desk.write('blocklist = "late.netset"\n' + PLAIN)
+    await desk.pause(app)
+    assert desk.heard.kinds == ["config_rejected"]
+    desk.write("203.0.113.0/24\n", "late.netset")
+    await desk.pause(app)
+    assert desk.heard.kinds == ["config_rejected", "config_reloaded"]
+    assert (await call(app)).status == 403
+
+
+async def test_another_store_needs_a_restart(desk: Desk) -> None:
+    heard = RecordingObserver(without=["refused", "near_limit"])
+    app = desk.gate('store = "memory://"\n' + PLAIN, limiter=None, observers=[heard])
+    assert await statuses(app, 4) == [200, 200, 200, 429]
+    desk.write('store = "memory://?max_keys=5"\n' + PLAIN)
+    await desk.pause(app)
+    assert heard.kinds == ["config_rejected"]
+    assert "line 1: store: it cannot change while the application runs" in heard.events[0].message
+    desk.write('store = "memory://"\n' + PLAIN.replace("3/hour", "4/hour"))
+    await desk.pause(app)
+    assert await statuses(app, 2) == [200, 429]
+
+
+async def test_what_no_one_foresaw_keeps_the_rules_at_work_as_well(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = desk.gate(PLAIN)
+
+    def fails(*args: object) -> None:
+        raise RuntimeError("no such luck")
+
+    monkeypatch.setattr("slidegate.web.config.file_gate.Reading.options", fails)
+    desk.write(PLAIN + "#")
+    await desk.pause(app)
+    assert await statuses(app, 4) == [200, 200, 200, 429]
+    assert desk.heard.kinds == ["config_rejected"]
+    assert "no such luck" in caplog.text
+
+
+async def test_a_finding_is_said_once_for_all_versions_of_a_file(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+    app = desk.gate(PLAIN + "[client]\nipv6_prefix = 128\n")
+    for amount in (4, 5):
+        desk.write(PLAIN.replace("3/", f"{amount}/") + "[client]\nipv6_prefix = 128\n")
+        await desk.pause(app)
+    assert desk.heard.kinds == ["config_reloaded"] * 2
+    assert caplog.text.count("SG108") == 1
+    assert [finding.code for finding in app.findings] == ["SG108"]
+
+
+async def test_the_gate_at_work_can_be_switched_off_and_on(desk: Desk) -> None:
+    app = desk.gate(PLAIN)
+    assert await statuses(app, 4) == [200, 200, 200, 429]
+    desk.write("enabled = false\n" + PLAIN)
+    await desk.pause(app)
+    assert await statuses(app, 2) == [200, 200]
+    desk.write(PLAIN)
+    await desk.pause(app)
+    assert await statuses(app, 1) == [429]
+
+
+async def test_the_lifespan_passes_untouched(desk: Desk) -> None:
+    seen: list[object] = []
+
+    async def app(*arguments: object) -> None:
+        seen.append(arguments)
+
+    desk.write(PLAIN)
+    gate = RateLimitMiddleware.from_file(app, desk.path)
+    scope: dict[str, Any] = {"type": "lifespan"}
+    await gate(scope, anyio.sleep_forever, anyio.sleep_forever)  # type: ignore[arg-type]
+    assert seen == [(scope, anyio.sleep_forever, anyio.sleep_forever)]
+
+
+async def test_no_request_waits_for_the_file_not_even_the_one_that_looks(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = desk.gate(PLAIN)
+    begun, go_on = threading.Event(), threading.Event()
+    options = Reading.options
+    read = 0
+
+    def slow(reading: Reading) -> dict[str, Any]:
+        nonlocal read
+        read += 1
+        begun.set()
+        assert go_on.wait(60)
+        return options(reading)
+
+    monkeypatch.setattr(Reading, "options", slow)
+    desk.write(PLAIN.replace("3/hour", "1/hour"))
+    desk.clock.advance("1s")
+    assert await statuses(app, 1) == [200]
+    end_of_looks()
+    desk.clock.advance("10s")
+    assert await statuses(app, 1) == [200], "the one that looks"
+    assert await asyncio.to_thread(begun.wait, 60)
+    for answer in (200, 429):
+        desk.clock.advance("1s")
+        assert await statuses(app, 1) == [answer], "others"
+    go_on.set()
+    await asyncio.to_thread(end_of_looks)
+    assert read == 1, "nor is it read twice at a time"
+    assert desk.heard.kinds == ["config_reloaded"]
+    assert "q=1;" in (await call(app)).headers["ratelimit-policy"]
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_many_reloads_under_load_lose_no_request_and_no_count(backend: str, desk: Desk) -> None:
+    seed = random.randrange(2**32)
+    pick = random.Random(seed)
+    app = desk.gate(PLAIN.replace("3/hour", "200/hour"))
+    answers: list[int] = []
+
+    async def visit() -> None:
+        answers.append((await call(app, path=pick.choice(["/", "/more"]))).status)
+
+    async def main() -> None:
+        for number in range(40):
+            comment = f"# {number}" if pick.random() < 0.7 else f"broken {number}"
+            desk.write(PLAIN.replace("3/hour", "200/hour") + comment)
+            desk.clock.advance("1s")
+            await visit()
+            end_of_looks()
+            desk.clock.advance("10s")
+            # One of these has the file read in a thread, and the others go on meanwhile.
+            async with anyio.create_task_group() as tasks:
+                for _ in range(10):
+                    tasks.start_soon(visit)
+            end_of_looks()
+
+    anyio.run(main, backend=backend)
+    assert set(desk.heard.kinds) == {"config_reloaded", "config_rejected"}, f"seed {seed}"
+    assert len(desk.heard.events) == 40, f"seed {seed}"
+    assert len(answers) == 440, f"seed {seed}: every request is answered"
+    assert (answers.count(200), answers.count(429)) == (200, len(answers) - 200), f"seed {seed}"
+
+
+async def test_a_rule_whose_windows_change_counts_anew_and_that_is_said(desk: Desk) -> None:
+    app = desk.gate(PLAIN)
+    assert await statuses(app, 4) == [200, 200, 200, 429]
+    desk.write(PLAIN.replace("3/hour", "3/day"))
+    await desk.pause(app)
+    assert await statuses(app, 4) == [200, 200, 200, 429]
+    assert desk.heard.kinds == ["config_reloaded", "windows_restarted"]
+    desk.write(PLAIN.replace("3/hour", "3/day; 9/hour"))
+    await desk.pause(app)
+    assert desk.heard.kinds[2:] == ["config_reloaded"], "another limit beside it restarts nothing"
+
+
+# -- bans ----------------------------------------------------------------------------------------------------------
+
+BANS = 'rules = []\n[bans.scanning]\nafter = "3/1h"\nduration = "1m"\njitter = 0\nsignals = { "/.env" = 1 }\n'
+
+
+async def test_strikes_go_on_under_a_changed_policy(desk: Desk) -> None:
+    app = desk.gate(BANS)
+    assert await statuses(app, 1, "/.env") == [200]
+    desk.write(BANS.replace("3/1h", "4/1h"))
+    await desk.pause(app)
+    assert await statuses(app, 4, "/.env") == [200, 200, 403, 403]
+    assert desk.heard.kinds == ["config_reloaded", "banned"]
+
+
+async def test_a_ban_outlives_the_file_that_made_it_and_its_rung_counts_under_the_next(desk: Desk) -> None:
+    app = desk.gate(BANS.replace("3/1h", "1/1h"))
+    assert (await call(app, "/.env")).headers["retry-after"] == "60"
+    desk.write("rules = []\n")
+    await desk.pause(app)
+    assert (await call(app)).headers["retry-after"] == "49"
+    desk.write(BANS.replace("3/1h", "1/1h").replace('"1m"', '"2m"'))
+    await desk.pause(app)
+    assert (await call(app)).headers["retry-after"] == "38", "a ban keeps its end"
+    desk.clock.advance("38s")
+    assert await statuses(app, 1) == [200]
+    assert (await call(app, "/.env")).headers["retry-after"] == "480", "the second ban, under the new duration"
+
+
+async def test_a_policy_that_cannot_be_used_leaves_the_one_at_work(desk: Desk) -> None:
+    app = desk.gate(BANS)
+    assert await statuses(app, 1, "/.env") == [200]
+    desk.write(BANS + 'key = "everyone"\n')
+    await desk.pause(app)
+    assert desk.heard.kinds == ["config_rejected"]
+    assert "line 7: bans.scanning.key: expected 'client' or 'user'" in desk.heard.events[0].message
+    assert await statuses(app, 2, "/.env") == [200, 403]
+
+
+# -- what may be taken ---------------------------------------------------------------------------------------------
+
+
+async def test_a_file_that_is_renamed_into_place_is_taken_at_the_next_look(desk: Desk) -> None:
+    app = desk.gate(PLAIN)
+    for number in range(1, 4):
+        fresh = desk.path.with_name("slidegate.fresh")
+        fresh.write_text(PLAIN.replace("3/hour", f"{number}/day"))
+        fresh.replace(desk.path)
+        await desk.look(app)
+        assert f"q={number};w=86400" in (await call(app)).headers["ratelimit-policy"]
+    assert desk.heard.kinds.count("config_reloaded") == 3
+
+
+async def test_a_link_that_leads_elsewhere_is_taken_at_the_next_look(desk: Desk) -> None:
+    app = desk.gate(PLAIN)
+    desk.write(PLAIN.replace("3/hour", "1/day"), "next.toml")
+    link = desk.path.with_name("link")
+    link.symlink_to("next.toml")
+    link.replace(desk.path)
+    await desk.look(app)
+    assert desk.heard.kinds == ["config_reloaded", "windows_restarted"]
+    assert "q=1;w=86400" in (await call(app)).headers["ratelimit-policy"]
+
+
+async def test_limits_for_each_route_stand_in_the_file_and_keep_their_counts_when_it_changes(desk: Desk) -> None:
+    app = desk.gate('per_route = "3/hour"\n')
+    assert app.app.rules == ()
+    assert await statuses(app, 2) == [200, 200]
+    desk.write('per_route = "4/hour"\n')
+    await desk.pause(app)
+    assert await statuses(app, 3) == [200, 200, 429]
+    desk.write('per_route = "4/minute"\n')
+    await desk.pause(app)
+    assert desk.heard.kinds == ["config_reloaded", "config_reloaded", "windows_restarted"]
+    assert await statuses(app, 5) == [200] * 4 + [429]
+
+
+async def test_limits_for_each_route_in_code_go_before_those_of_the_file(desk: Desk) -> None:
+    app = desk.gate('per_route = "3/hour"\nlimits = "9/hour"\n', per_route="1/hour")
+    assert await statuses(app, 2) == [200, 429]
+    left = desk.gate('per_route = "2/hour"\n', per_route=None)
+    assert await statuses(left, 3) == [200, 200, 429]

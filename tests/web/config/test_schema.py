@@ -1,0 +1,111 @@
+"""The JSON Schema for editors says what the validator says."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from scripts import make_configuration_page, make_schema
+from slidegate.web.config.json_schema import json_schema
+from slidegate.web.config.schema import Configuration
+
+from .test_config import BAD
+from .test_toml_lines import paths
+
+ROOT = Path(__file__).resolve().parents[3]
+FILES = sorted(path for path in (ROOT / "examples").rglob("*.toml"))
+
+
+def accepts(document: dict[str, Any]) -> bool:
+    return jsonschema.Draft202012Validator(json_schema()).is_valid(document)
+
+
+def parsed(text: str | bytes) -> dict[str, Any] | None:
+    """Return a document, None if it is no TOML, or if it has a number that cannot be shown."""
+    try:
+        document = tomllib.loads(text if isinstance(text, str) else text.decode())
+        repr(document)  # jsonschema shows what it refuses
+    except (ValueError, RecursionError):
+        return None
+    return document
+
+
+def shown() -> list[str]:
+    """Return the configuration files that the page shows."""
+    page = (ROOT / "docs" / "guides" / "configuration.md").read_text("utf-8")
+    return re.findall(r"^```toml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+
+
+def test_the_committed_schema_is_the_one_that_the_definitions_make() -> None:
+    assert make_schema.TARGET.read_text("utf-8") == make_schema.text(), "run python scripts/make_schema.py"
+
+
+def test_it_is_a_schema() -> None:
+    jsonschema.Draft202012Validator.check_schema(json_schema())
+
+
+@pytest.mark.parametrize("text", [*shown(), *(path.read_text("utf-8") for path in FILES)])
+def test_what_is_shown_is_accepted(text: str) -> None:
+    assert accepts(tomllib.loads(text))
+
+
+@pytest.mark.parametrize("document", [found for text, _ in BAD if (found := parsed(text)) is not None])
+def test_schema_and_validator_agree_about_every_mistake(document: dict[str, Any]) -> None:
+    # Only the schema says that one of these is enough: the validator has no line for a key too many.
+    assert accepts(document) is (valid(document) and not {"limits", "rules"} <= document.keys())
+
+
+def valid(document: dict[str, Any]) -> bool:
+    try:
+        Configuration.model_validate(document)
+    except ValueError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        {"limts": "5/minute"},
+        {"limits": 5},
+        {"rules": [{}]},
+        {"rules": [{"path": "/a", "key": "evryone"}]},
+        {"rules": [{"path": "/a", "key": {"header": "a", "cookie": "b"}}]},
+        {"rules": [{"path": "/a", "key": {}}]},
+        {"rules": [{"path": "/a", "count_if": [99]}]},
+        {"store": {"evn": "X"}},
+        {"headers": None},
+        {"limits": "5/minute", "rules": [{"path": "*", "limits": "5/minute"}]},
+    ],
+)
+def test_mistakes_of_shape_are_not_accepted(mistake: dict[str, Any]) -> None:
+    assert not accepts(mistake)
+
+
+def test_the_example_shows_every_key() -> None:
+    document = tomllib.loads((ROOT / "examples" / "slidegate.toml").read_text("utf-8"))
+    keys = {key for path in paths(document) for key in path if isinstance(key, str)}
+    tables = [json_schema(), *json_schema()["$defs"].values()]
+    known = {name for table in tables for name in table["properties"]}
+    assert known - keys == {"env", "capacity", "trust_all"}, "two in comments, the other better not copied"
+
+
+def test_every_key_says_in_the_editor_what_it_is() -> None:
+    schema = json_schema()
+    tables = [schema, *schema["$defs"].values()]
+    silent = [name for table in tables for name, key in table["properties"].items() if "description" not in key]
+    assert silent == []
+    assert json.dumps(schema).count("null") == 0
+
+
+# -- the page of the reference -------------------------------------------------------------------------------------
+
+
+def test_the_committed_page_is_the_one_that_the_schema_makes() -> None:
+    assert make_configuration_page.main(["--check"]) == 0, "run python scripts/make_configuration_page.py"

@@ -1,0 +1,410 @@
+"""What looks wrong at start-up or in the first requests is said once, with a code, and can be silenced."""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import PlainTextResponse
+from starlette.routing import Mount, Route, WebSocketRoute
+from starlette.testclient import TestClient
+from starlette.websockets import WebSocket
+
+from slidegate import (
+    BanPolicy,
+    ConfigurationError,
+    Limiter,
+    MemoryStore,
+    Networks,
+    RateLimitMiddleware,
+    Rule,
+    client_ip,
+    combine,
+    cookie,
+    everyone,
+    header,
+    query,
+    user,
+)
+from slidegate.stores.lmdb import LmdbStore
+from slidegate.testing import FakeClock
+from slidegate.web.findings.first_requests import WATCHED
+from slidegate.web.findings.hidden_rules import hidden_rules
+from slidegate.web.findings.workers import many_workers
+
+from ...asgi import PEER, call, hello, statuses
+
+
+def gate(app: Any = hello, **options: Any) -> RateLimitMiddleware:
+    if "rules" not in options:
+        options.setdefault("limits", "900/hour")
+    return RateLimitMiddleware(app, **options)
+
+
+def ok(request: object) -> PlainTextResponse:
+    return PlainTextResponse("ok")
+
+
+def honeypot(path: str, weight: Any = "ban", **options: Any) -> BanPolicy:
+    return BanPolicy("3/1h", signals={path: weight}, **options)
+
+
+def sockets() -> Starlette:
+    async def live(websocket: WebSocket) -> None:
+        await websocket.close()
+
+    return Starlette(routes=[WebSocketRoute("/live", live)])
+
+
+def codes(found: RateLimitMiddleware) -> list[str]:
+    return [finding.code for finding in found.findings]
+
+
+@pytest.fixture(autouse=True)
+def _one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("WEB_CONCURRENCY", "UVICORN_WORKERS", "GRANIAN_WORKERS", "GUNICORN_CMD_ARGS"):
+        monkeypatch.delenv(variable, raising=False)
+
+
+def made_wrong() -> Iterator[tuple[str, RateLimitMiddleware]]:
+    """Yield a gate with each finding that can be had by construction alone."""
+    yield "SG101", gate(client=client_ip(["0.0.0.0/0"], trust_all=True))
+    yield "SG101", gate(rules=[Rule("*", "1/s", key=client_ip(["::/0"], trust_all=True))])
+    yield "SG104", gate(rules=[Rule("*", "9/s", final=True), Rule("/a", "1/s")])
+    yield "SG104", gate(rules=[Rule("*", "9/s", final=True)], per_route="1/s")
+    named = [Rule("*", "9/s", name="twin")]
+    yield "SG105", gate(gate(rules=named), rules=named)
+    yield "SG106", gate(gate(), limiter=Limiter(MemoryStore(clock=FakeClock())))
+    yield "SG107", gate(CORSMiddleware(hello, allow_origins=["*"]))
+    yield "SG107", gate(Starlette(middleware=[Middleware(CORSMiddleware, allow_origins=["*"])]))
+    yield "SG108", gate(client=client_ip(ipv6_prefix=65))
+    yield "SG110", gate(enabled=False)
+    yield "SG112", gate(Starlette(routes=[Route("/a", ok)]), bans=honeypot("/a"))
+    yield "SG112", gate(rules=[Rule("/a", exempt=True)], bans=honeypot("/a"))
+    yield "SG113", gate(bans=BanPolicy(key=header("X-API-Key")))
+    yield "SG114", gate(blocklist=Networks(["2.0.0.0/7", "224.0.0.0/3"]))
+    yield "SG119", gate(rules=[Rule("*", action="block")])
+    yield "SG120", gate(sockets(), rules=[Rule("*", concurrency=5, key=everyone)])
+
+
+@pytest.mark.parametrize(("code", "found"), list(made_wrong()))
+def test_what_looks_wrong_is_found(code: str, found: RateLimitMiddleware) -> None:
+    assert codes(found) == [code]
+
+
+def test_what_is_right_is_not_found() -> None:
+    shared = Limiter(MemoryStore(clock=FakeClock()))
+    inner = gate(limiter=shared, rules=[Rule("*", "9/s", name="inner"), Rule("*", "90/m")])
+    rules = [Rule("/a", "1/s", final=True), Rule("*", "9/s", name="outer"), Rule("*", "90/m")]
+    found = gate(inner, limiter=shared, rules=rules, client=client_ip(["10.0.0.0/8"], ipv6_prefix=64))
+    assert (codes(inner), codes(found)) == ([], [])
+    assert codes(gate(Starlette())) == []
+
+
+async def test_a_store_that_forgets_what_it_counts_is_found_when_it_is_known() -> None:
+    class Forgetful(MemoryStore):
+        evicts = ""
+
+    store = Forgetful(clock=FakeClock())
+    found = gate(limiter=Limiter(store))
+    await call(found)
+    assert codes(found) == []
+    store.evicts = "127.0.0.1:6379 evicts keys when it is full (maxmemory-policy allkeys-lru)"
+    for _ in range(3):
+        await call(found)
+    assert codes(found) == ["SG115"]
+    assert "allkeys-lru" in found.findings[0].message
+
+
+def test_an_application_that_wraps_itself_is_looked_at_once() -> None:
+    class Knot:
+        app: object
+
+    knot = Knot()
+    knot.app = knot
+    assert codes(gate(knot)) == []
+
+
+def test_a_finding_is_logged_once_with_its_code_and_its_page(caplog: pytest.LogCaptureFixture) -> None:
+    found = gate(client=client_ip(ipv6_prefix=128))
+    (record,) = caplog.records
+    assert (record.name, record.levelno) == ("slidegate", logging.WARNING)
+    assert record.getMessage() == str(found.findings[0])
+    assert re.fullmatch(r"SG108: ipv6_prefix=128: .* \(docs/reference/findings\.md#sg108\)", record.getMessage())
+
+
+def test_a_silenced_finding_is_neither_said_nor_kept(caplog: pytest.LogCaptureFixture) -> None:
+    found = gate(client=client_ip(ipv6_prefix=128), enabled=False, silence=["SG108"])
+    assert codes(found) == ["SG110"]
+    assert "SG108" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("silence", "part"),
+    [
+        (["SG1O8"], "unknown code 'SG1O8'; did you mean 'SG108'?"),
+        (["sg103"], "did you mean 'SG103'?"),
+        (["nothing like it"], "unknown code 'nothing like it'"),
+        ("SG103", 'expected a list of codes such as ["SG103"]'),
+        ([103], "not 103 in it"),
+        (103, "not 103"),
+    ],
+)
+def test_an_unknown_code_is_answered_with_the_nearest(silence: Any, part: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(part)):
+        gate(silence=silence)
+
+
+# -- several processes ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("environment", "arguments", "where"),
+    [
+        ({"WEB_CONCURRENCY": "4"}, ["app.py"], "WEB_CONCURRENCY=4"),
+        ({"UVICORN_WORKERS": "3"}, [], "UVICORN_WORKERS=3"),
+        ({"GRANIAN_WORKERS": "2"}, [], "GRANIAN_WORKERS=2"),
+        ({"GUNICORN_CMD_ARGS": "--bind 127.0.0.1 -w 5"}, [], "--workers 5 in GUNICORN_CMD_ARGS"),
+        ({"GUNICORN_CMD_ARGS": "--workers=5"}, [], "--workers 5 in GUNICORN_CMD_ARGS"),
+        ({}, ["/bin/uvicorn", "app:app", "--workers", "4"], "--workers 4 in the command line"),
+        ({}, ["/lib/uvicorn/__main__.py", "app:app", "--workers=4"], "--workers 4 in the command line"),
+        ({}, ["hypercorn", "-w4", "app:app"], "--workers 4 in the command line"),
+        ({}, ["bin/slidegate", "run", "app:app", "--workers", "4"], "--workers 4 in the command line"),
+        ({}, ["/bin/fastapi", "run", "--workers", "4"], "--workers 4 in the command line"),
+        ({}, ["uvicorn", "app:app", "--workers", "1"], ""),
+        ({}, ["uvicorn", "app:app", "--workers"], ""),
+        ({}, ["uvicorn", "app:app", "--limit-max-requests", "4"], ""),
+        ({}, ["gunicorn", "app:app", "--worker-connections", "4"], ""),
+        ({}, ["celery", "--workers", "4"], ""),
+        ({"WEB_CONCURRENCY": "1"}, [], ""),
+        ({"WEB_CONCURRENCY": "many"}, [], ""),
+        ({"WEB_CONCURRENCY": "²"}, [], ""),
+        ({}, [], ""),
+    ],
+)
+def test_what_starts_several_processes_is_known(environment: dict[str, str], arguments: list[str], where: str) -> None:
+    assert many_workers(environment, arguments) == where
+
+
+def test_several_processes_with_a_memory_store_each_are_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "argv", ["uvicorn", "--workers", "4", "app:app"])
+    found = gate()
+    assert codes(found) == ["SG103"]
+    assert "--workers 4 in the command line" in found.findings[0].message
+    assert "LmdbStore counts for all of them" in found.findings[0].message
+    assert codes(gate(limiter=Limiter(LmdbStore(tmp_path)))) == []
+
+
+# -- rules that never apply ----------------------------------------------------------------------------------------
+
+
+def last(path: str, **options: Any) -> Rule:
+    return Rule(path, "9/s", final=True, **options)
+
+
+HIDDEN: list[tuple[Rule, Rule, bool]] = [
+    (last("*"), Rule("/a", "1/s"), True),
+    (Rule("*", exempt=True), Rule("*", "1/s"), True),
+    (last("/a"), Rule("/a", "1/s", methods=["GET"]), True),
+    (last("/a/{x}"), Rule("/a/b", "1/s"), True),
+    (last("/a/{x}"), Rule("/a/{y}", "1/s"), True),
+    (last("/a/{rest:path}"), Rule("/a/b/{y:int}", "1/s"), True),
+    (last("/a/{rest:path}"), Rule("/a/{y}", "1/s"), True),
+    (last("*", methods=["GET", "POST"]), Rule("/a", "1/s", methods=["POST"]), True),
+    (last("*", methods=["GET"]), Rule("/a", "1/s", connection="websocket"), True),
+    (last("*", connection="http"), Rule("/a", "1/s", connection="http"), True),
+    (Rule("*", "9/s"), Rule("/a", "1/s"), False),
+    (last("/a"), Rule("*", "1/s"), False),
+    (last("/a/{x}"), Rule("/a", "1/s"), False),
+    (last("/a/{x:int}"), Rule("/a/{x}", "1/s"), False),
+    (last("/a/{x}"), Rule("/a/{x}/b", "1/s"), False),
+    (last("/a/b/{rest:path}"), Rule("/a/{x}", "1/s"), False),
+    (last("*", methods=["POST"]), Rule("/a", "1/s"), False),
+    (last("*", methods=["POST"]), Rule("/a", "1/s", methods=["GET", "POST"]), False),
+    (last("*", methods=["POST"]), Rule("/a", "1/s", connection="websocket"), False),
+    (last("*", connection="http"), Rule("/a", "1/s"), False),
+    (last("*", connection="http"), Rule("/a", "1/s", connection="websocket"), False),
+]
+
+
+@pytest.mark.parametrize("number", range(len(HIDDEN)))
+def test_a_rule_that_an_earlier_one_hides_is_found(number: int) -> None:
+    earlier, later, hidden = HIDDEN[number]
+    between = Rule("/nowhere", "1/s")
+    assert (later in [hidden_later for _, hidden_later in hidden_rules([earlier, between, later])]) is hidden
+
+
+# -- in the first requests -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("field", ["X-Forwarded-For", "Forwarded"])
+async def test_a_proxy_that_nobody_trusts_is_found_once(field: str, caplog: pytest.LogCaptureFixture) -> None:
+    found = gate()
+    for _ in range(3):
+        await call(found, headers={field: "for=198.51.100.7"})
+    assert codes(found) == ["SG102"]
+    assert caplog.text.count("SG102") == 1
+    assert field in found.findings[0].message
+
+
+async def test_a_proxy_that_is_trusted_or_read_by_the_server_is_no_finding() -> None:
+    trusting = gate(client=client_ip(["10.0.0.0/8"]))
+    await call(trusting, headers={"X-Forwarded-For": "198.51.100.7"})
+    behind = gate()
+    await call(behind, headers={"X-Forwarded-For": f"{PEER}, 10.0.0.1"})
+    silent = gate(silence=["SG102"])
+    await call(silent, headers={"X-Forwarded-For": "198.51.100.7"})
+    assert codes(trusting) == codes(behind) == codes(silent) == []
+
+
+async def test_a_server_that_names_no_peer_is_found_once() -> None:
+    found = gate()
+    await statuses(found, 3, client=None, server=None)
+    assert codes(found) == ["SG109"]
+
+
+async def test_only_the_first_requests_are_looked_at() -> None:
+    found = gate()
+    await statuses(found, WATCHED)
+    await call(found, client=None, server=None, headers={"X-Forwarded-For": "198.51.100.7"})
+    assert codes(found) == []
+
+
+def test_a_real_stack_with_the_gate_outside_of_cors_is_found() -> None:
+    app = Starlette()
+    app.add_middleware(CORSMiddleware, allow_origins=["*"])
+    app.add_middleware(RateLimitMiddleware, rules=[Rule("*", "9/s", key=header("X-API-Key"))])
+    with TestClient(app):
+        assert app.middleware_stack is not None
+    outer = app.middleware_stack.app  # type: ignore[attr-defined]
+    assert isinstance(outer, RateLimitMiddleware)
+    assert codes(outer) == ["SG107"]
+
+
+def test_a_real_stack_with_cors_outside_is_right() -> None:
+    app = Starlette()
+    app.add_middleware(RateLimitMiddleware, limits="9/s")
+    app.add_middleware(CORSMiddleware, allow_origins=["*"])
+    with TestClient(app):
+        assert app.middleware_stack is not None
+    assert codes(app.middleware_stack.app.app) == []  # type: ignore[attr-defined]
+
+
+# -- bans ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("peer", "options", "part"),
+    [
+        (PEER, {}, "policy 'abuse' bans the peer for what one client does: everybody behind it is shut out"),
+        ("10.0.0.1", {}, "the peer 10.0.0.1 is of a private network, which no policy bans: nobody behind it is ever"),
+        ("10.0.0.1", {"ban_private": True}, "everybody behind it is shut out"),
+        (PEER, {"key": client_ip()}, "everybody behind it is shut out"),
+    ],
+)
+async def test_bans_behind_a_proxy_that_nobody_trusts_are_a_finding_of_their_own(
+    peer: str, options: dict[str, Any], part: str
+) -> None:
+    found = gate(bans=BanPolicy(**options))
+    assert codes(found) == []
+    for _ in range(3):
+        await call(found, client=(peer, 1), headers={"X-Forwarded-For": "198.51.100.7"})
+    assert codes(found) == ["SG102", "SG111"]
+    assert part in found.findings[1].message
+
+
+async def test_what_the_finding_about_bans_behind_a_proxy_says_is_what_happens() -> None:
+    found = gate(bans=honeypot("/.env"))
+    for client, path in (("198.51.100.7", "/.env"), ("198.51.100.8", "/")):
+        assert (await call(found, path, headers={"X-Forwarded-For": client})).status == 403
+    private = gate(bans=honeypot("/.env"))
+    proxied = {"client": ("10.0.0.1", 1), "headers": {"X-Forwarded-For": "198.51.100.7"}}
+    assert await statuses(private, 2, "/.env", **proxied) == [200, 200]
+
+
+@pytest.mark.parametrize(
+    ("options", "bans"),
+    [
+        ({"client": client_ip(["10.0.0.0/8"])}, BanPolicy()),
+        ({}, BanPolicy(key=user)),
+        ({}, None),
+    ],
+)
+async def test_bans_that_do_not_meet_a_proxy_are_no_finding(options: dict[str, Any], bans: BanPolicy | None) -> None:
+    found = gate(bans=bans, **options)
+    await call(found, headers={"X-Forwarded-For": "198.51.100.7"})
+    assert "SG111" not in codes(found)
+
+
+async def test_a_peer_without_a_name_is_banned_by_nobody_and_so_no_finding() -> None:
+    found = gate(bans=BanPolicy())
+    await call(found, client=None, server=None, headers={"X-Forwarded-For": "198.51.100.7"})
+    assert codes(found) == ["SG109", "SG102"]
+
+
+HONEYPOTS: list[tuple[str, Any, bool]] = [
+    ("/admin", "ban", True),
+    ("/admin", 3, True),
+    ("/admin", 2, False),
+    ("/shop/items/{id}", "ban", True),
+    ("/shop/{rest:path}", "ban", True),
+    ("/items/{id}", "ban", False),
+    ("/.env", "ban", False),
+    ("/files/.env", "ban", False),
+]
+
+
+@pytest.mark.parametrize(("path", "weight", "served"), HONEYPOTS)
+def test_a_honeypot_that_the_application_serves_is_found(path: str, weight: Any, served: bool) -> None:
+    below = Mount("/shop", routes=[Route("/items/{id}", ok)])
+    app = Starlette(routes=[Route("/admin", ok), below, Route("/{rest:path}", ok), Mount("/files", hello)])
+    found = gate(app, bans=honeypot(path, weight))
+    assert codes(found) == ["SG112"] * served
+    assert not served or re.search(r"bans the application's own visitors: GET /(admin|shop)", found.findings[0].message)
+
+
+EXEMPTIONS: list[tuple[str, list[Rule], bool]] = [
+    ("/.env", [Rule("/.env", exempt=True)], True),
+    ("/static/.env", [Rule("*", "9/s"), Rule("/static/{rest:path}", exempt=True)], True),
+    ("/static/{rest:path}", [Rule("/static/{rest:path}", exempt=True)], True),
+    ("/.env", [Rule("*", "9/s", final=True)], False),
+    ("/.env", [Rule("/{path}", "9/s", final=True), Rule("/.env", exempt=True)], False),
+    ("/.env", [Rule("/.env", exempt=True, methods=["POST"])], False),
+    ("/.env", [Rule("/static/{rest:path}", exempt=True)], False),
+]
+
+
+@pytest.mark.parametrize("number", range(len(EXEMPTIONS)))
+async def test_a_honeypot_that_a_rule_exempts_is_found_and_never_strikes(number: int) -> None:
+    path, rules, exempt = EXEMPTIONS[number]
+    found = gate(rules=rules, bans=honeypot(path), silence=["SG104"])
+    assert codes(found) == ["SG112"] * exempt
+    assert not exempt or "never strikes" in found.findings[0].message
+    assert await statuses(found, 1, path) == [200 if exempt else 403]
+
+
+@pytest.mark.parametrize(
+    ("keys", "shaken"),
+    [
+        ([header("X-API-Key")], True),
+        ([header("X-API-Key", fallback=user)], True),
+        ([cookie("session")], True),
+        ([query("token"), user], True),
+        ([combine(client_ip(), header("X-API-Key"))], True),
+        ([header("X-API-Key"), None], False),
+        ([client_ip(ipv4_prefix=24), header("X-API-Key")], False),
+        ([user], False),
+        ([None], False),
+    ],
+)
+def test_a_ban_that_a_client_can_shake_off_is_found(keys: list[Any], shaken: bool) -> None:
+    policies = [BanPolicy(name=f"p{number}", key=key) for number, key in enumerate(keys)]
+    assert codes(gate(bans=policies)) == ["SG113"] * shaken

@@ -1,0 +1,338 @@
+"""Rules that apply only under a condition of the user's, and rules that block."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import anyio.lowlevel
+import pytest
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from slidegate import (
+    BanPolicy,
+    ConfigurationError,
+    Limiter,
+    MemoryStore,
+    Networks,
+    RateLimitMiddleware,
+    Rule,
+    header,
+)
+from slidegate.testing import FakeClock, RecordingObserver
+
+from ...asgi import PEER, call, hello, scope_of, send_scope, statuses
+from ..gates import charged
+
+PREFLIGHT = {"origin": "https://a.example", "access-control-request-method": "GET"}
+
+
+def agent(request: Any) -> str:
+    return request.headers.get("user-agent", "")
+
+
+def is_curl(request: Any) -> bool:
+    return "curl" in agent(request)
+
+
+CURL = {"user-agent": "curl/8.5"}
+
+
+def fails(request: Any) -> bool:
+    raise LookupError("no such country")
+
+
+async def fails_later(request: Any) -> bool:
+    await anyio.lowlevel.checkpoint()
+    raise LookupError("no such country")
+
+
+@pytest.mark.parametrize("when", [fails, fails_later, lambda request: request.body()])
+async def test_where_a_condition_fails_limits_and_blocks_apply_and_exemptions_do_not(
+    when: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    exempt = RateLimitMiddleware(hello, rules=[Rule("*", exempt=True, when=when), Rule("*", "1/hour")])
+    assert await statuses(exempt, 2) == [200, 429]
+    limited = RateLimitMiddleware(hello, rules=[Rule("*", "1/hour", when=when)])
+    assert await statuses(limited, 2) == [200, 429]
+    final = RateLimitMiddleware(hello, rules=[Rule("*", "9/hour", when=when, final=True), Rule("*", "1/hour")])
+    assert await statuses(final, 2) == [200, 429]
+    blocking = RateLimitMiddleware(hello, rules=[Rule("*", action="block", when=when)])
+    assert await statuses(blocking, 2) == [403, 403]
+    assert len(caplog.records) == 4  # once a minute for each rule and gate
+    assert all("when function of rule 'default' failed" in record.getMessage() for record in caplog.records)
+
+
+async def test_a_condition_is_asked_once_for_each_request_and_gate() -> None:
+    asked: list[str] = []
+
+    def when(request: Any) -> bool:
+        asked.append(request.url.path)
+        return True
+
+    bans = BanPolicy("100/minute", signals={"refused": 1, "4xx": 1, "/honey": 1})
+    app = RateLimitMiddleware(
+        hello,
+        rules=[Rule("/a", exempt=True, when=lambda request: False), Rule("*", "9/hour", when=when, name="one"),
+               Rule("*", "8/hour", when=when, name="two")],
+        bans=bans,
+    )  # fmt: skip
+    assert (await call(app, "/a")).status == 200
+    assert asked == ["/a"]
+    assert await statuses(app, 2, "/b") == [200, 200]
+    assert asked == ["/a", "/b", "/b"]
+
+
+async def test_a_condition_that_no_request_of_a_path_meets_is_not_asked() -> None:
+    app = RateLimitMiddleware(hello, rules=[Rule("/login", "9/hour", when=fails), Rule("*", "1/hour")])
+    assert await statuses(app, 2, "/other") == [200, 429]
+
+
+async def test_rules_that_only_look_on_take_conditions() -> None:
+    seen: list[str] = []
+    observer = RecordingObserver(without=["refused", "near_limit"])
+    limiter = Limiter(MemoryStore(clock=FakeClock()), observers=[observer])
+    app = RateLimitMiddleware(
+        hello,
+        limiter=limiter,
+        rules=[
+            Rule("*", "1/hour", when=is_curl, action="shadow", name="strict"),
+            Rule("*", "1/hour", when=is_curl, action="track", on_exceeded=lambda key, _: seen.append(key)),
+        ],
+    )
+    assert await statuses(app, 3) == [200] * 3
+    assert not seen
+    assert "shadow_refused" not in [event.kind for event in observer.events]
+    assert await statuses(app, 2, headers=CURL) == [200] * 2
+    assert seen == [PEER]
+    assert [event.kind for event in observer.events].count("shadow_refused") == 1
+
+
+# -- blocks ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("status", "title"), [(None, "Forbidden"), (503, "Service Unavailable"), (499, "Request not accepted")]
+)
+async def test_a_block_refuses_with_its_status_and_a_problem(status: int | None, title: str) -> None:
+    app = RateLimitMiddleware(hello, rules=[Rule("/admin/{rest:path}", action="block", status=status, name="closed")])
+    answer = await call(app, "/admin/users")
+    assert answer.status == (status or 403)
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.headers["cache-control"] == "no-store"
+    assert "retry-after" not in answer.headers
+    assert f'"title": "{title}"'.encode() in answer.body
+    assert b'"violated-policies": ["closed"]' in answer.body
+    assert (await call(app, "/admin/users", "HEAD")).body == b""
+    assert (await call(app, "/other")).status == 200
+
+
+async def test_a_blocked_request_is_charged_nowhere() -> None:
+    limiter = Limiter(MemoryStore(clock=FakeClock()))
+    rules = [Rule("*", "2/hour", name="all"), Rule("*", action="block", when=is_curl), Rule("*", "1/hour", name="one")]
+    app = RateLimitMiddleware(hello, limiter=limiter, rules=rules)
+    assert await statuses(app, 9, headers=CURL) == [403] * 9
+    assert (await limiter.peek(PEER, "2/hour", 0, rule="all")).remaining == 2
+    assert (await call(app)).status == 200
+
+
+async def test_an_exemption_before_a_block_goes_before_it() -> None:
+    rules = [Rule("/health", exempt=True), Rule("*", action="block", when=is_curl), Rule("*", "1/hour")]
+    app = RateLimitMiddleware(hello, rules=rules)
+    assert await statuses(app, 2, "/health", headers=CURL) == [200, 200]
+    assert await statuses(app, 1, "/x", headers=CURL) == [403]
+
+
+async def test_lists_and_bans_come_before_a_block() -> None:
+    limiter = Limiter(MemoryStore(clock=FakeClock()))
+    app = RateLimitMiddleware(
+        hello,
+        limiter=limiter,
+        rules=[Rule("*", action="block", status=503)],
+        allowlist=Networks(["192.0.2.0/24"]),
+        blocklist=Networks(["198.51.100.0/24"]),
+    )
+    assert await statuses(app, 1, client=("192.0.2.1", 1)) == [200]
+    assert await statuses(app, 1, client=("198.51.100.1", 1)) == [403]
+    assert await statuses(app, 1) == [503]
+    await limiter.ban(PEER, "1h")
+    answer = await call(app)
+    assert answer.status == 403
+    assert answer.headers["retry-after"] == "3600"
+
+
+async def test_a_block_does_not_strike() -> None:
+    app = RateLimitMiddleware(
+        hello,
+        rules=[Rule("*", action="block", when=is_curl)],
+        bans=BanPolicy("2/minute", signals={"refused": 1, "4xx": 1}, ban_private=True),
+    )
+    assert await statuses(app, 9, headers=CURL) == [403] * 9
+    assert await statuses(app, 2) == [200, 200]
+
+
+async def test_a_block_tells_the_decision_and_the_figures_which_rule_it_was() -> None:
+    told: list[Any] = []
+
+    def on_refused(request: Any, decision: Any) -> PlainTextResponse:
+        told.append((decision.reason, decision.by, decision.retry_after))
+        return PlainTextResponse("no", 418)
+
+    limiter = Limiter(MemoryStore(clock=FakeClock()))
+    rules = [Rule("*", action="block", when=is_curl, name="agents")]
+    app = RateLimitMiddleware(hello, limiter=limiter, rules=rules, on_refused=on_refused)
+    assert await statuses(app, 2, headers=CURL) == [418, 418]
+    assert told == [("blocked", "agents", None)] * 2
+    figures = limiter.stats().rules["agents"]
+    assert figures.refused == 2
+    assert figures.seen.count("blocked") == 2
+
+
+@pytest.mark.parametrize("when", [None, is_curl])
+async def test_a_block_refuses_websockets_and_preflights(when: Any) -> None:
+    app = RateLimitMiddleware(hello, rules=[Rule("*", action="block", when=when)])
+    scope = scope_of(headers=CURL, type="websocket")
+    assert [message["type"] for message in (await send_scope(app, scope)).messages] == ["websocket.close"]
+    assert (await call(app, method="OPTIONS", headers=CURL | PREFLIGHT)).status == 403
+    if when is not None:
+        assert (await call(app, method="OPTIONS", headers=PREFLIGHT)).status == 200
+
+
+async def test_an_inner_gate_that_blocks_hands_back_what_the_outer_one_charged() -> None:
+    limiter = Limiter(MemoryStore(clock=FakeClock()))
+    inner = RateLimitMiddleware(hello, limiter=limiter, rules=[Rule("*", action="block", when=is_curl)])
+    app = RateLimitMiddleware(inner, limiter=limiter, rules=[Rule("*", "1/hour", name="outer")])
+    assert await statuses(app, 3, headers=CURL) == [403] * 3
+    assert await statuses(app, 2) == [200, 429]
+
+
+async def test_each_gate_on_the_way_has_conditions_of_its_own() -> None:
+    inner = RateLimitMiddleware(hello, rules=[Rule("*", "1/hour", when=lambda request: not is_curl(request))])
+    app = RateLimitMiddleware(inner, rules=[Rule("*", "2/hour", when=is_curl)])
+    assert await statuses(app, 3, headers=CURL) == [200, 200, 429]
+    assert await statuses(app, 2) == [200, 429]
+
+
+async def test_a_conditional_end_of_the_list_comes_before_the_defaults_of_routes() -> None:
+    app = Starlette(routes=[Route("/a", lambda request: PlainTextResponse("a"))])
+    gate = RateLimitMiddleware(app, rules=[Rule("*", exempt=True, when=is_curl)], per_route="1/hour")
+    assert await statuses(gate, 3, "/a", headers=CURL) == [200] * 3
+    assert await statuses(gate, 2, "/a") == [200, 429]
+
+
+# -- what is wrong at construction -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: Rule("*", "1/s", when=True), "when: expected a function of the request"),
+        (lambda: Rule("*", "1/s", when=dict), "when: expected a function of the request"),
+        (lambda: Rule("*", "1/s", action="block"), "leave out limits"),
+        (lambda: Rule("*", lambda request: "1/s", action="block"), "leave out limits"),
+        (lambda: Rule("*", action="block", key=header("x")), "leave out key"),
+        (lambda: Rule("*", action="block", cost=2), "leave out cost"),
+        (lambda: Rule("*", action="block", count_denied=True), "leave out count_denied"),
+        (lambda: Rule("*", action="block", wait="1s"), "leave out wait"),
+        (lambda: Rule("*", action="block", final=True), "leave out exempt or final"),
+        (lambda: Rule("*", action="block", exempt=True), "leave out exempt or final"),
+        (lambda: Rule("*", action="block", status=200), "status: expected a whole number from 400 to 599"),
+        (lambda: Rule("*", action="block", status=True), "status: expected a whole number from 400 to 599"),
+        (lambda: Rule("*", "1/s", status=503), 'status: it goes with action="block"'),
+        (lambda: Rule("*", action="block", count_if=lambda status: True), "count_if: it goes with"),
+        (lambda: Rule("*", action="block", on_exceeded=print), "on_exceeded: it goes with"),
+        (lambda: Rule("*", "1/s", action="stop"), '"track" or "block"'),
+        (lambda: Rule("*"), "expected limits"),
+    ],
+)
+def test_what_cannot_work_is_said_at_construction(make: Callable[[], Rule], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        make()
+
+
+def test_two_blocks_of_one_path_are_two_rules_and_two_limits_need_names() -> None:
+    RateLimitMiddleware(hello, rules=[Rule("*", action="block", when=is_curl), Rule("*", action="block", when=fails)])
+    RateLimitMiddleware(hello, rules=[Rule("*", "1/s", when=is_curl), Rule("*", "1/s", when=fails)])
+    with pytest.raises(ConfigurationError, match="one bucket"):
+        RateLimitMiddleware(hello, rules=[Rule("*", "1/s", when=is_curl), Rule("*", "1/s", when=is_curl)])
+
+
+# -- a walk over the rules, one by one, decides the same ---------------------------------------------------------------
+
+PATHS = ["/a", "/b", "/{rest:path}", "*"]
+
+
+def random_rule(draw: random.Random, number: int) -> tuple[Rule, dict[str, Any]]:
+    """Return a rule, and what the model knows of it."""
+    facts: dict[str, Any] = {
+        "path": draw.choice(PATHS),
+        "kind": draw.choice(["limit", "limit", "exempt", "final", "block"]),
+        "when": draw.choice([None, "flag", "fails"]),
+        "flag": draw.choice("xy"),
+        "status": 400 + number,
+    }
+
+    def flagged(request: Any) -> bool:
+        return facts["flag"] in request.headers.get("flags", "")
+
+    async def flagged_later(request: Any) -> bool:
+        return flagged(request)
+
+    conditions: dict[str | None, list[Any]] = {
+        None: [None],
+        "flag": [flagged, flagged_later],
+        "fails": [fails, fails_later],
+    }
+    when = draw.choice(conditions[facts["when"]])
+    if facts["kind"] == "block":
+        return Rule(facts["path"], action="block", when=when, status=facts["status"], name=f"r{number}"), facts
+    if facts["kind"] == "exempt":
+        return Rule(facts["path"], exempt=True, when=when), facts
+    final = facts["kind"] == "final"
+    return Rule(facts["path"], "1000/hour", when=when, final=final, name=f"r{number}"), facts
+
+
+def walked(rules: list[dict[str, Any]], path: str, flags: str) -> tuple[int, list[str]]:
+    """Return the status of the answer, and the rules that charge, by going from rule to rule."""
+    charged: list[str] = []
+    for number, rule in enumerate(rules):
+        if rule["path"] not in (path, "*", "/{rest:path}"):
+            continue
+        failing = rule["when"] == "fails"
+        if rule["when"] == "flag" and rule["flag"] not in flags:
+            continue
+        if rule["kind"] == "block":
+            return rule["status"], []
+        if rule["kind"] == "exempt":
+            if failing:
+                continue
+            break
+        charged.append(f"r{number}")
+        if rule["kind"] == "final" and not failing:
+            break
+    return 200, charged
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_rules_with_conditions_decide_as_a_walk_over_them(seed: int) -> None:
+    draw = random.Random(seed)
+    for _ in range(20):
+        made = [random_rule(draw, number) for number in range(draw.randint(1, 6))]
+        facts = [known for _, known in made]
+        asked: list[Any] = []
+
+        async def app(scope: Scope, receive: Receive, send: Send, asked: list[Any] = asked) -> None:
+            asked.append(charged(scope))
+            await hello(scope, receive, send)
+
+        gate = RateLimitMiddleware(app, rules=[rule for rule, _ in made], silence=["SG104", "SG119"])
+        for _ in range(6):
+            path, flags = draw.choice(["/a", "/b", "/c"]), draw.choice(["", "x", "y", "xy"])
+            status, expected = walked(facts, path, flags)
+            asked.clear()
+            assert (await call(gate, path, headers={"flags": flags})).status == status, (facts, path, flags)
+            assert asked == ([expected] if status == 200 else []), (facts, path, flags)

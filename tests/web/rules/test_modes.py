@@ -1,0 +1,373 @@
+"""What a limit can do besides refusing, in a rule and at an endpoint: plans, counting by the answer, looking on."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import anyio.lowlevel
+import pytest
+from fastapi import Depends, FastAPI
+from starlette.responses import PlainTextResponse
+from starlette.types import Receive, Scope, Send
+
+from slidegate import ConfigurationError, Decision, Limit, Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule
+from slidegate.testing import FakeClock, RecordingObserver
+
+from ...asgi import PEER, call, hello, scope_of, statuses
+from ..limited import AT, gate_of, limited
+
+everywhere = pytest.mark.parametrize("at", AT)
+
+# -- limits that depend on the caller ------------------------------------------------------------------------------
+
+PLANS = {"free": "2/hour", "pro": "4/hour; 100/day", "staff": "unlimited"}
+
+
+def plan_of(request: Any) -> str:
+    return PLANS[request.headers.get("x-plan", "free")]
+
+
+async def plan_later(request: Any) -> str:
+    await anyio.lowlevel.checkpoint()
+    return plan_of(request)
+
+
+@pytest.mark.parametrize("plan", [plan_of, plan_later])
+@everywhere
+async def test_limits_may_depend_on_the_caller(plan: Any, at: str) -> None:
+    app = limited(at, plan, key=lambda request: request.headers.get("x-plan"), name="plan")
+    assert await statuses(app, 6, headers={"x-plan": "pro"}) == [200] * 4 + [429] * 2
+    assert await statuses(app, 3, headers={"x-plan": "free"}) == [200, 200, 429]
+    assert await statuses(app, 9, headers={"x-plan": "staff"}) == [200] * 9
+    answer = await call(app, headers={"x-plan": "pro"})
+    assert answer.headers["ratelimit-policy"] == '"plan-3600";q=4;w=3600, "plan-86400";q=100;w=86400'
+
+
+async def test_a_plan_that_changes_keeps_the_counts_of_its_window() -> None:
+    app = RateLimitMiddleware(hello, rules=[Rule("*", plan_of)])
+    assert await statuses(app, 2, headers={"x-plan": "free"}) == [200, 200]
+    assert await statuses(app, 3, headers={"x-plan": "pro"}) == [200, 200, 429]
+    assert await statuses(app, 1, headers={"x-plan": "free"}) == [429]
+
+
+@pytest.mark.parametrize("limits", [plan_of, lambda r: None, lambda r: "5/minut", lambda r: 5, lambda r: []])
+async def test_a_limits_function_that_fails_leaves_the_default_limits(
+    limits: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = RateLimitMiddleware(hello, rules=[Rule("*", limits, default_limits="1/hour", name="plans")])
+    assert await statuses(app, 3, headers={"x-plan": "nobody"}) == [200, 429, 429]
+    assert len(caplog.records) == 1
+    assert "'plans'" in caplog.text
+
+
+async def test_limits_of_a_function_may_be_objects() -> None:
+    several = RateLimitMiddleware(hello, rules=[Rule("*", lambda request: [Limit(1, "1h"), Limit(9, "1d")])])
+    assert await statuses(several, 2) == [200, 429]
+
+
+# -- counting by status --------------------------------------------------------------------------------------------
+
+
+@everywhere
+async def test_only_answers_that_count_are_counted(at: str) -> None:
+    gate = limited(at, "2/hour", count_if=lambda status: status == 401, name="login")
+    assert await statuses(gate, 9) == [200] * 9
+    assert await statuses(gate, 3, headers={"x-status": "401"}) == [401, 401, 429]
+    assert await statuses(gate, 1) == [429]
+
+
+def login(right: str = "open sesame") -> Any:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.append(scope["path"])
+        await anyio.lowlevel.checkpoint()
+        status = 200 if scope["path"] == f"/{right}" else 401
+        await PlainTextResponse("hi", status)(scope, receive, send)
+
+    seen: list[str] = []
+    app.seen = seen  # type: ignore[attr-defined]
+    return app
+
+
+def guarded(app: Any, limits: str = "5/hour", **options: Any) -> RateLimitMiddleware:
+    return RateLimitMiddleware(
+        app, rules=[Rule("*", limits, count_if=lambda status: status == 401, name="login")], **options
+    )
+
+
+@pytest.mark.parametrize("limits", ["5/hour", "5/hour @4"])
+async def test_of_many_logins_at_once_only_as_many_wrong_ones_as_allowed_reach_the_handler(limits: str) -> None:
+    app = login()
+    answers = await asyncio.gather(*(call(guarded_app, "/wrong") for guarded_app in [guarded(app, limits)] * 500))
+    assert len(app.seen) == 5
+    assert [answer.status for answer in answers].count(429) == 495
+
+
+async def test_what_is_not_counted_is_not_shown_as_spent() -> None:
+    app = guarded(login())
+    assert (await call(app, "/open sesame")).headers["ratelimit"] == '"login";r=5;t=0'
+
+
+async def test_only_the_rule_that_does_not_count_hands_back() -> None:
+    limiter = Limiter(MemoryStore(clock=FakeClock()))
+    rules = [Rule("*", "5/hour", count_if=lambda status: status == 401, name="login"), Rule("*", "9/hour", name="all")]
+    app = RateLimitMiddleware(login(), rules=rules, limiter=limiter)
+    await call(app, "/open sesame")
+    assert (await limiter.peek(PEER, "5/hour", 0, rule="login")).remaining == 5
+    assert (await limiter.peek(PEER, "9/hour", 0, rule="all")).remaining == 8
+    await call(app, "/wrong")
+    assert (await limiter.peek(PEER, "5/hour", 0, rule="login")).remaining == 4
+
+
+async def test_a_client_that_hangs_up_gets_nothing_back_and_neither_does_a_handler_that_breaks() -> None:
+    async def gone(scope: Scope, receive: Receive, send: Send) -> None:
+        raise OSError("the client is gone")
+
+    app = guarded(gone, "2/hour")
+    for _ in range(2):
+        with pytest.raises(OSError, match="gone"):
+            await call(app)
+    assert await statuses(app, 1) == [429]
+
+
+async def test_the_start_of_the_response_settles_though_the_client_has_gone() -> None:
+    async def late(scope: Scope, receive: Receive, send: Send) -> None:
+        await PlainTextResponse("hi")(scope, receive, send)
+
+    async def broken_send(message: Any) -> None:
+        raise OSError("the client is gone")
+
+    app = guarded(late, "1/hour")
+    for _ in range(3):
+        with pytest.raises(OSError, match="gone"):
+            await app(scope_of(), None, broken_send)  # type: ignore[arg-type]
+    assert await statuses(app, 2) == [200, 200]
+
+
+async def test_what_a_refusal_further_in_has_handed_back_is_not_settled_again() -> None:
+    limiter = Limiter(MemoryStore(clock=FakeClock()))
+    app = guarded(RateLimitMiddleware(login(), limits="1/hour"), limiter=limiter)
+    assert await statuses(app, 3, "/open sesame") == [200, 429, 429]
+    assert (await limiter.peek(PEER, "5/hour", 0, rule="login")).remaining == 5
+
+
+@pytest.mark.parametrize(
+    ("message", "status"),
+    [
+        ({"type": "websocket.accept"}, 101),
+        ({"type": "websocket.close", "code": 1008}, 403),
+        ({"type": "websocket.http.response.start", "status": 401, "headers": []}, 401),
+    ],
+)
+async def test_the_handshake_of_a_websocket_settles_as_well(message: Any, status: int) -> None:
+    seen: list[int] = []
+
+    async def socket(scope: Scope, receive: Receive, send: Send) -> None:
+        await send(message)
+
+    async def send(message: Any) -> None: ...
+
+    def unauthorized(status: int) -> bool:
+        seen.append(status)
+        return status == 401
+
+    limiter = Limiter(MemoryStore(clock=FakeClock()))
+    app = RateLimitMiddleware(socket, limiter=limiter, rules=[Rule("*", "2/hour", count_if=unauthorized, name="ws")])
+    scope = scope_of(type="websocket", extensions={"websocket.http.response": {}})
+    await app(scope, None, send)  # type: ignore[arg-type]
+    assert seen == [status]
+    assert (await limiter.peek(PEER, "2/hour", 0, rule="ws")).remaining == (1 if status == 401 else 2)
+
+
+async def test_a_refusal_further_in_hands_back_rule_by_rule() -> None:
+    limiter = Limiter(MemoryStore(clock=FakeClock()))
+    rules = [Rule("*", "10/minute", name="a"), Rule("*", "20/minute", count_denied=True, name="b")]
+    app = RateLimitMiddleware(RateLimitMiddleware(hello, limits="1/minute"), limiter=limiter, rules=rules)
+    assert await statuses(app, 8) == [200] + [429] * 7
+    assert (await limiter.peek(PEER, "10/minute", 0, rule="a")).remaining == 9
+    assert (await limiter.peek(PEER, "20/minute", 0, rule="b")).remaining == 12
+
+
+async def test_at_an_endpoint_a_failure_settles_as_its_status_says() -> None:
+    app = FastAPI()
+
+    @app.get("/", dependencies=[Depends(RateLimit("1/hour", count_if=lambda status: status == 500))])
+    async def page() -> Any:
+        raise LookupError("gone")
+
+    gate = gate_of(app)
+    with pytest.raises(LookupError):
+        await call(gate)
+    assert (await call(gate)).status == 429
+
+
+async def test_a_refusal_by_another_limit_at_the_endpoint_hands_everything_back_once() -> None:
+    first = RateLimit("9/hour", name="first", count_if=lambda status: status == 429)
+    app = FastAPI()
+    app.get("/", dependencies=[Depends(first), Depends(RateLimit("1/hour", name="second"))])(lambda: "page")
+    gate = gate_of(app)
+    assert await statuses(gate, 3) == [200, 429, 429]
+    assert (await gate.limiter.peek(PEER, "9/hour", 0, rule="first")).remaining == 9
+
+
+@everywhere
+async def test_header_fields_and_the_request_may_say_what_counts(at: str) -> None:
+    def counts(status: int, headers: Any, request: Any) -> bool:
+        return status == 200 and headers["x-cache"] != "hit" and "x-free" not in request.headers
+
+    gate = limited(at, "1/hour", count_if=counts)
+    for free in ({"x-hit": "hit"}, {"x-free": "1"}, {"x-status": "404"}):
+        assert 429 not in await statuses(gate, 3, headers=free)
+    assert await statuses(gate, 2) == [200, 429]
+
+
+@pytest.mark.parametrize(
+    "count_if",
+    [
+        lambda status, limit=400: status < limit,
+        lambda status, *rest: not rest,
+        frozenset({200}).__contains__,
+        lambda status, headers=None: headers is None,
+    ],
+)
+async def test_a_count_if_with_one_parameter_that_it_needs_gets_the_status_alone(count_if: Any) -> None:
+    app = RateLimitMiddleware(hello, rules=[Rule("*", "1/hour", count_if=count_if)])
+    assert await statuses(app, 2) == [200, 429]
+
+
+@pytest.mark.parametrize(
+    "count_if", [lambda: True, lambda a, b, c, d: True, lambda status, *, request: True, call, 401]
+)
+def test_a_count_if_of_other_parameters_is_an_error(count_if: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"count_if: expected .* lambda status: status == 401"):
+        Rule("*", "1/hour", count_if=count_if)
+
+
+async def test_a_count_if_that_fails_counts(caplog: pytest.LogCaptureFixture) -> None:
+    app = RateLimitMiddleware(hello, rules=[Rule("*", "2/hour", count_if=lambda status: status == 1 // 0, name="x")])
+    assert await statuses(app, 3) == [200, 200, 429]
+    assert "'x'" in caplog.text
+
+
+# -- refusals that count ---------------------------------------------------------------------------------------------
+
+
+@everywhere
+async def test_refusals_count_where_they_are_said_to(at: str) -> None:
+    clock = FakeClock()
+    gate = limited(at, "2/minute", limiter=Limiter(MemoryStore(clock=clock)), count_denied=True)
+    assert await statuses(gate, 3) == [200, 200, 429]
+    clock.advance("50s")
+    assert await statuses(gate, 2) == [429, 429]
+    clock.advance("15s")
+    assert await statuses(gate, 1) == [429]
+
+
+# -- shadows -------------------------------------------------------------------------------------------------------
+
+
+@everywhere
+async def test_a_shadow_reports_and_never_refuses(at: str) -> None:
+    observer = RecordingObserver(without=["refused", "near_limit"])
+    limiter = Limiter(MemoryStore(clock=FakeClock()), observers=[observer])
+    gate = limited(at, "2/hour", limiter=limiter, action="shadow", name="next")
+    answers = [await call(gate) for _ in range(5)]
+    assert [answer.status for answer in answers] == [200] * 5
+    assert "ratelimit" not in answers[0].headers
+    assert observer.kinds == ["shadow_refused"] * 3
+    assert observer.events[0].details == {"rule": "next", "key": PEER}
+
+
+async def test_a_shadow_does_not_count_what_was_refused() -> None:
+    observer = RecordingObserver(without=["refused", "near_limit"])
+    limiter = Limiter(MemoryStore(clock=FakeClock()), observers=[observer])
+    rules = [Rule("*", "2/hour", action="shadow", name="next"), Rule("*", "4/hour", name="now")]
+    app = RateLimitMiddleware(hello, rules=rules, limiter=limiter)
+    assert await statuses(app, 6) == [200] * 4 + [429] * 2
+    assert [event.kind for event in observer.events] == ["shadow_refused"] * 2, "what was refused is not counted"
+    assert observer.events[0].details == {"rule": "next", "key": PEER}
+    assert "next" not in (await call(app, client=("192.0.2.1", 1))).headers["ratelimit-policy"]
+
+
+async def test_a_shadow_of_one_name_with_a_real_rule_has_windows_of_its_own() -> None:
+    limiter = Limiter(MemoryStore(clock=FakeClock()))
+    shadow = RateLimitMiddleware(hello, rules=[Rule("*", "3/hour", action="shadow", name="api")], limiter=limiter)
+    real = RateLimitMiddleware(hello, rules=[Rule("*", "3/hour", name="api")], limiter=limiter)
+    assert await statuses(shadow, 9) == [200] * 9
+    assert await statuses(real, 4) == [200, 200, 200, 429]
+
+
+async def test_a_shadow_looks_once_at_a_request_and_apart_from_the_limit_of_its_name() -> None:
+    observer = RecordingObserver(without=["refused", "near_limit"])
+    limiter = Limiter(MemoryStore(clock=FakeClock()), observers=[observer])
+    shadow = RateLimit("2/hour", action="shadow", name="one")
+    app = FastAPI(dependencies=[Depends(shadow)])
+
+    @app.get("/", dependencies=[Depends(shadow), Depends(RateLimit("3/hour", name="one"))])
+    @shadow
+    async def page() -> str:
+        return "page"
+
+    assert await statuses(gate_of(app, limiter), 4) == [200] * 3 + [429]
+    assert [event.kind for event in observer.events].count("shadow_refused") == 2
+
+
+def test_a_block_at_an_endpoint_is_an_error_that_names_the_rule_to_write() -> None:
+    with pytest.raises(ConfigurationError, match=r'Rule\("/admin", action="block"\)'):
+        RateLimit("1/hour", action="block")
+
+
+# -- hot keys ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+async def test_a_hot_key_is_told_once_when_it_passes_the_limit_and_again_after_it_has_cooled(kind: str) -> None:
+    hot: list[tuple[str, bool]] = []
+
+    def note(key: str, decision: Decision) -> None:
+        hot.append((key, decision.allowed))
+
+    async def note_later(key: str, decision: Decision) -> None:
+        note(key, decision)
+
+    clock = FakeClock()
+    rule = Rule("*", "100/5s", action="track", on_exceeded=note if kind == "sync" else note_later)
+    app = RateLimitMiddleware(hello, rules=[rule], limiter=Limiter(MemoryStore(clock=clock)))
+    assert await statuses(app, 100) == [200] * 100
+    assert hot == []
+    assert await statuses(app, 50) == [200] * 50
+    assert hot == [(PEER, False)]
+    clock.advance("6s")
+    await statuses(app, 90)
+    assert len(hot) == 1
+    await statuses(app, 20)
+    assert len(hot) == 2
+    await statuses(app, 101, client=("192.0.2.1", 1))
+    assert hot[2:] == [("192.0.2.1", False)]
+
+
+@everywhere
+async def test_a_hot_key_is_told_wherever_it_is_tracked(at: str) -> None:
+    hot: list[str] = []
+    gate = limited(at, "2/hour", action="track", on_exceeded=lambda key, decision: hot.append(key))
+    assert await statuses(gate, 5) == [200] * 5
+    assert hot == [PEER]
+
+
+async def test_an_on_exceeded_that_fails_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    rule = Rule("*", "1/hour", action="track", on_exceeded=lambda key, decision: 1 // 0, name="hot")
+    app = RateLimitMiddleware(hello, rules=[rule])
+    assert await statuses(app, 3) == [200] * 3
+    assert "'hot'" in caplog.text
+
+
+async def test_onlookers_may_call_functions_and_leave_requests_uncounted() -> None:
+    hot: list[str] = []
+    rules = [
+        Rule("*", "1/hour", action="track", key=lambda r: r.headers.get("x-k"), on_exceeded=lambda k, d: hot.append(k)),
+        Rule("*", "99/hour"),
+    ]
+    app = RateLimitMiddleware(hello, rules=rules)
+    assert await statuses(app, 3) == [200] * 3
+    assert await statuses(app, 3, headers={"x-k": "k"}) == [200] * 3
+    assert hot == ["k"]

@@ -1,0 +1,122 @@
+"""A plan that lets nobody pass is one, and no mistake."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+
+from slidegate import BanPolicy, ConfigurationError, Decision, Limiter, RateLimit, RateLimitMiddleware, Rule
+from slidegate.testing import RecordingObserver
+
+from ...asgi import PEER, call, hello, scope_of, send_scope, statuses
+
+NOBODY = [
+    "nobody", " Nobody ", "NOBODY", "0/minute", "00 / 1m", "0 per 2 hours", "-0/s", "5/minute; 0/hour", "x: 0/s @9",
+    ["5/minute", "0/hour"], ("nobody",), iter(["9/day", "0/minute"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("plan", NOBODY, ids=lambda plan: plan if isinstance(plan, str) else type(plan).__name__)
+async def test_nobody_passes_where_the_limits_function_says_so(plan: Any, caplog: pytest.LogCaptureFixture) -> None:
+    limiter = Limiter()
+    plans = plan if isinstance(plan, (str, list, tuple)) else list(plan)
+    rules = [
+        Rule("*", "9/hour", name="all"),
+        Rule("*", lambda request: iter(plans) if plan is not plans else plan, name="plan"),
+    ]
+    gate = RateLimitMiddleware(hello, rules=rules, limiter=limiter)
+    for _ in range(3):
+        scope = scope_of()
+        answer = await send_scope(gate, scope)
+        assert answer.status == 429
+        assert "retry-after" not in answer.headers
+        assert answer.headers["cache-control"] == "no-store"
+        problem = json.loads(answer.body)
+        assert (problem["violated-policies"], problem["unsatisfiable"]) == (["plan"], True)
+        decision = scope["slidegate"].decision
+        assert (decision.allowed, decision.reason, decision.by, decision.retry_after) == (False, "nobody", "plan", None)
+    assert (await limiter.peek(PEER, "9/hour", 0, rule="all")).remaining == 9, "a refusal charges nothing"
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize(
+    "plan", ["00x/minute", "10/minute", "0.5/minute", "0", "", "nobody; 5/minute?", "a:b/c"], ids=repr
+)
+async def test_what_only_looks_like_it_is_not_nobody(plan: str) -> None:
+    gate = RateLimitMiddleware(hello, rules=[Rule("*", lambda request: plan, default_limits="10/minute")])
+    assert await statuses(gate, 2) == [200, 200]
+
+
+async def test_whom_the_key_function_does_not_count_is_not_nobody_either() -> None:
+    def key(request: HTTPConnection) -> str | None:
+        return request.headers.get("x-user")
+
+    gate = RateLimitMiddleware(hello, rules=[Rule("*", lambda request: "nobody", key=key)])
+    assert await statuses(gate, 1) == [200]
+    assert await statuses(gate, 1, headers={"x-user": "ann"}) == [429]
+
+
+async def test_a_function_that_fails_can_leave_nobody() -> None:
+    rule = Rule("*", lambda request: 1 / 0, default_limits="nobody")  # type: ignore[arg-type, return-value]
+    assert await statuses(RateLimitMiddleware(hello, rules=[rule]), 2) == [429, 429]
+    for limits in ("nobody", "0/minute"):
+        with pytest.raises(ConfigurationError):
+            Rule("*", limits)
+        with pytest.raises(ConfigurationError):
+            Rule("*", "5/minute", default_limits=limits)
+
+
+async def test_a_ban_goes_before_nobody_and_refusals_strike() -> None:
+    policy = BanPolicy("3/10m", "1h", signals={"refused": 1})
+    gate = RateLimitMiddleware(hello, rules=[Rule("*", lambda request: "nobody")], bans=policy)
+    assert await statuses(gate, 5) == [429, 429, 429, 403, 403]
+
+
+async def test_on_refused_can_tell_and_figures_name_the_rule() -> None:
+    def refused(request: Any, decision: Decision) -> PlainTextResponse:
+        return PlainTextResponse(f"{decision.reason} {decision.by}", 402)
+
+    limiter = Limiter()
+    rules = [Rule("*", lambda request: "nobody", name="plan")]
+    gate = RateLimitMiddleware(hello, rules=rules, on_refused=refused, limiter=limiter)
+    answer = await call(gate)
+    assert (answer.status, answer.body) == (402, b"nobody plan")
+    assert limiter.stats().rules["plan"].refused == 1
+
+
+async def test_at_an_endpoint_nobody_passes_and_what_was_charged_before_goes_back() -> None:
+    limiter = Limiter()
+
+    async def page(request: Request) -> PlainTextResponse:
+        return PlainTextResponse("hi")
+
+    async def plan(request: HTTPConnection) -> str:
+        return "0/minute"
+
+    gate = Middleware(RateLimitMiddleware, limits="9/hour", limiter=limiter)
+    app = Starlette(routes=[Route("/", RateLimit(plan, name="plan")(page))], middleware=[gate])
+    answer = await call(app)
+    assert (answer.status, json.loads(answer.body)["violated-policies"]) == (429, ["plan"])
+    assert "retry-after" not in answer.headers
+    assert answer.headers["ratelimit"] == '"default";r=9;t=0'
+
+
+async def test_a_rule_that_looks_on_says_that_nobody_would_have_passed() -> None:
+    observer, told = RecordingObserver(without=["refused", "near_limit"]), []
+    rules = [
+        Rule("*", lambda request: "nobody", action="shadow", name="shadow"),
+        Rule(
+            "*", lambda request: "nobody", action="track", on_exceeded=lambda key, seen: told.append(key), name="track"
+        ),
+    ]
+    gate = RateLimitMiddleware(hello, rules=rules, limiter=Limiter(observers=[observer]))
+    assert await statuses(gate, 3) == [200, 200, 200]
+    assert [event.kind for event in observer.events] == ["shadow_refused"] * 3
+    assert told == [PEER]

@@ -1,0 +1,127 @@
+"""A quota at a gate: what clients are told, how a file writes it, and what it does not go with."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from slidegate import (
+    BanPolicy,
+    ConfigurationError,
+    Limiter,
+    MemoryStore,
+    MessageLimits,
+    Quota,
+    RateLimit,
+    RateLimitMiddleware,
+    Rule,
+)
+from slidegate.testing import FakeClock
+
+from ...asgi import Answer, hello
+from ...asgi import call as ask
+
+NOON_US = 1_735_732_800_000_000  # 2025-01-01T12:00Z
+DAY_S = 86_400
+
+
+def call(gate: ASGIApp, path: str = "/", **more: Any) -> Answer:
+    return asyncio.run(ask(gate, path, **more))
+
+
+def limiter_at(wall: FakeClock) -> Limiter:
+    return Limiter(MemoryStore(clock=FakeClock(), wall_clock=wall))
+
+
+def test_a_client_is_told_to_the_second_when_a_quota_starts_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    wall = FakeClock(NOON_US + 400_000)
+    monkeypatch.setattr("slidegate.web.answers.header_fields.time", lambda: wall() / 1_000_000 + 0.05)
+    rule = Rule("*", ["100/minute", Quota("2/day", name="plan")], name="api")
+    gate = RateLimitMiddleware(hello, rules=[rule], limiter=limiter_at(wall), headers="both")
+    first, _, refused = call(gate), call(gate), call(gate)
+    assert (first.status, refused.status) == (200, 429)
+    assert refused.headers["ratelimit-policy"] == '"api-60";q=100;w=60, "plan";q=2'
+    assert refused.headers["ratelimit"] == f'"plan";r=0;t={DAY_S // 2}'
+    assert refused.headers["retry-after"] == str(DAY_S // 2)
+    assert int(refused.headers["x-ratelimit-reset"]) == NOON_US // 1_000_000 + DAY_S // 2
+    assert b"No more than 2 per day" in refused.body
+    wall.advance("12h")
+    assert call(gate).status == 200
+
+
+def test_a_quota_stands_at_an_endpoint_and_comes_from_a_function() -> None:
+    def plan(request: object) -> object:
+        return Quota("1/day")
+
+    @RateLimit(Quota("2/week", starts="sunday"))
+    async def page(request: Request) -> PlainTextResponse:
+        return PlainTextResponse("fine")
+
+    async def plain(request: Request) -> PlainTextResponse:
+        return PlainTextResponse("fine")
+
+    app = Starlette(routes=[Route("/page", page), Route("/plan", plain)])
+    gate = RateLimitMiddleware(app, rules=[Rule("/plan", plan)], limiter=limiter_at(FakeClock(NOON_US)))  # type: ignore[arg-type]
+    assert [call(gate, path="/page").status for _ in range(3)] == [200, 200, 429]
+    assert [call(gate, path="/plan").status for _ in range(2)] == [200, 429]
+
+
+def test_refusals_by_a_quota_strike() -> None:
+    limiter = limiter_at(FakeClock(NOON_US))
+    bans = BanPolicy(after="2/10m", duration="1h", ban_private=True)
+    gate = RateLimitMiddleware(hello, limits=Quota("1/day"), limiter=limiter, bans=bans)
+    assert [call(gate, client=("203.0.113.7", 1)).status for _ in range(4)] == [200, 429, 429, 403]
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        '{ quota = "1/month", zone = "Europe/Berlin", starts = 15 }',
+        '["10/second", { quota = "1/month", zone = "Europe/Berlin", starts = "15", name = "plan" }]',
+    ],
+)
+def test_a_file_writes_a_quota_as_a_table(tmp_path: Path, limits: str) -> None:
+    file = tmp_path / "slidegate.toml"
+    file.write_text(f'[[rules]]\npath = "*"\nlimits = {limits}\n')
+    gate = RateLimitMiddleware.from_file(hello, file, limiter=limiter_at(FakeClock(NOON_US)))
+    assert str(gate.app.rules[0].limits[-1]).endswith("1/month from 15 in Europe/Berlin")
+    assert [call(gate).status for _ in range(2)] == [200, 429]
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        ('{ quota = "1/hour" }', 'line 3: rules[0].limits.quota: expected a day, week, month or year'),
+        ('["1/second", { quota = "1/month", starts = 40 }]', "starts: a month starts with a day of the month"),
+        ('{ quota = "1/day", zone = "Europe/Berlinn" }', "did you mean 'Europe/Berlin'"),
+        ('{ quotas = "1/day" }', "unknown key; did you mean 'quota'?"),
+        ("{ quota = 5 }", "limits.quota"),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_the_file_has_its_line(tmp_path: Path, limits: str, message: str) -> None:
+    file = tmp_path / "slidegate.toml"
+    file.write_text(f'[[rules]]\npath = "*"\nlimits = {limits}\n')
+    with pytest.raises(ConfigurationError) as raised:
+        RateLimitMiddleware.from_file(hello, file)
+    assert message in str(raised.value)
+    assert "line 3" in str(raised.value)
+
+
+def test_what_does_not_go_with_a_quota_is_refused_at_construction() -> None:
+    with pytest.raises(ConfigurationError, match="lease: it goes with sliding limits"):
+        Rule("*", ["1000/second", Quota("5000/day")], lease=100)
+    with pytest.raises(ConfigurationError, match="capacity: expected a sliding limit"):
+        Rule("*", Quota("5/day"), action="track", on_exceeded=print, capacity=10)
+    with pytest.raises(ConfigurationError, match="nobody waits until a quota starts anew"):
+        MessageLimits(["1/second", Quota("5/day")], beyond="wait")
+    with pytest.raises(ConfigurationError, match="cost: 6 is more than '5/day from 00:00 in UTC' allows"):
+        Rule("*", Quota("5/day"), cost=6)
+    assert MessageLimits(Quota("5/day"), key="client").limits == (Quota("5/day"),)

@@ -1,0 +1,226 @@
+"""Never more requests are under way than there are places, whatever becomes of them, and all places come back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from slidegate import Decision, Limiter, MemoryStore, RateLimitMiddleware, Rule, StoreUnavailable
+from slidegate.core import Bucket, Concurrency
+from slidegate.core.protocols import HoldsPlaces
+from slidegate.limiter.places.place_queue import PlaceQueues
+from slidegate.testing import FakeClock
+from slidegate.web.record import Record
+
+from ..asgi import call, hello
+from ..redis_servers import VALKEY, RedisCluster, RedisServer, needs_redis, needs_valkey
+from .places_traffic import AMOUNTS, play
+
+BOUND_S = 60
+
+
+async def in_memory(seed: int, visits: int = 250) -> Counter[str]:
+    store = MemoryStore()
+    app = await play(Limiter(store), seed, visits=visits)
+    assert store.places_held() == 0, f"seed {seed}: everything has ended"
+    assert {rule for (rule, _), most in app.most.items() if most == AMOUNTS[rule]} == set(AMOUNTS), "all were full once"
+    return app.outcomes
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_the_bound_holds_over_all_ends_of_requests(seed: int) -> None:
+    outcomes = await in_memory(seed)
+    assert {"200", "websocket.accept", "CancelledError", "Broken"} <= set(outcomes)
+
+
+@pytest.mark.deep
+async def test_the_bound_holds_over_many_ends_of_requests() -> None:
+    for seed in range(100, 160):
+        await in_memory(seed, visits=600)
+
+
+@pytest.fixture(
+    params=[
+        "lmdb",
+        pytest.param("redis", marks=needs_redis),
+        pytest.param("cluster", marks=needs_redis),
+        pytest.param("valkey", marks=[needs_valkey, pytest.mark.deep]),
+    ]
+)
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param == "lmdb":
+        yield f"lmdb://{tmp_path / 'lmdb'}"
+    elif request.param == "cluster":
+        with RedisCluster() as cluster:
+            yield cluster.url
+    else:
+        with RedisServer(program=VALKEY if request.param == "valkey" else None) as server:
+            yield server.url
+
+
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.deep) for seed in range(2, 12))])
+async def test_the_bound_holds_over_all_ends_of_requests_on_a_shared_store(url: str, seed: int) -> None:
+    async with Limiter.from_url(url, deadline=30, on_error="deny") as limiter:
+        app = await play(limiter, seed, visits=150)
+        assert isinstance(limiter.store, HoldsPlaces)
+        async with asyncio.timeout(BOUND_S):
+            while limiter.store.places_held():  # noqa: ASYNC110 - hand-backs that are under way end by themselves
+                await asyncio.sleep(0.01)
+    assert {rule for (rule, _), most in app.most.items() if most == AMOUNTS[rule]}, f"seed {seed}: nothing was full"
+
+
+async def test_a_gate_that_forgets_to_let_go_is_found_out() -> None:
+    async def forget(record: Record) -> None:
+        await asyncio.sleep(0)
+
+    store = MemoryStore()
+    with patch.object(Record, "let_go", forget):
+        await play(Limiter(store), 1)
+    assert store.places_held() > 0
+
+
+async def test_a_gate_that_lets_go_too_early_is_found_out() -> None:
+    wait = asyncio.sleep
+
+    class Eager(MemoryStore):
+        """Counts no place as taken."""
+
+        def hit(self, checks, guarded=()):  # type: ignore[no-untyped-def]
+            decision = super().hit(checks, guarded)
+            if decision.charge:
+                self.refund(decision)
+            return decision
+
+    with pytest.raises(ExceptionGroup, match="unhandled errors") as found:
+        await play(Limiter(Eager()), 1)
+    await wait(0)
+    assert "are under way under" in repr(found.value.exceptions)
+
+
+class Failing:
+    """A shared store that does not answer while `away`."""
+
+    def __init__(self) -> None:
+        self.near = MemoryStore(clock=FakeClock())
+        self.away = False
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.near, name)
+        return self._unless_away(found) if name in ("hit", "refund") else found
+
+    def _unless_away(self, found: Any) -> Any:
+        async def asked(*args: Any) -> Any:
+            if self.away:
+                raise StoreUnavailable("away")
+            return found(*args)
+
+        return asked
+
+
+async def test_during_a_failure_the_bound_is_per_process_and_afterwards_both_counts_hold(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store, clock = Failing(), FakeClock()
+    monkeypatch.setattr("slidegate.limiter.failsafe.monotonic_ns", lambda: clock() * 1_000)
+    limiter = Limiter(store, deadline="20s")  # type: ignore[arg-type]
+    inside, ends = [asyncio.Event(), asyncio.Event()], [asyncio.Event(), asyncio.Event()]
+    come = iter(zip(inside, ends, strict=True))
+
+    async def work(scope: Any, receive: Any, send: Any) -> None:
+        begun, end = next(come)
+        begun.set()
+        await end.wait()
+        await hello(scope, receive, send)
+
+    gate = RateLimitMiddleware(work, limiter=limiter, rules=[Rule("*", concurrency=1)])
+    async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+        before = tasks.create_task(call(gate))
+        await inside[0].wait()
+        assert (await call(gate)).status == 429
+        store.away = True
+        during = tasks.create_task(call(gate))
+        await inside[1].wait()
+        assert (await call(gate)).status == 429, "the process itself keeps the bound"
+        store.away = False
+        clock.advance("1h")
+        ends[0].set()
+        assert (await before).status == 200
+        assert store.near.places_held() == 0
+        assert (await call(gate)).status == 429, "the one that began during the failure is still under way"
+        assert store.near.places_held() == 0, "what the shared store gave for it went back"
+        ends[1].set()
+        assert (await during).status == 200
+    come = iter([(asyncio.Event(), ends[1])])
+    assert (await call(gate)).status == 200
+    assert store.near.places_held() == 0
+
+
+@pytest.mark.parametrize("on_error", ["allow", "deny"])
+async def test_without_a_store_nothing_is_held(on_error: Any) -> None:
+    store = Failing()
+    gate = RateLimitMiddleware(
+        hello,
+        limiter=Limiter(store, deadline="20s", on_error=on_error),  # type: ignore[arg-type]
+        rules=[Rule("*", concurrency=1, wait="1s")],
+    )
+    store.away = True
+    assert [(await call(gate)).status for _ in range(2)] == [200 if on_error == "allow" else 503] * 2
+    store.away = False
+    assert store.near.places_held() == 0
+
+
+def test_places_come_back_under_trio_too() -> None:
+    trio = pytest.importorskip("trio")
+    store = MemoryStore()
+    gate = RateLimitMiddleware(hello_after_a_turn, limiter=Limiter(store), rules=[Rule("*", concurrency=1, wait="20s")])
+    seen: list[int] = []
+
+    async def come() -> None:
+        seen.append((await call(gate)).status)
+
+    async def main() -> None:
+        with trio.fail_after(20):
+            async with trio.open_nursery() as nursery:
+                for _ in range(5):
+                    nursery.start_soon(come)
+            with trio.move_on_after(0):
+                await call(gate)
+
+    trio.run(main)
+    assert (seen, store.places_held()) == ([200] * 5, 0)
+
+
+async def hello_after_a_turn(scope: Any, receive: Any, send: Any) -> None:
+    """Answer after others had their turn."""
+    await anyio.lowlevel.checkpoint()
+    await hello(scope, receive, send)
+
+
+async def test_a_place_that_comes_back_elsewhere_is_found_by_asking_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slidegate.limiter.places.place_queue.PAUSE_S", 0.0)
+    queues, bucket = PlaceQueues(), Bucket("rule", (Concurrency(1),), wait_us=20_000_000, wait_max=1)
+    store = MemoryStore()
+    first = store.hit([(bucket, "ann", 1)])
+    refused = store.hit([(bucket, "ann", 1)])
+    asked = 0
+
+    async def ask(checks: Any) -> Decision:
+        nonlocal asked
+        asked += 1
+        if asked == 2:
+            store.refund(first)  # by another process, which calls nobody here
+        return store.hit(checks)
+
+    assert await queues.wait(refused, ask)
+    assert (asked, store.places_held()) == (2, 1)
+    assert await queues.wait(first, ask) is first, "who was not refused does not wait"
+    queues.freed([(bucket, "ann", 1)])
+    assert queues.behind([(bucket, "ann", 1)]) is None

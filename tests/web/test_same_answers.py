@@ -1,0 +1,383 @@
+"""A request gets the same answer and leaves the same behind, whatever else its gate is configured for."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import Any, Final
+from unittest.mock import patch
+
+import pytest
+from hypothesis import given, note, settings
+from hypothesis import strategies as st
+from starlette.applications import Starlette
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import Message, Receive, Scope, Send
+
+from slidegate import (
+    BanPolicy,
+    Decision,
+    Limiter,
+    LimitExceeded,
+    MemoryStore,
+    MessageLimits,
+    Networks,
+    RateLimit,
+    RateLimitMiddleware,
+    Rule,
+    charge,
+    client_ip,
+    everyone,
+    header,
+)
+from slidegate.testing import FakeClock, RecordingObserver
+from slidegate.web.answers import header_fields
+from slidegate.web.findings import first_requests
+
+from ..asgi import PEER, call, hello, scope_of, statuses
+from .gates import nothing_decorated
+
+OTHERS: Final = Networks(["192.0.2.77"])
+"""Networks that nobody of these tests is in."""
+PEERS: Final = (PEER, "198.51.100.7", "2001:db8::7")
+START: Final = "http.response.start"
+BODY: Final = "http.response.body"
+
+BESIDE: Final[dict[str, Callable[[], dict[str, Any]]]] = {
+    "an allowlist": lambda: {"allowlist": OTHERS},
+    "a blocklist": lambda: {"blocklist": OTHERS},
+    "a ban policy": lambda: {"bans": BanPolicy(signals={"/never": "ban"})},
+    "trusted proxies": lambda: {"client": client_ip(trusted=["10.0.0.0/8"])},
+    "message limits": lambda: {"messages": MessageLimits("1000/second")},
+    "everything": lambda: {
+        "allowlist": OTHERS,
+        "blocklist": OTHERS,
+        "bans": BanPolicy(signals={"/never": "ban"}),
+        "client": client_ip(trusted=["10.0.0.0/8"]),
+        "messages": MessageLimits("1000/second"),
+    },
+}
+"""What a gate may have beside its rules, and what none of these requests meets."""
+
+RULES: Final[tuple[Callable[[], list[Rule]], ...]] = (
+    lambda: [Rule("*", "3/minute", name="all")],
+    lambda: [Rule("*", "2/second; 4/minute", name="all")],
+    lambda: [Rule("*", "100/minute @10", name="all"), Rule("*", "5/minute", key=everyone, name="service")],
+    lambda: [Rule("/free", exempt=True), Rule("/limited", "2/minute", name="two"), Rule("*", "4/minute", name="all")],
+    lambda: [Rule("*", "3/minute", key=header("X-API-Key"), name="all")],
+    lambda: [Rule("*", "9/minute", cost=lambda request: 4, name="all"), Rule("/free", "5/minute", name="free")],
+    lambda: [Rule("*", "3/minute", cost=2, name="all")],
+    lambda: [Rule("*", "3/minute", count_denied=True, name="all")],
+    lambda: [Rule("*", "3/minute", count_if=lambda status: status < 400, name="all")],
+    lambda: [Rule("*", "2/minute", action="shadow", name="all")],
+    lambda: [],
+)
+
+FIELDS: Final = st.sampled_from(
+    [
+        [],
+        [(b"content-length", b"2"), (b"content-type", b"text/plain")],
+        [(b"RateLimit", b'"mine";r=1;t=1')],
+        [(b"ratelimit-policy", b'"mine";q=1;w=1'), (b"x-ratelimit-limit", b"7")],
+    ]
+)
+STARTS: Final = st.builds(
+    lambda status, headers: {"type": START, "status": status, "headers": headers},
+    st.sampled_from([200, 204, 302, 404, 500, 599]),
+    FIELDS,
+)
+BODIES: Final = st.builds(lambda more: {"type": BODY, "body": b"hi", "more_body": more}, st.booleans())
+ODD: Final = st.sampled_from(
+    [
+        {"type": START, "status": 200},
+        {"type": "http.response.debug", "info": {}},
+        {"type": BODY, "body": b"x"},
+        {"type": "websocket.accept"},
+        {"type": "websocket.close", "code": 1000},
+        {"type": "http.response.pathsend", "path": "/"},
+        {"type": "http.response.trailers", "headers": []},
+    ]
+)
+STEPS: Final = st.one_of(
+    STARTS, BODIES, BODIES, ODD, st.sampled_from(["tick", "raise", "cancel", "group", "limited", "swallowed", "charge"])
+)
+"""What an application does: it sends a message, lets time go by, raises, or meets a limit of its own."""
+
+
+def past_the_first_requests() -> Any:
+    """Have gates look for findings at one request and no more."""
+    return patch.object(first_requests, "WATCHED", 1)
+
+
+class Play:
+    """An application that does what it is told, between a gate and a server that may go away."""
+
+    def __init__(self, rules: list[Rule], **options: Any) -> None:
+        self.clock = FakeClock(1_000_000_000)
+        self.heard = RecordingObserver()
+        self.limiter = Limiter(
+            MemoryStore(clock=self.clock), secret="0123456789abcdef0123456789abcdef", observers=[self.heard]
+        )
+        self.limit = RateLimit("3/minute", name="own")
+        self.steps: list[Any] = []
+        with past_the_first_requests():
+            self.gate = RateLimitMiddleware(self.act, rules=rules, limiter=self.limiter, **options)
+
+    async def act(self, scope: Scope, receive: Receive, send: Send) -> None:
+        for step in self.steps:
+            if isinstance(step, dict):
+                await send(dict(step))
+            elif step == "tick":
+                self.clock.advance(us=700_000)
+            elif step == "raise":
+                raise RuntimeError("no")
+            elif step == "cancel":
+                raise asyncio.CancelledError
+            elif step == "group":
+                raise ExceptionGroup("several", [LimitExceeded(scope["slidegate"].decision), ValueError("no")])
+            elif step == "charge":
+                await charge(HTTPConnection(scope), 1, rule="own")
+            elif step == "limited":
+                await self.limit.check(HTTPConnection(scope))
+            else:
+                try:
+                    await self.limit.check(HTTPConnection(scope))
+                except LimitExceeded:
+                    continue
+
+    async def prepare(self, before: str) -> None:
+        if before == "ban":
+            await self.limiter.ban(PEER, "20s", reason="by hand")
+        elif before == "unban":
+            await self.limiter.unban(PEER)
+        elif before == "reset":
+            await self.limiter.reset(PEER)
+        elif before == "minute":
+            self.clock.advance(us=61_000_000)
+
+    async def ask(self, scope: Scope, steps: list[Any], leaves_after: int | None) -> list[Any]:
+        """Send one request, and return what came out of it."""
+        self.steps, out = steps, []
+
+        async def receive() -> Message:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def send(message: Message) -> None:
+            if leaves_after is not None and len(out) >= leaves_after:
+                raise OSError("the client has left")
+            out.append(dict(message))
+
+        try:
+            await self.gate(scope, receive, send)
+        except BaseException as error:
+            out.append((type(error), str(error)))
+        decision: Decision = scope["slidegate"].decision
+        return [*out, decision.allowed, decision.reason, decision.states]
+
+    async def state(self) -> object:
+        """Return everything that the gate left behind."""
+        counted = [
+            (await self.limiter.peek(key, rule.limits, rule=rule.name)).states
+            for key in (*PEERS, "everyone", "unknown-peer", "peer:testclient")
+            for rule in (*self.gate.rules, self.limit.rule)
+            if rule.limits
+        ]
+        bans = [str(ban) async for ban in self.limiter.bans()]
+        stats = self.limiter.stats("5m")
+        seen = {
+            (kind, name): (figures.seen.events, repr(figures.seen.rt), repr(figures.seen.first))
+            for kind, listed in (("rule", stats.rules), ("route", stats.routes), ("", {"total": stats.total}))
+            for name, figures in listed.items()
+        }
+        return counted, bans, seen, [(event.kind, event.message) for event in self.heard.events]
+
+
+REQUESTS: Final = st.fixed_dictionaries(
+    {
+        "type": st.sampled_from(["http", "http", "http", "http", "websocket"]),
+        "path": st.sampled_from(["/", "/free", "/limited"]),
+        "method": st.sampled_from(["GET", "GET", "GET", "HEAD", "POST", "OPTIONS"]),
+        "client": st.sampled_from([*((peer, 1) for peer in PEERS), (PEER, 2), None, ("testclient", 1), ("", 0)]),
+        "headers": st.sampled_from(
+            [{}, {"X-API-Key": "k"}, {"Origin": "https://example.org", "Access-Control-Request-Method": "PUT"}]
+        ),
+        "steps": st.one_of(
+            st.just([{"type": START, "status": 200, "headers": []}, {"type": BODY, "body": b"hi"}]),
+            st.just(["tick", {"type": START, "status": 200, "headers": []}, "tick", {"type": BODY, "body": b"hi"}]),
+            st.lists(STEPS, max_size=6),
+        ),
+        "leaves_after": st.sampled_from([None, None, None, 0, 1]),
+        "before": st.sampled_from(["", "", "", "", "ban", "unban", "minute", "reset"]),
+    }
+)
+OPTIONS: Final = st.fixed_dictionaries(
+    {
+        "headers": st.sampled_from(["draft", "draft", "legacy", "both", None]),
+        "statistics": st.booleans(),
+        "on_refused": st.sampled_from([None, None, lambda request, decision: Response("no", 418)]),
+        "preflight_limits": st.sampled_from(["2/minute", None]),
+    }
+)
+
+
+async def compare(
+    rules: Callable[[], list[Rule]], options: dict[str, Any], beside: str, requests: list[dict[str, Any]]
+) -> None:
+    plays = (Play(rules(), **options), Play(rules(), **options, **BESIDE[beside]()))
+    for asked in requests:
+        answers = []
+        for play in plays:
+            await play.prepare(asked["before"])
+            more = {name: asked[name] for name in ("type", "client", "headers")}
+            scope = scope_of(asked["path"], asked["method"], server=None, **more)
+            answers.append(await play.ask(scope, asked["steps"], asked["leaves_after"]))
+        assert answers[0] == answers[1]
+    assert await plays[0].state() == await plays[1].state()
+
+
+def check(
+    rules: Callable[[], list[Rule]],
+    options: dict[str, Any],
+    beside: str,
+    requests: list[dict[str, Any]],
+    decorated: bool,
+) -> None:
+    note(str(rules()))
+    one_second = patch.object(header_fields, "time", lambda: 1_700_000_000.0)
+    with one_second, nullcontext() if decorated else nothing_decorated():
+        asyncio.run(compare(rules, options, beside, requests))
+
+
+@settings(deadline=None)
+@given(
+    st.sampled_from(RULES),
+    OPTIONS,
+    st.sampled_from(list(BESIDE)),
+    st.lists(REQUESTS, min_size=1, max_size=6),
+    st.booleans(),
+)
+def test_answers_counts_figures_and_events_do_not_depend_on_what_no_request_meets(
+    rules: Callable[[], list[Rule]],
+    options: dict[str, Any],
+    beside: str,
+    requests: list[dict[str, Any]],
+    decorated: bool,
+) -> None:
+    check(rules, options, beside, requests, decorated)
+
+
+@pytest.mark.deep
+@settings(max_examples=5_000, deadline=None)
+@given(
+    st.sampled_from(RULES),
+    OPTIONS,
+    st.sampled_from(list(BESIDE)),
+    st.lists(REQUESTS, min_size=1, max_size=25),
+    st.booleans(),
+)
+def test_nor_do_they_over_many_long_stories(
+    rules: Callable[[], list[Rule]],
+    options: dict[str, Any],
+    beside: str,
+    requests: list[dict[str, Any]],
+    decorated: bool,
+) -> None:
+    check(rules, options, beside, requests, decorated)
+
+
+# -- what a request leaves in memory -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def later_requests() -> Iterator[None]:
+    with past_the_first_requests():
+        yield
+
+
+class Server:
+    """A server as uvicorn is one: what it sends a request with holds the scope of it."""
+
+    def __init__(self, scope: Scope) -> None:
+        self.scope = scope
+
+    async def receive(self) -> Message:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(self, message: Message) -> None:
+        self.scope.setdefault("sent", []).append(message["type"])
+
+
+@pytest.mark.parametrize("options", [{}, {"allowlist": OTHERS}, {"on_refused": lambda request, decision: Response()}])
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.usefixtures("later_requests")
+async def test_a_request_is_freed_without_the_garbage_collector(options: dict[str, Any], fails: bool) -> None:
+    async def page(scope: Scope, receive: Receive, send: Send) -> None:
+        await hello(scope, receive, send)
+        if fails and "marker" in scope:
+            raise RuntimeError("no")
+
+    app = RateLimitMiddleware(page, limits="4/hour", **options)
+    await statuses(app, 3)
+    gc.disable()
+    try:
+        for _ in range(2):  # one is admitted, one refused
+            server = Server({**scope_of("/"), "marker": True})
+            gone = weakref.ref(server)
+            try:
+                await app(server.scope, server.receive, server.send)
+            except RuntimeError:
+                assert fails
+            assert server.scope["sent"] == [START, BODY]
+            del server
+            assert gone() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("options", [{}, {"allowlist": OTHERS}])
+@pytest.mark.usefixtures("later_requests")
+async def test_what_an_application_sends_after_its_end_is_an_error_there_and_reaches_nobody(
+    options: dict[str, Any],
+) -> None:
+    kept: list[Send] = []
+
+    async def page(scope: Scope, receive: Receive, send: Send) -> None:
+        kept.append(send)
+        await hello(scope, receive, send)
+
+    app = RateLimitMiddleware(page, limits="9/hour", **options)
+    await statuses(app, 3)
+    server = Server(scope_of("/"))
+    await app(server.scope, server.receive, server.send)
+    for late in ({"type": BODY, "body": b"late"}, {"type": START, "status": 200, "headers": []}):
+        with pytest.raises(RuntimeError, match=f"{late['type']} was sent after the application had ended"):
+            await kept[-1](late)
+    assert server.scope["sent"] == [START, BODY]
+
+
+async def test_a_client_that_leaves_while_its_refusal_is_made_is_recorded_as_refused() -> None:
+    """The refusal is that of a limit at an endpoint, and no message of it has gone out."""
+    made = asyncio.Event()
+
+    async def slow(request: HTTPConnection, decision: Decision) -> Response:
+        made.set()
+        await asyncio.Event().wait()
+        raise AssertionError("nobody sets the event")
+
+    async def page(request: Request) -> Response:
+        return PlainTextResponse("hi")
+
+    app = Starlette(routes=[Route("/", RateLimit("1/hour", name="own")(page))])
+    app.add_middleware(RateLimitMiddleware, rules=[], limiter=(limiter := Limiter()), on_refused=slow)
+    assert (await call(app)).status == 200
+    task = asyncio.ensure_future(call(app))
+    await made.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (limiter.stats("5m").total.passed, limiter.stats("5m").total.refused) == (1, 1)
