@@ -27,8 +27,8 @@ from slidegate.testing.contract.desk import bucket
 from slidegate.testing.contract.player import settle
 from slidegate.testing.contract.programs import YEAR_2100_US, Program
 
-from ..patching import replace_everywhere
-from ..redis_servers import VALKEY, RedisCluster, RedisServer, needs_redis, needs_valkey
+from ...patching import replace_everywhere
+from ...redis_servers import VALKEY, RedisCluster, RedisServer, needs_redis, needs_valkey
 
 NUMBER = itertools.count()
 BOUND_S = 20

@@ -39,7 +39,7 @@ from slidegate.testing.contract.player import Player
 from slidegate.testing.contract.programs import Dice
 from slidegate.testing.reference.model import verdict_of
 
-from ..hurry import hurried
+from ...hurry import hurried
 
 MINUTE_US = 60_000_000
 HOUR_US = 3_600_000_000

@@ -25,9 +25,9 @@ from slidegate.testing.contract.desk import bucket
 from slidegate.testing.contract.player import settle
 from slidegate.testing.contract.programs import YEAR_2100_US, Program, program, programs
 
-from ..patching import replace_everywhere
-from ..redis_servers import RedisServer, needs_redis
-from .redis_twin import MOST_BANS, BanTwin, Twin
+from ...patching import replace_everywhere
+from ...redis_servers import RedisServer, needs_redis
+from .twin import MOST_BANS, BanTwin, Twin
 
 NUMBER = itertools.count()
 ROUNDS = 400

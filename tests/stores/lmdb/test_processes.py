@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def play(scene: str, path: Path, *given: object, before: tuple[str, ...] = ()) -> Any:
-    """Play a scene of `lmdb_scenes`, and return what it saw; a failed test shows what its processes said."""
-    command = [*before, sys.executable, "-m", "tests.stores.lmdb_scenes", scene, str(path), *map(str, given)]
+    """Play a scene of `scenes`, and return what it saw; a failed test shows what its processes said."""
+    command = [*before, sys.executable, "-m", "tests.stores.lmdb.scenes", scene, str(path), *map(str, given)]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     sys.stderr.write(ended.stderr[-4_000:])
     assert ended.returncode == 0

@@ -12,8 +12,8 @@ import redis
 
 from slidegate.core.errors import StoreError, StoreTimeout, StoreUnavailable
 
-from ..fault_proxy import FaultProxy
-from ..redis_servers import RedisServer, until, version_of
+from ...fault_proxy import FaultProxy
+from ...redis_servers import RedisServer, until, version_of
 
 
 @dataclass

@@ -12,8 +12,8 @@ import pytest
 
 from slidegate import Limit
 
-from ..redis_servers import RedisServer, needs_redis, until
-from .redis_worker import Orders, Worker, admitted_by
+from ...redis_servers import RedisServer, needs_redis, until
+from .worker import Orders, Worker, admitted_by
 
 pytestmark = needs_redis
 

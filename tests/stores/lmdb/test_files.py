@@ -27,7 +27,7 @@ from slidegate.stores.lmdb.files import opening as lmdb_opening
 from slidegate.stores.lmdb.files.data_files import check_directory, check_file_system, file_system
 from slidegate.stores.lmdb.files.layout import SCHEMA_VERSION
 from slidegate.testing import RecordingObserver
-from tests.stores.test_lmdb import fork, gate_held, in_another_process
+from tests.stores.lmdb.test_store import fork, gate_held, in_another_process
 
 HOUR_US = 3_600_000_000
 ASKED = ((Bucket("rule", parse_limits("5/hour")), "user:ann", 1),)

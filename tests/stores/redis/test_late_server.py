@@ -31,10 +31,10 @@ from slidegate.limiter.deadlines import Deadline
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import RecordingObserver
 
-from ..asgi import Answer, call, hello, scope_of
-from ..fault_proxy import FaultProxy
-from ..redis_servers import RedisCluster, RedisServer, free_port, needs_redis
-from .redis_faults import FAULTS, Place
+from ...asgi import Answer, call, hello, scope_of
+from ...fault_proxy import FaultProxy
+from ...redis_servers import RedisCluster, RedisServer, free_port, needs_redis
+from .faults import FAULTS, Place
 
 DEADLINE_S = 0.25
 BOUND_S = 10.0

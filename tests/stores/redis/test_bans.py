@@ -24,8 +24,8 @@ from slidegate.testing import FakeClock
 from slidegate.testing.contract.desk import bucket
 from slidegate.testing.contract.player import settle
 
-from ..fault_proxy import FaultProxy
-from ..redis_servers import RedisServer, needs_redis
+from ...fault_proxy import FaultProxy
+from ...redis_servers import RedisServer, needs_redis
 
 NUMBER = itertools.count()
 BOUND_S = 20

@@ -1,4 +1,4 @@
-"""A process that hits a limit on a shared Redis: ``python -m tests.stores.redis_worker``.
+"""A process that hits a limit on a shared Redis: ``python -m tests.stores.redis.worker``.
 
 It reads its orders, a JSON object, from the first line of its input, says "ready", begins with the second line, and
 prints the store's times of the requests that were admitted, as a JSON list.
@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-ROOT: Final = Path(__file__).resolve().parents[2]
+ROOT: Final = Path(__file__).resolve().parents[3]
 BOUND_S: Final = 60
 
 
@@ -55,7 +55,7 @@ class Worker:
     """A running worker, as its parent sees it."""
 
     def __init__(self, orders: Orders) -> None:
-        command = [sys.executable, "-m", "tests.stores.redis_worker"]
+        command = [sys.executable, "-m", "tests.stores.redis.worker"]
         self.process = subprocess.Popen(
             command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )

@@ -21,8 +21,8 @@ from slidegate.stores.redis import RedisStore
 from slidegate.stores.redis.packing import HIT, LIMITED, decision_of
 from slidegate.stores.redis.wire import connection as wire
 
-from ..fault_proxy import FaultProxy, stop_listening
-from ..redis_servers import RedisCluster, RedisServer, needs_redis
+from ...fault_proxy import FaultProxy, stop_listening
+from ...redis_servers import RedisCluster, RedisServer, needs_redis
 
 BOUND_S: Final = 20.0
 BUCKET: Final = Bucket("hit", parse_limits("3/hour"))

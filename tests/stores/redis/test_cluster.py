@@ -12,9 +12,9 @@ from slidegate import Limiter, Reason
 from slidegate.core.decision import Bucket
 from slidegate.core.limits import parse_limits
 
-from ..redis_servers import BOUND_S, RedisCluster, RedisServer, needs_redis, until
-from .redis_worker import Orders, Worker
-from .test_redis_processes import most_in_any
+from ...redis_servers import BOUND_S, RedisCluster, RedisServer, needs_redis, until
+from .test_processes import most_in_any
+from .worker import Orders, Worker
 
 pytestmark = needs_redis
 

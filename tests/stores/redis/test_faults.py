@@ -26,9 +26,9 @@ from slidegate.stores.memory.store import DEFAULT_MAX_KEYS, MemoryStore
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import FakeClock, RecordingObserver
 
-from ..fault_proxy import FaultProxy
-from ..redis_servers import RedisServer, ReplicaPair, Sentinel, needs_redis, until
-from .redis_faults import FAULTS, Place
+from ...fault_proxy import FaultProxy
+from ...redis_servers import RedisServer, ReplicaPair, Sentinel, needs_redis, until
+from .faults import FAULTS, Place
 
 pytestmark = needs_redis
 

@@ -33,7 +33,7 @@ from slidegate.testing.contract.programs import (
     Step,
 )
 
-from ..redis_servers import RedisServer
+from ...redis_servers import RedisServer
 
 ROW_HEAD = 5
 """Version and serial, which memory does not write."""

@@ -1,6 +1,6 @@
 """Scenes with several processes around one LMDB environment, each in a process of its own that forks its actors.
 
-Run as ``python -m tests.stores.lmdb_scenes NAME PATH [NUMBER ...]``; what was seen is printed as one line of JSON.
+Run as ``python -m tests.stores.lmdb.scenes NAME PATH [NUMBER ...]``; what was seen is printed as one line of JSON.
 """
 
 from __future__ import annotations

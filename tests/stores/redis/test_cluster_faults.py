@@ -18,8 +18,8 @@ from slidegate import BanPolicy, Limiter, Reason
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import RecordingObserver
 
-from ..fault_proxy import FaultProxy
-from ..redis_servers import BOUND_S, RedisCluster, RedisServer, needs_redis
+from ...fault_proxy import FaultProxy
+from ...redis_servers import BOUND_S, RedisCluster, RedisServer, needs_redis
 
 pytestmark = needs_redis
 

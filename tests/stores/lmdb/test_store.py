@@ -34,7 +34,7 @@ from slidegate.stores.lmdb.batching import LOOK_EVERY
 from slidegate.stores.lmdb.files.data_files import DATA
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.testing.contract import StoreContract
-from tests.stores.lmdb_remote import SMALL, Remote, TwoProcesses
+from tests.stores.lmdb.remote import SMALL, Remote, TwoProcesses
 
 MINUTE_US = 60_000_000
 SHARED_MEMORY = Path("/dev/shm")

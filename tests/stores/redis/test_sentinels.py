@@ -14,7 +14,7 @@ from slidegate.core.errors import StoreError, StoreUnavailable
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import RecordingObserver
 
-from ..redis_servers import BOUND_S, ReplicaPair, Sentinel, needs_redis, until
+from ...redis_servers import BOUND_S, ReplicaPair, Sentinel, needs_redis, until
 
 pytestmark = needs_redis
 

@@ -21,8 +21,8 @@ from slidegate.testing.contract.desk import bucket
 from slidegate.testing.contract.player import settle
 from slidegate.testing.contract.programs import YEAR_2100_US
 
-from ..fault_proxy import FaultProxy
-from ..redis_servers import RedisServer, needs_redis
+from ...fault_proxy import FaultProxy
+from ...redis_servers import RedisServer, needs_redis
 
 pytestmark = needs_redis
 

@@ -21,7 +21,7 @@ from slidegate.core.windows.rings import new_window
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.lmdb.files.layout import SCHEMA_VERSION
 from slidegate.testing import FakeClock, RecordingObserver
-from tests.stores.test_lmdb import fork
+from tests.stores.lmdb.test_store import fork
 
 HOUR_US = 3_600_000_000
 SMALL: dict[str, Any] = {"map_size": 1 << 20}

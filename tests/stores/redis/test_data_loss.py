@@ -21,7 +21,7 @@ from slidegate.testing import RecordingObserver
 from slidegate.testing.contract.desk import bucket
 from slidegate.testing.contract.player import settle
 
-from ..redis_servers import RedisServer, needs_redis
+from ...redis_servers import RedisServer, needs_redis
 
 NUMBER = itertools.count()
 BOUND_S = 20

@@ -15,7 +15,7 @@ from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import FakeClock
 
 SMALL: dict[str, Any] = {"map_size": 1 << 20}
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 class Remote:

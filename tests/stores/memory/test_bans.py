@@ -26,7 +26,7 @@ from slidegate.stores.memory import bans as memory_bans
 from slidegate.stores.memory.store import MemoryStore
 from slidegate.testing import FakeClock, RecordingObserver
 
-from ..hurry import hurried
+from ...hurry import hurried
 
 SECOND_US = 1_000_000
 HOUR_US = 3_600 * SECOND_US
