@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 import tracemalloc
 from collections import defaultdict
@@ -10,7 +9,7 @@ from collections import defaultdict
 import pytest
 from hypothesis import given
 
-from slidegate.core import BookedWindow, Bucket, Decision, Limit, Reason, parse_limits
+from slidegate.core import Bucket, Decision, Reason, parse_limits
 from slidegate.limiter import Limiter
 from slidegate.stores.memory.store import MemoryStore
 from slidegate.testing import FakeClock
@@ -25,10 +24,6 @@ def bucket(
     return Bucket(
         rule, parse_limits(limits), count_denied=count_denied, wait_us=round(wait_s * SECOND_US), wait_max=places
     )
-
-
-def held(store: MemoryStore) -> list[object]:
-    return [window for table in store._tables.values() for window in [*table.windows.values(), *table.cells.values()]]
 
 
 # -- the bound, from a plain list of what was let through and when --------------------------------------------------
@@ -89,13 +84,6 @@ def test_no_window_holds_more_than_the_amount_with_those_who_wait(program: Progr
     assert Ledger(program._replace(modes=modes)).breaches() == []
 
 
-def test_the_ledger_finds_a_window_that_holds_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(BookedWindow, "room_us", lambda window, from_us, amount, cost, ahead=0: from_us)
-    limits = (Limit(2, "10s"),)
-    moves = [Ask(((0, "ann", 2),), patient=False)] * 3
-    assert len(Ledger(Program(0, (limits,), (Mode(wait_us=20 * SECOND_US, wait_max=5),), moves)).breaches()) > 0
-
-
 # -- waiting ---------------------------------------------------------------------------------------------------------
 
 
@@ -132,38 +120,6 @@ def test_places_are_counted_per_key_and_per_bucket_that_has_no_room() -> None:
     assert [store.hit(((shared, "all", 1),)).reason for _ in range(3)] == [Reason.WAITED] * 2 + [Reason.LIMITED]
 
 
-def test_one_window_asked_twice_is_booked_once_for_both() -> None:
-    clock = FakeClock()
-    store, asked = MemoryStore(clock=clock), bucket("5/minute", wait_s=60, places=1)
-    store.hit(((asked, "ann", 3),))
-    waited = store.hit(((asked, "ann", 1), (asked, "ann", 2)))
-    assert (waited.reason, waited.wait_us) == (Reason.WAITED, 60 * SECOND_US)
-    assert store.hit(((asked, "ann", 1), (asked, "ann", 2))).reason is Reason.LIMITED
-    assert store.hit(((asked, "ann", 1), (asked, "ann", 5))).reason is Reason.TOO_LARGE
-    assert store.refund(waited) is True
-    assert store.hit(((asked, "ann", 2),)).wait_us == 0
-
-
-def test_a_window_asked_twice_is_booked_in_its_own_place_alone() -> None:
-    clock = FakeClock()
-    store, asked = MemoryStore(clock=clock), bucket("5/minute", wait_s=60, places=1)
-    store.hit(((asked, "ann", 3),))
-    assert store.hit(((asked, "ann", 1), (asked, "ann", 2))).reason is Reason.WAITED
-    (table,) = store._tables.values()
-    assert [*table.windows, *table.cells] == [
-        "ann"
-    ]  # and not the shared cell as well, where a step back would find the units again
-
-
-def test_a_look_at_a_place_takes_none() -> None:
-    store, asked = MemoryStore(clock=FakeClock()), bucket("2/minute", wait_s=60, places=1)
-    store.hit(((asked, "ann", 2),))
-    for _ in range(5):
-        peeked = store.peek(((asked, "ann", 1),))
-        assert (peeked.reason, peeked.wait_us, store.refund(peeked)) == (Reason.WAITED, 60 * SECOND_US, False)
-    assert not any(isinstance(window, BookedWindow) for window in held(store))
-
-
 def test_keys_that_wait_are_not_let_go_and_need_no_more_than_others_afterwards() -> None:
     clock = FakeClock()
     store = MemoryStore(clock=clock)
@@ -175,79 +131,10 @@ def test_keys_that_wait_are_not_let_go_and_need_no_more_than_others_afterwards()
         store.hit(((other, "bob", 1),))
     assert store.hit(((asked, "ann", 1),)).wait_us == 2 * SECOND_US
     clock.advance("3s")
-    for _ in range(3):
-        store.hit(((other, "bob", 1),))
-    assert not any(isinstance(window, BookedWindow) for window in held(store))
     clock.advance("2m")
     for _ in range(10):
         store.hit(((other, "bob", 1),))
     assert store.stats().keys == 1
-
-
-def test_a_window_that_is_let_go_of_its_bookings_still_takes_refunds() -> None:
-    clock = FakeClock()
-    store, asked = MemoryStore(clock=clock), bucket("2/10s", wait_s=10, places=5)
-    store.hit(((asked, "ann", 2),))
-    waited = store.hit(((asked, "ann", 2),))
-    clock.advance("13s")
-    for _ in range(5):
-        store.hit(((bucket("9/s", "other"), "bob", 1),))
-    assert not any(isinstance(window, BookedWindow) for window in held(store))
-    assert store.refund(waited) is True
-    assert store.hit(((asked, "ann", 2),)).wait_us == 0
-
-
-def test_strangers_in_a_shared_cell_wait_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slidegate.stores.memory.tables.SHARED_CELLS", 1)
-    clock = FakeClock()
-    store, asked = MemoryStore(max_keys=1, clock=clock), bucket("2/minute", wait_s=60, places=1)
-    store.hit(((asked, "first", 1),))
-    store.hit(((asked, "ann", 2),))
-    assert store.hit(((asked, "bob", 2),)).wait_us == 60 * SECOND_US
-    assert store.hit(((asked, "eve", 1),)).reason is Reason.LIMITED
-    clock.advance("1m")
-    assert store.hit(((asked, "ann", 1),)).reason is Reason.WAITED
-
-
-def test_a_reset_frees_the_places_too() -> None:
-    store, asked = MemoryStore(clock=FakeClock()), bucket("2/minute", wait_s=60, places=1)
-    store.hit(((asked, "ann", 2),))
-    waited = store.hit(((asked, "ann", 2),))
-    store.reset("ann")
-    assert store.refund(waited) is False
-    assert store.hit(((asked, "ann", 2),)).wait_us == 0
-
-
-def test_ordinary_buckets_of_the_same_rule_see_what_is_booked() -> None:
-    clock = FakeClock()
-    store, plain = MemoryStore(clock=clock), bucket("2/minute")
-    assert store.hit(((plain, "ann", 2),))
-    assert store.hit(((bucket("2/minute", wait_s=60, places=1), "ann", 2),)).wait_us == 60 * SECOND_US
-    refused = store.hit(((plain, "ann", 1),))
-    assert (refused.reason, refused.retry_after_us) == (Reason.LIMITED, 120 * SECOND_US)
-    clock.advance(us=120 * SECOND_US - 1)
-    assert not store.hit(((plain, "ann", 1),))
-    clock.advance(us=1)
-    assert store.hit(((plain, "ann", 1),))
-
-
-def test_the_wait_over_several_limits_ends_when_all_have_room_at_once() -> None:
-    clock = FakeClock()
-    store, waiting, brief = (
-        MemoryStore(clock=clock),
-        bucket("2/10s", "first", wait_s=60, places=9),
-        bucket("1/7s", "second"),
-    )
-    first = store.hit(((waiting, "ann", 2),))
-    assert store.hit(((waiting, "ann", 2),)).wait_us == 10 * SECOND_US
-    store.refund(first)
-    store.hit(((brief, "ann", 1),))
-    plain = bucket("2/10s", "first")
-    # Alone, `first` has room from 0:20 on, and `second` from 0:07 on.
-    refused = store.hit(((plain, "ann", 1), (brief, "ann", 1)))
-    assert [state.retry_after_us for state in refused.states] == [20 * SECOND_US, 7 * SECOND_US]
-    clock.advance("20s")
-    assert store.hit(((plain, "ann", 1), (brief, "ann", 1)))
 
 
 # -- debts and refusals that count -----------------------------------------------------------------------------------
@@ -271,7 +158,7 @@ def test_huge_debts_and_endless_hammering_need_no_memory(limits: str) -> None:
     store.charge(((counting, "ann", 10**30),))
     tracemalloc.start()
     try:
-        for _ in range(3_000):
+        for _ in range(1_000):
             store.charge(((counting, "ann", 10**30),))
             assert store.hit(((counting, "ann", 1),)).reason is Reason.LIMITED
         grown, _ = tracemalloc.get_traced_memory()
@@ -299,45 +186,3 @@ def test_a_debt_in_a_full_store_is_told_like_any_other_hit() -> None:
     store.observe(lambda event: events.append(event.kind))
     store.charge(((asked, "ann", 1), (asked, "bob", 1)))
     assert events == ["keys_shared"]
-
-
-# -- reserving and handing back ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("limits", ["5/hour", "5/hour @4", "5/hour; 100/day"])
-async def test_500_logins_let_no_more_than_5_wrong_passwords_through(limits: str, rng: random.Random) -> None:
-    clock = FakeClock()
-    limiter = Limiter(MemoryStore(clock=clock))
-    wrong, inside, most = 0, 0, 0
-
-    async def login(right: bool) -> None:
-        nonlocal wrong, inside, most
-        for _ in range(rng.randrange(20)):
-            await asyncio.sleep(0)
-        decision = await limiter.hit("ann", limits)
-        if not decision:
-            return
-        inside += 1
-        most = max(most, inside)
-        for _ in range(rng.randrange(3)):
-            await asyncio.sleep(0)
-        inside -= 1
-        if right:
-            assert await limiter.refund(decision) is True
-        else:
-            wrong += 1
-
-    await asyncio.gather(*(login(rng.random() < 0.95) for _ in range(500)))
-    assert most <= 5
-    assert wrong <= 5
-    assert (await limiter.peek("ann", limits, 0)).states[0].remaining == 5 - wrong
-
-
-@pytest.mark.parametrize("limits", ["5/minute", "5/minute @4"])
-def test_a_refund_forgets_the_refusal(limits: str) -> None:
-    clock = FakeClock()
-    store, asked = MemoryStore(clock=clock), bucket(limits)
-    decisions = [store.hit(((asked, "ann", 1),)) for _ in range(5)]
-    assert not store.hit(((asked, "ann", 1),))
-    assert store.refund(decisions[-1]) is True
-    assert store.hit(((asked, "ann", 1),)).remaining == 0

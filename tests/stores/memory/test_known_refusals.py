@@ -1,10 +1,8 @@
-"""A refusal that a memory store knows already costs no lock, and is the one that looking again would give."""
+"""A refusal that a memory store knows already is the one that looking again would give."""
 
 from __future__ import annotations
 
 import random
-from queue import Queue
-from threading import Thread
 
 import pytest
 
@@ -15,17 +13,6 @@ from slidegate.testing import FakeClock
 
 LIMITS = ("4/second @4", "3/second @4", "9/second @4", "7/second @4", "5/second; 9/2s")
 KEYS = ("ann", "bob")
-
-
-@pytest.mark.parametrize("limits", ["1/day", "100/day"])
-def test_a_known_refusal_is_answered_while_another_thread_holds_the_lock(limits: str) -> None:
-    store, asked = MemoryStore(), Bucket("rule", parse_limits(limits))
-    while store.hit(((asked, "ann", 1),)):
-        pass
-    answers: Queue[Decision] = Queue()
-    with store._lock:
-        Thread(target=lambda: answers.put(store.hit(((asked, "ann", 1),))), daemon=True).start()
-        assert not answers.get(timeout=60)
 
 
 def test_known_refusals_are_those_of_a_store_that_always_looks(
