@@ -21,7 +21,7 @@ from slidegate.testing import RecordingObserver
 from ...fault_proxy import FaultProxy
 from ...redis_servers import BOUND_S, RedisCluster, RedisServer, needs_redis
 
-pytestmark = needs_redis
+pytestmark = [needs_redis, pytest.mark.all]
 
 TICK_S: Final = 0.02
 BACK_TICKS: Final = 100
@@ -253,22 +253,6 @@ async def test_a_ban_that_is_known_holds_while_the_node_with_the_bans_is_gone(sc
             for _ in range(30):
                 assert (await site.limiter.hit(key, LIMIT)).reason is Reason.BANNED
                 await asyncio.sleep(0.05)
-
-
-async def test_a_foreign_value_under_one_key_is_the_trouble_of_that_key_alone(scene: Scene) -> None:
-    site = Site(scene)
-    server, key = next(iter(site.keys.items()))
-    other = scene.key_on(server, 1)
-    async with site.limiter:
-        await site.ready()
-        (name,) = server.command("KEYS", f"*:w:{{{key}}}")
-        server.command("SET", name, "abc")
-        for _ in range(20):
-            answers = await asyncio.gather(*(site.limiter.hit(one, LIMIT) for one in (key, other, key)))
-            assert [answer.reason for answer in answers] == [Reason.UNAVAILABLE, Reason.OK, Reason.UNAVAILABLE]
-        assert "WRONGTYPE" in site.heard.events[0].message
-        server.command("DEL", name)
-        assert (await site.limiter.hit(key, LIMIT)).allowed
 
 
 # -- the slot of the bans is on its way ------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ What was admitted is known from the store's own times, taken together from all p
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import pytest
@@ -16,12 +16,6 @@ from ...redis_servers import RedisServer, needs_redis, until
 from .worker import Orders, Worker, admitted_by
 
 pytestmark = needs_redis
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
-    with RedisServer() as server:
-        yield server
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +37,7 @@ def most_in_any(times_us: Sequence[int], window_us: int) -> int:
     ("processes", "amount", "window_us"),
     [
         pytest.param(4, 1_000, 500_000, id="slices"),
-        pytest.param(4, 50, 500_000, id="times of every unit"),
+        pytest.param(4, 50, 500_000, id="times of every unit", marks=pytest.mark.all),
         pytest.param(8, 10_000, 2_000_000, id="large", marks=pytest.mark.deep),
     ],
 )
@@ -57,16 +51,19 @@ def test_processes_together_get_exactly_the_amount_in_any_window(
     assert len(times_us) > amount
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("hits", [480, pytest.param(5_000, marks=pytest.mark.deep)])
 def test_four_processes_with_four_connections_each_admit_777_together(server: RedisServer, hits: int) -> None:
     assert len(admitted_by([Orders(server.url, "777/hour", hits=hits, connections=4)] * 4)) == 777
 
 
+@pytest.mark.all
 def test_hosts_whose_clocks_disagree_share_one_limit(server: RedisServer) -> None:
     orders = [Orders(server.url, "100/hour", hits=80, skew_s=skew_s) for skew_s in (-5, -0.25, 0.25, 5)]
     assert len(admitted_by(orders)) == 100
 
 
+@pytest.mark.all
 def test_a_store_that_was_used_before_a_fork_is_used_after_it_on_both_sides(server: RedisServer) -> None:
     assert len(admitted_by([Orders(server.url, "500/hour", hits=400, forks=4)])) == 500
 
@@ -75,6 +72,7 @@ def holds_windows(server: RedisServer, count: int) -> bool:
     return len(server.command("KEYS", "*:w:*")) >= count
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("kills", [3, pytest.param(50, marks=pytest.mark.deep)])
 def test_clients_that_are_killed_leave_no_key_that_stays(server: RedisServer, kills: int) -> None:
     limit = Limit(1_000, "10m")

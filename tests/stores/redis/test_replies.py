@@ -6,9 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from struct import pack
 from typing import Any, Final
-from unittest.mock import Mock
 
 import hiredis
 import pytest
@@ -18,7 +16,6 @@ from slidegate.core.decision import Bucket
 from slidegate.core.errors import StoreError, StoreUnavailable
 from slidegate.core.limits import parse_limits
 from slidegate.stores.redis import RedisStore
-from slidegate.stores.redis.packing import HIT, LIMITED, decision_of
 from slidegate.stores.redis.wire import connection as wire
 
 from ...fault_proxy import FaultProxy, stop_listening
@@ -127,19 +124,14 @@ async def test_an_answer_that_is_none_is_a_clear_error_for_hits_and_commands(rng
                 outcome(lambda: store.bans.ban("user:3", 1_000_000, "", "")),
                 outcome(lambda: store.bans.strike(policy, "user:4", 1, "")),
                 outcome(lambda: store.bans.find(("user:5",))),
+                outcome(lambda: store.reset_all()),
             ]
             for found in await asyncio.gather(*asked):
                 assert isinstance(found, (StoreError, Decision, bool)) or found is None, found
                 errors += [str(found)] if isinstance(found, StoreError) else []
         assert any("gave an answer that does not fit" in error for error in errors), errors
+        assert "makes no sense" in str(await outcome(lambda: store.read_figures("5s", 0, 0)))
         await store.close()
-
-
-@pytest.mark.parametrize("wait_us", [-3, -(2**62)])
-def test_a_wait_that_cannot_be_is_refused(wait_us: int) -> None:
-    answer = pack("<BQqqqI", LIMITED, 3, 0, 0, wait_us, 1)
-    with pytest.raises(StoreUnavailable, match="answer that does not fit"):
-        decision_of(answer, HIT, CHECKS, 0)
 
 
 async def test_an_answer_without_end_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,31 +148,14 @@ async def test_an_answer_without_end_is_not_kept(monkeypatch: pytest.MonkeyPatch
 
 async def test_long_answers_that_end_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire, "MOST_UNREAD", 100_000)
-    many = b"".join(packed([b"x" * 50_000]) for _ in range(20))
-    heard: list[Any] = []
-    line = wire.Wire(asyncio.get_running_loop(), "a server", 10.0, None)  # type: ignore[arg-type]
-    line._transport = Mock(asyncio.Transport)
-    for _ in range(20):
-        line.send(heard.append, b"PING")
-    for first in range(0, len(many), 30_000):
-        line.data_received(many[first : first + 30_000])
-    assert heard == [[b"x" * 50_000]] * 20
-    line.close(StoreUnavailable("done"))
+    async with server_that_says(lambda command: packed([b"x" * 90_000])) as url:
+        store = RedisStore(url)
+        found = [await outcome(lambda: store.reset("user:2")) for _ in range(20)]
+        assert all("does not fit" in str(each) for each in found), "each was read to its end"
+        await store.close()
 
 
 # -- closing ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def server() -> Any:
-    with RedisServer() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Any:
-    with RedisCluster() as cluster:
-        yield cluster
 
 
 def questions_to(store: RedisStore) -> list[Callable[[], Any]]:
@@ -203,8 +178,8 @@ async def test_closing_tells_everybody_who_waits_at_any_moment(
 ) -> None:
     async with FaultProxy(server.port) as proxy:
         for _ in range(40):
-            store = RedisStore(f"redis://127.0.0.1:{proxy.port}" if kind == "server" else cluster.url)
-            other = RedisStore(server.url if kind == "server" else cluster.url)
+            store = RedisStore(f"redis://127.0.0.1:{proxy.port}" if kind == "server" else cluster.url, timeout=BOUND_S)
+            other = RedisStore(server.url if kind == "server" else cluster.url, timeout=BOUND_S)
             proxy.delay_s = rng.choice([0.0, 0.002])
             if rng.random() < 0.7:
                 await store.hit(CHECKS)

@@ -16,7 +16,7 @@ from slidegate.testing import RecordingObserver
 
 from ...redis_servers import BOUND_S, ReplicaPair, Sentinel, needs_redis, until
 
-pytestmark = needs_redis
+pytestmark = [needs_redis, pytest.mark.all]
 
 SECRET = b"s" * 32
 LIMIT = "1000/hour"
@@ -87,6 +87,9 @@ async def test_a_failover_is_followed_while_the_first_sentinel_hangs(
         until(lambda: all(port_of(sentinel) == pair.replica.port for sentinel in sentinels[1:]), "sentinels agree")
         pair.master.kill()
         assert await ticks_until_served(limiter) >= 0
+        left = (await limiter.peek("user:1", LIMIT, 0)).remaining
+        assert left is not None
+        assert left < 999, "what was counted goes on"
 
 
 def port_of(sentinel: Sentinel) -> int:

@@ -1,11 +1,10 @@
-"""Playing random programs to a Redis store and to a memory store side by side, down to the bytes that stay in Redis."""
+"""Playing random programs to a Redis store and to a memory store, which asks the core, side by side."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
 from datetime import timedelta
-from struct import unpack_from
 from typing import Any
 
 from slidegate import BanPolicy
@@ -13,7 +12,6 @@ from slidegate.core.addresses import parse_address
 from slidegate.core.bans.in_force import Ban, ban_key
 from slidegate.core.decision import Bucket, Check, Decision
 from slidegate.core.limits import Limit
-from slidegate.core.windows.codec import pack_window
 from slidegate.stores.memory.store import MemoryStore
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import FakeClock
@@ -33,45 +31,34 @@ from slidegate.testing.contract.programs import (
     Step,
 )
 
-from ...redis_servers import RedisServer
-
-ROW_HEAD = 5
-"""Version and serial, which memory does not write."""
 IN_ONE_TURN = 4
-FIELD_BYTES = 8
-BOOKED, WITH_SURPLUS, TIMES = 4, 2, b"\1"
-NEVER_US = 2**62
 
 
 class Twin:
-    """Plays a program of windows to both stores, several moves in one turn, and compares answers and bytes.
+    """Plays a program of windows to both stores, several moves in one turn, and compares answers.
 
     Args:
-        store: The Redis store, with readable keys.
+        store: The Redis store.
         clock: The clock of both.
         made: The program.
-        changes_rings: Whether to play changes of an amount that need the other kind of ring. Charges from before cannot
-            be handed back then, so programs without such changes have more refunds.
     """
 
-    def __init__(self, store: RedisStore, clock: FakeClock, made: Program, *, changes_rings: bool = False) -> None:
+    def __init__(self, store: RedisStore, clock: FakeClock, made: Program) -> None:
         self.store = store
         self.memory = MemoryStore(clock=clock)
         self.clock = clock
         self.program = made
-        self.changes_rings = changes_rings
         self.plain = [Bucket(f"rule-{number}", limits) for number, limits in enumerate(made.rules)]
         self.pending: list[tuple[Any, Any]] = []
         self.charged: list[tuple[Decision, Decision]] = []
 
-    async def play(self, server: RedisServer) -> None:
-        """Play all moves, and compare what stays."""
+    async def play(self) -> None:
+        """Play all moves, and compare what is left in every window."""
         for number, move in enumerate(self.program.moves):
             await self._play(number, move)
             if number % IN_ONE_TURN == IN_ONE_TURN - 1:
                 await self._answers()
         await self._look_after_all()
-        self.compare_bytes(server)
 
     async def _play(self, number: int, move: Move) -> None:
         match move:
@@ -88,7 +75,7 @@ class Twin:
                 self.memory.reset(key)
                 self.pending.append((self.store.reset(key), None))  # whether an empty window is one is a store's affair
             case Step(span_us):
-                await self._go_to(max(self.clock.now_us + span_us, 0))
+                await self._go_to(self.clock.now_us + span_us)
             case Align(slice_us, offset_us):
                 await self._go_to(self.clock.now_us + slice_us - self.clock.now_us % slice_us + offset_us)
             case Change(rule, number, amount):
@@ -102,19 +89,9 @@ class Twin:
             self.pending.append((self.store.refund(ours), self.memory.refund(theirs)))
 
     async def _go_to(self, now_us: int) -> None:
-        """Set the clock. Before and after a step back every window is looked at, see `testing.contract.player`."""
-        back = now_us < self.clock.now_us
-        await (self._look_after_all() if back else self._answers())
-        if back and self._carries():
-            return  # how long a store carries units that it has no room for is its own affair
-        self.clock.set(now_us)
-        if back:
-            await self._look_after_all()
-
-    def _carries(self) -> bool:
-        """Tell whether a lowered amount has made any window carry units that its ring has no room for."""
-        windows = [window for table in self.memory._tables.values() for window in table.windows.values()]
-        return any(getattr(getattr(window, "ring", window), "_surplus", None) for window in windows)
+        """Set the clock; time goes on alone, because the contract plays steps back."""
+        await self._answers()
+        self.clock.set(max(now_us, self.clock.now_us))
 
     def _both(self, what: str, checks: Sequence[Check]) -> None:
         self.pending.append((getattr(self.store, what)(checks), getattr(self.memory, what)(checks)))
@@ -132,7 +109,7 @@ class Twin:
                 assert answer == theirs, f"Redis says {answer} to a refund, memory {theirs}"
 
     async def _look_after_all(self) -> None:
-        """Look at every window: a store may drop expired units whenever it likes."""
+        """Ask every window for nothing."""
         await self._answers()
         charged = self.charged.copy()
         for bucket in self.plain:
@@ -142,13 +119,10 @@ class Twin:
         self.charged = charged  # there is nothing to hand back of a look
 
     def _change(self, rule: int, number: int, amount: int) -> None:
-        """Change an amount; where that takes the other ring, only if the rings are to be changed."""
         limits = list(self.plain[rule].limits)
         old = limits[number]
         limits[number] = Limit(amount, timedelta(microseconds=old.window_us), resolution=old.resolution)
         if limits[number].exact is not old.exact:
-            if not self.changes_rings or self._carries():
-                return
             self.charged.clear()  # a charge that is kept in another way cannot be found again
         self.plain[rule] = Bucket(self.plain[rule].rule, limits)
 
@@ -156,44 +130,12 @@ class Twin:
         modes = self.program.modes
         return [(self.plain[rule] if plain else _with(self.plain[rule], modes[rule]), *rest) for rule, *rest in demand]
 
-    def compare_bytes(self, server: RedisServer) -> None:
-        """Compare the windows that anything is left in, byte for byte."""
-        plans = {bucket: self.store._tools.packing._plan(bucket) for bucket in self.plain}
-        windows_us = {
-            plan[:FIELD_BYTES]: limit.window_us
-            for bucket in plans
-            for plan, limit in zip(plans[bucket], bucket.limits, strict=True)
-        }
-        for key in KEYS:
-            rows = server.command("HGETALL", f"{self.store._prefix}:w:{{{key}}}")
-            tables = self.memory._tables.values()
-            found = [(table._look(key), table) for table in tables]
-            kept = [(pack_window(window), table) for window, table in found if window is not None]
-            ours = [self._told(row[ROW_HEAD:], windows_us.get(field, NEVER_US)) for field, row in rows.items()]
-            theirs = [self._told(packed, table.limit.window_us) for packed, table in kept]
-            assert sorted(filter(None, ours)) == sorted(filter(None, theirs)), f"{key}: {ours} in Redis, {theirs} here"
-
-    def _told(self, packed: bytes, window_us: int) -> bytes:
-        """Return the part of a window's bytes that says anything; see `core.windows.codec`.
-
-        An empty ring of times may still say when its last unit came, and any may carry units that have left.
-        """
-        at = 0
-        if packed[0] == BOOKED:
-            bookings, waiters = unpack_from("<II", packed, 9)
-            at = 17 + 16 * bookings + 8 * waiters
-        head, ring = packed[:at], packed[at:]
-        aged = ring[0] == WITH_SURPLUS and unpack_from("<q", ring, 9)[0] <= self.clock.now_us - window_us
-        if aged or (ring[0] == WITH_SURPLUS and self.changes_rings):
-            ring = TIMES + ring[17:]
-        return head if (ring[0] == TIMES[0] and ring[1:3] == b"\0\0") or not any(ring[1:]) else packed[:at] + ring
-
 
 def _with(bucket: Bucket, mode: Any) -> Bucket:
     return Bucket(bucket.rule, bucket.limits, bucket.names, **mode._asdict())
 
 
-MOST_BANS = 40
+MAX_BANS = 40
 """Room for everybody, but for no more than four of the six prefixes."""
 POLICIES = (
     BanPolicy("2/minute", "1h", factor=3, longest="1d", forgive="2h", jitter=0.2, name="p", most="3/hour"),
@@ -215,7 +157,7 @@ class BanTwin:
 
     def __init__(self, store: RedisStore, clock: FakeClock) -> None:
         self.clock = clock
-        self.books: tuple[Any, Any] = store.bans, MemoryStore(clock=clock, max_bans=MOST_BANS).bans
+        self.books: tuple[Any, Any] = store.bans, MemoryStore(clock=clock, max_bans=MAX_BANS).bans
 
     async def play(self, rolled: bytes) -> None:
         """Play moves until the bytes are used up."""
