@@ -27,7 +27,8 @@ from slidegate.stores.lmdb.files import opening as lmdb_opening
 from slidegate.stores.lmdb.files.data_files import check_directory, check_file_system, file_system
 from slidegate.stores.lmdb.files.layout import SCHEMA_VERSION
 from slidegate.testing import RecordingObserver
-from tests.stores.lmdb.test_store import fork, gate_held, in_another_process
+
+from .test_store import child, fork, gate_held, in_another_process
 
 HOUR_US = 3_600_000_000
 ASKED = ((Bucket("rule", parse_limits("5/hour")), "user:ann", 1),)
@@ -60,17 +61,19 @@ def zeroed(data: Path) -> None:
         file.write(bytes(8_192))
 
 
-def cut_off(data: Path) -> None:
-    os.truncate(data, 8 * 4_096)
-
-
 def second_page_damaged(data: Path) -> None:
     with data.open("r+b") as file:
         file.seek(4_096)
         file.write(b"x" * 64)
 
 
-@pytest.mark.parametrize("damage", [zeroed, second_page_damaged])
+def all_but_the_heads_damaged(data: Path) -> None:
+    with data.open("r+b") as file:
+        file.seek(2 * 4_096)
+        file.write(b"\xff" * 8 * 4_096)
+
+
+@pytest.mark.parametrize("damage", [zeroed, second_page_damaged, all_but_the_heads_damaged])
 def test_a_damaged_file_is_set_aside_and_its_bans_are_rescued(place: Path, damage: Callable[[Path], None]) -> None:
     damage(place / "data.mdb")
     store, heard = opened(place)
@@ -84,20 +87,14 @@ def test_a_damaged_file_is_set_aside_and_its_bans_are_rescued(place: Path, damag
     store.close()
 
 
-@pytest.mark.parametrize("content", [b"x" * 4_096, b"not a database\n", bytes(4_096), bytes(100_000)])
-def test_what_is_no_data_file_is_set_aside(place: Path, content: bytes) -> None:
-    (place / "data.mdb").write_bytes(content)
+@pytest.mark.parametrize("content", [b"x" * 4_096, b"not a database\n", bytes(4_096), bytes(100_000), None])
+def test_what_is_no_data_file_is_set_aside(place: Path, content: bytes | None) -> None:
+    data = place / "data.mdb"
+    data.write_bytes(data.read_bytes()[: 8 * 4_096] if content is None else content)  # None: it is cut off
     store, heard = opened(place)
+    assert content is not None or "it ends after 32768 bytes" in heard.events[0].message
     assert heard.kinds[0] == "store_set_aside"
     assert store.hit(ASKED).remaining == 4  # type: ignore[union-attr]
-    store.close()
-
-
-def test_a_file_that_is_cut_off_is_set_aside(place: Path) -> None:
-    cut_off(place / "data.mdb")
-    store, heard = opened(place)
-    assert heard.kinds[0] == "store_set_aside"
-    assert "it ends after 32768 bytes" in heard.events[0].message
     store.close()
 
 
@@ -190,29 +187,10 @@ def test_files_that_are_taken_away_are_made_again(place: Path, monkeypatch: pyte
     store.close()
 
 
-def test_before_it_is_opened_every_page_is_looked_at(place: Path) -> None:
-    with (place / "data.mdb").open("r+b") as file:
-        file.seek(2 * 4_096)
-        file.write(b"\xff" * 8 * 4_096)  # the pages that hold everything
-    store, heard = opened(place)
-    assert heard.kinds == ["store_set_aside", "bans_rescued"]
-    store.close()
-
-
 def test_after_a_crash_every_page_is_looked_at_too_for_damage_may_have_been_its_cause(place: Path) -> None:
-    reading, writing = os.pipe()
-    pid = fork()
-    if not pid:
-        store = LmdbStore(place, **SMALL)
-        store.hit(ASKED)
-        os.write(writing, b"x")
-        signal.pause()
-    os.read(reading, 1)
-    with (place / "data.mdb").open("r+b") as file:
+    with child(lambda: LmdbStore(place, **SMALL).hit(ASKED)), (place / "data.mdb").open("r+b") as file:
         file.seek(2 * 4_096)
         file.write(b"\xff" * 12 * 4_096)
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
     store, heard = opened(place)
     assert heard.kinds == ["store_set_aside", "bans_rescued"]
     assert store.hit(ASKED).remaining == 4  # type: ignore[union-attr]
@@ -225,24 +203,18 @@ def test_a_file_that_others_have_open_is_not_read_whole(place: Path, monkeypatch
 
     first, _ = opened(place)
     monkeypatch.setattr(lmdb.verify, "verify", fail)
-    pid = fork()
-    if not pid:
-        code = 1
-        try:
-            code = 0 if LmdbStore(place, **SMALL).hit(ASKED) else 2
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    in_another_process(first, lambda own: own.hit(ASKED))
     assert first.hit(ASKED).remaining == 2  # type: ignore[union-attr]
     first.close()
 
 
-FLIPS = [(seed, 40) for seed in range(6)]
-
-
+@pytest.mark.all
 @pytest.mark.parametrize(
     ("seed", "flips"),
-    [*FLIPS, *(pytest.param(seed, flips, marks=pytest.mark.deep) for seed in range(60) for flips in (3, 2_000))],
+    [
+        *((seed, 40) for seed in range(6)),
+        *(pytest.param(seed, flips, marks=pytest.mark.deep) for seed in range(60) for flips in (3, 2_000)),
+    ],
 )
 def test_whatever_bytes_are_damaged_the_next_worker_starts_and_counts(tmp_path: Path, seed: int, flips: int) -> None:
     path, chance = tmp_path / "lmdb", random.Random(seed)
@@ -298,20 +270,16 @@ def test_a_head_that_is_overwritten_while_the_file_is_open_is_set_aside(place: P
 
 
 def test_a_process_with_the_same_number_in_another_container_is_an_error_that_says_so(place: Path) -> None:
-    mine, reading, writing = os.getpid(), *os.pipe()
-    pid = fork()
-    if not pid:
-        with (place / "lock.mdb").open("r+b") as file:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, mine)  # as LMDB says that this number is alive
-            os.write(writing, b"x")
-            signal.pause()
-    os.read(reading, 1)
-    try:
-        with pytest.raises(ConfigurationError, match=f"another process with the number {mine}, in another cont"):
-            LmdbStore(place, **SMALL)
-    finally:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+    mine = os.getpid()
+
+    def lock() -> object:
+        file = (place / "lock.mdb").open("r+b")
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, mine)  # as LMDB says that this number is alive
+        return file
+
+    refused = pytest.raises(ConfigurationError, match=f"another process with the number {mine}, in another cont")
+    with child(lock), refused:
+        LmdbStore(place, **SMALL)
     opened(place)[0].close()
 
 
@@ -319,17 +287,11 @@ def test_a_process_with_the_same_number_in_another_container_is_an_error_that_sa
 def test_who_starts_beside_a_stopped_writer_whose_files_were_deleted_does_not_hang(
     place: Path, deleted: tuple[str, ...]
 ) -> None:
-    reading, writing = os.pipe()
-    pid = fork()
-    if not pid:
+    def begin() -> object:
         own = LmdbStore(place, **SMALL)
-        own._env.begin()
-        os.write(writing, b"x")
-        os.kill(os.getpid(), signal.SIGSTOP)
-        os._exit(0)
-    os.read(reading, 1)
-    os.waitpid(pid, os.WUNTRACED)
-    try:
+        return own, own._env.begin()
+
+    with child(begin, signal.SIGSTOP):
         for name in deleted:
             (place / name).unlink()
         code = (
@@ -345,9 +307,6 @@ def test_who_starts_beside_a_stopped_writer_whose_files_were_deleted_does_not_ha
         )
         ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
         assert ended.stdout == ("0\n" if "data.mdb" in deleted else "stopped\n"), ended.stderr
-    finally:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
 
 
 def test_a_lock_file_that_is_deleted_while_workers_run_lets_nobody_write_over_them(place: Path) -> None:

@@ -24,19 +24,19 @@ def play(scene: str, path: Path, *given: object, before: tuple[str, ...] = ()) -
     return json.loads(ended.stdout)
 
 
-@pytest.mark.parametrize("numbers", [(4, 5_000, 1_000), pytest.param((4, 50_000, 10_000), marks=pytest.mark.deep)])
-def test_processes_that_hit_one_key_admit_exactly_the_amount(tmp_path: Path, numbers: tuple[int, ...]) -> None:
-    processes, times, amount = numbers
-    assert sum(play("crowd", tmp_path / "lmdb", processes, times, amount, 1)) == amount
-
-
 @pytest.mark.parametrize(
-    ("times", "amount", "keys"), [(1_000, 500, 1), pytest.param(10_000, 5, 1_000, marks=pytest.mark.deep)]
+    ("processes", "times", "amount", "keys"),
+    [
+        (4, 5_000, 1_000, 1),
+        pytest.param(8, 1_000, 500, 1, marks=pytest.mark.all),
+        pytest.param(4, 50_000, 10_000, 1, marks=pytest.mark.deep),
+        pytest.param(8, 10_000, 5, 1_000, marks=pytest.mark.deep),
+    ],
 )
-def test_eight_processes_admit_exactly_the_amount_of_each_key(
-    tmp_path: Path, times: int, amount: int, keys: int
+def test_processes_together_admit_exactly_the_amount_of_each_key(
+    tmp_path: Path, processes: int, times: int, amount: int, keys: int
 ) -> None:
-    assert sum(play("crowd", tmp_path / "lmdb", 8, times, amount, keys)) == amount * keys
+    assert sum(play("crowd", tmp_path / "lmdb", processes, times, amount, keys)) == amount * keys
 
 
 @pytest.mark.parametrize(("kills", "amount"), [(25, 5_000), pytest.param(400, 100_000, marks=pytest.mark.deep)])
@@ -47,6 +47,7 @@ def test_killed_processes_never_let_more_in(tmp_path: Path, kills: int, amount: 
     assert seen["counted"] - seen["admitted"] <= kills + 4
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("durability", ["fast", "safe"])
 @pytest.mark.parametrize("kills", [15, pytest.param(500, marks=pytest.mark.deep)])
 def test_no_ban_that_was_acknowledged_is_lost_by_a_kill(tmp_path: Path, kills: int, durability: str) -> None:
@@ -55,6 +56,7 @@ def test_no_ban_that_was_acknowledged_is_lost_by_a_kill(tmp_path: Path, kills: i
     assert seen["spoken"] > 0
 
 
+@pytest.mark.all
 def test_safe_syncs_before_it_answers(tmp_path: Path) -> None:
     strace = shutil.which("strace")
     if strace is None:
@@ -78,10 +80,12 @@ def test_safe_syncs_before_it_answers(tmp_path: Path) -> None:
     assert spoken == 5
 
 
+@pytest.mark.all
 def test_places_of_killed_readers_are_found_again(tmp_path: Path) -> None:
     assert play("readers", tmp_path / "lmdb", 40, 16) == 3
 
 
+@pytest.mark.all
 def test_a_stopped_writer_holds_up_neither_the_loop_nor_what_needs_no_writing(tmp_path: Path) -> None:
     seen = play("stopped", tmp_path / "lmdb")
     assert (seen["refused"], seen["banned"], seen["peeked"]) == ("limited", "banned", 4)
@@ -90,15 +94,18 @@ def test_a_stopped_writer_holds_up_neither_the_loop_nor_what_needs_no_writing(tm
     assert seen["after"] == 0  # it goes on where it stood: the one that was given up was not charged
 
 
+@pytest.mark.all
 def test_children_of_a_process_with_an_open_store_open_their_own(tmp_path: Path) -> None:
     assert sum(play("heirs", tmp_path / "lmdb", 4, 1_000, 500)) == 500
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("rounds", [10, pytest.param(100, marks=pytest.mark.deep)])
 def test_processes_that_start_at_once_make_one_environment(tmp_path: Path, rounds: int) -> None:
     assert play("starts", tmp_path / "lmdb", 8, rounds) == [[20, 1]] * rounds
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(("processes", "rounds"), [(4, 10), pytest.param(16, 60, marks=pytest.mark.deep)])
 def test_a_process_that_starts_never_cuts_off_what_others_have_mapped(
     tmp_path: Path, processes: int, rounds: int
@@ -110,6 +117,7 @@ def test_a_process_that_starts_never_cuts_off_what_others_have_mapped(
     assert seen["keys"] == processes * (rounds * 200 + 300)
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(
     ("processes", "rounds", "seed"),
     [(4, 12, 1), *(pytest.param(8, 60, seed, marks=pytest.mark.deep) for seed in range(4))],

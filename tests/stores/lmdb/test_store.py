@@ -6,7 +6,6 @@ import asyncio
 import fcntl
 import itertools
 import os
-import random
 import shutil
 import signal
 import subprocess
@@ -14,27 +13,28 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from ipaddress import ip_network
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import quote
 
 import pytest
 
 from slidegate.core import Bucket, ConfigurationError, Decision, Reason, parse_limits
-from slidegate.core.bans.in_force import Ban, Guarded, ban_key
 from slidegate.core.bans.policy import BanPolicy
 from slidegate.core.errors import StoreTimeout, StoreUnavailable
 from slidegate.limiter import Limiter
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.lmdb.bans import ban_rows
-from slidegate.stores.lmdb.bans.bans import LmdbBans
 from slidegate.stores.lmdb.batching import LOOK_EVERY
 from slidegate.stores.lmdb.files.data_files import DATA
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.testing.contract import StoreContract
-from tests.stores.lmdb.remote import SMALL, Remote, TwoProcesses
+from slidegate.testing.contract.player import settle
+
+from ..transports import RandomContract
+from .remote import SMALL, Remote, TwoProcesses
 
 MINUTE_US = 60_000_000
 SHARED_MEMORY = Path("/dev/shm")
@@ -44,84 +44,56 @@ def bucket(limits: str, rule: str = "rule") -> Bucket:
     return Bucket(rule, parse_limits(limits))
 
 
-class Places:
-    """Directories for environments, gone at the end."""
+class InFiles:
+    """Environments of one test after the other, in a directory that is gone at the end."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self._numbers = itertools.count()
+    parent: Path | None = None
 
-    def new(self) -> str:
-        number = next(self._numbers)
+    @pytest.fixture(autouse=True)
+    def _root(self) -> Iterator[None]:
+        with TemporaryDirectory(prefix="slidegate-", dir=self.parent) as root:
+            self.root, self.numbers = Path(root), itertools.count()
+            yield
+
+    def new_path(self) -> str:
+        number = next(self.numbers)
         shutil.rmtree(self.root / str(number - 8), ignore_errors=True)  # an example opens two at most
         return str(self.root / str(number))
 
-
-@pytest.fixture(scope="class")
-def _places(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    root = tmp_path_factory.mktemp("lmdb")
-    if request.cls.in_memory and SHARED_MEMORY.is_dir():
-        # Syncing costs nothing there; a disk would take minutes for what is asked of a store here.
-        root = SHARED_MEMORY / f"slidegate-{os.getpid()}"
-        root.mkdir()
-    request.cls.places = Places(root)
-    yield
-    shutil.rmtree(root)
+    def make_store(self, clock: FakeClock) -> Any:
+        return LmdbStore(self.new_path(), clock=clock, **SMALL)
 
 
-@pytest.mark.usefixtures("_places")
-class TestContract(StoreContract):
-    in_memory = False
-    places: Places
+class TestContract(InFiles, StoreContract):
+    pass
+
+
+class TestContractWhereEveryCommitIsSynced(InFiles, RandomContract):
+    # Syncing costs nothing there; a disk would take minutes for what is asked of a store here.
+    parent = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
 
     def make_store(self, clock: FakeClock) -> LmdbStore:
-        return LmdbStore(self.places.new(), clock=clock, **SMALL)
+        return LmdbStore(self.new_path(), clock=clock, durability="safe", **SMALL)
 
 
-@pytest.mark.usefixtures("_places")
-class TestContractWhereEveryCommitIsSynced(StoreContract):
-    in_memory = True
-    places: Places
-
-    def make_store(self, clock: FakeClock) -> LmdbStore:
-        return LmdbStore(self.places.new(), clock=clock, durability="safe", **SMALL)
-
-
-@pytest.fixture(scope="class")
-def _remote(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    request.cls.remote = Remote(tmp_path_factory.mktemp("remote"))
-    yield
-    request.cls.remote.close()
-
-
-@pytest.mark.usefixtures("_places", "_remote")
-class TestContractOverTwoProcesses(StoreContract):
-    in_memory = False
-    places: Places
+class TestContractOverTwoProcesses(InFiles, RandomContract):
     remote: Remote
 
-    # A clock that steps back is one that a test gives, and is each process's own; the host's clock never does.
-    test_a_clock_that_steps_prolongs_no_ban = None
+    @pytest.fixture(autouse=True)
+    def _remote(self, tmp_path: Path) -> Iterator[None]:
+        self.remote = Remote(tmp_path)
+        yield
+        self.remote.close()
 
     def make_store(self, clock: FakeClock) -> Any:
-        return TwoProcesses(self.places.new(), self.remote, clock)
+        return TwoProcesses(self.new_path(), self.remote, clock)
 
 
 @pytest.mark.deep
-@pytest.mark.usefixtures("_places", "_bans_in_small_parts")
-class TestContractWhileBansAreRead(StoreContract):
-    in_memory = True
-    places: Places
-
-    def make_store(self, clock: FakeClock) -> LmdbStore:
-        return LmdbStore(self.places.new(), clock=clock, **SMALL)
-
-
-@pytest.fixture(scope="class")
-def _bans_in_small_parts() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(ban_rows, "STEP", 2)
-        yield
+class TestContractWhileBansAreRead(InFiles, RandomContract):
+    @pytest.fixture(autouse=True)
+    def _bans_in_small_parts(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(ban_rows, "STEP", 2)
 
 
 # -- when a transaction takes place -----------------------------------------------------------------------------------
@@ -132,25 +104,6 @@ def store(tmp_path: Path) -> Iterator[LmdbStore]:
     made = LmdbStore(tmp_path / "lmdb", **SMALL)
     yield made
     made.close()
-
-
-class Counted:
-    """Counts the transactions of a store."""
-
-    def __init__(self, store: LmdbStore, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.writes = self.reads = 0
-        begin, read = store._env.begin, store._env.read
-
-        def counted_begin() -> Any:
-            self.writes += 1
-            return begin()
-
-        def counted_read() -> Any:
-            self.reads += 1
-            return read()
-
-        monkeypatch.setattr(store._env, "begin", counted_begin)
-        monkeypatch.setattr(store._env, "read", counted_read)
 
 
 @contextmanager
@@ -167,6 +120,38 @@ def fork() -> int:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # CPython 3.12 and later
         return os.fork()
+
+
+@contextmanager
+def child(act: Callable[[], object], ends_by: signal.Signals = signal.SIGCONT) -> Iterator[int]:
+    """Fork a process that does something and stays where it is until the end.
+
+    Args:
+        act: What it does first.
+        ends_by: A signal that it sends itself then: stopped or killed it may stand in the middle of what it did.
+    """
+    reading, writing = os.pipe()
+    pid = fork()
+    if not pid:
+        try:
+            kept = act()  # a transaction ends when nobody holds it
+            os.write(writing, b"x")
+            os.kill(os.getpid(), ends_by)
+            signal.pause()
+            del kept
+        finally:
+            os._exit(1)
+    os.close(writing)
+    try:
+        assert os.read(reading, 1) == b"x"
+        if ends_by in (signal.SIGSTOP, signal.SIGKILL):
+            os.waitpid(pid, os.WUNTRACED)
+        yield pid
+    finally:
+        os.close(reading)
+        with suppress(ProcessLookupError, ChildProcessError):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
 
 
 def in_another_process(store: LmdbStore, act: Callable[[LmdbStore], object]) -> None:
@@ -194,21 +179,23 @@ async def test_what_arrives_in_one_turn_of_the_loop_is_one_transaction(
     async def work(number: int) -> int:
         return sum([(await limiter.hit(f"user:{number % 8}", "100000/hour")).allowed for _ in range(rounds)])
 
-    counted = Counted(store, monkeypatch)
+    begin, begun = store._env.begin, list[int]()
+    monkeypatch.setattr(store._env, "begin", lambda: begun.append(1) or begin())
     assert sum(await asyncio.gather(*map(work, range(tasks)))) == rounds * tasks
-    assert counted.writes <= LOOK_EVERY + rounds + 2
+    assert len(begun) <= LOOK_EVERY + rounds + 2
     assert (await limiter.peek("user:0", "100000/hour", 0)).remaining == 100_000 - rounds * tasks // 8
 
 
-async def test_a_known_refusal_takes_no_writing_transaction(store: LmdbStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_known_refusals_and_bans_are_answered_while_another_process_writes(store: LmdbStore) -> None:
     limiter = Limiter(store, on_error="deny")
     for _ in range(6):
         await limiter.hit("user:ann", "5/hour; 100/day")
-    counted = Counted(store, monkeypatch)
-    for _ in range(1_000):
-        refused = await limiter.hit("user:ann", "5/hour; 100/day")
-        assert (refused.reason, refused.remaining) == (Reason.LIMITED, 0)
-    assert (counted.writes, counted.reads) == (0, 1_000)
+    await limiter.ban("192.0.2.0/24", "1h")
+    with gate_held(store):
+        for _ in range(100):
+            refused = await limiter.hit("user:ann", "5/hour; 100/day")
+            assert (refused.reason, refused.remaining) == (Reason.LIMITED, 0)
+            assert (await limiter.hit("192.0.2.7", "5/hour")).reason is Reason.BANNED
 
 
 async def test_a_known_refusal_ends_when_another_process_resets_or_refunds(store: LmdbStore) -> None:
@@ -229,15 +216,6 @@ async def test_a_ban_by_another_process_holds_for_the_next_request(store: LmdbSt
     assert (await limiter.hit("192.0.2.7", "5/hour")).reason is Reason.BANNED
     in_another_process(store, lambda own: own.bans.unban("192.0.2.0/24", "ann"))
     assert (await limiter.hit("192.0.2.7", "5/hour")).remaining == 3
-
-
-async def test_who_is_banned_takes_no_writing_transaction(store: LmdbStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    limiter = Limiter(store, on_error="deny")
-    await limiter.ban("192.0.2.0/24", "1h")
-    counted = Counted(store, monkeypatch)
-    for _ in range(100):
-        assert (await limiter.hit("192.0.2.7", "5/hour")).reason is Reason.BANNED
-    assert (counted.writes, counted.reads) == (0, 100)
 
 
 async def test_a_hit_that_was_given_up_while_another_process_writes_is_not_charged(store: LmdbStore) -> None:
@@ -279,93 +257,17 @@ async def test_a_job_that_fails_fails_alone(store: LmdbStore) -> None:
     assert [first.remaining, last.remaining] == [1000 - LOOK_EVERY - 1, 1000 - LOOK_EVERY - 2]  # type: ignore[union-attr]
 
 
-# -- many bans -------------------------------------------------------------------------------------------------------
-
-
-def some_network(chance: random.Random) -> str:
-    if chance.random() < 0.3:
-        return f"user:{chance.randrange(30)}"
-    if chance.random() < 0.5:
-        return str(ip_network((0xC0000200 + chance.randrange(256), chance.choice((24, 28, 31, 32))), strict=False))
-    value = (0x20010DB8 << 96) + (chance.randrange(4) << 64) + chance.randrange(8)
-    return str(ip_network((value, chance.choice((32, 64, 127, 128))), strict=False))
-
-
-def some_guarded(chance: random.Random) -> Guarded:
-    if chance.random() < 0.3:
-        return f"user:{chance.randrange(30)}"
-    if chance.random() < 0.5:
-        return 4, 0xC0000200 + chance.randrange(256)
-    return 6, (0x20010DB8 << 96) + (chance.randrange(4) << 64) + chance.randrange(8)
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_a_list_of_bans_that_is_not_read_yet_answers_as_one_that_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
-) -> None:
-    monkeypatch.setattr(ban_rows, "STEP", 3)
-    chance, clock = random.Random(seed), FakeClock()
-    whole, cold = (LmdbStore(tmp_path / "lmdb", clock=clock, **SMALL) for _ in range(2))
-    rules = cold.bans._rules
-    for turn in range(400):
-        store, key = chance.choice((whole, cold)), ban_key(some_network(chance))
-        if chance.random() < 0.6:
-            length_us = chance.choice((None, 50, MINUTE_US))
-            store.bans.ban(key, length_us, "by request", "ann")
-        elif chance.random() < 0.5:
-            store.bans.unban(key, "ann")
-        clock.advance("20us")
-        guarded = [some_guarded(chance) for _ in range(3)]
-        found = [store.bans.find(guarded) for store in (cold, whole)]
-        lasts = [None if ban is None else (ban.ends_us,) for ban in found]  # of two that last as long, either is told
-        assert lasts[0] == lasts[1], f"seed {seed}, turn {turn}: {found}"
-        if chance.random() < 0.3:
-            cold.bans._read_rows(type(rules).read_on)
-        if chance.random() < 0.02:
-            rules.forget()
-    assert sorted(ban.key for ban in cold.bans.active()) == sorted(ban.key for ban in whole.bans.active())
-    cold.close()
-    whole.close()
-
-
-async def test_no_event_loop_waits_until_all_bans_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ban_rows, "STEP", 20)
-    first, asked = LmdbStore(tmp_path / "lmdb", **SMALL), bucket("1000/hour")
+async def test_a_new_worker_knows_many_bans_at_its_first_request(tmp_path: Path) -> None:
+    first, second = (LmdbStore(tmp_path / "lmdb", **SMALL) for _ in range(2))
     for number in range(500):
-        answer = first.bans.ban(f"user:{number}", MINUTE_US, "by request", "ann")
-        assert not isinstance(answer, Ban) or answer.key
-        await asyncio.sleep(0)
+        await settle(first.bans.ban(f"user:{number}", MINUTE_US, "by request", "ann"))
     await Limiter(first).ban("192.0.2.0/24", "1h")
-    read, most = 0, 0
-    unpack = ban_rows.unpack_record
-
-    def counted(packed: bytes, at: int = 0) -> Any:
-        nonlocal read, most
-        read += 1
-        most = max(most, read)
-        return unpack(packed, at)
-
-    async def turn() -> None:
-        nonlocal read
-        while True:
-            read = 0
-            await asyncio.sleep(0)
-
-    monkeypatch.setattr(ban_rows, "unpack_record", counted)
-    turning = asyncio.create_task(turn())
-    second = LmdbStore(tmp_path / "lmdb", **SMALL)
     limiter = Limiter(second, on_error="deny")
-    assert (await limiter.hit("192.0.2.7", "5/hour")).reason is Reason.BANNED
-    assert (await limiter.hit("user:17", "5/hour")).reason is Reason.BANNED
-    assert await limiter.hit("user:free", "5/hour")
-    while not second.bans._rules.list.is_whole:
-        assert second.hit(((asked, "user:free", 1),))
-        await asyncio.sleep(0.001)
+    answers = [await limiter.hit(key, "5/hour") for key in ("192.0.2.7", "user:17", "user:free")]
+    assert [answer.reason for answer in answers] == [Reason.BANNED, Reason.BANNED, Reason.OK]
     assert len([ban async for ban in limiter.bans()]) == 501
     assert len([change async for change in limiter.history()]) == 501
     assert len([line async for line in limiter.export_bans()]) == 502
-    assert most < 5 * 20 + 40 + 30  # a part and what a few requests look up, in one turn
-    turning.cancel()
     second.close()
     first.close()
 
@@ -453,28 +355,12 @@ async def test_a_full_file_can_be_opened_again_and_has_room_when_its_windows_hav
     store.close()
 
 
-def a_reader(store: LmdbStore, number: signal.Signals) -> int:
-    """Start a process that is stopped or killed while it reads; return its id."""
-    reading, writing = os.pipe()
-    pid = fork()
-    if not pid:
-        try:
-            reads = store._env.read()  # ends when nobody holds it
-            os.write(writing, b"x" if reads else b"")
-            os.kill(os.getpid(), number)
-        finally:
-            os._exit(0)
-    os.close(writing)
-    assert os.read(reading, 1) == b"x"
-    os.waitpid(pid, os.WUNTRACED)
-    return pid
-
-
 def test_a_process_that_died_while_it_read_does_not_make_the_file_grow(tmp_path: Path) -> None:
     heard = RecordingObserver()
     store = LmdbStore(tmp_path / "lmdb", map_size=1 << 19)
     store.observe(heard)
-    a_reader(store, signal.SIGKILL)
+    with child(lambda: store._env.read(), signal.SIGKILL):
+        pass
     for _ in range(2_000):
         fill(store, range(5), "100000/hour")
     assert heard.kinds == []
@@ -486,34 +372,18 @@ def test_a_process_that_is_stopped_while_it_reads_is_noticed_before_the_file_is_
     heard = RecordingObserver()
     store = LmdbStore(tmp_path / "lmdb", map_size=1 << 19, max_map_size=1 << 26)
     store.observe(heard)
-    pid = a_reader(store, signal.SIGSTOP)
-    try:
+    with child(lambda: store._env.read(), signal.SIGSTOP) as pid:
         for _ in range(20_000):
             fill(store, range(5), "10000000/hour")
             if "reader_stopped" in heard.kinds:
                 break
         assert store.stats().bytes_held < 1 << 25
         assert heard.events[heard.kinds.index("reader_stopped")].details["pid"] == pid
-    finally:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
     grown = store.stats().bytes_held
     for _ in range(1_000):
         fill(store, range(5), "10000000/hour")
     assert store.stats().bytes_held <= 2 * grown
     assert heard.kinds.count("reader_stopped") == 1
-    store.close()
-
-
-def test_a_full_store_counts_further_keys_in_shared_cells(tmp_path: Path) -> None:
-    heard = RecordingObserver()
-    store = LmdbStore(tmp_path / "lmdb", max_keys=10, clock=FakeClock(), **SMALL)
-    store.observe(heard)
-    for _ in range(6):
-        fill(store, range(20))
-    assert not any(fill(store, range(20)))
-    assert heard.kinds == ["keys_shared"]
-    assert store.stats().keys == 10
     store.close()
 
 
@@ -557,18 +427,6 @@ def test_what_was_counted_and_banned_outlives_the_store(tmp_path: Path) -> None:
     assert store.bans.strike(policy, "user:bob", 1, "refused")
     assert [change.ban.key for change in store.bans.history()] == ["user:eve", "user:bob"]
     store.close()
-
-
-def test_who_is_far_behind_reads_all_bans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slidegate.stores.lmdb.bans.ban_rows.MAX_CHANGES", 8)
-    one, other = (LmdbStore(tmp_path / "lmdb", **SMALL) for _ in range(2))
-    for count in (3, 20):
-        for number in range(count):
-            one.bans.ban(f"user:{number}", None, "by request", "ann")
-        assert len(other.bans.active()) == count
-    assert isinstance(one.bans, LmdbBans)
-    one.close()
-    other.close()
 
 
 @pytest.mark.parametrize(
