@@ -24,7 +24,7 @@ from slidegate.testing.contract.quota_contract import unix_us
 
 from .core.test_mutations import Mutation, mutated
 from .limiter import test_failures as failures
-from .stores import test_memory as memory
+from .stores.memory import test_store as memory
 
 TABLES, FAILSAFE = slidegate.stores.memory.tables, slidegate.limiter.failsafe
 PERIODS, PLACES = slidegate.core.windows.periods, slidegate.core.windows.places
@@ -68,7 +68,7 @@ ALL = [
         TABLES,
         "Table",
         ("cell = self.cells.get(number)\n        if cell", "cell = None\n        if cell"),
-        lambda: memory.test_colliding_keys_may_be_refused_and_never_pass_together("3/minute"),
+        memory.test_a_flood_of_one_hit_keys_stays_within_max_keys_and_is_told,
     ),
     broken(
         "a sweep lets live windows go",

@@ -16,7 +16,7 @@ import redis
 
 from . import redis_servers
 from .fault_proxy import HOST, FaultProxy
-from .redis_servers import RedisCluster, RedisServer, ReplicaPair, Sentinel, needs_redis, needs_valkey, until
+from .redis_servers import RedisCluster, RedisServer, needs_redis, needs_valkey, until
 
 BOUND_S = 20
 SOON_S = 0.1
@@ -64,14 +64,6 @@ def test_a_server_that_cannot_start_says_why() -> None:
 
 
 @needs_redis
-def test_commands_are_counted_also_those_of_scripts(server: RedisServer) -> None:
-    server.command("CONFIG", "RESETSTAT")
-    server.command("EVAL", "redis.call('SET', KEYS[1], 1) return redis.call('GET', KEYS[1])", 1, "key")
-    calls = server.calls()
-    assert (calls["eval"], calls["set"], calls["get"]) == (1, 1, 1)
-
-
-@needs_redis
 def test_a_server_dies_with_a_test_run_that_is_killed() -> None:
     script = "import sys; from tests.redis_servers import *; s = RedisServer(); s.start(); print(s.pid, s.directory); "
     command = [sys.executable, "-c", script + "sys.stdout.flush(); sys.stdin.read()"]
@@ -110,6 +102,7 @@ def test_a_program_that_is_missing_or_too_old_is_not_found(tmp_path: Path, monke
     assert redis_servers.find("no-such-redis-server") is None
 
 
+@needs_redis
 def test_a_cluster_is_ready_when_all_who_run_agree_that_one_of_them_serves_each_slot() -> None:
     with RedisCluster(replicas=1) as cluster:
         first, *others = cluster.servers
@@ -123,50 +116,6 @@ def test_a_cluster_is_ready_when_all_who_run_agree_that_one_of_them_serves_each_
             assert [node for low, high, (_, _, node, *_), *_ in rows if low <= slot <= high] == [
                 cluster.node_id(others[-1]).encode()
             ]
-
-
-@needs_redis
-def test_a_cluster_shares_its_slots_and_hands_one_over() -> None:
-    with RedisCluster() as cluster:
-        slot = cluster.slot_of("key")
-        source = cluster.owner(slot)
-        source.command("SET", "key", "value")
-        target = next(server for server in cluster.servers if server is not source)
-        with cluster.migrating(slot, target):
-            source.command("DEL", "key")
-            with pytest.raises(redis.exceptions.AskError):
-                source.command("GET", "key")
-            target_keys = target.command("CLUSTER", "COUNTKEYSINSLOT", slot)
-        assert target_keys == 0
-        with pytest.raises(redis.exceptions.MovedError):
-            source.command("GET", "key")
-        cluster.move_slot(slot, source)
-        assert cluster.owner(slot) is source
-
-
-@needs_redis
-def test_a_sentinel_puts_the_replica_in_the_place_of_a_dead_master() -> None:
-    with ReplicaPair() as pair, Sentinel(pair.master) as sentinel:
-        until(lambda: sentinel.command("SENTINEL", "REPLICAS", sentinel.name), "the sentinel knows the replica")
-        pair.master.kill()
-        until(lambda: pair.replica.info("replication")["role"] == "master", "the replica takes over")
-        until(
-            lambda: int(sentinel.command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", sentinel.name)[1]) == pair.replica.port,
-            "the sentinel says so",
-        )
-
-
-@needs_redis
-def test_a_failover_makes_the_old_master_read_only() -> None:
-    with ReplicaPair() as pair:
-        old = pair.master
-        old.command("SET", "key", "value")
-        pair.wait_copied()
-        pair.fail_over()
-        with pytest.raises(redis.exceptions.ReadOnlyError):
-            old.command("SET", "key", "other")
-        assert pair.master.command("GET", "key") == b"value"
-        assert pair.master.command("SET", "key", "other")
 
 
 # -- the proxy -----------------------------------------------------------------------------------------------------

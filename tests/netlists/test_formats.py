@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import time
 from collections import Counter
 from collections.abc import Iterator
-from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -58,34 +56,10 @@ id,source,ip,reason,action,country,as,events_count,expiration,simulated,alert_id
 ALERTS = """\
 [
  {
-  "created_at": "2027-01-15T08:00:00Z",
   "decisions": [
-   {
-    "duration": "3h59m50.5s",
-    "id": 1,
-    "origin": "crowdsec",
-    "scenario": "crowdsecurity/ssh-bf",
-    "scope": "Ip",
-    "simulated": false,
-    "type": "ban",
-    "value": "192.0.2.7"
-   },
-   {
-    "duration": "1h0m0s",
-    "until": "2027-01-15T10:00:00Z",
-    "scope": "range",
-    "type": "ban",
-    "value": "198.51.100.0/24"
-   }
-  ],
-  "source": { "ip": "192.0.2.7", "scope": "Ip", "value": "192.0.2.7" }
- },
- { "decisions": null },
- {
-  "decisions": [
-   { "duration": "4h", "scope": "Ip", "type": "captcha", "value": "192.0.2.8" },
-   { "duration": "4h", "scope": "AS", "type": "ban", "value": "64500" },
-   { "duration": "4h", "scope": "Ip", "simulated": true, "type": "ban", "value": "192.0.2.9" }
+   { "duration": "3h59m50.5s", "scope": "Ip", "type": "ban", "value": "192.0.2.7" },
+   { "duration": "1h0m0s", "scope": "range", "type": "ban", "value": "198.51.100.0/24" },
+   { "duration": "4h", "scope": "Ip", "type": "captcha", "value": "192.0.2.8" }
   ]
  }
 ]
@@ -93,18 +67,8 @@ ALERTS = """\
 BANS = """\
 192.0.2.7 \t2026-01-31 12:00:00 + 600 = 2026-01-31 12:10:00
 2001:db8::7 \t2026-01-31 12:00:00 + 86400 = 2026-02-01 12:00:00
-198.51.100.7 \t2026-01-31 12:00:00 + -1 = 9999-12-31 23:59:59
 """
-BANNED = "[{'sshd': ['192.0.2.7', '2001:db8::7']}, {'nginx': []}, {'recidive': ['192.0.2.7']}]\n"
-
-SAMPLES = {
-    "plain": PLAIN,
-    "jsonl": JSONL,
-    "csv": CSV,
-    "nginx": NGINX,
-    "fail2ban": BANS,
-    "crowdsec": ALERTS,
-}
+SAMPLES = {"plain": PLAIN, "jsonl": JSONL, "csv": CSV, "nginx": NGINX, "fail2ban": BANS, "crowdsec": ALERTS}
 
 
 def entries(
@@ -123,16 +87,6 @@ def bad(text: str, format: str = "auto", column: str | int | None = None) -> str
     with pytest.raises(ConfigurationError) as caught:
         entries(text, format, column)
     return str(caught.value)
-
-
-@pytest.fixture
-def zone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A place five hours behind Greenwich."""
-    monkeypatch.setenv("TZ", "EST5")
-    time.tzset()
-    yield
-    monkeypatch.undo()
-    time.tzset()
 
 
 # -- what is read ----------------------------------------------------------------------------------------------------
@@ -171,87 +125,18 @@ def test_the_first_column_of_csv_is_the_default_one() -> None:
     assert texts("192.0.2.7\n", "csv") == ["192.0.2.7"]
 
 
-@pytest.mark.parametrize("format", ["auto", "nginx"])
-def test_nginx_lists_deny(format: str) -> None:
-    assert entries(NGINX, format) == (
-        [(2, "192.0.2.1", None), (3, "198.51.100.0/24", None), (3, "2001:db8::/32", None)],
-        {"deny unix:": 1, "allow all": 1},
-    )
-
-
-@pytest.mark.usefixtures("zone")
-@pytest.mark.parametrize("format", ["auto", "fail2ban"])
-def test_fail2ban_says_in_local_time_when_a_ban_ends(format: str) -> None:
-    noon_us = int(datetime.fromisoformat("2026-01-31T12:00:00-05:00").timestamp()) * 1_000_000
-    assert entries(BANS, format) == (
-        [
-            (1, "192.0.2.7", noon_us + 600_000_000),
-            (2, "2001:db8::7", noon_us + 24 * HOUR_US),
-            (3, "198.51.100.7", None),
-        ],
-        {},
-    )
-
-
-@pytest.mark.parametrize("format", ["auto", "fail2ban"])
-def test_fail2ban_prints_bans_in_other_ways_too(format: str) -> None:
-    assert texts(BANNED, format) == ["192.0.2.7", "2001:db8::7", "192.0.2.7"]
-    assert texts("192.0.2.7 2001:db8::7\n", format) == ["192.0.2.7", "2001:db8::7"]
-    assert texts("[]\n", format) == []
-    assert texts("\n", format) == []
-    assert texts("192.0.2.7,198.51.100.7", "fail2ban") == ["192.0.2.7", "198.51.100.7"]
-
-
-@pytest.mark.parametrize("format", ["auto", "crowdsec"])
-def test_crowdsec_lists_decisions_as_csv(format: str) -> None:
-    found, skipped = entries(RAW, format)
-    assert found == [
-        (2, "192.0.2.7", WRITTEN_US + 4 * HOUR_US - 9_500_000),
-        (3, "198.51.100.0/24", WRITTEN_US + HOUR_US),
-        (4, "2001:db8::7", WRITTEN_US - (365 * 3_600 + 13 * 60) * 1_000_000 - 23_900_360),
-    ]
-    assert skipped == {"type captcha": 1, "scope Country": 1, "simulated": 1}
-
-
-@pytest.mark.parametrize("format", ["auto", "crowdsec"])
-def test_crowdsec_lists_decisions_as_json(format: str) -> None:
-    found, skipped = entries(ALERTS, format)
-    until_us = int(datetime.fromisoformat("2027-01-15T10:00:00+00:00").timestamp()) * 1_000_000
-    assert found == [
-        (13, "192.0.2.7", WRITTEN_US + 4 * HOUR_US - 9_500_000),
-        (20, "198.51.100.0/24", until_us),
-    ]
-    assert skipped == {"type captcha": 1, "scope AS": 1, "simulated": 1}
-
-
-@pytest.mark.parametrize("text", ["[]", "null", "", "\n", RAW.splitlines()[0], "{}"])
-def test_crowdsec_without_decisions_lists_nothing(text: str) -> None:
-    assert entries(text, "crowdsec") == ([], {})
-
-
-def test_crowdsec_decisions_may_stand_by_themselves_and_without_a_zone() -> None:
-    decision = '{"scope": "Ip", "type": "ban", "value": "192.0.2.7", "until": "2027-01-15T08:00:00"}'
-    for text in (decision, f"[{decision}]"):
-        assert entries(text, "crowdsec")[0] == [(1, "192.0.2.7", WRITTEN_US)]
-    escaped = decision.replace("192.0.2.7", "192.0.2.\\u0037")
-    assert entries(f"[\n{escaped}]", "crowdsec")[0] == [(1, "192.0.2.7", WRITTEN_US)], "a line before, at worst"
-
-
 @pytest.mark.parametrize(
-    ("left", "left_us"),
+    ("text", "format", "expected"),
     [
-        ("90s", 90_000_000),
-        ("1h", HOUR_US),
-        ("1m0.25s", 60_250_000),
-        ("20ms", 20_000),
-        ("7µs", 7),
-        ("7us", 7),
-        ("900ns", 0),
+        (NGINX, "nginx", ["192.0.2.1", "198.51.100.0/24", "2001:db8::/32"]),
+        (BANS, "fail2ban", ["192.0.2.7", "2001:db8::7"]),
+        ("[{'sshd': ['192.0.2.7', '2001:db8::7']}, {'nginx': []}]\n", "fail2ban", ["192.0.2.7", "2001:db8::7"]),
+        (RAW, "crowdsec", ["192.0.2.7", "198.51.100.0/24", "2001:db8::7"]),
+        (ALERTS, "crowdsec", ["192.0.2.7", "198.51.100.0/24"]),
     ],
 )
-def test_what_is_left_is_read_as_go_writes_it(left: str, left_us: int) -> None:
-    row = f"{RAW.splitlines()[0]}\n1,a,Ip:192.0.2.7,b,ban,,,1,{left},false,1\n"
-    assert entries(row)[0] == [(2, "192.0.2.7", WRITTEN_US + left_us)]
+def test_lists_that_other_tools_write_are_read(text: str, format: str, expected: list[str]) -> None:
+    assert texts(text, format) == texts(text, "auto") == expected
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "# only\n; comments\n", "# a, b\n"])
@@ -275,28 +160,6 @@ def test_windows_lines_and_a_byte_order_mark_are_read_alike(format: str, tmp_pat
     assert read[0] == read[1] != []
 
 
-DECISION = '{"type": "ban", "scope": "%s", "value": "%s", "duration": "%s"}'
-
-
-def test_crowdsec_decisions_have_their_lines_however_slashes_are_written() -> None:
-    good, spoiled = DECISION % ("range", r"192.0.2.0\/24", "1h"), DECISION % ("range", r"198.51.100.0\/24", "never")
-    assert [line for line, *_ in entries(f"[\n{good},\n{good}\n]", "crowdsec")[0]] == [2, 2]
-    assert bad(f"[\n{good},\n\n{spoiled}\n]", "crowdsec").startswith("line 4: expected a duration")
-
-
-def test_a_long_crowdsec_list_is_read_at_once_however_it_is_written() -> None:
-    odd = ",\n".join([DECISION % ("ip", r"\u0031\u0039\u0032.0.2.7", "1h")] * 100_000)
-    assert texts(f"[{odd}]", "crowdsec") == ["192.0.2.7"] * 100_000
-
-
-def test_what_crowdsec_calls_a_decision_is_shown_in_one_short_line() -> None:
-    typed = DECISION.replace('"ban"', '"x\\n' + "y" * 5_000 + '"') % ("ip", "192.0.2.7", "1h")
-    scoped = DECISION % (r"\u001b" + "y" * 5_000, "192.0.2.7", "1h")
-    for cause in entries(f"[{typed},{scoped}]", "crowdsec")[1]:
-        assert cause.isprintable()
-        assert len(cause) < 120
-
-
 # -- what is refused -------------------------------------------------------------------------------------------------
 
 BAD = [
@@ -310,26 +173,13 @@ BAD = [
     ('{"cidr":' * 100_000, "jsonl", "line 1: "),
     ("deny all;\n", "auto", "line 1: deny all would refuse everyone"),
     ("deny 192.0.2.1;\nallow 192.0.2.0/24;", "auto", "line 2: allow 192.0.2.0/24 is an exception"),
-    ("deny 192.0.2.1;\ndeny 192.0.2.2", "auto", "line 2: expected deny, for example deny 192.0.2.0/24; not 'deny 192"),
-    ("server {", "nginx", "line 1: expected deny"),
     ("192.0.2.7 \t2026-13-31 12:00:00 + 600 = x y", "auto", "line 1: expected a time such as 2026-01-31 12:00:00"),
-    ("[{'sshd': ['192.0.2.7'", "auto", "line 1: expected jails, such as [{'sshd': ['192.0.2.7']}]"),
-    ("[5]", "fail2ban", "line 1: expected jails"),
     ("[{'sshd': 5}]", "fail2ban", "line 1: expected jails"),
     ('[\n {"decisions": [', "auto", "line 2: not JSON"),
     ('[\n {"decisions": 5}]', "auto", "after line 1: expected a decision with type, scope and value"),
-    ('[\n {"decisions": {"type": 5}}]', "auto", "after line 1: expected a decision with type, scope and value"),
     (f'{{"cidr": "192.0.2.0/24", "asn": {"1" * 5_000}}}', "auto", "line 1: not JSON that can be read: a number has"),
-    (f"[{'1' * 5_000}]", "crowdsec", "line 1: not JSON that can be read: a number has too many digits"),
-    ('["192.0.2.7"]', "crowdsec", "after line 1: expected a decision with type, scope and value"),
-    ('[{"ip": "192.0.2.7"}]', "crowdsec", "after line 1: expected a decision"),
-    ("5", "crowdsec", "after line 1: expected a decision"),
     (RAW + '7,"', "auto", "line 8: not CSV: unexpected end of data"),
-    (RAW + "7,cscli,Ip:192.0.2.7,m,ban,,,1,1h", "auto", "line 8: expected 11 columns, but it ends before"),
     (RAW.replace("3h59m50.5s", "3 hours"), "auto", "line 2: expected a duration such as 3h59m50.5s, not '3 hours'"),
-    (RAW.replace("3h59m50.5s", "9" * 400 + "h"), "auto", "line 2: expected a duration"),
-    (ALERTS.replace('"3h59m50.5s"', "5"), "auto", "line 13: expected a duration such as 3h59m50.5s, not 5"),
-    (ALERTS.replace("2027-01-15T10:00:00Z", "soon"), "auto", "line 20: expected a duration such as 3h59m50.5s, not"),
 ]  # fmt: skip
 
 
@@ -340,16 +190,12 @@ BAD = [
         ("[" + "1," * 3_000 + "1]", "jsonl"),
         ('{"type": "metadata", "records": "' + "9" * 5_000 + '"}', "jsonl"),
         ("allow " + "x" * 5_000 + ";", "nginx"),
-        ("deny " + "x" * 5_000, "nginx"),
         (RAW.replace("3h59m50.5s", "9" * 5_000), "auto"),
+        ("x" * 5_000, "csv"),
     ],
 )
 def test_of_a_long_line_a_message_shows_the_beginning(text: str, format: str) -> None:
-    assert len(bad(text, format)) < 220
-
-
-def test_of_a_long_heading_a_message_shows_the_beginning() -> None:
-    assert len(bad("x" * 5_000, "csv", "ip")) < 220
+    assert len(bad(text, format, "ip" if format == "csv" else None)) < 220
 
 
 @pytest.mark.parametrize(("text", "format", "message"), BAD)
@@ -444,29 +290,11 @@ def test_a_file_that_was_cut_off_is_never_read_as_something_else(format: str, da
 
 # -- ranges ----------------------------------------------------------------------------------------------------------
 
-RANGE = Networks.of_ranges([(4, 0x0100_0000, 0x0100_00FF)])
-BETWEEN = ("-", " - ", " -", "- ", " to ", " TO ", "\u2013", " \u2014 ", "..", "...", "\t-\t")
 
-
-@pytest.mark.parametrize("format", ["auto", "plain"])
-@pytest.mark.parametrize("between", BETWEEN)
-@pytest.mark.parametrize("behind", ["", " AU", " # a comment", "; a comment", "\t12"])
-def test_a_range_is_read_as_the_range_that_it_is(between: str, behind: str, format: str, tmp_path: Path) -> None:
-    path = written(tmp_path / "list", f"# ranges\n1.0.0.0{between}1.0.0.255{behind}\n")
-    assert Networks.from_file(path, format=format) == RANGE
-    path = written(tmp_path / "list", f"2001:db8::1{between}2001:db8::ff{behind}\n")
-    base = 0x2001_0DB8 << 96
-    assert Networks.from_file(path, format=format) == Networks.of_ranges([(6, base + 1, base + 255)])
-
-
-@pytest.mark.parametrize("text", ["1.0.0.0 /24", "1.0.0.0 / 24", "1.0.0.0\t/24 AU", "1.0.0.0 /24 # a comment"])
-def test_a_prefix_that_stands_apart_is_read(text: str, tmp_path: Path) -> None:
-    assert Networks.from_file(written(tmp_path / "list", text + "\n")) == RANGE
-
-
-def test_a_range_in_a_column_is_read(tmp_path: Path) -> None:
-    path = written(tmp_path / "list", "ip,country\n1.0.0.0 - 1.0.0.127,AU\n1.0.0.128-1.0.0.255,AU\n")
-    assert Networks.from_file(path) == RANGE
+@pytest.mark.parametrize("text", ["1.0.0.0-1.0.0.255", "1.0.0.0 to 1.0.0.255 # a comment", "1.0.0.0 /24 AU"])
+def test_a_range_is_read_as_the_range_that_it_is(text: str, tmp_path: Path) -> None:
+    found = Networks.from_file(written(tmp_path / "list", f"# ranges\n{text}\n"))
+    assert found == Networks.of_ranges([(4, 0x0100_0000, 0x0100_00FF)])
 
 
 # Whoever writes one of these means more than one address, in a form that is not read.
@@ -505,12 +333,6 @@ def test_what_means_more_than_an_address_never_becomes_one(text: str, place: int
     before = "" if place == 1 else "192.0.2.0/24\n"
     with pytest.raises(ConfigurationError, match=rf"list, line {place}: "):
         Networks.from_file(written(tmp_path / "list", f"{before}{text}\n"))
-
-
-@pytest.mark.parametrize("text", ["1.0.0.0 255.255.255.0", "1.0.0.0 1.0.0.255"])
-def test_nor_where_fail2ban_is_said_to_have_written_it(text: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"list, line 1: .* may be the ends of a range"):
-        Networks.from_file(written(tmp_path / "list", text), format="fail2ban")
 
 
 @pytest.mark.parametrize(

@@ -47,9 +47,8 @@ class Delayed(httpx.AsyncBaseTransport):
     ("limit", "usual_s", "rare_s", "share"),
     [
         (Limit(10, 1), 0, 0, 0.99),
-        (Limit(10, 1), 0.01, 0.02, 0.95),
         (Limit(50, 10), 0.1, 0.4, 0.95),
-        (Limit(600, 60), 0.1, 0.4, 0.95),
+        (Limit(200, 60), 0.1, 0.4, 0.95),
         (Limit(10, 1), 0.3, 2, 0.4),
     ],
     ids=lambda value: str(value),

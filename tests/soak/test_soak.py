@@ -12,6 +12,7 @@ from tests.soak.__main__ import main
 from tests.soak.record import PROMISES
 from tests.soak.soaking import soak
 
+pytestmark = pytest.mark.all
 STORES = ["lmdb", pytest.param("redis", marks=needs_redis)]
 
 

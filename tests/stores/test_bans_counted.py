@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,41 +14,27 @@ from slidegate.stores.redis import RedisStore
 from slidegate.testing import FakeClock
 from slidegate.testing.contract.player import settle
 
-from ..redis_servers import RedisServer, needs_redis
+from ..redis_servers import needs_redis
 
 SECOND_US = 1_000_000
 
 
-@contextmanager
-def of_memory(clock: FakeClock, _: Path) -> Iterator[MemoryStore]:
-    yield MemoryStore(clock=clock)
-
-
-@contextmanager
-def of_lmdb(clock: FakeClock, path: Path) -> Iterator[LmdbStore]:
-    store = LmdbStore(path / "lmdb", clock=clock)
-    yield store
-    store.close()
-
-
-@contextmanager
-def of_redis(clock: FakeClock, _: Path) -> Iterator[RedisStore]:
-    with RedisServer() as server:
-        yield RedisStore(server.url, clock=clock)
-
-
-@pytest.mark.parametrize("opened", [of_memory, of_lmdb, pytest.param(of_redis, marks=needs_redis)])
-async def test_bans_in_force_are_counted(opened: Callable[..., Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["memory", "lmdb", pytest.param("redis", marks=needs_redis)])
+async def test_bans_in_force_are_counted(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     clock = FakeClock(10**15)
-    with opened(clock, tmp_path) as store:
-        for number in range(5):
-            await settle(store.bans.ban(f"user:{number}", 10 * SECOND_US, "why", "me"))
-        await settle(store.bans.ban("user:ever", None, "why", "me"))
-        await settle(store.bans.unban("user:3", "me"))
-        await settle(store.bans.active())
-        assert store.bans.count() == 5
-        if isinstance(store, RedisStore):
-            await store.close()
+    kinds: dict[str, Callable[[], Any]] = {
+        "memory": lambda: MemoryStore(clock=clock),
+        "lmdb": lambda: LmdbStore(tmp_path / "lmdb", clock=clock),
+        "redis": lambda: RedisStore(request.getfixturevalue("server").url, prefix="counted", clock=clock, timeout=20),
+    }
+    store = kinds[kind]()
+    for number in range(5):
+        await settle(store.bans.ban(f"user:{number}", 10 * SECOND_US, "why", "me"))
+    await settle(store.bans.ban("user:ever", None, "why", "me"))
+    await settle(store.bans.unban("user:3", "me"))
+    await settle(store.bans.active())
+    assert store.bans.count() == 5
+    await settle(store.close())
 
 
 def test_bans_that_have_ended_are_forgotten_by_counting() -> None:

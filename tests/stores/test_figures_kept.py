@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,7 +11,6 @@ from slidegate.core import Bucket, FigureRow, parse_limits
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.lmdb.figure_rows import SHARE
 from slidegate.stores.redis import RedisStore
-from slidegate.stores.redis.figure_keys import RedisFigures
 from slidegate.testing import FakeClock
 from slidegate.testing.contract.player import settle
 
@@ -67,19 +63,6 @@ async def test_figures_leave_a_full_file_alone(tmp_path: Path) -> None:
     store.close()
 
 
-async def test_rows_of_the_dead_are_deleted_step_by_step(tmp_path: Path) -> None:
-    clock = FakeClock()
-    store = LmdbStore(tmp_path / "lmdb", clock=clock)
-    for number in range(20):
-        await settle(store.write_figures(b"%08d" % number, rows(100, 10)))
-    assert entries(store) == 2_000
-    clock.advance(us=MINUTE_US)
-    for _ in range(6):
-        await settle(store.write_figures(ANN, rows(1, 10)))
-    assert entries(store) == 1
-    store.close()
-
-
 async def test_rows_outlive_the_process_and_are_those_of_all_stores_on_a_path(tmp_path: Path) -> None:
     first, second = LmdbStore(tmp_path / "lmdb"), LmdbStore(tmp_path / "lmdb")
     await settle(first.write_figures(ANN, rows(1, 3)))
@@ -94,12 +77,6 @@ async def test_rows_outlive_the_process_and_are_those_of_all_stores_on_a_path(tm
 # -- Redis ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
-    with RedisServer() as running:
-        yield running
-
-
 async def redis_rows(store: RedisStore) -> None:
     await store.write_figures(ANN, [*rows(2, 5, 7), FigureRow("workers", 0, b"ann", MINUTE_US)])
     assert sorted(await store.read_figures("5s", 0, 40)) == [(7, ANN, bytes(5)), (8, ANN, bytes(5))]
@@ -110,7 +87,7 @@ async def redis_rows(store: RedisStore) -> None:
 
 @needs_redis
 async def test_every_key_of_figures_has_a_time_to_live_and_one_prefix(server: RedisServer) -> None:
-    store = RedisStore(server.url, prefix="ttl")
+    store = RedisStore(server.url, prefix="ttl", timeout=20)
     try:
         await redis_rows(store)
         keys = server.command("KEYS", "ttl:{bans}:figures:*")
@@ -126,7 +103,7 @@ async def test_every_key_of_figures_has_a_time_to_live_and_one_prefix(server: Re
 @needs_redis
 async def test_the_list_of_workers_forgets_the_dead_while_others_write(server: RedisServer) -> None:
     clock = FakeClock(1_700_000_000_000_000)
-    store = RedisStore(server.url, prefix="dead", clock=clock)
+    store = RedisStore(server.url, prefix="dead", clock=clock, timeout=20)
     try:
         for number in range(50):
             await store.write_figures(b"%08d" % number, [FigureRow("workers", 0, b"x", MINUTE_US)])
@@ -138,28 +115,9 @@ async def test_the_list_of_workers_forgets_the_dead_while_others_write(server: R
 
 
 @needs_redis
-async def test_a_cluster_keeps_figures_where_the_bans_are() -> None:
-    with RedisCluster() as cluster:
-        store = RedisStore(cluster.url)
-        try:
-            await redis_rows(store)
-        finally:
-            await store.close()
-
-
-@pytest.mark.parametrize("answer", [None, 7, [b"ann"], [b"ann", b"x"], {b"ann": b"x" * 30}, {b"ann": None}])
-async def test_an_answer_that_is_no_hash_of_rows_is_an_error(answer: Any) -> None:
-    class Lane:
-        """Answers as no server should."""
-
-        loop = asyncio.get_running_loop()
-
-        async def ask(self, *command: bytes | int) -> Any:
-            return [b"1", b"2"] if command == (b"TIME",) else answer
-
-        def __getattr__(self, name: str) -> Awaitable[Any]:
-            raise NotImplementedError(name)
-
-    figures = RedisFigures(lambda: Lane(), b"x", None)  # type: ignore[arg-type, return-value]
-    with pytest.raises(StoreUnavailable, match="makes no sense"):
-        await figures.read("5s", 0, 0)
+async def test_a_cluster_keeps_figures_where_the_bans_are(cluster: RedisCluster) -> None:
+    store = RedisStore(cluster.url, prefix="figures", timeout=20)
+    try:
+        await redis_rows(store)
+    finally:
+        await store.close()

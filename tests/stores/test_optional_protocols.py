@@ -1,65 +1,18 @@
-"""What a store may offer besides what every store does: who offers it, and that a limiter takes it up."""
+"""What a store may offer besides what every store does, a limiter takes up."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Hashable, Sequence
-from pathlib import Path
 
 import pytest
 
 from slidegate import Limiter, MemoryStore
 from slidegate.core import (
-    AnswersThreads,
     Check,
-    CountsBans,
     Decision,
-    HasParts,
-    KeepsDeadline,
-    KeepsFigures,
-    ListsBans,
-    Store,
 )
 from slidegate.core.bans.in_force import Guarded
-from slidegate.stores.lmdb import LmdbStore
-from slidegate.stores.redis import RedisStore
 from slidegate.testing import RecordingObserver
-
-OPTIONAL = (AnswersThreads, CountsBans, HasParts, KeepsDeadline, KeepsFigures, ListsBans)
-
-
-def offered(store: Store) -> set[type]:
-    """Return which of the optional protocols a store or its bans have, and see that they take the same arguments."""
-    found = {protocol for protocol in OPTIONAL for seam in (store, store.bans) if isinstance(seam, protocol)}
-    for protocol in found:
-        for name, wanted in vars(protocol).items():
-            seam = store if hasattr(store, name) else store.bans
-            if not name.startswith("_") and inspect.isfunction(wanted):
-                given = list(inspect.signature(getattr(seam, name)).parameters)
-                assert given == list(inspect.signature(wanted).parameters)[1:], name
-    return found
-
-
-async def test_each_store_offers_what_it_can_do(tmp_path: Path) -> None:
-    lmdb, redis = LmdbStore(tmp_path / "lmdb"), RedisStore("redis://127.0.0.1:1")
-    # Assigned by type, so that mypy compares the signatures as well.
-    keeps: KeepsDeadline = lmdb
-    answers: AnswersThreads = lmdb
-    parts: HasParts = redis
-    lists: ListsBans = redis.bans
-    counting: list[CountsBans] = [MemoryStore().bans, lmdb.bans, redis.bans]
-    try:
-        assert offered(MemoryStore()) == {CountsBans}
-        assert offered(lmdb) == {AnswersThreads, CountsBans, KeepsDeadline, KeepsFigures}
-        assert offered(redis) == {CountsBans, HasParts, KeepsFigures, ListsBans}
-        assert keeps.keep_deadline(30.0) is True
-        assert answers.answers_threads() is True
-        assert parts.part_of(()) is None
-        assert lists.judge((), ()) is None
-        assert [book.count() for book in counting] == [0, 0, 0]
-    finally:
-        lmdb.close()
-        await redis.close()
 
 
 class OneServer(MemoryStore):

@@ -12,6 +12,7 @@ import pytest
 from ..redis_servers import RedisCluster, RedisServer, needs_redis, until
 from .places_worker import Worker
 
+pytestmark = pytest.mark.all
 LEASE_S = 2.0
 AMOUNT = 3
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
@@ -18,7 +18,7 @@ from slidegate.testing import FakeClock
 from slidegate.testing.contract.inspect_contract import as_peek_says
 from slidegate.testing.contract.player import settle
 
-from ..redis_servers import RedisCluster, RedisServer, needs_redis
+from ..redis_servers import RedisServer, needs_redis
 
 LONG_S = 60.0
 """Seconds that only a hang takes."""
@@ -84,7 +84,7 @@ def test_keys_that_share_a_cell_are_shown_as_they_are_counted_and_forgotten_with
 
 @asynccontextmanager
 async def two_workers(url: str, prefix: str) -> AsyncIterator[tuple[RedisStore, RedisStore]]:
-    here, there = RedisStore(url, prefix=prefix), RedisStore(url, prefix=prefix)
+    here, there = (RedisStore(url, prefix=prefix, timeout=LONG_S) for _ in range(2))
     try:
         yield here, there
     finally:
@@ -113,22 +113,17 @@ async def spend(store: Store, rule: Bucket) -> None:
 
 
 @needs_redis
-@pytest.mark.parametrize("make", [RedisServer, RedisCluster])
-def test_another_worker_gives_up_the_refusals_that_it_knows(make: Callable[[], RedisServer | RedisCluster]) -> None:
-    with make() as server:
-        asyncio.run(other_worker_gives_its_refusals_up(server.url, "reset-all"))
+@pytest.mark.parametrize("where", ["server", "cluster"])
+async def test_another_worker_gives_up_the_refusals_that_it_knows(where: str, request: pytest.FixtureRequest) -> None:
+    await other_worker_gives_its_refusals_up(request.getfixturevalue(where).url, "reset-all")
 
 
 @needs_redis
-def test_windows_of_another_prefix_stay() -> None:
-    async def scene(url: str) -> None:
-        async with two_workers(url, "one") as (here, _), two_workers(url, "two") as (there, _):
-            rule = bucket("3/hour")
-            await spend(here, rule)
-            await spend(there, rule)
-            assert await here.reset_all() is True
-            assert await settle(here.hit(((rule, "ann", 1),)))
-            assert not await settle(there.hit(((rule, "ann", 1),)))
-
-    with RedisServer() as server:
-        asyncio.run(scene(server.url))
+async def test_windows_of_another_prefix_stay(server: RedisServer) -> None:
+    async with two_workers(server.url, "one") as (here, _), two_workers(server.url, "two") as (there, _):
+        rule = bucket("3/hour")
+        await spend(here, rule)
+        await spend(there, rule)
+        assert await here.reset_all() is True
+        assert await settle(here.hit(((rule, "ann", 1),)))
+        assert not await settle(there.hit(((rule, "ann", 1),)))

@@ -1,0 +1,166 @@
+"""A store of which every other call is answered by another process, on the same environment."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from multiprocessing.connection import Client, Connection, Listener
+from pathlib import Path
+from typing import Any
+
+from slidegate.core import Bucket, Decision
+from slidegate.stores.lmdb import LmdbStore
+from slidegate.testing import FakeClock
+
+SMALL: dict[str, Any] = {"map_size": 1 << 20}
+ROOT = Path(__file__).resolve().parents[3]
+
+
+class Remote:
+    """A process that opens environments and calls their stores."""
+
+    def __init__(self, place: Path) -> None:
+        self._lock = threading.Lock()
+        with Listener(str(place / "socket"), "AF_UNIX") as listener:
+            command = [sys.executable, "-m", __name__, str(place / "socket")]
+            self._process = subprocess.Popen(command, cwd=ROOT)
+            self._pipe: Connection[Any, Any] = listener.accept()
+
+    def call(self, *request: Any) -> Any:
+        with self._lock:
+            self._pipe.send(request)
+            answer = self._pipe.recv()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def close(self) -> None:
+        self._pipe.close()
+        self._process.wait(timeout=10)
+
+
+class TwoProcesses:
+    """A store here and one over there, which take turns."""
+
+    def __init__(self, path: str, remote: Remote, clock: FakeClock) -> None:
+        self.path = path
+        self.store = LmdbStore(path, clock=clock, **SMALL)
+        self._remote = remote
+        self._clock = clock
+        self._calls = 0
+        self.bans = _Bans(self)
+        self.secret = self.store.secret
+        self.observe = self.store.observe
+        remote.call("open", path)
+
+    def turn(self, place: str, name: str, *given: Any) -> Any:
+        self._calls += 1
+        if self._calls % 2:
+            target = self.store if place == "store" else self.store.bans
+            return getattr(target, name)(*given)
+        return self._remote.call(place, self.path, self._clock.now_us, name, *given)
+
+    def hit(self, checks: Any, guarded: Any = ()) -> Any:
+        return self._restored(self.turn("store", "hit", checks, guarded), checks)
+
+    def peek(self, checks: Any, guarded: Any = ()) -> Any:
+        return self._restored(self.turn("store", "peek", checks, guarded), checks)
+
+    def charge(self, checks: Any) -> Any:
+        return self._restored(self.turn("store", "charge", checks), checks)
+
+    def refund(self, decision: Decision) -> Any:
+        charge = list(decision.charge)
+        answer = self.turn("store", "refund", decision)
+        if answer is True and len(decision.charge) == len(charge):
+            decision.charge.clear()  # it was a copy that was refunded over there
+        return answer
+
+    def reset(self, key: str) -> Any:
+        return self.turn("store", "reset", key)
+
+    def reset_all(self) -> Any:
+        return self.turn("store", "reset_all")
+
+    def inspect(self, key: str, buckets: Sequence[Bucket]) -> Any:
+        return self.turn("store", "inspect", key, buckets)
+
+    def close(self) -> None:
+        self.store.close()
+        self._remote.call("close", self.path)
+
+    def _restored(self, answer: Any, checks: Any) -> Any:
+        if isinstance(answer, Decision):
+            answer.checks = checks  # the buckets of a copy are others
+        return answer
+
+
+class _Bans:
+    """Bans: whatever tells of an event, or cannot be sent, is done here."""
+
+    def __init__(self, both: TwoProcesses) -> None:
+        self._both = both
+        here = both.store.bans
+        self.strike, self.ban, self.unban, self.load = here.strike, here.ban, here.unban, here.load
+
+    def find(self, guarded: Any) -> Any:
+        return self._both.turn("bans", "find", guarded)
+
+    def standings(self, keys: Any) -> Any:
+        return self._both.turn("bans", "standings", keys)
+
+    def active(self) -> Any:
+        return self._both.turn("bans", "active")
+
+    def history(self) -> Any:
+        return self._both.turn("bans", "history")
+
+    def dump(self) -> Any:
+        return self._both.turn("bans", "dump")
+
+
+def serve(address: str) -> None:
+    """Answer calls until the other side hangs up."""
+    stores: dict[str, tuple[LmdbStore, FakeClock]] = {}
+    buckets: dict[tuple[Any, ...], Bucket] = {}
+
+    def known(given: Any) -> Any:
+        """Return checks with the buckets that were seen before, as an application has them."""
+        if isinstance(given, Decision):
+            given.checks = known(given.checks)
+            return given
+        if isinstance(given, tuple) and given and isinstance(given[0], tuple) and isinstance(given[0][0], Bucket):
+            return tuple((buckets.setdefault(_likeness(bucket), bucket), key, cost) for bucket, key, cost in given)
+        return given
+
+    with Client(address, "AF_UNIX") as pipe:
+        while True:
+            try:
+                place, path, *call = pipe.recv()
+            except EOFError:
+                return
+            answer: Any = None
+            if place == "open":
+                clock = FakeClock()
+                stores[path] = LmdbStore(path, clock=clock, **SMALL), clock
+            elif place == "close":
+                if path in stores:
+                    stores.pop(path)[0].close()
+            else:
+                (store, clock), (now_us, name, *given) = stores[path], call
+                clock.set(now_us)
+                try:
+                    answer = getattr(store if place == "store" else store.bans, name)(*map(known, given))
+                except Exception as error:
+                    answer = error
+            pipe.send(answer)
+
+
+def _likeness(bucket: Bucket) -> tuple[Any, ...]:
+    return bucket.rule, bucket.limits, bucket.count_denied, bucket.wait_us, bucket.wait_max
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1])

@@ -1,0 +1,411 @@
+"""Scenes with several processes around one LMDB environment, each in a process of its own that forks its actors.
+
+Run as ``python -m tests.stores.lmdb.scenes NAME PATH [NUMBER ...]``; what was seen is printed as one line of JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any, TypeVar
+
+from slidegate.core import Bucket, ConfigurationError, parse_limits
+from slidegate.core.errors import StoreError, StoreTimeout
+from slidegate.stores.lmdb import LmdbStore
+from slidegate.stores.lmdb.files import opening as lmdb_opening
+
+T = TypeVar("T")
+HOUR_US = 3_600_000_000
+SHARED_AMOUNT = 300
+
+
+def bucket(amount: int) -> Bucket:
+    return Bucket("rule", parse_limits(f"{amount}/hour"))
+
+
+def actor(act: Callable[[int], None]) -> tuple[int, int]:
+    """Fork a process that acts on the writing end of a pipe; return its id and the reading end."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if not pid:
+        code = 1
+        try:
+            os.close(reading)
+            act(writing)
+            code = 0
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+        finally:
+            os._exit(code)
+    os.close(writing)
+    return pid, reading
+
+
+def outcome(pid: int, reading: int) -> tuple[bytes, int]:
+    """Wait for an actor to end; return what it wrote and its exit code."""
+    with open(reading, "rb") as pipe:
+        written = pipe.read()
+    return written, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def end(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+def together(count: int, act: Callable[[int], int]) -> list[int]:
+    """Let several actors start at one moment; return the number that each answers with."""
+    gate_reading, gate_writing = os.pipe()
+
+    def run(number: int) -> Callable[[int], None]:
+        def wait_and_act(writing: int) -> None:
+            os.close(gate_writing)
+            os.read(gate_reading, 1)
+            os.write(writing, str(act(number)).encode())
+
+        return wait_and_act
+
+    actors = [actor(run(number)) for number in range(count)]
+    os.close(gate_reading)
+    os.close(gate_writing)
+    outcomes = [outcome(*one) for one in actors]
+    assert [code for _, code in outcomes] == [0] * count, "an actor failed"
+    return [int(written) for written, _ in outcomes]
+
+
+def hit_often(store: LmdbStore, amount: int, times: int, keys: int = 1) -> int:
+    asked = bucket(amount)
+    demands = [((asked, f"user:{number}", 1),) for number in range(keys)]
+    return sum(store.hit(demands[number % keys]).allowed for number in range(times))  # type: ignore[union-attr]
+
+
+def crowd(path: str, processes: int, times: int, amount: int, keys: int) -> Any:
+    """Several processes hit the same keys."""
+    return together(processes, lambda _: hit_often(LmdbStore(path), amount, times, keys))
+
+
+def heirs(path: str, processes: int, times: int, amount: int) -> Any:
+    """Processes are forked from one that has the environment open already."""
+    store = LmdbStore(path)
+    mine = hit_often(store, amount, 10)
+    store.bans.active()  # leaves a place for a reader taken, as reading does
+    counts = together(processes, lambda _: hit_often(store, amount, times))
+    store.bans.active()
+    return [mine + hit_often(store, amount, 10), *counts]
+
+
+def starts(path: str, processes: int, rounds: int) -> Any:
+    """Processes open an environment that is not there yet, all at one moment."""
+    seen = []
+    for turn in range(rounds):
+        place = f"{path}-{turn}"
+        secrets = os.pipe()
+
+        def act(_: int, place: str = place, writing: int = secrets[1]) -> int:
+            store = LmdbStore(place, map_size=1 << 20)
+            os.write(writing, store.secret)
+            return hit_often(store, 20, 10)
+
+        seen.append((sum(together(processes, act)), len({os.read(secrets[0], 32) for _ in range(processes)})))
+    return seen
+
+
+def killing(path: str, processes: int, kills: int, amount: int) -> Any:
+    """Processes hit one key, and one after the other is killed and replaced; who was let in is counted outside."""
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    chance = random.Random(kills)
+
+    def act(_: int) -> None:
+        store, asked = LmdbStore(path), ((bucket(amount), "user:ann", 1),)
+        while True:
+            if store.hit(asked):  # type: ignore[arg-type]
+                os.write(writing, b"x")
+
+    actors = [actor(act) for _ in range(processes)]
+    admitted = 0
+    for _ in range(kills):
+        time.sleep(chance.uniform(0.001, 0.03))
+        victim = chance.randrange(processes)
+        pid, pipe = actors[victim]
+        end(pid)
+        os.close(pipe)
+        actors[victim] = actor(act)
+        with suppress(BlockingIOError):
+            admitted += len(os.read(reading, 1 << 20))
+    for pid, _ in actors:
+        end(pid)
+    os.close(writing)
+    while more := os.read(reading, 1 << 20):
+        admitted += len(more)
+    left = LmdbStore(path).peek(((bucket(amount), "user:ann", 0),)).remaining
+    return {"admitted": admitted, "counted": amount - (left or 0)}
+
+
+def banning(path: str, kills: int, durability: str) -> Any:
+    """A process bans, says so, and is killed at some moment; afterwards every ban that it spoke of must be there."""
+    chance = random.Random(kills)
+    lost, spoken = 0, 0
+    options: dict[str, Any] = {"map_size": 4 << 20, "durability": durability, "max_bans": 10**6}
+    LmdbStore(path, **options).close()
+    for turn in range(kills):
+
+        def act(writing: int, turn: int = turn) -> None:
+            store = LmdbStore(path, **options)
+            for number in range(10**6):
+                store.bans.ban(f"user:{turn}-{number}", HOUR_US, "by request", "ann")
+                store.hit(((bucket(10**6), f"user:{number}", 1),))
+                os.write(writing, b"x")
+
+        pid, reading = actor(act)
+        time.sleep(chance.uniform(0.0, 0.03 if durability == "fast" else 0.2))
+        os.kill(pid, signal.SIGKILL)
+        said = len(outcome(pid, reading)[0])
+        store = LmdbStore(path, **options)
+        banned = {ban.key for ban in store.bans.active()}
+        lost += sum(f"user:{turn}-{number}" not in banned for number in range(said))
+        spoken += said
+        for key in banned:
+            store.bans.unban(key, "bob")
+        store.close()
+    return {"lost": lost, "spoken": spoken}
+
+
+def readers(path: str, kills: int, slots: int) -> Any:
+    """Processes are killed while they read, more of them than there are places for readers."""
+    lmdb_opening._MAX_READERS = slots  # type: ignore[misc]
+    store = LmdbStore(path)
+    hit_often(store, 5, 1)
+    for _ in range(kills):
+
+        def act(writing: int) -> None:
+            own = LmdbStore(path)
+            reads = own._env.read()  # ends when nobody holds it
+            os.write(writing, b"x" if reads else b"")
+            time.sleep(60)
+
+        pid, reading = actor(act)
+        os.read(reading, 1)
+        os.kill(pid, signal.SIGKILL)
+        outcome(pid, reading)
+    return store.peek(((bucket(5), "user:0", 1),)).remaining
+
+
+def stopped(path: str) -> Any:
+    """A process is stopped while it writes; another one goes on as far as it can."""
+    store, seen = LmdbStore(path), {}
+    asked = bucket(5)
+    full, free = ((asked, "user:full", 1),), ((asked, "user:free", 1),)
+    for _ in range(6):
+        store.hit(full)
+    store.bans.ban("user:eve", None, "by request", "ann")
+
+    def act(writing: int) -> None:
+        own = LmdbStore(path)
+        own._env.begin()
+        os.write(writing, b"x")
+        os.kill(os.getpid(), signal.SIGSTOP)
+        time.sleep(60)
+
+    pid, reading = actor(act)
+    os.read(reading, 1)
+    os.waitpid(pid, os.WUNTRACED)
+
+    async def scene() -> None:
+        turns = 0
+
+        async def turn() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0.001)
+
+        turning = asyncio.create_task(turn())
+        seen["refused"] = str(store.hit(full).reason)  # type: ignore[union-attr]
+        seen["banned"] = str(store.hit(((bucket(5), "user:eve", 1),)).reason)  # type: ignore[union-attr]
+        seen["peeked"] = store.peek(free).remaining
+        waiting = store.hit(free)
+        try:
+            async with asyncio.timeout(0.2):
+                await waiting  # type: ignore[misc]
+            seen["waited"] = "answered"
+        except TimeoutError:
+            seen["waited"] = "timeout"
+        seen["turns"] = turns
+        end(pid)
+        for _ in range(5):
+            answer = store.hit(free)
+            seen["after"] = (await answer if asyncio.isfuture(answer) else answer).remaining  # type: ignore[union-attr]
+        turning.cancel()
+
+    try:
+        asyncio.run(scene())
+    finally:
+        with suppress(ProcessLookupError, ChildProcessError):
+            end(pid)
+    return seen
+
+
+def speaking(path: str, bans: int) -> Any:
+    """Ban, and say so with a system call of its own, for a trace of them."""
+    store = LmdbStore(path, map_size=1 << 20, durability="safe")
+    for number in range(bans):
+        store.bans.ban(f"user:{number}", HOUR_US, "by request", "ann")
+        os.write(2, f"acknowledged {number}\n".encode())
+    return bans
+
+
+def patiently(ask: Callable[[], T]) -> T:
+    """Ask until there is an answer: on a busy machine another process may hold the file for longer than a store waits.
+
+    A process that stands still for a minute ends the scene, and says why.
+    """
+    until_s = time.monotonic() + 60
+    while True:
+        try:
+            return ask()
+        except StoreTimeout:
+            if time.monotonic() > until_s:
+                raise
+
+
+def growing(path: str, processes: int, rounds: int) -> Any:
+    """Processes open a small file one after the other while it grows, and all go on writing to it.
+
+    Returns the exit codes, the sizes of the file as they were seen, and how many windows it holds at the end.
+    """
+    options: dict[str, Any] = {"map_size": 1 << 16, "max_map_size": 1 << 27, "max_keys": 1_000_000}
+    asked, sizes = bucket(5), []
+    data = os.path.join(path, "data.mdb")
+
+    def act(number: int) -> Callable[[int], None]:
+        def fill(writing: int) -> None:
+            store = patiently(lambda: LmdbStore(path, **options))
+            for turn in range(rounds):
+                for key in range(200):
+                    patiently(partial(store.hit, ((asked, f"user:{number}-{turn}-{key:>040}", 1),)))
+                patiently(partial(store.peek, ((asked, "user:0", 1),)))
+            os.write(writing, b"x")
+
+        return fill
+
+    store = LmdbStore(path, **options)
+    actors = []
+    for number in range(processes):
+        actors.append(actor(act(number)))
+        for key in range(300):
+            patiently(partial(store.hit, ((asked, f"first:{number}-{key:>040}", 1),)))
+            sizes.append(os.stat(data).st_size)
+    codes = [outcome(*one)[1] for one in actors]
+    sizes.append(os.stat(data).st_size)
+    return {
+        "codes": codes,
+        "shrunk": sizes != sorted(sizes),
+        "keys": patiently(store.stats).keys,
+        "grown": sizes[-1] > 1 << 20,
+    }
+
+
+def overwrite_heads(path: str) -> None:
+    with open(os.path.join(path, "data.mdb"), "r+b") as file:
+        for page in range(2):
+            file.seek(page * 4_096 + 16)
+            file.write(b"\xff" * 144)
+
+
+class Crowd:
+    """Processes that hit old and new keys of a file that grows, and what happens to them and to it."""
+
+    def __init__(self, path: str, processes: int, chance: random.Random) -> None:
+        self.path = path
+        self.chance = chance
+        self.admitted, self.files = 0, 1
+        self.actors = [actor(self.act) for _ in range(processes)]
+
+    def act(self, writing: int) -> None:
+        own, store = random.Random(os.getpid()), None
+        new, shared = bucket(5), ((bucket(SHARED_AMOUNT), "user:all", 1),)
+        while True:
+            with suppress(StoreError, ConfigurationError):
+                store = store or LmdbStore(self.path, map_size=1 << 16, max_map_size=1 << 26)
+                for _ in range(20):
+                    store.hit(((new, f"user:{own.getrandbits(64):x}", 1),))
+                os.write(writing, b"+" if store.hit(shared) else b".")
+
+    def answered(self, pipe: int) -> bool:
+        """Read what a process has said; tell whether that was anything."""
+        os.set_blocking(pipe, False)
+        said = b""
+        with suppress(BlockingIOError):
+            while more := os.read(pipe, 1 << 16):
+                said += more
+        self.admitted += said.count(b"+")
+        return bool(said)
+
+    def fault(self) -> str:
+        """Let something happen."""
+        number = self.chance.randrange(len(self.actors))
+        pid, pipe = self.actors[number]
+        what = self.chance.choice(("kill", "kill", "stop", "stop", "lock.mdb", "data.mdb", "head"))
+        if what == "kill":
+            end(pid)
+            self.answered(pipe)
+            os.close(pipe)
+            self.actors[number] = actor(self.act)
+        elif what == "stop":
+            os.kill(pid, signal.SIGSTOP)
+            time.sleep(self.chance.uniform(0.0, 0.2))
+            os.kill(pid, signal.SIGCONT)
+        else:
+            self.files += 1
+            with suppress(FileNotFoundError):
+                overwrite_heads(self.path) if what == "head" else os.unlink(os.path.join(self.path, what))
+        return what
+
+    def leave(self) -> list[int]:
+        """End all; return the exit codes of those who had ended by themselves."""
+        found = [(pid, os.waitpid(pid, os.WNOHANG)) for pid, _ in self.actors]
+        for pid, (ended, _) in found:
+            if not ended:
+                end(pid)
+        return [os.waitstatus_to_exitcode(status) for _, (ended, status) in found if ended]
+
+
+def faults(path: str, processes: int, rounds: int, seed: int) -> Any:
+    """Faults, one after the other, and then everybody should answer.
+
+    Returns who ended by itself, who is silent after the last fault and when the others had answered, how many were let
+    in under the key of all, and how many files there may have been.
+    """
+    crowd = Crowd(path, processes, random.Random(seed))
+    done = []
+    for _ in range(rounds):
+        time.sleep(crowd.chance.uniform(0.02, 0.2))
+        done.append(crowd.fault())
+        for _, pipe in crowd.actors:
+            crowd.answered(pipe)
+    last_s, silent = time.monotonic(), {pipe for _, pipe in crowd.actors}
+    while silent and time.monotonic() < last_s + 30:
+        silent -= {pipe for pipe in silent if crowd.answered(pipe)}
+        time.sleep(0.001)
+    seen = {"after_s": time.monotonic() - last_s, "silent": len(silent), "codes": crowd.leave(), "done": done}
+    return {**seen, "admitted": crowd.admitted, "amount": SHARED_AMOUNT, "files": crowd.files}
+
+
+SCENES = {
+    scene.__name__: scene
+    for scene in (crowd, heirs, starts, killing, banning, readers, stopped, speaking, growing, faults)
+}
+
+if __name__ == "__main__":
+    name, place, *given = sys.argv[1:]
+    seen = SCENES[name](place, *(int(text) if text.isdigit() else text for text in given))
+    sys.stdout.write(json.dumps(seen))

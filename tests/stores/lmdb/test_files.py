@@ -1,0 +1,475 @@
+"""Opening an LMDB environment: files that are damaged, foreign, too new, or not ours to write."""
+
+from __future__ import annotations
+
+import collections
+import fcntl
+import os
+import random
+import re
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import pytest
+
+from slidegate.core import Bucket, ConfigurationError, parse_limits
+from slidegate.core.errors import StoreTimeout, StoreUnavailable
+from slidegate.stores.lmdb import LmdbStore
+from slidegate.stores.lmdb.files import opening as lmdb_opening
+from slidegate.stores.lmdb.files.data_files import check_directory, check_file_system, file_system
+from slidegate.stores.lmdb.files.layout import SCHEMA_VERSION
+from slidegate.testing import RecordingObserver
+
+from .test_store import child, fork, gate_held, in_another_process
+
+HOUR_US = 3_600_000_000
+ASKED = ((Bucket("rule", parse_limits("5/hour")), "user:ann", 1),)
+SMALL: dict[str, Any] = {"map_size": 1 << 20}
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """Return an environment with one hit, a ban, and a ban that was taken back."""
+    path = tmp_path / "lmdb"
+    store = LmdbStore(path, **SMALL)
+    store.hit(ASKED)
+    for key in ("user:eve", "192.0.2.0/24"):
+        store.bans.ban(key, HOUR_US, "by request", "ann")
+    store.bans.ban("user:bob", None, "by request", "ann")
+    store.bans.unban("user:bob", "ann")
+    store.close()
+    return path
+
+
+def opened(path: Path, **options: Any) -> tuple[LmdbStore, RecordingObserver]:
+    heard = RecordingObserver()
+    store = LmdbStore(path, **{**SMALL, **options})
+    store.observe(heard)
+    return store, heard
+
+
+def zeroed(data: Path) -> None:
+    with data.open("r+b") as file:
+        file.write(bytes(8_192))
+
+
+def second_page_damaged(data: Path) -> None:
+    with data.open("r+b") as file:
+        file.seek(4_096)
+        file.write(b"x" * 64)
+
+
+def all_but_the_heads_damaged(data: Path) -> None:
+    with data.open("r+b") as file:
+        file.seek(2 * 4_096)
+        file.write(b"\xff" * 8 * 4_096)
+
+
+@pytest.mark.parametrize("damage", [zeroed, second_page_damaged, all_but_the_heads_damaged])
+def test_a_damaged_file_is_set_aside_and_its_bans_are_rescued(place: Path, damage: Callable[[Path], None]) -> None:
+    damage(place / "data.mdb")
+    store, heard = opened(place)
+    assert heard.kinds[:2] == ["store_set_aside", "bans_rescued"]
+    kept = Path(str(heard.events[0].details["path"]))
+    assert re.fullmatch(r"data\.mdb\.corrupt-\d{8}T\d{6}\.\d+Z", kept.name)
+    assert kept.exists()
+    assert sorted(ban.key for ban in store.bans.active()) == ["192.0.2.0/24", "user:eve"]
+    assert all(0 < (ban.ends_us or 0) - store._now_us() <= HOUR_US for ban in store.bans.active())
+    assert store.hit(ASKED).remaining == 4  # type: ignore[union-attr]
+    store.close()
+
+
+@pytest.mark.parametrize("content", [b"x" * 4_096, b"not a database\n", bytes(4_096), bytes(100_000), None])
+def test_what_is_no_data_file_is_set_aside(place: Path, content: bytes | None) -> None:
+    data = place / "data.mdb"
+    data.write_bytes(data.read_bytes()[: 8 * 4_096] if content is None else content)  # None: it is cut off
+    store, heard = opened(place)
+    assert content is not None or "it ends after 32768 bytes" in heard.events[0].message
+    assert heard.kinds[0] == "store_set_aside"
+    assert store.hit(ASKED).remaining == 4  # type: ignore[union-attr]
+    store.close()
+
+
+def test_an_empty_file_is_a_new_environment(place: Path) -> None:
+    (place / "data.mdb").write_bytes(b"")
+    store, heard = opened(place)
+    assert heard.kinds == []
+    store.close()
+
+
+def test_the_environment_of_another_program_is_left_alone(tmp_path: Path) -> None:
+    with lmdb.open(str(tmp_path / "lmdb"), map_size=1 << 20) as other, other.begin(write=True) as txn:
+        txn.put(b"theirs", b"1")
+    before = (tmp_path / "lmdb" / "data.mdb").read_bytes()
+    with pytest.raises(ConfigurationError, match="holds other data; choose a directory for slidegate alone"):
+        LmdbStore(tmp_path / "lmdb", **SMALL)
+    with lmdb.open(str(tmp_path / "lmdb")) as other, other.begin() as txn:
+        assert txn.get(b"theirs") == b"1"
+    assert (tmp_path / "lmdb" / "data.mdb").read_bytes()[8_192 : len(before)] == before[8_192:]
+
+
+@pytest.mark.parametrize("marks", [(16, 4_112), (24,)])
+def test_another_data_format_of_lmdb_is_left_alone(place: Path, marks: tuple[int, ...]) -> None:
+    data = place / "data.mdb"
+    content = bytearray(data.read_bytes())
+    mark = content[16:20]
+    for at in marks:
+        content[at : at + 5] = mark + b"\x03"
+    if 16 not in marks:
+        content[16:20] = bytes(4)
+    data.write_bytes(content)
+    with pytest.raises(ConfigurationError, match="has LMDB's data format 3; expected 1"):
+        LmdbStore(place, **SMALL)
+    assert data.read_bytes() == content
+
+
+def rewrite_version(place: Path, version: int) -> None:
+    with lmdb.open(str(place), max_dbs=16) as env:
+        meta = env.open_db(b"meta")
+        with env.begin(write=True) as txn:
+            txn.put(b"schema", bytes([version]), db=meta)
+
+
+def test_a_newer_layout_is_refused_and_left_alone(place: Path) -> None:
+    rewrite_version(place, 99)
+    before = (place / "data.mdb").read_bytes()
+    with pytest.raises(ConfigurationError, match="layout version 99, and this slidegate reads 2; upgrade slidegate"):
+        LmdbStore(place, **SMALL)
+    assert (place / "data.mdb").read_bytes() == before
+    rewrite_version(place, SCHEMA_VERSION)
+    store, _ = opened(place)
+    assert store.hit(ASKED).remaining == 3  # type: ignore[union-attr]
+    store.close()
+
+
+def test_an_older_layout_is_taken_over_once_with_its_bans(place: Path) -> None:
+    rewrite_version(place, 0)
+    for kinds, remaining in ((["store_migrated"], 4), ([], 3)):
+        store, heard = opened(place)
+        assert heard.kinds == kinds
+        assert len(store.bans.active()) == 2
+        assert store.hit(ASKED).remaining == remaining  # type: ignore[union-attr]
+        store.close()
+
+
+def test_damage_that_shows_later_is_an_error_and_then_a_new_start(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, heard = opened(place)
+
+    def damaged(*_: object) -> None:
+        raise lmdb.CorruptedError("mdb_get: page 7 is not there")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("slidegate.stores.lmdb.session.Session.save", damaged)
+        with pytest.raises(StoreUnavailable, match="is damaged: mdb_get: page 7"):
+            store.hit(ASKED)
+    assert store.hit(ASKED).remaining == 4  # type: ignore[union-attr]
+    assert heard.kinds == ["store_set_aside", "bans_rescued"]
+    assert len(store.bans.active()) == 2
+    store.close()
+
+
+def test_files_that_are_taken_away_are_made_again(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, _ = opened(place)
+    shutil.rmtree(place)
+    monkeypatch.setattr(store._env, "_looked_us", 0)
+    store.hit(ASKED)
+    assert [store.hit(ASKED).remaining for _ in range(2)] == [4, 3]  # type: ignore[union-attr]
+    assert LmdbStore(place, **SMALL).hit(ASKED).remaining == 2  # type: ignore[union-attr]
+    assert (place / "data.mdb").exists()
+    store.close()
+
+
+def test_after_a_crash_every_page_is_looked_at_too_for_damage_may_have_been_its_cause(place: Path) -> None:
+    with child(lambda: LmdbStore(place, **SMALL).hit(ASKED)), (place / "data.mdb").open("r+b") as file:
+        file.seek(2 * 4_096)
+        file.write(b"\xff" * 12 * 4_096)
+    store, heard = opened(place)
+    assert heard.kinds == ["store_set_aside", "bans_rescued"]
+    assert store.hit(ASKED).remaining == 4  # type: ignore[union-attr]
+    store.close()
+
+
+def test_a_file_that_others_have_open_is_not_read_whole(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError("somebody may be writing")
+
+    first, _ = opened(place)
+    monkeypatch.setattr(lmdb.verify, "verify", fail)
+    in_another_process(first, lambda own: own.hit(ASKED))
+    assert first.hit(ASKED).remaining == 2  # type: ignore[union-attr]
+    first.close()
+
+
+@pytest.mark.all
+@pytest.mark.parametrize(
+    ("seed", "flips"),
+    [
+        *((seed, 40) for seed in range(6)),
+        *(pytest.param(seed, flips, marks=pytest.mark.deep) for seed in range(60) for flips in (3, 2_000)),
+    ],
+)
+def test_whatever_bytes_are_damaged_the_next_worker_starts_and_counts(tmp_path: Path, seed: int, flips: int) -> None:
+    path, chance = tmp_path / "lmdb", random.Random(seed)
+    store = LmdbStore(path, **SMALL)
+    asked = ASKED[0][0]
+    for number in range(400):
+        store.hit(((asked, f"user:{number}", 1),))
+    for number in range(100):
+        store.bans.ban(f"user:{number}", HOUR_US, "by request", "ann")
+    used = store.stats().bytes_used
+    store.close()
+    data = path / "data.mdb"
+    content = bytearray(data.read_bytes())
+    for _ in range(flips):
+        content[chance.randrange(used)] ^= 1 << chance.randrange(8)
+    data.write_bytes(content)
+    code = f"""
+from slidegate.core import Bucket, parse_limits
+from slidegate.stores.lmdb import LmdbStore
+from slidegate.core.errors import StoreUnavailable
+for turn in range(3):
+    store = LmdbStore({str(path)!r}, map_size=1 << 20)
+    asked = Bucket("rule", parse_limits("5/hour"))
+    for number in range(450):
+        for again in range(3):
+            try:
+                store.hit(((asked, f"user:{{number}}", 1),))
+                break
+            except StoreUnavailable:
+                pass  # once: then the file is set aside
+        else:
+            raise SystemExit("it does not recover")
+    store.bans.history()
+    store.close()
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, f"seed {seed}, flips {flips}: {ended.returncode} {ended.stderr[-2_000:]}"
+
+
+def test_a_head_that_is_overwritten_while_the_file_is_open_is_set_aside(place: Path) -> None:
+    store, heard = opened(place)
+    with (place / "data.mdb").open("r+b") as file:
+        for page in range(2):
+            file.seek(page * 4_096 + 16)
+            file.write(b"\xff" * 144)
+    answered = []
+    for _ in range(3):
+        with suppress(StoreUnavailable):
+            answered.append(store.hit(ASKED).remaining)  # type: ignore[union-attr]
+    assert answered[-1] <= 4  # type: ignore[operator]
+    assert "store_set_aside" in heard.kinds
+    store.close()
+
+
+def test_a_process_with_the_same_number_in_another_container_is_an_error_that_says_so(place: Path) -> None:
+    mine = os.getpid()
+
+    def lock() -> object:
+        file = (place / "lock.mdb").open("r+b")
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, mine)  # as LMDB says that this number is alive
+        return file
+
+    refused = pytest.raises(ConfigurationError, match=f"another process with the number {mine}, in another cont")
+    with child(lock), refused:
+        LmdbStore(place, **SMALL)
+    opened(place)[0].close()
+
+
+@pytest.mark.parametrize("deleted", [("lock.mdb",), ("data.mdb",), ("lock.mdb", "data.mdb")])
+def test_who_starts_beside_a_stopped_writer_whose_files_were_deleted_does_not_hang(
+    place: Path, deleted: tuple[str, ...]
+) -> None:
+    def begin() -> object:
+        own = LmdbStore(place, **SMALL)
+        return own, own._env.begin()
+
+    with child(begin, signal.SIGSTOP):
+        for name in deleted:
+            (place / name).unlink()
+        code = (
+            "from slidegate.stores.lmdb import LmdbStore\n"
+            "from slidegate.stores.lmdb.files import opening\n"
+            "from slidegate.core.errors import StoreTimeout\n"
+            "opening.PATIENCE_S = 0.1\n"
+            "try:\n"
+            f"    store = LmdbStore({str(place)!r}, map_size=1 << 20)\n"
+            "    print(store.stats().keys)\n"
+            "except StoreTimeout:\n"
+            "    print('stopped')\n"
+        )
+        ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+        assert ended.stdout == ("0\n" if "data.mdb" in deleted else "stopped\n"), ended.stderr
+
+
+def test_a_lock_file_that_is_deleted_while_workers_run_lets_nobody_write_over_them(place: Path) -> None:
+    store, _ = opened(place)
+    (place / "lock.mdb").unlink()
+    in_another_process(store, lambda own: own.hit(ASKED))  # takes over what was counted, in a file of its own
+    assert store.hit(ASKED).remaining == 3  # type: ignore[union-attr]
+    assert store.hit(ASKED).remaining == 2  # type: ignore[union-attr]
+    assert len(store.bans.active()) == 2
+    store.close()
+
+
+def test_a_disk_without_room_is_an_error_at_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(ConfigurationError, match="No space left on device; free some space, or choose another path"):
+        LmdbStore(tmp_path / "lmdb", **SMALL)
+
+
+def test_a_disk_without_room_later_is_an_error_of_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, heard = opened(tmp_path / "lmdb", map_size=1 << 16)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    asked = ASKED[0][0]
+    with pytest.raises(StoreUnavailable, match="no empty window is left"):
+        collections.deque((store.hit(((asked, f"user:{number}", 1),)) for number in range(1_000)), maxlen=0)
+    assert "map_full" in heard.kinds
+    assert store.hit(((asked, "user:0", 1),)).remaining == 3  # type: ignore[union-attr]
+    store.close()
+
+
+def test_where_no_room_can_be_taken_beforehand_nothing_is_written_through_the_map(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lmdb_opening, "CAN_TAKE_ROOM", False)
+    monkeypatch.delattr(os, "posix_fallocate")
+    store, _ = opened(tmp_path / "lmdb", map_size=1 << 16)
+    asked = ASKED[0][0]
+    assert all(store.hit(((asked, f"user:{number}", 1),)) for number in range(1_000))
+    assert (tmp_path / "lmdb" / "data.mdb").stat().st_size < store.stats().bytes_held
+    store.close()
+
+
+# -- whose files -----------------------------------------------------------------------------------------------------
+
+
+def as_nobody(act: Callable[[], object]) -> str:
+    """Do something as a user who owns nothing, and return the error that it ends with."""
+    reading, writing = os.pipe()
+    pid = fork()
+    if not pid:
+        try:
+            if os.geteuid() == 0:
+                os.setgid(65_534)
+                os.setuid(65_534)
+            act()
+        except ConfigurationError as error:
+            os.write(writing, str(error).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    os.waitpid(pid, 0)
+    with open(reading, encoding="utf-8") as pipe:
+        return pipe.read()
+
+
+@pytest.mark.parametrize("locked", ["data.mdb", "."])
+def test_files_of_somebody_else_are_an_error_that_names_them(
+    place: Path, locked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir("/")
+    for directory in (place, *place.parents[:-2]):
+        if directory.owner() == place.owner() and directory != Path("/tmp"):
+            directory.chmod(0o755)
+    for file in place.iterdir():
+        file.chmod(0o644)
+    (place / locked).chmod(0o000 if locked != "." else 0o500)
+    if locked == ".":
+        for file in place.iterdir():
+            file.unlink()
+    message = as_nobody(lambda: LmdbStore(place, **SMALL))
+    (place / locked).chmod(0o700)
+    assert str(place) in message
+    assert "Permission denied" in message
+    assert re.search(r"belongs to user \d+ \(.{10}\), and this process is user \d+: give it to that user", message)
+
+
+def test_a_directory_that_everybody_may_write_to_is_refused(place: Path) -> None:
+    place.chmod(0o777)
+    with pytest.raises(ConfigurationError, match=r"everybody may write to .*; chmod o-w"):
+        LmdbStore(place, **SMALL)
+
+
+@pytest.mark.parametrize("name", ["data.mdb", "lock.mdb"])
+def test_nothing_is_written_through_a_link(place: Path, tmp_path: Path, name: str) -> None:
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"precious")
+    (place / name).unlink()
+    (place / name).symlink_to(victim)
+    with pytest.raises(ConfigurationError, match=f"{name} is a symbolic link; remove it"):
+        LmdbStore(place, **SMALL)
+    assert victim.read_bytes() == b"precious"
+
+
+def test_a_file_in_the_place_of_the_directory_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(ConfigurationError, match="is a file; expected a directory"):
+        LmdbStore(tmp_path / "file", **SMALL)
+
+
+def test_nobody_else_may_read_the_files(place: Path) -> None:
+    modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in place.iterdir()}
+    assert modes == {"data.mdb": 0o600, "lock.mdb": 0o600}
+    assert stat.S_IMODE(place.stat().st_mode) == 0o700
+
+
+MOUNTS = """\
+22 1 259:2 / / rw,relatime shared:1 - {root} /dev/root rw
+36 22 0:32 / /var/lib rw,relatime shared:2 - {lib} server:/export rw
+37 22 0:33 / /var/lib/app\\040data rw,relatime - tmpfs tmpfs rw
+"""
+
+
+def mounts(root: str = "ext4", lib: str = "xfs") -> list[str]:
+    return MOUNTS.format(root=root, lib=lib).splitlines()
+
+
+def test_the_file_system_is_that_of_the_longest_mount_point() -> None:
+    known = mounts()
+    assert file_system(Path("/var/lib/app"), known) == "xfs"
+    assert file_system(Path("/var/library"), known) == "ext4"
+    assert file_system(Path("/var/lib/app data/x"), known) == "tmpfs"
+    assert file_system(Path("/var/lib/app"), []) == ""
+
+
+@pytest.mark.parametrize("kind", ["nfs4", "cifs", "fuse.sshfs", "9p"])
+def test_a_file_system_over_a_network_is_refused_by_its_name(kind: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"/var/lib/app lies on {kind}, over which locks"):
+        check_file_system(Path("/var/lib/app"), mounts(lib=kind))
+
+
+@pytest.mark.parametrize("kind", ["overlay", "fuseblk"])
+def test_a_doubtful_file_system_is_warned_about(kind: str) -> None:
+    assert f"lies on {kind}" in check_file_system(Path("/etc"), mounts(root=kind))
+    assert check_file_system(Path("/var/lib/app"), mounts(root=kind)) == ""
+
+
+def test_who_opens_while_another_process_stands_still_gives_up(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lmdb_opening, "PATIENCE_S", 0.01)
+    store, _ = opened(place)
+    with gate_held(store):
+        store.close()
+        with pytest.raises(StoreTimeout, match=r"another process has held .* for 0.01 s; is it stopped\?"):
+            LmdbStore(place, **SMALL)
+
+
+def test_a_directory_is_made_where_its_parent_is_there(tmp_path: Path) -> None:
+    check_directory(tmp_path / "new")
+    assert (tmp_path / "new").is_dir()
+    with pytest.raises(ConfigurationError, match="does not exist; make it, or choose another path"):
+        check_directory(tmp_path / "missing" / "new")

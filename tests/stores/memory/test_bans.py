@@ -1,0 +1,543 @@
+"""Bans in the memory store: how much it keeps, its two clocks, threads, and what it tells."""
+
+from __future__ import annotations
+
+import gc
+import json
+import threading
+import time
+import tracemalloc
+from collections import Counter
+from collections.abc import Callable, Iterator
+from types import BuiltinMethodType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import pytest
+
+from slidegate.core import Bucket, ConfigurationError, Decision, Reason, parse_limits
+from slidegate.core.addresses import format_network, parse_address
+from slidegate.core.bans.policy import BanPolicy
+from slidegate.stores.memory.store import MemoryStore
+from slidegate.testing import FakeClock, RecordingObserver
+
+from ...hurry import hurried
+
+SECOND_US = 1_000_000
+HOUR_US = 3_600 * SECOND_US
+DAY_US = 24 * HOUR_US
+NEW_YEAR_US = 4_102_444_800 * SECOND_US
+
+PLAIN = BanPolicy("3/minute", "10m", factor=2, jitter=0)
+AT_ONCE = BanPolicy("1/minute", "10m", jitter=0, most="1000000/s")
+BUCKET = Bucket("rule", parse_limits("5/minute"))
+
+
+class Scene:
+    """A memory store with two clocks that are told apart, and ears."""
+
+    def __init__(self, max_bans: int = 1_000, now_us: int = 50 * SECOND_US) -> None:
+        self.clock, self.wall = FakeClock(now_us), FakeClock(NEW_YEAR_US)
+        self.store = MemoryStore(max_bans=max_bans, clock=self.clock, wall_clock=self.wall)
+        self.bans = self.store.bans
+        self.heard = RecordingObserver()
+        self.store.observe(self.heard)
+
+    def advance(self, span: str | None = None, *, us: int = 0) -> None:
+        """Let time go on by both clocks."""
+        for clock in (self.clock, self.wall):
+            clock.advance(span, us=us)
+
+    def strike(self, key: str, policy: BanPolicy = AT_ONCE, times: int = 1, prefix: str = "") -> int | None:
+        """Strike, and return the rung of the ban that the last strike made."""
+        made = None
+        for _ in range(times):
+            made = self.bans.strike(policy, key, 1, "why", prefix)
+        return made and made.rung
+
+    def hit(self, client: str) -> Decision:
+        parsed = parse_address(client)
+        return self.store.hit(((BUCKET, client, 1),), () if parsed is None else (parsed,))
+
+    def rows(self) -> list[Any]:
+        read: list[Any] = json.loads(json.dumps(list(self.bans.dump())))
+        return read
+
+    def active(self) -> list[str]:
+        return [ban.key for ban in self.bans.active()]
+
+
+# -- while banned ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_ban_without_a_standing_is_prolonged_like_any_other(others: int) -> None:
+    policy = BanPolicy("1/minute", "10m", jitter=0, prolong=True)
+    scene, after = Scene(), Scene()
+    scene.strike("ann", policy)
+    for _ in range(others):
+        after.strike("bob", policy)
+    assert after.bans.load([row for row in scene.rows() if "standing" not in row]) == 1
+    for _ in range(3):
+        after.advance("5m")
+        assert after.hit("ann").retry_after_us == 600 * SECOND_US
+    after.advance("10m")
+    assert after.hit("ann")
+
+
+# -- clocks ----------------------------------------------------------------------------------------------------------
+
+
+def test_steps_of_the_wall_clock_prolong_no_ban() -> None:
+    scene = Scene()
+    scene.bans.ban("ann", 600 * SECOND_US, "", "eve")
+    scene.wall.advance(us=-DAY_US)
+    assert scene.hit("ann").retry_after_us == 600 * SECOND_US
+    scene.clock.advance("599s")
+    assert scene.hit("ann").retry_after_us == SECOND_US
+    scene.clock.advance("1s")
+    assert scene.hit("ann")
+
+
+def test_an_import_after_a_step_of_the_wall_clock_prolongs_nothing_either() -> None:
+    scene = Scene()
+    scene.bans.ban("ann", 600 * SECOND_US, "", "eve")
+    rows = scene.rows()
+    for step_us, left in ((-DAY_US, 600 * SECOND_US), (DAY_US, None)):
+        after = Scene(now_us=0)
+        after.wall.set(NEW_YEAR_US + step_us)
+        assert after.bans.load(rows) == (left is not None)
+        assert after.hit("ann").retry_after_us == (left or 0)
+    after = Scene(now_us=0)
+    after.wall.set(NEW_YEAR_US - DAY_US)
+    after.bans.load(rows)
+    after.wall.set(NEW_YEAR_US + DAY_US)
+    assert after.hit("ann")
+
+
+def test_a_ban_ends_by_the_wall_clock_where_the_machine_stood_still() -> None:
+    scene = Scene()
+    scene.strike("ann", PLAIN, 3)
+    scene.advance("1m")
+    scene.wall.advance("9m")  # suspended, and the monotonic clock with it
+    assert scene.hit("ann")
+    assert scene.active() == []
+    assert [row for row in scene.rows() if "ban" in row] == []
+    assert scene.strike("ann", PLAIN, 3) == 2  # and what was due afterwards is made
+
+
+def test_a_store_clock_that_steps_back_prolongs_no_ban_and_holds_no_strike() -> None:
+    scene = Scene(now_us=DAY_US)
+    scene.strike("ann")
+    scene.strike("bob", PLAIN, 2)
+    scene.clock.advance(us=-DAY_US)
+    assert scene.hit("ann").retry_after_us == 600 * SECOND_US
+    scene.advance("1m")
+    assert scene.strike("bob", PLAIN, 2) is None
+    scene.advance("9m")
+    assert scene.hit("ann")
+
+
+def test_the_clocks_of_the_machine_are_used_where_none_is_given() -> None:
+    store = MemoryStore()
+    before_us = time.time_ns() // 1_000
+    made = store.bans.ban("ann", HOUR_US, "", "eve")
+    assert before_us <= made.wall_us <= time.time_ns() // 1_000
+    left_us = store.hit(((BUCKET, "ann", 1),)).retry_after_us
+    assert left_us is not None
+    assert 0 < left_us <= HOUR_US
+
+
+# -- how much --------------------------------------------------------------------------------------------------------
+
+
+def flood(strikes: int, max_bans: int) -> None:
+    """Strike `strikes` networks at once each, around bans by hand, and see what is held."""
+    scene = Scene(max_bans)
+    scene.bans.ban("user:first", None, "", "eve")
+    first = int.from_bytes(bytes.fromhex("20010db8"), "big") << 96
+    tracemalloc.start()
+    try:
+        for number in range(strikes):
+            scene.strike(format_network(6, first + (number << 64), 64))
+            if number == strikes // 2:
+                half, _ = tracemalloc.get_traced_memory()
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held - half < 100 * max_bans + 200_000
+    assert held < 3_000 * max_bans + 10_000_000  # the history is 10,000 changes whatever `max_bans`
+    scene.bans.ban("user:last", None, "", "eve")
+    scene.bans.ban("192.0.2.7", HOUR_US, "", "eve")
+    active = scene.active()
+    assert len(active) == max_bans + 2
+    assert {"user:first", "user:last", "192.0.2.7", "2001:db8::/64"} <= set(active)
+    assert not scene.hit("2001:db8::7")
+    unbanned = format_network(6, first + (strikes - 1 << 64), 64)
+    assert [scene.hit(unbanned).reason for _ in range(6)] == [Reason.OK] * 5 + [Reason.LIMITED]
+    kinds = Counter(scene.heard.kinds)
+    assert kinds == {"banned": max_bans + 2, "bans_full": 1, "strikes_dropped": 1}
+
+
+def test_a_flood_of_bans_pushes_none_out_and_holds_no_more_than_it_may() -> None:
+    flood(strikes=6_000, max_bans=1_000)
+
+
+@pytest.mark.deep
+def test_a_million_bans_push_none_out_and_hold_no_more_than_they_may() -> None:
+    flood(strikes=1_000_000, max_bans=100_000)
+
+
+def test_a_store_that_is_full_records_again_when_bans_have_ended() -> None:
+    scene = Scene(10)
+    assert [scene.strike(f"user:{number}") for number in range(12)] == [1] * 10 + [None] * 2
+    scene.advance("10m")
+    assert scene.strike("user:11") == 1
+    assert scene.active() == ["user:11"]
+
+
+def test_a_ban_that_is_over_makes_room_for_the_next_of_its_key() -> None:
+    scene = Scene(2)
+    scene.bans.ban("bob", None, "", "eve")
+    scene.strike("ann")
+    scene.clock.advance("1m")
+    scene.wall.advance("10m")  # over by the wall clock, by which nothing is let go
+    assert scene.strike("ann") == 2
+    assert scene.active() == ["bob", "ann"]
+
+
+def test_bans_that_are_over_are_let_go() -> None:
+    scene = Scene()
+    for number in range(500):
+        scene.strike(f"user:{number}")
+        scene.bans.ban(f"192.0.2.{number % 200}", HOUR_US, "", "eve")
+    scene.advance("1h")
+    for number in range(1_000):
+        scene.bans.ban(f"198.51.100.{number % 200}", SECOND_US, "", "eve")
+    assert len(scene.bans.list) == 200
+
+
+def test_strikes_that_are_over_are_let_go_also_behind_keys_that_were_banned() -> None:
+    scene = Scene(max_bans=130)  # room for those of a minute, and for little more
+    for number in range(20):
+        scene.strike(f"banned:{number}", PLAIN, 3)
+    for number in range(5_000):
+        scene.strike(f"user:{number}", PLAIN)
+        scene.advance("1s")
+    assert "strikes_dropped" not in scene.heard.kinds
+    assert scene.strike("banned:0", PLAIN, 3) == 2
+
+
+def test_where_all_strikes_have_left_there_is_nothing_to_forgive() -> None:
+    scene = Scene()
+    scene.strike("ann", PLAIN, 2)
+    scene.advance("1m")
+    assert scene.bans.unban("ann", "eve") is False
+
+
+def test_where_strikes_have_no_room_the_oldest_are_forgotten() -> None:
+    scene = Scene(10)
+    scan = BanPolicy("3/minute", "10m", jitter=0, name="scan")
+    scene.strike("other", scan, 2)
+    for number in range(10):
+        scene.strike(f"user:{number}", PLAIN, 2)
+    assert scene.heard.kinds == ["strikes_dropped"]
+    assert scene.strike("user:0", PLAIN) is None  # forgotten, and begins anew
+    assert scene.strike("user:9", PLAIN) == 1
+    assert scene.strike("other", scan) == 1  # of the policy with the fewest
+
+
+def test_prefixes_are_a_tenth_of_all_bans_at_most() -> None:
+    scene = Scene(100)
+    policy = BanPolicy("1/minute", "10m", jitter=0, most="1000000/s", prefix_after="2/1h")
+    for number in range(15):
+        for last in (7, 8):
+            scene.strike(f"10.0.{number}.{last}", policy, 1, f"10.0.{number}.0/24")
+    assert sum("/" in key for key in scene.active()) == 10
+    assert [event.details["key"] for event in scene.heard.events if event.kind == "bans_full"] == ["10.0.10.0/24"]
+    after = Scene(100)
+    after.bans.load(scene.rows())
+    for last in (7, 8):
+        after.strike(f"10.0.99.{last}", policy, 1, "10.0.99.0/24")
+    assert sum("/" in key for key in after.active()) == 10
+    assert after.bans.unban("10.0.3.0/24", "eve")
+    after.bans.ban("10.0.4.0/24", HOUR_US, "", "eve")  # no longer the policy's own
+    for number in (99, 98, 97):
+        for last in (9, 10):
+            after.strike(f"10.0.{number}.{last}", policy, 1, f"10.0.{number}.0/24")
+    assert sum("/" in key for key in after.active()) == 11
+
+
+def test_an_import_that_has_no_room_changes_nothing() -> None:
+    scene = Scene()
+    for number in range(11):
+        scene.strike(f"user:{number}")
+    small = Scene(10)
+    with pytest.raises(ConfigurationError, match="bans: no room for 11 more bans; raise max_bans=10"):
+        small.bans.load(scene.rows())
+    assert small.active() == []
+    rows = [row for row in scene.rows() if "ban" not in row]
+    with pytest.raises(ConfigurationError, match="bans: no room for 11 more standings; raise max_bans=10"):
+        small.bans.load(rows)
+    assert len(small.rows()) == 1
+
+
+def test_what_a_full_store_exports_can_be_imported_into_its_like_and_twice() -> None:
+    scene = Scene(10)
+    for number in range(6):
+        scene.bans.ban(f"early:{number}", HOUR_US, "", "eve")
+    for number in range(10):
+        scene.strike(f"user:{number}")
+    for number in range(20):
+        scene.bans.ban(f"late:{number}", None, "", "eve")
+    for target in (scene, Scene(10)):
+        for _ in range(2):
+            assert target.bans.load(scene.rows()) == 30
+            assert sorted(target.active()) == sorted(scene.active())
+    assert len(scene.rows()) == 1 + 30 + 10
+
+
+def test_an_import_keeps_the_later_strikes() -> None:
+    scene, other = Scene(), Scene()
+    scene.strike("ann", PLAIN, 2)
+    rows = scene.rows()
+    scene.advance("1s")
+    scene.bans.unban("ann", "eve")
+    scene.strike("ann", PLAIN)
+    scene.bans.load(rows)
+    assert scene.strike("ann", PLAIN) is None
+    assert scene.strike("ann", PLAIN) == 1
+    other.bans.load(rows)
+    assert other.strike("ann", PLAIN) == 1
+
+
+# -- policies of one name --------------------------------------------------------------------------------------------
+
+
+def test_a_policy_that_changed_goes_on_with_its_strikes_and_rungs() -> None:
+    scene = Scene()
+    scene.strike("ann", BanPolicy("500/minute", "10m", jitter=0), 2)
+    assert scene.strike("ann", PLAIN) == 1
+    scene.advance("10m")
+    assert scene.strike("ann", BanPolicy("1/s", "1s", factor=5, jitter=0)) == 2
+
+
+def test_a_policy_that_only_reported_can_ban_at_once() -> None:
+    scene = Scene()
+    scene.strike("ann", BanPolicy("3/minute", "10m", jitter=0, action="shadow"), 3)
+    assert scene.hit("ann")
+    assert scene.strike("ann", PLAIN, 3) == 2
+    assert not scene.hit("ann")
+
+
+@pytest.mark.parametrize(("before", "after"), [("50/minute", "5000/minute"), ("5000/minute", "50/minute")])
+def test_a_cap_that_changed_holds(before: str, after: str) -> None:
+    scene = Scene(20_000)
+    scene.strike("ann", BanPolicy("1/minute", most=before))
+    policy = BanPolicy("1/minute", most=after)
+    made = sum(bool(scene.strike(f"user:{number}", policy)) for number in range(6_000))
+    assert made == policy.most.amount
+
+
+# -- threads and tasks -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def _fine_switching() -> Iterator[None]:
+    with hurried(collecting=False):
+        yield
+
+
+def storm(work: Callable[[], None], threads: int = 8) -> None:
+    """Run `work` in several threads that start together."""
+    start = threading.Barrier(threads)
+
+    def run() -> None:
+        start.wait()
+        work()
+
+    running = [threading.Thread(target=run) for _ in range(threads)]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join()
+
+
+@pytest.mark.usefixtures("_fine_switching")
+def test_bans_come_and_go_while_threads_ask() -> None:
+    scene = Scene()
+    turn = iter(range(8))
+
+    def work() -> None:
+        if next(turn) == 0:
+            for number in range(300):
+                scene.bans.ban(f"192.0.2.{number % 16}", None, "", "eve")
+                scene.bans.unban(f"192.0.2.{number % 16}", "eve")
+        else:
+            for number in range(300):
+                scene.hit(f"192.0.2.{number % 16}")
+                scene.bans.active()
+                scene.rows()
+
+    storm(work)
+    assert (scene.heard.kinds, scene.active()) == (["banned", "unbanned"] * 300, [])
+
+
+# -- events ----------------------------------------------------------------------------------------------------------
+
+
+def test_bans_and_unbans_are_told_with_who_and_why() -> None:
+    scene = Scene()
+    scene.strike("ann", PLAIN, 3)
+    scene.bans.ban("192.0.2.0/24", None, "by request", "eve")
+    scene.bans.unban("ann", "bob")
+    scene.bans.unban("ann", "bob")
+    assert [(event.kind, event.message) for event in scene.heard.events] == [
+        ("banned", "ann is banned until 2100-01-01T00:10:00Z by abuse: why"),
+        ("banned", "192.0.2.0/24 is banned for ever by eve: by request"),
+        ("unbanned", "ann was unbanned by bob"),
+    ]
+    details = [dict(event.details) for event in scene.heard.events]
+    assert details[0].pop("until") == scene.bans.history()[0].ban.until
+    assert details == [
+        {"key": "ann", "by": "abuse", "reason": "why", "rung": 1},
+        {"key": "192.0.2.0/24", "by": "eve", "reason": "by request", "rung": 0, "until": None},
+        {"key": "ann", "by": "bob", "was_by": "abuse"},
+    ]
+
+
+def test_a_key_writes_no_line_of_the_log_and_details_have_it_as_it_is() -> None:
+    key = "user:bob\nERROR root: payroll deleted\x1b[31m"
+    scene = Scene(max_bans=1)
+    scene.strike(key)
+    scene.bans.ban(key, None, "by hand", "ann")
+    scene.strike(key + "2")  # bans_full
+    scene.bans.unban(key, "bob")
+    scene.strike(key, BanPolicy("1/minute", "10m", name="shy", action="shadow"))
+    scene.strike(key, BanPolicy("1/minute", "10m", name="capped", most="1/m"))
+    scene.bans.unban(key, "bob")
+    scene.strike(key, BanPolicy("1/minute", "10m", name="capped", most="1/m"))
+    kinds = {"banned", "bans_full", "unbanned", "shadow_banned", "bans_capped"}
+    events = [event for event in scene.heard.events if event.kind in kinds]
+    assert {event.kind for event in events} == kinds
+    for event in events:
+        assert event.message.isprintable()
+        assert "bob\\nERROR root: payroll deleted\\x1b[31m" in event.message
+        assert event.details["key"] in (key, key + "2")
+
+
+def test_others_are_answered_while_a_long_import_is_read() -> None:
+    scene = Scene()
+
+    def rows() -> Iterator[Any]:
+        for row in scene.rows():
+            asking = threading.Thread(target=scene.hit, args=("192.0.2.7",), daemon=True)
+            asking.start()
+            asking.join(60)
+            assert not asking.is_alive()
+            yield row
+
+    scene.strike("ann")
+    assert scene.bans.load(rows()) == 1
+
+
+def test_what_a_policy_would_have_done_is_told() -> None:
+    scene = Scene()
+    assert scene.strike("ann", BanPolicy("3/minute", "10m", jitter=0, action="shadow"), 3) is None
+    (event,) = scene.heard.events
+    assert (event.kind, event.message) == (
+        "shadow_banned",
+        "policy 'abuse' would have banned ann for 10m: why",
+    )
+    assert event.details == {"policy": "abuse", "key": "ann", "rung": 1, "reason": "why"}
+
+
+def test_a_cap_is_told_once_a_minute_for_each_policy() -> None:
+    scene = Scene()
+    policies = [BanPolicy("1/minute", "10m", jitter=0, most="1/1h", name=name) for name in ("a", "b")]
+    for _ in range(3):
+        for number in range(10):
+            for policy in policies:
+                scene.strike(f"{policy.name}:{number}", policy)
+        scene.advance("40s")
+    capped = [event for event in scene.heard.events if event.kind == "bans_capped"]
+    assert [event.details for event in capped] == [
+        {"policy": "a", "key": "a:1"}, {"policy": "b", "key": "b:1"},
+        {"policy": "a", "key": "a:1"}, {"policy": "b", "key": "b:1"},
+    ]  # fmt: skip
+    assert capped[0].message == "policy 'a' has made 1/1h bans; a:1 stays unbanned for now"
+    assert scene.active() == ["a:0", "b:0"]
+
+
+@pytest.mark.parametrize("kind", ["bans_full", "strikes_dropped"])
+def test_that_there_is_no_room_is_told_once_a_minute(kind: str) -> None:
+    scene = Scene(5)
+    policy = AT_ONCE if kind == "bans_full" else PLAIN
+    for number in range(300):
+        scene.strike(f"user:{number}", policy)
+        scene.advance(us=SECOND_US // 2)  # two and a half minutes
+    told = [event for event in scene.heard.events if event.kind == kind]
+    assert len(told) == 3
+    assert told[0].details["max_bans"] == 5
+    assert "raise max_bans" in told[0].message
+
+
+def test_an_observer_may_ask_the_store() -> None:
+    scene = Scene()
+    seen: list[int] = []
+    scene.store.observe(lambda event: seen.append(len(scene.bans.active())))
+    scene.strike("ann")
+    scene.bans.ban("bob", HOUR_US, "", "eve")
+    scene.bans.unban("bob", "eve")
+    assert seen == [1, 2, 1]
+
+
+def test_the_history_is_bounded() -> None:
+    scene = Scene()
+    for number in range(10_050):
+        scene.bans.ban("ann", SECOND_US, str(number), "eve")
+    history = scene.bans.history()
+    assert (len(history), history[0].ban.reason, history[-1].ban.reason) == (10_000, "50", "10049")
+
+
+@pytest.mark.parametrize("max_bans", [0, -1, 1.5, True, "5", None])
+def test_max_bans_that_cannot_be_are_named(max_bans: object) -> None:
+    with pytest.raises(ConfigurationError, match="max_bans: expected a whole number above 0, for example 100_000, not"):
+        MemoryStore(max_bans=max_bans)  # type: ignore[arg-type]
+
+
+def test_a_wall_clock_that_cannot_be_called_is_named() -> None:
+    with pytest.raises(ConfigurationError, match="wall_clock: expected a function that returns microseconds, not 5"):
+        MemoryStore(wall_clock=5)  # type: ignore[arg-type]
+
+
+# -- the garbage collector -------------------------------------------------------------------------------------------
+
+
+def tracked_below(*roots: object) -> Counter[str]:
+    """Return the types of the objects that the garbage collector walks below some objects, with how many there are."""
+    gc.collect()  # tuples are left out from then on
+    found: Counter[str] = Counter()
+    waiting, seen = list(roots), set[int]()
+    while waiting:
+        one = waiting.pop()
+        if id(one) not in seen and gc.is_tracked(one):
+            seen.add(id(one))
+            found[type(one).__name__] += 1
+            if not isinstance(one, (type, FunctionType, MethodType, BuiltinMethodType, ModuleType)):
+                waiting += gc.get_referents(one)
+    return found
+
+
+def test_the_garbage_collector_walks_no_bans_standings_or_history() -> None:
+    scene = Scene(10_000)
+    before = tracked_below(scene.bans)
+    policy = BanPolicy("2/minute", "10m", jitter=0, most="1000000/s", prefix_after="4/1h")
+    for number in range(3_000):
+        client = f"192.0.{number >> 8}.{number & 255}"
+        scene.strike(client, policy, 2, f"192.0.{number >> 8}.0/24")
+        scene.bans.ban(f"user:{number}", None, "why", "eve")
+    for number in range(0, 3_000, 2):
+        scene.bans.unban(f"user:{number}", "eve")
+    assert len(scene.bans.history()) > 7_000
+    assert len(scene.bans.active()) > 4_000
+    assert (tracked_below(scene.bans) - before).total() < 100

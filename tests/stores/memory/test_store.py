@@ -1,0 +1,539 @@
+"""The memory store: the contract, threads, and how little it keeps."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+
+import pytest
+
+import slidegate.stores.memory.store
+import slidegate.stores.memory.tables
+from slidegate.core import (
+    Bucket,
+    ConfigurationError,
+    CounterWindow,
+    Decision,
+    Event,
+    Limit,
+    Reason,
+    TimestampWindow,
+    parse_limits,
+)
+from slidegate.core.windows.rings import Ring, new_window
+from slidegate.limiter import Limiter
+from slidegate.stores.memory.store import SWEEP_STEP, MemoryStats, MemoryStore
+from slidegate.stores.memory.tables import cell_number
+from slidegate.testing import FakeClock, RecordingObserver
+from slidegate.testing.contract import StoreContract
+from slidegate.testing.contract.player import Player
+from slidegate.testing.contract.programs import Dice
+
+from ...hurry import hurried
+
+MINUTE_US = 60_000_000
+HOUR_US = 3_600_000_000
+
+
+def bucket(limits: str, rule: str = "rule") -> Bucket:
+    return Bucket(rule, parse_limits(limits))
+
+
+class TestContract(StoreContract):
+    def make_store(self, clock: FakeClock) -> MemoryStore:
+        return MemoryStore(clock=clock)
+
+
+# -- threads, tasks and loops ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def _fine_switching() -> Iterator[None]:
+    with hurried(collecting=False):
+        yield
+
+
+def storm(work: Callable[[], int], threads: int = 8) -> int:
+    """Run `work` in several threads that start together, and add up what they return."""
+    start = threading.Barrier(threads)
+    results: list[int] = []
+
+    def run() -> None:
+        start.wait()
+        results.append(work())
+
+    running = [threading.Thread(target=run) for _ in range(threads)]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join()
+    assert len(results) == threads, "a thread ended with an error"
+    return sum(results)
+
+
+def hit_often(store: MemoryStore, asked: Bucket, times: int) -> int:
+    checks = ((asked, "ann", 1),)
+    return sum(store.hit(checks).allowed for _ in range(times))
+
+
+def without_lock(store: MemoryStore) -> MemoryStore:
+    store._acquire = store._release = lambda *_: True  # type: ignore[assignment, misc]
+    store._lock = nullcontext()  # type: ignore[assignment]
+    return store
+
+
+@pytest.mark.usefixtures("_fine_switching")
+@pytest.mark.parametrize("amount", [50, 5_000])
+def test_eight_threads_admit_exactly_the_amount(amount: int) -> None:
+    store = MemoryStore()
+    assert storm(lambda: hit_often(store, bucket(f"{amount}/hour"), 20_000)) == amount
+
+
+@pytest.mark.deep
+@pytest.mark.usefixtures("_fine_switching")
+@pytest.mark.parametrize(("amount", "hits_each"), [(50_000, 200_000), (1_000, 125_000)])
+def test_eight_threads_admit_exactly_the_amount_of_very_many(amount: int, hits_each: int) -> None:
+    store = MemoryStore()
+    assert storm(lambda: hit_often(store, bucket(f"{amount}/hour"), hits_each)) == amount
+
+
+def hesitant(ring: type) -> type:
+    """Return a ring that lets other threads go first whenever it reads how much is spent."""
+    spent = ring.spent
+
+    def read(window: object) -> int:
+        value = spent.__get__(window)
+        time.sleep(0)  # no pause: it hands the interpreter to another thread
+        return value
+
+    return type(f"Hesitant{ring.__name__}", (ring,), {"spent": property(read, spent.__set__)})
+
+
+@pytest.fixture
+def _hesitant_rings(monkeypatch: pytest.MonkeyPatch) -> None:
+    times, counts = hesitant(TimestampWindow), hesitant(CounterWindow)
+
+    def new_window(limit: Limit) -> object:
+        return times(limit.window_us) if limit.exact else counts(limit.slices, limit.slice_us)
+
+    monkeypatch.setattr(slidegate.stores.memory.tables, "new_count", new_window)
+
+
+@pytest.mark.usefixtures("_fine_switching", "_hesitant_rings")
+@pytest.mark.parametrize("amount", [50, 300])
+def test_threads_are_told_apart_by_the_lock_alone(amount: int) -> None:
+    store = MemoryStore()
+    assert storm(lambda: hit_often(store, bucket(f"{amount}/hour"), 200)) == amount
+
+
+@pytest.mark.usefixtures("_fine_switching", "_hesitant_rings")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("amount", [50, 300])
+def test_without_the_lock_the_same_threads_break_the_bound(amount: int) -> None:
+    store = without_lock(MemoryStore())
+    with pytest.raises(AssertionError):
+        assert storm(lambda: hit_often(store, bucket(f"{amount}/hour"), 200)) == amount
+
+
+async def test_a_thousand_tasks_cancelled_at_random_lose_and_leak_nothing(rng: random.Random) -> None:
+    clock = FakeClock()
+    store = MemoryStore(clock=clock)
+    limiter = Limiter(store)
+    admitted: list[int] = []
+
+    async def work() -> None:
+        for _ in range(4):
+            for _ in range(rng.randrange(3)):
+                await asyncio.sleep(0)
+            cost = rng.randrange(1, 4)
+            if await limiter.hit("ann", "100000/minute; 500000/hour", cost):
+                admitted.append(cost)
+
+    tasks = [asyncio.create_task(work()) for _ in range(1_000)]
+    for task in rng.sample(tasks, 700):
+        if rng.random() < 0.05:
+            await asyncio.sleep(0)
+        task.cancel()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert 0 < sum(isinstance(result, asyncio.CancelledError) for result in results) <= 700
+    peeked = await limiter.peek("ann", "100000/minute; 500000/hour", 0)
+    assert [state.limit.amount - state.remaining for state in peeked.states] == [sum(admitted)] * 2
+    clock.advance("2h")
+    assert (await limiter.hit("ann", "100000/minute; 500000/hour", 100_000)).remaining == 0
+
+
+@pytest.mark.usefixtures("_fine_switching")
+def test_a_timeout_around_a_hit_leaves_the_lock_free_and_the_others_served() -> None:
+    store = MemoryStore()
+    limiter = Limiter(store)
+    stop = threading.Event()
+
+    def contend() -> int:
+        hits = 0
+        while not stop.is_set():
+            hits += store.hit(((bucket("5/hour", "other"), "eve", 1),)).allowed
+        return 0
+
+    async def impatient() -> int:
+        admitted = 0
+        for _ in range(200):
+            try:
+                async with asyncio.timeout(0):
+                    admitted += (await limiter.hit("ann", "1000000/hour")).allowed
+                    await asyncio.sleep(0)
+            except TimeoutError:
+                continue
+        return admitted
+
+    async def waiters() -> int:
+        return sum(await asyncio.gather(*(impatient() for _ in range(50))))
+
+    contending = threading.Thread(target=contend)
+    contending.start()
+    try:
+        assert asyncio.run(waiters()) == 50 * 200
+    finally:
+        stop.set()
+        contending.join()
+
+
+def test_a_clock_that_fails_leaves_the_store_free() -> None:
+    fails = False
+    store, asked = MemoryStore(clock=lambda: 1 // (not fails)), bucket("5/minute")
+    decision = store.hit(((asked, "ann", 1),))
+    calls = (lambda: store.hit(decision.checks), lambda: store.peek(decision.checks), lambda: store.refund(decision))
+    for call in calls:
+        fails = True
+        with pytest.raises(ZeroDivisionError):
+            call()
+        fails = False
+        assert call(), "and the next one does not wait for it"
+
+
+# -- a long random trace ---------------------------------------------------------------------------------------------
+
+
+def test_a_long_random_trace_is_answered_as_by_the_reference(rng: random.Random) -> None:
+    rules = [parse_limits("5/10s; 100/minute @10"), parse_limits("70/7s @7"), parse_limits("3/second; 64/hour")]
+    dice, clock = Dice(rng.randbytes(60_000)), FakeClock()
+    moves = [move for _ in range(4_000) if (move := dice.move(rules))]
+    asyncio.run(Player(MemoryStore(clock=clock), clock, rules).play(moves))
+
+
+def test_the_header_seconds_are_enough_for_one_retry(rng: random.Random) -> None:
+    clock = FakeClock(10**12)
+    store = MemoryStore(clock=clock)
+    refusals = 0
+    while refusals < 1_000:
+        limit = Limit(rng.randrange(1, 200), rng.randrange(1, 100), resolution=rng.randrange(1, 129))
+        asked = Bucket(f"rule-{refusals}", [limit])
+        while store.hit(((asked, "ann", rng.randrange(1, max(limit.amount // 3, 2))),)):
+            clock.advance(us=rng.randrange(limit.window_us // 20))
+        refused = store.hit(((asked, "ann", 1),))
+        if refused.allowed:
+            continue
+        refusals += 1
+        wait_us, header_s = refused.retry_after_us, refused.retry_after
+        assert wait_us is not None
+        assert header_s == max(1, -(-wait_us // 1_000_000)) <= -(-(limit.slices + 1) * limit.slice_us // 1_000_000)
+        clock.advance(us=header_s * 1_000_000)
+        assert store.hit(((asked, "ann", 1),))
+
+
+# -- several in one demand -------------------------------------------------------------------------------------------
+
+
+# -- refunds of charges that are elsewhere by now --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limits", ["3/10s @1", "3/10s @5", "3/10s"])
+def test_a_charge_of_before_a_reset_is_never_refunded_whatever_has_been_let_go_of(
+    limits: str, rng: random.Random
+) -> None:
+    """Each key has a ring of the core beside it, which begins anew with a reset, while the store lets windows go."""
+    asked, clock = bucket(limits), FakeClock(100_000_000)
+    (limit,) = asked.limits
+    assert isinstance(limit, Limit)
+    store, keys = MemoryStore(clock=clock), ["ann", "bob", "eve"]
+    for _ in range(150):
+        for number in range(rng.randrange(4 * SWEEP_STEP)):
+            store.hit(((asked, f"other {number}", 1),))
+        clock.advance("20s")  # each hit from now on lets some windows go
+        rings, charges = {key: new_window(limit) for key in keys}, list[tuple[str, Ring, Decision]]()
+        for _ in range(40):
+            key, what = rng.choice(keys), rng.random()
+            if what < 0.4:
+                decision = store.hit(((asked, key, 1),))
+                assert decision.allowed == (rings[key].spend(clock(), 3, 1)[3] == 0)
+                charges.append((key, rings[key], decision))
+            elif what < 0.6:
+                store.reset(key)
+                rings[key] = new_window(limit)
+            elif what < 0.8 and charges:
+                key, ring, decision = charges.pop(rng.randrange(len(charges)))
+                known = decision.allowed and ring is rings[key] and ring.remove(clock(), decision.now_us, 1)
+                assert store.refund(decision) is known
+            else:
+                clock.advance(us=rng.choice((0, 0, 1, 100_000)))
+        clock.advance("20s")
+
+
+@pytest.mark.parametrize("limits", ["2/10s @1", "2/10s @5", "2/10s"])
+def test_a_charge_that_has_aged_out_is_not_refunded_when_its_moment_comes_again(limits: str) -> None:
+    clock, rule = FakeClock(100_000_000), bucket(limits)
+    store = MemoryStore(clock=clock)
+    for number in range(2 * SWEEP_STEP):  # so many are visited before the window of ann
+        store.hit(((rule, f"other {number}", 1),))
+    aged = store.hit(((rule, "ann", 1),))
+    clock.advance("1m")
+    store.hit(((rule, "ann", 0),))  # it drops what has aged out
+    clock.set(100_000_000)
+    assert [store.hit(((rule, "ann", 1),)).allowed for _ in range(3)] == [True, True, False]
+    assert store.refund(aged) is False
+    assert not store.hit(((rule, "ann", 1),))
+
+
+# -- bounded memory --------------------------------------------------------------------------------------------------
+
+
+def cell_of(store: MemoryStore, key: str) -> int:
+    return cell_number(key, store.secret)
+
+
+def test_a_flood_of_one_hit_keys_stays_within_max_keys_and_is_told() -> None:
+    clock, observer = FakeClock(), RecordingObserver()
+    store, asked = MemoryStore(max_keys=1_000, clock=clock), bucket("5/minute")
+    store.observe(observer)
+    admitted: Counter[int] = Counter()
+    for number in range(120_000):
+        key = f"client-{number}"
+        if store.hit(((asked, key, 1),)) and number >= 1_000:
+            admitted[cell_of(store, key)] += 1
+    stats = store.stats()
+    assert stats == MemoryStats(keys=1_000, evictions=0, shared_hits=119_000)
+    assert max(admitted.values()) == 5  # strangers who meet in a cell share its bound, and nobody gets past it
+    assert observer.kinds == ["keys_shared"]
+    assert "all 1000 keys are in use" in observer.events[0].message
+    assert dict(observer.events[0].details) == {"max_keys": 1_000}
+
+
+def test_no_key_passes_its_bound_while_windows_come_and_go(rng: random.Random) -> None:
+    clock = FakeClock()
+    store = MemoryStore(max_keys=40, clock=clock)
+    rules = [bucket("3/10s", "times"), bucket("70/10s @7", "counts")]
+    admitted: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
+    for _ in range(40_000):
+        clock.advance(us=rng.choice((0, rng.randrange(2_000), rng.randrange(300_000))))
+        asked = rng.choice(rules)
+        key = f"client-{int(rng.paretovariate(0.5)) % 3_000}"
+        cost = 1 if asked.rule == "times" else rng.randrange(1, 30)
+        if store.hit(((asked, key, cost),)):
+            admitted[asked.rule, key].append((clock.now_us, cost))
+        assert store.stats().keys <= 40
+    assert store.stats().evictions > 1_000
+    assert store.stats().shared_hits > 1_000
+    for (rule, key), charges in admitted.items():
+        amount = 3 if rule == "times" else 70
+        for first_us, _ in charges:
+            spent = sum(cost for at_us, cost in charges if first_us <= at_us < first_us + 10_000_000)
+            assert spent <= amount, (rule, key)
+
+
+def test_further_events_come_once_a_window() -> None:
+    clock, observer = FakeClock(), RecordingObserver()
+    store, asked = MemoryStore(max_keys=1, clock=clock), bucket("5/minute")
+    store.observe(observer)
+    for _ in range(10):
+        for key in range(20):
+            store.hit(((asked, f"client-{key}", 1),))
+        clock.advance("20s")
+    assert observer.kinds == ["keys_shared"] * 4
+
+
+def test_an_observer_that_fails_changes_no_answer() -> None:
+    heard: list[Event] = []
+
+    def fails(event: Event) -> None:
+        heard.append(event)
+        raise RuntimeError("no pager")
+
+    store, asked = MemoryStore(max_keys=1, clock=FakeClock()), bucket("5/minute")
+    store.observe(fails)
+    after = RecordingObserver()
+    store.observe(after)
+    assert store.hit(((asked, "ann", 1),)).allowed
+    assert store.hit(((asked, "bob", 1),)).allowed
+    assert len(heard) == len(after.events) == 1
+
+
+def test_expired_keys_go_a_few_at_a_time() -> None:
+    clock = FakeClock()
+    store, asked = MemoryStore(clock=clock), bucket("5/minute")
+    for number in range(20_000):
+        store.hit(((asked, f"client-{number}", 1),))
+    clock.advance("2m")
+    hits = 0
+    while store.stats().keys > 1:
+        before = store.stats().evictions
+        store.hit(((asked, "ann", 0),))
+        assert store.stats().evictions - before <= SWEEP_STEP
+        hits += 1
+    assert hits <= 20_000 // SWEEP_STEP + 2
+    assert store.stats().evictions >= 20_000
+
+
+def test_a_sweep_lets_no_live_window_go() -> None:
+    clock = FakeClock()
+    store, asked = MemoryStore(clock=clock), bucket("100/minute")
+    for number in range(500):
+        store.hit(((asked, f"client-{number}", 100),))
+        clock.advance("1s")
+    for _ in range(200):
+        store.hit(((asked, "ann", 0),))
+    living = [number for number in range(500) if not store.peek(((asked, f"client-{number}", 1),))]
+    # A counted minute is held for 65 slices of 0.9375 s; the clock stands at 500 s.
+    assert living == [number for number in range(500) if (number * 1_000_000 // 937_500 + 65) * 937_500 > 500_000_000]
+    assert store.stats().evictions > 400
+
+
+def test_a_store_that_nobody_uses_any_more_is_empty_but_for_the_last_key() -> None:
+    clock = FakeClock()
+    store = MemoryStore(clock=clock)
+    for number in range(200):
+        store.hit(((bucket(f"5/{number + 1}s; 70/{number + 1}m", f"rule-{number}"), "ann", 1),))
+    last = bucket("5/minute", "last")
+    for _ in range(3):  # empty tables are kept for a while
+        clock.advance("5h")
+        for _ in range(1_000):
+            store.hit(((last, "bob", 1),))
+    assert store.stats().keys == 1
+
+
+@pytest.mark.parametrize("order", ["5/second; 1000/hour", "1000/hour; 5/second"])
+def test_idle_keys_of_a_long_window_go_although_a_short_one_empties_again_and_again(order: str) -> None:
+    clock = FakeClock()
+    store, asked = MemoryStore(clock=clock), bucket(order)
+    for number in range(5_000):
+        store.hit(((asked, f"client-{number}", 1),))
+    for _ in range(2_400):  # 80 minutes; a pass through 5,000 windows takes 79 requests
+        clock.advance("2s")
+        store.hit(((asked, "ann", 1),))
+    assert store.stats().keys <= 2
+
+
+def test_a_peek_at_two_costs_in_a_window_that_is_not_there_yet_sums_them_up() -> None:
+    store, asked = MemoryStore(clock=FakeClock()), bucket("5/minute; 70/hour")
+    twice = ((asked, "ann", 3), (asked, "ann", 3))
+    peeked = store.peek(twice)
+    assert (peeked.reason, peeked.states) == (Reason.TOO_LARGE, store.hit(twice).states)
+    assert store.peek(((asked, "ann", 0),)).remaining == 5
+
+
+def test_buckets_that_are_made_anew_count_in_the_window_of_their_like() -> None:
+    store = MemoryStore(clock=FakeClock())
+    for number in range(5_000):
+        assert store.hit(((bucket("5/minute"), "ann", 1),)).allowed is (number < 5)
+
+
+def test_counters_say_what_is_held() -> None:
+    store, asked = MemoryStore(max_keys=2, clock=FakeClock()), bucket("5/minute; 100/hour")
+    assert repr(store) == "<MemoryStore 0 of 2 keys>"
+    store.hit(((asked, "ann", 1),))
+    store.hit(((asked, "bob", 1),))
+    assert store.stats() == MemoryStats(keys=2, evictions=0, shared_hits=2)
+    assert repr(store) == "<MemoryStore 2 of 2 keys>"
+
+
+def test_looking_and_handing_back_make_no_windows() -> None:
+    store, asked = MemoryStore(clock=FakeClock()), bucket("5/minute")
+    store.peek(((asked, "ann", 1),))
+    store.refund(store.hit(((asked, "bob", 9),)))
+    assert store.reset("eve") is False
+    assert store.stats().keys <= 1  # bob's, who was refused
+
+
+# -- clocks ----------------------------------------------------------------------------------------------------------
+
+
+def test_steps_of_the_wall_clock_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    steady_ns = FakeClock(10**15)
+    monkeypatch.setattr(slidegate.stores.memory.store, "monotonic_ns", steady_ns)
+    plain, asked = MemoryStore(), bucket("10/minute")
+    answers = []
+    for step_s in (0, -3_600, 3_600, 86_400 * 365, -(10**9)):
+        moved_ns = 10**18 + step_s * 10**9
+        monkeypatch.setattr(time, "time", lambda moved_ns=moved_ns: moved_ns / 10**9)
+        monkeypatch.setattr(time, "time_ns", lambda moved_ns=moved_ns: moved_ns)
+        answers.append([plain.hit(((asked, "ann", 1),)).retry_after_us for _ in range(6)])
+        steady_ns.set(steady_ns() + 10 * 10**9)
+    assert answers == [[0] * 6, [0] * 4 + [50_000_000] * 2, [40_000_000] * 6, [30_000_000] * 6, [20_000_000] * 6]
+
+
+@pytest.mark.parametrize("start_us", [0, 1, 2**62 // 1_000, 2**62])
+@pytest.mark.parametrize("amount", [64, 5_000])
+def test_a_clock_that_stands_still_admits_exactly_the_amount(amount: int, start_us: int) -> None:
+    store = MemoryStore(clock=FakeClock(start_us))
+    assert hit_often(store, bucket(f"{amount}/minute"), amount + 1_000) == amount
+
+
+def test_time_goes_on_by_itself() -> None:
+    store, asked = MemoryStore(), bucket("2/hour")
+    first, second = (store.hit(((asked, "ann", 1),)) for _ in range(2))
+    assert 0 < first.now_us <= second.now_us
+    assert 0 < second.more_after_us <= HOUR_US
+
+
+# -- making one ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("max_keys", [0, -1, 1.5, True, "5", None, 10**5 + 0.5])
+def test_max_keys_that_cannot_be_are_named(max_keys: object) -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"max_keys: expected a whole number above 0, for example 100_000, not"
+    ):
+        MemoryStore(max_keys=max_keys)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("clock", [0, "monotonic", object()])
+def test_a_clock_that_cannot_be_called_is_named(clock: object) -> None:
+    with pytest.raises(ConfigurationError, match="clock: expected a function that returns microseconds, not"):
+        MemoryStore(clock=clock)  # type: ignore[arg-type]
+
+
+def test_every_store_has_a_secret_of_its_own() -> None:
+    secrets = {MemoryStore().secret for _ in range(10)}
+    assert len(secrets) == 10
+    assert {len(secret) for secret in secrets} == {32}
+
+
+def test_a_store_needs_no_thread() -> None:
+    before = threading.active_count()
+    store = MemoryStore()
+    store.hit(((bucket("5/minute"), "ann", 1),))
+    store.close()
+    store.close()
+    assert threading.active_count() == before
+
+
+def test_a_demand_without_checks_is_answered_at_once_and_does_what_is_due() -> None:
+    clock = FakeClock()
+    store = MemoryStore(clock=clock)
+    store.hit([(bucket("5/second"), "key", 1)])
+    for _ in range(3):
+        decision = store.hit((), ("203.0.113.9",))
+        assert (decision.allowed, decision.reason, decision.now_us) == (True, Reason.OK, clock())
+        assert (decision.checks, decision.readings, decision.charge) == ((), (), ())
+        clock.advance("100ms")
+    assert store.stats().keys == 1
+    clock.advance("1h")
+    store.hit(())
+    assert store.stats().keys == 0, "what is empty is swept, whoever asks"
+    clock.advance(us=-HOUR_US)
+    assert store.hit(()).now_us == clock()
+    store.bans.ban("203.0.113.9", HOUR_US, "by hand", "somebody")
+    assert store.hit((), ("203.0.113.9",)).reason is Reason.BANNED

@@ -1,0 +1,45 @@
+"""Stores at a server: each scene has a prefix of its own, and time that only a hang uses up."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+from slidegate.stores.redis import RedisStore
+
+from ...redis_servers import RedisCluster, RedisServer
+
+PLENTY_S: Final = 20
+NUMBER: Final = itertools.count()
+
+
+def fresh_prefix() -> str:
+    """Return a prefix that no other store has, also where two runs share a server."""
+    return f"t{os.getpid()}-{next(NUMBER)}"
+
+
+def store_of(server: RedisServer | RedisCluster, **options: Any) -> RedisStore:
+    """Return a store with a prefix of its own, unless one is given; whoever asks for it closes it."""
+    return RedisStore(server.url, **{"prefix": fresh_prefix(), "timeout": PLENTY_S, **options})
+
+
+@asynccontextmanager
+async def store_at(server: RedisServer | RedisCluster, **options: Any) -> AsyncIterator[RedisStore]:
+    """Open a store."""
+    async with workers_at(server, 1, **options) as (store,):
+        yield store
+
+
+@asynccontextmanager
+async def workers_at(server: RedisServer | RedisCluster, many: int, **options: Any) -> AsyncIterator[list[RedisStore]]:
+    """Open stores that share a prefix."""
+    prefix = fresh_prefix()
+    stores = [store_of(server, **{"prefix": prefix, **options}) for _ in range(many)]
+    try:
+        yield stores
+    finally:
+        for store in stores:
+            await store.close()

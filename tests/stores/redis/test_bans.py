@@ -1,0 +1,227 @@
+"""Bans in Redis as requests meet them: they are decided by what stands there, whatever a worker holds."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Awaitable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slidegate import BanPolicy, Limiter
+from slidegate.core.addresses import Address, format_network, parse_address
+from slidegate.core.bans.in_force import Guarded, ban_key
+from slidegate.core.decision import Decision, Reason
+from slidegate.stores.redis import RedisStore
+from slidegate.stores.redis.bans.ban_refresh import CHUNK
+from slidegate.stores.redis.wire.pipeline import Lane
+from slidegate.testing import FakeClock
+from slidegate.testing.contract.desk import bucket
+from slidegate.testing.contract.player import settle
+
+from ...fault_proxy import FaultProxy
+from ...redis_servers import RedisServer, needs_redis
+from .stores import PLENTY_S, workers_at
+
+BOUND_S = 20
+PLENTY = bucket("1000000/minute")
+PLAIN = bucket("5/hour")
+
+
+async def hit(store: RedisStore, key: str, *guarded: Guarded) -> Decision:
+    return await settle(store.hit(((PLENTY, key, 1),), guarded))
+
+
+def address(text: str) -> Address:
+    found = parse_address(text)
+    assert found is not None
+    return found
+
+
+def never_refreshes(store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a worker hold its bans for ever."""
+
+    async def not_at_all(lane: Lane) -> None:
+        return
+
+    monkeypatch.setattr(store.bans, "refresh", not_at_all)
+
+
+ADDRESSES = st.one_of(
+    st.tuples(st.just(4), st.integers(0, 2**32 - 1)),
+    st.tuples(st.just(6), st.integers(2**64, 2**128 - 1)),
+    st.tuples(st.just(6), st.lists(st.sampled_from((0, 0, 0, 1, 0xDB8)), min_size=8, max_size=8).map(
+        lambda groups: sum(group << 16 * place for place, group in enumerate(groups)) | 1 << 127
+    )),
+)  # fmt: skip
+
+
+@st.composite
+def networks(draw: st.DrawFn) -> tuple[Address, str]:
+    """Return an address, and a network that it lies in."""
+    version, value = draw(ADDRESSES)
+    return (version, value), format_network(version, value, draw(st.integers(1, 32 if version == 4 else 128)))
+
+
+@needs_redis
+def test_a_worker_that_knows_nothing_is_told_by_which_ban_a_request_is_refused(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def play(drawn: list[tuple[Address, str]], keys: list[str], others: list[Address]) -> None:
+        async with workers_at(server, 2, clock=FakeClock(1_900_000_000_000_000)) as (one, other):
+            never_refreshes(other, monkeypatch)
+            for place, (_, network) in enumerate(drawn):
+                await one.bans.ban(ban_key(network), (place + 1) * 60_000_000, "", "ann")
+            for key in keys[::2]:
+                await one.bans.ban(key, None, "", "ann")
+            gone = [ban_key(network) for _, network in drawn[::3]]
+            for key in gone:
+                await one.bans.unban(key, "ann")
+            for guard in [*(found for found, _ in drawn), *others, *keys]:
+                expected = await one.bans.find((guard,))
+                assert expected == one.bans.list.find((guard,), *one.bans._time.now_us())
+                answer = await hit(other, "user:ann", guard)
+                assert answer.ban == expected
+                assert answer.reason is (Reason.OK if expected is None else Reason.BANNED)
+
+    with asyncio.Runner() as runner:
+
+        @settings(deadline=None, max_examples=60)
+        @given(
+            st.lists(networks(), max_size=6),
+            st.lists(st.sampled_from(("user:eve", "fade:42/7", "x" * 64, "\ud800", "1.2.3")), max_size=4, unique=True),
+            st.lists(ADDRESSES, max_size=3),
+        )
+        def check(drawn: list[tuple[Address, str]], keys: list[str], others: list[Address]) -> None:
+            runner.run(play(drawn, keys, others))
+
+        check()
+
+
+@needs_redis
+async def test_requests_are_decided_with_at_most_two_calls_while_bans_change_with_each(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[int] = []
+    real = Lane._call
+
+    def call(lane: Lane, wire: Any, requests: Any, how: bytes, what: bytes, tries: int = 0) -> None:
+        tried.append(tries)
+        real(lane, wire, requests, how, what, tries)
+
+    monkeypatch.setattr(Lane, "_call", call)
+    async with FaultProxy(server.port) as proxy, workers_at(server, 1) as (one,):
+        proxy.delay_s = 0.003
+        slow = RedisStore(f"redis://127.0.0.1:{proxy.port}/0", prefix=one._prefix, timeout=PLENTY_S)
+        over = asyncio.Event()
+
+        async def change() -> None:
+            for number in itertools.count():
+                if over.is_set():
+                    return
+                await one.bans.ban(f"198.51.100.{number % 250}", 60_000_000, "", "ann")
+
+        changing = [asyncio.create_task(change()) for _ in range(4)]
+        try:
+            for _ in range(100):
+                answers = await asyncio.gather(*(hit(slow, f"user:{n}", address("192.0.2.7")) for n in range(5)))
+                assert all(answer.reason is Reason.OK for answer in answers)
+            assert len(tried) <= 2 * 500
+            assert max(tried) <= 1
+        finally:
+            over.set()
+            await asyncio.gather(*changing)
+            await slow.close()
+
+
+@needs_redis
+async def test_a_number_that_somebody_wrote_otherwise_keeps_nobody_waiting(server: RedisServer) -> None:
+    async with workers_at(server, 2) as (one, other):
+        await one.bans.ban("192.0.2.0/24", None, "", "ann")
+        for number in ("007", "-1", "many", "1e300"):
+            server.command("HSET", f"{one._prefix}:{{bans}}", "bans", number)
+            async with asyncio.timeout(BOUND_S):
+                assert (await hit(other, "user:ann", address("192.0.2.7"))).reason is Reason.BANNED
+                assert await hit(other, "user:ann", address("198.51.100.7"))
+                assert [ban.key for ban in await other.bans.active()] == ["192.0.2.0/24"]
+
+
+# -- what was summed here and not sent yet -----------------------------------------------------------------------------
+
+
+@needs_redis
+@pytest.mark.parametrize("after", [3, 20])
+async def test_strikes_that_were_not_sent_yet_are_forgotten_by_an_unban(server: RedisServer, after: int) -> None:
+    policy = BanPolicy(f"{after}/hour", "1h", name="p")
+    async with workers_at(server, 1) as (one,):
+        assert await one.bans.strike(policy, "user:bob", 1, "") is None
+        for _ in range(3):
+            for _ in range(after - 1):
+                assert await one.bans.strike(policy, "user:eve", 1, "") is None
+            assert await one.bans.unban("user:eve", "ann")
+        for _ in range(after - 1):
+            assert await one.bans.strike(policy, "user:eve", 1, "") is None
+        assert await one.bans.strike(policy, "user:eve", 1, "")
+        assert await one.bans.strike(policy, "user:bob", after - 1, ""), "strikes of others are not forgotten"
+
+
+@needs_redis
+async def test_refusals_that_were_not_charged_yet_are_forgotten_by_a_reset(server: RedisServer) -> None:
+    counting = bucket("5/hour", count_denied=True)
+    async with workers_at(server, 1) as (one,):
+        both = ((counting, "user:eve", 1), (counting, "user:bob", 1))
+        for _ in range(6):
+            await settle(one.hit(both))
+        for _ in range(10):
+            assert not await settle(one.hit(both))
+        assert sum(known.given for known in one._tools.answers.known.values()) > 0
+        await settle(one.reset("user:eve"))
+        assert (await settle(one.hit(((counting, "user:eve", 1),)))).remaining == 4
+        newest_us = before = (await settle(one.peek(((PLAIN, "user:bob", 1),)))).readings[0][2]
+        async with asyncio.timeout(BOUND_S):
+            while newest_us == before:  # until the sum is charged to the other key
+                newest_us = (await settle(one.peek(((PLAIN, "user:bob", 1),)))).readings[0][2]
+        assert (await settle(one.peek(((PLAIN, "user:eve", 0),)))).remaining == 4
+
+
+# -- many bans ---------------------------------------------------------------------------------------------------------
+
+
+async def turns_of(work: Awaitable[object]) -> int:
+    """Return how many turns an event loop takes while some work is done: in each of them others go on."""
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    counting = asyncio.create_task(count())
+    try:
+        await work
+    finally:
+        counting.cancel()
+    return turns
+
+
+@needs_redis
+async def test_many_bans_are_read_in_steps_between_which_others_go_on(server: RedisServer) -> None:
+    many = 4_000
+    async with workers_at(server, 2) as (one, other):
+        for first in range(0, many, 500):
+            some = [f"2001:db8:{n:x}::/64" for n in range(first, first + 500)]
+            await asyncio.gather(*(one.bans.ban(key, 3_600_000_000, "", "ann") for key in some))
+        limiter = Limiter(other)
+
+        async def drain(found: AsyncIterator[object]) -> None:
+            assert len([each async for each in found]) >= many
+
+        assert await turns_of(other.bans.active()) >= many // CHUNK
+        for work in (limiter.history(), limiter.export_bans(), limiter.bans()):
+            assert await turns_of(drain(work)) >= 2 * many // CHUNK
+        rows = await other.bans.dump()
+        assert await turns_of(one.bans.load(rows)) >= many // CHUNK

@@ -1,0 +1,180 @@
+"""A cluster: clients are spread over its nodes, slots move, and a node dies."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from slidegate import Limiter, Reason
+
+from ...redis_servers import BOUND_S, RedisCluster, RedisServer, needs_redis, until
+from .test_processes import most_in_any
+from .worker import Orders, Worker
+
+pytestmark = needs_redis
+
+SECRET = b"s" * 32
+CLIENTS = 40
+AMOUNT = 500
+WINDOW_US = 500_000
+
+
+@pytest.fixture
+def with_replica() -> Iterator[RedisCluster]:
+    with RedisCluster(replicas=1) as cluster:
+        yield cluster
+
+
+@pytest.fixture(autouse=True)
+def _empty(cluster: RedisCluster) -> None:
+    for server in cluster.masters:
+        server.command("FLUSHALL")
+
+
+@pytest.fixture
+async def limiter(cluster: RedisCluster) -> AsyncIterator[Limiter]:
+    async with Limiter.from_url(cluster.url, secret=SECRET, deadline=10, on_error="deny") as limiter:
+        yield limiter
+
+
+def home_of(cluster: RedisCluster) -> tuple[int, RedisServer, RedisServer]:
+    """Return the one slot that holds counted windows, its owner, and another master."""
+    found = {name for server in cluster.masters for name in server.command("KEYS", "*:w:*")}
+    (name,) = found
+    slot = cluster.slot_of(name)
+    owner = cluster.owner(slot)
+    return slot, owner, next(server for server in cluster.masters if server is not owner)
+
+
+async def test_clients_are_spread_over_the_nodes_and_each_has_its_own_limit(
+    cluster: RedisCluster, limiter: Limiter
+) -> None:
+    for _ in range(4):
+        for number in range(CLIENTS):
+            await limiter.hit(f"user:{number}", "3/hour")
+    left = [(await limiter.peek(f"user:{number}", "3/hour")).reason for number in range(CLIENTS)]
+    assert left == [Reason.LIMITED] * CLIENTS
+    assert all(server.command("KEYS", "*:w:*") for server in cluster.masters)
+    assert sum(len(server.command("KEYS", "*:w:*")) for server in cluster.masters) == CLIENTS
+
+
+async def test_a_moved_slot_takes_its_counts_along(cluster: RedisCluster, limiter: Limiter) -> None:
+    assert (await limiter.hit("key", "3/hour")).remaining == 2
+    slot, owner, other = home_of(cluster)
+    cluster.move_slot(slot, other)
+    assert (await limiter.hit("key", "3/hour")).remaining == 1
+    cluster.move_slot(slot, owner)
+    assert (await limiter.hit("key", "3/hour")).remaining == 0
+
+
+async def test_a_slot_on_its_way_counts_every_hit_once(cluster: RedisCluster, limiter: Limiter) -> None:
+    assert (await limiter.hit("key", "5/hour")).remaining == 4
+    slot, owner, other = home_of(cluster)
+    (name,) = owner.command("KEYS", "*:w:*")
+    with cluster.migrating(slot, other):
+        assert (await limiter.hit("key", "5/hour")).remaining == 3
+        # Now the key is where the slot goes to, and the slot still with its old owner, who says ASK.
+        owner.command("MIGRATE", "127.0.0.1", other.port, name, 0, 5_000)
+        assert (await limiter.hit("key", "5/hour")).remaining == 2
+        assert owner.command("KEYS", "*:w:*") == []
+    assert (await limiter.hit("key", "5/hour")).remaining == 1
+    cluster.move_slot(slot, owner)
+
+
+@pytest.mark.all
+async def test_many_hits_on_their_way_while_their_slot_moves_are_counted_once_each(
+    cluster: RedisCluster, limiter: Limiter
+) -> None:
+    limits = "1000000/hour"
+    left = [(await limiter.hit("key", limits)).remaining]
+    slot, owner, other = home_of(cluster)
+    moving = asyncio.create_task(asyncio.to_thread(lambda: [cluster.move_slot(slot, to) for to in (other, owner)]))
+
+    async def work() -> None:
+        while not moving.done():
+            left.append((await limiter.hit("key", limits)).remaining)
+
+    async with asyncio.timeout(BOUND_S):
+        await asyncio.gather(moving, *(work() for _ in range(64)))
+    assert sorted(left, key=lambda units: -(units or 0)) == [999_999 - number for number in range(len(left))]
+
+
+@contextmanager
+def workers_at_work(orders: Orders) -> Iterator[list[int]]:
+    """Let three processes hit one key; the admissions stand in the list at the end, in the order of time."""
+    workers, times_us = [Worker(orders) for _ in range(3)], list[int]()
+    try:
+        for worker in workers:
+            worker.wait_ready()
+        for worker in workers:
+            worker.go()
+        yield times_us
+        times_us += sorted(time_us for worker in workers for time_us in worker.times_us())
+    finally:
+        for worker in workers:
+            worker.kill()
+
+
+@pytest.mark.all
+def test_processes_together_get_exactly_the_amount_while_the_slot_moves_to_and_fro(cluster: RedisCluster) -> None:
+    with workers_at_work(Orders(cluster.url, f"{AMOUNT}/500ms", span_us=5 * WINDOW_US)) as times_us:
+        until(lambda: any(server.command("KEYS", "*:w:*") for server in cluster.masters), "the first hit")
+        slot, owner, other = home_of(cluster)
+        for target in (other, owner) * 3:
+            cluster.move_slot(slot, target)
+    assert most_in_any(times_us, WINDOW_US) == AMOUNT
+    assert len(times_us) > AMOUNT
+
+
+@pytest.mark.all
+def test_processes_together_get_no_more_than_the_amount_while_a_replica_takes_over(with_replica: RedisCluster) -> None:
+    cluster = with_replica
+    first, *_, replica = cluster.servers
+    key = next(key for key in map(str, range(CLIENTS)) if cluster.owner(cluster.slot_of(key)) is first)
+    url = f"{cluster.url}?readable=true"  # so that it is the name of the client that says which node it belongs to
+    orders = Orders(url, f"{AMOUNT}/500ms", span_us=5 * WINDOW_US, key=key, may_fail=True)
+    with workers_at_work(orders) as times_us:
+        until(lambda: first.command("KEYS", "*:w:*"), "the first hit")
+        replica.command("CLUSTER", "FAILOVER")
+        until(lambda: replica.info("replication")["role"] == "master", "the replica takes over")
+    assert most_in_any(times_us, WINDOW_US) == AMOUNT
+    assert len(times_us) > AMOUNT
+
+
+async def test_a_slot_that_nobody_serves_is_a_store_that_does_not_answer(
+    cluster: RedisCluster, limiter: Limiter
+) -> None:
+    assert (await limiter.hit("key", "3/hour")).remaining == 2
+    slot, owner, _ = home_of(cluster)
+    owner.command("CLUSTER", "DELSLOTS", slot)
+    async with asyncio.timeout(BOUND_S):
+        assert (await limiter.hit("key", "3/hour")).reason is Reason.UNAVAILABLE
+    owner.command("CLUSTER", "ADDSLOTS", slot)
+    cluster.wait_ok()
+    async with asyncio.timeout(BOUND_S):
+        assert (await limiter.hit("key", "3/hour")).remaining == 1
+
+
+@pytest.mark.all
+async def test_after_a_node_dies_its_replica_goes_on_with_what_it_was_told(with_replica: RedisCluster) -> None:
+    cluster = with_replica
+    limiter = Limiter.from_url(cluster.url, secret=SECRET, deadline=10, on_error="deny")
+    first, *_, replica = cluster.servers
+    async with limiter:
+        for number in range(CLIENTS):
+            await limiter.hit(f"user:{number}", "3/hour")
+        held = len(first.command("KEYS", "*:w:*"))
+        assert held > 0
+        until(lambda: replica.command("DBSIZE") == first.command("DBSIZE"), "the replica has it all")
+        first.kill()
+        until(lambda: replica.info("replication")["role"] == "master", "the replica takes over")
+        cluster.wait_ok()
+        decisions = [await limiter.hit(f"user:{number}", "3/hour") for number in range(CLIENTS)]
+        unserved = [number for number in range(CLIENTS) if decisions[number].reason is Reason.UNAVAILABLE]
+        assert len(unserved) <= 1, "one request finds out, and the others go to the new master"
+        for number in unserved:
+            decisions[number] = await limiter.hit(f"user:{number}", "3/hour")
+    assert [decision.remaining for decision in decisions] == [1] * CLIENTS

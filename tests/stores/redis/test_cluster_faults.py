@@ -1,0 +1,288 @@
+"""A cluster whose connections are late, stall and are reset, whose nodes die, and whose slots are on their way.
+
+Every node is reached through a proxy, and tells clients the proxy's port.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from typing import Any, Final
+
+import pytest
+from redis.crc import key_slot
+
+from slidegate import BanPolicy, Limiter, Reason
+from slidegate.stores.redis import RedisStore
+from slidegate.testing import RecordingObserver
+
+from ...fault_proxy import FaultProxy
+from ...redis_servers import BOUND_S, RedisCluster, RedisServer, needs_redis
+
+pytestmark = [needs_redis, pytest.mark.all]
+
+TICK_S: Final = 0.02
+BACK_TICKS: Final = 100
+"""Two seconds: every worker is back by then after the last fault."""
+NEVER_TICKS: Final = 3_000
+"""A minute: a worker that is not back by then never will be. On a busy machine many requests outlast their deadline."""
+LIMIT: Final = "1000/hour"
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[RedisCluster]:
+    with RedisCluster(fronted=True) as cluster:
+        yield cluster
+
+
+class Scene:
+    """A cluster and the proxies before its nodes."""
+
+    def __init__(self, cluster: RedisCluster, proxies: list[FaultProxy]) -> None:
+        self.cluster, self.proxies = cluster, proxies
+        self.url = "redis+cluster://" + ",".join(f"127.0.0.1:{proxy.port}" for proxy in proxies)
+
+    def key_on(self, server: RedisServer, number: int = 0) -> str:
+        """Return a client whose windows are on a server; stores have to be readable."""
+        rows = server.command("CLUSTER", "SLOTS")
+        mine = [
+            (low, high) for low, high, (_, _, node, *_), *_ in rows if node.decode() == self.cluster.node_id(server)
+        ]
+        slots = {key: key_slot(key.encode()) for key in (f"user:{number}" for number in range(1_000))}
+        found = (key for key, slot in slots.items() if any(low <= slot <= high for low, high in mine))
+        return next(key for at, key in enumerate(found) if at == number)
+
+    @property
+    def keeper(self) -> RedisServer:
+        """The server with the bans."""
+        return self.cluster.owner(self.cluster.slot_of("slidegate:{bans}"))
+
+    def proxy_of(self, server: RedisServer) -> FaultProxy:
+        return self.proxies[self.cluster.servers.index(server)]
+
+
+@pytest.fixture
+async def scene(nodes: RedisCluster) -> AsyncIterator[Scene]:
+    async with AsyncExitStack() as stack:
+        proxies = [FaultProxy(server.port) for server in nodes.servers]
+        for server, proxy in zip(nodes.servers, proxies, strict=True):
+            server.command("FLUSHALL")
+            assert server.front is not None
+            proxy.port = server.front
+            await stack.enter_async_context(proxy)
+        yield Scene(nodes, proxies)
+
+
+class Limiters:
+    """Limiters as workers have them, at work from the moment when they are made."""
+
+    def __init__(self, url: str, count: int, keys: list[str], *, deadline: str = "50ms") -> None:
+        self.heard = [RecordingObserver(without=["refused", "near_limit"]) for _ in range(count)]
+        self.all = [
+            Limiter(
+                RedisStore(url, readable=True), secret=b"s" * 32, deadline=deadline, on_error="deny", observers=[heard]
+            )
+            for heard in self.heard
+        ]
+        self.keys = keys
+        self._busy = [asyncio.create_task(self._work(limiter)) for limiter in self.all]
+
+    async def _work(self, limiter: Limiter) -> None:
+        while True:
+            await asyncio.gather(*(limiter.hit(key, LIMIT) for key in self.keys))
+            await asyncio.sleep(0.005)
+
+    async def back(self, most_ticks: int) -> list[int]:
+        """Return for each limiter after how many ticks the store answered for every key, -1 if that is too many."""
+        return await asyncio.gather(*(self._back(limiter, most_ticks) for limiter in self.all))
+
+    async def _back(self, limiter: Limiter, most_ticks: int) -> int:
+        for tick in range(most_ticks):
+            decisions = await asyncio.gather(*(limiter.hit(key, LIMIT) for key in self.keys))
+            if all(decision.reason is not Reason.UNAVAILABLE for decision in decisions):
+                return tick
+            await asyncio.sleep(TICK_S)
+        return -1
+
+    async def close(self) -> None:
+        for task in self._busy:
+            task.cancel()
+        await asyncio.gather(*self._busy, return_exceptions=True)
+        for limiter in self.all:
+            await limiter.close()
+
+
+async def rage(scene: Scene, rng: random.Random, moves: int) -> None:
+    """Let everything happen between clients and nodes for a while, and end with all well but some latency."""
+    for _ in range(moves):
+        proxy = rng.choice(scene.proxies)
+        proxy.delay_s = rng.uniform(0.001, 0.012)
+        match rng.randrange(6):
+            case 0 | 1:
+                proxy.drop()
+            case 2:
+                proxy.cut_after(rng.randrange(2_000))
+            case 3:
+                proxy.freeze()
+            case 4:
+                await proxy.refuse()
+                await proxy.accept()
+        await asyncio.sleep(rng.uniform(0.0, 0.03))
+        if rng.random() < 0.5:
+            for other in scene.proxies:
+                other.thaw()
+    for proxy in scene.proxies:
+        proxy.cut_no_more()
+        proxy.thaw()
+        proxy.delay_s = 0.001
+
+
+@pytest.mark.parametrize(
+    ("rounds", "most_ticks"), [(3, NEVER_TICKS), pytest.param(60, BACK_TICKS, marks=pytest.mark.deep)]
+)
+async def test_every_worker_that_starts_amid_faults_is_back_after_the_last_one(
+    rounds: int, most_ticks: int, scene: Scene, rng: random.Random
+) -> None:
+    keys = [scene.key_on(server) for server in scene.cluster.servers]
+    for number in range(rounds):
+        limiters = Limiters(scene.url, 6, keys)
+        try:
+            await rage(scene, rng, 12)
+            late = await limiters.back(most_ticks)
+        finally:
+            await limiters.close()
+        assert -1 not in late, f"round {number}: {late}"
+
+
+# -- one node, one slot, one key -------------------------------------------------------------------------------------
+
+
+class Site:
+    """A limiter that denies what the store does not decide, and one client on each node."""
+
+    def __init__(self, scene: Scene, **options: Any) -> None:
+        self.heard = RecordingObserver(without=["refused", "near_limit"])
+        self.store = RedisStore(scene.url, readable=True)
+        self.limiter = Limiter(
+            self.store, secret=b"s" * 32, on_error="deny", observers=[self.heard], **{"deadline": "200ms", **options}
+        )
+        self.keys = {server: scene.key_on(server) for server in scene.cluster.servers}
+
+    async def ready(self) -> None:
+        """Come back when the store answers for every node: a busy machine connects slowly."""
+        async with asyncio.timeout(BOUND_S):
+            while True:
+                if set((await self.served()).values()) == {1}:
+                    return
+                await asyncio.sleep(TICK_S)
+
+    async def served(self, count: int = 1) -> dict[RedisServer, int]:
+        """Return how many of so many requests at the same time for each node were decided by the store."""
+        asked = [(server, key) for server, key in self.keys.items() for _ in range(count)]
+        async with asyncio.timeout(BOUND_S):
+            decisions = await asyncio.gather(*(self.limiter.hit(key, LIMIT) for _, key in asked))
+        found = dict.fromkeys(self.keys, 0)
+        for (server, _), decision in zip(asked, decisions, strict=True):
+            found[server] += decision.reason is not Reason.UNAVAILABLE
+        return found
+
+
+@asynccontextmanager
+async def dead(proxy: FaultProxy) -> AsyncIterator[None]:
+    """Nobody listens."""
+    await proxy.refuse()
+    try:
+        yield
+    finally:
+        await proxy.accept()
+
+
+@asynccontextmanager
+async def hung(proxy: FaultProxy) -> AsyncIterator[None]:
+    """Connections are taken, and nothing comes back."""
+    proxy.freeze()
+    try:
+        yield
+    finally:
+        proxy.drop()
+        proxy.thaw()
+
+
+TROUBLES: Final[dict[str, Callable[[FaultProxy], AbstractAsyncContextManager[None]]]] = {"dead": dead, "hung": hung}
+
+
+@pytest.mark.parametrize(
+    ("trouble", "keeps_bans"),
+    [
+        pytest.param("dead", False, id="dead, without bans"),
+        pytest.param("hung", True, id="hung, with the bans"),
+        pytest.param("dead", True, id="dead, with the bans", marks=pytest.mark.deep),
+        pytest.param("hung", False, id="hung, without bans", marks=pytest.mark.deep),
+    ],
+)
+async def test_one_node_of_three_takes_nobody_else_off_the_store(trouble: str, keeps_bans: bool, scene: Scene) -> None:
+    keeper = scene.keeper
+    sick = keeper if keeps_bans else next(server for server in scene.cluster.servers if server is not keeper)
+    site = Site(scene, deadline="500ms")
+    async with site.limiter:
+        await site.ready()
+        async with TROUBLES[trouble](scene.proxy_of(sick)):
+            # More than a second, after which the list of bans is old.
+            for _ in range(25):
+                found = await site.served(4)
+                assert found.pop(sick) == 0
+                assert set(found.values()) == {4}, "a node that is well decides"
+                await asyncio.sleep(0.05)
+            # What a strike counts follows the policy, and limits go on.
+            assert await site.limiter.strike("user:1", BanPolicy("1/1h", "1h")) is None or not keeps_bans
+        await site.ready()
+        assert set((await site.served(5)).values()) == {5}
+    assert ("bans_unread" in site.heard.kinds) is keeps_bans
+    assert {"store_failed", "store_recovered"} <= set(site.heard.kinds)
+
+
+async def test_a_ban_that_is_known_holds_while_the_node_with_the_bans_is_gone(scene: Scene) -> None:
+    site = Site(scene)
+    key = next(key for server, key in site.keys.items() if server is not scene.keeper)
+    async with site.limiter:
+        await site.ready()
+        await site.limiter.ban(key, "1h")
+        async with dead(scene.proxy_of(scene.keeper)):
+            for _ in range(30):
+                assert (await site.limiter.hit(key, LIMIT)).reason is Reason.BANNED
+                await asyncio.sleep(0.05)
+
+
+# -- the slot of the bans is on its way ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("some_have_gone", [False, True])
+async def test_while_the_slot_of_the_bans_moves_limits_go_on_and_commands_wait(
+    some_have_gone: bool, scene: Scene
+) -> None:
+    site = Site(scene)
+    source = scene.keeper
+    target = next(server for server in scene.cluster.servers if server is not source)
+    slot = scene.cluster.slot_of("slidegate:{bans}")
+    async with site.limiter:
+        await site.ready()
+        await site.limiter.ban("198.51.100.7", "1h")
+        with scene.cluster.migrating(slot, target):
+            if some_have_gone:
+                source.command("MIGRATE", "127.0.0.1", target.port, "slidegate:{bans}:list", 0, 5_000)
+            for _ in range(15):
+                assert set((await site.served(3)).values()) == {3}
+                await asyncio.sleep(0.1)
+            ban = asyncio.create_task(site.limiter.ban("198.51.100.8", "1h"))
+            await asyncio.sleep(0.1)
+            assert not ban.done(), "some of its keys are here and some there"
+        async with asyncio.timeout(BOUND_S):
+            await ban
+            assert {found.key async for found in site.limiter.bans()} == {"198.51.100.7", "198.51.100.8"}
+        assert set((await site.served(3)).values()) == {3}
+        scene.cluster.move_slot(slot, source)
+        assert (await site.limiter.hit("198.51.100.7", LIMIT)).reason is Reason.BANNED
+        await site.limiter.unban("198.51.100.7")
+        assert (await site.limiter.hit("198.51.100.7", LIMIT)).allowed

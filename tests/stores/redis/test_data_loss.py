@@ -1,0 +1,102 @@
+"""Redis loses its data, or parts of it: workers notice, put their bans back, and count anew."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from slidegate import BanPolicy, StoreError
+from slidegate.core.addresses import parse_address
+from slidegate.core.decision import Decision, Reason
+from slidegate.stores.redis import RedisStore
+from slidegate.testing import RecordingObserver
+from slidegate.testing.contract.desk import bucket
+from slidegate.testing.contract.player import settle
+
+from ...redis_servers import RedisServer, needs_redis
+from .stores import workers_at
+
+pytestmark = [needs_redis, pytest.mark.all]
+BOUND_S = 20
+TEN = bucket("10/hour")
+ADDRESS = parse_address("192.0.2.7")
+POLICY = BanPolicy("3/hour", "1h", name="p")
+
+
+async def hit(store: RedisStore, key: str = "user:ann") -> Decision:
+    """Hit until the store answers: the first request after a restart finds a connection that is gone."""
+    async with asyncio.timeout(BOUND_S):
+        while True:
+            try:
+                return await settle(store.hit(((TEN, key, 1),)))
+            except StoreError:
+                await asyncio.sleep(0.01)
+
+
+def listen(store: RedisStore) -> RecordingObserver:
+    heard = RecordingObserver()
+    store.observe(heard)
+    return heard
+
+
+async def banned(store: RedisStore) -> list[str]:
+    return sorted(ban.key for ban in await store.bans.active())
+
+
+@pytest.mark.parametrize("how", ["flushed", "restarted"])
+async def test_idle_workers_and_a_new_one_share_a_limit_and_the_bans_after_a_loss(how: str) -> None:
+    with RedisServer() as server:
+        async with workers_at(server, 4) as workers:
+            *old, new = workers
+            heard = [listen(store) for store in workers]
+            await old[0].bans.ban("user:eve", None, "", "ann")
+            for store in old:
+                assert await hit(store)
+                assert await banned(store) == ["user:eve"]
+            if how == "flushed":
+                server.command("FLUSHALL")
+            else:
+                server.kill()
+                server.start()
+            admitted = [await hit(store) for store in (new, *old) for _ in range(10)]
+            assert sum(map(bool, admitted)) == 10
+            assert len({store._names.secret for store in workers}) == 1
+            assert ["store_reset" in told.kinds for told in heard] == [True, True, True, False]
+            async with asyncio.timeout(BOUND_S):  # until a worker that held the ban has put it back
+                while not await banned(new):
+                    pass
+            assert (await hit(new, "user:eve")).reason is Reason.BANNED
+
+
+async def test_a_worker_starts_while_the_server_is_out_of_memory() -> None:
+    with RedisServer() as server:
+        async with workers_at(server, 2) as (old, new):
+            await old.bans.ban("user:eve", None, "", "ann")
+            for _ in range(10):
+                await hit(old)
+            server.command("CONFIG", "SET", "maxmemory", "1")
+            assert len(await settle(new.secret)) == 32
+            assert (await settle(new.hit(((TEN, "user:eve", 1),)))).reason is Reason.BANNED
+            assert (await settle(new.hit(((TEN, "user:ann", 1),)))).reason is Reason.LIMITED
+            with pytest.raises(StoreError, match="OOM"):
+                await settle(new.hit(((TEN, "user:bob", 1),)))
+            server.command("CONFIG", "SET", "maxmemory", "0")
+            assert await hit(new, "user:bob")
+
+
+async def test_whoever_connects_to_a_server_that_evicts_tells_of_it_once() -> None:
+    with RedisServer("--maxmemory", "4mb", "--maxmemory-policy", "allkeys-lru") as server:
+        async with workers_at(server, 1) as (one,):
+            heard = listen(one)
+            for _ in range(3):
+                await hit(one)
+            assert heard.kinds == ["store_evicts"]
+            assert (heard.events[0].details["policy"], "allkeys-lru" in one.evicts) == ("allkeys-lru", True)
+
+
+async def test_a_server_that_keeps_everything_is_nothing_to_tell_of(server: RedisServer) -> None:
+    async with workers_at(server, 1) as (one,):
+        heard = listen(one)
+        await hit(one)
+        assert (one.evicts, heard.kinds) == ("", [])

@@ -1,0 +1,319 @@
+"""Redis is sick in every way it can be: what requests are told meanwhile, and how things go on afterwards.
+
+Every fault is real: a stopped or killed process, a full memory, a proxy that cuts and stalls. The breaker waits a tenth
+of its second here, so that recovery does not take the tests' time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import tracemalloc
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack
+from functools import partial
+
+import pytest
+
+from slidegate import Decision, Limiter, Reason
+from slidegate.core.decision import Bucket, Check
+from slidegate.core.errors import StoreUnavailable
+from slidegate.core.limits import parse_limits
+from slidegate.limiter import breakers, local_counts
+from slidegate.limiter import failsafe as failures
+from slidegate.stores.memory.store import DEFAULT_MAX_KEYS, MemoryStore
+from slidegate.stores.redis import RedisStore
+from slidegate.testing import FakeClock, RecordingObserver
+
+from ...fault_proxy import FaultProxy
+from ...redis_servers import RedisServer, ReplicaPair, needs_redis
+from .faults import FAULTS, Place
+
+pytestmark = needs_redis
+
+DEADLINE_S = 0.25
+PLENTY_S = 5.0
+SLACK_S = 1.0
+"""How much longer than the deadline an answer may take on a busy machine; a hang takes for ever."""
+AMOUNT = 3
+LIMIT = f"{AMOUNT}/hour"
+QUICKEST = "half-open sockets"
+"""The fault that every run shows; `dev.py test --all` shows the others."""
+SECRET = b"s" * 32
+BUCKET = Bucket("hit", parse_limits(LIMIT))
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture
+async def place(server: RedisServer) -> AsyncIterator[Place]:
+    if not server.runs:
+        server.start()
+    server.command("FLUSHALL")
+    async with FaultProxy(server.port) as proxy:
+        yield Place(server, proxy)
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(breakers, "OPEN_US", 100_000)
+
+
+class Site:
+    """A limiter on a store of its own, and the events that it told."""
+
+    def __init__(self, url: str, on_error: failures.OnError, deadline_s: float = DEADLINE_S) -> None:
+        self.heard, self.deadline_s = RecordingObserver(without=["refused", "near_limit"]), deadline_s
+        self.store = RedisStore(url, prefix=on_error, timeout=deadline_s)
+        self.limiter = Limiter(
+            self.store, secret=SECRET, deadline=deadline_s, on_error=on_error, observers=[self.heard]
+        )
+
+    async def hit(self, key: str = "key") -> Decision:
+        async with asyncio.timeout(self.deadline_s + SLACK_S):
+            return await self.limiter.hit(key, LIMIT)
+
+    async def hits(self, count: int, key: str = "key") -> list[tuple[bool, Reason]]:
+        decisions = [await self.hit(key) for _ in range(count)]
+        return [(decision.allowed, decision.reason) for decision in decisions]
+
+    async def recovered(self) -> None:
+        """Come back when the store answers again; only time makes a breaker try."""
+        async with asyncio.timeout(10 * SLACK_S):
+            while self.heard.kinds[-1:] == ["store_failed"]:
+                await self.hit("probe")
+                await asyncio.sleep(0.02)
+
+
+@pytest.fixture
+async def sites(place: Place, name: str) -> AsyncIterator[dict[str, Site]]:
+    """The limiters of one fault; only where nothing answers have they a short deadline, which a busy machine misses."""
+    raised = FAULTS[name][1]
+    deadline_s = PLENTY_S if raised is StoreUnavailable else DEADLINE_S
+    async with AsyncExitStack() as stack:
+        sites = {policy: Site(place.url, policy, deadline_s) for policy in ("local", "allow", "deny")}
+        for site in sites.values():
+            await stack.enter_async_context(site.limiter)
+        yield sites
+
+
+PASSED, LIMITED = (True, Reason.OK), (False, Reason.LIMITED)
+OPENED, CLOSED = (True, Reason.UNAVAILABLE), (False, Reason.UNAVAILABLE)
+OUTCOMES = {
+    "local": [PASSED] * AMOUNT + [LIMITED] * 2,
+    "allow": [OPENED] * (AMOUNT + 2),
+    "deny": [CLOSED] * (AMOUNT + 2),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [name if name == QUICKEST else pytest.param(name, marks=pytest.mark.all) for name in FAULTS]
+)
+async def test_a_fault_has_its_stated_outcome_and_ends_with_its_cause(
+    name: str, place: Place, sites: dict[str, Site]
+) -> None:
+    fault, raised = FAULTS[name]
+    for site in sites.values():
+        assert await site.hits(1) == [PASSED]
+    async with fault(place):
+        answers = await asyncio.gather(*(site.hits(AMOUNT + 2) for site in sites.values()))
+        assert dict(zip(sites, answers, strict=True)) == OUTCOMES
+        for site in sites.values():
+            assert site.heard.kinds == ["store_failed"]
+            with pytest.raises(raised):
+                async with asyncio.timeout(2 * site.deadline_s + SLACK_S):
+                    await site.store.hit([(BUCKET, "key", 1)])
+    for policy, site in sites.items():
+        await site.recovered()
+        assert await site.hits(AMOUNT + 1, "new") == [PASSED] * AMOUNT + [LIMITED]
+        # Units that were counted here meanwhile hold on, so that recovery is no burst.
+        assert not (policy == "local" and (await site.hit()).allowed)
+
+
+@pytest.mark.all
+async def test_a_connection_that_leads_to_a_replica_now_is_given_up_for_one_to_the_master() -> None:
+    with ReplicaPair() as pair:
+        async with FaultProxy(pair.master.port) as address_that_moves:
+            site = Site(f"redis://127.0.0.1:{address_that_moves.port}", "deny")
+            async with site.limiter:
+                assert await site.hits(2) == [PASSED] * 2
+                pair.wait_copied()
+                pair.fail_over()
+                address_that_moves.target = pair.master.port
+                assert await site.hits(1) == [CLOSED]
+                assert await site.hits(2) == [PASSED, LIMITED]
+
+
+async def test_the_password_is_in_no_message_event_or_log_line(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    password = "s3cret"
+    heard = RecordingObserver(without=["refused", "near_limit"])
+    url = place.url.replace("//", f"//user:{password}@")
+    async with Limiter.from_url(url, secret=SECRET, observers=[heard], deadline=DEADLINE_S) as limiter:
+        await limiter.hit("key", LIMIT)
+        await place.proxy.refuse()
+        await limiter.hit("key", LIMIT)
+        shown = f"{limiter.store!r} {limiter!r} {caplog.text} {[*heard.events]}"
+        await place.proxy.accept()
+    assert "WRONGPASS" in shown or "invalid username-password pair" in shown
+    assert password not in shown
+
+
+@pytest.mark.all
+async def test_a_host_that_has_no_address_yet_is_a_store_that_does_not_answer(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = Site(place.url, "local")
+    async with Limiter.from_url(
+        f"redis://gate.invalid:{place.proxy.port}", secret=SECRET, deadline=DEADLINE_S, observers=[site.heard]
+    ) as limiter:
+        async with asyncio.timeout(DEADLINE_S + SLACK_S):
+            assert (await limiter.hit("key", LIMIT)).allowed
+        assert site.heard.kinds == ["store_failed"]
+        resolve = asyncio.get_running_loop().getaddrinfo
+
+        async def known(host: str, *arguments: object, **options: object) -> object:
+            return await resolve("127.0.0.1", *arguments, **options)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", known)
+        site.limiter = limiter
+        await site.recovered()
+    assert place.proxy.accepted == 1
+
+
+# -- whose answer is it ----------------------------------------------------------------------------------------------
+
+
+class Askers:
+    """Requests whose answers show whose they are.
+
+    Each key has a cost of its own. What its window holds is a multiple of that, and of no other cost as long as
+    (requests for a key) * (number of keys) stays below `STEP`.
+    """
+
+    KEYS = 97
+    STEP = 200_003
+    BUCKET = Bucket("asked", parse_limits("2000000000/hour"))
+
+    def __init__(self, hit: Callable[[Sequence[Check]], Awaitable[Decision]], rng: random.Random) -> None:
+        self.hit, self.rng = hit, rng
+        self.asked, self.seen = Counter[int](), {number: set[int]() for number in range(self.KEYS)}
+
+    @property
+    def answered(self) -> int:
+        return sum(map(len, self.seen.values()))
+
+    async def ask(self, number: int) -> None:
+        """Make a request and check that the answer is its own."""
+        cost = self.STEP + number
+        self.asked[number] += 1
+        decision = await self.hit([(self.BUCKET, f"asker:{number}", cost)])
+        count, rest = divmod(decision.readings[0][0], cost)
+        assert rest == 0, f"the answer to another key, not to {number}"
+        assert count not in self.seen[number], f"the answer to another request for {number}"
+        assert count <= self.asked[number], f"{number} was charged for what was not asked"
+        self.seen[number].add(count)
+
+    async def ask_and_give_up(self, count: int, share: float, patience_s: float) -> None:
+        """Make requests at the same time, and give a share of them up, each after a random time."""
+        loop = asyncio.get_running_loop()
+        tasks = [loop.create_task(self.ask(self.rng.randrange(self.KEYS))) for _ in range(count)]
+        for task in tasks:
+            if self.rng.random() < share:
+                loop.call_later(self.rng.random() * patience_s, task.cancel)
+        for result in await asyncio.gather(*tasks, return_exceptions=True):
+            if result is not None and not isinstance(result, (asyncio.CancelledError, StoreUnavailable)):
+                raise result
+
+
+@pytest.mark.all
+@pytest.mark.parametrize("waves", [25, pytest.param(500, marks=pytest.mark.deep)])
+async def test_no_answer_is_mixed_up_when_requests_are_given_up_and_replies_are_cut(
+    waves: int, place: Place, rng: random.Random
+) -> None:
+    store = RedisStore(place.url, timeout=10 * SLACK_S)
+    askers = Askers(store.hit, rng)
+    for wave in range(waves):
+        place.proxy.delay_s = rng.choice((0.0, 0.001, 0.003))
+        if wave % 5 == 3:
+            place.proxy.cut_after(rng.randrange(4_000))
+        await askers.ask_and_give_up(200, 0.6, 0.02)
+    place.proxy.cut_no_more()
+    await askers.ask_and_give_up(50, 0.0, 0.0)
+    for number in range(askers.KEYS):
+        await askers.ask(number)
+    assert place.proxy.accepted > 1, "there were cuts"
+    assert 20 * waves < askers.answered < 200 * waves
+    await store.close()
+
+
+@pytest.mark.all
+async def test_requests_given_up_on_a_slow_wire_are_charged_at_most_once_and_hold_no_connection(
+    place: Place, rng: random.Random
+) -> None:
+    async with Site(place.url, "deny", 10 * SLACK_S).limiter as limiter:
+        await limiter.peek("key", LIMIT)
+        askers = Askers(limiter.hit_all, rng)
+        place.proxy.delay_s = 0.05
+        for _ in range(10):
+            await askers.ask_and_give_up(100, 1.0, 0.06)
+        assert askers.answered < 1_000
+        place.proxy.delay_s = 0.0
+        for number in range(1_000):
+            await askers.ask(number % askers.KEYS)
+        assert askers.answered >= 1_000
+    assert place.proxy.accepted == 1
+
+
+# -- the fallback ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.all
+@pytest.mark.parametrize(
+    ("most", "clients"),
+    [(10_000, 10_500), *(pytest.param(100_000, many, marks=pytest.mark.deep) for many in (105_000, 1_000_000))],
+)
+async def test_the_fallback_is_bounded_and_let_go_of_after_recovery(
+    most: int, clients: int, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert DEFAULT_MAX_KEYS == 100_000
+    if most < DEFAULT_MAX_KEYS:
+        monkeypatch.setattr(local_counts, "MemoryStore", partial(MemoryStore, max_keys=most))
+    clock, heard = FakeClock(), RecordingObserver(without=["refused", "near_limit"])
+    store = RedisStore(place.url)
+    safe = failures.Failsafe(store, DEADLINE_S, "local", heard, clock)
+    await place.proxy.refuse()
+    for _ in range(breakers.FAILURES_TO_OPEN):
+        await within_slack(safe.hit([(BUCKET, "key", 1)]))
+    allowed = 0
+    tracemalloc.start()
+    try:
+        for number in range(clients):
+            decision = safe.hit([(BUCKET, f"client:{number}", 1)])
+            assert isinstance(decision, Decision), "nobody waits for a store that is left alone"
+            allowed += decision.allowed
+        grown_mib = tracemalloc.get_traced_memory()[0] / 2**20
+    finally:
+        tracemalloc.stop()
+    assert allowed >= most
+    assert "keys_shared" in heard.kinds, "it counts beyond its bound in shared cells"
+    assert grown_mib <= 64 * most / DEFAULT_MAX_KEYS
+    await place.proxy.accept()
+    async with asyncio.timeout(10 * SLACK_S):
+        while "store_recovered" not in heard.kinds:
+            clock.advance(us=breakers.OPEN_US)
+            await within_slack(safe.hit([(BUCKET, "key", 1)]))
+    assert safe._here.made is not None
+    clock.advance(us=2 * 3_600_000_000)
+    await within_slack(safe.hit([(BUCKET, "key", 1)]))
+    assert safe._here.made is None
+    await store.close()
+
+
+async def within_slack(answer: Decision | Awaitable[Decision]) -> Decision:
+    async with asyncio.timeout(DEADLINE_S + SLACK_S):
+        return answer if isinstance(answer, Decision) else await answer

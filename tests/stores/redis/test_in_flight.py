@@ -1,0 +1,255 @@
+"""Several calls on one connection: what is decided and known while the first is answered and the next is not."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Any
+
+import pytest
+
+from slidegate import StoreUnavailable
+from slidegate.core.decision import Bucket, Decision, Reason
+from slidegate.stores.memory.store import MemoryStore
+from slidegate.stores.redis import RedisStore
+from slidegate.stores.redis.wire.pipeline import LEAST_APART, Lane
+from slidegate.testing import FakeClock
+from slidegate.testing.contract.desk import bucket
+from slidegate.testing.contract.player import settle
+from slidegate.testing.contract.programs import YEAR_2100_US
+
+from ...fault_proxy import FaultProxy
+from ...redis_servers import RedisServer, needs_redis
+
+pytestmark = needs_redis
+
+BOUND_S = 20
+"""How long only a hang takes."""
+MANY = 64
+WIDE = bucket("100/hour")
+FIVE = bucket("5/hour")
+
+
+@pytest.fixture
+async def proxy(server: RedisServer) -> AsyncIterator[FaultProxy]:
+    server.command("FLUSHALL")
+    async with FaultProxy(server.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+async def store(proxy: FaultProxy) -> AsyncIterator[RedisStore]:
+    """A store with a connection, whose next requests wait for the end of their turn."""
+    store = RedisStore(
+        f"redis://127.0.0.1:{proxy.port}/0", prefix="flight", clock=FakeClock(YEAR_2100_US), timeout=BOUND_S
+    )
+    await settle(store.hit(((WIDE, "warm", 1),)))
+    await asyncio.gather(*(ask(store, "warm") for _ in range(3)))
+    yield store
+    await store.close()
+
+
+class Held:
+    """Answers that have come, and are given to nobody until they are released, in their order."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._come: deque[Any] = deque()
+        answered = Lane._answered
+        monkeypatch.setattr(Lane, "_answered", lambda *known: self._come.append(partial(answered, *known)))
+
+    def __len__(self) -> int:
+        return len(self._come)
+
+    async def come(self, count: int) -> None:
+        """Wait until so many calls have been answered and not released."""
+        async with asyncio.timeout(BOUND_S):
+            while len(self._come) < count:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+
+    def release(self, count: int) -> None:
+        """Give the next answers."""
+        for _ in range(count):
+            self._come.popleft()()
+
+
+@pytest.fixture
+def held(store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> Held:
+    return Held(monkeypatch)
+
+
+def ask(store: RedisStore, key: str, asked: Bucket = WIDE, cost: int = 1) -> asyncio.Future[Decision]:
+    return asyncio.ensure_future(settle(store.hit(((asked, key, cost),))))
+
+
+async def turn() -> None:
+    """Let tasks ask, and let the lane write."""
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+async def all_of(futures: list[asyncio.Future[Decision]]) -> list[Any]:
+    async with asyncio.timeout(BOUND_S):
+        return await asyncio.gather(*futures, return_exceptions=True)
+
+
+async def in_two_calls(store: RedisStore, held: Held, keys: list[str]) -> list[asyncio.Future[Decision]]:
+    """Send a request for each key, one half in a call and the rest in the next; both answers have come."""
+    futures = [ask(store, key) for key in keys]
+    await held.come(2)
+    return futures
+
+
+async def test_many_of_one_turn_go_in_two_calls_and_few_in_one(store: RedisStore, server: RedisServer) -> None:
+    for count, calls in ((1, 1), (LEAST_APART - 1, 1), (LEAST_APART, 2), (MANY, 2), (2 * MANY, 2), (4 * MANY, 4)):
+        server.command("CONFIG", "RESETSTAT")
+        answers = await all_of([ask(store, f"user:{count}:{number}") for number in range(count)])
+        assert all(answer.allowed for answer in answers)
+        assert server.calls()["evalsha"] == calls
+
+
+async def test_the_answers_to_one_call_do_not_wait_for_the_next(store: RedisStore, held: Held) -> None:
+    futures = await in_two_calls(store, held, [f"user:{number}" for number in range(MANY)])
+    held.release(1)
+    await turn()
+    assert [future.done() for future in futures] == [number < MANY // 2 for number in range(MANY)]
+    again = ask(store, "user:0")  # goes while the second call is unanswered
+    await held.come(2)
+    held.release(2)
+    assert {(await future).readings[0][0] for future in futures} == {1}
+    assert (await again).readings[0][0] == 2
+
+
+@pytest.mark.parametrize("forgets", ["refund", "reset"])
+async def test_a_refusal_is_not_remembered_past_what_was_sent_after_it(
+    store: RedisStore, held: Held, forgets: str
+) -> None:
+    full = ask(store, "ann", FIVE, 5)
+    await held.come(1)
+    held.release(1)
+    charged = await full
+    refused = ask(store, "ann", FIVE)
+    await held.come(1)
+    back = asyncio.ensure_future(settle(store.refund(charged) if forgets == "refund" else store.reset("ann")))
+    await held.come(2)
+    held.release(1)
+    assert (await refused).reason is Reason.LIMITED
+    after = ask(store, "ann", FIVE)  # must not be answered by the refusal from before
+    await held.come(2)
+    held.release(2)
+    assert await back
+    assert (await after).allowed
+
+
+async def test_where_the_connection_ends_between_two_answers_the_first_counts_and_the_second_is_an_error(
+    store: RedisStore, proxy: FaultProxy, server: RedisServer
+) -> None:
+    keys = [f"user:{number}" for number in range(MANY)]
+    await all_of([ask(store, key) for key in keys])
+    proxy.freeze()
+    futures = [ask(store, key) for key in keys]
+    await turn()
+    proxy.cut_after(2_600)  # one answer to half of them takes about 1,500 bytes
+    proxy.thaw()
+    answers = await all_of(futures)
+    failed = [isinstance(answer, StoreUnavailable) for answer in answers]
+    assert failed == sorted(failed)
+    assert 0 < sum(failed) < MANY
+    spent = [(await ask(store, key, cost=0)).readings[0][0] for key in keys]
+    for answer, units in zip(answers, spent, strict=True):
+        assert units == 2 if isinstance(answer, Decision) else units in (1, 2)
+
+
+async def test_where_the_first_call_is_given_up_the_second_gets_its_own_answers(store: RedisStore, held: Held) -> None:
+    keys = [f"user:{number}" for number in range(MANY)]
+    futures = await in_two_calls(store, held, keys)
+    for future in futures[: MANY // 2]:
+        future.cancel()
+    await turn()
+    held.release(2)
+    answers = await all_of(futures[MANY // 2 :])
+    assert [answer.checks[0][1] for answer in answers] == keys[MANY // 2 :]
+    again = [ask(store, key, cost=0) for key in keys]
+    await turn()
+    while not all(future.done() for future in again):
+        await held.come(1)
+        held.release(1)
+        await turn()
+    assert {(await future).readings[0][0] for future in again} == {1}  # what was given up was charged all the same
+
+
+class InOrder:
+    """A store with answers that come late, and a store in memory that does the same things one after the other."""
+
+    def __init__(self, store: RedisStore, clock: FakeClock, held: Held, rng: random.Random) -> None:
+        self._store, self._held, self._rng = store, held, rng
+        self._memory = MemoryStore(clock=clock)
+        self._pairs: list[tuple[asyncio.Future[Any], Any]] = []
+        self._charged: list[tuple[asyncio.Future[Decision], Decision]] = []
+        self._resets: list[asyncio.Future[bool]] = []
+        self._clock = clock
+
+    async def play(self, moves: int) -> None:
+        for _ in range(moves):
+            await self._move()
+            if self._rng.random() < 0.4:
+                await turn()
+                if not self._store._lane()._line:  # so that all that were asked have the time of their asking
+                    self._clock.advance(us=self._rng.choice((0, 1, 1_000_000, 20_000_000)))
+            if self._rng.random() < 0.3:
+                await turn()
+                self._held.release(self._rng.randint(0, len(self._held)))
+                await turn()
+        async with asyncio.timeout(BOUND_S):
+            while not all(ours.done() for ours in (*(ours for ours, _ in self._pairs), *self._resets)):
+                self._held.release(len(self._held))
+                await asyncio.sleep(0)
+        for number, (ours, theirs) in enumerate(self._pairs):
+            assert told(ours.result()) == told(theirs), f"request {number}"
+
+    async def _move(self) -> None:
+        what = self._rng.choice(("hit", "hit", "hit", "hit", "many", "peek", "refund", "reset"))
+        key = self._rng.choice(("ann", "bob"))
+        if what == "refund":
+            ready = [pair for pair in self._charged if pair[0].done()]
+            if ready:
+                pair = self._rng.choice(ready)
+                self._charged.remove(pair)
+                self._ask(self._store.refund(pair[0].result()), await settle(self._memory.refund(pair[1])))
+        elif what == "reset":
+            await settle(self._memory.reset(key))
+            self._resets.append(asyncio.ensure_future(settle(self._store.reset(key))))
+            # Whether there was a window, and whether a charge from before is found, is the affair of each store.
+            self._charged = [pair for pair in self._charged if pair[1].checks[0][1] != key]
+        elif what == "peek":
+            checks = ((FIVE, key, 1),)
+            self._ask(self._store.peek(checks), await settle(self._memory.peek(checks)))
+        else:
+            for _ in range(LEAST_APART if what == "many" else 1):
+                checks = ((FIVE, key, 1),)
+                theirs = await settle(self._memory.hit(checks))
+                ours = self._ask(self._store.hit(checks), theirs)
+                if theirs.allowed:
+                    self._charged.append((ours, theirs))
+
+    def _ask(self, answer: Any, expected: Any) -> asyncio.Future[Any]:
+        ours = asyncio.ensure_future(settle(answer))
+        self._pairs.append((ours, expected))
+        return ours
+
+
+def told(answer: Any) -> Any:
+    return (answer.reason, answer.states) if isinstance(answer, Decision) else answer
+
+
+@pytest.mark.parametrize("number", range(4))
+async def test_answers_are_those_of_one_request_after_the_other(
+    number: int, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, rng: random.Random
+) -> None:
+    clock = FakeClock(YEAR_2100_US)
+    store = RedisStore(f"redis://127.0.0.1:{proxy.port}/0", prefix=f"order-{number}", clock=clock, timeout=BOUND_S)
+    await settle(store.hit(((WIDE, "warm", 1),)))
+    await InOrder(store, clock, Held(monkeypatch), rng).play(250)
+    await store.close()

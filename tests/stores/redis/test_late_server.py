@@ -1,0 +1,283 @@
+"""Redis comes later than the application, which starts, decides by itself, and then makes the keys of everybody."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+from slidegate import (
+    Limiter,
+    RateLimitMiddleware,
+    Rule,
+    client_ip,
+    combine,
+    cookie,
+    header,
+)
+from slidegate.core.errors import StoreError, StoreUnavailable
+from slidegate.limiter import breakers
+from slidegate.limiter.deadlines import Deadline
+from slidegate.stores.redis import RedisStore
+from slidegate.testing import RecordingObserver
+
+from ...asgi import Answer, call, hello
+from ...fault_proxy import FaultProxy
+from ...redis_servers import RedisCluster, RedisServer, free_port, needs_redis
+from .faults import FAULTS, Place
+
+DEADLINE_S = 0.25
+BOUND_S = 10.0
+"""How long only a hang takes."""
+LONG = "a long key of somebody's own " * 10
+LIMITS = "3/hour"
+HEADERS = {"X-API-Key": "k-1", "Cookie": "session=s-1"}
+OTHERS = {"X-API-Key": "k-2", "Cookie": "session=s-2"}
+KEYS = {
+    "header": header("X-API-Key"),
+    "cookie": cookie("session"),
+    "combined": combine(client_ip(), combine(header("X-API-Key"), cookie("session"))),
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture
+async def place(server: RedisServer) -> AsyncIterator[Place]:
+    server.command("FLUSHALL")
+    async with FaultProxy(server.port) as proxy:
+        yield Place(server, proxy)
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(breakers, "OPEN_US", 100_000)
+
+
+@pytest.fixture
+def hung() -> Iterator[int]:
+    """A port where connections are taken, and nobody ever answers."""
+    with socket.create_server(("127.0.0.1", 0), backlog=100) as listener:
+        yield listener.getsockname()[1]
+
+
+class Worker:
+    """A process of its own, as far as Redis can tell: a limiter, and a gate on it."""
+
+    def __init__(
+        self, url: str, *, on_error: Any = "local", key: str = "header", deadline_s: float = DEADLINE_S, **options: Any
+    ) -> None:
+        self.heard = RecordingObserver(without=["refused", "near_limit"])
+        self.limiter = Limiter.from_url(
+            f"{url}?timeout={deadline_s * 1000:.0f}ms", deadline=deadline_s, on_error=on_error, observers=[self.heard]
+        )
+        rules = [] if "bans" in options else [Rule("*", LIMITS, key=KEYS[key], name="rule")]
+        self.gate = RateLimitMiddleware(hello, limiter=self.limiter, rules=rules, **options)
+
+    async def answer(self, headers: dict[str, str] = HEADERS, path: str = "/") -> Answer:
+        async with asyncio.timeout(BOUND_S + BOUND_S):
+            return await call(self.gate, path, headers=headers)
+
+    async def statuses(self, count: int, headers: dict[str, str] = HEADERS) -> list[int]:
+        return [(await self.answer(headers)).status for _ in range(count)]
+
+    async def prepared(self) -> None:
+        """Come back when the secret is known; only time makes a limiter try again."""
+        async with asyncio.timeout(BOUND_S):
+            while not await self.limiter.prepare():  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+
+    async def recovered(self) -> None:
+        """Come back when Redis decides again, and from now on in whatever time a busy machine takes."""
+        await self.prepared()
+        async with asyncio.timeout(BOUND_S):
+            while self.heard.kinds[-1:] == ["store_failed"]:
+                await self.limiter.hit("probe", "1000000/minute")
+                await asyncio.sleep(0.02)
+        store, safe = self.limiter.store, self.limiter.internals.failsafe
+        assert isinstance(store, RedisStore)
+        assert safe is not None
+        safe._deadline_s, safe._deadline, store._shared.timeout_s = BOUND_S, Deadline(BOUND_S), BOUND_S
+        for lane in store._lanes.values():
+            if lane._wire is not None:
+                lane._wire._timeout_s = BOUND_S
+
+    def digests(self) -> list[str]:
+        return [self.limiter.digest("header:X-API-Key", b"k-1"), self.limiter.key_for(LONG)]
+
+
+async def close(*workers: Worker) -> None:
+    for worker in workers:
+        await worker.limiter.close()
+
+
+# -- nobody answers --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("address", ["redis://{}/0", "redis+cluster://{}", "redis+sentinel://{}/gate/0"])
+@pytest.mark.parametrize("where", ["closed", "hung"])
+@pytest.mark.parametrize(
+    ("on_error", "expected"), [("local", [200, 200, 200, 429]), ("allow", [200] * 4), ("deny", [503] * 4)]
+)
+async def test_a_limiter_is_made_at_once_and_its_first_requests_are_answered(
+    where: str, on_error: str, expected: list[int], address: str, hung: int
+) -> None:
+    worker = Worker(address.format(f"127.0.0.1:{hung if where == 'hung' else free_port()}"), on_error=on_error)
+    assert worker.heard.kinds == []
+    assert await worker.statuses(4) == expected
+    assert worker.heard.kinds == ["store_failed"]
+    await close(worker)
+
+
+def test_to_make_a_limiter_asks_nobody() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
+        Worker(f"redis://127.0.0.1:{listener.getsockname()[1]}/0")
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+
+
+async def test_commands_say_that_the_store_is_not_there() -> None:
+    worker = Worker(f"redis://127.0.0.1:{free_port()}/0")
+    with pytest.raises(StoreUnavailable, match="bans cannot be exported while the secret"):
+        [line async for line in worker.limiter.export_bans()]
+    for command in (worker.limiter.ban("ann", "1h"), worker.limiter.import_bans([]), worker.limiter.reset(LONG)):
+        with pytest.raises(StoreError):
+            await command
+    await close(worker)
+
+
+# -- it comes and goes ----------------------------------------------------------------------------------------------
+
+
+@needs_redis
+@pytest.mark.all
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_after_any_fault_at_the_start_all_workers_make_the_same_keys(fault: str, place: Place) -> None:
+    workers = []
+    async with FAULTS[fault][0](place):
+        workers = [Worker(place.url, key=key) for key in KEYS]
+        for worker in workers:
+            assert await worker.statuses(4) == [200, 200, 200, 429]
+            assert await worker.statuses(1, OTHERS) == [200]
+        assert len({tuple(worker.digests()) for worker in workers}) == len(workers)
+    for worker in workers:
+        await worker.recovered()
+    fresh = Worker(place.url, deadline_s=BOUND_S)
+    await fresh.prepared()
+    assert {tuple(worker.digests()) for worker in workers} == {tuple(fresh.digests())}
+    # No burst: what was counted here still counts here, and is counted there from now on.
+    for worker in workers:
+        assert await worker.statuses(1) == [429]
+        assert await worker.statuses(3, OTHERS) == [200, 200, 429]
+    assert await fresh.statuses(4, OTHERS) == [200, 429, 429, 429]
+    await close(*workers, fresh)
+
+
+@needs_redis
+@pytest.mark.all
+async def test_a_server_that_is_started_late_is_found() -> None:
+    server = RedisServer()
+    workers = [Worker(server.url) for _ in range(3)]
+    try:
+        for worker in workers:
+            assert await worker.statuses(3) == [200] * 3
+        server.start()
+        for worker in workers:
+            await worker.recovered()
+            assert await worker.statuses(1) == [429]
+        assert len({tuple(worker.digests()) for worker in workers}) == 1
+        assert server.command("HLEN", "slidegate:{bans}") >= 1
+        await close(*workers)
+    finally:
+        server.close()
+
+
+@needs_redis
+@pytest.mark.all
+async def test_a_cluster_that_hangs_at_the_start_is_found() -> None:
+    with RedisCluster() as cluster:
+        for node in cluster.running:
+            node.pause()
+        workers = [Worker(cluster.url, key=key) for key in KEYS]
+        try:
+            for worker in workers:
+                assert await worker.statuses(4) == [200, 200, 200, 429]
+        finally:
+            for node in cluster.running:
+                node.resume()
+        cluster.wait_ok()
+        for worker in workers:
+            await worker.recovered()
+            assert await worker.statuses(1) == [429]
+        assert len({tuple(worker.digests()) for worker in workers}) == 1
+        await close(*workers)
+
+
+class Weather:
+    """Redis comes and goes, as it is drawn. At first it is away."""
+
+    def __init__(self, proxy: FaultProxy, draw: random.Random) -> None:
+        self._proxy, self._draw = proxy, draw
+        self._there, self._frozen = False, False
+
+    async def change(self) -> None:
+        what = self._draw.random()
+        if what < 0.03 and not self._frozen:
+            await (self._proxy.refuse() if self._there else self._proxy.accept())
+            self._there = not self._there
+        elif what < 0.05 and self._there:
+            (self._proxy.thaw if self._frozen else self._proxy.freeze)()
+            self._frozen = not self._frozen
+        elif what < 0.08:
+            await asyncio.sleep(self._draw.uniform(0, 0.1))  # the breaker waits that long
+
+    async def clear_up(self) -> None:
+        self._proxy.thaw()
+        if not self._there:
+            await self._proxy.accept()
+
+
+@needs_redis
+@pytest.mark.all
+@pytest.mark.parametrize(
+    ("steps", "number"), [(100, 0), *(pytest.param(400, number, marks=pytest.mark.deep) for number in range(10))]
+)
+async def test_nobody_gets_a_window_twice_while_redis_comes_and_goes(
+    place: Place, steps: int, number: int, rng: random.Random
+) -> None:
+    """Each worker lets each client through once a window.
+
+    Keys of three kinds, one of them made of the others, are made before and after the secret comes, so a key that is
+    not found under its other spelling shows as a burst.
+    """
+    weather = Weather(place.proxy, rng)
+    await place.proxy.refuse()
+    workers = [Worker(place.url, key=key) for key in KEYS for _ in range(2)]
+    clients = [{"X-API-Key": f"c-{number}", "Cookie": f"session=c-{number}"} for number in range(3)]
+    for worker in workers:
+        # From here on everything is counted here as well; what Redis alone counts before it fails is a window more.
+        assert await worker.statuses(1, OTHERS) == [200]
+    passed: Counter[tuple[int, int]] = Counter()
+    for _ in range(steps):
+        await weather.change()
+        who, client = rng.randrange(len(workers)), rng.randrange(len(clients))
+        passed[who, client] += (await workers[who].answer(clients[client])).status == 200
+    await weather.clear_up()
+    for worker in workers:
+        await worker.recovered()
+    assert len({tuple(worker.digests()) for worker in workers}) == 1
+    for who, worker in enumerate(workers):
+        for client, headers in enumerate(clients):
+            passed[who, client] += (await worker.statuses(4, headers)).count(200)
+    assert max(passed.values()) <= 3
+    await close(*workers)

@@ -1,0 +1,88 @@
+"""Several processes on one Redis: the bound holds over all of them, whatever their clocks say and however they end.
+
+What was admitted is known from the store's own times, taken together from all processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import pytest
+
+from slidegate import Limit
+
+from ...redis_servers import RedisServer, needs_redis, until
+from .worker import Orders, Worker, admitted_by
+
+pytestmark = needs_redis
+
+
+@pytest.fixture(autouse=True)
+def _empty(server: RedisServer) -> None:
+    server.command("FLUSHALL")
+
+
+def most_in_any(times_us: Sequence[int], window_us: int) -> int:
+    """Return the largest number of moments that any half-open interval of a length holds; `times_us` is sorted."""
+    first, most = 0, 0
+    for last, time_us in enumerate(times_us):
+        while times_us[first] <= time_us - window_us:
+            first += 1
+        most = max(most, last - first + 1)
+    return most
+
+
+@pytest.mark.parametrize(
+    ("processes", "amount", "window_us"),
+    [
+        pytest.param(4, 1_000, 500_000, id="slices"),
+        pytest.param(4, 50, 500_000, id="times of every unit", marks=pytest.mark.all),
+        pytest.param(8, 10_000, 2_000_000, id="large", marks=pytest.mark.deep),
+    ],
+)
+def test_processes_together_get_exactly_the_amount_in_any_window(
+    server: RedisServer, processes: int, amount: int, window_us: int
+) -> None:
+    orders = Orders(server.url, str(Limit(amount, f"{window_us // 1_000}ms")), span_us=5 * window_us // 2)
+    times_us = admitted_by([orders] * processes)
+    assert len([time_us for time_us in times_us if time_us < times_us[0] + window_us]) == amount
+    assert most_in_any(times_us, window_us) == amount
+    assert len(times_us) > amount
+
+
+@pytest.mark.all
+@pytest.mark.parametrize("hits", [480, pytest.param(5_000, marks=pytest.mark.deep)])
+def test_four_processes_with_four_connections_each_admit_777_together(server: RedisServer, hits: int) -> None:
+    assert len(admitted_by([Orders(server.url, "777/hour", hits=hits, connections=4)] * 4)) == 777
+
+
+@pytest.mark.all
+def test_hosts_whose_clocks_disagree_share_one_limit(server: RedisServer) -> None:
+    orders = [Orders(server.url, "100/hour", hits=80, skew_s=skew_s) for skew_s in (-5, -0.25, 0.25, 5)]
+    assert len(admitted_by(orders)) == 100
+
+
+@pytest.mark.all
+def test_a_store_that_was_used_before_a_fork_is_used_after_it_on_both_sides(server: RedisServer) -> None:
+    assert len(admitted_by([Orders(server.url, "500/hour", hits=400, forks=4)])) == 500
+
+
+def holds_windows(server: RedisServer, count: int) -> bool:
+    return len(server.command("KEYS", "*:w:*")) >= count
+
+
+@pytest.mark.all
+@pytest.mark.parametrize("kills", [3, pytest.param(50, marks=pytest.mark.deep)])
+def test_clients_that_are_killed_leave_no_key_that_stays(server: RedisServer, kills: int) -> None:
+    limit = Limit(1_000, "10m")
+    for number in range(kills):
+        worker = Worker(Orders(server.url, str(limit), span_us=60_000_000, key=f"user:{number}"))
+        worker.wait_ready()
+        worker.go()
+        until(partial(holds_windows, server, number + 1), "its first hit")
+        worker.kill()
+    names = [name for name in server.command("KEYS", "*") if b"{bans}" not in name]
+    assert len(names) >= kills
+    longest_ms = (limit.span_us + limit.slice_us) // 1_000 + 1_000
+    assert all(0 < server.command("PTTL", name) <= longest_ms for name in names)

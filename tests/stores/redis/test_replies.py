@@ -1,0 +1,193 @@
+"""What a store makes of a server that answers nonsense, of answers without end, and of being closed amid everything."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import hiredis
+import pytest
+
+from slidegate import BanPolicy, Decision
+from slidegate.core.decision import Bucket
+from slidegate.core.errors import StoreError, StoreUnavailable
+from slidegate.core.limits import parse_limits
+from slidegate.stores.redis import RedisStore
+from slidegate.stores.redis.wire import connection as wire
+
+from ...fault_proxy import FaultProxy, stop_listening
+from ...redis_servers import RedisCluster, RedisServer, needs_redis
+
+BOUND_S: Final = 20.0
+BUCKET: Final = Bucket("hit", parse_limits("3/hour"))
+CHECKS: Final = ((BUCKET, "user:1", 1),)
+
+
+def packed(value: Any) -> bytes:
+    """Return a value as a server writes it."""
+    if isinstance(value, list):
+        return b"*%d\r\n" % len(value) + b"".join(map(packed, value))
+    if isinstance(value, int):
+        return b":%d\r\n" % value
+    if value is None:
+        return b"$-1\r\n"
+    return b"$%d\r\n%s\r\n" % (len(value), value)
+
+
+KNOWN: Final = {
+    b"HMGET": packed([b"s" * 32, b"0" * 16, b"0"]),
+    b"SCRIPT": packed(b"0" * 40),
+    b"HELLO": b"%1\r\n$5\r\nproto\r\n:3\r\n",
+}
+
+
+class Connected(asyncio.Protocol):
+    """A connection to a server that answers scripts as `reply` says."""
+
+    def __init__(self, reply: Callable[[list[bytes]], bytes], ends: set[asyncio.Transport]) -> None:
+        self.reply, self.ends, self.commands = reply, ends, hiredis.Reader()
+
+    def connection_made(self, end: Any) -> None:
+        self.end = end
+        self.ends.add(end)
+
+    def data_received(self, data: bytes) -> None:
+        self.commands.feed(data)
+        while (command := self.commands.gets()) is not False:
+            name = command[0].upper()
+            self.end.write(self.reply(command) if name.startswith(b"EVAL") else KNOWN.get(name, b"+OK\r\n"))
+
+
+@asynccontextmanager
+async def server_that_says(reply: Callable[[list[bytes]], bytes]) -> AsyncIterator[str]:
+    """Serve connections as a Redis does, with scripts that answer whatever `reply` returns."""
+    ends = set[asyncio.Transport]()
+    loop = asyncio.get_running_loop()
+    listener = await loop.create_server(lambda: Connected(reply, ends), "127.0.0.1", 0)
+    try:
+        yield f"redis://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+    finally:
+        await stop_listening(listener)
+        await asyncio.sleep(0)  # who was let in at the last moment becomes known
+        for end in ends:
+            end.abort()
+        await asyncio.sleep(0)
+
+
+def nonsense(rng: random.Random, depth: int = 0) -> Any:
+    """Return something that a script could answer, and none of ours does."""
+    kind = rng.randrange(8 if depth < 3 else 4)
+    if kind == 0:
+        return rng.choice([0, 1, -1, 2**63 - 1, -(2**63)])
+    if kind == 1:
+        return None
+    if kind < 4:
+        return rng.randbytes(rng.choice([0, 1, 8, 24, 37, 60]))
+    return [nonsense(rng, depth + 1) for _ in range(rng.randrange(7))]
+
+
+@pytest.fixture
+def complaints() -> list[dict[str, Any]]:
+    """Return what the loop complains about; empty if nothing went wrong that nobody dealt with."""
+    return []
+
+
+@pytest.fixture(autouse=True)
+async def _listen(complaints: list[dict[str, Any]]) -> AsyncIterator[None]:
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+    yield
+    assert complaints == []
+
+
+async def outcome(question: Callable[[], Any]) -> Any:
+    """Return what a question brings, an error of the store included; anything else is raised."""
+    async with asyncio.timeout(BOUND_S):
+        try:
+            answer = question()
+            return await answer if isinstance(answer, Awaitable) else answer
+        except StoreError as error:
+            return error
+
+
+async def test_an_answer_that_is_none_is_a_clear_error_for_hits_and_commands(rng: random.Random) -> None:
+    async with server_that_says(lambda command: packed(nonsense(rng))) as url:
+        store = RedisStore(url)
+        policy = BanPolicy("2/1h", "10m")
+        errors: list[str] = []
+        for _ in range(150):
+            asked = [
+                outcome(lambda: store.hit(CHECKS)),
+                outcome(lambda: store.reset("user:2")),
+                outcome(lambda: store.bans.ban("user:3", 1_000_000, "", "")),
+                outcome(lambda: store.bans.strike(policy, "user:4", 1, "")),
+                outcome(lambda: store.bans.find(("user:5",))),
+                outcome(lambda: store.reset_all()),
+            ]
+            for found in await asyncio.gather(*asked):
+                assert isinstance(found, (StoreError, Decision, bool)) or found is None, found
+                errors += [str(found)] if isinstance(found, StoreError) else []
+        assert any("gave an answer that does not fit" in error for error in errors), errors
+        assert "makes no sense" in str(await outcome(lambda: store.read_figures("5s", 0, 0)))
+        await store.close()
+
+
+async def test_an_answer_without_end_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "MOST_UNREAD", 100_000)
+    endless = [b"$1000000000\r\n" + bytes(200_000), b"*3\r\n" + b"$1\r\nx\r\n" * 2 + b"$1000000\r\n" + bytes(200_000)]
+    for said in endless:
+        async with server_that_says(lambda command, said=said: said) as url:
+            store = RedisStore(url)
+            found = await outcome(lambda store=store: store.hit(CHECKS))
+            assert isinstance(found, StoreUnavailable)
+            assert "does not end" in str(found)
+            await store.close()  # before the server: it connects again by itself
+
+
+async def test_long_answers_that_end_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "MOST_UNREAD", 100_000)
+    async with server_that_says(lambda command: packed([b"x" * 90_000])) as url:
+        store = RedisStore(url)
+        found = [await outcome(lambda: store.reset("user:2")) for _ in range(20)]
+        assert all("does not fit" in str(each) for each in found), "each was read to its end"
+        await store.close()
+
+
+# -- closing ---------------------------------------------------------------------------------------------------------
+
+
+def questions_to(store: RedisStore) -> list[Callable[[], Any]]:
+    return [
+        lambda: store.hit(CHECKS),
+        lambda: store.hit(((BUCKET, "user:7", 1), (BUCKET, "user:8", 1))),
+        lambda: store.reset("user:1"),
+        lambda: store.bans.ban("user:9", 10_000_000, "", ""),
+        lambda: store.bans.strike(BanPolicy("2/1h", "10m"), "user:9", 1, ""),
+        lambda: store.bans.find(("user:9",)),
+        lambda: store.bans.active(),
+        lambda: store.clear(),
+    ]
+
+
+@needs_redis
+@pytest.mark.parametrize("kind", ["server", "cluster"])
+async def test_closing_tells_everybody_who_waits_at_any_moment(
+    kind: str, server: RedisServer, cluster: RedisCluster, rng: random.Random
+) -> None:
+    async with FaultProxy(server.port) as proxy:
+        for _ in range(40):
+            store = RedisStore(f"redis://127.0.0.1:{proxy.port}" if kind == "server" else cluster.url, timeout=BOUND_S)
+            other = RedisStore(server.url if kind == "server" else cluster.url, timeout=BOUND_S)
+            proxy.delay_s = rng.choice([0.0, 0.002])
+            if rng.random() < 0.7:
+                await store.hit(CHECKS)
+            await other.bans.ban(f"user:{rng.random()}", 10_000_000, "", "")  # news for the store
+            asked = [asyncio.create_task(outcome(rng.choice(questions_to(store)))) for _ in range(20)]
+            await asyncio.sleep(rng.choice([0.0, 0.0, rng.random() * 0.01]))
+            await store.close()
+            async with asyncio.timeout(BOUND_S):
+                for found in await asyncio.gather(*asked):
+                    assert not isinstance(found, asyncio.CancelledError)
+            await other.close()

@@ -1,0 +1,80 @@
+"""The scripts in Redis answer what the memory store answers, in any order, several requests in one turn."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from copy import copy
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slidegate.core.decision import Decision
+from slidegate.testing import FakeClock
+from slidegate.testing.contract.desk import bucket
+from slidegate.testing.contract.player import settle
+from slidegate.testing.contract.programs import YEAR_2100_US, Program, programs
+
+from ...redis_servers import RedisServer, needs_redis
+from .stores import store_at
+from .twin import MAX_BANS, BanTwin, Twin
+
+pytestmark = needs_redis
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    logging.disable()  # thousands of bans; pytest keeps every line
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def test_every_operation_is_answered_as_by_the_memory_store(server: RedisServer) -> None:
+    async def play(made: Program) -> None:
+        clock = FakeClock(made.start_us)
+        async with store_at(server, clock=clock) as store:
+            await Twin(store, clock, made).play()
+
+    with asyncio.Runner() as runner:
+
+        @settings(deadline=None)
+        @given(programs())
+        def check(made: Program) -> None:
+            runner.run(play(made))
+
+        check()
+
+
+def test_bans_in_little_room_are_those_of_the_memory_store(server: RedisServer) -> None:
+    async def play(rolled: bytes) -> None:
+        clock = FakeClock(YEAR_2100_US)
+        async with store_at(server, clock=clock, max_bans=MAX_BANS) as store:
+            await BanTwin(store, clock).play(rolled)
+
+    with asyncio.Runner() as runner:
+
+        @settings(deadline=None, max_examples=60)
+        @given(st.one_of(st.binary(max_size=60), st.binary(min_size=100, max_size=400)))
+        def check(rolled: bytes) -> None:
+            runner.run(play(rolled))
+
+        check()
+
+
+async def test_a_refund_takes_nothing_from_others(server: RedisServer) -> None:
+    """A charge is handed back a second time, and another whose window was reset meanwhile."""
+    async with store_at(server, clock=FakeClock(YEAR_2100_US)) as store:
+
+        async def hit(key: str, cost: int) -> Decision:
+            return await settle(store.hit(((bucket("40/9s @5"), key, cost),)))
+
+        charged, others, forgotten = await hit("ann", 3), await hit("ann", 1), await hit("bob", 2)
+        again = copy(charged)
+        again.charge = [*charged.charge]
+        assert [await settle(store.refund(decision)) for decision in (charged, again)] == [True, False]
+        assert (await hit("ann", 0)).remaining == others.remaining + 3
+        assert await store.reset("bob")
+        await hit("bob", 2)
+        assert await settle(store.refund(forgotten)) is False

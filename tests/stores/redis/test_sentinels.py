@@ -1,0 +1,138 @@
+"""Sentinels: any of them may be dead, hang or be out of date, and the master is found."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import ExitStack, nullcontext
+
+import pytest
+from redis.asyncio.sentinel import Sentinel as Sentinels
+
+from slidegate import Limiter, Reason
+from slidegate.core.errors import StoreError, StoreUnavailable
+from slidegate.stores.redis import RedisStore
+from slidegate.testing import RecordingObserver
+
+from ...redis_servers import BOUND_S, ReplicaPair, Sentinel, needs_redis, until
+
+pytestmark = [needs_redis, pytest.mark.all]
+
+SECRET = b"s" * 32
+LIMIT = "1000/hour"
+TICKS = 100
+"""Two seconds of `TICK_S`."""
+TICK_S = 0.02
+
+
+@pytest.fixture
+def pair() -> Iterator[ReplicaPair]:
+    with ReplicaPair() as pair:
+        yield pair
+
+
+@pytest.fixture
+def sentinels(pair: ReplicaPair) -> Iterator[list[Sentinel]]:
+    with ExitStack() as stack:
+        sentinels = [stack.enter_context(Sentinel(pair.master)) for _ in range(3)]
+        yield sentinels
+        for sentinel in sentinels:
+            if sentinel.runs:
+                sentinel.resume()
+
+
+def acquainted(sentinels: list[Sentinel]) -> None:
+    """Come back when all know of each other and of the replica."""
+    for sentinel in sentinels:
+        until(lambda sentinel=sentinel: sentinel.command("SENTINEL", "REPLICAS", "gate"), "it knows the replica")
+        until(lambda sentinel=sentinel: len(sentinel.command("SENTINEL", "SENTINELS", "gate")) == 2, "and the others")
+
+
+def url_of(sentinels: list[Sentinel]) -> str:
+    return f"redis+sentinel://{','.join(f'127.0.0.1:{sentinel.port}' for sentinel in sentinels)}/gate"
+
+
+async def ticks_until_served(limiter: Limiter) -> int:
+    for tick in range(TICKS):
+        if (await limiter.hit("user:1", LIMIT)).reason is not Reason.UNAVAILABLE:
+            return tick
+        await asyncio.sleep(TICK_S)
+    return -1
+
+
+@pytest.mark.parametrize("sick", [(0,), (0, 1)], ids=str)
+@pytest.mark.parametrize("trouble", ["dead", "hung"])
+async def test_one_sentinel_that_lives_is_enough(
+    trouble: str, sick: tuple[int, ...], sentinels: list[Sentinel]
+) -> None:
+    for number in sick:
+        if trouble == "dead":
+            sentinels[number].kill()
+        else:
+            sentinels[number].pause()
+    async with Limiter.from_url(url_of(sentinels), secret=SECRET, on_error="deny") as limiter:
+        assert await ticks_until_served(limiter) >= 0
+
+
+async def test_a_failover_is_followed_while_the_first_sentinel_hangs(
+    pair: ReplicaPair, sentinels: list[Sentinel]
+) -> None:
+    acquainted(sentinels)
+    async with Limiter.from_url(url_of(sentinels), secret=SECRET, on_error="deny") as limiter:
+        assert await ticks_until_served(limiter) >= 0
+        pair.wait_copied()
+        sentinels[0].pause()
+        sentinels[1].command("SENTINEL", "FAILOVER", "gate")
+        until(lambda: pair.replica.info("replication")["role"] == "master", "the replica takes over")
+        until(lambda: all(port_of(sentinel) == pair.replica.port for sentinel in sentinels[1:]), "sentinels agree")
+        pair.master.kill()
+        assert await ticks_until_served(limiter) >= 0
+        left = (await limiter.peek("user:1", LIMIT, 0)).remaining
+        assert left is not None
+        assert left < 999, "what was counted goes on"
+
+
+def port_of(sentinel: Sentinel) -> int:
+    return int(sentinel.command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", "gate")[1])
+
+
+async def test_a_sentinel_that_is_out_of_date_is_overruled_by_what_the_server_says(pair: ReplicaPair) -> None:
+    with Sentinel(pair.replica) as late, Sentinel(pair.master) as right:
+        # The one that is late finds out that it watches a replica only after a while.
+        async with asyncio.timeout(BOUND_S):
+            store = RedisStore(url_of([late, right]))
+            async with Limiter(store, secret=SECRET, deadline=10, on_error="deny") as limiter:
+                assert (await limiter.hit("user:1", LIMIT)).allowed
+
+
+async def test_a_message_names_the_service(sentinels: list[Sentinel]) -> None:
+    url = url_of(sentinels)
+    heard = RecordingObserver(without=["refused", "near_limit"])
+    for sentinel in sentinels:
+        sentinel.kill()
+    async with Limiter.from_url(url, secret=SECRET, deadline=10, on_error="deny", observers=[heard]) as limiter:
+        assert (await limiter.hit("user:1", LIMIT)).reason is Reason.UNAVAILABLE
+    message = heard.events[0].message
+    assert "service 'gate'" in message
+    assert "6379" not in message
+
+
+async def test_a_service_that_sentinels_do_not_know_is_named_in_the_error(sentinels: list[Sentinel]) -> None:
+    store = RedisStore(url_of(sentinels).replace("/gate", "/gaet"))
+    with pytest.raises(StoreUnavailable, match=r"no sentinel leads to a master of service 'gaet'.*No such master"):
+        await store.reset("user:1")
+    await store.close()
+
+
+async def test_a_master_that_too_few_sentinels_see_is_not_trusted(sentinels: list[Sentinel]) -> None:
+    acquainted(sentinels)
+    hosts = [("127.0.0.1", sentinel.port) for sentinel in sentinels]
+    for others, trusted in ((2, True), (3, False)):
+        manager = Sentinels(hosts, min_other_sentinels=others)  # type: ignore[no-untyped-call]
+        store = RedisStore(manager.master_for("gate"))
+        expected = pytest.raises(StoreError, match="2 other sentinels are seen, and 3 are asked for")
+        with nullcontext() if trusted else expected:
+            await store.reset("user:1")
+        await store.close()
+        for sentinel in manager.sentinels:
+            await sentinel.aclose()

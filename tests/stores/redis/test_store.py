@@ -1,0 +1,559 @@
+"""The store for many hosts, on real servers: the contract, and what only this store has to hold."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from functools import cache
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+
+from slidegate import BanPolicy, ConfigurationError, StoreUnavailable
+from slidegate.core.addresses import parse_address
+from slidegate.core.decision import Bucket, Decision, Reason
+from slidegate.core.limits import parse_limits
+from slidegate.stores.redis import RedisStore
+from slidegate.stores.redis.server_clock import ServerClock
+from slidegate.testing import FakeClock, RecordingObserver
+from slidegate.testing.contract import StoreContract
+from slidegate.testing.contract.desk import bucket
+from slidegate.testing.contract.player import settle
+from slidegate.testing.contract.programs import Program
+
+from ...patching import replace_everywhere
+from ...redis_servers import RedisCluster, RedisServer, needs_redis, needs_valkey
+from ..transports import RandomContract
+from .stores import PLENTY_S, fresh_prefix, store_at, store_of
+
+BOUND_S = 20
+
+
+async def counted(server: RedisServer, work: Callable[[], Awaitable[object]]) -> int:
+    """Return how many script calls some work takes."""
+    server.command("CONFIG", "RESETSTAT")
+    await work()
+    return sum(count for name, count in server.calls().items() if name in ("evalsha", "eval"))
+
+
+@cache
+def usual(limits: str) -> Bucket:
+    """Return the one bucket for limits: a known refusal is one of a bucket, not of a text."""
+    return bucket(limits)
+
+
+async def hit(store: RedisStore, key: str, limits: str | Bucket = "5/minute", cost: int = 1) -> Decision:
+    asked = usual(limits) if isinstance(limits, str) else limits
+    return await settle(store.hit(((asked, key, cost),)))
+
+
+class AtServer:
+    """Stores at the address of the server that a subclass names."""
+
+    running: str
+
+    @pytest.fixture(autouse=True)
+    def _at(self, request: pytest.FixtureRequest) -> None:
+        self.server = request.getfixturevalue(self.running)
+
+    def make_store(self, clock: FakeClock) -> RedisStore:
+        return store_of(self.server, clock=clock)
+
+
+@needs_redis
+class TestRedis(AtServer, StoreContract):
+    running = "server"
+
+
+@needs_valkey
+class TestValkey(AtServer, RandomContract):
+    running = "valkey"
+
+
+@needs_redis
+class TestCluster(AtServer, RandomContract):
+    running = "cluster"
+
+    async def play(self, program: Program, *, looks: bool = False) -> None:
+        # Demands of several keys never wait here, and what a refusal would count is not peeked at.
+        await super().play(program._replace(modes=()), looks=looks)
+
+
+# -- batching ----------------------------------------------------------------------------------------------------------
+
+
+@needs_redis
+async def test_where_too_many_wait_further_ones_are_turned_away(server: RedisServer) -> None:
+    async with store_at(server, max_waiting=3) as store:
+        await hit(store, "warm")
+        asked = ((bucket("100/minute"), "ann", 1),)
+        futures = [asyncio.ensure_future(settle(store.hit(asked))) for _ in range(10)]
+        await asyncio.wait(futures)
+        failed = [future for future in futures if future.exception() is not None]
+        assert len(failed) == 6  # one went at once, three waited
+        with pytest.raises(StoreUnavailable, match="3 requests wait"):
+            failed[0].result()
+        assert (await hit(store, "ann", "100/minute", 0)).remaining == 96
+
+
+@needs_redis
+async def test_what_is_given_up_before_it_went_is_not_charged(server: RedisServer) -> None:
+    async with store_at(server) as store:
+        await hit(store, "ann", "100/minute")
+        tasks = [asyncio.create_task(hit(store, "ann", "100/minute")) for _ in range(10)]
+        await asyncio.sleep(0)  # the first is on its way, the others wait for the end of the turn
+        for task in tasks[1:]:
+            task.cancel()
+        assert (await tasks[0]).allowed
+        assert (await hit(store, "ann", "100/minute", 0)).remaining == 98
+
+
+@needs_redis
+async def test_a_value_of_somebody_else_fails_its_own_key_alone(server: RedisServer) -> None:
+    async with store_at(server, readable=True) as store:
+        server.command("SET", f"{store._prefix}:w:{{ann}}", "theirs")
+        server.command("HSET", f"{store._prefix}:w:{{bob}}", "x", "theirs")
+        answers = await asyncio.gather(*(hit(store, key) for key in ("ann", "bob", "ann")), return_exceptions=True)
+        assert [isinstance(answer, StoreUnavailable) for answer in answers] == [True, False, True]
+        with pytest.raises(StoreUnavailable, match="WRONGTYPE"):
+            await hit(store, "ann")
+
+
+@needs_redis
+async def test_scripts_that_are_forgotten_are_sent_again_and_charged_once(server: RedisServer) -> None:
+    async with store_at(server) as store:
+        policy = BanPolicy("5/minute", name="p")
+        for spent in range(1, 4):
+            server.command("SCRIPT", "FLUSH")
+            assert (await hit(store, "ann")).remaining == 5 - spent
+            server.command("SCRIPT", "FLUSH")
+            await store.bans.strike(policy, "user:ann", 1, "")
+
+
+# -- what is answered without asking -----------------------------------------------------------------------------------
+
+
+class Ahead:
+    """Clocks in the place of those of `time`, which go `ahead_s` before them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.ahead_s = 0.0
+        replace_everywhere(monkeypatch, "slidegate.stores.redis", "monotonic", self.monotonic)
+        replace_everywhere(monkeypatch, "slidegate.stores.redis", "monotonic_ns", lambda: int(self.monotonic() * 1e9))
+
+    def monotonic(self) -> float:
+        """Return the time in seconds."""
+        return time.monotonic() + self.ahead_s
+
+
+@pytest.fixture
+def ahead(monkeypatch: pytest.MonkeyPatch) -> Ahead:
+    return Ahead(monkeypatch)
+
+
+@needs_redis
+async def test_a_known_refusal_costs_no_command(server: RedisServer, ahead: Ahead) -> None:
+    async with store_at(server) as store:
+        await hit(store, "ann", cost=5)
+        first = await hit(store, "ann")
+
+        async def flood() -> None:
+            for _ in range(100):
+                refused = await hit(store, "ann")
+                assert refused.reason is Reason.LIMITED
+                assert 0 <= (first.retry_after_us or 0) - (refused.retry_after_us or 0) < 60_000_000
+
+        assert await counted(server, flood) == 0
+        ahead.ahead_s += 1.0  # not trusted any longer: one question, and then for a second again
+        assert await counted(server, flood) == 1
+
+
+@needs_redis
+@pytest.mark.parametrize("learns", ["in time", "with another answer"])
+@pytest.mark.parametrize("how", ["refund", "reset", "reset_all", "clear"])
+async def test_what_another_worker_hands_back_is_known_after_a_second_or_with_the_next_answer(
+    server: RedisServer, ahead: Ahead, how: str, learns: str
+) -> None:
+    async with store_at(server) as store, store_at(server, prefix=store._prefix) as other:
+        charged = await hit(other, "ann", cost=5)
+        assert not await hit(store, "ann")
+        ways: dict[str, Callable[[], Any]] = {
+            "refund": lambda: other.refund(charged),
+            "reset": lambda: other.reset("ann"),
+            "reset_all": other.reset_all,
+            "clear": other.clear,
+        }
+        await ways[how]()
+        assert await hit(other, "ann")  # its own it knows at once
+        assert not await hit(store, "ann")
+        if learns == "in time":
+            ahead.ahead_s += 1.0
+        else:
+            await hit(store, "bob")
+        assert await hit(store, "ann")
+
+
+@needs_redis
+async def test_what_this_worker_hands_back_is_known_at_once(server: RedisServer) -> None:
+    async with store_at(server) as store:
+        for _ in range(3):
+            charged = await hit(store, "ann", cost=5)
+            assert charged.allowed
+            assert not await hit(store, "ann")
+            assert await store.refund(charged)
+
+
+@needs_redis
+async def test_refusals_that_count_cost_one_command_and_count_all(server: RedisServer, ahead: Ahead) -> None:
+    async with store_at(server) as store:
+        asked = bucket("1000/hour", count_denied=True)
+        await hit(store, "ann", asked, 1_000)
+        assert not await hit(store, "ann", asked)
+
+        async def flood() -> None:
+            for _ in range(100):
+                assert not await hit(store, "ann", asked)
+
+        assert await counted(server, flood) == 0
+        async with asyncio.timeout(BOUND_S):
+            spent = 0
+            while spent != 1_101:
+                looked = await settle(store.peek(((usual("1000/hour"), "ann", 1),)))
+                spent = looked.readings[0][0]
+                assert spent <= 1_101
+
+
+@needs_redis
+async def test_strikes_are_summed_and_the_one_too_many_bans_at_once(server: RedisServer, ahead: Ahead) -> None:
+    policy = BanPolicy("100/minute", name="p")
+    async with store_at(server) as store:
+        heard = RecordingObserver()
+        store.observe(heard)
+
+        async def flood() -> None:
+            for _ in range(99):
+                assert await store.bans.strike(policy, "user:eve", 1, "") is None
+
+        assert await counted(server, flood) == 1
+        made = await store.bans.strike(policy, "user:eve", 1, "why")
+        assert made is not None
+        assert (made.rung, made.reason) == (1, "why")
+        assert heard.kinds == ["banned"]
+
+
+# -- bans --------------------------------------------------------------------------------------------------------------
+
+
+@needs_redis
+async def test_what_one_worker_bans_the_next_request_of_any_other_knows(server: RedisServer) -> None:
+    address = parse_address("192.0.2.9")
+    assert address is not None
+    async with store_at(server) as store, store_at(server, prefix=store._prefix) as other:
+        asked = ((bucket("100/minute"), "192.0.2.9", 1),)
+        assert await settle(other.hit(asked, (address,)))
+        await store.bans.ban("192.0.2.0/24", None, "by request", "ann")
+        answers = [settle(other.hit(asked, (address,))), settle(other.hit(((asked[0][0], "user:ann", 1),)))]
+        refused, passed = await asyncio.gather(*answers)
+        assert (refused.reason, passed.reason) == (Reason.BANNED, Reason.OK)
+        assert (await hit(other, "192.0.2.9", "100/minute", 0)).remaining == 99  # nothing was charged
+
+
+@needs_redis
+async def test_a_banned_client_costs_no_command_and_an_unban_is_known_after_a_second(
+    server: RedisServer, ahead: Ahead
+) -> None:
+    async with store_at(server) as store, store_at(server, prefix=store._prefix) as other:
+        await store.bans.ban("user:eve", 3_600_000_000, "", "ann")
+        assert (await hit(other, "user:eve")).reason is Reason.BANNED
+        await other.bans.active()
+
+        async def flood() -> None:
+            for _ in range(100):
+                assert (await hit(other, "user:eve")).reason is Reason.BANNED
+
+        assert await counted(server, flood) == 0
+        assert await store.bans.unban("user:eve", "ann")
+        ahead.ahead_s += 1.0
+        assert await hit(other, "user:eve")
+
+
+@needs_redis
+async def test_a_worker_that_is_far_behind_reads_all_bans(server: RedisServer) -> None:
+    async with store_at(server) as store, store_at(server, prefix=store._prefix) as other:
+        await other.bans.ban("user:old", None, "", "ann")
+        assert await store.bans.active()
+        await other.bans.unban("user:old", "ann")
+        meta = f"{store._prefix}:{{bans}}"
+        server.command("HSET", meta, "floor", server.command("HGET", meta, "bans"))
+        await other.bans.ban("user:new", None, "", "ann")
+        assert [ban.key for ban in await store.bans.active()] == ["user:new"]
+
+
+@needs_redis
+@pytest.mark.parametrize(("step_us", "way"), [(-5_000_000, "5.0 s back"), (5_000_000, "5.0 s forward")])
+async def test_a_step_of_the_servers_clock_is_told_and_forgets_what_was_known(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch, step_us: int, way: str
+) -> None:
+    async with store_at(server) as store:
+        heard = RecordingObserver()
+        store.observe(heard)
+        await hit(store, "ann", cost=5)
+        assert not await hit(store, "ann")
+        assert heard.kinds == []
+        real = ServerClock.saw
+        monkeypatch.setattr(ServerClock, "saw", lambda clock, now_us, sent_us: real(clock, now_us + step_us, sent_us))
+        await hit(store, "bob")
+        assert [(event.kind, round(event.details["step_us"] / 1_000_000)) for event in heard.events] == [
+            ("clock_stepped", step_us // 1_000_000)
+        ]
+        assert way in heard.events[0].message
+
+        async def again() -> None:
+            assert not await hit(store, "ann")
+
+        assert await counted(server, again) == 1
+
+
+@needs_redis
+async def test_where_there_is_no_room_automatic_bans_are_not_recorded_and_others_are(server: RedisServer) -> None:
+    policy = BanPolicy("1/minute", name="p")
+    async with store_at(server, max_bans=1) as store:
+        heard = RecordingObserver()
+        store.observe(heard)
+        assert await store.bans.strike(policy, "user:ann", 1, "")
+        assert await store.bans.strike(policy, "user:bob", 1, "") is None
+        assert await store.bans.strike(policy, "user:eve", 1, "") is None
+        await store.bans.ban("user:bob", None, "", "ann")
+        assert sorted(ban.key for ban in await store.bans.active()) == ["user:ann", "user:bob"]
+        assert heard.kinds == ["banned", "strikes_dropped", "bans_full", "banned"]  # told once a minute
+        rows = await store.bans.dump()
+    async with store_at(server, max_bans=1) as full:
+        await full.bans.ban("user:old", None, "", "ann")
+        with pytest.raises(ConfigurationError, match="no room for 1 more bans"):
+            await full.bans.load(rows)
+        assert [ban.key for ban in await full.bans.active()] == ["user:old"]
+
+
+@needs_redis
+async def test_strikes_that_are_not_enough_are_sent_in_time(server: RedisServer) -> None:
+    policy = BanPolicy("100/minute", name="p")
+    async with store_at(server) as store:
+        for _ in range(5):
+            await store.bans.strike(policy, "user:eve", 2, "")
+        async with asyncio.timeout(BOUND_S):
+            while True:
+                (standing,) = [row for row in await store.bans.dump() if "standing" in row]
+                if sum(weight for _, weight, _ in standing["strikes"]) == 10:
+                    break
+
+
+@needs_redis
+async def test_requests_while_banned_prolong_a_ban_for_few_commands(server: RedisServer) -> None:
+    policy = BanPolicy("1/minute", "10m", jitter=0, prolong=True, name="p")
+    async with store_at(server) as store, store_at(server, prefix=store._prefix) as other:
+        made = await store.bans.strike(policy, "user:eve", 1, "")
+        assert made is not None
+
+        async def flood() -> None:
+            for _ in range(50):
+                refused = await hit(store, "user:eve")
+                assert policy.duration_us - 1_000_000 < (refused.retry_after_us or 0) <= policy.duration_us
+            async with asyncio.timeout(BOUND_S):
+                while ((await other.bans.active())[0].ends_us or 0) <= (made.ends_us or 0):
+                    pass
+
+        assert 1 <= await counted(server, flood) < 25
+
+
+# -- what stands in Redis ----------------------------------------------------------------------------------------------
+
+
+def kept(server: RedisServer, store: RedisStore) -> dict[str, int]:
+    """Return the milliseconds that each key of a store still lives; -1 for ever."""
+    names = server.command("KEYS", f"{store._prefix}:*")
+    return {name.decode().removeprefix(store._prefix): server.command("PTTL", name) for name in names}
+
+
+@needs_redis
+async def test_every_key_expires_but_permanent_bans_and_the_numbers(server: RedisServer) -> None:
+    policy = BanPolicy("2/minute", "10m", forgive="1h", name="p", most="5/minute")
+    async with store_at(server) as store:
+        for limits in ("5/minute", "100/minute", "100/minute; 7/hour"):
+            for _ in range(3):
+                await hit(store, "ann", limits)
+        longest = parse_limits("7/hour")[0]
+        (window_ms,) = [left for name, left in kept(server, store).items() if name.startswith(":w:")]
+        assert longest.window_us / 1_000 < window_ms <= (longest.span_us + longest.slice_us) / 1_000 + 1_000
+        for _ in range(2):
+            await store.bans.strike(policy, "user:eve", 1, "")
+        await store.bans.ban("user:bob", 60_000_000, "", "ann")
+        left = kept(server, store)
+        assert [name for name, left_ms in left.items() if left_ms < 0] == [":{bans}"]
+        assert 590_000 < left[":{bans}:list"] <= 662_000
+        await store.bans.ban("user:ann", None, "", "ann")
+        assert kept(server, store)[":{bans}:list"] == -1
+        await store.bans.unban("user:ann", "ann")
+        assert kept(server, store)[":{bans}:list"] > 0
+
+
+@needs_redis
+async def test_keys_are_digests_unless_asked_otherwise(server: RedisServer) -> None:
+    async with store_at(server) as store, store_at(server, readable=True) as readable:
+        for each in (store, readable):
+            await hit(each, "user:ann")
+        (name,) = [name for name in kept(server, store) if name.startswith(":w:")]
+        assert "ann" not in name
+        assert ":w:{user:ann}" in kept(server, readable)
+
+
+@needs_redis
+async def test_all_who_share_a_prefix_have_one_secret_and_others_another(server: RedisServer) -> None:
+    prefix = fresh_prefix()
+    stores = [store_of(server, prefix=prefix) for _ in range(8)]
+    await asyncio.gather(*(hit(store, "ann", "100/minute") for store in stores))
+    assert len({store.secret for store in stores}) == 1
+    assert (await hit(stores[0], "ann", "100/minute", 0)).remaining == 92
+    async with store_at(server) as other:
+        assert await settle(other.secret) != stores[0].secret
+        assert len(await settle(other.secret)) == 32
+    for store in stores:
+        await store.close()
+
+
+@needs_redis
+@pytest.mark.parametrize("where", ["server", "cluster"])
+async def test_clear_removes_what_is_under_the_prefix_and_nothing_else(
+    where: str, request: pytest.FixtureRequest
+) -> None:
+    running = request.getfixturevalue(where)
+    async with store_at(running) as store, store_at(running, prefix=f"{store._prefix}:more") as other:
+        for each in (store, other):
+            for key in ("ann", "bob", "eve"):
+                await hit(each, key, cost=5)
+            await each.bans.ban("user:eve", None, "", "ann")
+        assert await store.clear() == 3
+        assert await hit(store, "ann")
+        assert await store.bans.active() == []
+        assert await store.bans.history() == []
+        assert not await hit(other, "ann")
+        assert [ban.key for ban in await other.bans.active()] == ["user:eve"]
+
+
+# -- the object --------------------------------------------------------------------------------------------------------
+
+
+@needs_redis
+@pytest.mark.parametrize("protocol", [2, 3])
+async def test_the_client_of_a_user_says_where_to_connect_and_stays_open(server: RedisServer, protocol: int) -> None:
+    async with Redis.from_url(server.url, decode_responses=True, protocol=protocol) as client:
+        store = RedisStore(client, prefix=fresh_prefix(), timeout=PLENTY_S)
+        assert (await hit(store, "ann")).remaining == 4
+        await store.bans.ban("user:eve", None, "", "ann")
+        assert [ban.key for ban in await store.bans.active()] == ["user:eve"]
+        await store.close()
+        assert await client.ping()
+
+
+@needs_redis
+async def test_a_closed_store_answers_nobody_and_keeps_nobody_waiting(server: RedisServer) -> None:
+    store = store_of(server)
+    await hit(store, "ann")
+    server.pause()
+    try:
+        waiting = [asyncio.ensure_future(hit(store, "ann")) for _ in range(3)]
+        await asyncio.sleep(0)
+        await store.close()
+        await asyncio.wait(waiting)
+    finally:
+        server.resume()
+    assert [type(future.exception()) for future in waiting] == [StoreUnavailable] * 3
+    with pytest.raises(StoreUnavailable, match="closed"):
+        await hit(store, "ann")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"prefix": ""}, "prefix: expected 1 to 64 characters"),
+        ({"prefix": "a{b}"}, "for example \"slidegate\", not 'a{b}'"),
+        ({"max_waiting": 0}, "max_waiting"),
+        ({"max_bans": 0}, "max_bans"),
+        ({"timeout": "soon"}, "timeout"),
+        ({"clock": 5}, "clock: expected a function"),
+        ({"client": 5}, "client: expected an address"),
+        ({"client": "http://localhost"}, "store address"),
+    ],
+)
+def test_what_cannot_work_is_said_at_once(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        RedisStore(**{"client": "redis://localhost", **options})
+
+
+@needs_redis
+async def test_a_demand_of_several_keys_on_a_cluster_is_charged_on_all_or_on_none(cluster: RedisCluster) -> None:
+    tight, wide = bucket("5/hour", "tight"), bucket("100/hour", "wide")
+    async with store_at(cluster) as store:
+        both = ((tight, "user:ann", 1), (wide, "everyone", 1))
+        decisions = await asyncio.gather(*(settle(store.hit(both)) for _ in range(20)))
+        admitted = [decision for decision in decisions if decision.allowed]
+        assert len(admitted) <= 5
+        while (last := await settle(store.hit(both))).allowed:
+            admitted.append(last)
+        assert len(admitted) == 5
+        assert (await settle(store.peek(((wide, "everyone", 0),)))).remaining == 95
+        assert [state.rule for state in last.violated] == ["tight"]
+        for decision in admitted:
+            assert await settle(store.refund(decision)) is True
+            assert await settle(store.refund(decision)) is False
+        assert (await settle(store.peek(((tight, "user:ann", 0),)))).remaining == 5
+
+
+@needs_redis
+async def test_a_refusal_of_several_keys_counts_where_that_is_asked_for(cluster: RedisCluster) -> None:
+    counting = bucket("3/hour", "tight", count_denied=True)
+    async with store_at(cluster, clock=FakeClock(10**15)) as store:
+        both = ((counting, "user:ann", 1), (usual("100/hour"), "everyone", 1))
+        answers = [await settle(store.hit(both)) for _ in range(5)]
+        assert [answer.allowed for answer in answers] == [True] * 3 + [False] * 2
+        looked = await settle(store.peek(((counting, "user:ann", 0),)))
+        assert looked.readings[0][0] == 5  # three that passed, and two that were refused
+        assert (await settle(store.peek(((usual("100/hour"), "everyone", 0),)))).remaining == 97
+        peeked = await settle(store.peek(both))
+        assert (peeked.reason, peeked.charge) == (Reason.LIMITED, [])
+        owed = await settle(store.charge(both))
+        assert owed.allowed
+        assert await settle(store.refund(owed)) is True
+
+
+@needs_redis
+async def test_a_demand_of_several_keys_that_is_given_up_is_handed_back(cluster: RedisCluster) -> None:
+    wide = usual("1000/hour")
+    async with store_at(cluster) as store:
+        keys = [f"user:{number}" for number in range(4)]
+        for key in keys:  # connected to all nodes
+            await hit(store, key, wide)
+        checks = tuple((wide, key, 1) for key in keys)
+        tasks = [asyncio.create_task(settle(store.hit(checks))) for _ in range(100)]
+        for turn in range(40):
+            await asyncio.sleep(0)
+            tasks[turn].cancel()
+        answers = await asyncio.gather(*tasks, return_exceptions=True)
+        passed = sum(isinstance(answer, Decision) for answer in answers)
+        assert 60 <= passed < 100
+        async with asyncio.timeout(BOUND_S):
+            for key in keys:
+                while (await hit(store, key, wide, 0)).remaining != 999 - passed:
+                    pass
+
+
+@needs_redis
+async def test_a_banned_key_refuses_a_demand_of_several_keys(cluster: RedisCluster) -> None:
+    async with store_at(cluster) as store, store_at(cluster, prefix=store._prefix) as other:
+        both = ((usual("100/hour"), "user:ann", 1), (usual("100/hour"), "everyone", 1))
+        assert await settle(store.hit(both))
+        await other.bans.ban("user:ann", None, "", "ann")
+        await store.bans.active()
+        assert (await settle(store.hit(both))).reason is Reason.BANNED
+        assert (await hit(store, "everyone", "100/hour", 0)).remaining == 99

@@ -1,0 +1,183 @@
+"""A process that hits a limit on a shared Redis: ``python -m tests.stores.redis.worker``.
+
+It reads its orders, a JSON object, from the first line of its input, says "ready", begins with the second line, and
+prints the store's times of the requests that were admitted, as a JSON list.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parents[3]
+BOUND_S: Final = 60
+
+
+@dataclass(frozen=True)
+class Orders:
+    """The work of one worker.
+
+    Attributes:
+        url: The store.
+        limit: For example ``"777/hour"``.
+        hits: How many hits each connection makes; None for as many as fit into `span_us`.
+        span_us: How long it goes on, by the store's time, if `hits` is None.
+        connections: How many stores, with a connection each, it uses at the same time.
+        tasks: How many requests wait on each connection at the same time.
+        skew_s: The error of its clocks.
+        forks: How many children it makes after its first hit, each of which does all that; None for none.
+        key: The key that is counted.
+        may_fail: Whether the store may not answer now and then.
+    """
+
+    url: str
+    limit: str
+    hits: int | None = None
+    span_us: int = 0
+    connections: int = 1
+    tasks: int = 16
+    skew_s: float = 0.0
+    forks: int | None = None
+    key: str = "key"
+    may_fail: bool = False
+
+
+class Worker:
+    """A running worker, as its parent sees it."""
+
+    def __init__(self, orders: Orders) -> None:
+        command = [sys.executable, "-m", "tests.stores.redis.worker"]
+        self.process = subprocess.Popen(
+            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        self._write(json.dumps(asdict(orders)))
+
+    def _write(self, line: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+
+    def wait_ready(self) -> None:
+        """Come back when it has connected."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line == "ready\n", line + self.process.communicate(timeout=BOUND_S)[1]
+
+    def go(self) -> None:
+        """Let it begin."""
+        self._write("go")
+
+    def times_us(self) -> list[int]:
+        """Return when its requests were admitted, once it has ended."""
+        said, complained = self.process.communicate(timeout=BOUND_S)
+        assert self.process.returncode == 0, complained
+        times: list[int] = json.loads(said)
+        return times
+
+    def kill(self) -> None:
+        """Kill it with SIGKILL."""
+        self.process.kill()
+        self.process.communicate()
+
+
+def admitted_by(orders: Sequence[Orders]) -> list[int]:
+    """Let workers go at the same time; return when requests were admitted, in the order of the store's time."""
+    workers = [Worker(order) for order in orders]
+    try:
+        for worker in workers:
+            worker.wait_ready()
+        for worker in workers:
+            worker.go()
+        return sorted(time_us for worker in workers for time_us in worker.times_us())
+    finally:
+        for worker in workers:
+            worker.kill()
+
+
+def skew(by_s: float) -> None:
+    """Let the clocks of this process be wrong."""
+    for name, unit in (("time", 1), ("time_ns", 10**9), ("monotonic", 1), ("monotonic_ns", 10**9)):
+        right = getattr(time, name)
+        setattr(time, name, partial(_shifted, right, type(right())(by_s * unit)))
+
+
+def _shifted(clock: Callable[[], float], by: float) -> float:
+    return clock() + by
+
+
+async def work(orders: Orders) -> list[int]:
+    """Do what the orders say."""
+    from slidegate import Limiter
+
+    times: list[int] = []
+
+    async def hit(limiter: Limiter) -> int:
+        decision = await limiter.hit(orders.key, orders.limit)
+        assert orders.may_fail or decision.reason != "unavailable"
+        if decision.allowed:
+            times.append(decision.now_us)
+        return decision.now_us
+
+    async def take_turns(limiter: Limiter, hits: int | None, end_us: int) -> None:
+        while hits is None or hits > 0:
+            if await hit(limiter) >= end_us and hits is None:
+                return
+            hits = hits if hits is None else hits - 1
+
+    limiters = [Limiter.from_url(orders.url, deadline=30, on_error="deny") for _ in range(orders.connections)]
+    for limiter in limiters:
+        await limiter.peek(orders.key, orders.limit)
+    print("ready", flush=True)  # noqa: T201
+    sys.stdin.readline()
+    share = None if orders.hits is None else orders.hits // orders.tasks
+    async with asyncio.TaskGroup() as group:
+        for limiter in limiters:
+            end_us = await hit(limiter) + orders.span_us if orders.hits is None else 0
+            for _ in range(orders.tasks):
+                group.create_task(take_turns(limiter, share, end_us))
+    for limiter in limiters:
+        await limiter.close()
+    return times
+
+
+def forked(orders: Orders) -> list[int]:
+    """Use a store in this process, and then in children of it that inherit its connection."""
+    from slidegate import Limiter
+
+    limiter = Limiter.from_url(orders.url, deadline=30, on_error="deny")
+
+    async def hits(count: int) -> list[int]:
+        decisions = [await limiter.hit(orders.key, orders.limit) for _ in range(count)]
+        return [decision.now_us for decision in decisions if decision.allowed]
+
+    print("ready", flush=True)  # noqa: T201
+    sys.stdin.readline()
+    with asyncio.Runner() as runner:
+        times = runner.run(hits(1))
+        pipes = [os.pipe() for _ in range(orders.forks or 0)]
+        for _, end in pipes:
+            if os.fork() == 0:
+                os.write(end, json.dumps(asyncio.run(hits(orders.hits or 0))).encode())
+                os._exit(0)
+            os.close(end)
+        for start, _ in pipes:
+            with open(start, "rb") as answer:
+                times += json.load(answer)
+        times += runner.run(hits(1))
+    return times
+
+
+if __name__ == "__main__":
+    given = Orders(**json.loads(sys.stdin.readline()))
+    skew(given.skew_s)
+    result = asyncio.run(work(given)) if given.forks is None else forked(given)
+    print(json.dumps(result))  # noqa: T201

@@ -1,0 +1,471 @@
+"""Places of concurrency limits over several workers: who holds them, how a lease is renewed, and how they come back."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slidegate import ConfigurationError, Limiter, StoreError, StoreUnavailable
+from slidegate.core.decision import Bucket, Decision, Reason
+from slidegate.core.kinds.concurrency import Concurrency
+from slidegate.core.limits import parse_limits
+from slidegate.stores.lmdb import LmdbStore
+from slidegate.stores.redis import RedisStore
+from slidegate.testing import FakeClock, RecordingObserver
+from slidegate.testing.contract.player import settle
+from slidegate.testing.contract.programs import YEAR_2100_US
+
+from ..redis_servers import RedisCluster, RedisServer, needs_redis, needs_valkey
+from .redis.stores import fresh_prefix, store_of
+
+TWO = Bucket("render", [Concurrency(2)])
+WINDOW = Bucket("window", parse_limits("100/minute"))
+LEASE_US = 10_000_000
+BOUND_S = 30
+
+
+class Workers:
+    """Stores on the same data, each as a process of its own has it, with one clock.
+
+    Args:
+        place: The path of a file, or a server.
+    """
+
+    def __init__(self, place: Path | RedisServer | RedisCluster) -> None:
+        self.place = place
+        self.clock = FakeClock(YEAR_2100_US)
+        self.stores: list[Any] = []
+        self.seen: list[RecordingObserver] = []
+        self.prefix = fresh_prefix()
+
+    def hire(self, **options: Any) -> Any:
+        options = {"clock": self.clock, **options}
+        if isinstance(self.place, Path):
+            store: Any = LmdbStore(self.place, **{"map_size": 1 << 20, **options})
+        else:
+            store = store_of(self.place, prefix=self.prefix, **options)
+        self.stores.append(store)
+        self.seen.append(RecordingObserver())
+        store.observe(self.seen[-1])
+        return store
+
+    def events(self, worker: int) -> list[Any]:
+        """Return what a worker told about places that it lost."""
+        return [event.details for event in self.seen[worker].events if event.kind == "places_lost"]
+
+    @property
+    def servers(self) -> list[RedisServer]:
+        assert not isinstance(self.place, Path)
+        return [self.place] if isinstance(self.place, RedisServer) else self.place.masters
+
+    async def close(self) -> None:
+        for store in self.stores:
+            await settle(store.close())
+
+
+REDIS = (
+    pytest.param("server", marks=needs_redis),
+    pytest.param("cluster", marks=needs_redis),
+    pytest.param("valkey", marks=needs_valkey),
+)
+
+
+def place_of(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Path | RedisServer | RedisCluster:
+    found: Path | RedisServer | RedisCluster = tmp_path / "lmdb" if kind == "lmdb" else request.getfixturevalue(kind)
+    return found
+
+
+@pytest.fixture(params=["lmdb", *REDIS])
+async def crew(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Workers]:
+    made = Workers(place_of(request.param, request, tmp_path))
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+def in_file(tmp_path: Path) -> Iterator[Workers]:
+    made = Workers(tmp_path / "lmdb")
+    yield made
+    for store in made.stores:
+        store.close()
+
+
+@pytest.fixture(params=REDIS)
+async def at_server(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Workers]:
+    made = Workers(place_of(request.param, request, tmp_path))
+    yield made
+    await made.close()
+
+
+async def take(store: Any, key: str = "ann", *others: tuple[Bucket, str, int], bucket: Bucket = TWO) -> Decision:
+    decision: Decision = await settle(store.hit(((bucket, key, 1), *others)))
+    return decision
+
+
+async def renew(store: Any) -> None:
+    """Renew the lease now, as the store does by itself in time."""
+    if isinstance(store, LmdbStore):
+        store.renew_places()
+    else:
+        await store._renewals.renew()
+
+
+async def turns() -> None:
+    """Let other tasks of the event loop go on."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+# -- in a file and at servers ----------------------------------------------------------------------------------------
+
+
+async def test_no_more_than_the_amount_is_held_over_all_workers(crew: Workers) -> None:
+    first, second, third = (crew.hire() for _ in range(3))
+    held = [await take(first), await take(second)]
+    refused = await take(third)
+    assert [bool(decision) for decision in held] == [True, True]
+    assert (refused.reason, refused.retry_after_us, refused.remaining) == (Reason.LIMITED, None, 0)
+    assert (await settle(third.peek(((TWO, "ann", 1),)))).reason is Reason.LIMITED
+    bob = await take(third, "bob")
+    assert bob.remaining == 1
+    assert [await settle(first.refund(held[0])) for _ in range(2)] == [True, False]
+    held[0] = await take(third)
+    assert held[0].allowed
+    assert not await take(first)
+    assert [store.places_held() for store in crew.stores] == [0, 1, 2]
+
+
+async def test_places_of_a_worker_that_is_gone_come_back_after_the_lease(crew: Workers) -> None:
+    gone, here = crew.hire(), crew.hire()
+    held = [await take(gone), await take(gone)]
+    crew.clock.advance(us=LEASE_US - 1)
+    assert not await take(here)
+    crew.clock.advance(us=1)
+    assert (await take(here)).allowed
+    assert len(held) == 2
+
+
+async def test_renewed_places_stay_taken(crew: Workers) -> None:
+    holds, other = crew.hire(), crew.hire()
+    held = [await take(holds), await take(holds)]
+    for _ in range(5):
+        crew.clock.advance(us=LEASE_US - 1)
+        await renew(holds)
+        assert not await take(other)
+    assert await settle(holds.refund(held.pop())) is True
+    assert (await take(other)).allowed
+    assert crew.seen[0].events == []
+
+
+async def test_a_worker_that_was_stopped_learns_it_before_it_takes_more(crew: Workers) -> None:
+    stopped, other = crew.hire(), crew.hire()
+    old = [await take(stopped), await take(stopped)]
+    crew.clock.advance(us=LEASE_US)
+    taken = await take(other)  # one of the two is gone by the time the worker wakes
+    assert not await take(stopped)
+    await turns()
+    assert crew.events(0) == [{"lost": 1, "back": 1}]
+    for _ in range(3):
+        await renew(stopped)
+    assert crew.events(0) == [{"lost": 1, "back": 1}], "it is told once"
+    assert stopped.places_held() == 1
+    assert sorted([await settle(stopped.refund(decision)) for decision in old]) == [False, True]
+    again = await take(stopped)
+    assert again.allowed
+    assert not await take(stopped)
+    assert await settle(other.refund(taken)) is True
+    assert (await take(stopped)).allowed
+
+
+async def test_a_lost_place_is_put_back_when_there_is_room_again(crew: Workers) -> None:
+    stopped, other = crew.hire(), crew.hire()
+    old = [await take(stopped), await take(stopped)]
+    crew.clock.advance(us=LEASE_US)
+    taken = [await take(other), await take(other)]
+    assert not await take(stopped)
+    assert stopped.places_held() == 0
+    assert [await settle(other.refund(decision)) for decision in taken] == [True, True]
+    await renew(stopped)
+    await turns()
+    assert crew.events(0) == [{"lost": 2, "back": 0}, {"lost": 0, "back": 2}]
+    assert not await take(other)
+    assert [await settle(stopped.refund(decision)) for decision in old] == [True, True]
+
+
+async def test_a_place_that_nobody_can_hand_back_is_renewed_no_more(crew: Workers) -> None:
+    holds, other = crew.hire(), crew.hire()
+    kept = await take(holds)
+    await take(holds)  # its decision is gone at once
+    await turns()
+    gc.collect()
+    assert holds.places_held() == 1
+    crew.clock.advance(us=LEASE_US - 1)
+    await renew(holds)
+    crew.clock.advance(us=1)
+    mine = await take(other)
+    assert mine.allowed
+    assert not await take(other)
+    assert kept.allowed
+
+
+async def test_a_step_back_of_the_clock_frees_nothing(crew: Workers) -> None:
+    holds, other = crew.hire(), crew.hire()
+    held = [await take(holds), await take(holds)]
+    crew.clock.now_us -= 3_600_000_000
+    assert not await take(other)
+    await renew(holds)
+    assert not await take(other)
+    assert [await settle(holds.refund(decision)) for decision in held] == [True, True]
+
+
+async def test_a_refusal_by_places_is_never_given_from_memory(crew: Workers) -> None:
+    one, other = crew.hire(clock=None), crew.hire(clock=None)
+    held = [await take(one, "ann", (WINDOW, "ann", 1)) for _ in range(2)]
+    assert not await take(other, "ann", (WINDOW, "ann", 1))
+    await settle(one.refund(held[0].take_out(0)))
+    again = await take(other, "ann", (WINDOW, "ann", 1))
+    assert again.allowed
+
+
+@pytest.mark.parametrize("lease", ["0.5s", "11m", "soon", 0, None])
+@pytest.mark.parametrize("kind", ["lmdb", "redis"])
+def test_a_lease_that_cannot_work_is_refused(kind: str, lease: Any, tmp_path: Path) -> None:
+    make: Any = LmdbStore if kind == "lmdb" else RedisStore
+    with pytest.raises(ConfigurationError, match="place_lease"):
+        make(tmp_path / "lmdb" if kind == "lmdb" else "redis://127.0.0.1:1/0", place_lease=lease)
+
+
+# -- in a file -------------------------------------------------------------------------------------------------------
+
+
+def take_now(store: LmdbStore, key: str = "ann") -> Decision:
+    """Take a place where no event loop runs."""
+    decision = store.hit(((TWO, key, 1),))
+    assert isinstance(decision, Decision)
+    return decision
+
+
+def test_a_file_does_not_grow_by_places_that_were_handed_back(in_file: Workers) -> None:
+    store, used = in_file.hire(), list[int]()
+    for first in range(0, 1_000, 100):
+        held = [take_now(store, f"user:{number}") for number in range(first, first + 100)]
+        assert all(store.refund(decision) for decision in held)
+        used.append(store.stats().bytes_used)
+    assert used[-1] <= used[1]
+    assert store.places_held() == 0
+
+
+def test_places_of_the_dead_are_found_under_keys_that_nobody_asks_for(in_file: Workers) -> None:
+    gone, here = in_file.hire(), in_file.hire()
+    held = [take_now(gone, f"user:{number}") for number in range(1_000)]
+    full = here.stats().bytes_used
+    in_file.clock.advance(us=LEASE_US)
+    for _ in range(20):
+        here.renew_places()
+    again = [take_now(here, f"later:{number}") for number in range(1_000)]
+    assert here.stats().bytes_used < 1.5 * full
+    assert len(held) == len(again)
+
+
+def test_a_child_holds_no_places_of_its_parent(in_file: Workers) -> None:
+    store = in_file.hire()
+    held = [take_now(store), take_now(store)]
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            mine = take_now(store)
+            code = 10 + store.places_held() + 2 * bool(mine.allowed)
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 10
+    assert [store.refund(decision) for decision in held] == [True, True]
+
+
+def test_a_full_file_hands_places_back_and_takes_them_again(in_file: Workers) -> None:
+    store = in_file.hire(map_size=2**17, max_map_size=2**17)
+    held = [take_now(store), take_now(store)]
+    hour, number = Bucket("hour", parse_limits("1000/hour")), 0
+    while "map_full" not in in_file.seen[0].kinds:
+        store.hit(((hour, f"user:{number}", 1),))
+        number += 1
+        assert number < 20_000
+    taken: list[Decision] = []
+    with pytest.raises(StoreUnavailable, match="full") as failed:  # which the failure policy answers
+        taken.extend(take_now(store, f"other:{number}") for number in range(50_000))
+    assert failed.value.concerns == "key"
+    store.renew_places()
+    assert [store.refund(decision) for decision in (*held, *taken)] == [True] * (2 + len(taken))
+    assert store.places_held() == 0
+    assert (take_now(store)).allowed
+
+
+@pytest.mark.parametrize("durability", ["fast", "safe"])
+async def test_a_lease_is_renewed_without_being_asked(tmp_path: Path, durability: str) -> None:
+    address = f"lmdb://{tmp_path / 'lmdb'}?place_lease=1s&durability={durability}"
+    async with Limiter.from_url(address, deadline=10) as limiter:
+        store: Any = limiter.store
+        decision = await take(store)
+        ended_us = store._places.ends_us
+        async with asyncio.timeout(BOUND_S):
+            while store._places.ends_us == ended_us:  # noqa: ASYNC110 - a timer of the store changes it
+                await asyncio.sleep(0.01)
+        assert decision.allowed
+        await limiter.refund(decision)
+
+
+@pytest.mark.parametrize("attempt", ["take", "hand back", "take after the lease"])
+def test_a_transaction_that_fails_takes_and_leaves_nothing(
+    in_file: Workers, attempt: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = in_file.hire()
+    held = take_now(store)
+
+    def fail(txn: object) -> None:
+        store._env.abort(txn)
+        raise OSError("the disk is gone")
+
+    if attempt == "take after the lease":
+        in_file.clock.advance(us=LEASE_US)
+    with monkeypatch.context() as patched:
+        patched.setattr(store._env, "commit", fail)
+        with pytest.raises(Exception, match="the disk is gone"):
+            store.refund(held) if attempt == "hand back" else take_now(store)
+    gc.collect()
+    assert store.places_held() == 1
+    second = take_now(store)
+    assert second.allowed
+    assert not take_now(store)
+    assert [store.refund(held), store.refund(second), store.places_held()] == [True, True, 0]
+
+
+# -- at servers ------------------------------------------------------------------------------------------------------
+
+
+async def test_places_are_put_back_after_a_flush(at_server: Workers) -> None:
+    holds, other = at_server.hire(), at_server.hire()
+    held = [await take(holds), await take(holds)]
+    assert not await take(other)
+    for server in at_server.servers:
+        server.command("FLUSHALL")
+    await renew(holds)
+    assert not await take(other)
+    assert at_server.events(0) == [{"lost": 0, "back": 2}]
+    assert [await settle(holds.refund(decision)) for decision in held] == [True, True]
+
+
+async def test_thousands_of_places_are_renewed_without_filling_the_line(at_server: Workers) -> None:
+    holds, other = (at_server.hire(max_waiting=200) for _ in range(2))
+    many = Bucket("many", [Concurrency(700)])
+    held = [await take(holds, bucket=many) for _ in range(700)]
+    for first in range(0, 1_000, 100):
+        held += await asyncio.gather(*(take(holds, f"user:{number}") for number in range(first, first + 100)))
+    at_server.clock.advance(us=LEASE_US - 1)
+    await renew(holds)
+    at_server.clock.advance(us=LEASE_US - 1)
+    assert not await take(other, bucket=many)
+    assert (await take(other, "user:77")).remaining == 0
+    assert holds.places_held() == 1_700 == len(held)
+    assert at_server.seen[0].events == []
+
+
+async def test_a_place_for_a_request_that_was_given_up_is_handed_back(at_server: Workers) -> None:
+    store, other = at_server.hire(), at_server.hire()
+    await settle(store.peek(((TWO, "ann", 1),)))  # connects
+    task = asyncio.ensure_future(take(store))
+    await asyncio.sleep(0)  # it is on its way
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await settle(store.peek(((TWO, "ann", 1),)))  # answered behind it
+    decisions = [await take(other), await take(other)]
+    assert [bool(decision) for decision in decisions] == [True, True]
+    assert store.places_held() == 0
+
+
+async def test_a_script_that_was_forgotten_takes_and_renews_all_the_same(at_server: Workers) -> None:
+    holds, other = at_server.hire(), at_server.hire()
+
+    def forget() -> None:
+        for server in at_server.servers:
+            server.command("SCRIPT", "FLUSH")
+
+    held = []
+    for _ in range(2):
+        forget()
+        held.append(await take(holds))
+    at_server.clock.advance(us=LEASE_US - 1)
+    forget()
+    await renew(holds)
+    at_server.clock.advance(us=LEASE_US - 1)
+    assert not await take(other)
+    forget()
+    assert [await settle(holds.refund(decision)) for decision in held] == [True, True]
+
+
+@needs_redis
+async def test_places_move_with_their_slot(cluster: RedisCluster) -> None:
+    crew = Workers(cluster)
+    holds, other = crew.hire(readable=True), crew.hire(readable=True)
+    held = [await take(holds), await take(holds)]
+    (name,) = {name for server in cluster.masters for name in server.command("KEYS", f"{crew.prefix}:p:*")}
+    slot = cluster.slot_of(name)
+    owner = cluster.owner(slot)
+    target = next(server for server in cluster.masters if server is not owner)
+    with cluster.migrating(slot, target):
+        assert not await take(other)
+        await renew(holds)
+    crew.clock.advance(us=LEASE_US - 1)
+    await renew(holds)
+    crew.clock.advance(us=LEASE_US - 1)
+    assert not await take(other)
+    assert [await settle(holds.refund(decision)) for decision in held] == [True, True]
+    cluster.move_slot(slot, owner)
+    await crew.close()
+
+
+@needs_redis
+async def test_places_survive_a_server_that_is_killed_and_comes_back_empty() -> None:
+    with RedisServer() as server:
+        crew = Workers(server)
+        holds, other = (crew.hire(clock=None, place_lease="10m") for _ in range(2))
+        held = [await take(holds), await take(holds)]
+        assert not await take(other)
+        server.kill()
+        with pytest.raises(StoreError):
+            await renew(holds)
+        server.start()
+        await reconnected(holds)
+        await renew(holds)
+        await reconnected(other)
+        assert not await take(other)
+        assert [await settle(holds.refund(decision)) for decision in held] == [True, True]
+        await crew.close()
+
+
+async def reconnected(store: Any) -> None:
+    async with asyncio.timeout(BOUND_S):
+        while True:
+            with suppress(StoreError):
+                await settle(store.peek(((WINDOW, "ann", 1),)))
+                return
+            await asyncio.sleep(0.01)
+
+
+@needs_redis
+async def test_every_set_of_places_has_an_end(server: RedisServer) -> None:
+    crew = Workers(server)
+    store = crew.hire(clock=None, place_lease="5s")
+    held = await take(store)
+    (name,) = server.command("KEYS", f"{crew.prefix}:p:*")
+    assert 4_000 < server.command("PTTL", name) <= 6_000
+    await settle(store.refund(held))
+    assert server.command("EXISTS", name) == 0
+    await crew.close()
