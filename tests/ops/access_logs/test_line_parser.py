@@ -381,6 +381,7 @@ def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
         list(AccessLog(tmp_path / "nowhere.log"))
 
 
+@pytest.mark.deep
 def test_real_logs_read_as_their_manifest_says() -> None:
     if not (DATA / "MANIFEST.md").is_file():
         pytest.skip(f"no real logs: {DATA} holds no MANIFEST.md; set SLIDEGATE_DATA to a directory that does")

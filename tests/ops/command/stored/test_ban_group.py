@@ -244,6 +244,7 @@ def test_all_bans_are_listed_once_and_filters_choose(url: str, capsys: pytest.Ca
     assert "10.0.1.2" in capsys.readouterr().out
 
 
+@pytest.mark.all
 def test_a_reader_that_leaves_ends_the_list_quietly(tmp_path: Path) -> None:
     url = f"lmdb://{tmp_path}/store"
     fill(url, lambda limiter: ban_many(limiter, 20_000))
@@ -258,6 +259,7 @@ def test_a_reader_that_leaves_ends_the_list_quietly(tmp_path: Path) -> None:
     assert said == b""
 
 
+@pytest.mark.all
 def test_an_interrupted_list_leaves_no_reader_in_the_file(tmp_path: Path) -> None:
     url = f"lmdb://{tmp_path}/store"
     fill(url, lambda limiter: ban_many(limiter, 20_000))
