@@ -27,6 +27,8 @@ from slidegate import Limiter, MemoryStore, RateLimitMiddleware, Rule
 from slidegate.testing import FakeClock
 from tests.examples.visits import running, shown
 
+pytestmark = pytest.mark.all
+
 
 def test_the_command_plays_the_visit_of_the_readme_and_serves_the_gateway() -> None:
     with (

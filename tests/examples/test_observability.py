@@ -15,6 +15,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
+pytestmark = pytest.mark.all
+
 EXAMPLE: Final = "examples.observability.app"
 PLACE: Final = Path(__file__).resolve().parents[2] / "examples" / "observability"
 DASHBOARD: Final = json.loads((PLACE / "grafana-dashboard.json").read_text(encoding="utf-8"))
