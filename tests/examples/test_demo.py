@@ -25,7 +25,7 @@ from starlette.types import Message, Receive, Scope, Send
 from examples.demo import __main__ as demo
 from examples.demo.app import BANS, make_app
 from examples.demo.figures import Figures, ReplayClock
-from examples.demo.replay import OUTCOMES, Answer, Report, http_scope, outcome, replay
+from examples.demo.replay import OUTCOMES, Answer, Report, replay
 from slidegate import Decision, Limiter, MemoryStore, Networks, Reason
 from slidegate.ops.access_logs import AccessLog, AccessRecord
 from slidegate.testing import FakeClock
@@ -191,44 +191,6 @@ def replay_with_figures(records: Iterable[AccessRecord]) -> tuple[Figures, list[
         return figures, answers
 
     return asyncio.run(run())
-
-
-def template_of(paths: dict[str, dict[str, Any]], record: AccessRecord) -> str:
-    """Return the route of a request by the site's OpenAPI document, without any router."""
-    path = http_scope(record)["path"]
-    there = [(m.upper(), t) for t in paths for m in paths[t] if re.fullmatch(re.sub(r"{\w+}", "[^/]+", t), path)]
-    found = [template for method, template in there if method == record.method]
-    return f"{record.method} {found[0]}" if found else " ".join(there[0]) if there else "(no route)"
-
-
-def counted(answers: Iterable[Answer]) -> dict[str, dict[str, float]]:
-    """Count what became of requests, by route and minute, from the answers alone."""
-    paths = make_app(Limiter()).openapi()["paths"]
-    counts: dict[str, Counter[str]] = {}
-    minutes: dict[str, Counter[int]] = {}
-    for answer in answers:
-        route = template_of(paths, answer.record)
-        decision = answer.decision
-        counts.setdefault(route, Counter())[outcome(decision)] += 1
-        minutes.setdefault(route, Counter())[answer.record.time_us // (60 * S_US)] += decision.allowed
-    return {route: {**counts[route], "qps": max(minutes[route].values()) / 60} for route in counts}
-
-
-def told(figures: Figures) -> dict[str, dict[str, float]]:
-    """Return what the figures say, in the words of `counted`."""
-    found: dict[str, dict[str, float]] = {}
-    for route, seen in figures.routes.items():
-        outcomes = Counter(admitted=seen.events["pass"], blocked=seen.events["blocked"], banned=seen.events["banned"])
-        outcomes["refused"] = seen.events["block"] - seen.events["blocked"] - seen.events["banned"]
-        found[route] = {**+outcomes, "qps": seen.busiest_qps}
-    return found
-
-
-def test_the_figures_of_the_routes_are_those_of_a_count_over_the_log(sample: list[AccessRecord]) -> None:
-    figures, answers = replay_with_figures(sample)
-    assert told(figures) == counted(answers)
-    assert len(figures.routes) == 10
-    assert sum(seen.times.count for seen in figures.routes.values()) == sum(a.decision.allowed for a in answers)
 
 
 def rendered(table: Any, width: int = 200) -> list[str]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from slidegate.testing import FakeClock
 pytest.importorskip("slowapi")
 
 from examples.migrations.asking import Answer, loop
-from examples.migrations.attacks import Make, flood, retry_after, whole_again, worst
+from examples.migrations.attacks import Make, flood, worst
 from examples.migrations.facts import PAGES, QUESTIONS
 from examples.migrations.pages import FOLDER, PLACE, filled
 from examples.migrations.rows import Table
@@ -30,7 +29,7 @@ from examples.migrations.systems import (
     with_slidegate,
     with_slowapi,
 )
-from examples.migrations.virtual_time import START_S, virtual_time
+from examples.migrations.virtual_time import virtual_time
 
 pytestmark = pytest.mark.all
 
@@ -125,15 +124,6 @@ def test_each_library_is_set_up_for_the_same_limit(library: str) -> None:
 # -- the instruments ------------------------------------------------------------------------------------------------
 
 
-def test_virtual_time_is_put_back() -> None:
-    real: dict[str, Callable[[], float]] = {name: getattr(time, name) for name in ("time", "monotonic")}
-    with virtual_time() as clock:
-        assert time.time() == time.monotonic() == START_S
-        clock.advance("90s")
-        assert time.time_ns() == time.monotonic_ns() == (START_S + 90) * 10**9
-    assert {name: getattr(time, name) for name in real} == real
-
-
 class Bucket:
     """A token bucket of 100 that fills in a minute: its worst case is known."""
 
@@ -158,11 +148,3 @@ def test_the_attack_finds_twice_the_limit_of_a_fixed_window() -> None:
     assert worst(models.made(models.ByTheClock, **MINUTE)) == [200, 200]
     # The first request opens the window and is a whole window away from the last ones.
     assert worst(models.made(models.FromFirstHit, **MINUTE)) == [199, 199]
-
-
-def test_the_truth_about_a_wait_is_asked_of_the_system() -> None:
-    promised_s, true_s = retry_after(Bucket)
-    assert promised_s == 7
-    assert true_s == pytest.approx(0.6, abs=0.06)
-    assert whole_again(Bucket) == pytest.approx(60, abs=0.06)
-    assert whole_again(models.made(models.LimitReq, burst=0, **MINUTE)) is None

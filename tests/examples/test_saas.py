@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import httpx
 import pytest
-from sqlalchemy import text
-from sqlalchemy.ext.asyncio import create_async_engine
 
-from examples.saas import tables
 from examples.saas.app import PLANS, make_app
 from examples.saas.calls import RenderError
-from examples.saas.customers import KEPT, KEPT_S, LONGEST_KEY, Customers
+from examples.saas.customers import KEPT_S, Customers
 from examples.saas.visit import OPERATOR, opened
 from slidegate import Limiter, MemoryStore, Quota
 from slidegate.testing import FakeClock
@@ -91,22 +87,3 @@ async def plan_of(customers: Customers, key: str) -> str:
     assert found is not None
     assert isinstance(found.limits[1], Quota)
     return found.plan
-
-
-async def test_the_memory_of_keys_is_bounded_and_keeps_no_key_as_it_is(tmp_path: Path) -> None:
-    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'saas.db'}")
-    customers = Customers(engine)
-    await customers.make_tables(PLANS)
-    key = await customers.add("acme", "free")
-    for number in range(KEPT + 10):
-        assert await customers.find(f"made-up-{number}") is None
-    assert customers.remembered == KEPT
-    assert await customers.find("k" * (LONGEST_KEY + 1)) is None
-    assert await customers.find("") is None
-    assert customers.looked_up == KEPT + 10, "neither of these two can be a key"
-    async with engine.connect() as connection:
-        rows = (await connection.execute(text(f"SELECT * FROM {tables.ApiKey.__tablename__}"))).all()
-    await engine.dispose()
-    assert len(rows) == 1
-    assert key not in str(rows)
-    assert key.encode() not in (tmp_path / "saas.db").read_bytes()

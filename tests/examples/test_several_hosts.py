@@ -233,23 +233,3 @@ def test_the_hosts_trust_the_front_and_nobody_else() -> None:
     assert ipaddress.ip_address(address) in subnet
     assert all(SERVICES[name]["environment"]["TRUSTED_PROXIES"] == address for name in deployment.HOSTS)
     assert all(SERVICES[name]["networks"] == [network] for name in (*deployment.HOSTS, "redis"))
-
-
-def test_only_the_front_has_a_door_to_the_outside_and_it_knows_the_hosts() -> None:
-    assert [name for name, service in SERVICES.items() if "ports" in service] == ["front"]
-    (published,) = SERVICES["front"]["ports"]
-    assert published.split(":")[-1] in re.findall(r"listen (\d+);", NGINX)
-    assert published.startswith("127.0.0.1:")
-    upstream = re.search(r"upstream (\w+) \{(.*?)\}", NGINX, re.DOTALL)
-    assert upstream
-    assert re.findall(r"server (\S+?)[ ;]", upstream[2]) == [f"{name}:{deployment.PORT}" for name in deployment.HOSTS]
-    assert re.findall(r"proxy_pass http://(\w+);", NGINX) == [upstream[1]]
-    assert "proxy_set_header X-Forwarded-For $proxy_add_x_forwarded_for;" in NGINX
-    (volume,) = SERVICES["front"]["volumes"]
-    assert (PLACE / volume.split(":")[0]).exists()
-    assert {*SERVICES} == {"front", "redis", *deployment.HOSTS}
-
-
-def test_both_kinds_of_redis_have_the_same_options() -> None:
-    assert tuple(SERVICES["redis"]["command"][1:]) == deployment.REDIS_OPTIONS
-    assert SERVICES["host_a"]["environment"]["REDIS_URL"] == "redis://redis:6379/0"

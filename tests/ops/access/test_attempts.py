@@ -45,15 +45,6 @@ async def test_the_right_token_spends_nothing() -> None:
         assert (await browser.log_in(WRONG)).status == 401
 
 
-async def test_refused_attempts_prolong_nothing() -> None:
-    house = House()
-    browser = Browser(house.door)
-    for _ in range(60):
-        await browser.log_in(WRONG)
-        house.clock.advance("1s")
-    assert (await browser.log_in()).status == 200
-
-
 async def test_wrong_tokens_of_scripts_and_logins_count_together() -> None:
     house = House()
     browser = Browser(house.door)

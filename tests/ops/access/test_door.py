@@ -6,7 +6,7 @@ import logging
 from typing import Any
 
 import pytest
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from slidegate import ConfigurationError, StoreUnavailable
 from slidegate.ops.access.access import Access
@@ -285,16 +285,3 @@ async def test_a_failure_after_the_start_reaches_the_server(house: House) -> Non
 
     with pytest.raises(RuntimeError, match="halfway"):
         await with_token(Door(halfway, house.access), "GET", "/x")
-
-
-async def test_the_lifespan_is_that_of_the_tool(house: House) -> None:
-    heard: list[str] = []
-
-    async def tool(scope: Scope, receive: Receive, send: Send) -> None:
-        heard.append(scope["type"])
-
-    async def nothing() -> Message:
-        raise AssertionError
-
-    await Door(tool, house.access)({"type": "lifespan"}, nothing, nothing)  # type: ignore[arg-type]
-    assert heard == ["lifespan"]

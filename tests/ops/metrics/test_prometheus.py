@@ -28,7 +28,6 @@ from slidegate import (
     Rule,
     header,
 )
-from slidegate.core.errors import StoreUnavailable
 from slidegate.core.statistics.lifetime import BOUNDS_US
 from slidegate.limiter.events.kinds import KINDS
 from slidegate.limiter.figures.statistics import MAX_SERIES
@@ -208,21 +207,6 @@ async def test_a_store_that_fails_is_down_until_it_answers() -> None:
     assert await ward.hit()
     told = await scraped(metrics.app)
     assert (told.value("slidegate_store_up"), told.value("slidegate_store_failures_total")) == (1, 3)
-
-
-async def test_what_a_store_cannot_say_is_left_out_and_the_rest_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    site = Site()
-
-    class Gone:
-        bans = site.limiter.store.bans
-
-        def places_held(self) -> int:
-            raise StoreUnavailable("gone")
-
-    monkeypatch.setattr(site.limiter, "store", Gone())
-    told = await scraped(site.metrics.app)
-    assert not told.families["slidegate_active_places"].samples
-    assert told.value("slidegate_active_bans") == 0
 
 
 # -- what a client can choose ------------------------------------------------------------------------------------------

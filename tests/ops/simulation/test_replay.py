@@ -118,12 +118,6 @@ def test_a_record_that_comes_late_counts_at_the_time_before_it() -> None:
     assert replay.play(record(110)).outcome == "passed"
 
 
-def test_a_line_that_is_no_http_request_never_reaches_the_gate() -> None:
-    replay = Replay("1/10s")
-    assert replay.play(record(0, method="", path="\\x16\\x03")).outcome == "no request"
-    assert replay.play(record(1)).outcome == "passed"
-
-
 def test_a_rule_that_waits_refuses_and_is_named(tmp_path: Path) -> None:
     rules = tmp_path / "rules.toml"
     rules.write_text('[[rules]]\npath = "*"\nlimits = "1/10s"\nwait = "5s"\nname = "slow"\nconcurrency = 1\n')
