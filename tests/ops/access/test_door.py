@@ -285,3 +285,13 @@ async def test_a_failure_after_the_start_reaches_the_server(house: House) -> Non
 
     with pytest.raises(RuntimeError, match="halfway"):
         await with_token(Door(halfway, house.access), "GET", "/x")
+
+
+async def test_the_lifespan_is_that_of_the_tool(house: House) -> None:
+    heard: list[str] = []
+
+    async def tool(scope: Scope, receive: Receive, send: Send) -> None:
+        heard.append(scope["type"])
+
+    await send_scope(Door(tool, house.access), {"type": "lifespan"})
+    assert heard == ["lifespan"]

@@ -378,7 +378,7 @@ def test_the_names_of_version_0_1_are_the_same_things() -> None:
 
 def test_memory_does_not_grow_with_the_log(tmp_path: Path) -> None:
     peaks = []
-    for count in (4_000, 12_000):
+    for count in (8_000, 24_000):
         path = tmp_path / f"{count}.log"
         path.write_text("".join(line(second % 40_000, f"/{second}") for second in range(count)))
         tracemalloc.start()

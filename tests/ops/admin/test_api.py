@@ -98,6 +98,7 @@ async def test_head_is_get_without_a_body() -> None:
         ("POST", "bans", {}, {"target": "x" * 1_025, "duration": "1h"}, "expected at most 1024 characters, not 1025"),
         ("POST", "bans", {}, {"duration": "1h", "reason": 5}, "reason: expected text"),
         ("POST", "bans", {}, [], "body: expected a JSON object, not []"),
+        ("POST", "keys/reset", {}, {"key": ""}, "key: expected text that is not empty"),
         ("POST", "bans", {"target": "1.2.3.4"}, {"duration": "1h"}, "the values in the body, and no query"),
         ("POST", "keys/find", {}, {"kind": "header", "name": "a b", "value": "s3cret"}, "expected a header name"),
         ("POST", "keys/charge", {}, {"key": "a", "rule": "all", "units": -1}, "units: expected a whole number, 1 to"),
@@ -194,7 +195,10 @@ def test_generated_requests_are_answered_as_the_document_says_in_fastapi_too() -
     assert len(operations) == len(OPERATIONS)
     for operation in operations:
 
-        @hypothesis.settings(max_examples=12, deadline=None, database=None, derandomize=True)
+        @hypothesis.settings(
+            max_examples=12, deadline=None, database=None, derandomize=True,
+            suppress_health_check=[hypothesis.HealthCheck.too_slow],
+        )  # fmt: skip
         @hypothesis.given(operation.as_strategy())
         def ask(case: Any) -> None:
             answer = case.call(headers=headers)
