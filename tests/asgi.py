@@ -89,8 +89,8 @@ async def send_scope(app: ASGIApp, scope: Scope, body: bytes = b"") -> Answer:
     return answer
 
 
-async def call(app: ASGIApp, path: str = "/", method: str = "GET", **more: Any) -> Answer:
-    return await send_scope(app, scope_of(path, method, **more))
+async def call(app: ASGIApp, path: str = "/", method: str = "GET", body: bytes = b"", **more: Any) -> Answer:
+    return await send_scope(app, scope_of(path, method, **more), body)
 
 
 async def statuses(app: ASGIApp, count: int, path: str = "/", method: str = "GET", **more: Any) -> list[int]:

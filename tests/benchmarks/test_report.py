@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import re
 import subprocess
@@ -94,21 +93,6 @@ def test_figures_that_change_change_the_page_and_its_prose_stays() -> None:
 def test_the_page_shows_the_saved_figures() -> None:
     text = page.PAGE.read_text("utf-8")
     assert page.filled(text) == text, "run python3 dev.py bench --write"
-
-
-def test_every_saved_run_has_a_place_on_the_page() -> None:
-    places = [found["name"] for found in page.PLACE.finditer(page.PAGE.read_text("utf-8"))]
-    saved = {path.stem for path in figures.FOLDER.glob("*.json")} - {"instructions"}
-    assert sorted(places) == sorted(saved)
-    assert saved <= set(command.names())
-
-
-@pytest.mark.parametrize("name", command.names())
-def test_every_benchmark_yields_tables(name: str) -> None:
-    tree = ast.parse((HERE / f"{name}.py").read_text("utf-8"))
-    defined = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
-    assert "tables" in defined
-    assert ast.get_docstring(tree)
 
 
 def run_small(name: str, flags: list[str]) -> None:

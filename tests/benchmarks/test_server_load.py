@@ -6,14 +6,12 @@ import os
 import shutil
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 import pytest
 
 from benchmarks.serving import load as subject
-from benchmarks.serving.client import Connection
 
 ANSWER = b"HTTP/1.1 %d X\r\nContent-Length: 4\r\n\r\nbody"
 
@@ -80,31 +78,3 @@ def test_ratios_are_medians_of_pairs_of_one_round() -> None:
     own = [subject.Round(90.0, 12.5), subject.Round(9.0, 125.0), subject.Round(20.0, 12.5)]
     assert subject.relative(own, base) == [0.9, 0.8]
     assert subject.relative([subject.Round(50.0, None)], [subject.Round(100.0, None)]) == [0.5, None]
-
-
-def test_the_processor_time_of_a_process_that_is_not_there_is_unknown() -> None:
-    assert subject.cpu_s(2**31 - 2) is None
-
-
-class Wire:
-    """A transport of a loop that does not derive from those of asyncio, as that of uvloop."""
-
-    def __init__(self) -> None:
-        self.sent: list[bytes] = []
-        self.closed = False
-
-    def write(self, data: bytes) -> None:
-        self.sent.append(data)
-
-    def close(self) -> None:
-        self.closed = True
-
-
-async def test_the_stand_in_asks_again_on_any_loop_until_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    connection, wire = Connection(b"GET", until_s=1.0), Wire()
-    monkeypatch.setattr(time, "perf_counter", lambda: (0.0, 0.9, 1.0)[connection.answers - 1])
-    connection.connection_made(wire)  # type: ignore[arg-type]
-    while not wire.closed:
-        connection.data_received(ANSWER % 200)
-    assert wire.sent == [b"GET"] * 3
-    assert (connection.answers, connection.others) == (3, 0)

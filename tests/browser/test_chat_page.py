@@ -2,37 +2,23 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
 from playwright.sync_api import Page, expect
 
+from ..examples.visits import running
 from .conftest import OpenPage
-from .served import PATIENCE_S, ROOT
+
+pytestmark = pytest.mark.all
 
 
 @pytest.fixture(scope="module")
 def chat() -> Iterator[SimpleNamespace]:
     """The chat as `python3 dev.py example chat` serves it, after its visit."""
-    command = [sys.executable, "-m", "examples.chat", "--port", "0"]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    watchdog = threading.Timer(4 * PATIENCE_S, process.kill)
-    watchdog.start()
-    try:
-        assert process.stdout is not None
-        lines = (line for line in process.stdout if line.startswith("Serving at "))
-        url = next(lines).split()[2]
-        yield SimpleNamespace(url=url, dashboard=f"{url}/")
-    finally:
-        watchdog.cancel()
-        process.kill()
-        process.wait()
-        assert process.stdout is not None
-        process.stdout.close()
+    with running("examples.chat", hints=2) as example:
+        yield SimpleNamespace(url=example.url, dashboard=f"{example.url}/")
 
 
 def join(page: Page, name: str) -> None:

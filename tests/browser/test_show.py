@@ -1,6 +1,6 @@
 """An operator sees a flood come, finds the client, watches its window fill, bans it, and lets it in again.
 
-The same with one worker, with four on one host, and with two servers on Redis: the figures are always those of all.
+The same with four workers on one host, and with two servers on Redis: the figures are always those of all.
 """
 
 from __future__ import annotations
@@ -18,19 +18,16 @@ from .conftest import OpenPage
 from .served import Site, served, until
 from .site import AMOUNT, TOKEN
 
+pytestmark = pytest.mark.all
+
 CLIENT = "203.0.113.7"
 REFUSED_BY_BAN = 403
 
 
-ONE_WORKER = pytest.param("one worker", marks=pytest.mark.deep)  # the other two show everything that it does
-
-
-@pytest.fixture(params=[ONE_WORKER, "four workers on LMDB", "two servers on Redis"])
+@pytest.fixture(params=["four workers on LMDB", "two servers on Redis"])
 def sites(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[list[Site]]:
     with ExitStack() as stack:
-        if request.param == "one worker":
-            yield stack.enter_context(served())
-        elif request.param == "four workers on LMDB":
+        if request.param == "four workers on LMDB":
             yield stack.enter_context(served(f"lmdb://{tmp_path / 'limits'}", workers=4))
         else:
             if REDIS is None:

@@ -12,6 +12,8 @@ from slidegate.ops.command.program import program
 
 from .test_views import violations
 
+pytestmark = pytest.mark.all
+
 SAMPLE = Path(__file__).resolve().parents[2] / "examples" / "demo" / "sample.log"
 
 
@@ -22,17 +24,8 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file, wide = folder / "report.html", folder / "wide.log"
     line = f'198.51.100.9 - - [03/Mar/2026:10:30:00 +0000] "GET /{"x" * 500} HTTP/1.1" 200 5 "-" "Mozilla/5.0"\n'
     wide.write_text(line * 100)
-    words = [
-        "simulate",
-        str(SAMPLE),
-        str(wide),
-        "--limit",
-        "30/minute; 300/hour",
-        "--ban-after",
-        "20/10m",
-        "--html",
-        str(file),
-    ]
+    words = ["simulate", str(SAMPLE), str(wide), "--limit", "30/minute; 300/hour", "--ban-after", "20/10m"]
+    words += ["--html", str(file)]
     done = CliRunner().invoke(program, [*words, "--quiet", "--processes", "1"])
     assert done.exit_code == 0, done.output
     return file

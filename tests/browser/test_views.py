@@ -15,6 +15,8 @@ from .conftest import OpenPage
 from .served import PATIENCE_S, Site, served
 from .site import READ_TOKEN, TOKEN
 
+pytestmark = pytest.mark.all
+
 VIEWS = {
     "now": "Now",
     "clients/203.0.113.7": "Clients",

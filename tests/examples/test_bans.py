@@ -9,8 +9,6 @@ import asyncio
 import os
 import re
 import runpy
-import subprocess
-import sys
 from collections import defaultdict
 from collections.abc import Iterable
 from functools import cache
@@ -22,6 +20,8 @@ import pytest
 from examples.bans import __main__ as command
 from examples.bans.replay import Report, replay_bans
 from slidegate.ops.access_logs import AccessLog, AccessRecord
+
+pytestmark = pytest.mark.all
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = Path(os.environ.get("SLIDEGATE_DATA") or ROOT.parent / "shared" / "data")
@@ -37,11 +37,7 @@ LOGS = [
     *SCANNED,
     ORDINARY,
     "farm-apache-2024-10.vhost_combined.log",
-    "farm-apache-2024-12.common.log",
-    "crowdsec-caddy.jsonl",
     "crowdsec-l7-dos.combined.log",
-    "crowdsec-malformed.log",
-    "crowdsec-traefik.clf.log",
     "crowdsec-traefik.jsonl",
 ]
 UNBANNABLE = [ip_network(text) for text in ("127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")]
@@ -135,14 +131,6 @@ def test_every_scanner_is_banned(name: str) -> None:
         assert report_of(name).clients[client].barred > 0.1 * len(own), "soon enough to matter"
 
 
-def test_scanners_too_slow_for_a_limit_are_banned() -> None:
-    report = report_of(FARM)
-    slow = {client for client, own in scanners(FARM).items() if most_within(own, 60) <= 60}
-    assert len(slow) >= 5
-    assert slow <= report.banned
-    assert not slow & report.limited("all", "login", "login-network").keys()
-
-
 def test_a_network_of_scanners_is_banned_as_a_whole() -> None:
     networks = [ip_network(ban.key) for ban in report_of(FARM).bans if ban.by == "scanning/prefix"]
     assert networks
@@ -150,41 +138,18 @@ def test_a_network_of_scanners_is_banned_as_a_whole() -> None:
         assert len([client for client in scanners(FARM) if ip_address(client) in network]) >= 3
 
 
-def test_who_comes_back_is_banned_for_longer() -> None:
-    report = report_of(FARM)
-    lengths_s = {ban.rung: (ban.until - ban.since).total_seconds() for ban in report.bans if ban.until}
-    assert 1 * HOUR_S <= lengths_s[1] <= 1.1 * HOUR_S
-    assert 4 * HOUR_S <= lengths_s[2] <= 4.4 * HOUR_S
-
-
 # Who is not
 
 
 @pytest.mark.parametrize("name", LOGS)
-def test_who_never_got_an_error_is_never_banned(name: str) -> None:
-    report = report_of(name)
-    assert not clean(name) & report.banned
+def test_nobody_is_banned_who_finds_nine_things_of_ten_or_is_private(name: str) -> None:
+    report, found = report_of(name), by_client(read(name))
+    mostly = {client for client, own in found.items() if len(errors(own)) <= 0.1 * len(own)}
+    assert not mostly & report.banned
+    assert not {client for client in report.banned if is_private(client)}
+    assert report.private == {client for client in found if is_private(client)}
     guessing = {record.client for own in attacks(name).values() for record in own}
     assert not (clean(name) - guessing) & report.limited("all", "login", "login-network").keys()
-
-
-@pytest.mark.parametrize("name", LOGS)
-def test_who_finds_nine_things_of_ten_is_never_banned(name: str) -> None:
-    found = by_client(read(name))
-    mostly = {client for client, own in found.items() if len(errors(own)) <= 0.1 * len(own)}
-    assert not mostly & report_of(name).banned
-
-
-@pytest.mark.parametrize("name", LOGS)
-def test_loopback_and_private_addresses_are_never_banned(name: str) -> None:
-    assert not {client for client in report_of(name).banned if is_private(client)}
-    assert report_of(name).private == {client for client in by_client(read(name)) if is_private(client)}
-
-
-def test_a_private_address_that_scans_is_spared() -> None:
-    name = "crowdsec-traefik.jsonl"
-    assert [client for client, own in by_client(read(name)).items() if len(errors(own)) > 50 and is_private(client)]
-    assert not report_of(name).bans
 
 
 @pytest.mark.parametrize(("name", "least"), [(FARM, 3_000), (ERDDAP, 4_000), (SAMPLE, 2_000)])
@@ -247,16 +212,6 @@ def test_the_printed_counts_are_those_of_the_log(name: str, capsys: pytest.Captu
     assert shown["Refused by limits"] == [passwords, len(report.limited("login-network")), 0]
     assert shown["Never an error"] == [len(clean(name)), 0, 0]
     assert not [client for client in found if re.search(rf"(?<![\w.:]){re.escape(client)}(?![\w.:])", out)]
-
-
-def test_the_command_prints_sums_and_nothing_else() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "examples.bans"],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "NO_COLOR": "1", "COLUMNS": "100"},
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "Scanners           2, 2 of them banned" in done.stdout
 
 
 def test_a_log_that_is_not_there_gives_one_line_and_exit_2(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,12 +10,9 @@ from collections.abc import AsyncIterator
 from contextlib import ExitStack
 from typing import Any
 
-import anyio
 import httpx
 import pytest
 import websockets.sync.client as sync
-from starlette.types import Message
-from starlette.websockets import WebSocket
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
@@ -26,6 +23,8 @@ from examples.serving import Server, served
 from slidegate import Limiter, MemoryStore
 from slidegate.testing import FakeClock
 from tests.examples.visits import running, shown
+
+pytestmark = pytest.mark.all
 
 PATIENCE_S = 60
 TOKEN = "a-token-for-tests-alone"
@@ -98,37 +97,6 @@ async def test_a_message_that_nobody_could_read_ends_its_own_socket_alone(
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
-async def test_names_and_rooms_of_any_length_are_cut(server: Server) -> None:
-    async with joining(server, "A" * 2_000, "r" * 2_000) as long, joining(server, "%20", "r" * 1_000) as other:
-        assert await heard(long) == {"note": f"{'A' * chat.LONGEST_NAME} joined"}
-        assert await heard(long) == await heard(other) == {"note": "somebody joined"}
-
-
-async def test_a_full_room_says_so(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(house, "MOST_MEMBERS", 1)
-    async with joining(server, "Ann"), joining(server, "Ben") as ben:
-        assert await code_at_the_end(ben) == chat.TRY_AGAIN
-
-
-async def test_one_who_reads_too_slowly_is_told_to_come_again() -> None:
-    sent: list[Message] = []
-
-    async def send(message: Message) -> None:
-        sent.append(message)
-
-    async def receive() -> Message:
-        return {"type": "websocket.connect"}
-
-    socket = WebSocket({"type": "websocket"}, receive, send)
-    await socket.accept()
-    with house.Rooms().joined("Slow", "lobby") as (room, hears):
-        for number in range(house.QUEUED * 2):
-            room.say("Ann", str(number))
-        await chat.tell(socket, hears, anyio.CancelScope())
-    assert [message["type"] for message in sent[1:]] == ["websocket.send"] * house.QUEUED + ["websocket.close"]
-    assert sent[-1]["code"] == chat.TRY_AGAIN
-
-
 async def test_markup_stays_text_and_the_page_loads_nothing_from_elsewhere(server: Server) -> None:
     async with httpx.AsyncClient(base_url=server.url, trust_env=False, timeout=PATIENCE_S) as client:
         page = await client.get("/")
@@ -141,16 +109,6 @@ async def test_markup_stays_text_and_the_page_loads_nothing_from_elsewhere(serve
 
 
 # -- the rooms -----------------------------------------------------------------------------------------------------
-
-
-def test_a_newcomer_hears_the_last_messages() -> None:
-    rooms = house.Rooms()
-    with rooms.joined("Ann", "lobby") as (room, _):
-        for number in range(house.KEPT + 5):
-            room.say("Ann", str(number))
-        with rooms.joined("Ben", "lobby") as (_, hears):
-            said = [json.loads(hears.receive_nowait()) for _ in range(house.KEPT + 1)]
-    assert [message.get("text") for message in said] == [*map(str, range(5, house.KEPT + 5)), None]
 
 
 def test_one_who_falls_behind_hears_an_end_and_the_others_hear_everything() -> None:

@@ -14,7 +14,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,9 @@ from starlette.types import Message, Receive, Scope, Send
 from examples.demo import __main__ as demo
 from examples.demo.app import BANS, make_app
 from examples.demo.figures import Figures, ReplayClock
-from examples.demo.replay import OUTCOMES, Answer, Report, call, http_scope, outcome, replay
+from examples.demo.replay import OUTCOMES, Answer, Report, replay
 from slidegate import Decision, Limiter, MemoryStore, Networks, Reason
-from slidegate.ops.access_logs import AccessLog, AccessLogs, AccessRecord
+from slidegate.ops.access_logs import AccessLog, AccessRecord
 from slidegate.testing import FakeClock
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -181,96 +181,16 @@ def test_the_sums_add_up(sample: list[AccessRecord], report: Report) -> None:
 # The figures by route
 
 
-def replay_with_figures(
-    records: Iterable[AccessRecord], stopwatch_ns: Callable[[], int] = lambda: 0
-) -> tuple[Figures, list[Answer]]:
+def replay_with_figures(records: Iterable[AccessRecord]) -> tuple[Figures, list[Answer]]:
     async def run() -> tuple[Figures, list[Answer]]:
-        clock = ReplayClock(stopwatch_ns)
+        clock = ReplayClock(lambda: 0)
         limiter = Limiter(MemoryStore(clock=clock))
         figures = Figures(limiter, clock)
         playing = replay(make_app(limiter), limiter, clock, figures.following(records))
         answers = [answer async for answer in playing]
-        assert {series.dropped for series in limiter.internals.statistics._series.values()} <= {0}
         return figures, answers
 
     return asyncio.run(run())
-
-
-def template_of(paths: dict[str, dict[str, Any]], record: AccessRecord) -> str:
-    """Return the route of a request by the site's OpenAPI document, without any router."""
-    path = http_scope(record)["path"]
-    there = [(m.upper(), t) for t in paths for m in paths[t] if re.fullmatch(re.sub(r"{\w+}", "[^/]+", t), path)]
-    found = [template for method, template in there if method == record.method]
-    return f"{record.method} {found[0]}" if found else " ".join(there[0]) if there else "(no route)"
-
-
-def counted(answers: Iterable[Answer]) -> dict[str, dict[str, float]]:
-    """Count what became of requests, by route and minute, from the answers alone."""
-    paths = make_app(Limiter()).openapi()["paths"]
-    counts: dict[str, Counter[str]] = {}
-    minutes: dict[str, Counter[int]] = {}
-    for answer in answers:
-        route = template_of(paths, answer.record)
-        decision = answer.decision
-        counts.setdefault(route, Counter())[outcome(decision)] += 1
-        minutes.setdefault(route, Counter())[answer.record.time_us // (60 * S_US)] += decision.allowed
-    return {route: {**counts[route], "qps": max(minutes[route].values()) / 60} for route in counts}
-
-
-def told(figures: Figures) -> dict[str, dict[str, float]]:
-    """Return what the figures say, in the words of `counted`."""
-    found: dict[str, dict[str, float]] = {}
-    for route, seen in figures.routes.items():
-        outcomes = Counter(admitted=seen.events["pass"], blocked=seen.events["blocked"], banned=seen.events["banned"])
-        outcomes["refused"] = seen.events["block"] - seen.events["blocked"] - seen.events["banned"]
-        found[route] = {**+outcomes, "qps": seen.busiest_qps}
-    return found
-
-
-def test_the_figures_of_the_routes_are_those_of_a_count_over_the_log(sample: list[AccessRecord]) -> None:
-    figures, answers = replay_with_figures(sample)
-    assert told(figures) == counted(answers)
-    assert len(figures.routes) == 10
-    assert sum(seen.times.count for seen in figures.routes.values()) == sum(a.decision.allowed for a in answers)
-
-
-@pytest.mark.parametrize("gap_us", [1, S_US, 59 * S_US, 60 * S_US, 301 * S_US, 86_400 * S_US])
-def test_no_gap_in_a_log_loses_a_request(gap_us: int) -> None:
-    records = [RECORD._replace(time_us=RECORD.time_us + number // 3 * gap_us) for number in range(90)]
-    figures, answers = replay_with_figures(records)
-    assert told(figures) == counted(answers)
-
-
-def test_the_p95_is_real_time_and_a_request_stays_in_its_minute_however_slow_it_is() -> None:
-    for step_ms, expected_us in ((1, 2_000), (3_000, 4_999_999 - 3_000_000)):
-        watch_ns = itertools.count(step=step_ms * 1_000_000)
-        last = RECORD._replace(time_us=RECORD.time_us + 59_999_999)
-        figures, answers = replay_with_figures([last] * 20, watch_ns.__next__)
-        (seen,) = figures.routes.values()
-        assert seen.p95_us is not None
-        assert abs(seen.p95_us - expected_us) <= 0.05 * expected_us
-        assert told(figures) == counted(answers) == {"GET /": {"admitted": 20, "qps": 20 / 60}}
-
-
-async def test_an_exception_of_the_site_is_one_in_its_figures() -> None:
-    clock = ReplayClock(lambda: 0)
-    limiter = Limiter(MemoryStore(clock=clock))
-    figures, app = Figures(limiter, clock), make_app(limiter)
-
-    @app.get("/breaks/{what}")
-    async def breaks(what: str) -> None:
-        raise RuntimeError(what)
-
-    for record in figures.following([RECORD, RECORD._replace(path="/breaks/1"), RECORD._replace(path="/breaks/2")]):
-        clock.set(record.time_us)
-        with suppress(RuntimeError):
-            await call(app, http_scope(record))
-    assert figures.routes["GET /breaks/{what}"].events == {"pass": 2, "5xx": 2, "exception": 2}
-    lines = rendered(demo.by_route(figures))
-    assert [cells(line)[:6] for line in lines if "GET" in line] == [
-        ["GET /breaks/{what}", "2", "0", "0", "0", "0.03"],
-        ["GET /", "1", "0", "0", "0", "0.02"],
-    ]
 
 
 def rendered(table: Any, width: int = 200) -> list[str]:
@@ -282,19 +202,6 @@ def rendered(table: Any, width: int = 200) -> list[str]:
 
 def cells(line: str) -> list[str]:
     return [cell.strip() for cell in re.split("[│┃]", line)[1:-1]]
-
-
-def test_all_of_it_fits_a_terminal_of_eighty_columns(sample: list[AccessRecord]) -> None:
-    log = AccessLogs([SAMPLE])
-    list(log)
-    figures, answers = replay_with_figures(sample)
-    report = summed(answers)
-    path = Path("examples/demo/sample.log")
-    parts = [demo.summary(path, log, report), demo.refusals(report), demo.bans(report), demo.worst(report)]
-    for part in [*parts, demo.by_route(figures), demo.verdict(report)]:
-        wide = [line.rstrip() for line in rendered(part)]
-        assert [line.rstrip() for line in rendered(part, 80)] == wide
-        assert max(map(len, wide)) <= 80
 
 
 def test_the_readme_shows_what_the_demo_prints(sample: list[AccessRecord]) -> None:
@@ -371,90 +278,6 @@ def test_a_wrong_retry_after_is_a_violation(twist: dict[str, Any], words: str) -
     assert [words in answer.violation for answer in report.violations] == [True] * 10
 
 
-def test_a_retry_after_where_no_wait_helps_is_a_violation() -> None:
-    def wrap(app: Any) -> Any:
-        async def changed(scope: Scope, receive: Receive, send: Send) -> None:
-            async def forward(message: Message) -> None:
-                await send({**message, "headers": [*message.get("headers", ()), (b"retry-after", b"1")]})
-
-            await app(scope, receive, forward)
-
-        return changed
-
-    report = summed(replay_in_memory([RECORD._replace(client=BLOCKED[0])], wrap=wrap))
-    assert [answer.violation for answer in report.violations] == ["Retry-After b'1' where no wait helps"]
-
-
-def test_a_refusal_with_another_status_is_a_violation() -> None:
-    def wrap(app: Any) -> Any:
-        async def changed(scope: Scope, receive: Receive, send: Send) -> None:
-            await app(scope, receive, lambda message: send({**message, "status": 200}))
-
-        return changed
-
-    report = summed(replay_in_memory([RECORD] * 61, wrap=wrap))
-    assert [answer.violation for answer in report.violations] == ["answered 200 instead of 429"]
-
-
-# Odd logs
-
-
-def test_a_request_reaches_the_application_as_a_server_would_hand_it_on() -> None:
-    scope = http_scope(RECORD._replace(path="/articles/a%20b?q=%31&x", user_agent="curl/8"))
-    assert (scope["path"], scope["raw_path"], scope["query_string"]) == (
-        "/articles/a b",
-        b"/articles/a%20b",
-        b"q=%31&x",
-    )
-    assert scope["client"][0] == "192.0.2.7"
-    assert (b"user-agent", b"curl/8") in scope["headers"]
-
-
-@pytest.mark.parametrize(
-    ("path", "status"),
-    [
-        ("http://example.org", 200),
-        ("http://example.org/health?x", 200),
-        ("*", 404),
-        ("example.org:443", 404),
-        ("//", 404),
-        ("/%", 404),
-        ("/%ff%00", 404),
-        ("/\ud800", 404),
-        ("/" + "a" * 60_000, 404),
-    ],
-)
-def test_no_target_breaks_the_application(path: str, status: int) -> None:
-    (answer,) = replay_in_memory([RECORD._replace(path=path)])
-    assert answer.status == status
-
-
-@pytest.mark.parametrize(
-    "client", ["crawler.example.net", "unix:", "999.999.999.999", "2001:db8::1", "x" * 300, "\ud800"]
-)
-def test_whatever_stands_for_a_client_is_a_client_of_its_own(client: str) -> None:
-    report = summed(replay_in_memory([RECORD._replace(client=client), RECORD] * 61))
-    assert not report.violations
-    assert report.clients == {name: {"admitted": 60, "refused": 1} for name in (client, RECORD.client)}
-
-
-def test_a_log_that_runs_backwards_is_replayed_in_its_time(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(demo, "ReplayClock", lambda: ReplayClock(lambda: 0))
-    lines = SAMPLE.read_text("ascii").splitlines(keepends=True)
-    backwards = sorted(lines, key=lambda line: line.partition("[")[2][:20], reverse=True)
-    assert backwards != lines
-    (tmp_path / "backwards.log").write_text("".join(backwards), "ascii")
-    assert demo.main(["--no-serve", "--log", str(tmp_path / "backwards.log")]) == 0
-    assert demo.main(["--no-serve"]) == 0
-    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
-    starts = [place for place, line in enumerate(lines) if line.startswith("Lines ")]
-    ends = [place for place, line in enumerate(lines) if line.startswith("Retry-After: ")]
-    first, second = (lines[start : end + 1] for start, end in zip(starts, ends, strict=True))
-    assert first == second
-
-
 # The site
 
 EDITOR = ("editor", "correct horse battery staple")
@@ -465,20 +288,11 @@ EDITOR = ("editor", "correct horse battery staple")
     [
         ("GET", "/", None, 200, "Notes on waiting"),
         ("GET", "/articles/ring-buffers", None, 200, "an index make a queue"),
-        ("GET", "/articles/nothing", None, 404, "no such article"),
         ("GET", "/static/site.css", None, 200, "sans-serif"),
-        ("GET", "/static/nothing", None, 404, "no such file"),
-        ("GET", "/feed.xml", None, 200, "<title>clock-steps</title>"),
-        ("GET", "/robots.txt", None, 200, "Disallow: /admin"),
         ("GET", "/api/search?q=Bucket", None, 200, '{"found":["token-buckets"]}'),
-        ("GET", "/export", None, 200, "sliding-windows\r\ntoken-buckets\r\n"),
         ("GET", "/export?full=1", None, 200, "cold-starts,The first request"),
-        ("GET", "/login", None, 200, "HTTP Basic"),
-        ("POST", "/login", None, 401, "Not authenticated"),
         ("POST", "/login", ("editor", "guess"), 401, "wrong name or password"),
-        ("POST", "/login", ("nobody", ""), 401, "wrong name or password"),
         ("POST", "/login", EDITOR, 200, '{"user":"editor"}'),
-        ("GET", "/admin", None, 401, "Not authenticated"),
         ("GET", "/admin", EDITOR, 200, "Hello editor"),
         ("GET", "/health", None, 200, '{"ok":true}'),
         ("GET", "/wp-login.php", None, 404, "Not Found"),
@@ -546,24 +360,6 @@ def test_a_log_that_cannot_be_used_gives_one_line_and_exit_2(
     assert captured.out == ""
 
 
-def test_a_log_of_lines_that_are_no_http_request_is_a_log_all_the_same(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "tls.log").write_text('192.0.2.7 - - [03/Mar/2026:10:00:00 +0000] "\\x16\\x03" 400 0\n' * 3)
-    assert demo.main(["--no-serve", "--log", str(tmp_path / "tls.log")]) == 0
-    out = capsys.readouterr().out
-    assert "3 of the lines read" in out
-    assert "0 from 0 clients" in out
-    assert "none to check" in out
-
-
-@pytest.mark.parametrize("port", ["65536", "-1", "http", "٨٠"])
-def test_a_bad_port_is_refused(port: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        demo.main([f"--port={port}"])
-    assert "expected a whole number from 0 to 65535" in capsys.readouterr().err
-
-
 def test_a_port_in_use_gives_one_line_and_exit_2(capsys: pytest.CaptureFixture[str]) -> None:
     with demo.socket.create_server((demo.HOST, 0)) as taken:
         assert demo.serve(taken.getsockname()[1], demo.Console()) == 2
@@ -575,14 +371,6 @@ def command(*arguments: str) -> list[str]:
 
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "NO_COLOR": "1", "COLUMNS": "200"}
-
-
-def test_the_command_replays_the_sample_and_ends() -> None:
-    done = subprocess.run(
-        command("--no-serve"), cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "1 us before: refused; 0 violations" in done.stdout
 
 
 @contextmanager
@@ -617,6 +405,7 @@ def sent(client: httpx.Client, found: re.Match[str]) -> list[httpx.Response]:
     ]
 
 
+@pytest.mark.all
 def test_the_command_serves_the_site_and_its_curl_lines_are_refused_as_it_says(tmp_path: Path) -> None:
     with serving(tmp_path, stdout=subprocess.PIPE) as server:
         assert server.stdout is not None
@@ -635,33 +424,6 @@ def test_the_command_serves_the_site_and_its_curl_lines_are_refused_as_it_says(t
     assert "Retry-After" not in blocked[0].headers
     assert [answer.status_code for answer in banned] == [404] * 3 + [403]
     assert 3_590 <= int(banned[-1].headers["Retry-After"]) <= 3_960
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no pseudo-terminals")
-def test_a_terminal_shows_the_counts_while_the_site_is_served(tmp_path: Path) -> None:
-    import pty
-
-    ours, theirs = pty.openpty()
-    try:
-        with serving(tmp_path, stdout=theirs, stderr=theirs) as server:
-            os.close(theirs)
-            seen = ""
-
-            def until(pattern: str) -> re.Match[str]:
-                nonlocal seen
-                while (found := re.search(pattern, re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen))) is None:
-                    seen += os.read(ours, 65_536).decode(errors="replace")
-                return found
-
-            url = until(r"the same site at (http://127\.0\.0\.1:\d+)")[1]
-            until("0 admitted, 0 refused, 0 blocked, 0 banned")
-            with httpx.Client(trust_env=False) as client:
-                assert client.get(f"{url}/").status_code == 200
-            until("1 admitted, 0 refused, 0 blocked, 0 banned")
-            server.send_signal(signal.SIGINT)
-            until("Stopped")
-    finally:
-        os.close(ours)
 
 
 def check_refusal(answer: httpx.Response) -> None:

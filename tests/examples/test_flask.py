@@ -13,6 +13,8 @@ from slidegate.testing import FakeClock
 
 pytest.importorskip("flask")
 
+pytestmark = pytest.mark.all
+
 CLIENT = {"REMOTE_ADDR": "192.0.2.7"}
 OTHER = {"REMOTE_ADDR": "198.51.100.7"}
 

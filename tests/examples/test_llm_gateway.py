@@ -14,11 +14,10 @@ import pytest
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.types import Message
 
-from examples.llm_gateway.app import BUDGETS, LARGEST_BODY, Accounts, make_app
+from examples.llm_gateway.app import BUDGETS, Accounts, make_app
 from examples.llm_gateway.model import make_model
 from examples.llm_gateway.relay import RULE, Relay
 from examples.llm_gateway.upstream import Answer, ModelError, Upstream
@@ -26,6 +25,8 @@ from examples.llm_gateway.visit import KEYS
 from slidegate import Limiter, MemoryStore, RateLimitMiddleware, Rule
 from slidegate.testing import FakeClock
 from tests.examples.visits import running, shown
+
+pytestmark = pytest.mark.all
 
 
 def test_the_command_plays_the_visit_of_the_readme_and_serves_the_gateway() -> None:
@@ -173,56 +174,6 @@ def gateway(limiter: Limiter, model: Starlette) -> httpx.AsyncClient:
 async def left(limiter: Limiter) -> list[int]:
     decision = await limiter.peek("account:ann", BUDGETS, cost=0, rule=RULE)
     return [limit.amount - state.remaining for limit, state in zip(BUDGETS, decision.states, strict=True)]
-
-
-@pytest.mark.parametrize(
-    ("asked", "status"),
-    [
-        ({"prompt": "hello"}, 200),
-        ({"prompt": ""}, 422),
-        ({"prompt": "hello", "max_tokens": 0}, 422),
-        ({"prompt": "hello", "max_tokens": 4_001}, 422),
-        ({}, 422),
-        ("hello", 422),
-        ({"prompt": "a" * LARGEST_BODY}, 413),
-    ],
-)
-async def test_a_question_is_of_one_form_and_one_size(asked: object, status: int) -> None:
-    async with Limiter(MemoryStore(clock=FakeClock())) as limiter, gateway(limiter, make_model()) as http:
-        assert (await http.post("/v1/ask", json=asked)).status_code == status
-
-
-async def test_a_question_of_unknown_length_is_refused_unread() -> None:
-    async def drops() -> AsyncGenerator[bytes, None]:
-        yield b'{"prompt": "hello"}'
-        raise AssertionError("read on")
-
-    async with Limiter(MemoryStore(clock=FakeClock())) as limiter, gateway(limiter, make_model()) as http:
-        http.headers["Content-Type"] = "application/json"
-        assert (await http.post("/v1/ask", content=drops())).status_code == 413
-
-
-@pytest.mark.parametrize(
-    ("status", "fields", "expected"),
-    [
-        (503, {"Retry-After": "9000"}, (503, "9000")),
-        (503, {"Retry-After": "soon"}, (503, None)),
-        (429, {}, (503, None)),
-        (500, {}, (502, None)),
-        (404, {}, (502, None)),
-    ],
-)
-async def test_errors_of_the_model_are_errors_of_the_gateway_and_cost_nothing(
-    status: int, fields: dict[str, str], expected: tuple[int, str | None]
-) -> None:
-    async def fail(request: Request) -> PlainTextResponse:
-        return PlainTextResponse("no", status, fields)
-
-    model = Starlette(routes=[Route("/v1/complete", fail, methods=["POST"])])
-    async with Limiter(MemoryStore(clock=FakeClock())) as limiter, gateway(limiter, model) as http:
-        answer = await http.post("/v1/ask", json={"prompt": "four words of it"})
-        assert (answer.status_code, answer.headers.get("Retry-After")) == expected
-        assert await left(limiter) == [0, 0]
 
 
 async def test_an_unknown_key_is_refused_before_any_token_is_counted() -> None:

@@ -17,6 +17,8 @@ from slidegate import ConfigurationError, Limiter, RateLimitMiddleware, StoreErr
 from slidegate.testing import FakeClock
 from slidegate.testing.contract import StoreContract
 
+pytestmark = pytest.mark.all
+
 
 class TestContract(StoreContract):
     def make_store(self, clock: FakeClock) -> DictStore:

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
-from pathlib import Path
 
 import httpx
-from fastapi import APIRouter
-from fastapi.routing import APIRoute
-from sqlalchemy import text
-from sqlalchemy.ext.asyncio import create_async_engine
+import pytest
 
-from examples.saas import tables
 from examples.saas.app import PLANS, make_app
 from examples.saas.calls import RenderError
-from examples.saas.customers import KEPT, KEPT_S, LONGEST_KEY, Customers
-from examples.saas.operators import operators
+from examples.saas.customers import KEPT_S, Customers
 from examples.saas.visit import OPERATOR, opened
 from slidegate import Limiter, MemoryStore, Quota
 from slidegate.testing import FakeClock
 from tests.examples.visits import running, shown
+
+pytestmark = pytest.mark.all
 
 
 def test_the_command_plays_the_visit_of_the_readme_and_serves_the_api() -> None:
@@ -72,27 +67,6 @@ async def test_a_report_that_fails_costs_the_tenant_nothing() -> None:
             assert (await acme.get("/v1/standing")).json()["left"] == {"minute": 5, "month": 8}
 
 
-async def test_operators_name_tenants_and_plans_that_exist() -> None:
-    async with opened() as customers, Limiter(MemoryStore(clock=FakeClock())) as limiter:
-        app = make_app(limiter, customers, OPERATOR)
-        await customers.add("acme", "free")
-        async with caller(app, "") as desk:
-            desk.headers["Authorization"] = f"Bearer {OPERATOR}"
-            assert (await desk.get("/operators/tenants/nobody")).status_code == 404
-            assert (await desk.put("/operators/tenants/acme/plan/golden")).status_code == 404
-            assert (await desk.get("/operators/tenants/acme")).json() == {"used": {}}
-            desk.headers["Authorization"] = "Bearer wrong"
-            routes = paths(operators(limiter, customers, OPERATOR))
-            for path, method in routes:
-                answer = await desk.request(method, path.format(tenant="acme", plan="pro"))
-                assert (path, answer.status_code) == (path, 401)
-            assert len(routes) == 3
-
-
-def paths(routes: APIRouter) -> list[tuple[str, str]]:
-    return [(route.path, method) for route in routes.routes if isinstance(route, APIRoute) for method in route.methods]
-
-
 async def test_a_change_elsewhere_is_heeded_after_five_seconds_and_one_here_at_once() -> None:
     clock = FakeClock()
     async with opened() as elsewhere:
@@ -113,42 +87,3 @@ async def plan_of(customers: Customers, key: str) -> str:
     assert found is not None
     assert isinstance(found.limits[1], Quota)
     return found.plan
-
-
-async def test_a_look_up_that_a_change_overtakes_is_not_remembered() -> None:
-    async with opened() as customers:
-        key = await customers.add("acme", "free")
-        look_up, looked, go = customers.look_up, asyncio.Event(), asyncio.Event()
-
-        async def slow(digest: str) -> object:
-            found = await look_up(digest)
-            looked.set()
-            await go.wait()
-            return found
-
-        customers.look_up = slow  # type: ignore[method-assign, assignment]
-        first = asyncio.create_task(customers.find(key))
-        await looked.wait()
-        await customers.change_plan("acme", "pro")
-        go.set()
-        await first
-        assert await plan_of(customers, key) == "pro"
-
-
-async def test_the_memory_of_keys_is_bounded_and_keeps_no_key_as_it_is(tmp_path: Path) -> None:
-    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'saas.db'}")
-    customers = Customers(engine)
-    await customers.make_tables(PLANS)
-    key = await customers.add("acme", "free")
-    for number in range(KEPT + 10):
-        assert await customers.find(f"made-up-{number}") is None
-    assert customers.remembered == KEPT
-    assert await customers.find("k" * (LONGEST_KEY + 1)) is None
-    assert await customers.find("") is None
-    assert customers.looked_up == KEPT + 10, "neither of these two can be a key"
-    async with engine.connect() as connection:
-        rows = (await connection.execute(text(f"SELECT * FROM {tables.ApiKey.__tablename__}"))).all()
-    await engine.dispose()
-    assert len(rows) == 1
-    assert key not in str(rows)
-    assert key.encode() not in (tmp_path / "saas.db").read_bytes()

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import signal
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import httpx
@@ -16,8 +13,9 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from examples.serving import HOST, INTERRUPTED, run, served, show
-from tests.examples.visits import PATIENCE_S
+from examples.serving import HOST, run, served, show
+
+pytestmark = pytest.mark.all
 
 
 async def hello(request: object) -> PlainTextResponse:
@@ -53,47 +51,6 @@ def test_a_bad_port_is_refused(port: str, capsys: pytest.CaptureFixture[str]) ->
     with pytest.raises(SystemExit, match="2"):
         run("greeting", "Greets.", visit, site, [], [f"--port={port}"])
     assert "expected a whole number from 0 to 65535" in capsys.readouterr().err
-
-
-@pytest.fixture
-def interruptible() -> Iterator[None]:
-    """Have the process heed Ctrl-C, which a shell takes from a process that it starts in the background."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("interruptible")
-def test_ctrl_c_ends_a_visit_quietly(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
-    ended = []
-
-    async def long_visit() -> None:
-        async with site() as app, served(app) as server:
-            signal.raise_signal(signal.SIGINT)
-            try:
-                await asyncio.sleep(PATIENCE_S)
-            finally:
-                ended.append(server)
-
-    assert run("greeting", "Greets.", long_visit, site, [], []) == INTERRUPTED
-    assert capfd.readouterr() == ("", "")
-    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
-    assert ended[0].is_stopping.is_set()
-
-
-def test_an_application_that_does_not_start_ends_the_example(capfd: pytest.CaptureFixture[str]) -> None:
-    @asynccontextmanager
-    async def broken(app: object) -> AsyncIterator[None]:
-        raise RuntimeError("no database")
-        yield
-
-    async def hopeful_visit() -> None:
-        async with served(Starlette(lifespan=broken)):
-            raise AssertionError("it has not started")
-
-    with pytest.raises(SystemExit):
-        run("greeting", "Greets.", hopeful_visit, site, [], ["--no-serve"])
-    assert "no database" in capfd.readouterr().err
 
 
 async def test_a_server_ends_with_its_context_and_gives_its_port_back() -> None:

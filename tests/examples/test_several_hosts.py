@@ -10,11 +10,9 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import hatchling.build
 import httpx
 import pytest
 import yaml
@@ -22,9 +20,10 @@ import yaml
 from examples.several_hosts import __main__ as command
 from examples.several_hosts import app as site
 from examples.several_hosts import deployment, front, processes
-from examples.several_hosts.walk import Answer, counted
 from tests.examples.visits import PATIENCE_S, ROOT, running, shown
-from tests.redis_servers import HOST, REDIS, free_port, needs_redis
+from tests.redis_servers import HOST, free_port, needs_redis
+
+pytestmark = pytest.mark.all
 
 PLACE = ROOT / "examples" / "several_hosts"
 COMPOSE = yaml.safe_load((PLACE / "compose.yaml").read_text("utf-8"))
@@ -101,28 +100,6 @@ def test_no_process_is_left_behind_when_the_example_is_killed() -> None:
     processes.wait_until(gone, "the front is gone")
 
 
-def test_a_port_that_is_taken_is_one_line(
-    patient: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(command, "House", Taken)
-    assert command.main(["--redis", "any"]) == 2
-    assert capsys.readouterr().err == "several_hosts: front: address already in use\n"
-
-
-class Taken:
-    """Stands in for a house whose front cannot listen."""
-
-    def __init__(self, *_: object) -> None:
-        pass
-
-    def __enter__(self) -> None:
-        with processes.Process("front", [sys.executable, "-c", "print('address already in use')"]) as process:
-            process.wait_for("running")
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-
 def test_a_missing_redis_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -132,22 +109,6 @@ def test_a_missing_redis_is_one_line(
     assert command.main([]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("several_hosts: there is no redis-server from 6.2 on")
-
-
-@needs_redis
-def test_a_redis_is_found_and_an_old_one_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    old = tmp_path / "redis-server"
-    old.write_text("#!/bin/sh\necho Redis server v=6.0.16 sha=0\n")
-    old.chmod(0o755)
-    assert processes.version_of(str(old)) == (6, 0, 16)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    assert processes.find_redis() != str(old)
-    assert processes.version_of(str(REDIS)) >= processes.OLDEST_REDIS
-
-
-def test_an_answer_of_another_kind_is_a_failure() -> None:
-    answers = [Answer(200, "host_a"), Answer(429, ""), Answer(502, "")]
-    assert counted(answers) == "1 passed, 1 refused, 1 failed"
 
 
 # -- one host ------------------------------------------------------------------------------------------------------
@@ -225,27 +186,12 @@ def with_state(app: Any, state: dict[str, Any]) -> Any:
     return called
 
 
-async def test_the_front_says_so_where_no_host_answers() -> None:
-    app = front.make_app({"UPSTREAMS": f"http://{HOST}:{free_port()}"})
-    async with app.router.lifespan_context(app) as state:
-        transport = httpx.ASGITransport(app=with_state(app, state))
-        async with httpx.AsyncClient(transport=transport, base_url="http://site.test") as client:
-            assert (await client.get("/")).status_code == 502
-
-
 # -- the files for containers --------------------------------------------------------------------------------------
 
 
 def instructions(name: str) -> list[str]:
     """Return what follows an instruction of the Dockerfile, each time it stands there."""
     return re.findall(rf"^{name} (.+)$", DOCKERFILE, re.MULTILINE)
-
-
-def copied() -> Iterator[tuple[str, str]]:
-    """Yield (from, to) of all that the Dockerfile copies out of the checkout."""
-    for line in instructions("COPY"):
-        *sources, target = line.split()
-        yield from ((source, target) for source in sources)
 
 
 def test_a_container_runs_the_command_of_a_plain_process() -> None:
@@ -257,27 +203,6 @@ def test_a_container_runs_the_command_of_a_plain_process() -> None:
     assert instructions("USER") == ["nobody"]
     assert f"{site.__name__}:{site.make_app.__name__}" == deployment.SITE
     assert f"{front.__name__}:{front.make_app.__name__}" == deployment.FRONT
-
-
-def test_the_image_can_be_built_from_what_is_copied_into_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert all((ROOT / source).exists() for source, _ in copied())
-    # The examples come after the package is installed.
-    for source in (source for source, _ in copied() if not source.startswith("examples")):
-        target = tmp_path / source
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.symlink_to(ROOT / source)
-    monkeypatch.chdir(tmp_path)
-    assert hatchling.build.build_wheel(str(tmp_path / "dist")).endswith(".whl")
-    for source, target in copied():
-        # A directory is copied as what it holds; a file goes into a directory whose name ends in a slash.
-        assert target in (source, "./", f"{Path(source).parent}/")
-    assert re.findall(r'"\.\[([\w,]+)\]"', DOCKERFILE) == ["dashboard,redis"]
-
-
-def test_nothing_but_what_is_copied_is_sent_to_the_builder() -> None:
-    lines = [line for line in (PLACE / "Dockerfile.dockerignore").read_text("utf-8").splitlines() if line[:1] != "#"]
-    assert lines[0] == "*"
-    assert {line[1:] for line in lines if line.startswith("!")} == {source for source, _ in copied()}
 
 
 def test_containers_are_told_the_settings_that_plain_processes_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,16 +226,6 @@ def test_containers_are_told_the_settings_that_plain_processes_are_told(monkeypa
     assert all(first[name].startswith(f"${{{name}:?") for name in ("SITE_SECRET", "ADMIN_TOKEN"))
 
 
-def test_plain_processes_are_told_these_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[dict[str, str]] = []
-    house = processes.House("any", environment={})
-    house._socket = Path("socket")
-    monkeypatch.setattr(processes, "Process", lambda name, words, settings: told.append(settings))
-    monkeypatch.setattr(house, "_start", lambda process: process)
-    house._start_host("host_a")
-    assert {*told[0]} == {*deployment.SETTINGS}
-
-
 def test_the_hosts_trust_the_front_and_nobody_else() -> None:
     (network,) = COMPOSE["networks"]
     address = SERVICES["front"]["networks"][network]["ipv4_address"]
@@ -318,23 +233,3 @@ def test_the_hosts_trust_the_front_and_nobody_else() -> None:
     assert ipaddress.ip_address(address) in subnet
     assert all(SERVICES[name]["environment"]["TRUSTED_PROXIES"] == address for name in deployment.HOSTS)
     assert all(SERVICES[name]["networks"] == [network] for name in (*deployment.HOSTS, "redis"))
-
-
-def test_only_the_front_has_a_door_to_the_outside_and_it_knows_the_hosts() -> None:
-    assert [name for name, service in SERVICES.items() if "ports" in service] == ["front"]
-    (published,) = SERVICES["front"]["ports"]
-    assert published.split(":")[-1] in re.findall(r"listen (\d+);", NGINX)
-    assert published.startswith("127.0.0.1:")
-    upstream = re.search(r"upstream (\w+) \{(.*?)\}", NGINX, re.DOTALL)
-    assert upstream
-    assert re.findall(r"server (\S+?)[ ;]", upstream[2]) == [f"{name}:{deployment.PORT}" for name in deployment.HOSTS]
-    assert re.findall(r"proxy_pass http://(\w+);", NGINX) == [upstream[1]]
-    assert "proxy_set_header X-Forwarded-For $proxy_add_x_forwarded_for;" in NGINX
-    (volume,) = SERVICES["front"]["volumes"]
-    assert (PLACE / volume.split(":")[0]).exists()
-    assert {*SERVICES} == {"front", "redis", *deployment.HOSTS}
-
-
-def test_both_kinds_of_redis_have_the_same_options() -> None:
-    assert tuple(SERVICES["redis"]["command"][1:]) == deployment.REDIS_OPTIONS
-    assert SERVICES["host_a"]["environment"]["REDIS_URL"] == "redis://redis:6379/0"

@@ -39,15 +39,3 @@ def starts(program: str, words: list[str]) -> bool:
     modules = [re.sub(r":\w+$", "", word) for word in words if word.startswith("examples.")]
     (path,) = (ROOT / module.replace(".", "/") for module in modules)
     return path.with_suffix(".py").is_file() or (path / "__main__.py").is_file()
-
-
-def test_each_row_of_the_table_names_its_own_example() -> None:
-    rows = re.findall(
-        r"^\| \[(\w+)\]\((\S+)\) \| .+ \| `(.+)` \|$", (EXAMPLES / "README.md").read_text("utf-8"), re.MULTILINE
-    )
-    assert len(rows) >= 10
-    assert [
-        name for name, link, command in rows if not link.startswith(name) or name not in re.findall(r"\w+", command)
-    ] == []
-    names = [name for name, _, _ in rows]
-    assert len(names) == len(set(names))

@@ -18,6 +18,8 @@ import pytest
 
 pytest.importorskip("uvicorn")
 
+pytestmark = pytest.mark.all
+
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = "examples.workers.app"
 WORKERS = 4

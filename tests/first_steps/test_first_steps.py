@@ -14,6 +14,8 @@ import pytest
 from ..redis_servers import free_port
 from .walk import Walk, steps
 
+pytestmark = pytest.mark.all
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "first_steps.md"
 ASK_S = 120

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import ast
 import logging
-from pathlib import Path
 from typing import Any
 
 import pytest
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
-import slidegate.ops.access
-from slidegate import ConfigurationError, MemoryStore, StoreUnavailable
+from slidegate import ConfigurationError, StoreUnavailable
 from slidegate.ops.access.access import Access
-from slidegate.ops.access.door import Door, File
+from slidegate.ops.access.door import Door
 from slidegate.ops.access.visitors import Visitor
 
-from ...asgi import Answer, scope_of, send_scope
-from .visits import HOST, READ_TOKEN, TOKEN, Browser, House, said, send, with_token
+from ...asgi import Answer, call, scope_of, send_scope
+from .visits import HOST, READ_TOKEN, TOKEN, Browser, House, said, with_token
 
 FIELDS = {
     "x-frame-options": "DENY",
@@ -55,15 +52,12 @@ def check_fields(answer: Answer) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "does not start without a token"),
-        ({"token": None, "read_token": ()}, "does not start without a token"),
+        ({}, r"does not start without a token.*secrets\.token_urlsafe\(32\)"),
         ({"token": ""}, "16 to 512 characters"),
         ({"token": "fifteen-letters"}, "16 to 512 characters.*not 15"),
-        ({"token": "x" * 513}, "16 to 512 characters"),
         ({"token": "sixteen letters!"}, "without spaces"),
         ({"token": "schlüssel-schlüssel"}, "printable ASCII"),
         ({"token": b"bytes-are-no-text-here"}, "token: expected text"),
-        ({"token": 1234567890123456}, "token: expected text"),
         ({"token": [TOKEN, None]}, "printable ASCII"),
         ({"token": TOKEN, "read_token": TOKEN}, "given twice"),
         ({"token": [f"token-number-{number:04}" for number in range(17)]}, "at most 16"),
@@ -74,7 +68,6 @@ def check_fields(answer: Answer) -> None:
         ({"token": TOKEN, "hosts": [f"h{number}" for number in range(65)]}, "at most 64"),
         ({"token": TOKEN, "client": "10.0.0.0/8"}, "client: expected client_ip"),
         ({"token": TOKEN, "session": "10s"}, "session: expected 1 minute to 30 days"),
-        ({"token": TOKEN, "session": "31d"}, "session: expected 1 minute to 30 days"),
     ],
 )
 def test_what_cannot_work_ends_the_construction_and_shows_no_token(options: dict[str, Any], message: str) -> None:
@@ -82,23 +75,6 @@ def test_what_cannot_work_ends_the_construction_and_shows_no_token(options: dict
         Access(House().limiter, **options)
     for token in (TOKEN, "fifteen-letters", "sixteen letters!", "schlüssel"):
         assert token not in str(raised.value)
-
-
-def test_the_message_about_a_missing_token_shows_how_to_make_one() -> None:
-    with pytest.raises(ConfigurationError, match=r"token=os\.environ.*secrets\.token_urlsafe\(32\)"):
-        Access(House().limiter, what="AdminRoutes")
-
-
-def test_a_limiter_is_expected() -> None:
-    with pytest.raises(ConfigurationError, match="expected a Limiter"):
-        Access(MemoryStore(), token=TOKEN)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("options", [{"prefix": "api"}, {"prefix": "/api/"}, {"files": {"app.js": File(b"", "a/b")}}])
-def test_paths_begin_with_a_slash(options: dict[str, Any]) -> None:
-    house = House()
-    with pytest.raises(ConfigurationError, match="path: expected"):
-        Door(house.tool.app(), house.access, **options)
 
 
 # -- strangers -----------------------------------------------------------------------------------------------------
@@ -125,17 +101,11 @@ async def test_a_stranger_reads_public_files(house: House) -> None:
     "path",
     [
         "/static/..%2f..%2fetc/passwd",
-        "/static/../../etc/passwd",
-        "/static//etc/passwd",
-        "/static/\x00",
         "/static/%00",
-        "/app.js/",
         "/app.js%00",
         "//app.js",
-        "/./app.js",
         "/APP.JS",
         "/apii",
-        "/ap",
         "/.git/config",
         "/" + "a" * 60_000,
         "/\ud800",
@@ -192,37 +162,17 @@ async def test_the_tool_knows_its_visitor_by_a_name_that_is_not_the_token(house:
 )
 async def test_a_wrong_token_opens_nothing(field: str, house: House) -> None:
     headers = [(b"host", HOST.encode()), (b"authorization", field.encode("latin-1"))]
-    assert (await send(house.door, "/api/items", headers=headers)).status == 401
+    assert (await call(house.door, "/api/items", headers=headers)).status == 401
 
 
 async def test_two_tokens_at_once_open_nothing(house: House) -> None:
     headers = [(b"host", HOST.encode()), *[(b"authorization", f"Bearer {TOKEN}".encode())] * 2]
-    assert (await send(house.door, "/api/items", headers=headers)).status == 401
+    assert (await call(house.door, "/api/items", headers=headers)).status == 401
 
 
 async def test_a_wrong_token_beside_a_good_session_opens_nothing(browser: Browser) -> None:
     assert (await browser.send("GET", "/api/items", authorization="Bearer wrong-wrong-wrong")).status == 401
     assert (await browser.send("GET", "/api/items")).status == 200
-
-
-def test_what_is_secret_is_compared_in_constant_time() -> None:
-    """No `==` touches a token, a digest or the proof of a page."""
-    source = {path.name: ast.parse(path.read_text()) for path in Path(slidegate.ops.access.__path__[0]).glob("*.py")}
-    compared = {
-        (name, ast.unparse(node))
-        for name, tree in source.items()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Compare) and any(isinstance(kind, ast.Eq | ast.NotEq | ast.In) for kind in node.ops)
-    }
-    words = ("csrf", "digest", "secret", "token")
-    assert {(name, text) for name, text in compared if any(word in text.lower() for word in words)} == set()
-    calls = [
-        (name, ast.unparse(node))
-        for name, tree in source.items()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("compare_digest")
-    ]
-    assert {name for name, _ in calls} == {"tokens.py", "sessions.py"}
 
 
 # -- auth=... ------------------------------------------------------------------------------------------------------
@@ -271,24 +221,14 @@ async def test_with_an_auth_function_a_page_gets_its_proof_and_needs_it() -> Non
     assert (await browser.send("POST", "/api/session", {"token": TOKEN})).status == 404
 
 
-async def test_a_session_for_the_proof_opens_nothing_by_itself() -> None:
-    known = ["full"]
-    house = House(auth=lambda request: known[0] or None)  # type: ignore[arg-type,return-value]
-    browser = Browser(house.door)
-    browser.csrf = said(await browser.send("GET", "/api/session"))["csrf"]
-    known[0] = ""
-    assert (await browser.send("GET", "/api/items")).status == 401
-    assert (await browser.send("POST", "/api/items", {})).status == 401
-
-
 async def test_a_script_that_a_function_knows_by_a_field_of_its_own_needs_no_proof() -> None:
     house = House(auth=lambda request: "full" if request.headers.get("x-key") == "right" else None)
     fields = {"host": HOST, "content-type": "application/json", "x-key": "right"}
-    assert (await send(house.door, "/api/items", "POST", b"{}", fields)).status == 200
+    assert (await call(house.door, "/api/items", "POST", b"{}", headers=fields)).status == 200
     # As soon as a browser may have sent it, it does.
     for name in ("cookie", "origin", "referer", "sec-fetch-site", "sec-fetch-mode"):
         value = f"http://{HOST}" if name == "origin" else "none"
-        assert (await send(house.door, "/api/items", "POST", b"{}", {**fields, name: value})).status == 403
+        assert (await call(house.door, "/api/items", "POST", b"{}", headers={**fields, name: value})).status == 403
     assert len(house.tool.changes) == 1
 
 
@@ -329,18 +269,6 @@ async def test_a_failure_shows_a_number_and_the_log_says_why(
     check_fields(answer)
 
 
-@pytest.mark.parametrize("size", [1, 70_000])
-async def test_a_failure_that_the_tool_reports_by_itself_goes_out_as_it_is(size: int, house: House) -> None:
-    async def frank(scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 500, "headers": []})
-        for _ in range(3):
-            await send({"type": "http.response.body", "body": b"x" * size, "more_body": True})
-        await send({"type": "http.response.body", "body": b""})
-
-    answer = await with_token(Door(frank, house.access), "GET", "/x")
-    assert (answer.status, len(answer.body)) == (500, 3 * size)
-
-
 async def test_a_store_that_does_not_answer_is_no_failure_of_ours(house: House) -> None:
     async def away(scope: Scope, receive: Receive, send: Send) -> None:
         raise StoreUnavailable("redis://user:s3cret@h:6379/0 is away")
@@ -365,8 +293,5 @@ async def test_the_lifespan_is_that_of_the_tool(house: House) -> None:
     async def tool(scope: Scope, receive: Receive, send: Send) -> None:
         heard.append(scope["type"])
 
-    async def nothing() -> Message:
-        raise AssertionError
-
-    await Door(tool, house.access)({"type": "lifespan"}, nothing, nothing)  # type: ignore[arg-type]
+    await send_scope(Door(tool, house.access), {"type": "lifespan"})
     assert heard == ["lifespan"]

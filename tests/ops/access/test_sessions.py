@@ -11,12 +11,14 @@ import anyio
 import pytest
 from itsdangerous import URLSafeSerializer
 
-from slidegate import Limiter, MemoryStore, StoreUnavailable
+from slidegate import Limiter, MemoryStore
 from slidegate.ops.access.access import PASS, Access
 from slidegate.ops.access.door import Door
 from slidegate.stores.lmdb.store import LmdbStore
 
-from .visits import HOST, READ_TOKEN, TOKEN, Browser, House, said, send
+from ...asgi import call
+from .away_store import AwayStore
+from .visits import HOST, READ_TOKEN, TOKEN, Browser, House, said
 
 HOUR_S = 3_600
 
@@ -45,11 +47,9 @@ async def moved(browser: Browser, to: Door) -> int:
 @pytest.mark.parametrize(
     ("scheme", "root", "name", "path"),
     [
-        ("http", "", "slidegate_session", "/"),
         ("http", "/slidegate", "slidegate_session", "/slidegate"),
         ("https", "/slidegate", "__Secure-slidegate_session", "/slidegate"),
         ("https", "", "__Host-slidegate_session", "/"),
-        ("http", "/a b", "slidegate_session", "/"),
         ("http", "/x;Domain=evil.example", "slidegate_session", "/"),
         ("http", "/ä", "slidegate_session", "/"),
     ],
@@ -97,34 +97,31 @@ async def test_a_foreign_cookie_of_the_same_name_hides_no_session() -> None:
 # -- forged, old and revoked ---------------------------------------------------------------------------------------
 
 
-def forged(house: House) -> dict[str, str]:
-    """Return cookies that are no sessions, by what is wrong with them."""
-    key = house.access._tokens.all[0].key
-    sign = URLSafeSerializer(
-        key, b"slidegate: session", signer_kwargs={"key_derivation": "hmac", "digest_method": "sha256"}
-    )
-    good = house.access.sessions.open(key)[1]
-    now_us = house.clock.now_us
-    other = URLSafeSerializer(b"k" * 32, b"slidegate: session")
-    return {
-        "empty": "",
-        "no signature": good.rpartition(".")[0],
-        "another signature": good[:-4] + ("AAAA" if good[-4:] != "AAAA" else "BBBB"),
-        "another body": "x" + good,
-        "signed by somebody": other.dumps(["a" * 22, now_us]),
-        "too long": "a" * 10_000,
-        "no ASCII": "ä" * 20,
-        "from tomorrow": str(sign.dumps(["a" * 22, now_us + 86_400_000_000])),
-        "from before": str(sign.dumps(["a" * 22, now_us - 12 * HOUR_S * 1_000_000])),
-    }
+NO_SESSIONS = {
+    "empty": lambda good: "",
+    "no signature": lambda good: good.rpartition(".")[0],
+    "another signature": lambda good: good[:-4] + ("AAAA" if good[-4:] != "AAAA" else "BBBB"),
+    "another body": lambda good: "x" + good,
+    "signed by somebody": lambda good: URLSafeSerializer(b"k" * 32, b"slidegate: session").dumps(["a" * 22, 1]),
+    "too long": lambda good: "a" * 10_000,
+    "no ASCII": lambda good: "ä" * 20,
+}
 
 
-@pytest.mark.parametrize("which", forged(House()))
+@pytest.mark.parametrize("which", NO_SESSIONS)
 async def test_no_other_text_is_a_session(which: str) -> None:
+    browser = await session_at(House())
+    (good,) = browser.cookies.values()
+    for text, status in ((NO_SESSIONS[which](good), 401), (good, 200)):
+        headers = [(b"host", HOST.encode()), (b"cookie", f"slidegate_session={text}".encode())]
+        assert (await call(browser.app, "/api/items", headers=headers)).status == status
+
+
+async def test_a_session_from_tomorrow_is_none() -> None:
     house = House()
-    browser = Browser(house.door)
-    headers = [(b"host", HOST.encode()), (b"cookie", f"slidegate_session={forged(house)[which]}".encode())]
-    assert (await send(browser.app, "/api/items", headers=headers)).status == 401
+    house.clock.advance("1d")
+    browser = await session_at(house)
+    assert await moved(browser, House().door) == 401
 
 
 async def test_a_session_ends_when_its_time_is_over() -> None:
@@ -190,14 +187,10 @@ async def test_a_session_is_not_changed(method: str) -> None:
     [
         (b"", 422),
         (b"{}", 422),
-        (b"[]", 422),
-        (b'"x"', 422),
         (b'{"token": 5}', 422),
-        (b'{"token": null}', 422),
         (b'{"token": "x", "more": 1}', 422),
         (b'{"token": "%s"}' % (b"x" * 513), 422),
         (b'{"token": "x"', 400),
-        (b'{"token": "\\ud800"}', 400),
         (b'{"token": "%s"}' % (b"x" * 5_000), 413),
         (b'{"token": "wrong"}', 401),
     ],
@@ -264,32 +257,6 @@ async def test_a_worker_with_the_same_store_knows_that_a_session_was_revoked(tmp
     await other.close()
 
 
-async def test_where_a_function_says_who_comes_workers_agree_on_the_proof(tmp_path: Path) -> None:
-    house = House(store=LmdbStore(tmp_path / "store"), auth=lambda request: "full")
-    other = Limiter(LmdbStore(tmp_path / "store"), deadline="30s")
-    browser = Browser(house.door)
-    browser.csrf = said(await browser.send("GET", "/api/session"))["csrf"]
-    assert await moved(browser, door(other, house, token=None, read_token=None, auth=lambda request: "full")) == 200
-    await house.limiter.close()
-    await other.close()
-
-
-class AwayStore(LmdbStore):
-    """A store that can be switched off."""
-
-    away = False
-
-    def peek(self, *args, **options):  # type: ignore[no-untyped-def]
-        if self.away:
-            raise StoreUnavailable("away")
-        return super().peek(*args, **options)
-
-    def charge(self, *args, **options):  # type: ignore[no-untyped-def]
-        if self.away:
-            raise StoreUnavailable("away")
-        return super().charge(*args, **options)
-
-
 @pytest.mark.parametrize("on_error", ["allow", "deny", "local"])
 async def test_while_the_store_is_away_a_session_is_good_for_looking_and_logging_out_fails(
     on_error: Any, tmp_path: Path
@@ -308,7 +275,6 @@ async def test_while_the_store_is_away_a_session_is_good_for_looking_and_logging
 
 
 async def test_an_open_stream_can_ask_whether_its_session_goes_on() -> None:
-    known: list[Any] = ["full"]
     house = House()
     browser = await session_at(house)
     headers = {"host": HOST, "cookie": "; ".join(f"{name}={value}" for name, value in browser.cookies.items())}
@@ -319,11 +285,6 @@ async def test_an_open_stream_can_ask_whether_its_session_goes_on() -> None:
     assert await house.access.still_valid(scope)
     await browser.send("DELETE", "/api/session")
     assert not await house.access.still_valid(scope)
-    own = House(auth=lambda request: known[0])
-    scope[PASS] = await own.access.recognise({**scope, "headers": []})
-    assert await own.access.still_valid(scope)
-    known[0] = None
-    assert not await own.access.still_valid(scope)
 
 
 def test_a_visit_works_under_trio_too() -> None:

@@ -18,7 +18,7 @@ from slidegate.ops.access.door import Door, File
 from slidegate.ops.access.visitors import visitor_of
 from slidegate.testing import FakeClock
 
-from ...asgi import Answer, scope_of, send_scope
+from ...asgi import Answer, call
 
 TOKEN = "full-token-0123456789abcdef"
 READ_TOKEN = "read-token-0123456789abcdef"
@@ -104,9 +104,8 @@ class Browser:
         fields.update({name.replace("_", "-"): value for name, value in headers.items()})
         body = b"" if said is None else said if isinstance(said, bytes) else json.dumps(said).encode()
         sent = {name: value for name, value in fields.items() if value is not None}
-        answer = await send(
-            self.app, self.root + self.at + path, method, body, sent, (self.peer, 1), self.scheme, self.root
-        )
+        place = {"client": (self.peer, 1), "scheme": self.scheme, "root_path": self.root}
+        answer = await call(self.app, self.root + self.at + path, method, body, headers=sent, **place)
         for name, value in answer.start["headers"]:
             if name == b"set-cookie":
                 ((key, morsel),) = SimpleCookie(value.decode()).items()
@@ -129,22 +128,7 @@ def said(answer: Answer) -> Any:
     return json.loads(answer.body)
 
 
-async def send(
-    app: ASGIApp,
-    path: str,
-    method: str = "GET",
-    body: bytes = b"",
-    headers: dict[str, str] | list[tuple[bytes, bytes]] | None = None,
-    client: tuple[str, int] = ("203.0.113.9", 1),
-    scheme: str = "http",
-    root: str = "",
-) -> Answer:
-    """Send a request with a body, in one piece."""
-    scope = scope_of(path, method, client=client, headers=headers, scheme=scheme, root_path=root)
-    return await send_scope(app, scope, body)
-
-
 async def with_token(app: ASGIApp, method: str, path: str, token: str = TOKEN, said: Any = None, **more: str) -> Answer:
     """Send a request as a script does, with its token."""
     headers = {"host": HOST, "authorization": f"Bearer {token}", "content-type": "application/json", **more}
-    return await send(app, path, method, b"" if said is None else json.dumps(said).encode(), headers)
+    return await call(app, path, method, b"" if said is None else json.dumps(said).encode(), headers=headers)

@@ -1,4 +1,4 @@
-"""Bans by the admin API: on every store, by two admins at once, and by the hundred thousand."""
+"""Bans by the admin API: on every store, by two admins at once and very many."""
 
 from __future__ import annotations
 
@@ -124,13 +124,13 @@ async def test_pages_stay_right_while_bans_come_and_go() -> None:
     assert names(second["bans"], "target") == [f"user:{n}" for n in (19, 18, 17, 16, 14, 13, 12, 11, 10)] + ["user:09"]
 
 
-async def test_a_page_of_a_hundred_thousand_bans_lets_other_tasks_run() -> None:
-    office = Office(Limiter(MemoryStore(max_bans=200_000)))
+async def test_a_page_of_many_bans_lets_other_tasks_run() -> None:
+    office = Office(Limiter(MemoryStore(max_bans=40_000)))
     rows: list[dict[str, object]] = [{"slidegate": "bans", "version": 1, "written_us": NOW_US}]
     rows += [
         {"ban": f"user:{n}", "reason": "why", "by": "me", "rung": 0, "made_us": NOW_US, "ends_us": None,
          "since_us": NOW_US, "prolong_us": 0}
-        for n in range(100_000)
+        for n in range(30_000)
     ]  # fmt: skip
     office.limiter.store.bans.load(rows)
     turns = 0
@@ -144,8 +144,8 @@ async def test_a_page_of_a_hundred_thousand_bans_lets_other_tasks_run() -> None:
     ticking = asyncio.ensure_future(tick())
     page = await office.operator().get("bans", limit=5)
     ticking.cancel()
-    assert (len(page["bans"]), page["total"]) == (5, 100_000)
-    assert turns >= 100_000 // STEP
+    assert (len(page["bans"]), page["total"]) == (5, 30_000)
+    assert turns >= 30_000 // STEP
 
 
 @every_store

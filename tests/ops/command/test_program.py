@@ -14,12 +14,12 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from slidegate.ops.command import main, program
 
-from .sample import ENDS, HOSTILE
+from .sample import HOSTILE
 
 ROOT = Path(__file__).resolve().parents[3]
 SAMPLE = ("tests.ops.command.sample:sample", "End in some way.")
@@ -73,10 +73,6 @@ def test_each_end_has_its_code_and_at_most_one_line(end: str, code: int, capsys:
     assert said.out == ""
 
 
-def test_every_end_is_tried() -> None:
-    assert len(ENDS) == 11
-
-
 def test_a_fault_shows_its_traceback_on_demand(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,10 +113,31 @@ def test_help_names_every_command_and_imports_none(
     assert all(name in said for name in program.COMMANDS)
 
 
-def test_every_command_of_the_table_can_be_imported_and_helps(capsys: pytest.CaptureFixture[str]) -> None:
-    for name in program.COMMANDS:
-        assert main([name, "--help"]) == 0
-        assert "Usage: slidegate" in capsys.readouterr().out
+OPTIONS = {
+    "bans add": "by create for format quiet reason store value",
+    "bans export": "as quiet store",
+    "bans history": "format quiet store value",
+    "bans import": "as by create for format quiet reason store",
+    "bans list": "format match policy quiet store",
+    "bans remove": "by format quiet store value",
+    "check": "app-dir factory format quiet rules",
+    "explain": "format quiet",
+    "key reset": "format quiet store value",
+    "key show": "format quiet rule rules store value",
+    "run": "app-dir dashboard factory host port reload rules store workers",  # and those of uvicorn
+    "shadow report": "format quiet store window",
+    "simulate": "ban-after format html key limit log-fields log-format processes quiet rules since until",
+    "suggest": "format key log-fields log-format processes quiet routes since touch until",
+    "top": "every format once quiet store window",
+}
+
+
+def test_commands_and_options_are_those_of_today(capsys: pytest.CaptureFixture[str]) -> None:
+    assert {name.split()[0] for name in OPTIONS} == set(program.COMMANDS) - {"sample"}
+    for name, options in OPTIONS.items():
+        assert main([*name.split(), "--help"]) == 0
+        found = set(re.findall(r"^  (?:-\w, )?--([a-z-]+)", capsys.readouterr().out, re.MULTILINE)) - {"help"}
+        assert found == set(options.split()) or (name == "run" and found > set(options.split())), name
 
 
 def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
@@ -147,11 +164,6 @@ def test_the_package_runs_as_a_module() -> None:
     ended = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=HANG_S, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout.startswith("slidegate ")
-
-
-def test_the_script_of_the_package_is_the_command() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    assert project["scripts"] == {"slidegate": f"{main.__module__}:{main.__name__}"}
 
 
 # -- output --------------------------------------------------------------------------------------------------------
@@ -218,17 +230,15 @@ WAYS_OF_TEXT = [
 
 
 @pytest.mark.parametrize("more", WAYS_OF_TEXT)
-@pytest.mark.parametrize("form", ["text", "csv", "json"])
-def test_no_locale_and_no_width_ends_a_table(more: dict[str, str], form: str) -> None:
-    ended = real("sample", "--rows", "300", "--format", form, **more)
+def test_no_locale_and_no_width_ends_a_table(more: dict[str, str]) -> None:
+    ended = real("sample", "--rows", "300", **more)
     assert (ended.returncode, ended.stderr) == (0, b"working\n")
     assert len(ended.stdout.splitlines()) >= 300
     assert b"\x1b" not in ended.stdout
 
 
-@pytest.mark.parametrize("form", ["text", "csv", "json"])
-def test_a_reader_that_goes_away_is_no_failure(form: str) -> None:
-    command = [sys.executable, "-c", REAL, "sample", "--quiet", "--rows", "100000", "--format", form]
+def test_a_reader_that_goes_away_is_no_failure() -> None:
+    command = [sys.executable, "-c", REAL, "sample", "--quiet", "--rows", "100000"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()) as process:
         assert process.stdout is not None
         assert process.stderr is not None
@@ -255,13 +265,6 @@ def test_shells_complete_commands_and_options(words: str, place: str, expected: 
     assert ended.stdout.decode().splitlines() == [f"plain,{expected}"]
 
 
-@pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_shells_get_their_script(shell: str) -> None:
-    ended = real(_SLIDEGATE_COMPLETE=f"{shell}_source")
-    assert ended.returncode == 0
-    assert b"_SLIDEGATE_COMPLETE" in ended.stdout
-
-
 # -- the page about the command --------------------------------------------------------------------------------------
 
 
@@ -272,13 +275,6 @@ def test_the_page_names_options_that_the_help_has(name: str, capsys: pytest.Capt
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", section))
     assert main([*name.split(), "--help"]) == 0
     assert named <= set(re.findall(r"--[a-z][a-z-]+", capsys.readouterr().out))
-
-
-def test_the_reference_names_every_sub_command() -> None:
-    page = (ROOT / "docs" / "reference" / "api.md").read_text("utf-8")
-    section = page.partition("\n## The command\n")[2].partition("\n## ")[0]
-    named = {name.split()[0] for name in re.findall(r"`([a-z ]+)`", section)}
-    assert named == set(program.COMMANDS) - {"sample"}
 
 
 # -- words that nobody foresaw -------------------------------------------------------------------------------------
@@ -300,7 +296,6 @@ KNOWN = [
 WORDS = st.lists(st.sampled_from(KNOWN) | st.text(max_size=12).filter(lambda word: ":" not in word), max_size=6)
 
 
-@settings(max_examples=100)
 @given(st.sampled_from(["explain", "check", "run", "", "--version", "--help"]), WORDS)
 def test_no_words_give_a_traceback_or_a_code_of_their_own(name: str, words: list[str]) -> None:
     with contextlib.redirect_stderr(io.StringIO()) as said, contextlib.redirect_stdout(io.StringIO()):

@@ -14,11 +14,8 @@ from slidegate.core.errors import StoreUnavailable
 from slidegate.ops.dashboard.frames import (
     EVERY_S,
     LINE_POINTS,
-    MOST_LINES,
-    SELDOM_S,
     WINDOWS,
     Frames,
-    busiest,
     interval_s,
     thinned,
 )
@@ -86,24 +83,6 @@ async def test_a_frame_is_good_for_its_interval_and_no_longer(window: str, now: 
     assert made(desk) == 2
 
 
-async def test_small_lines_are_asked_for_seldom_and_for_the_busiest_alone(now: list[float]) -> None:
-    desk = Desk(rules=40)
-    frames = Frames(desk, lambda: now[0])
-
-    def lines() -> list[str]:
-        return [question for question in desk.asked if question.startswith("history rule")]
-
-    frame = json.loads(await frames.latest("1m"))
-    assert set(frame["sparks"]["rules"]) == {f"rule-{number}" for number in range(40 - MOST_LINES, 40)}
-    assert len(lines()) == MOST_LINES
-    now[0] += EVERY_S
-    assert json.loads(await frames.latest("1m"))["sparks"] == frame["sparks"]
-    assert len(lines()) == MOST_LINES
-    now[0] += SELDOM_S
-    await frames.latest("1m")
-    assert len(lines()) == 2 * MOST_LINES
-
-
 async def test_without_a_store_the_frame_says_so_and_shows_no_address(now: list[float]) -> None:
     desk = Desk()
     frames = Frames(desk, lambda: now[0])
@@ -117,13 +96,6 @@ async def test_without_a_store_the_frame_says_so_and_shows_no_address(now: list[
     assert "problem" not in json.loads(await frames.latest("5m"))
 
 
-async def test_a_frame_is_one_line_of_an_event_stream(now: list[float]) -> None:
-    desk = Desk()
-    desk.rules = {"a\nevent: forged\r\n\u2028": {"passed": 1, "refused": 0}}
-    text = await Frames(desk, lambda: now[0]).latest("5m")
-    assert len(text.splitlines()) == 1
-
-
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=400))
 def test_a_small_line_ends_with_the_last_step_that_is_complete(points: list[tuple[int, int]]) -> None:
     passed, refused = [one for one, _ in points], [two for _, two in points]
@@ -133,14 +105,3 @@ def test_a_small_line_ends_with_the_last_step_that_is_complete(points: list[tupl
     told = len(line["passed"]) * together
     assert len(passed) - 1 - told in range(together)
     assert (sum(line["passed"]), sum(line["refused"])) == (sum(passed[-told - 1 : -1]), sum(refused[-told - 1 : -1]))
-
-
-@pytest.mark.parametrize("steps", [1, 2, 60, 61, 62, 287, 288])
-def test_a_small_line_of_steady_traffic_is_level_to_its_end_whatever_the_running_step_has(steps: int) -> None:
-    steady = {"passed": [7] * (steps - 1) + [1], "refused": [0] * steps}
-    assert len(set(thinned(steady)["passed"])) <= 1
-
-
-def test_the_busiest_are_those_with_most_requests_of_either_kind() -> None:
-    figures = {"a": {"passed": 1, "refused": 9}, "b": {"passed": 5, "refused": 0}, "c": {"passed": 0, "refused": 0}}
-    assert busiest(figures) == ["a", "b", "c"]

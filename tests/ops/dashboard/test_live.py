@@ -1,4 +1,4 @@
-"""Streams are bounded in number and in time, and end with the client, the session or the server."""
+"""Streams are bounded in time, and end with the client and the session."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import anyio
 import pytest
 from starlette.types import Message, Scope
 
-from slidegate.ops.dashboard import stopping
-from slidegate.ops.dashboard.frames import EVERY_S, SELDOM_S, Frames
-from slidegate.ops.dashboard.live import LONGEST_S, LOOK_S, Live, Surroundings
+from slidegate.ops.dashboard.frames import EVERY_S, Frames
+from slidegate.ops.dashboard.live import LONGEST_S, Live, Surroundings
 
 HANG_S = 60
 
@@ -100,34 +99,11 @@ async def test_a_stream_sends_a_frame_at_once_and_then_one_in_each_interval(live
     assert client.text.startswith("retry: ")
 
 
-async def test_a_stream_of_a_long_window_is_slower(live: Live) -> None:
-    client = Client(live, b"window=24h")
-    await client.run()
-    assert len(client.frames) == LONGEST_S / SELDOM_S
-    assert {frame["window"] for frame in client.frames} == {"24h"}
-
-
-async def test_a_stream_ends_after_its_time_in_order(live: Live, world: World) -> None:
-    client = Client(live)
-    await client.run()
-    assert LONGEST_S <= world.now_s <= LONGEST_S + LOOK_S
-    assert client.sent[-1] == {"type": "http.response.body", "body": b"", "more_body": False}
-    assert live.streams == 0
-
-
 async def test_a_stream_ends_with_its_session_before_another_frame(live: Live, world: World) -> None:
     world.at[EVERY_S * 2.5] = lambda: setattr(world, "valid", False)
     client = Client(live)
     await client.run()
     assert len(client.frames) == 3
-    assert client.sent[-1]["more_body"] is False
-
-
-async def test_a_stream_ends_soon_after_the_server_was_told_to_stop(live: Live, world: World) -> None:
-    world.at[5.0] = lambda: setattr(world, "stopping", True)
-    client = Client(live)
-    await client.run()
-    assert world.now_s <= 5.0 + LOOK_S
     assert client.sent[-1]["more_body"] is False
 
 
@@ -137,75 +113,3 @@ async def test_a_client_that_leaves_frees_its_place(live: Live, world: World) ->
     await client.run()
     assert live.streams == 0
     assert len(client.frames) < LONGEST_S / EVERY_S
-
-
-async def test_a_client_that_breaks_frees_its_place(live: Live) -> None:
-    client = Client(live)
-
-    async def broken(message: Message) -> None:
-        raise OSError("the connection is gone")
-
-    client.send = broken  # type: ignore[method-assign]
-    with pytest.raises(BaseException, match=r".*") as caught:
-        await client.run()
-    assert isinstance(caught.value, OSError | BaseExceptionGroup)
-    assert live.streams == 0
-
-
-async def test_one_stream_too_many_is_refused_and_told_when_to_try_again(world: World) -> None:
-    most = 2
-    ready = anyio.Event()
-
-    async def wait(seconds: float) -> None:
-        await ready.wait()
-        world.now_s += LONGEST_S
-
-    live = Live(OneFrame(), world.still_valid, most, Surroundings(lambda: world.now_s, wait, lambda: False))
-    clients = [Client(live) for _ in range(most)]
-    async with anyio.create_task_group() as group:
-        for client in clients:
-            group.start_soon(client.run)
-        with anyio.fail_after(HANG_S):
-            while live.streams < most or not all(client.frames for client in clients):
-                await anyio.lowlevel.checkpoint()
-        late = Client(live)
-        await late.run()
-        assert late.status == 503
-        assert dict(late.sent[0]["headers"])[b"retry-after"] == b"60"
-        ready.set()
-    assert live.streams == 0
-    again = Client(live)
-    await again.run()
-    assert again.status == 200
-
-
-@pytest.mark.parametrize("query", [b"window=7m", b"window=", b"window=%3Cscript%3E"])
-async def test_a_window_that_is_none_is_named(live: Live, query: bytes) -> None:
-    client = Client(live, query)
-    await client.run()
-    assert client.status == 422
-    assert "24h" in client.text
-    assert "script" not in client.text
-
-
-class Server:
-    """Has what uvicorn's server has."""
-
-    should_exit = False
-
-    def handle_exit(self, number: int, frame: object) -> None:
-        """Note the signal."""
-
-
-def test_a_server_that_was_told_to_stop_is_seen_by_its_signal_handler(monkeypatch: pytest.MonkeyPatch) -> None:
-    server = Server()
-    monkeypatch.setattr(stopping.signal, "getsignal", lambda number: server.handle_exit)
-    assert not stopping.server_is_stopping()
-    server.should_exit = True
-    assert stopping.server_is_stopping()
-
-
-@pytest.mark.parametrize("handler", [None, 0, 1, print, lambda number, frame: None])
-def test_any_other_signal_handler_says_nothing(handler: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stopping.signal, "getsignal", lambda number: handler)
-    assert not stopping.server_is_stopping()

@@ -1,11 +1,9 @@
-"""The page is small, whole, and made of files that parse no markup and ask no other place."""
+"""The page is small and whole, and asks no other place."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-
-import pytest
 
 from slidegate.ops.dashboard.page_files import page_files
 
@@ -13,12 +11,6 @@ FILES = page_files()
 SCRIPTS = {path: body.decode() for path, (body, kind) in FILES.items() if kind.startswith("text/javascript")}
 PAGE = FILES["/"][0].decode()
 MOST_BYTES = 150_000
-# Ways by which text becomes markup or code, and style attributes, which the policy of the page forbids.
-MARKUP = re.compile(
-    r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|DOMParser|createContextualFragment|setHTML|\beval\b"
-    r"|new Function|srcdoc|javascript:|\bstyle:|setAttribute\(\s*[\"']style"
-)
-INLINE = re.compile(r"<script(?![^>]*\bsrc=)|<style|\sstyle=|\son\w+=", re.IGNORECASE)
 NAMES_OF_XML = {"http://www.w3.org/2000/svg"}
 
 
@@ -31,24 +23,6 @@ def test_every_file_of_the_folder_is_served_under_one_name() -> None:
     assert {path for path in FILES if path != "/"} == {
         f"/static/{path.name}" for path in folder.iterdir() if path.name != "index.html"
     }
-
-
-@pytest.mark.parametrize("path", SCRIPTS)
-def test_no_script_turns_text_into_markup_or_code(path: str) -> None:
-    assert not MARKUP.search(SCRIPTS[path])
-
-
-@pytest.mark.parametrize(
-    "bad", ["a.innerHTML = b", "eval(x)", 'e.setAttribute("style", x)', "h('p', { style: x })", "document.write(x)"]
-)
-def test_a_script_that_does_is_found(bad: str) -> None:
-    assert MARKUP.search(bad)
-
-
-def test_the_page_holds_no_script_and_no_style_of_its_own() -> None:
-    assert not INLINE.search(PAGE)
-    assert INLINE.search("<p style='x'>")
-    assert INLINE.search("<script>x</script>")
 
 
 def test_no_file_names_another_place() -> None:

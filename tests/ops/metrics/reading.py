@@ -3,14 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from ...asgi import Answer, scope_of, send_scope
 
+PAGE: Final = Path(__file__).resolve().parents[3] / "docs" / "guides" / "metrics.md"
 OPENMETRICS: Final = "application/openmetrics-text; version=1.0.0"
+
+
+class Metric(NamedTuple):
+    """A row of the table in the documentation."""
+
+    name: str
+    prometheus: str
+    kind: str
+    unit: str
+    labels: set[str]
+    help: str
+
+
+def documented() -> list[Metric]:
+    """Return the table of metrics of the documentation, which their users rely on."""
+    lines = PAGE.read_text("utf-8").splitlines()
+    rows = [
+        line.strip("| ").split(" | ") for line in lines if line.startswith("| `slidegate.") and "| `slidegate_" in line
+    ]
+    return [
+        Metric(name.strip("`"), other.strip("`"), kind, unit, set(labels.split(", ")), text)
+        for name, other, kind, unit, labels, text in rows
+    ]
 
 
 class Exposition:

@@ -16,11 +16,12 @@ from starlette.routing import Route
 
 from slidegate import ConfigurationError, Limiter, MemoryStore, RateLimitMiddleware, Rule
 from slidegate.core.statistics.buffered import MOST_NOTED
-from slidegate.ops.metrics.catalogue import BOUNDS_S, CATALOGUE
+from slidegate.ops.metrics.catalogue import BOUNDS_S
 from slidegate.otel import OtelMetrics
 from slidegate.testing import FakeClock
 
 from ...asgi import call
+from .reading import documented
 
 
 class Collected:
@@ -80,7 +81,7 @@ async def test_instruments_say_what_the_gate_has_seen() -> None:
     assert times.bucket_counts[BOUNDS_S.index(0.05)] == 6
 
 
-async def test_every_metric_of_the_catalogue_has_its_instrument() -> None:
+async def test_every_metric_of_the_page_has_its_instrument() -> None:
     site = Site(Rule("*", "2/s", wait="600ms", name="slow"))
     for _ in range(2):
         await call(site.app, "/items/1")
@@ -88,13 +89,13 @@ async def test_every_metric_of_the_catalogue_has_its_instrument() -> None:
         site.clock.advance("40ms")
         wait.outcome = "passed"
     told = site.collect()
-    for metric in CATALOGUE:
+    for metric in documented():
         if metric.name == "slidegate.list.entries":  # there is none
             continue
         found = told.metrics[metric.name]
         assert (found.unit, found.description) == (metric.unit, metric.help)
         for point in found.data.data_points:
-            assert set(point.attributes) == {f"slidegate.{label}" for label in metric.attributes}
+            assert set(point.attributes) == {f"slidegate.{label}" for label in metric.labels}
         if metric.kind == "counter":
             assert found.data.is_monotonic
     (waited,) = told.points("slidegate.request.time_in_queue", outcome="passed")

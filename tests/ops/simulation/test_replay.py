@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from slidegate import ConfigurationError, Limiter, MemoryStore, RateLimitMiddleware
+from slidegate import Limiter, MemoryStore, RateLimitMiddleware
 from slidegate.ops.access_logs import AccessLogs, AccessRecord
 from slidegate.ops.simulation.logged_requests import Clients, scope_of
 from slidegate.ops.simulation.replay import Replay
@@ -84,11 +84,12 @@ async def statuses_of(records: list[AccessRecord], rules: Path) -> list[int | No
     return found
 
 
-def logs() -> list[Path]:
-    return [SAMPLE, *sorted(DATA.glob("farm-apache-2024-2025.*")), *sorted(DATA.glob("heavymetal*"))]
+REAL = [*sorted(DATA.glob("farm-apache-2024-2025.*")), *sorted(DATA.glob("heavymetal*"))]
 
 
-@pytest.mark.parametrize("log", logs(), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "log", [SAMPLE, *(pytest.param(log, marks=pytest.mark.deep) for log in REAL)], ids=lambda path: path.name
+)
 def test_a_replay_decides_as_the_gate_does_over_asgi(log: Path, tmp_path: Path) -> None:
     rules = tmp_path / "rules.toml"
     rules.write_text(RULES)
@@ -101,13 +102,6 @@ def test_a_replay_decides_as_the_gate_does_over_asgi(log: Path, tmp_path: Path) 
     assert outcomes["refused"] + outcomes["banned"] >= 100
     assert outcomes["banned"] > 0
     assert outcomes["passed"] > 0
-
-
-def test_limits_refuse_enough_on_the_sample_to_compare() -> None:
-    replay = Replay("30/minute")
-    outcomes = Counter(replay.play(one).outcome for one in AccessLogs([SAMPLE]))
-    assert outcomes["refused"] >= 100
-    assert outcomes["no request"] > 0
 
 
 def test_the_request_at_the_promised_moment_passes_and_one_microsecond_before_does_not() -> None:
@@ -124,27 +118,12 @@ def test_a_record_that_comes_late_counts_at_the_time_before_it() -> None:
     assert replay.play(record(110)).outcome == "passed"
 
 
-def test_a_line_that_is_no_http_request_never_reaches_the_gate() -> None:
-    replay = Replay("1/10s")
-    assert replay.play(record(0, method="", path="\\x16\\x03")).outcome == "no request"
-    assert replay.play(record(1)).outcome == "passed"
-
-
 def test_a_rule_that_waits_refuses_and_is_named(tmp_path: Path) -> None:
     rules = tmp_path / "rules.toml"
     rules.write_text('[[rules]]\npath = "*"\nlimits = "1/10s"\nwait = "5s"\nname = "slow"\nconcurrency = 1\n')
     replay = Replay(rules=rules)
     assert replay.unwaited == ("slow",)
     assert [replay.play(record(second)).outcome for second in (0, 8)] == ["passed", "refused"]
-
-
-def test_a_tarpit_bans_and_does_not_delay(tmp_path: Path) -> None:
-    rules = tmp_path / "rules.toml"
-    rules.write_text('limits = "1/10s"\n[bans.abuse]\nafter = "2/1m"\nanswer = "tarpit"\nprefix_after = "2/1h"\n')
-    replay = Replay(rules=rules)
-    assert [replay.play(record(second)).outcome for second in range(5)] == [
-        "passed", "refused", "refused", "banned", "banned",
-    ]  # fmt: skip
 
 
 def test_every_key_of_a_configuration_file_can_be_replayed() -> None:
@@ -159,12 +138,6 @@ def test_the_store_of_a_file_is_not_opened(tmp_path: Path) -> None:
     rules.write_text(f'store = "lmdb://{tmp_path}/counts"\nlimits = "1/10s"\n')
     assert Replay(rules=rules).play(record(0)).outcome == "passed"
     assert not (tmp_path / "counts").exists()
-
-
-@pytest.mark.parametrize("options", [{}, {"limits": "1/s", "rules": "slidegate.toml"}, {"limits": "none"}])
-def test_what_cannot_be_replayed_is_an_error(options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError):
-        Replay(**options)
 
 
 def test_memory_grows_with_clients_and_not_with_lines() -> None:

@@ -7,7 +7,7 @@ from itertools import accumulate
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from slidegate.core.limits import Limit
@@ -23,7 +23,8 @@ from slidegate.ops.simulation.suggestion import RuleFound, Suggestion, Survey
 ROOT = Path(__file__).resolve().parents[3]
 SAMPLE = ROOT / "examples" / "demo" / "sample.log"
 DATA = Path(os.environ.get("SLIDEGATE_DATA") or ROOT.parent / "shared" / "data") / "logs"
-LOGS = [(SAMPLE, 0.001), (SAMPLE, 0.05), *((log, 0.001) for log in sorted(DATA.glob("semicomplete-*")))]
+REAL = sorted(DATA.glob("semicomplete-*"))
+LOGS = [(SAMPLE, 0.001), (SAMPLE, 0.05), *(pytest.param(log, 0.001, marks=pytest.mark.deep) for log in REAL)]
 
 
 def suggested(records: list[AccessRecord], touch: float) -> tuple[Survey, Suggestion]:
@@ -76,8 +77,8 @@ def test_suggested_limits_touch_at_most_the_share_and_lower_ones_more(log: Path,
             assert touched(records, [*rules[:-1], lower], tmp_path / "rules.toml") > before
 
 
-@pytest.mark.parametrize("touch", [0.001, 0.05])
-def test_every_limit_of_every_rule_is_the_smallest_that_spares_all_others(touch: float, tmp_path: Path) -> None:
+def test_every_limit_of_every_rule_is_the_smallest_that_spares_all_others(tmp_path: Path) -> None:
+    touch = 0.05
     records = list(AccessLogs([SAMPLE]))
     survey, suggestion = suggested(records, touch)
     rules, spared = suggestion.rules(), suggestion.standing_out()
@@ -111,7 +112,6 @@ def test_the_suggested_policy_bans_scanners_and_nobody_else(tmp_path: Path) -> N
     assert set(simulated.banned) <= survey.scanners()
 
 
-@settings(max_examples=150)
 @given(
     gaps=st.lists(st.sampled_from([0, 1, 900, 15_625, 15_626, 100_000, 499_999, 1_000_000]), min_size=1, max_size=150),
     start_us=st.integers(0, 10_000_000),

@@ -97,7 +97,7 @@ def test_a_client_that_is_quicker_than_steady_is_refused(limit: Limit) -> None:
     assert window.wait_us(start_us + limit.amount * pace_us, limit.amount - 1) > 0
 
 
-@pytest.mark.parametrize("text", ["1/minute", "50/hour", "1000/minute", "5/minute; 500/hour", "3000/minute @3600"])
+@pytest.mark.parametrize("text", ["1/minute", "5/minute; 500/hour", "1000/minute"])
 def test_memory_is_what_a_store_takes(text: str) -> None:
     limits = parse_limits(text)
     units = min(limit.amount for limit in limits)

@@ -51,20 +51,6 @@ def test_slices_are_said_with_the_two_ends_of_the_wait(capsys: pytest.CaptureFix
     assert "come back after 60s to 60.9375s" in text
 
 
-def test_a_drawing_that_ends_early_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    text = said(capsys, "1/ms; 1000000/400d")
-    assert "greedy: takes each unit as soon as it is there, drawn for its first 10,000 moments" in text
-
-
-@pytest.mark.parametrize("width", ["1", "20", "57", "200", "100000"])
-def test_the_drawing_is_as_wide_as_the_terminal(
-    width: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", width)
-    axis = said(capsys, "5/minute").splitlines()[-1]
-    assert len(axis) == min(max(int(width), 20), 200)
-
-
 def test_programs_get_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     facts = json.loads(said(capsys, "5/minute; 50/hour", "--format", "json"))
     assert facts["most"] == {"1s": 5, "1m": 5, "1h": 50, "1d": 1_200}

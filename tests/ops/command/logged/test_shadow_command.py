@@ -7,14 +7,12 @@ import csv
 import json
 from pathlib import Path
 
-import httpx
 import pytest
-from starlette.applications import Starlette
-from starlette.responses import PlainTextResponse
-from starlette.routing import Route
 
 from slidegate import Limiter, RateLimitMiddleware, Rule
 from slidegate.ops.command import main
+
+from ....asgi import hello, statuses
 
 
 def test_requests_and_clients_of_shadow_rules_are_added_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -35,26 +33,13 @@ def test_requests_and_clients_of_shadow_rules_are_added_up(tmp_path: Path, capsy
     assert "3 events were left out" in printed.err
 
 
-def test_a_file_without_events_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    log = tmp_path / "events.jsonl"
-    log.write_text("nothing\n")
-    for name in (str(log), str(tmp_path), str(tmp_path / "missing")):
-        assert main(["shadow", "report", name]) == 2
-        assert capsys.readouterr().err.count("\n") == 1
-
-
 def served(url: str, rules: list[Rule], requests: int) -> None:
     """Let a gate answer so many requests of one client, and end as a worker ends: its figures are in the store."""
 
     async def serving() -> None:
         async with Limiter.from_url(url, deadline="60s") as limiter:
-            app = Starlette(routes=[Route("/items", lambda request: PlainTextResponse("fine"))])
-            transport = httpx.ASGITransport(
-                RateLimitMiddleware(app, limiter=limiter, rules=rules), client=("203.0.113.7", 1)
-            )
-            async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-                for _ in range(requests):
-                    assert (await client.get("/items")).status_code == 200
+            app = RateLimitMiddleware(hello, limiter=limiter, rules=rules)
+            assert await statuses(app, requests, "/items") == [200] * requests
 
     asyncio.run(serving())
 
@@ -119,17 +104,3 @@ def test_a_store_that_cannot_be_asked_is_one_sentence(tmp_path: Path, capsys: py
         assert said in printed.err, words
         assert (printed.out, printed.err.count("\n")) == ("", 1), words
     assert not (tmp_path / "mistyped").exists()
-
-
-def test_the_variable_of_the_store_does_not_stand_against_files(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    url = f"lmdb://{tmp_path}/store"
-    served(url, [Rule("*", "1/hour", name="one", action="shadow")], 3)
-    log = tmp_path / "events.jsonl"
-    log.write_text('{"kind": "shadow_refused", "rule": "api", "key": "192.0.2.1"}\n')
-    monkeypatch.setenv("SLIDEGATE_STORE", url)
-    assert main(["shadow", "report", str(log), "--format", "json"]) == 0
-    assert json.loads(capsys.readouterr().out)["name"] == "api"
-    assert main(["shadow", "report", "--format", "json"]) == 0
-    assert json.loads(capsys.readouterr().out)["rule"] == "one"

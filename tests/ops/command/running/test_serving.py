@@ -82,20 +82,27 @@ def group_is_gone(process: subprocess.Popen[bytes]) -> bool:
     return False
 
 
-def test_two_workers_on_one_file_have_one_count_and_end_together(rules: Path, tmp_path: Path) -> None:
+def test_two_workers_on_one_file_have_one_count_and_one_token_and_end_together(rules: Path, tmp_path: Path) -> None:
+    pytest.importorskip("itsdangerous")
+    log = tmp_path / "log"
     options = (APP, "--rules", str(rules), "--workers", "2", "--store", f"lmdb://{tmp_path / 'store'}")
-    with served(*options, log=tmp_path / "log") as (url, process):
+    with served(*options, "--dashboard", "/gate", log=log, SLIDEGATE_DASHBOARD_TOKEN="") as (url, process):
         seen = [answered(f"{url}/items/1", process)]
         # A connection each, so that both workers take some.
         seen += [httpx.get(f"{url}/items/{number}", timeout=PATIENCE_S) for number in range(39)]
         assert httpx.get(f"{url}/other", timeout=PATIENCE_S).status_code == 404
+        (token,) = re.findall(r"not shown again: (\S+)", log.read_text("utf-8"))
+        fields = {"authorization": f"Bearer {token}"}
+        asked = [httpx.get(f"{url}/gate/api/now?window=1m", timeout=PATIENCE_S, headers=fields) for _ in range(6)]
     assert sorted(answer.status_code for answer in seen) == [200] * 20 + [429] * 20
     assert {answer.headers["content-type"] for answer in seen if answer.status_code == 429} == {
         "application/problem+json"
     }
+    assert {answer.status_code for answer in asked} == {200}
     assert process.returncode in {0, 130}
     assert group_is_gone(process)
-    assert b"Traceback" not in (tmp_path / "log").read_bytes()
+    assert log.read_text("utf-8").count(token) == 1
+    assert "Traceback" not in log.read_text("utf-8")
 
 
 def test_the_dashboard_stands_beside_the_application(rules: Path, tmp_path: Path) -> None:
@@ -114,19 +121,6 @@ def test_the_dashboard_stands_beside_the_application(rules: Path, tmp_path: Path
         with_token = httpx.get(asked, timeout=PATIENCE_S, headers={"authorization": f"Bearer {TOKEN}"})
         assert with_token.status_code == 200
     assert TOKEN.encode() not in log.read_bytes()
-
-
-def test_a_token_is_made_and_shown_once_where_none_is_given(rules: Path, tmp_path: Path) -> None:
-    pytest.importorskip("itsdangerous")
-    log = tmp_path / "log"
-    options = (APP, "--rules", str(rules), "--dashboard", "/gate", "--workers", "2")
-    with served(*options, log=log, SLIDEGATE_DASHBOARD_TOKEN="") as (url, process):
-        answered(f"{url}/gate/", process)
-        (token,) = re.findall(r"not shown again: (\S+)", log.read_text("utf-8"))
-        fields = {"authorization": f"Bearer {token}"}
-        asked = [httpx.get(f"{url}/gate/api/now?window=1m", timeout=PATIENCE_S, headers=fields) for _ in range(6)]
-    assert {answer.status_code for answer in asked} == {200}
-    assert log.read_text("utf-8").count(token) == 1
 
 
 @pytest.mark.parametrize(

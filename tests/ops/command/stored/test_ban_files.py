@@ -27,6 +27,7 @@ async def count(limiter: Limiter) -> int:
     return len([ban async for ban in limiter.bans()])
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_an_import_that_ends_half_way_has_written_whole_batches(how: signal.Signals, tmp_path: Path) -> None:
     url = f"lmdb://{tmp_path}/store"
@@ -86,6 +87,7 @@ def test_a_file_that_is_not_there_or_a_directory_is_bad_input(tmp_path: Path) ->
         assert run("bans", "import", str(file), "--store", url) == 2
 
 
+@pytest.mark.all
 def test_of_two_commands_at_once_the_later_one_wins_and_both_succeed(tmp_path: Path) -> None:
     url = f"lmdb://{tmp_path}/store"
     fill(url, Limiter.prepare)

@@ -127,10 +127,6 @@ def _directory(place: Path) -> None:
     place.mkdir()
 
 
-def _text_file(place: Path) -> None:
-    place.write_text("bans\n")
-
-
 def _text_in_its_place(place: Path) -> None:
     place.mkdir()
     (place / "data.mdb").write_text("no store\n" * 2_000)
@@ -167,7 +163,7 @@ def _snapshot(place: Path) -> dict[str, tuple[int, bytes]]:
 
 @pytest.mark.parametrize("words", READING)
 @pytest.mark.parametrize(
-    "make", [_nothing, _directory, _text_file, _text_in_its_place, _without_lock, _of_another_program, _closed]
+    "make", [_nothing, _directory, _text_in_its_place, _without_lock, _of_another_program, _closed]
 )
 def test_what_is_no_store_is_refused_and_left_as_it_is(
     make: Any, words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -181,7 +177,7 @@ def test_what_is_no_store_is_refused_and_left_as_it_is(
     assert _snapshot(tmp_path) == before
 
 
-@pytest.mark.parametrize("make", [_directory, _text_file, _text_in_its_place, _of_another_program])
+@pytest.mark.parametrize("make", [_directory, _text_in_its_place, _of_another_program])
 def test_a_change_of_what_is_no_store_is_refused_and_left_as_it_is(make: Any, tmp_path: Path) -> None:
     make(tmp_path / "store")
     before = _snapshot(tmp_path)
@@ -244,6 +240,7 @@ def test_all_bans_are_listed_once_and_filters_choose(url: str, capsys: pytest.Ca
     assert "10.0.1.2" in capsys.readouterr().out
 
 
+@pytest.mark.all
 def test_a_reader_that_leaves_ends_the_list_quietly(tmp_path: Path) -> None:
     url = f"lmdb://{tmp_path}/store"
     fill(url, lambda limiter: ban_many(limiter, 20_000))
@@ -258,6 +255,7 @@ def test_a_reader_that_leaves_ends_the_list_quietly(tmp_path: Path) -> None:
     assert said == b""
 
 
+@pytest.mark.all
 def test_an_interrupted_list_leaves_no_reader_in_the_file(tmp_path: Path) -> None:
     url = f"lmdb://{tmp_path}/store"
     fill(url, lambda limiter: ban_many(limiter, 20_000))

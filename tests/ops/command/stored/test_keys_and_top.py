@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
-from starlette.applications import Starlette
-from starlette.responses import PlainTextResponse
-from starlette.routing import Route
 
 from slidegate import BanPolicy, Limiter, RateLimitMiddleware, Rule, header
 
+from ....asgi import hello, statuses
 from .stores_at_hand import fill, run
 
 
@@ -90,45 +88,26 @@ def test_a_key_that_nobody_knows_has_nothing(url: str, capsys: pytest.CaptureFix
 
 def test_top_shows_what_workers_have_published_and_is_no_worker(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     async def serve(limiter: Limiter) -> None:
-        app = Starlette(routes=[Route("/items", lambda request: PlainTextResponse("fine"))])
-        gate = RateLimitMiddleware(app, limiter=limiter, rules=[Rule("/items", "5/hour", name="api")])
-        transport = httpx.ASGITransport(gate, client=("203.0.113.7", 1))
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            for _ in range(12):
-                await client.get("/items")
-        await limiter.internals.figures.publish()
-        assert run_top_elsewhere(capsys, url)["workers"]
+        gate = RateLimitMiddleware(hello, limiter=limiter, rules=[Rule("/items", "5/hour", name="api")])
+        assert await statuses(gate, 12, "/items") == [200] * 5 + [429] * 7
+        if url.startswith("redis"):  # one process may not open an LMDB file twice
+            await limiter.internals.figures.publish()
+            await asyncio.to_thread(while_it_serves)
 
-    def run_top_elsewhere(capsys: pytest.CaptureFixture[str], url: str) -> dict[str, Any]:
-        from concurrent.futures import ThreadPoolExecutor
-
-        with ThreadPoolExecutor(1) as threads:
-            assert threads.submit(run, "top", "--store", url, "--window", "5m", "--format", "json").result() == 0
+    def while_it_serves() -> None:
+        assert run("top", "--store", url, "--window", "5m", "--format", "json") == 0
         found = shown(capsys)
         assert found["requests"] * found["window_s"] == pytest.approx(12, abs=0.5)
         assert found["refused"] * found["window_s"] == pytest.approx(7, abs=0.5)
         assert [row["rule"] for row in found["rules"]] == ["api"]
         assert len(found["workers"]) == 1
-        return found
 
-    if url.startswith("redis"):
-        fill(url, serve)
-    else:  # one process may not open an LMDB file twice, so the worker has gone when its figures are read
-        fill(url, _served_and_gone)
-        capsys.readouterr()
-        assert run("top", "--once", "--store", url, "--window", "5m") == 0
-        text = capsys.readouterr().out
-        assert text.startswith("0 workers")
-        assert "rule api" in text
-
-
-async def _served_and_gone(limiter: Limiter) -> None:
-    app = Starlette(routes=[Route("/items", lambda request: PlainTextResponse("fine"))])
-    gate = RateLimitMiddleware(app, limiter=limiter, rules=[Rule("/items", "5/hour", name="api")])
-    transport = httpx.ASGITransport(gate, client=("203.0.113.7", 1))
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-        for _ in range(12):
-            await client.get("/items")
+    fill(url, serve)
+    capsys.readouterr()
+    assert run("top", "--once", "--store", url, "--window", "5m") == 0
+    text = capsys.readouterr().out
+    assert text.startswith("0 workers")
+    assert "rule api" in text
 
 
 def test_top_of_an_empty_store_is_empty(url: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ from slidegate.ops.access_logs import AccessLogs, AccessRecord, Skip, parse_line
 from slidegate.ops.access_logs.formats.clf import parse_clf, parse_ordinary
 from slidegate.ops.access_logs.line_parser import LineParser
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 MAKER = runpy.run_path(str(ROOT / "scripts" / "make_sample_log.py"))
 SAMPLES = ROOT / "tests" / "ops" / "samples"
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -74,7 +74,7 @@ def test_every_format_tells_the_same_requests(name: str) -> None:
     assert logs.complaint() == ""
 
 
-@pytest.mark.parametrize("name", set(MAKER["FORMATS"]) - set(OPTIONS))
+@pytest.mark.parametrize("name", sorted(set(MAKER["FORMATS"]) - set(OPTIONS)))
 def test_known_formats_may_follow_each_other_in_one_file(name: str, tmp_path: Path) -> None:
     both = (SAMPLES / name).read_bytes() + (SAMPLES / "combined.log").read_bytes() + (SAMPLES / name).read_bytes()
     (tmp_path / "both.log").write_bytes(both)
@@ -93,7 +93,7 @@ PIECES = st.sampled_from([
 ])  # fmt: skip
 
 
-@settings(max_examples=500, deadline=None)
+@settings(deadline=None)
 @given(changes=st.lists(st.tuples(st.integers(0, len(COMBINED)), st.integers(0, 12), PIECES), min_size=1, max_size=4))
 def test_a_line_that_is_read_the_quick_way_reads_the_same_the_long_way(changes: list[tuple[int, int, str]]) -> None:
     line = COMBINED
@@ -102,12 +102,6 @@ def test_a_line_that_is_read_the_quick_way_reads_the_same_the_long_way(changes: 
     quick = parse_ordinary(line)
     if quick is not None:
         assert quick == parse_clf(line) == parse_line(line.encode())
-
-
-def test_an_ordinary_line_is_read_the_quick_way() -> None:
-    ordinary = [*(SAMPLES / "combined.log").read_text("ascii").splitlines(), COMBINED]
-    quick = [parse_ordinary(line) for line in ordinary]
-    assert sum(record is not None for record in quick) >= len(quick) - 5
 
 
 # -- format strings ----------------------------------------------------------------------------------------------------
@@ -167,11 +161,6 @@ CUSTOM: dict[str, tuple[str, str, AccessRecord]] = {
         "192.0.2.7 1715515200250 GET /a?b=1 200 12 secret",
         RECORD._replace(time_us=NOON_US + 250_000, duration_us=12_000, headers=(("x-api-key", "secret"),)),
     ),
-    "a time in three pieces": (
-        '%h [%{%d/%b/%Y:%T}t.%{usec_frac}t %{%z}t] "%r" %>s',
-        '192.0.2.7 [12/May/2024:14:00:00.000250 +0200] "GET /a?b=1 HTTP/1.1" 200',
-        RECORD._replace(time_us=NOON_US + 250),
-    ),
     "tabs between": (
         "%h\\t%{%Y-%m-%dT%H:%M:%S%z}t\\t%r\\t%s",
         "192.0.2.7\t2024-05-12T07:00:00-0500\tGET /a?b=1 HTTP/1.1\t200",
@@ -229,11 +218,8 @@ def test_a_format_that_cannot_work_is_refused(format: str, words: str) -> None:
     assert "$remote_addr" in str(refused.value) or "%{%Y" in str(refused.value)
 
 
-HOSTILE = ["a", " ", '"', "\\", ", ", "[", "]", "?", "\\x22", '" "', "192.0.2.7 "]
-
-
 @pytest.mark.parametrize("name", CUSTOM)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(data=st.data())
 def test_no_line_makes_a_custom_format_raise(name: str, data: st.DataObject) -> None:
     format, line, _ = CUSTOM[name]
@@ -306,71 +292,6 @@ def test_fields_that_cannot_work_are_refused(fields: dict[str, str], words: str)
 def test_a_format_and_fields_together_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="not both"):
         LineParser("%h %t %r %s", FIELDS)
-
-
-# -- W3C and load balancers -------------------------------------------------------------------------------------------
-
-HEADER = "date time c-ip cs-method cs-uri-stem cs-uri-query sc-status"
-
-
-def w3c(line: str, header: str = HEADER) -> AccessRecord | Skip:
-    return LineParser().parse(line.encode(), tuple(header.split()))
-
-
-def test_a_header_line_names_the_fields_of_the_lines_behind_it() -> None:
-    assert w3c("2024-05-12 12:00:00 192.0.2.7 GET /a b=1 200") == RECORD
-    assert w3c("2024-05-12\t12:00:00\t192.0.2.7\tGET\t/a?b=1\t-\t200") == RECORD
-    assert w3c("1715515200.250 192.0.2.7 GET /a?b=1 200", "timestamp c-ip cs-method cs-uri-stem sc-status") == (
-        RECORD._replace(time_us=NOON_US + 250_000)
-    )
-    assert w3c("2024-05-12 12:00:00 192.0.2.7 GET /a b=1 000") == RECORD._replace(status=0)
-
-
-@pytest.mark.parametrize(
-    ("line", "reason"),
-    [
-        ("2024-05-12 12:00:00 192.0.2.7 GET /a b=1", Skip.FORMAT),
-        ("2024-02-30 12:00:00 192.0.2.7 GET /a b=1 200", Skip.TIME),
-        ("- 12:00:00 192.0.2.7 GET /a b=1 200", Skip.TIME),
-        ("2024-05-12 12:00:00 - GET /a b=1 200", Skip.CLIENT),
-        ("2024-05-12 12:00:00 192.0.2.7 GET /a b=1 ok", Skip.STATUS),
-    ],
-)
-def test_a_bad_line_behind_a_header_says_why(line: str, reason: Skip) -> None:
-    assert w3c(line) is reason
-
-
-def test_fields_that_tell_no_request_make_no_record() -> None:
-    assert w3c("2024-05-12 192.0.2.7", "date c-ip") is Skip.FORMAT
-
-
-BALANCER = next(iter((SAMPLES / "load_balancer.log").read_text("ascii").splitlines()))
-
-
-def test_the_older_kind_of_load_balancer_is_read() -> None:
-    line = (
-        '2024-05-12T12:00:01.000000Z web 192.0.2.7:4711 192.0.2.250:80 0.250 0.250 0.500 200 200 0 29 '
-        '"GET http://www.example.org:80/a?b=1 HTTP/1.1" "curl/8" - -'
-    )  # fmt: skip
-    assert parse_line(line.encode()) == RECORD._replace(
-        user_agent="curl/8", host="www.example.org", sent_bytes=29, duration_us=1_000_000
-    )
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "found"),
-    [
-        (" 0.001 0.010 0.001 ", " -1 -1 -1 ", {"duration_us": None}),
-        (" 200 200 ", " - - ", {"status": 0}),
-        ("2001:db8:c::10:4711", "[2001:db8:c::10]:4711", {"client": "2001:db8:c::10"}),
-        (":443/articles/idempotency ", ":443 ", {"path": "/"}),
-    ],
-)
-def test_what_a_load_balancer_writes_in_odd_cases_is_read(old: str, new: str, found: dict[str, Any]) -> None:
-    whole = parse_line(BALANCER.encode())
-    assert isinstance(whole, AccessRecord)
-    assert old in BALANCER
-    assert parse_line(BALANCER.replace(old, new, 1).encode()) == whole._replace(**found)
 
 
 def test_a_record_gives_header_fields_by_their_names() -> None:
