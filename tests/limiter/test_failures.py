@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
-from slidegate import BanPolicy, ConfigurationError, Limit, Limiter, MemoryStore, RateLimitMiddleware, Reason, Rule
+from slidegate import BanPolicy, ConfigurationError, Limit, Limiter, RateLimitMiddleware, Reason, Rule
 from slidegate.core.decision import Bucket, Check, Decision
 from slidegate.core.errors import StoreError, StoreTimeout, StoreUnavailable
 from slidegate.core.kinds.concurrency import Concurrency
@@ -22,67 +22,10 @@ from slidegate.limiter.deadlines import MOST_DONE, Deadline
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ..asgi import scope_of, send_scope
+from .remote_stores import SickStore
 
 LONG = 10.0
 """Seconds that only a hang takes."""
-
-
-class SickStore:
-    """A store elsewhere: it answers late, or not, or with an error, as it is told."""
-
-    def __init__(self, clock: FakeClock, *, inline: bool = False) -> None:
-        self.healthy = MemoryStore(clock=clock)
-        self.secret, self.bans = self.healthy.secret, SickBans(self)
-        self.observe, self.close = self.healthy.observe, self.healthy.close
-        self.error: BaseException | None = None
-        self.hangs = False
-        self.inline = inline
-        self.asked = 0
-
-    def answer(self, question: Any, *arguments: Any) -> Any:
-        self.asked += 1
-        if self.inline:
-            if self.error is not None:
-                raise self.error
-            return question(*arguments)
-        return self.later(question, *arguments)
-
-    async def later(self, question: Any, *arguments: Any) -> Any:
-        await asyncio.sleep(0)
-        if self.hangs:
-            await asyncio.Event().wait()
-        if self.error is not None:
-            raise self.error
-        return question(*arguments)
-
-    def hit(self, checks: Sequence[Check], guarded: Sequence[Any] = ()) -> Decision | Awaitable[Decision]:
-        return self.answer(self.healthy.hit, checks, guarded)
-
-    def peek(self, checks: Sequence[Check], guarded: Sequence[Any] = ()) -> Any:
-        return self.answer(self.healthy.peek, checks, guarded)
-
-    def charge(self, checks: Sequence[Check]) -> Any:
-        return self.answer(self.healthy.charge, checks)
-
-    def refund(self, decision: Decision) -> Any:
-        return self.answer(self.healthy.refund, decision)
-
-    def reset(self, key: str) -> Any:
-        return self.answer(self.healthy.reset, key)
-
-    def reset_all(self) -> Any:
-        return self.answer(self.healthy.reset_all)
-
-    def inspect(self, key: str, buckets: Sequence[Bucket]) -> Any:
-        return self.answer(self.healthy.inspect, key, buckets)
-
-
-class SickBans:
-    def __init__(self, store: SickStore) -> None:
-        self._store = store
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *arguments: self._store.answer(getattr(self._store.healthy.bans, name), *arguments)
 
 
 class Ward:
@@ -163,7 +106,7 @@ async def test_after_a_failure_a_request_passes_both_so_recovery_is_no_burst(inl
     refused = await ward.hit()
     assert (refused.reason, refused.remaining) == ("limited", 0)  # by what was counted here
     assert (await ward.limiter.peek("ann", "3/hour")).allowed is False
-    assert ward.store.healthy.peek(refused.checks).allowed  # and handed back there
+    assert ward.store.inner.peek(refused.checks).allowed  # and handed back there
     assert ward.heard.kinds == ["store_failed", "store_recovered"]
     ward.clock.advance("1h")
     ward.clock.advance("1m")
@@ -408,19 +351,19 @@ async def test_the_place_of_a_request_that_is_cancelled_as_its_answer_comes_is_h
 
     ward.store.hit = later  # type: ignore[method-assign]
     if ends == "refused":
-        ward.store.healthy.hit(checks)
+        ward.store.inner.hit(checks)
     task = asyncio.create_task(ward.limiter.hit_all(checks))
     await asyncio.sleep(0)
     if ends == "failed":
         made[0].set_exception(StoreUnavailable("gone"))
     else:
-        made[0].set_result(ward.store.healthy.hit(checks))
+        made[0].set_result(ward.store.inner.hit(checks))
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert ward.store.healthy.places_held() == (ends == "refused")
+    assert ward.store.inner.places_held() == (ends == "refused")
     left = {"refused": 3, "failed": 4, "admitted": 3}[ends]  # after one more
-    assert ward.store.healthy.peek(checks[1:]).remaining == left, "units stay charged"
+    assert ward.store.inner.peek(checks[1:]).remaining == left, "units stay charged"
 
 
 async def test_bans_and_strikes_are_local_as_well_and_commands_say_that_it_failed(inline: bool) -> None:
@@ -497,7 +440,7 @@ class Parts:
     def __init__(self, ward: Ward) -> None:
         self.sick: dict[str, BaseException] = {}
         self.asked: list[str] = []
-        self.hit, ward.store.healthy.hit = ward.store.healthy.hit, self.answer  # type: ignore[method-assign]
+        self.hit, ward.store.inner.hit = ward.store.inner.hit, self.answer  # type: ignore[method-assign]
         ward.safe._breakers._parts = self
 
     def part_of(self, checks: Sequence[Check]) -> str:

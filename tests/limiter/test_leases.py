@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slidegate import MemoryStore
 from slidegate.core import Limit, parse_limits
-from slidegate.core.decision import Bucket, Check, Decision, Reason
+from slidegate.core.decision import Bucket, Decision, Reason
 from slidegate.core.errors import StoreUnavailable
 from slidegate.core.protocols import Store
-from slidegate.core.windows.views import Snapshot
 from slidegate.limiter import Limiter
 from slidegate.limiter.leases import lease_pool as shares_module
 from slidegate.limiter.leases.lease import Lease, Leased
@@ -26,6 +24,7 @@ from slidegate.stores.redis import RedisStore
 from slidegate.testing import FakeClock
 
 from ..redis_servers import RedisServer, needs_redis
+from .remote_stores import RemoteStore
 
 SLICE_US = 250_000
 WINDOW_US = 1_000_000
@@ -36,14 +35,13 @@ LIMITS = "40/1s @4"
 WIDE = "1000000/10s @10"
 
 
-class SharedStore:
+class SharedStore(RemoteStore):
     """A store elsewhere, in the same process: it takes time, counts questions, and loses answers as it is told."""
 
     def __init__(self, clock: FakeClock) -> None:
-        self.inner = MemoryStore(clock=clock)
+        super().__init__(clock)
         self.clock = clock
-        self.secret, self.bans = self.inner.secret, self.inner.bans
-        self.observe = self.inner.observe
+        self.bans = self.inner.bans
         self.asked: Counter[str] = Counter()
         self.before_us = self.after_us = 0
         self.loses = False
@@ -51,7 +49,7 @@ class SharedStore:
         self.gate.set()
         self.closed = False
 
-    async def answer(self, question: Any, *arguments: Any) -> Any:
+    async def answer(self, question: Callable[..., Any], *arguments: Any) -> Any:
         assert not self.closed
         self.asked[question.__name__] += 1
         self.clock.advance(us=self.before_us)
@@ -63,27 +61,6 @@ class SharedStore:
         if self.loses:
             raise StoreUnavailable("the answer is lost")
         return answer
-
-    def hit(self, checks: Sequence[Check], guarded: Sequence[Any] = ()) -> Awaitable[Decision]:
-        return self.answer(self.inner.hit, checks, guarded)
-
-    def peek(self, checks: Sequence[Check], guarded: Sequence[Any] = ()) -> Awaitable[Decision]:
-        return self.answer(self.inner.peek, checks, guarded)
-
-    def charge(self, checks: Sequence[Check]) -> Awaitable[Decision]:
-        return self.answer(self.inner.charge, checks)
-
-    def refund(self, decision: Decision) -> Awaitable[bool]:
-        return self.answer(self.inner.refund, decision)
-
-    def reset(self, key: str) -> Awaitable[bool]:
-        return self.answer(self.inner.reset, key)
-
-    def reset_all(self) -> Awaitable[bool]:
-        return self.answer(self.inner.reset_all)
-
-    def inspect(self, key: str, buckets: Sequence[Bucket]) -> Awaitable[Snapshot]:
-        return self.answer(self.inner.inspect, key, buckets)
 
     def close(self) -> None:
         self.closed = True

@@ -31,7 +31,7 @@ from slidegate.limiter.inspection.looking import MOST_BUCKETS, TOGETHER
 from slidegate.testing import FakeClock
 
 from ...asgi import PEER, call, hello, scope_of, send_scope
-from ..test_failures import SickStore
+from ..remote_stores import SickStore
 
 CLIENT = "203.0.113.9"
 

@@ -15,8 +15,7 @@ import pytest
 from slidegate import ConfigurationError, Limiter, LimitExceeded, MemoryStore, RateLimited, Reason, SlidegateError
 from slidegate.testing import FakeClock
 
-from ..test_failures import SickStore
-from ..test_limiter import SlowStore
+from ..remote_stores import SickStore, SlowStore
 
 
 class Turnstile:

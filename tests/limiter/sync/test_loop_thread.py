@@ -22,7 +22,7 @@ from slidegate.limiter.sync import loop_thread
 from slidegate.limiter.sync.loop_thread import LOOP_THREAD
 from slidegate.stores.lmdb import LmdbStore
 
-from ..test_limiter import SlowStore
+from ..remote_stores import SlowStore
 
 PATIENCE_S = 30.0
 """Seconds that only a hang takes."""
@@ -118,7 +118,7 @@ import asyncio, sys, threading
 from contextlib import suppress
 sys.path[:0] = [{root!r}, {source!r}]
 from slidegate import Limiter, StoreUnavailable
-from tests.limiter.test_limiter import SlowStore
+from tests.limiter.remote_stores import SlowStore
 
 class Hanging(SlowStore):
     async def peek(self, checks, guarded=()):

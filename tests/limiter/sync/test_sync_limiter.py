@@ -30,8 +30,8 @@ from slidegate.testing import FakeClock, RecordingObserver
 
 from ...hurry import hurried
 from ...redis_servers import RedisServer, needs_redis
-from ..test_failures import LONG, SickStore
-from ..test_limiter import SlowStore
+from ..remote_stores import SickStore, SlowStore
+from ..test_failures import LONG
 
 Make = Callable[[FakeClock, Path], Any]
 STORES: dict[str, Make] = {
