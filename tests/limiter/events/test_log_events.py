@@ -244,15 +244,6 @@ def test_options_that_cannot_work_are_refused(bad: dict[str, Any], words: str) -
         Limiter().log_events(**bad)
 
 
-def test_what_is_counted_is_bounded(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_events, "MOST_SUBJECTS", 5)
-    for number in range(40):
-        site.tell(rule=f"rule{number}")
-    counted = site.subscription.observer._left_out  # type: ignore[attr-defined]
-    assert len(counted) <= 6
-    assert sum(counted.values()) == 30
-
-
 # -- memory --------------------------------------------------------------------------------------------------------
 
 FLOOD = """
