@@ -150,6 +150,7 @@ def eight_threads_note_and_read(window: BufferedWindow, rounds: int) -> None:
     assert (read.rt.count, read.rt.sum_us) == (THREADS * rounds, sum(range(THREADS)) * rounds)
 
 
+@pytest.mark.interpreted("a constant that the test replaces is a part of the compiled code")
 def test_eight_threads_that_note_and_read_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(buffered, "MOST_NOTED", 3)
     eight_threads_note_and_read(BufferedWindow(60, 1_000), 60)
