@@ -321,13 +321,6 @@ async def test_closing_lets_observers_hear_what_is_queued() -> None:
     assert numbers(heard) == list(range(50))
 
 
-def test_closing_without_a_loop_does_the_same() -> None:
-    heard: list[Event] = []
-    with Limiter(observers=[heard.append]).sync as limiter:
-        limiter.ban("user:1", "1h")
-    assert [told.kind for told in heard] == ["banned"]
-
-
 async def test_closing_waits_no_longer_than_it_may_and_says_how_many_are_left(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -17,7 +17,6 @@ from slidegate import (
     NetworkFiles,
     RateLimitMiddleware,
     Rule,
-    Shed,
     StoreError,
 )
 from slidegate.limiter.events.kinds import KINDS
@@ -100,13 +99,6 @@ async def full_statistics(scene: Scene, tmp_path: Path) -> None:
         scene.limiter.internals.statistics.series((f"rule{number}",), "GET /")
 
 
-async def shedding(scene: Scene, tmp_path: Path) -> None:
-    shed = Shed(lag="100ms")
-    scene.gate(rules=[Rule("*", shed=shed)])
-    shed._say(True, "begins")
-    shed._say(False, "ends")
-
-
 async def sick_store(scene: Scene, tmp_path: Path) -> None:
     class Sick:
         well = False
@@ -148,13 +140,6 @@ async def lists(scene: Scene, tmp_path: Path) -> None:
     await change("198.51.100.1\n")
 
 
-async def files(scene: Scene, tmp_path: Path) -> None:
-    path = tmp_path / "slidegate.toml"
-    path.write_text('[[rules]]\npath = "/a"\nlimits = "5/minute"\nname = "a"\n', "utf-8")
-    app = RateLimitMiddleware.from_file(hello, path, limiter=scene.limiter)
-    app._put_to_work(RateLimitMiddleware(hello, rules=[Rule("/a", "9/day", name="a")], limiter=scene.limiter))  # type: ignore[arg-type]
-
-
 async def slow_observers(scene: Scene, tmp_path: Path) -> None:
     scene.limiter.internals.events._tell_dropped(7)
 
@@ -165,10 +150,8 @@ SCENES = {
     full_bans: {"bans_full", "strikes_dropped"},
     full_store: {"keys_shared"},
     full_statistics: {"series_full"},
-    shedding: {"shedding_started", "shedding_ended"},
     sick_store: {"store_failed", "store_recovered"},
     lists: {"list_reloaded", "list_rejected"},
-    files: {"config_reloaded", "windows_restarted"},
     slow_observers: {"events_dropped"},
 }
 

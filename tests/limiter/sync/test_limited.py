@@ -220,15 +220,6 @@ def test_a_call_waits_for_its_turn_or_is_refused(limiter: Limiter, turnstile: Tu
     assert turnstile.waits_s == [0.5]
 
 
-def test_a_coroutine_waits_for_its_turn(limiter: Limiter, turnstile: Turnstile) -> None:
-    @limiter.limited("2/second", key="all", wait="2s")
-    async def tick() -> int:
-        return 1
-
-    assert outcomes(lambda: asyncio.run(tick()), 3) == [1, 1, 1]
-    assert turnstile.waits_s == [1.0]
-
-
 @pytest.mark.parametrize("error", [KeyboardInterrupt, LookupError])
 def test_a_thread_that_is_interrupted_in_its_wait_hands_the_place_back(
     limiter: Limiter, turnstile: Turnstile, error: type[BaseException]
