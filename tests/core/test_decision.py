@@ -43,42 +43,6 @@ def test_an_admission_tells_what_is_left_and_when_more_comes() -> None:
     assert decision.violated == ()
 
 
-def test_a_refusal_tells_how_long_to_wait() -> None:
-    decision = decide("5/minute", (5, 20, -1, 20))
-    assert bool(decision) is False
-    assert (decision.reason, decision.remaining, decision.retry_after) == (Reason.LIMITED, 0, 20)
-    assert decision.violated == decision.states
-
-
-def test_a_place_tells_how_long_to_wait_and_nothing_to_retry() -> None:
-    asked = (Bucket("api", parse_limits("5/minute; 50/hour"), wait_us=30 * SECOND_US, wait_max=1), "ann", 1)
-    decision = Decision(True, Reason.WAITED, 0, [asked], [(6, 1, 0, 20 * SECOND_US), (8, 1, 0, 0)])
-    assert (decision.allowed, decision.reason, decision.wait_us) == (True, "waited", 20 * SECOND_US)
-    assert (decision.retry_after_us, decision.retry_after, decision.remaining) == (0, 0, 0)
-    assert decision.violated == decision.states[:1]
-
-
-def test_a_counted_window_is_empty_k_slices_after_its_newest_one_ended() -> None:
-    decision = decide("100/minute @7", (5, 20, 3, 0))
-    limit = decision.limit
-    assert limit is not None
-    assert decision.reset_after_us == 3 * SECOND_US + limit.slices * limit.slice_us
-
-
-def test_a_cost_that_can_never_pass_has_no_time_to_retry() -> None:
-    decision = decide("5/minute; 100/hour", (0, 0, 0, NEVER), (0, 0, 0, 0), cost=6)
-    assert (decision.reason, decision.retry_after, decision.retry_after_us) == (Reason.TOO_LARGE, None, None)
-    assert decision.binding == decision.states[0]
-    assert [state.retry_after_us for state in decision.states] == [None, 0]
-
-
-def test_the_longest_wait_of_several_limits_decides_a_refusal() -> None:
-    decision = decide("1/3s; 1/40s; 9/50s", (1, 3, 0, 3), (1, 40, 0, 40), (1, 50, 0, 0))
-    assert decision.retry_after == 40
-    assert decision.limit == Limit(1, "40s")
-    assert [state.limit.amount for state in decision.violated] == [1, 1]
-
-
 def test_for_ever_is_longer_than_any_wait() -> None:
     decision = decide("1/40s; 1/3s", (1, 40, 0, 40), (1, 3, 0, NEVER))
     assert decision.limit == Limit(1, "3s")
@@ -88,10 +52,6 @@ def test_for_ever_is_longer_than_any_wait() -> None:
 def test_the_least_that_is_left_decides_an_admission_and_then_the_longer_wait_for_more() -> None:
     assert decide("10/3s; 10/40s", (1, 3, 0, 0), (5, 40, 0, 0)).limit == Limit(10, "40s")
     assert decide("10/3s; 10/40s", (5, 3, 0, 0), (5, 40, 0, 0)).limit == Limit(10, "40s")
-
-
-def test_more_spent_than_a_lowered_amount_leaves_nothing_and_never_less() -> None:
-    assert decide("10/minute", (80, 40, 0, 40)).remaining == 0
 
 
 @pytest.mark.parametrize(("span_us", "seconds"), [(0, 0), (1, 1), (999_999, 1), (1_000_000, 1), (1_000_001, 2)])

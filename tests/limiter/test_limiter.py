@@ -76,14 +76,6 @@ async def test_the_longest_wait_is_the_one_to_tell(limiter: Limiter, clock: Fake
     assert (refused.retry_after, refused.limit) == (40, Limit(1, "47s"))
 
 
-async def test_a_lowered_amount_keeps_what_is_spent(limiter: Limiter, clock: FakeClock) -> None:
-    clock.set(0)
-    await limiter.hit("ann", "100/minute @6", cost=80)
-    clock.advance("30s")
-    refused = await limiter.hit("ann", "10/minute @6")
-    assert (refused.allowed, refused.remaining, refused.retry_after_us) == (False, 0, 40 * SECOND_US)
-
-
 async def test_a_peek_charges_nothing(limiter: Limiter) -> None:
     for _ in range(10):
         assert (await limiter.peek("ann", "5/minute")).remaining == 4
@@ -111,11 +103,6 @@ async def test_limits_may_be_text_objects_or_several(limiter: Limiter) -> None:
     for limits in ("5/minute", limit, [limit], (limit,), "5 per 60 s", parse_limits("5/m")):
         decision = await limiter.hit("ann", limits)
     assert (decision.allowed, decision.remaining) == (False, 0)
-
-
-async def test_rules_are_counted_apart(limiter: Limiter) -> None:
-    await limiter.hit("ann", "5/minute", 5)
-    assert (await limiter.hit("ann", "5/minute", rule="other")).remaining == 4
 
 
 async def test_several_buckets_are_charged_together_or_not_at_all(limiter: Limiter) -> None:
