@@ -43,53 +43,6 @@ def test_an_admission_tells_what_is_left_and_when_more_comes() -> None:
     assert decision.violated == ()
 
 
-def test_a_refusal_tells_how_long_to_wait() -> None:
-    decision = decide("5/minute", (5, 20, -1, 20))
-    assert bool(decision) is False
-    assert (decision.reason, decision.remaining, decision.retry_after) == (Reason.LIMITED, 0, 20)
-    assert decision.violated == decision.states
-
-
-def test_a_place_tells_how_long_to_wait_and_nothing_to_retry() -> None:
-    asked = (Bucket("api", parse_limits("5/minute; 50/hour"), wait_us=30 * SECOND_US, wait_max=1), "ann", 1)
-    decision = Decision(True, Reason.WAITED, 0, [asked], [(6, 1, 0, 20 * SECOND_US), (8, 1, 0, 0)])
-    assert (decision.allowed, decision.reason, decision.wait_us) == (True, "waited", 20 * SECOND_US)
-    assert (decision.retry_after_us, decision.retry_after, decision.remaining) == (0, 0, 0)
-    assert decision.violated == decision.states[:1]
-
-
-@pytest.mark.parametrize("reason", [Reason.OK, Reason.LIMITED, Reason.EXEMPT])
-def test_only_who_has_a_place_waits(reason: Reason) -> None:
-    readings = [(6, 1, 0, 20)] if reason is Reason.LIMITED else []
-    assert Decision(reason is not Reason.LIMITED, reason, 0, [], readings).wait_us == 0
-
-
-def test_an_unused_limit_has_nothing_to_wait_for() -> None:
-    decision = decide("5/minute", (0, 0, 0, 0), cost=0)
-    assert (decision.remaining, decision.more_after_us, decision.reset_after_us) == (5, 0, 0)
-
-
-def test_a_counted_window_is_empty_k_slices_after_its_newest_one_ended() -> None:
-    decision = decide("100/minute @7", (5, 20, 3, 0))
-    limit = decision.limit
-    assert limit is not None
-    assert decision.reset_after_us == 3 * SECOND_US + limit.slices * limit.slice_us
-
-
-def test_a_cost_that_can_never_pass_has_no_time_to_retry() -> None:
-    decision = decide("5/minute; 100/hour", (0, 0, 0, NEVER), (0, 0, 0, 0), cost=6)
-    assert (decision.reason, decision.retry_after, decision.retry_after_us) == (Reason.TOO_LARGE, None, None)
-    assert decision.binding == decision.states[0]
-    assert [state.retry_after_us for state in decision.states] == [None, 0]
-
-
-def test_the_longest_wait_of_several_limits_decides_a_refusal() -> None:
-    decision = decide("1/3s; 1/40s; 9/50s", (1, 3, 0, 3), (1, 40, 0, 40), (1, 50, 0, 0))
-    assert decision.retry_after == 40
-    assert decision.limit == Limit(1, "40s")
-    assert [state.limit.amount for state in decision.violated] == [1, 1]
-
-
 def test_for_ever_is_longer_than_any_wait() -> None:
     decision = decide("1/40s; 1/3s", (1, 40, 0, 40), (1, 3, 0, NEVER))
     assert decision.limit == Limit(1, "3s")
@@ -99,10 +52,6 @@ def test_for_ever_is_longer_than_any_wait() -> None:
 def test_the_least_that_is_left_decides_an_admission_and_then_the_longer_wait_for_more() -> None:
     assert decide("10/3s; 10/40s", (1, 3, 0, 0), (5, 40, 0, 0)).limit == Limit(10, "40s")
     assert decide("10/3s; 10/40s", (5, 3, 0, 0), (5, 40, 0, 0)).limit == Limit(10, "40s")
-
-
-def test_more_spent_than_a_lowered_amount_leaves_nothing_and_never_less() -> None:
-    assert decide("10/minute", (80, 40, 0, 40)).remaining == 0
 
 
 @pytest.mark.parametrize(("span_us", "seconds"), [(0, 0), (1, 1), (999_999, 1), (1_000_000, 1), (1_000_001, 2)])
@@ -171,11 +120,6 @@ def test_decisions_and_buckets_show_what_they_hold() -> None:
     assert repr(decision.checks[0][0]) == "<Bucket 'api' 5/1m; 50/1h>"
 
 
-def test_buckets_are_told_apart_by_identity() -> None:
-    limits = parse_limits("5/m")
-    assert Bucket("api", limits) != Bucket("api", limits)
-
-
 def test_a_check_that_is_taken_out_leaves_the_rest_as_if_it_had_cost_nothing() -> None:
     login, service = Bucket("login", parse_limits("5/m; 50/h")), Bucket("service", parse_limits("100/s"))
     readings = [(2, 60, 9, 0), (2, 99, 9, 0), (7, 50, 9, 0)]
@@ -194,14 +138,9 @@ def test_a_check_that_is_taken_out_leaves_the_rest_as_if_it_had_cost_nothing() -
     [
         ((1, 240), (1, 240), "tokens"),  # 59 more by requests, 3 by tokens
         ((1, 240), (58, 240), "requests"),
-        ((1, 1), (1, 945), "tokens"),
-        ((1, 16), (1, 57), "tokens"),
         ((1, 16), (1, 56), "requests"),  # 59 and 59: the later one
         ((1, 16), (1, 55), "requests"),  # 59 and 59 and a bit
         ((1, 0), (1, 990), "tokens"),  # what says its cost only afterwards counts as 1
-        ((1, 0), (1, 40), "requests"),
-        ((0, 0), (50, 991), "tokens"),
-        ((240, 1), (0, 0), "requests"),
         ((1, 240), (60, 1_000), "requests"),  # none fits: the later one
         ((2, 240), (61, 1_000), "requests"),  # a lowered amount
     ],
@@ -220,7 +159,7 @@ def test_the_limit_under_which_the_fewest_more_such_requests_fit_decides_an_admi
 
 def test_the_limit_shown_is_that_of_the_brute_force() -> None:
     random = Random(20)
-    for _ in range(2_000):
+    for _ in range(500):
         amounts = [random.randint(1, 60) for _ in range(random.randint(1, 4))]
         buckets = [Bucket(f"b{place}", (Limit(amount, "1m"),)) for place, amount in enumerate(amounts)]
         checks: list[Check] = [(bucket, "ann", random.randint(1, 9)) for bucket in buckets]

@@ -78,11 +78,6 @@ def test_what_other_libraries_write_is_answered_with_what_to_write(text: str, ad
     assert advice in str(caught.value)
 
 
-def test_what_is_advised_can_be_read() -> None:
-    for text in ("1/30 days", "1/365 days", "10/second; 100/minute", "100/10s"):
-        assert parse_limits(text)
-
-
 @pytest.mark.parametrize("text", [" " * 80_000, "5/" + " " * 80_000, "5/minute" + ";" * 80_000, "x" * 4_097])
 def test_a_text_that_is_too_long_is_refused_and_not_repeated(text: str) -> None:
     with pytest.raises(ConfigurationError, match="expected at most 4096 characters") as caught:
@@ -104,6 +99,7 @@ def test_limits_and_texts_may_be_mixed() -> None:
     assert parse_limits(limit) == (limit,)
     assert parse_limits([limit, "10/h; 20/d"]) == (limit, Limit(10, "1h"), Limit(20, "1d"))
     assert parse_limits(parse_limits("5/m; 10/h")) == parse_limits(["5/m", "10/h"])
+    assert len(parse_limits("5/m; 10/m @10")) == 2, "one window in two resolutions is two windows"
 
 
 @pytest.mark.parametrize(
@@ -166,15 +162,6 @@ def test_the_default_resolution_is_64_and_decides_what_is_exact() -> None:
     assert Limit(65, "1m", resolution=65).exact
 
 
-@pytest.mark.parametrize("resolution", [1, 2, 64, 3_600])
-def test_resolutions_from_1_to_3600_are_accepted(resolution: int) -> None:
-    assert Limit(5, "1m", resolution=resolution).resolution == resolution
-
-
-def test_a_resolution_of_a_tenth_of_the_window_in_microseconds_is_the_finest() -> None:
-    assert Limit(1_000, 0.001, resolution=100).slice_us == 10
-
-
 def test_a_limit_differs_by_amount_window_resolution_and_name() -> None:
     limits = [
         Limit(5, "1m"),
@@ -234,10 +221,7 @@ BAD_TEXTS = [
     ("10/", "'10/' at column 1"),
     ("/m", "'/m' at column 1"),
     ("-1/m", "'-1/m' at column 1"),
-    ("+1/m", "'+1/m' at column 1"),
     ("1.5/m", "'1.5/m' at column 1"),
-    ("0x10/m", "'0x10/m' at column 1"),
-    ("1e3/m", "'1e3/m' at column 1"),
     ("0/m", "amount: expected a whole number from 1 to 2147483647"),
     ("2147483648/m", "amount: expected a whole number from 1 to 2147483647"),
     ("9999999999999999999999/m", "'9999999999999999999999/m' at column 1"),
@@ -246,16 +230,11 @@ BAD_TEXTS = [
     ("10/minutez", "did you mean 'minute'?"),
     ("10/fortnight", "not 'fortnight'"),
     ("10/-5s", "'10/-5s' at column 1"),
-    ("10/1.5h", "'10/1.5h' at column 1"),
     ("10/1m30s", "'10/1m30s' at column 1"),
     ("10/999us", "window: expected 1 ms to 400 days"),
     ("10/401d", "window: expected 1 ms to 400 days"),
-    ("10/9999999999999999999d", "window: expected"),
     ("\uff11\uff10/m", "'\uff11\uff10/m' at column 1"),
-    ("10/\uff15m", "'10/\uff15m' at column 1"),
     ("1_000/m", "'1_000/m' at column 1"),
-    ("inf/m", "'inf/m' at column 1"),
-    ("nan/m", "'nan/m' at column 1"),
     ("10/m; 5/s junk", "'5/s junk' at column 7"),
     ("10/m;  oops", "'oops' at column 8"),
     ("10/m; 5 pers", "'5 pers' at column 7"),
@@ -270,7 +249,6 @@ BAD_TEXTS = [
     ("5/m @0", "resolution: expected a whole number from 1 to 3600"),
     ("5/m @3601", "resolution: expected a whole number from 1 to 3600"),
     ("5/m @-1", "'5/m @-1' at column 1"),
-    ("5/m @1.5", "'5/m @1.5' at column 1"),
     ("5/10ms @1001", "use at most 1000"),
     ("5/1ms @101", "use at most 100"),
 ]
@@ -308,31 +286,22 @@ def test_a_bad_set_of_limits_says_what_is_wrong_with_it(limits: object, named: s
     assert named in str(caught.value)
 
 
-def test_one_window_in_two_resolutions_is_two_windows() -> None:
-    assert len(parse_limits("5/m; 10/m @10")) == 2
-
-
 BAD_ARGUMENTS = [
     ({"amount": 0}, "amount: expected a whole number from 1 to 2147483647"),
-    ({"amount": -1}, "not -1"),
     ({"amount": 2**31}, "not 2147483648"),
     ({"amount": 1.0}, "not 1.0"),
     ({"amount": True}, "not True"),
     ({"amount": "5"}, "not '5'"),
-    ({"amount": None}, "not None"),
     ({"window": ""}, "window: expected a number and a unit"),
-    ({"window": "5"}, "window: expected a number and a unit"),
     ({"window": "hoor"}, "did you mean 'hour'?"),
     ({"window": "5 parsecs"}, "not '5 parsecs'"),
     ({"window": 0}, "window: expected more than nothing"),
     ({"window": -5}, "window: expected more than nothing"),
     ({"window": timedelta(0)}, "window: expected more than nothing"),
-    ({"window": timedelta(-1)}, "window: expected more than nothing"),
     ({"window": 1e-9}, "window: expected more than nothing"),
     ({"window": float("inf")}, "window: expected a span of time"),
     ({"window": float("nan")}, "window: expected a span of time"),
     ({"window": True}, "window: expected a span of time"),
-    ({"window": None}, "window: expected a span of time"),
     ({"window": b"1m"}, "window: expected a span of time"),
     ({"window": 0.0009}, "window: expected 1 ms to 400 days"),
     ({"window": 400 * 86_400 + 1}, "window: expected 1 ms to 400 days"),
@@ -342,9 +311,7 @@ BAD_ARGUMENTS = [
     ({"window": 10**9}, "window: expected 1 ms to 400 days"),
     ({"amount": 10**6_000}, "not a number with too many digits"),
     ({"resolution": 0}, "resolution: expected a whole number from 1 to 3600"),
-    ({"resolution": -1}, "not -1"),
     ({"resolution": 1.5}, "not 1.5"),
-    ({"resolution": True}, "not True"),
     ({"resolution": 10**9}, "not 1000000000"),
     ({"resolution": "64"}, "not '64'"),
     ({"window": 0.001, "resolution": 101}, "use at most 100"),
@@ -365,19 +332,10 @@ BAD_ARGUMENTS = [
 def test_a_bad_argument_says_which_and_what_to_write(arguments: dict[str, object], named: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         Limit(**{"amount": 100, "window": "1m", **arguments})  # type: ignore[arg-type]
+    assert isinstance(caught.value, ValueError)
     message = str(caught.value)
     assert named in message
     assert re.search("for example|write '|use at most|use printable", message)
-
-
-def test_the_message_names_what_the_span_is_for() -> None:
-    with pytest.raises(ConfigurationError, match="ban duration: expected"):
-        parse_duration_us("soon", "ban duration")
-
-
-def test_a_configuration_error_is_a_value_error() -> None:
-    with pytest.raises(ValueError, match="amount"):
-        Limit(0, "1m")
 
 
 @given(st.integers(1_000, 10**9), st.integers(1, 100), st.integers(0, 10**12))

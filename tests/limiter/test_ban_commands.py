@@ -20,7 +20,7 @@ from slidegate.limiter.deadlines import STEP
 from slidegate.stores.memory.store import MemoryStore
 from slidegate.testing import FakeClock, RecordingObserver
 
-from .test_limiter import SlowStore
+from .remote_stores import SlowStore
 
 SECOND_US = 1_000_000
 HOUR_US = 3_600 * SECOND_US
@@ -130,15 +130,9 @@ async def test_a_ban_refuses_until_it_ends_or_is_taken_back(limiter: Limiter, cl
     await limiter.ban("203.0.113.7", timedelta(seconds=90))
     clock.advance("90s")
     assert await limiter.hit("203.0.113.7", "5/minute")
-
-
-async def test_a_permanent_ban_is_an_explicit_word(limiter: Limiter, clock: FakeClock) -> None:
-    ban = await limiter.ban("user:42", "permanent")
-    assert ban.until is None
+    assert (await limiter.ban("user:42", "permanent")).until is None
     clock.advance("400d")
-    refused = await limiter.hit("user:42", "5/minute")
-    assert (refused.reason, refused.retry_after) == (Reason.BANNED, None)
-    assert await limiter.unban("user:42")
+    assert (await limiter.hit("user:42", "5/minute")).retry_after is None
 
 
 @pytest.mark.parametrize("duration", [0, -1, None, "0s", "-1h", "forever", "", True, float("inf"), "401d", [5]])
@@ -148,22 +142,15 @@ async def test_a_length_that_is_none_is_refused(limiter: Limiter, duration: obje
     assert await keys(limiter) == []
 
 
-async def test_a_bare_ipv6_address_bans_its_network(limiter: Limiter) -> None:
-    assert (await limiter.ban("2001:db8:1:2::a", "1h")).key == "2001:db8:1:2::/64"
-    assert not await limiter.hit("2001:db8:1:2:ffff::9", "5/minute")
-    assert await limiter.hit("2001:db8:1:3::a", "5/minute")
-    assert (await limiter.ban("2001:db8:7::7/128", "1h")).key == "2001:db8:7::7/128"
-    assert not await limiter.hit("2001:db8:7::7", "5/minute")
-    assert not await limiter.hit("2001:db8:7::7/128", "5/minute")
-    assert await limiter.hit("2001:db8:7::8", "5/minute")
-
-
 async def test_spellings_of_an_address_are_one_address(limiter: Limiter) -> None:
     await limiter.ban("192.0.2.0/24", "1h")
     for spelling in ("192.0.2.4", "::ffff:192.0.2.4", "::FFFF:C000:0204", "192.0.2.4/32"):
         assert not await limiter.hit(spelling, "5/minute")
     for other in ("192.0.3.4", "192.0.2.0/25", "a/b"):
         assert await limiter.hit(other, "5/minute")
+    assert (await limiter.ban("2001:db8:1:2::a", "1h")).key == "2001:db8:1:2::/64"
+    assert not await limiter.hit("2001:db8:1:2:ffff::9", "5/minute")
+    assert await limiter.hit("2001:db8:1:3::a", "5/minute")
 
 
 async def test_who_is_banned_by_what_is_said(limiter: Limiter) -> None:
@@ -267,12 +254,6 @@ async def test_a_name_that_reads_as_a_wide_network_strikes_nobody(limiter: Limit
         assert await limiter.strike(f"user:{name}", POLICY, 1_000)
     assert await keys(limiter) == ["user:192.0.0.0/16", "user:128.0.0.0/1", "user:2001:db8::/32"]
     assert (await limiter.ban("192.0.0.0/16", "1h")).key == "192.0.0.0/16", "by hand it is meant"
-
-
-async def test_policies_can_be_keyed_by_prefix(limiter: Limiter) -> None:
-    for key in ("192.0.2.0/24", "2001:db8:7::/48"):
-        assert await limiter.strike(key, POLICY, 3)
-    assert await keys(limiter) == ["192.0.2.0/24", "2001:db8:7::/48"]
 
 
 async def test_requests_from_a_prefix_do_not_prolong_its_ban(limiter: Limiter, clock: FakeClock) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
-from slidegate import BanPolicy, ConfigurationError, Limit, Limiter, MemoryStore, RateLimitMiddleware, Reason, Rule
+from slidegate import BanPolicy, ConfigurationError, Limit, Limiter, RateLimitMiddleware, Reason, Rule
 from slidegate.core.decision import Bucket, Check, Decision
 from slidegate.core.errors import StoreError, StoreTimeout, StoreUnavailable
 from slidegate.core.kinds.concurrency import Concurrency
@@ -22,76 +22,21 @@ from slidegate.limiter.deadlines import MOST_DONE, Deadline
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ..asgi import scope_of, send_scope
+from .remote_stores import SickStore
 
 LONG = 10.0
 """Seconds that only a hang takes."""
 
 
-class SickStore:
-    """A store elsewhere: it answers late, or not, or with an error, as it is told."""
-
-    def __init__(self, clock: FakeClock, *, inline: bool = False) -> None:
-        self.healthy = MemoryStore(clock=clock)
-        self.secret, self.bans = self.healthy.secret, SickBans(self)
-        self.observe, self.close = self.healthy.observe, self.healthy.close
-        self.error: BaseException | None = None
-        self.hangs = False
-        self.inline = inline
-        self.asked = 0
-
-    def answer(self, question: Any, *arguments: Any) -> Any:
-        self.asked += 1
-        if self.inline:
-            if self.error is not None:
-                raise self.error
-            return question(*arguments)
-        return self.later(question, *arguments)
-
-    async def later(self, question: Any, *arguments: Any) -> Any:
-        await asyncio.sleep(0)
-        if self.hangs:
-            await asyncio.Event().wait()
-        if self.error is not None:
-            raise self.error
-        return question(*arguments)
-
-    def hit(self, checks: Sequence[Check], guarded: Sequence[Any] = ()) -> Decision | Awaitable[Decision]:
-        return self.answer(self.healthy.hit, checks, guarded)
-
-    def peek(self, checks: Sequence[Check], guarded: Sequence[Any] = ()) -> Any:
-        return self.answer(self.healthy.peek, checks, guarded)
-
-    def charge(self, checks: Sequence[Check]) -> Any:
-        return self.answer(self.healthy.charge, checks)
-
-    def refund(self, decision: Decision) -> Any:
-        return self.answer(self.healthy.refund, decision)
-
-    def reset(self, key: str) -> Any:
-        return self.answer(self.healthy.reset, key)
-
-    def reset_all(self) -> Any:
-        return self.answer(self.healthy.reset_all)
-
-    def inspect(self, key: str, buckets: Sequence[Bucket]) -> Any:
-        return self.answer(self.healthy.inspect, key, buckets)
-
-
-class SickBans:
-    def __init__(self, store: SickStore) -> None:
-        self._store = store
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *arguments: self._store.answer(getattr(self._store.healthy.bans, name), *arguments)
-
-
 class Ward:
     """A limiter on a store that can be made sick, and the clock of both."""
 
-    def __init__(self, on_error: Any = "local", *, inline: bool = False, deadline: str = "20ms") -> None:
+    def __init__(
+        self, on_error: Any = "local", *, inline: bool = False, deadline: str = "20ms", make_store: Any = SickStore
+    ) -> None:
         self.clock = FakeClock(1_000_000_000)
         self.heard = RecordingObserver(without=["refused", "near_limit"])
-        self.store = SickStore(self.clock, inline=inline)
+        self.store: Any = make_store(self.clock, inline=inline)
         self.limiter = Limiter(self.store, deadline=deadline, on_error=on_error, observers=[self.heard])
         assert self.limiter.internals.failsafe is not None
         self.limiter.internals.failsafe._clock = self.clock
@@ -163,7 +108,7 @@ async def test_after_a_failure_a_request_passes_both_so_recovery_is_no_burst(inl
     refused = await ward.hit()
     assert (refused.reason, refused.remaining) == ("limited", 0)  # by what was counted here
     assert (await ward.limiter.peek("ann", "3/hour")).allowed is False
-    assert ward.store.healthy.peek(refused.checks).allowed  # and handed back there
+    assert ward.store.inner.peek(refused.checks).allowed  # and handed back there
     assert ward.heard.kinds == ["store_failed", "store_recovered"]
     ward.clock.advance("1h")
     ward.clock.advance("1m")
@@ -248,7 +193,7 @@ async def test_a_store_that_answers_by_futures_is_given_up_in_time_as_well() -> 
         made.append(asyncio.get_running_loop().create_future())
         return made[-1]
 
-    ward.store.hit = never  # type: ignore[method-assign]
+    ward.store.hit = never
     decisions = await asyncio.gather(*(ward.hit() for _ in range(5)))
     assert [bool(decision) for decision in decisions] == [True] * 3 + [False] * 2
     assert {str(future.exception()) for future in made} == {"no answer within 0.02 s"}
@@ -291,20 +236,6 @@ async def test_futures_that_are_watched_together_or_one_after_the_other_are_each
     assert all(future.cancelled() or "0.02 s" in str(future.exception()) for future in futures)
 
 
-def test_one_deadline_serves_event_loops_that_come_and_go() -> None:
-    deadline = Deadline(0.001)
-
-    async def play() -> None:
-        future = asyncio.get_running_loop().create_future()
-        deadline.watch(future)
-        with pytest.raises(StoreTimeout):
-            await future
-
-    for _ in range(20):
-        asyncio.run(play())
-    assert len(deadline._lines) <= 2
-
-
 async def test_a_store_that_fails_again_and_again_is_left_alone_but_for_a_probe() -> None:
     ward = Ward("local")
     ward.fall_ill()
@@ -319,7 +250,7 @@ async def test_a_store_that_fails_again_and_again_is_left_alone_but_for_a_probe(
     assert ward.store.asked == breakers.FAILURES_TO_OPEN + 1
     ward.clock.advance(us=breakers.OPEN_US)
     await ward.hit()
-    assert not ward.safe._troubled
+    assert not ward.safe.away
     assert ward.heard.kinds == ["store_failed", "store_recovered"]
 
 
@@ -392,7 +323,7 @@ async def test_a_cancelled_request_is_no_failure_of_the_store() -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert not ward.safe._troubled
+    assert not ward.safe.away
 
 
 @pytest.mark.parametrize("ends", ["refused", "failed", "admitted"])
@@ -408,19 +339,19 @@ async def test_the_place_of_a_request_that_is_cancelled_as_its_answer_comes_is_h
 
     ward.store.hit = later  # type: ignore[method-assign]
     if ends == "refused":
-        ward.store.healthy.hit(checks)
+        ward.store.inner.hit(checks)
     task = asyncio.create_task(ward.limiter.hit_all(checks))
     await asyncio.sleep(0)
     if ends == "failed":
         made[0].set_exception(StoreUnavailable("gone"))
     else:
-        made[0].set_result(ward.store.healthy.hit(checks))
+        made[0].set_result(ward.store.inner.hit(checks))
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert ward.store.healthy.places_held() == (ends == "refused")
+    assert ward.store.inner.places_held() == (ends == "refused")
     left = {"refused": 3, "failed": 4, "admitted": 3}[ends]  # after one more
-    assert ward.store.healthy.peek(checks[1:]).remaining == left, "units stay charged"
+    assert ward.store.inner.peek(checks[1:]).remaining == left, "units stay charged"
 
 
 async def test_bans_and_strikes_are_local_as_well_and_commands_say_that_it_failed(inline: bool) -> None:
@@ -477,7 +408,7 @@ async def test_a_strike_may_be_the_probe_that_finds_the_store_well() -> None:
 
 async def test_strikes_that_only_this_process_could_count_are_kept_while_hits_are_answered() -> None:
     ward = Ward("local", inline=True)
-    strike, ward.store.bans.strike = BanPolicy("20/1h", "10m"), gone  # type: ignore[attr-defined]
+    strike, ward.store.bans.strike = BanPolicy("20/1h", "10m"), gone
     made = None
     for _ in range(20):
         made = await ward.limiter.strike("ann", strike)
@@ -491,24 +422,29 @@ def gone(*arguments: object) -> None:
     raise StoreUnavailable("gone")
 
 
-class Parts:
+class Parts(SickStore):
     """A store of several servers, of which each key has one."""
 
-    def __init__(self, ward: Ward) -> None:
+    def __init__(self, clock: FakeClock, *, inline: bool) -> None:
+        super().__init__(clock, inline=inline)
         self.sick: dict[str, BaseException] = {}
-        self.asked: list[str] = []
-        self.hit, ward.store.healthy.hit = ward.store.healthy.hit, self.answer  # type: ignore[method-assign]
-        ward.safe._breakers._parts = self
+        self.parts_asked: list[str] = []
 
     def part_of(self, checks: Sequence[Check]) -> str:
         return checks[0][1].partition(":")[0] if checks else "bans"
 
-    def answer(self, checks: Sequence[Check], guarded: Sequence[Any] = ()) -> Decision:
+    def hit(self, checks: Sequence[Check], guarded: Sequence[Any] = ()) -> Decision:
         part = self.part_of(checks)
-        self.asked.append(part)
+        self.parts_asked.append(part)
         if part in self.sick:
             raise self.sick[part]
-        return self.hit(checks, guarded)  # type: ignore[return-value]
+        return self.inner.hit(checks, guarded)
+
+
+def parted() -> tuple[Ward, Parts]:
+    """Return a limiter that denies while a server of its store is away, and the store."""
+    ward = Ward("deny", inline=True, make_store=Parts)
+    return ward, ward.store
 
 
 PLACES = ("a", "b", "c")
@@ -518,8 +454,7 @@ PLACES = ("a", "b", "c")
 @settings(deadline=None)
 def test_a_part_of_a_store_that_fails_takes_nobody_else_off_it(moves: list[tuple[str, str]]) -> None:
     async def play() -> None:
-        ward = Ward("deny", inline=True)
-        parts = Parts(ward)
+        ward, parts = parted()
         for move, place in moves:
             if move == "ill":
                 parts.sick[place] = StoreUnavailable("gone")
@@ -533,11 +468,11 @@ def test_a_part_of_a_store_that_fails_takes_nobody_else_off_it(moves: list[tuple
                     decision = await ward.limiter.hit(f"{name}:ann", "1000/hour")
                     assert decision.allowed is (name not in parts.sick)
         for place in PLACES:
-            parts.asked.clear()
+            parts.parts_asked.clear()
             for _ in range(10):
                 await ward.limiter.hit(f"{place}:ann", "1000/hour")
-            assert len(parts.asked) == (
-                min(len(parts.asked), breakers.FAILURES_TO_OPEN) if parts.sick.get(place) else 10
+            assert len(parts.parts_asked) == (
+                min(len(parts.parts_asked), breakers.FAILURES_TO_OPEN) if parts.sick.get(place) else 10
             )
 
     asyncio.run(play())
@@ -545,13 +480,12 @@ def test_a_part_of_a_store_that_fails_takes_nobody_else_off_it(moves: list[tuple
 
 @pytest.mark.parametrize("concerns", ["key", "slot"])
 async def test_what_concerns_a_key_or_a_slot_alone_is_answered_by_the_policy_and_opens_nothing(concerns: Any) -> None:
-    ward = Ward("deny", inline=True)
-    parts = Parts(ward)
+    ward, parts = parted()
     parts.part_of = lambda checks: "the one server"  # type: ignore[method-assign]
     parts.sick["the one server"] = StoreUnavailable("a foreign value", concerns=concerns)
     for _ in range(20):
         assert (await ward.hit()).reason is Reason.UNAVAILABLE
-    assert len(parts.asked) == 20
+    assert len(parts.parts_asked) == 20
     parts.sick.clear()
     assert (await ward.hit()).allowed
     assert ward.heard.kinds == ["store_failed"]
@@ -559,18 +493,16 @@ async def test_what_concerns_a_key_or_a_slot_alone_is_answered_by_the_policy_and
 
 
 async def test_an_error_about_one_key_is_no_sign_that_a_server_that_failed_is_well() -> None:
-    ward = Ward("deny", inline=True)
-    parts = Parts(ward)
+    ward, parts = parted()
     for number in range(10):
         concerns: Any = "key" if number % 2 else "server"
         parts.sick["ann"] = StoreUnavailable("?", concerns=concerns)
         await ward.hit()
-    assert len(parts.asked) == 2 * breakers.FAILURES_TO_OPEN - 1
+    assert len(parts.parts_asked) == 2 * breakers.FAILURES_TO_OPEN - 1
 
 
 async def test_each_part_says_that_it_failed_and_that_it_answers_again() -> None:
-    ward = Ward("deny", inline=True)
-    parts = Parts(ward)
+    ward, parts = parted()
     parts.sick["a"], parts.sick["b"] = StoreUnavailable("gone"), StoreUnavailable("gone")
     for _ in range(2):
         for place in PLACES:
@@ -584,12 +516,11 @@ async def test_each_part_says_that_it_failed_and_that_it_answers_again() -> None
     assert ward.heard.kinds[2:] == ["store_recovered"]
     ward.clock.advance("1m")
     await ward.limiter.hit("c:ann", "9/hour")  # b may not exist any more: nobody has asked it for a minute
-    assert not ward.safe._troubled
+    assert not ward.safe.away
 
 
 async def test_a_probe_that_meets_a_foreign_value_is_followed_by_another_at_once() -> None:
-    ward = Ward("deny", inline=True)
-    parts = Parts(ward)
+    ward, parts = parted()
     for number in range(breakers.FAILURES_TO_OPEN + 1):
         parts.sick["ann"] = StoreUnavailable("?", concerns="server" if number < breakers.FAILURES_TO_OPEN else "key")
         await ward.hit()
@@ -642,7 +573,7 @@ def test_the_bound_of_one_process_holds_through_failures_and_recoveries(moves: l
                 ward.clock.advance(us=number * 7_000_000)
             elif (await ward.hit("4/30s", cost=number)).allowed:
                 # What the shared store admitted before it fell ill is not known here: promise 1 says, per process.
-                admitted += [ward.clock.now_us] * number if ward.safe._here.made is not None else []
+                admitted += [ward.clock.now_us] * number if ward.safe.local is not None else []
         for start_us in admitted:
             assert sum(start_us <= at_us < start_us + 30_000_000 for at_us in admitted) <= 4
 

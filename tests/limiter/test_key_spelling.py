@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TypeAlias
 
 from hypothesis import given
@@ -57,53 +56,3 @@ def test_every_key_is_found_by_its_other_spelling(plan: Plan, other: Plan) -> No
 
 def test_two_processes_make_different_provisional_keys() -> None:
     assert len({Keys(None).digest("header", b"k") for _ in range(10)}) == 10
-
-
-def test_nothing_provisional_is_remembered_by_threads_that_are_overtaken() -> None:
-    for _ in range(200):
-        keys, long = Keys(None), "k" * 100
-        go = threading.Barrier(4)
-
-        def make(keys: Keys = keys, go: threading.Barrier = go, long: str = long) -> None:
-            go.wait()
-            for _ in range(5):
-                keys.digest("header", b"k")
-                keys.learn(long)
-
-        threads = [threading.Thread(target=make) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        go.wait()
-        keys.use(SECRET)
-        keys.settle()
-        for thread in threads:
-            thread.join()
-        known = Keys(SECRET)
-        assert keys.digest("header", b"k") == known.digest("header", b"k")
-        assert keys.learn(long) == known.learn(long)
-
-
-@given(plans, st.integers(0, 3))
-def test_a_secret_that_changes_again_leads_to_the_spelling_of_the_first(plan: Plan, more: int) -> None:
-    keys = Keys(None)
-    first = made(keys, plan)
-    for number in range(more + 1):
-        keys.use(bytes([number]) * 32)
-        assert made(keys, plan) == made(Keys(bytes([number]) * 32), plan)
-    assert keys.before(made(keys, plan)) == first
-    keys.settle()
-    settled = made(keys, plan)
-    keys.use(SECRET)
-    assert keys.before(made(keys, plan)) == settled
-
-
-def test_provisional_values_are_remembered_in_bounded_memory() -> None:
-    keys = Keys(None)
-    for number in range(10_000):
-        keys.digest("header", b"%d" % number + b"x" * (number % 2 * 60_000))
-    assert len(keys._made_of) <= 4_096
-    assert max(len(value) for _, value in keys._made_of.values()) <= 1_024
-    keys.use(SECRET)
-    for number in range(10_000):
-        keys.digest("header", b"%d" % number)
-    assert len(keys._before) <= 4_096

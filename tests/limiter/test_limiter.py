@@ -7,22 +7,21 @@ import ipaddress
 import logging
 import random
 import tracemalloc
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from slidegate.core import Bucket, Check, ConfigurationError, Decision, Event, Limit, Observer, Reason, parse_limits
+from slidegate.core import Bucket, Check, ConfigurationError, Event, Limit, Reason, parse_limits
 from slidegate.core.addresses import address_key, canonical_key
-from slidegate.core.bans.in_force import Guarded
-from slidegate.core.memo import MEMO_SIZE
-from slidegate.core.windows.views import Snapshot
 from slidegate.limiter import MAX_KEY_BYTES, Limiter
 from slidegate.stores.memory.store import MemoryStore
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.testing.contract import StoreContract
+
+from .remote_stores import SlowStore
 
 SECOND_US = 1_000_000
 
@@ -38,74 +37,14 @@ async def limiter(clock: FakeClock) -> AsyncIterator[Limiter]:
         yield made
 
 
-class SlowBans:
-    """The bans of a memory store, where every answer has to be awaited."""
-
-    def __init__(self, inner: MemoryStore) -> None:
-        self._inner = inner
-
-    def __getattr__(self, method: str) -> Callable[..., Awaitable[Any]]:
-        async def slowly(*arguments: Any) -> Any:
-            await asyncio.sleep(0)
-            return getattr(self._inner.bans, method)(*arguments)
-
-        return slowly
-
-
-class SlowStore:
-    """A memory store whose every answer has to be awaited."""
-
-    def __init__(self, clock: FakeClock | None = None) -> None:
-        self.inner = MemoryStore(clock=clock)
-        self.closed = 0
-
-    @property
-    def secret(self) -> bytes:
-        return self.inner.secret
-
-    @property
-    def bans(self) -> SlowBans:
-        return SlowBans(self.inner)
-
-    async def hit(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Decision:
-        await asyncio.sleep(0)
-        return self.inner.hit(checks, guarded)
-
-    async def peek(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Decision:
-        await asyncio.sleep(0)
-        return self.inner.peek(checks, guarded)
-
-    async def charge(self, checks: Sequence[Check]) -> Decision:
-        await asyncio.sleep(0)
-        return self.inner.charge(checks)
-
-    async def refund(self, decision: Decision) -> bool:
-        await asyncio.sleep(0)
-        return self.inner.refund(decision)
-
-    async def reset(self, key: str) -> bool:
-        await asyncio.sleep(0)
-        return self.inner.reset(key)
-
-    async def reset_all(self) -> bool:
-        await asyncio.sleep(0)
-        return self.inner.reset_all()
-
-    async def inspect(self, key: str, buckets: Sequence[Bucket]) -> Snapshot:
-        await asyncio.sleep(0)
-        return self.inner.inspect(key, buckets)
-
-    def observe(self, observer: Observer) -> None:
-        self.inner.observe(observer)
-
-    async def close(self) -> None:
-        await asyncio.sleep(0)
-        self.closed += 1
-
-
-class TestContractOfAnAwaitedStore(StoreContract):
+class AwaitedStore(StoreContract):
     def make_store(self, clock: FakeClock) -> SlowStore:
         return SlowStore(clock)
+
+
+@pytest.mark.parametrize("what", ["answers", "bans"])
+def test_an_awaited_store_answers_as_the_reference(what: str) -> None:
+    getattr(AwaitedStore(), f"test_{what}_are_those_of_the_reference")()
 
 
 # -- the everyday words ----------------------------------------------------------------------------------------------
@@ -137,14 +76,6 @@ async def test_the_longest_wait_is_the_one_to_tell(limiter: Limiter, clock: Fake
     assert (refused.retry_after, refused.limit) == (40, Limit(1, "47s"))
 
 
-async def test_a_lowered_amount_keeps_what_is_spent(limiter: Limiter, clock: FakeClock) -> None:
-    clock.set(0)
-    await limiter.hit("ann", "100/minute @6", cost=80)
-    clock.advance("30s")
-    refused = await limiter.hit("ann", "10/minute @6")
-    assert (refused.allowed, refused.remaining, refused.retry_after_us) == (False, 0, 40 * SECOND_US)
-
-
 async def test_a_peek_charges_nothing(limiter: Limiter) -> None:
     for _ in range(10):
         assert (await limiter.peek("ann", "5/minute")).remaining == 4
@@ -172,11 +103,6 @@ async def test_limits_may_be_text_objects_or_several(limiter: Limiter) -> None:
     for limits in ("5/minute", limit, [limit], (limit,), "5 per 60 s", parse_limits("5/m")):
         decision = await limiter.hit("ann", limits)
     assert (decision.allowed, decision.remaining) == (False, 0)
-
-
-async def test_rules_are_counted_apart(limiter: Limiter) -> None:
-    await limiter.hit("ann", "5/minute", 5)
-    assert (await limiter.hit("ann", "5/minute", rule="other")).remaining == 4
 
 
 async def test_several_buckets_are_charged_together_or_not_at_all(limiter: Limiter) -> None:
@@ -218,7 +144,7 @@ def test_threads_that_bring_new_limits_and_keys_disturb_nobody() -> None:
 
 
 async def test_more_spellings_than_are_remembered_change_no_answer(limiter: Limiter) -> None:
-    for number in range(10_000):
+    for number in range(5_000):
         assert (await limiter.hit(f"user:{number}", f"{number + 100}/minute")).remaining == number + 99
     assert (await limiter.hit("user:0", "100/minute")).remaining == 98
 
@@ -273,7 +199,7 @@ async def test_limiters_without_a_store_count_apart() -> None:
         ("::ffff:192.0.2.0/120", "192.0.2.0/24"),
         ("2001:DB8::1", "2001:db8::/64"),
         ("2001:db8:0:0:ffff::1%eth0", "2001:db8::/64"),
-        ("2001:db8::/64", "2001:db8::/64"),
+        ("2001:db8::1/128", "2001:db8::1/128"),
         ("2001:db8::/32", "2001:db8::/32"),
         ("::1", "::/64"),
         ("user:42", "user:42"),
@@ -289,28 +215,7 @@ async def test_limiters_without_a_store_count_apart() -> None:
     ],
 )
 def test_a_key_that_is_an_address_has_one_spelling(key: str, known: str) -> None:
-    assert canonical_key(key) == known
-
-
-@pytest.mark.parametrize(
-    "key",
-    [
-        "192.0.2.7",
-        "::ffff:192.0.2.7",
-        "192.0.2.0/24",
-        "2001:db8::1",
-        "2001:db8::1/128",
-        "2001:db8::/32",
-        "user:42",
-        "::1",
-    ],
-)
-def test_the_spelling_shown_means_the_same_key(key: str) -> None:
-    assert canonical_key(canonical_key(key)) == canonical_key(key)
-
-
-def test_a_single_ipv6_address_is_not_its_network() -> None:
-    assert canonical_key("2001:db8::1/128") not in {canonical_key("2001:db8::1"), canonical_key("2001:db8::2/128")}
+    assert canonical_key(key) == canonical_key(known) == known
 
 
 async def test_all_addresses_of_one_ipv6_network_are_one_client(limiter: Limiter) -> None:
@@ -336,12 +241,12 @@ async def test_all_networks_of_one_larger_network_share_its_limit(limiter: Limit
     wide, narrow = Bucket("per /48", parse_limits("100/minute")), Bucket("per /64", parse_limits("5/minute"))
     first = int(ipaddress.IPv6Address("2001:db8:7::"))
     admitted = 0
-    for number in range(65_536):
+    for number in range(8_192):
         address = first + (number << 64) + 1
         checks = [(wide, address_key(6, address, ipv6_prefix=48), 1), (narrow, address_key(6, address), 1)]
         admitted += (await limiter.hit_all(checks)).allowed
     assert admitted == 100
-    assert limiter.store.stats().keys <= 65_537  # type: ignore[attr-defined]
+    assert limiter.store.stats().keys <= 8_193  # type: ignore[attr-defined]
 
 
 def test_an_address_key_takes_the_prefix_of_its_version() -> None:
@@ -361,15 +266,13 @@ async def test_a_long_key_is_digested_to_a_short_one(limiter: Limiter) -> None:
     assert await limiter.reset(long) is True
 
 
-@pytest.mark.parametrize("key", ["x" * 64, "\u00e9" * 32])
-async def test_a_key_of_64_bytes_is_kept_as_it_is(limiter: Limiter, key: str) -> None:
-    assert (await limiter.hit(key, "5/minute")).states[0].key == key
-
-
-@pytest.mark.parametrize("key", ["x" * 65, "\u00e9" * 33, "\U0001f600" * 17, "\ud800" * 22])
-async def test_a_key_beyond_64_bytes_is_not(limiter: Limiter, key: str) -> None:
-    decision = await limiter.hit(key, "5/minute")
-    assert decision.states[0].key.startswith("long#")
+@pytest.mark.parametrize(("letter", "most"), [("x", 64), ("\u00e9", 32), ("\U0001f600", 16), ("\ud800", 21)], ids=ascii)
+async def test_a_key_of_64_bytes_is_kept_as_it_is_and_a_longer_one_is_not(
+    limiter: Limiter, letter: str, most: int
+) -> None:
+    keys = [(await limiter.hit(letter * length, "5/minute")).states[0].key for length in (most, most + 1)]
+    assert keys[0] == letter * most
+    assert keys[1].startswith("long#")
 
 
 async def test_long_keys_are_not_held(limiter: Limiter) -> None:
@@ -498,11 +401,18 @@ async def test_a_key_that_is_no_text_is_named(limiter: Limiter, key: object, met
         await getattr(limiter, method)(key, *arguments)
 
 
-@pytest.mark.parametrize("cost", [-1, 1.0, 1.5, "1", None, float("nan")])
-@pytest.mark.parametrize("method", ["hit", "peek"])
-async def test_a_cost_that_is_no_whole_number_is_named(limiter: Limiter, cost: object, method: str) -> None:
-    with pytest.raises(ConfigurationError, match="cost: expected a whole number, 0 or more, for example 1, not"):
-        await getattr(limiter, method)("ann", "100/minute", cost)
+@pytest.mark.parametrize("cost", [-1, 1.0, 1.5, True, "1", None, float("nan")])
+async def test_a_cost_that_is_no_whole_number_is_named_whatever_was_asked_before(limiter: Limiter, cost: Any) -> None:
+    bucket = Bucket("rule", parse_limits("100/minute"))
+    for _ in range(3):
+        assert await limiter.hit("ann", "100/minute")
+        for ask in (limiter.hit, limiter.peek):
+            with pytest.raises(ConfigurationError, match="cost: expected a whole number, 0 or more, for example 1, "):
+                await ask("ann", "100/minute", cost)
+        for ask_all in (limiter.hit_all, limiter.peek_all):
+            with pytest.raises(ConfigurationError, match="cost: expected a whole number"):
+                await ask_all([(bucket, "ann", cost)])
+    assert (await limiter.hit("ann", "100/minute", 2)).remaining == 95
 
 
 async def test_a_bad_cost_leaves_no_trace(limiter: Limiter, clock: FakeClock, rng: random.Random) -> None:
@@ -513,14 +423,6 @@ async def test_a_bad_cost_leaves_no_trace(limiter: Limiter, clock: FakeClock, rn
         clock.advance(us=rng.randrange(3 * SECOND_US))
         await limiter.hit("ann", "100/minute")
     assert (await limiter.hit("bob", "100/minute")).remaining == 99
-
-
-@pytest.mark.parametrize("cost", [-1, 1.5])
-async def test_a_bad_cost_of_several_checks_is_named_too(limiter: Limiter, cost: object) -> None:
-    bucket = Bucket("rule", parse_limits("100/minute"))
-    for method in (limiter.hit_all, limiter.peek_all):
-        with pytest.raises(ConfigurationError, match="cost: expected a whole number"):
-            await method([(bucket, "ann", cost)])  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize(
@@ -555,35 +457,3 @@ def test_what_is_no_store_and_no_observer_is_named(arguments: dict[str, object],
     with pytest.raises(ConfigurationError) as caught:
         Limiter(**arguments)  # type: ignore[arg-type]
     assert named in str(caught.value)
-
-
-# -- what is remembered between two hits -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("cost", [True, 1.0, -1, "1", None])
-async def test_a_cost_that_only_looks_like_one_is_refused_after_good_ones_too(cost: Any) -> None:
-    limiter = Limiter()
-    for _ in range(3):
-        assert await limiter.hit("ann", "9/minute")
-    with pytest.raises(ConfigurationError, match="cost"):
-        await limiter.hit("ann", "9/minute", cost)
-    assert (await limiter.hit("ann", "9/minute", 2)).remaining == 4
-
-
-async def test_a_key_is_spelled_anew_when_another_secret_spells_it() -> None:
-    limiter, long = Limiter(), "x" * 100
-    for secret in (b"a" * 32, b"b" * 32):
-        limiter.internals.keys.use(secret)
-        limiter.internals.keys.settle()
-        for _ in range(3):
-            decision = await limiter.hit(long, "9/minute")
-            assert decision.checks[0][1] == limiter.key_for(long)
-
-
-async def test_no_more_questions_are_remembered_than_a_memo_holds() -> None:
-    limiter = Limiter()
-    for number in range(3 * MEMO_SIZE // 2):
-        for _ in range(2):
-            await limiter.hit(f"user:{number}", f"{number % 3 + 1}/minute", rule=f"rule{number % 2}")
-    held = sum(len(keys) for limits in limiter.internals.keys.questions.values() for keys in limits.values())
-    assert 0 < held <= MEMO_SIZE

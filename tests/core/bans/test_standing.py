@@ -33,10 +33,6 @@ def test_the_strike_that_makes_enough_in_the_window_bans() -> None:
     assert strikes(Standing(), policy, 0, 10, 20, 30, 59.999999) == [False] * 4 + [True]
 
 
-def test_a_policy_of_one_strike_bans_at_the_first() -> None:
-    assert strikes(Standing(), BanPolicy("1/1s"), 5) == [True]
-
-
 def test_a_heavy_strike_stands_for_several_and_no_weight_is_too_heavy() -> None:
     policy = BanPolicy("5/minute")
     standing = Standing()

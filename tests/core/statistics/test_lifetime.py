@@ -14,8 +14,6 @@ from hypothesis import strategies as st
 from slidegate.core.statistics.buffered import BufferedWindow, Outcome
 from slidegate.core.statistics.lifetime import BOUNDS_US, Lifetime, LifetimeTotals
 
-from .racing import THREADS, race
-
 PASS = Outcome("pass", "2xx", rt=True, first=True)
 BLOCK = Outcome("block")
 EDGES_US = st.sampled_from([0, *(bound_us + beside for bound_us in BOUNDS_US for beside in (-1, 0, 1))])
@@ -85,16 +83,3 @@ def test_the_times_of_each_fold_are_told_once(rng: random.Random) -> None:
     assert sorted(heard) == sorted(expected)
     window.ever()
     assert len(heard) == len(expected)
-
-
-def test_threads_that_note_and_read_at_once_lose_nothing() -> None:
-    window = BufferedWindow(4, 500)
-
-    def note(_: int, thread: int) -> None:
-        for _ in range(20):
-            window.note(PASS, 1, 2, 3)
-        if thread % 2:
-            window.ever()
-
-    race(note, 50)
-    assert window.ever().count("pass") == THREADS * 50 * 20

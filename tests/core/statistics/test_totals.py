@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+from types import FrameType
 from typing import Any, NamedTuple
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from slidegate.core import ConfigurationError, RollingTotals
 
-from .racing import THREADS, Racing, Unguarded, race, race_in_turns
+from .racing import THREADS, race
 
 MINUTE_US = 60_000_000
 SEED_WINDOWS_US = [minutes * MINUTE_US for minutes in (5, 10, 30, 60, 180, 360, 720, 1_440)]
@@ -102,10 +103,10 @@ def test_reading_changes_nothing(made: Program) -> None:
         assert (read.completed(now_us), read.running(now_us)) == (unread.completed(now_us), unread.running(now_us))
 
 
-def test_a_million_amounts_of_both_signs_leave_no_trace_of_drift(rng: random.Random) -> None:
+def test_very_many_amounts_of_both_signs_leave_no_trace_of_drift(rng: random.Random) -> None:
     slice_us, windows_us = 1_000, [2_000, 10_000, 50_000]
     totals, held, now_us = RollingTotals(slice_us, windows_us), [], 0
-    for _ in range(1_000_000):
+    for _ in range(200_000):
         now_us += rng.getrandbits(4)
         amount = rng.getrandbits(70) - 2**69
         held.append((now_us // slice_us, amount))
@@ -142,27 +143,28 @@ def test_eight_windows_come_from_one_ring() -> None:
     assert totals.completed(newest * MINUTE_US) == {
         window_us: sum(range(newest - window_us // MINUTE_US, newest)) for window_us in SEED_WINDOWS_US
     }
-    assert len(totals._before) == 1_441
 
 
-def test_an_addition_touches_one_number_whatever_the_windows() -> None:
-    class Watched(list[int]):
-        written = 0
+def test_an_addition_costs_the_same_whatever_the_windows() -> None:
+    def instructions(windows_us: list[int]) -> int:
+        count, before = 0, sys.gettrace()
 
-        def __setitem__(self, place: Any, value: Any) -> None:
-            Watched.written += len(value) if isinstance(place, slice) else 1
-            super().__setitem__(place, value)
+        def look(frame: FrameType, event: str, argument: object) -> Any:
+            nonlocal count
+            frame.f_trace_opcodes = True
+            count += event == "opcode"
+            return look
 
-    totals = RollingTotals(MINUTE_US, SEED_WINDOWS_US)
-    totals.add(0, 1)
-    totals._before = Watched(totals._before)
-    for second in range(60):
-        totals.add(second * 1_000_000, 1)
-    assert Watched.written == 0
-    totals.add(7 * MINUTE_US, 1)
-    assert Watched.written == 7  # one for each slice passed
-    totals.add(10**6 * MINUTE_US, 1)
-    assert Watched.written == 7 + 1_441  # at most one turn
+        totals = RollingTotals(MINUTE_US, windows_us)
+        sys.settrace(look)
+        try:
+            for second in range(0, 600, 7):
+                totals.add(second * 1_000_000, 1)
+        finally:
+            sys.settrace(before)
+        return count
+
+    assert instructions(SEED_WINDOWS_US) == instructions(SEED_WINDOWS_US[-1:])
 
 
 def test_a_late_amount_counts_in_its_own_slice() -> None:
@@ -203,18 +205,10 @@ def test_an_amount_that_would_drift_is_refused_and_changes_nothing(amount: Any) 
     assert totals.running(0) == {20: 0}
 
 
-def test_memory_does_not_grow_with_amounts() -> None:
-    totals = RollingTotals(10, [1_000])
-    for number in range(10_000):
-        totals.add(number * 3, number)
-    assert len(totals._before) == 101
-    assert sys.getsizeof(totals._before) <= 101 * 8 + 100
-
-
 # -- threads -------------------------------------------------------------------------------------------------------
 
 
-def eight_threads_meet_at_every_slice(totals: RollingTotals, rounds: int, race: Racing = race) -> None:
+def eight_threads_meet_at_every_slice(totals: RollingTotals, rounds: int) -> None:
     """Add in 8 threads at the first moment of every slice and see that nothing is lost."""
     (window_us,) = totals.windows_us
     race(lambda number, thread: totals.add(number * totals.slice_us, thread - 2), rounds)
@@ -225,10 +219,3 @@ def eight_threads_meet_at_every_slice(totals: RollingTotals, rounds: int, race: 
 
 def test_eight_threads_that_meet_at_the_change_of_a_slice_lose_nothing() -> None:
     eight_threads_meet_at_every_slice(RollingTotals(10, [1_000]), 100)
-
-
-def test_without_the_guard_they_would_lose_something() -> None:
-    totals = RollingTotals(10, [10_000])
-    totals._lock = Unguarded()
-    with pytest.raises(AssertionError, match="assert"):
-        eight_threads_meet_at_every_slice(totals, 40, race_in_turns)

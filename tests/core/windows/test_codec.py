@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slidegate.core import BookedWindow, Limit, TimestampWindow, new_window
+from slidegate.core import BookedWindow, Limit, new_window
 from slidegate.core.windows.bookings import Entry
 from slidegate.core.windows.codec import expires_us, keeps_times, pack_window, unpack_window
 
@@ -98,34 +98,9 @@ def test_an_empty_window_and_one_with_a_unit_at_the_beginning_of_time_are_told_a
     assert [unpack_window(pack_window(window), limit, 0).spent for window in (empty, first)] == [0, 1]
 
 
-def test_what_a_lowered_amount_pushed_out_is_kept() -> None:
-    counted = new_window(COUNTED)
-    for _ in range(3):
-        counted.add(10**9, 4)
-    lowered = unpack_window(pack_window(counted), EXACT, 10**9)
-    assert isinstance(lowered, TimestampWindow)
-    again = unpack_window(pack_window(lowered), EXACT, 10**9)
-    raised = unpack_window(pack_window(again), COUNTED, 10**9)
-    assert (again.spent, raised.spent) == (8, 12)
-
-
-def test_bookings_are_taken_along_when_the_ring_changes() -> None:
-    for before, after in ((EXACT, COUNTED), (COUNTED, EXACT)):
-        ring = new_window(before)
-        ring.add(10**9, 5)
-        booked = BookedWindow(ring, before, 10**9)
-        booked.book(10**9, 10**9 + 90 * SECOND_US, 2, waits=True)
-        moved = unpack_window(pack_window(booked), after, 10**9)
-        assert isinstance(moved, BookedWindow)
-        assert (moved.limit.exact, moved.spent, moved.waiting()) == (after.exact, 5 + 2, 1)
-
-
-def test_a_window_expires_when_all_has_left_and_nobody_waits() -> None:
-    ring = new_window(EXACT)
+@pytest.mark.parametrize(("limit", "held_us"), [(EXACT, 60 * SECOND_US), (COUNTED, 67_500_000)])
+def test_a_window_expires_when_all_has_left(limit: Limit, held_us: int) -> None:
+    ring = new_window(limit)
     ring.add(10**9)
-    assert expires_us(ring, EXACT) == 10**9 + 60 * SECOND_US
-    booked = BookedWindow(ring, EXACT, 10**9)
-    booked.book(10**9, 10**9 + 400 * SECOND_US, 0, waits=True)
-    assert expires_us(booked, EXACT) == 10**9 + 400 * SECOND_US
-    booked.book(10**9, 10**9 + 500 * SECOND_US, 1, waits=False)
-    assert expires_us(booked, EXACT) == 10**9 + 560 * SECOND_US
+    slice_start_us = 10**9 if limit.exact else 10**9 // limit.slice_us * limit.slice_us
+    assert expires_us(ring, limit) == slice_start_us + held_us

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 
 from slidegate import ConfigurationError, Event, Limiter, MemoryStore
 from slidegate.limiter.events import courier as courier_module
-from slidegate.limiter.events.courier import Courier
 from slidegate.limiter.events.kinds import KINDS
 from slidegate.limiter.events.subscription import LOG_EVERY_S
 from slidegate.testing import FakeClock, RecordingObserver
@@ -39,6 +38,11 @@ def numbers(events: list[Event]) -> list[object]:
 def tell(limiter: Limiter, count: int, first: int = 0) -> None:
     for number in range(first, first + count):
         limiter.internals.tell(event(number))
+
+
+def threads() -> list[threading.Thread]:
+    """Return the threads of observers."""
+    return [thread for thread in threading.enumerate() if thread.name == "slidegate-events"]
 
 
 def flushed(limiter: Limiter) -> None:
@@ -317,13 +321,6 @@ async def test_closing_lets_observers_hear_what_is_queued() -> None:
     assert numbers(heard) == list(range(50))
 
 
-def test_closing_without_a_loop_does_the_same() -> None:
-    heard: list[Event] = []
-    with Limiter(observers=[heard.append]).sync as limiter:
-        limiter.ban("user:1", "1h")
-    assert [told.kind for told in heard] == ["banned"]
-
-
 async def test_closing_waits_no_longer_than_it_may_and_says_how_many_are_left(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -343,9 +340,9 @@ def test_a_thread_without_work_ends_and_the_next_event_starts_another(monkeypatc
         tell(limiter, 1, first=number)
         flushed(limiter)
         until_s = monotonic() + LONG_S
-        while limiter.internals.events._courier._thread is not None and monotonic() < until_s:
+        while threads() and monotonic() < until_s:
             sleep(0.005)
-        assert limiter.internals.events._courier._thread is None
+        assert not threads()
     assert numbers(heard) == [0, 1, 2]
 
 
@@ -441,12 +438,3 @@ def test_forks_while_threads_tell_events_leave_children_that_deliver() -> None:
         "os.write(1, repr(codes).encode())\n"
     )
     assert run(code) == repr([0] * 10)
-
-
-def test_a_courier_that_nobody_holds_is_collected_when_its_thread_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(courier_module, "IDLE_S", 0.01)
-    known = len(courier_module._couriers)
-    held = Courier(lambda dropped: None, lambda last: None)
-    assert len(courier_module._couriers) == known + 1
-    del held
-    assert len(courier_module._couriers) <= known

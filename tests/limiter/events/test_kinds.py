@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import logging
 import re
 from pathlib import Path
@@ -18,7 +17,6 @@ from slidegate import (
     NetworkFiles,
     RateLimitMiddleware,
     Rule,
-    Shed,
     StoreError,
 )
 from slidegate.limiter.events.kinds import KINDS
@@ -27,13 +25,17 @@ from slidegate.testing import FakeClock, RecordingObserver
 
 from ... import conftest
 from ...asgi import call, hello, statuses
-from ...core.test_events import CONFIG_FILE, SOURCE, documented
 from ...web.gates import end_of_looks
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "guides" / "events.md"
 ROW = re.compile(r"^\| `(\w+)` \| (.+?) \| (.*?) \| (.+?) \| (yes|no) \|$", re.MULTILINE)
-DRIVEN = {"list_reloaded", "list_rejected", *CONFIG_FILE}
-"""Kinds whose details are put together step by step, so that only a scene shows them."""
+
+
+def documented() -> set[str]:
+    """Return the kinds that the docstring of `Event` lists."""
+    table = re.search(r"Kinds:\n(.*?)\n\n", Event.__doc__ or "", re.DOTALL)
+    assert table is not None
+    return {kind for line in table[1].splitlines() for kind in re.findall("``([a-z_]+)``", line.split(": ")[0])}
 
 
 def test_the_page_shows_the_table_and_the_docstring_lists_the_same_kinds() -> None:
@@ -45,52 +47,6 @@ def test_the_page_shows_the_table_and_the_docstring_lists_the_same_kinds() -> No
         kind: (sorted(known.fields), known.often, "yes" if known.logged else "no") for kind, known in KINDS.items()
     }
     assert documented() == set(KINDS)
-
-
-def made() -> list[tuple[str, str, set[str] | None]]:
-    """Return (place, kind, fields) of each event that the source makes; None where the fields are no constant."""
-    found = []
-    for path in SOURCE.rglob("*.py"):
-        for function in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                continue
-            named = {
-                node.targets[0].id: node.value
-                for node in ast.walk(function)
-                if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
-            }
-            grown = {
-                node.target.id
-                for node in ast.walk(function)
-                if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name)
-            }
-            for node in ast.walk(function):
-                if (
-                    isinstance(node, ast.Call)
-                    and isinstance(node.func, ast.Name)
-                    and node.func.id == "Event"
-                    and node.args
-                ):
-                    details: ast.expr | None = node.args[2] if len(node.args) > 2 else None
-                    changes = isinstance(details, ast.Name) and details.id in grown
-                    details = named.get(details.id) if isinstance(details, ast.Name) else details
-                    fields: set[str] | None = None
-                    if len(node.args) <= 2:
-                        fields = set()
-                    elif isinstance(details, ast.Dict) and not changes:
-                        fields = {key.value for key in details.keys if isinstance(key, ast.Constant)}  # type: ignore[misc]
-                    kinds = [part.value for part in ast.walk(node.args[0]) if isinstance(part, ast.Constant)]
-                    found += [(path.name, kind, fields) for kind in kinds if isinstance(kind, str)]
-    return found
-
-
-def test_every_event_is_made_with_the_fields_of_its_kind() -> None:
-    events = made()
-    wrong = [
-        (place, kind, fields) for place, kind, fields in events if fields is not None and fields != KINDS[kind].fields
-    ]
-    assert not wrong
-    assert {kind for _, kind, fields in events if fields is not None} >= set(KINDS) - DRIVEN
 
 
 # -- scenes: each kind that a process can make without a server --------------------------------------------------------
@@ -143,13 +99,6 @@ async def full_statistics(scene: Scene, tmp_path: Path) -> None:
         scene.limiter.internals.statistics.series((f"rule{number}",), "GET /")
 
 
-async def shedding(scene: Scene, tmp_path: Path) -> None:
-    shed = Shed(lag="100ms")
-    scene.gate(rules=[Rule("*", shed=shed)])
-    shed._say(True, "begins")
-    shed._say(False, "ends")
-
-
 async def sick_store(scene: Scene, tmp_path: Path) -> None:
     class Sick:
         well = False
@@ -191,13 +140,6 @@ async def lists(scene: Scene, tmp_path: Path) -> None:
     await change("198.51.100.1\n")
 
 
-async def files(scene: Scene, tmp_path: Path) -> None:
-    path = tmp_path / "slidegate.toml"
-    path.write_text('[[rules]]\npath = "/a"\nlimits = "5/minute"\nname = "a"\n', "utf-8")
-    app = RateLimitMiddleware.from_file(hello, path, limiter=scene.limiter)
-    app._put_to_work(RateLimitMiddleware(hello, rules=[Rule("/a", "9/day", name="a")], limiter=scene.limiter))  # type: ignore[arg-type]
-
-
 async def slow_observers(scene: Scene, tmp_path: Path) -> None:
     scene.limiter.internals.events._tell_dropped(7)
 
@@ -208,10 +150,8 @@ SCENES = {
     full_bans: {"bans_full", "strikes_dropped"},
     full_store: {"keys_shared"},
     full_statistics: {"series_full"},
-    shedding: {"shedding_started", "shedding_ended"},
     sick_store: {"store_failed", "store_recovered"},
     lists: {"list_reloaded", "list_rejected"},
-    files: {"config_reloaded", "windows_restarted"},
     slow_observers: {"events_dropped"},
 }
 

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from slidegate import ConfigurationError, Limiter, StoreError
 from slidegate.core.statistics.buffered import Outcome
-from slidegate.limiter.figures.publisher import ALIVE_US, MOST_SECTION_BYTES
-from slidegate.limiter.figures.slice_rows import VERSION, Entry, pack_row, unpack_row
+from slidegate.limiter.figures.publisher import ALIVE_US
+from slidegate.limiter.figures.slice_rows import VERSION, unpack_row
 from slidegate.limiter.figures.stats import Traffic
-from slidegate.limiter.figures.windows import Span, span_of
+from slidegate.limiter.figures.windows import span_of
 
-from .shared_store import START_US, Board, Staff
+from .shared_store import Board, Staff
 
 PASS = Outcome("pass", "2xx", "success", rt=True, first=True)
 BLOCK, BANNED = Outcome("block", "4xx"), Outcome("block", "banned", "4xx")
@@ -56,7 +56,7 @@ moves = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(deadline=None)
 @given(
     moves,
     st.sampled_from(["1m", "5m", "10m", "30m", "1h", "3h", "6h", "12h", "24h"]),
@@ -117,16 +117,6 @@ def test_the_sum_is_exact_after_every_worker_has_published(given_as: Any, window
         assert len(found.workers) == listed, "one that was killed is listed for 45 s"
 
     asyncio.run(play())
-
-
-async def test_a_slice_that_is_published_again_is_not_counted_again() -> None:
-    board = Board()
-    ann, bob = Staff(board), Staff(board)
-    for many in range(1, 6):
-        note(ann, PASS)
-        await ann.publisher.publish()
-        assert (await bob.all.stats("1m")).total.passed == many
-        assert (await bob.all.stats("24h")).total.passed == many
 
 
 async def test_histograms_of_workers_are_merged_exactly() -> None:
@@ -228,20 +218,6 @@ async def test_sections_are_those_of_live_workers_this_one_first() -> None:
     assert len(await bob.all.sections("events")) == 1
 
 
-async def test_a_section_that_cannot_be_read_or_is_too_large_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    board = Board()
-    ann, bob = Staff(board), Staff(board)
-    ann.publisher.add_section("large", lambda: "x" * MOST_SECTION_BYTES)
-    ann.publisher.add_section("broken", lambda: 1 / 0)
-    ann.publisher.add_section("odd", lambda: {1, 2})
-    ann.publisher.add_section("fine", lambda: 1)
-    note(ann, PASS)
-    await ann.publisher.publish()
-    assert [len(await bob.all.sections(name)) for name in ("large", "broken", "odd", "fine")] == [0, 0, 0, 1]
-    assert (await bob.all.stats("1m")).total.passed == 1
-    assert len(caplog.records) == 1, "the log says so now and then"
-
-
 @pytest.mark.parametrize("name", ["", "Upper", "a b", "x" * 33, "a:b", None])
 def test_a_name_of_a_section_that_cannot_be_used_is_an_error(name: Any) -> None:
     with pytest.raises(ConfigurationError, match="section: expected"):
@@ -333,20 +309,7 @@ async def test_units_are_those_that_rules_charged() -> None:
         assert set(found.routes) == {"GET /a", "GET /b"}
 
 
-def test_rows_that_cannot_be_read_are_passed_by() -> None:
-    ann = Staff(Board())
-    note(ann, PASS)
-    (part,) = ann.statistics.parts(START_US // 300_000_000 * 300_000_000, Span(300_000_000, 1))
-    entry = Entry(part.rules, part.route, part.costs, part.tallies[0])
-    row = pack_row([entry])
-    (found,) = unpack_row(row)
-    assert (found.rules, found.route, found.costs) == (("api",), "GET /a", (1,))
-    assert found.tally.events == entry.tally.events
-    for wrong in (b"", bytes([VERSION + 1]) + row[1:], row[:-5], row[:1] + b"junk", row[:1]):
-        assert unpack_row(wrong) == []
-
-
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_row_or_none(row: bytes) -> None:
-    unpack_row(row)
-    unpack_row(bytes([VERSION]) + row)
+    for wrong in (row, bytes([VERSION]) + row):
+        assert isinstance(unpack_row(wrong), list)

@@ -21,6 +21,8 @@ import pytest
 from ...redis_servers import RedisServer, needs_redis
 from .served import AMOUNT, INTERVAL_S
 
+pytestmark = pytest.mark.all
+
 ROOT = Path(__file__).resolve().parents[3]
 WORKERS = 2
 PATIENCE_S = 60

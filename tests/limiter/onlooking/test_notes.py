@@ -19,11 +19,8 @@ from slidegate.core import Decision
 from slidegate.limiter.onlooking.notes import MOST_NOTED
 from slidegate.stores.lmdb.store import LmdbStore
 from slidegate.testing import FakeClock
-from slidegate.web.config.file_gate import FileGate
-from slidegate.web.middleware import _Read
 
-from ...asgi import call, hello, statuses
-from ...web.gates import end_of_looks
+from ...asgi import hello, statuses
 
 
 class Reader:
@@ -99,12 +96,6 @@ def test_one_limiter_has_one_onlooker() -> None:
         limiter.internals.look_on(Reader())
 
 
-async def test_nothing_stands_in_the_way_while_nobody_looks_on() -> None:
-    store = MemoryStore()
-    internals = Limiter(store).internals
-    assert internals.decide == internals.decide_unleased == internals.decide_at_once == store.hit
-
-
 # -- gates ---------------------------------------------------------------------------------------------------------
 
 
@@ -118,22 +109,6 @@ async def test_gates_are_listed_in_their_order_as_long_as_they_live() -> None:
     del first, second
     gc.collect()
     assert limiter.internals.gates.listed() == []
-
-
-async def test_a_gate_of_a_file_is_listed_once_and_leads_to_the_gate_at_work(tmp_path: Path) -> None:
-    limiter, path = Limiter(), tmp_path / "slidegate.toml"
-    path.write_text('[[rules]]\npath = "/a"\nlimits = "1/s"\nname = "old"\n')
-    clock = FakeClock()
-    gate = FileGate(hello, path, make=_Read, clock=lambda: clock.now_us / 1_000_000, limiter=limiter)
-    assert limiter.internals.gates.listed() == [gate]
-    assert [bound.rule.label for bound in gate.app.bound()] == ["old"]
-    (tmp_path / "new").write_text('[[rules]]\npath = "/a"\nlimits = "2/s"\nname = "new"\n')
-    (tmp_path / "new").rename(path)
-    clock.advance("10s")
-    await call(gate)
-    end_of_looks()
-    assert limiter.internals.gates.listed() == [gate]
-    assert [bound.rule.label for bound in gate.app.bound()] == ["new"]
 
 
 async def test_limits_at_endpoints_and_of_routes_are_found_once_they_are_met() -> None:

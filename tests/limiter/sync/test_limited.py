@@ -15,8 +15,7 @@ import pytest
 from slidegate import ConfigurationError, Limiter, LimitExceeded, MemoryStore, RateLimited, Reason, SlidegateError
 from slidegate.testing import FakeClock
 
-from ..test_failures import SickStore
-from ..test_limiter import SlowStore
+from ..remote_stores import SickStore, SlowStore
 
 
 class Turnstile:
@@ -219,15 +218,6 @@ def test_a_call_waits_for_its_turn_or_is_refused(limiter: Limiter, turnstile: Tu
     turnstile.clock.advance("500ms")
     assert outcomes(waiting(one), 1) == [1]
     assert turnstile.waits_s == [0.5]
-
-
-def test_a_coroutine_waits_for_its_turn(limiter: Limiter, turnstile: Turnstile) -> None:
-    @limiter.limited("2/second", key="all", wait="2s")
-    async def tick() -> int:
-        return 1
-
-    assert outcomes(lambda: asyncio.run(tick()), 3) == [1, 1, 1]
-    assert turnstile.waits_s == [1.0]
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, LookupError])

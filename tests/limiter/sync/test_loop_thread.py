@@ -22,7 +22,7 @@ from slidegate.limiter.sync import loop_thread
 from slidegate.limiter.sync.loop_thread import LOOP_THREAD
 from slidegate.stores.lmdb import LmdbStore
 
-from ..test_limiter import SlowStore
+from ..remote_stores import SlowStore
 
 PATIENCE_S = 30.0
 """Seconds that only a hang takes."""
@@ -118,7 +118,7 @@ import asyncio, sys, threading
 from contextlib import suppress
 sys.path[:0] = [{root!r}, {source!r}]
 from slidegate import Limiter, StoreUnavailable
-from tests.limiter.test_limiter import SlowStore
+from tests.limiter.remote_stores import SlowStore
 
 class Hanging(SlowStore):
     async def peek(self, checks, guarded=()):
@@ -198,34 +198,6 @@ def test_a_thread_that_is_interrupted_while_it_waits_hands_its_units_back(error:
     store.may_answer.set()
     until(lambda: limiter.sync.peek("user:1", "2/hour").remaining == 1)
     limiter.sync.close()
-
-
-@pytest.mark.parametrize("has_begun", [False, True])
-def test_a_thread_that_is_interrupted_while_it_hands_its_question_over_loses_nothing(
-    has_begun: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = Gated()
-    limiter = Limiter(store, deadline="60s")
-    store.may_answer.set()
-    assert limiter.sync.hit("user:1", "3/hour")
-    store.charged.clear()
-    hand_over, interrupts = asyncio.SelectorEventLoop.call_soon_threadsafe, [TimeIsUp]
-
-    def interrupted(loop: asyncio.SelectorEventLoop, *arguments: Any, **named: Any) -> Any:
-        if not interrupts or threading.current_thread() is not threading.main_thread():
-            return hand_over(loop, *arguments, **named)
-        if has_begun:
-            hand_over(loop, *arguments, **named)
-            assert store.charged.wait(PATIENCE_S)
-        raise interrupts.pop()
-
-    monkeypatch.setattr(asyncio.SelectorEventLoop, "call_soon_threadsafe", interrupted)
-    with pytest.raises(TimeIsUp):
-        limiter.sync.hit("user:1", "3/hour")
-    assert store.charged.is_set() == has_begun
-    until(lambda: limiter.sync.peek("user:1", "3/hour").remaining == 1)
-    limiter.sync.close()
-    assert not threads()
 
 
 def test_units_are_handed_back_though_the_interpreter_ends_at_once() -> None:

@@ -23,17 +23,15 @@ from slidegate import (
     Reason,
     StoreTimeout,
     StoreUnavailable,
-    parse_limits,
 )
-from slidegate.core import Bucket
 from slidegate.limiter.sync.loop_thread import LOOP_THREAD
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ...hurry import hurried
 from ...redis_servers import RedisServer, needs_redis
-from ..test_failures import LONG, SickStore
-from ..test_limiter import SlowStore
+from ..remote_stores import SickStore, SlowStore
+from ..test_failures import LONG
 
 Make = Callable[[FakeClock, Path], Any]
 STORES: dict[str, Make] = {
@@ -166,21 +164,6 @@ def test_every_word_works_on_a_server(server: RedisServer) -> None:
         assert limiter.unban("192.0.2.7")
         assert limiter.banned("192.0.2.7") is None
         assert [limiter.strike("user:1", POLICY) is not None for _ in range(4)].count(True) == 1
-
-
-def test_leases_of_a_loop_go_back_when_a_thread_closes_the_limiter(tmp_path: Path) -> None:
-    clock, limits = FakeClock(10**9), parse_limits("1000/hour")
-    limiter = Limiter(LmdbStore(tmp_path, clock=clock), deadline="60s")
-    bucket = Bucket("leased", limits, lease=100)
-
-    async def spend() -> None:
-        for _ in range(20):
-            assert await limiter.hit_all([(bucket, "user:1", 1)])
-
-    asyncio.run(spend())
-    limiter.sync.close()
-    with Limiter(LmdbStore(tmp_path, clock=clock), deadline="60s").sync as gate:
-        assert gate.peek("user:1", "1000/hour", 0, rule="leased").remaining == 980
 
 
 class Inline(SickStore):

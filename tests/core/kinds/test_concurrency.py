@@ -9,10 +9,7 @@ import pytest
 
 from slidegate.core import NEVER, OPEN, Bucket, Concurrency, ConfigurationError, Limit, Places, parse_limits
 from slidegate.core.decision import Decision, Reason
-from slidegate.core.demand import charge_all, judge_all
-from slidegate.core.windows.rings import new_window
-
-MINUTE_US = 60_000_000
+from slidegate.stores.memory.store import MemoryStore
 
 
 @pytest.mark.parametrize("amount", [4, "4", " 4 "])
@@ -63,45 +60,19 @@ def test_no_step_of_the_clock_moves_a_place() -> None:
 
 
 def test_a_demand_for_two_places_of_a_key_needs_both() -> None:
-    held = Bucket("held", (Concurrency(1),))
-    places = Places()
-    refused = judge_all([(held, "ann", 1), (held, "ann", 1)], [places, places], 0)
-    assert (refused.allowed, refused.reason, places.spent) == (False, Reason.TOO_LARGE, 0)
+    store, held = MemoryStore(), Bucket("held", (Concurrency(1),))
+    refused = store.hit(((held, "ann", 1), (held, "ann", 1)))
+    assert (refused.allowed, refused.reason, store.places_held()) == (False, Reason.TOO_LARGE, 0)
 
 
-def test_a_request_that_waits_for_a_window_holds_its_place_meanwhile() -> None:
-    limit = Limit(1, "1m")
-    patient, held = Bucket("rule", (limit,), wait_us=MINUTE_US, wait_max=1), Bucket("rule", (Concurrency(2),))
-    window, places = new_window(limit), Places()
-    first = judge_all([(patient, "ann", 1), (held, "ann", 1)], [window, places], 0)
-    waited = judge_all([(patient, "ann", 1), (held, "ann", 1)], [window, places], 1)
-    assert (first.reason, waited.reason, waited.wait_us) == (Reason.OK, Reason.WAITED, MINUTE_US - 1)
-    assert places.spent == 2
-
-
-def test_nothing_is_booked_for_a_request_that_lacks_a_place() -> None:
-    limit = Limit(1, "1m")
-    patient, held = Bucket("rule", (limit,), wait_us=MINUTE_US, wait_max=1), Bucket("rule", (Concurrency(1),))
-    window, places = new_window(limit), Places()
-    demand = [(patient, "ann", 1), (held, "ann", 1)]
-    assert judge_all(demand, [window, places], 0)
-    refused = judge_all(demand, [window, places], 1)
-    assert (refused.allowed, refused.retry_after_us, refused.retry_after) == (False, None, None)
-    assert [state.retry_after_us for state in refused.violated] == [MINUTE_US - 1, None]
-    assert window.spent == 1
-
-
-def test_a_refusal_that_counts_is_charged_also_for_lack_of_a_place() -> None:
+def test_a_refusal_that_counts_is_charged_also_for_lack_of_a_place_and_a_place_can_be_charged_anyway() -> None:
+    store = MemoryStore()
     counting, held = Bucket("rule", (Limit(9, "1m"),), count_denied=True), Bucket("rule", (Concurrency(1),))
-    window, places = new_window(counting.limits[0]), Places(1)
-    refused = judge_all([(counting, "ann", 1), (held, "ann", 1)], [window, places], 0)
-    assert (refused.allowed, window.spent, places.spent) == (False, 1, 1)
-
-
-def test_a_place_can_be_charged_whatever_the_limit() -> None:
-    places = Places(1)
-    decision = charge_all([(Bucket("held", (Concurrency(1),)), "ann", 1)], [places], 0)
-    assert (decision.allowed, places.spent) == (True, 2)
+    assert store.charge(((held, "ann", 1),))
+    assert not store.hit(((counting, "ann", 1), (held, "ann", 1)))
+    assert (store.peek(((counting, "ann", 0),)).remaining, store.places_held()) == (8, 1)
+    assert store.charge(((held, "ann", 1),))
+    assert store.places_held() == 2
 
 
 def test_a_refusal_shows_what_can_never_pass_before_what_nobody_knows_before_what_ends() -> None:

@@ -1,0 +1,153 @@
+"""Counts by the slice: the three readings of a window, checked against a plain list and by hand."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slidegate.core import CounterWindow, TimestampWindow
+from slidegate.core.windows.counters import MAX_SLICE_COUNT
+
+
+@given(
+    st.integers(1, 12),
+    st.integers(1, 100),
+    st.lists(st.tuples(st.integers(0, 300), st.integers(0, 9)), max_size=40),
+    st.integers(0, 2_000),
+)
+def test_the_three_readings_are_those_of_a_plain_list(
+    slices: int, slice_us: int, moves: list[tuple[int, int]], later_us: int
+) -> None:
+    window, now_us, made = CounterWindow(slices, slice_us), 10**6, []
+    for span_us, units in moves:
+        now_us += span_us
+        window.add(now_us, units)
+        made.append((now_us // slice_us, units))
+    for look_us in (now_us, now_us + later_us):
+        number = look_us // slice_us
+        by_slice = [sum(units for at, units in made if at == number - back) for back in range(slices, -1, -1)]
+        assert [units for _, units in window.slices(look_us)] == by_slice
+        assert window.total(look_us) == sum(by_slice)
+        assert window.classic(look_us) == sum(by_slice[1:])
+        assert window.completed(look_us) == sum(by_slice[:-1])
+
+
+def test_slices_are_found_in_whole_numbers() -> None:
+    window = CounterWindow(slices=3, slice_us=100_000)
+    window.add(300_000)
+    window.add(700_000)
+    # In floating point both would lie one slice lower: int(0.3 / 0.1) is 2 and int(0.7 / 0.1) is 6.
+    assert window.slices() == [(400_000, 0), (500_000, 0), (600_000, 0), (700_000, 1)]
+    assert window.slices(700_000)[-1] == (700_000, 1)
+
+
+def test_the_classic_reading_of_ten_slices_of_100_ms() -> None:
+    window = CounterWindow(slices=10, slice_us=100_000)
+    sums = []
+    for now_ms in (1694749689568, 1694749691250, 1694749692007, 1694749692083):
+        window.add(now_ms * 1000)
+        sums.append(window.classic(now_ms * 1000))
+    assert sums == [1, 1, 2, 3]
+
+
+def test_the_three_readings_differ_by_the_oldest_and_the_running_slice() -> None:
+    window = CounterWindow(slices=3, slice_us=100)
+    for now_us, units in ((50, 1), (150, 10), (250, 100), (350, 1000)):
+        window.add(now_us, units)
+    assert window.total(350) == 1111
+    assert window.classic(350) == 1110
+    assert window.completed(350) == 111
+    assert window.slices() == [(0, 1), (100, 10), (200, 100), (300, 1000)]
+
+
+def test_looking_later_moves_all_three_readings_on_and_changes_nothing() -> None:
+    window = CounterWindow(slices=3, slice_us=100)
+    window.add(50)
+    readings = [(window.total(at_us), window.classic(at_us), window.completed(at_us)) for at_us in range(0, 500, 100)]
+    assert readings == [(1, 1, 0), (1, 1, 1), (1, 1, 1), (1, 0, 1), (0, 0, 0)]
+    assert window.slices(310) == [(0, 1), (100, 0), (200, 0), (300, 0)]
+    assert window.slices() == [(-300, 0), (-200, 0), (-100, 0), (0, 1)]
+    assert window.slices(10**15)[-1] == (10**15, 0)
+    assert window.spent == 1
+
+
+def test_slices_start_at_multiples_of_their_length() -> None:
+    window = CounterWindow(slices=2, slice_us=100)
+    window.add(12_345)
+    assert window.slices() == [(12_100, 0), (12_200, 0), (12_300, 1)]
+
+
+def test_an_empty_ring_reads_nothing() -> None:
+    window = CounterWindow(slices=2, slice_us=100)
+    assert (window.total(12_345), window.classic(12_345), window.completed(12_345)) == (0, 0, 0)
+    assert window.slices(12_345) == [(12_100, 0), (12_200, 0), (12_300, 0)]
+
+
+def test_a_clock_that_runs_back_adds_to_the_newest_slice_and_revives_nothing() -> None:
+    window = CounterWindow(slices=3, slice_us=100)
+    window.add(120, 1)
+    window.add(350, 10)
+    window.add(320, 100)  # back within the newest slice
+    assert window.slices() == [(0, 0), (100, 1), (200, 0), (300, 110)]
+    window.add(210, 1000)  # what lies ahead moves back into this slice
+    assert window.slices() == [(-100, 0), (0, 0), (100, 1), (200, 1110)]
+    window.add(50, 10_000)
+    assert window.slices()[-1] == (0, 11_111)
+    assert (window.total(50), window.classic(50), window.total(400)) == (11_111, 11_111, 0)
+
+
+def test_looking_at_a_moment_in_the_past_shows_the_newest_slice() -> None:
+    window = CounterWindow(slices=3, slice_us=100)
+    window.add(350, 7)
+    assert (window.total(50), window.classic(50), window.slices(50)) == (7, 7, window.slices())
+
+
+@pytest.mark.parametrize("jump_us", [400, 401, 10**6, 10**15])
+def test_a_jump_beyond_the_window_leaves_one_slice(jump_us: int) -> None:
+    window = CounterWindow(slices=3, slice_us=100)
+    window.add(0, 5)
+    window.add(150, 5)
+    window.add(150 + jump_us, 1)
+    assert window.total(150 + jump_us) == 1
+
+
+def test_adding_nothing_changes_nothing_not_even_time() -> None:
+    for window in (CounterWindow(slices=3, slice_us=100), TimestampWindow(300)):
+        window.add(50, 2)
+        window.add(310, 0)
+        assert (window.spent, window.total(50), window.total(310)) == (2, 2, 2)
+
+
+def test_a_negative_count_is_an_error() -> None:
+    for window in (CounterWindow(slices=3, slice_us=100), TimestampWindow(300)):
+        with pytest.raises(ValueError, match=r"units: expected 0 or more, not -1"):
+            window.add(0, -1)
+
+
+def test_a_slice_that_would_overflow_is_an_error_and_stays_as_it_is() -> None:
+    window = CounterWindow(slices=2, slice_us=100)
+    window.add(0, MAX_SLICE_COUNT)
+    with pytest.raises(ValueError, match=f"at most {MAX_SLICE_COUNT} units, not {MAX_SLICE_COUNT + 1}"):
+        window.add(50, 1)
+    window.add(100, MAX_SLICE_COUNT)
+    with pytest.raises(ValueError, match="at most"):
+        window.add(200, MAX_SLICE_COUNT + 1)
+    assert window.total(100) == 2 * MAX_SLICE_COUNT
+
+
+def test_more_than_fits_into_one_slice_stays_at_the_most_when_the_clock_steps_back() -> None:
+    window = CounterWindow(slices=2, slice_us=100)
+    window.add(100, MAX_SLICE_COUNT)
+    window.add(200, MAX_SLICE_COUNT)
+    assert window.wait_us(0, MAX_SLICE_COUNT - 1) == 300
+    assert window.spent == MAX_SLICE_COUNT
+
+
+@pytest.mark.parametrize("bad", [0, -1, 1.5, True, "10", None])
+@pytest.mark.parametrize("what", ["slices", "slice_us", "window_us"])
+def test_a_ring_without_a_length_is_an_error(what: str, bad: object) -> None:
+    make = TimestampWindow if what == "window_us" else CounterWindow
+    lengths = {"window_us": 10} if what == "window_us" else {"slices": 10, "slice_us": 10}
+    with pytest.raises(ValueError, match=f"{what}: expected a whole number above 0, for example 10, not {bad!r}"):
+        make(**{**lengths, what: bad})
