@@ -74,7 +74,7 @@ def test_every_format_tells_the_same_requests(name: str) -> None:
     assert logs.complaint() == ""
 
 
-@pytest.mark.parametrize("name", set(MAKER["FORMATS"]) - set(OPTIONS))
+@pytest.mark.parametrize("name", sorted({*MAKER["FORMATS"]} - {*OPTIONS}))
 def test_known_formats_may_follow_each_other_in_one_file(name: str, tmp_path: Path) -> None:
     both = (SAMPLES / name).read_bytes() + (SAMPLES / "combined.log").read_bytes() + (SAMPLES / name).read_bytes()
     (tmp_path / "both.log").write_bytes(both)

@@ -376,7 +376,7 @@ def test_numbers_that_cannot_work_are_refused(options: dict[str, int]) -> None:
         (b"[Tue Mar 03 10:00:00 2026] [error] x", {}, "the error log of Apache"),
         (b"\x7fELF\0\0\0", {}, "line 1 is binary data"),
         (b"a" * 70_000, {}, "line 1 is longer than any line"),
-        (gzip.compress(line(0).encode())[:40], {}, "the log is damaged gzip data"),
+        (gzip.compress(line(0).encode(), mtime=0)[:40], {}, "the log is damaged gzip data"),
     ],
     ids=str,
 )

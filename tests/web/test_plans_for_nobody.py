@@ -21,7 +21,7 @@ from .driver import PEER, call, hello, scope_of, send_scope, statuses
 
 NOBODY = [
     "nobody", " Nobody ", "NOBODY", "0/minute", "00 / 1m", "0 per 2 hours", "-0/s", "5/minute; 0/hour", "x: 0/s @9",
-    ["5/minute", "0/hour"], ("nobody",), iter(["9/day", "0/minute"]),
+    ["5/minute", "0/hour"], ("nobody",), pytest.param(iter(["9/day", "0/minute"]), id="an iterator"),
 ]  # fmt: skip
 
 
@@ -129,6 +129,9 @@ class Index:
 
     def __index__(self) -> int:
         return 7
+
+    def __repr__(self) -> str:
+        return "Index()"
 
 
 WHOLE = [(7, 7), (7.0, 7), (0.0, 0), (-0.0, 0), (1e2, 100), (Index(), 7)]
