@@ -90,7 +90,7 @@ def source() -> str:
 
 def tables(options: Namespace) -> Iterator[Table]:
     """Measure both builds in turn."""
-    wheels = list((ROOT / ".cache" / "compiled").glob("*/*.whl"))
+    wheels = list((ROOT / ".cache" / "compiled").glob("*.whl"))
     if len(wheels) != 1:
         raise SystemExit("there is no compiled wheel: python3 dev.py bench compiled")
     with TemporaryDirectory() as unpacked:

@@ -3,11 +3,16 @@
 Without that variable it does nothing, and the wheel is pure. With it, mypyc turns the files that pyproject.toml lists
 (`[tool.hatch.build.hooks.custom]`) into extension modules, which lie in the wheel beside their source. Python prefers
 them there. Nothing is written into the checkout: extension modules beside the source would replace it unseen.
+
+``python -m scripts.compile_wheel`` builds that wheel into .cache/compiled.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import sys
 from contextlib import chdir
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,6 +22,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "slidegate"
+BUILT = ROOT / ".cache" / "compiled"
 
 
 def chosen(config: dict[str, Any]) -> list[Path]:
@@ -85,3 +91,15 @@ def compile_to(made: Path, files: list[Path]) -> dict[Path, str]:
         build.run()
     built = (path for path in (made / "lib").rglob("*") if path.suffix in {".so", ".pyd"})
     return {path: path.relative_to(made / "lib").as_posix() for path in built}
+
+
+def main() -> int:
+    """Build the compiled wheel of the source as it is."""
+    shutil.rmtree(BUILT, ignore_errors=True)
+    print("compiling slidegate; this takes a minute or two ...", file=sys.stderr, flush=True)
+    build = (sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(BUILT))
+    return subprocess.run(build, cwd=ROOT, env={**os.environ, "SLIDEGATE_COMPILE": "1"}).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

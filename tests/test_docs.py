@@ -127,7 +127,7 @@ def exists(command: list[str]) -> bool:
         case ["python3", "dev.py", "example", name, *_]:
             return (ROOT / "examples" / name / "__main__.py").exists()
         case ["python3", "dev.py", name, *_]:
-            return name in dev.COMMANDS
+            return name in {"demo", *dev.COMMANDS, *dev.STEPS}
         case ["pip", "install", "."]:
             return True
         case ["pip", "install", package]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 
-from .chromium import PROGRAM, arguments
+from .chromium import MISSING, PROGRAM, arguments
 from .served import PATIENCE_S, Site
 
 PATIENCE_MS = PATIENCE_S * 1_000
@@ -21,7 +21,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Leave the tests of this folder out where there is no Chromium."""
     for item in items:
         if PROGRAM is None and Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.skip(reason="no Chromium on PATH: sudo apt install chromium"))
+            item.add_marker(pytest.mark.skip(reason=MISSING))
 
 
 # The event loop of Playwright runs on this thread as long as it is there, and no other test could have one.
