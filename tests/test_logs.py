@@ -321,6 +321,7 @@ def test_escaped_text_is_printable_and_bounded_and_good_text_stays(text: str, mo
         assert found == "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+@pytest.mark.interpreted("compiled code calls the function that the test replaces directly")
 def test_what_was_raised_over_another_exception_is_told_with_it(log: StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
     def over() -> None:
         try:

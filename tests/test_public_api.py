@@ -93,6 +93,7 @@ def test_all_is_in_order_and_without_repetition(module: ModuleType) -> None:
     assert module.__all__ == sorted(set(module.__all__), key=order)
 
 
+@pytest.mark.interpreted("a compiled class has no docstring, and a compiled package loads a module of its own")
 @pytest.mark.parametrize(("name", "found"), public_objects(), ids=[name for name, _ in public_objects()])
 def test_public_name_says_what_it_is(name: str, found: object) -> None:
     if inspect.isclass(found) or inspect.isfunction(found):
@@ -183,6 +184,7 @@ def test_what_is_loaded_is_seen() -> None:
     assert "rich.text" in loaded_by("import rich.text")
 
 
+@pytest.mark.interpreted("a compiled class has no docstring, and a compiled package loads a module of its own")
 def test_the_core_runs_on_the_standard_library_alone() -> None:
     # The root package hands on names of every room; an empty one in its place shows what the core itself asks for.
     code = f"""

@@ -262,6 +262,7 @@ def with_retry_after(change: Callable[[bytes], list[bytes]]) -> Callable[[Any], 
     return wrap
 
 
+@pytest.mark.interpreted("a compiled class cannot be derived from")
 @pytest.mark.parametrize(
     ("twist", "words"),
     [
@@ -326,6 +327,7 @@ def test_what_a_terminal_would_obey_is_not_printed(tmp_path: Path, capsys: pytes
     assert "\x1b" not in out
 
 
+@pytest.mark.interpreted("a compiled class cannot be derived from")
 def test_a_violation_is_printed_and_makes_the_exit_code_1(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -450,6 +450,7 @@ def parted() -> tuple[Ward, Parts]:
 PLACES = ("a", "b", "c")
 
 
+@pytest.mark.interpreted("a method of a compiled class cannot be replaced")
 @given(st.lists(st.tuples(st.sampled_from(["hit", "ill", "well", "wait"]), st.sampled_from(PLACES)), max_size=60))
 @settings(deadline=None)
 def test_a_part_of_a_store_that_fails_takes_nobody_else_off_it(moves: list[tuple[str, str]]) -> None:
@@ -478,6 +479,7 @@ def test_a_part_of_a_store_that_fails_takes_nobody_else_off_it(moves: list[tuple
     asyncio.run(play())
 
 
+@pytest.mark.interpreted("a method of a compiled class cannot be replaced")
 @pytest.mark.parametrize("concerns", ["key", "slot"])
 async def test_what_concerns_a_key_or_a_slot_alone_is_answered_by_the_policy_and_opens_nothing(concerns: Any) -> None:
     ward, parts = parted()
@@ -492,6 +494,7 @@ async def test_what_concerns_a_key_or_a_slot_alone_is_answered_by_the_policy_and
     assert f"for a {concerns}" in ward.heard.events[0].message
 
 
+@pytest.mark.interpreted("a method of a compiled class cannot be replaced")
 async def test_an_error_about_one_key_is_no_sign_that_a_server_that_failed_is_well() -> None:
     ward, parts = parted()
     for number in range(10):
@@ -501,6 +504,7 @@ async def test_an_error_about_one_key_is_no_sign_that_a_server_that_failed_is_we
     assert len(parts.parts_asked) == 2 * breakers.FAILURES_TO_OPEN - 1
 
 
+@pytest.mark.interpreted("a method of a compiled class cannot be replaced")
 async def test_each_part_says_that_it_failed_and_that_it_answers_again() -> None:
     ward, parts = parted()
     parts.sick["a"], parts.sick["b"] = StoreUnavailable("gone"), StoreUnavailable("gone")
@@ -519,6 +523,7 @@ async def test_each_part_says_that_it_failed_and_that_it_answers_again() -> None
     assert not ward.safe.away
 
 
+@pytest.mark.interpreted("a method of a compiled class cannot be replaced")
 async def test_a_probe_that_meets_a_foreign_value_is_followed_by_another_at_once() -> None:
     ward, parts = parted()
     for number in range(breakers.FAILURES_TO_OPEN + 1):

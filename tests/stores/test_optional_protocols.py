@@ -35,6 +35,7 @@ class TwoServers(OneServer):
         return True
 
 
+@pytest.mark.interpreted("a compiled class cannot be derived from")
 @pytest.mark.parametrize(("kind", "where", "promised_s"), [(OneServer, "", 0.0), (TwoServers, " at left", 0.07)])
 async def test_a_limiter_takes_up_what_a_store_offers(
     kind: type[OneServer], where: str, promised_s: float, monkeypatch: pytest.MonkeyPatch

@@ -71,6 +71,7 @@ def left(store: MemoryStore | LmdbStore, check: Check) -> int | None:
     return decision.remaining
 
 
+@pytest.mark.interpreted("a constant that the test replaces is a part of the compiled code")
 def test_what_a_flood_leaves_behind_is_gone_after_two_windows(
     small: Small, monkeypatch: pytest.MonkeyPatch, rng: random.Random
 ) -> None:
@@ -220,6 +221,7 @@ def with_room_again(small: Small, *before: Check) -> tuple[Any, FakeClock, list[
     return store, clock, decisions
 
 
+@pytest.mark.interpreted("a constant that the test replaces is a part of the compiled code")
 def test_a_key_that_has_moved_is_counted_by_itself(small: Small) -> None:
     asked = bucket("4/10s")
     store, clock, _ = with_room_again(small, (asked, "ann", 1), (asked, "bob", 2))
@@ -231,6 +233,7 @@ def test_a_key_that_has_moved_is_counted_by_itself(small: Small) -> None:
     assert left(store, (asked, "eve", 3)) == 0
 
 
+@pytest.mark.interpreted("a constant that the test replaces is a part of the compiled code")
 def test_a_refund_after_the_move_frees_the_unit_in_the_cell_and_in_the_copy_of_its_key(small: Small) -> None:
     asked = bucket("4/10s")
     store, _, (ann, bob) = with_room_again(small, (asked, "ann", 2), (asked, "bob", 2))

@@ -87,6 +87,7 @@ async def test_a_gate_that_forgets_to_let_go_is_found_out() -> None:
     assert store.places_held() > 0
 
 
+@pytest.mark.interpreted("a compiled class cannot be derived from")
 async def test_a_gate_that_lets_go_too_early_is_found_out() -> None:
     wait = asyncio.sleep
 

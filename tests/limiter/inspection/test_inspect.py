@@ -145,6 +145,7 @@ async def test_a_changed_amount_is_shown_once_with_the_newest(clock: FakeClock) 
     assert [(window.used, window.limit.amount) for window in shown] == [(2, 9)]
 
 
+@pytest.mark.interpreted("a compiled class cannot be derived from")
 async def test_a_thousand_rules_are_asked_a_part_at_a_time_and_the_rest_is_counted(clock: FakeClock) -> None:
     sizes: list[int] = []
 

@@ -287,6 +287,7 @@ async def test_figures_are_those_of_a_recorder_that_counts_at_once(rng: random.R
     await ask_and_compare(rng)
 
 
+@pytest.mark.interpreted("a constant that the test replaces is a part of the compiled code")
 async def test_figures_are_those_of_the_recorder_also_when_series_run_out(
     rng: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -109,6 +109,7 @@ def test_what_is_right_is_not_found() -> None:
     assert codes(gate(Starlette())) == []
 
 
+@pytest.mark.interpreted("a compiled class cannot be derived from")
 async def test_a_store_that_forgets_what_it_counts_is_found_when_it_is_known() -> None:
     class Forgetful(MemoryStore):
         evicts = ""

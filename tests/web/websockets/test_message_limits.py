@@ -190,6 +190,7 @@ async def test_after_the_close_a_send_fails_as_on_any_closed_connection_and_a_cl
     assert [message["type"] for message in socket.came] == ["websocket.accept", "websocket.send", "websocket.close"]
 
 
+@pytest.mark.interpreted("a compiled class cannot be derived from")
 async def test_nothing_of_a_connection_is_kept_when_it_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     alive: weakref.WeakSet[MemoryStore] = weakref.WeakSet()
 
