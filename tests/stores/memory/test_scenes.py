@@ -1,4 +1,4 @@
-"""The scenes of `memory_scenes`, played to a memory store as it is."""
+"""The scenes of `scenes`, played to a memory store as it is."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from slidegate.core import new_window
 from slidegate.stores.memory.store import MemoryStore
 
-from .memory_scenes import SCENES, NewStore, nothing_is_handed_back_twice, seconds_are_rounded
+from .scenes import SCENES, NewStore, nothing_is_handed_back_twice, seconds_are_rounded
 
 
 @pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)

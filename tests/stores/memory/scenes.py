@@ -1,4 +1,4 @@
-"""Short scenes that a memory store has to play right. Each of them bites: see tests/core/test_mutations.py."""
+"""Short scenes that a memory store has to play right. Random programs seldom come to where they lead."""
 
 from __future__ import annotations
 
