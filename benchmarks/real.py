@@ -199,7 +199,7 @@ def version_at(text: str) -> Path:
 
 def arguments(parser: ArgumentParser) -> None:
     names = ", ".join(row.name for row in ROWS)
-    parser.add_argument("--rounds", type=int, default=30, help="in each process")
+    parser.add_argument("--rounds", type=int, default=50, help="in each process")
     parser.add_argument("--processes", type=int, default=3, help="of each version, one after the other")
     parser.add_argument("--requests", type=int, default=250, help="in each round of each candidate")
     parser.add_argument("--paths", type=int, default=10_000, help="that are asked for again and again")
