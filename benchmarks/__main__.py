@@ -1,4 +1,4 @@
-"""Run benchmarks: `python3 dev.py bench [NAME]`, and the guard: `python3 dev.py bench --check`.
+"""Run benchmarks: `python3 dev.py bench [NAME]`.
 
 A benchmark is a module here with `tables(options)`, which yields `report.tables.Table`; `PACKAGES` names
 those whose versions stand below, and `arguments(parser)` adds flags. All candidates of a table take turns in it.
@@ -14,8 +14,6 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from .guard import instructions
-from .guard.paths import REFERENCE, paths
 from .report import chart, comparison, figures, page
 
 HERE: Final = Path(__file__).resolve().parent
@@ -24,21 +22,6 @@ HERE: Final = Path(__file__).resolve().parent
 def names() -> list[str]:
     """Return the names of all benchmarks: the modules here. What they share stands in packages, and in `measure.py`."""
     return sorted(path.stem for path in HERE.glob("[!_]*.py") if path.stem != "measure")
-
-
-def guard(options: argparse.Namespace) -> int:
-    """Check or record the instructions of the named paths."""
-    known = [name for name in paths() if name != REFERENCE]
-    for name in options.only:
-        if name not in known:
-            sys.exit(f"bench --check: {name!r} is no path of the guard; expected one of: {', '.join(map(repr, known))}")
-    if options.check:
-        return instructions.check(options.recorded, options.only)
-    reason = instructions.missing_tool()
-    if reason:
-        sys.exit(f"bench --record: {reason}")
-    instructions.record(options.recorded, instructions.count())
-    return instructions.check(options.recorded)
 
 
 def run(name: str, flags: list[str], save: bool) -> None:
@@ -77,19 +60,12 @@ def main() -> int:
     )
     parser.add_argument("name", nargs="?", metavar="NAME", help=f"{', '.join(names())}; without one, all of them")
     parser.add_argument("--save", action="store_true", help="save the figures, and write them into docs/benchmarks.md")
-    kind = parser.add_mutually_exclusive_group()
-    kind.add_argument(
+    parser.add_argument(
         "--write",
         action="store_true",
         help="write docs/benchmarks.md and the table of README.md from the saved figures",
     )
-    kind.add_argument("--check", action="store_true", help="fail if a path takes 10 %% more instructions than recorded")
-    kind.add_argument("--record", action="store_true", help="record the instructions of every path")
-    parser.add_argument("--only", action="append", default=[], metavar="PATH", help="check this path alone; repeatable")
-    parser.add_argument("--recorded", type=Path, default=instructions.RECORDED, help="the file of what was recorded")
     options, flags = parser.parse_known_args()
-    if options.check or options.record:
-        return guard(options)
     if options.name and options.name not in names():
         parser.error(f"{options.name!r} is no benchmark; expected one of: {', '.join(names())}")
     if not options.name and {"-h", "--help"} & set(flags):

@@ -1,0 +1,280 @@
+"""The applications of `bench real`: bare ones, ours in many arrangements, and the peers as their pages set them up.
+
+All have ten routes with an endpoint each, or a thousand, and admit the same requests. Ours use names alone that
+two versions of slidegate share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
+from ipaddress import IPv4Network
+from itertools import islice
+from typing import Any, Final, NamedTuple
+
+from fastapi import Depends, FastAPI
+from fastapi_limiter.depends import RateLimiter
+from pyrate_limiter import Limiter as PyrateLimiter
+from pyrate_limiter import Rate
+from ratelimit import RateLimitMiddleware as PeerMiddleware
+from ratelimit import Rule as PeerRule
+from ratelimit.backends.simple import MemoryBackend
+from slowapi import Limiter as SlowLimiter
+from slowapi import _rate_limit_exceeded_handler
+from slowapi.errors import RateLimitExceeded
+from slowapi.middleware import SlowAPIASGIMiddleware
+from slowapi.util import get_remote_address
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Scope
+
+from slidegate import BanPolicy, Limiter, MemoryStore, Networks, RateLimit, RateLimitMiddleware, Rule, client_ip
+
+TEMPLATES: Final = (
+    "/items/{id}",
+    "/users/{id}",
+    "/users/{id}/orders",
+    "/api/orders/{id}",
+    "/api/invoices/{id}",
+    "/api/carts/{id}/lines",
+    "/export/{id}",
+    "/pages/{id}",
+    "/search/{id}",
+    "/files/{id}/info",
+)
+CLIENTS: Final = tuple(f"203.0.113.{number}" for number in range(256))
+PROXY: Final = "10.0.0.1"
+NETWORKS: Final = [str(network) for network in islice(IPv4Network("198.18.0.0/15").subnets(new_prefix=26), 0, 2_000, 2)]
+"""A thousand networks, no two of which make one larger network."""
+BLOCKED: Final = "198.18.0.1"
+ELSEWHERE: Final = "192.0.2.7"
+NETWORK_ELSEWHERE: Final = "192.0.2.0/24"
+
+
+class Allowed(NamedTuple):
+    """What a gate admits of each client."""
+
+    amount: int
+    unit: str
+
+
+PLENTY: Final = Allowed(2_000_000_000, "minute")
+ONE: Final = Allowed(1, "hour")
+FEW: Final = Allowed(3, "hour")
+
+Make = Callable[[Allowed], Awaitable[ASGIApp]]
+
+
+def endpoint(number: int) -> Callable[[Request], Awaitable[PlainTextResponse]]:
+    """Return an endpoint with a name of its own, by which slowapi tells one from another."""
+
+    async def page(request: Request) -> PlainTextResponse:
+        return PlainTextResponse("hi")
+
+    page.__name__ = f"page_{number}"
+    return page
+
+
+def templates(routes: int) -> list[str]:
+    """Return so many templates, the ten that requests meet evenly among them."""
+    others = routes // len(TEMPLATES) - 1
+    return [
+        template
+        for number, met in enumerate(TEMPLATES)
+        for template in (*(f"/shops/{number}/{other}/{{id}}" for other in range(others)), met)
+    ]
+
+
+def starlette(routes: int) -> Starlette:
+    return Starlette(routes=[Route(template, endpoint(place)) for place, template in enumerate(templates(routes))])
+
+
+async def bare(allowed: Allowed, *, routes: int = 10) -> ASGIApp:
+    return starlette(routes)
+
+
+async def ours(
+    allowed: Allowed,
+    *,
+    routes: int = 10,
+    limits: str = "{0.amount}/{0.unit}",
+    five_rules: bool = False,
+    banned: Iterable[str] = (),
+    **options: Any,
+) -> ASGIApp:
+    """Return the application behind our gate.
+
+    Args:
+        allowed: What every limit admits of a client.
+        routes: The number of routes.
+        limits: The limits of a client, as a format of `allowed`.
+        five_rules: Whether five rules with these limits take the place of one; a half of the requests meets two.
+        banned: The addresses and networks that are banned.
+        **options: Those of `RateLimitMiddleware`.
+    """
+    written = limits.format(allowed)
+    if five_rules:
+        options["rules"] = [
+            Rule("/login", written, methods=["POST"]),
+            Rule("/api/{rest:path}", written, name="api"),
+            Rule("/items/{id}", written),
+            Rule("/export/{id}", written),
+            Rule("*", written),
+        ]
+    else:
+        options["limits"] = written
+    limiter = Limiter(MemoryStore())
+    for address in banned:
+        await limiter.ban(address, "1h")
+    app = starlette(routes)
+    app.add_middleware(RateLimitMiddleware, limiter=limiter, **options)
+    return app
+
+
+async def asgi_ratelimit(allowed: Allowed, *, patterns: Sequence[str] = ("^/",)) -> ASGIApp:
+    """Return the application behind asgi-ratelimit; a zone is what lets it count a client over all paths."""
+
+    async def who(scope: Scope) -> tuple[str, str]:
+        return scope["client"][0], "default"
+
+    config = {pattern: [PeerRule(zone=pattern, **{allowed.unit: allowed.amount})] for pattern in patterns}
+    app = starlette(10)
+    app.add_middleware(PeerMiddleware, authenticate=who, backend=MemoryBackend(), config=config)
+    return app
+
+
+async def slowapi(allowed: Allowed) -> ASGIApp:
+    """Return the application behind slowapi, with the limits that count a client over all paths."""
+    app = starlette(10)
+    limit = f"{allowed.amount}/{allowed.unit}"
+    app.state.limiter = SlowLimiter(key_func=get_remote_address, application_limits=[limit])
+    app.add_exception_handler(RateLimitExceeded, _rate_limit_exceeded_handler)  # type: ignore[arg-type]
+    app.add_middleware(SlowAPIASGIMiddleware)
+    return app
+
+
+def fastapi(
+    dependencies: Callable[[], Sequence[Any]] = tuple, decorate: Callable[[Any], Any] = lambda page: page
+) -> FastAPI:
+    """Return a FastAPI application, each of whose endpoints has dependencies and a decorator."""
+    app = FastAPI()
+    for template in TEMPLATES:
+
+        async def page(id: str) -> str:
+            return "hi"
+
+        app.get(template, dependencies=dependencies())(decorate(page))
+    return app
+
+
+async def bare_fastapi(allowed: Allowed) -> ASGIApp:
+    return fastapi()
+
+
+async def our_dependency(allowed: Allowed) -> ASGIApp:
+    app = fastapi(lambda: [Depends(RateLimit(f"{allowed.amount}/{allowed.unit}"))])
+    app.add_middleware(RateLimitMiddleware, rules=[], limiter=Limiter(MemoryStore()))
+    return app
+
+
+async def our_decorator(allowed: Allowed) -> ASGIApp:
+    app = fastapi(decorate=lambda page: RateLimit(f"{allowed.amount}/{allowed.unit}")(page))
+    app.add_middleware(RateLimitMiddleware, rules=[], limiter=Limiter(MemoryStore()))
+    return app
+
+
+async def fastapi_limiter(allowed: Allowed) -> ASGIApp:
+    rate = Rate(allowed.amount, {"minute": 60_000, "hour": 3_600_000}[allowed.unit])
+    return fastapi(lambda: [Depends(RateLimiter(limiter=PyrateLimiter(rate)))])
+
+
+class App(NamedTuple):
+    """One candidate.
+
+    Attributes:
+        make: Makes the application.
+        allowed: What it admits while it is measured.
+        status: The status of every answer.
+        gate: Whether it counts; only bare applications do not.
+        ours: Whether it has to send our fields.
+        by_client: Whether it counts each client apart.
+        new_paths: Whether no path is asked for twice.
+        proxied: Whether requests come through a proxy.
+        bans: Whether clients that go on are banned.
+        blocks: Whether the networks of the list are refused.
+    """
+
+    make: Make
+    allowed: Allowed = PLENTY
+    status: int = 200
+    gate: bool = True
+    ours: bool = False
+    by_client: bool = True
+    new_paths: bool = False
+    proxied: bool = False
+    bans: bool = False
+    blocks: bool = False
+
+
+def behind_ours(allowed: Allowed = PLENTY, status: int = 200, **options: Any) -> App:
+    """Return a candidate with our gate; what it has to do follows from its options."""
+    return App(
+        partial(ours, **{key: value for key, value in options.items() if key != "new_paths"}),
+        allowed,
+        status,
+        ours=True,
+        gate=CLIENTS[0] not in options.get("banned", ()),
+        new_paths=options.get("new_paths", False),
+        proxied="client" in options,
+        bans="bans" in options,
+        blocks="blocklist" in options,
+    )
+
+
+def bare_one(make: Make = bare, **said: Any) -> App:
+    """Return a candidate without a gate."""
+    return App(make, gate=False, **said)
+
+
+def candidates() -> dict[str, App]:
+    """Return all candidates by their names."""
+    proxies = {"client": client_ip(trusted=["10.0.0.0/8"])}
+    policy = {"bans": BanPolicy(after="20/10m", duration="1h", factor=4, longest="7d")}
+    blocklist = {"blocklist": Networks(NETWORKS)}
+    five = ("^/login", "^/api/", "^/items/", "^/export/", "^/")
+    many = {"routes": 1_000, "new_paths": True}
+    return {
+        "bare Starlette": bare_one(),
+        "default": behind_ours(),
+        "two windows": behind_ours(limits="{0.amount}/{0.unit}; {0.amount}/day"),
+        "five rules": behind_ours(five_rules=True),
+        "trusted proxies": behind_ours(**proxies),
+        "ban policy": behind_ours(**policy),
+        "blocklist": behind_ours(**blocklist),
+        "everything": behind_ours(five_rules=True, **proxies, **policy, **blocklist),
+        "an address banned": behind_ours(banned=[ELSEWHERE]),
+        "a network banned": behind_ours(banned=[NETWORK_ELSEWHERE]),
+        "refused by a limit": behind_ours(ONE, 429),
+        "refused by a ban": behind_ours(status=403, banned=CLIENTS),
+        "asgi-ratelimit": App(asgi_ratelimit),
+        "asgi-ratelimit, once more": App(asgi_ratelimit),
+        "asgi-ratelimit, five patterns": App(partial(asgi_ratelimit, patterns=five)),
+        "asgi-ratelimit, refused": App(asgi_ratelimit, ONE, 429),
+        "slowapi": App(slowapi),
+        "slowapi, refused": App(slowapi, ONE, 429),
+        "bare Starlette, new paths": bare_one(new_paths=True),
+        "new paths, 10 routes": behind_ours(new_paths=True),
+        "new paths, 10 routes, refused": behind_ours(ONE, 429, new_paths=True),
+        "bare Starlette, new paths, 1,000 routes": bare_one(partial(bare, routes=1_000), new_paths=True),
+        "new paths, 1,000 routes": behind_ours(**many),
+        "new paths, 1,000 routes, refused": behind_ours(ONE, 429, **many),
+        "bare FastAPI": bare_one(bare_fastapi),
+        "dependency": App(our_dependency, ours=True),
+        "decorator": App(our_decorator, ours=True),
+        "fastapi-limiter": App(fastapi_limiter, by_client=False),
+        "dependency, refused": App(our_dependency, ONE, 429, ours=True),
+        "decorator, refused": App(our_decorator, ONE, 429, ours=True),
+        "fastapi-limiter, refused": App(fastapi_limiter, ONE, 429, by_client=False),
+    }

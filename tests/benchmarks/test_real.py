@@ -1,0 +1,194 @@
+"""`bench real` measures what its rows say: gates that count, answers that are checked, rounds that are compared."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from argparse import ArgumentTypeError
+from ipaddress import IPv4Address, IPv4Network, collapse_addresses
+from pathlib import Path
+
+import pytest
+from starlette.applications import Starlette
+
+from benchmarks import real
+from benchmarks.in_process import apps, traffic, worker
+
+ROOT = Path(real.__file__).resolve().parents[1]
+KNOWN = {**apps.candidates(), **worker.HITS, **worker.EVENTS}
+SMALL = ["--processes", "1", "--rounds", "1", "--requests", "3", "--paths", "2560"]
+
+
+def run(*flags: str) -> subprocess.CompletedProcess[str]:
+    # A process of its own: benchmarks silence the log and change the garbage collector.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT)))}
+    line = [sys.executable, "-m", "benchmarks", "real", *SMALL, *flags]
+    return subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, text=True)
+
+
+def on_counting_loop(work: object) -> object:
+    with asyncio.Runner(loop_factory=traffic.CountingLoop) as runner:
+        return runner.run(work)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["everything", "refused by a limit", "refused by a ban", "new paths, 10 routes", "hit, refused"],
+        pytest.param([row.name for row in real.ROWS], marks=pytest.mark.deep),
+    ],
+)
+def test_a_small_run_shows_the_rows(names: list[str]) -> None:
+    ended = run(*(text for name in names for text in ("--only", name)))
+    assert ended.returncode == 0, ended.stderr
+    assert re.findall(r"^\| (.+?) \| +[0-9]", ended.stdout, re.MULTILINE) == names
+
+
+def test_chosen_rows_of_two_versions_stand_beside_one_another(tmp_path: Path) -> None:
+    wheel = tmp_path / "slidegate.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for path in sorted((ROOT / "src" / "slidegate").rglob("*")):
+            if path.is_file() and "__pycache__" not in path.parts:
+                archive.write(path, path.relative_to(ROOT / "src"))
+    ended = run("--only", "hit", "--only", "default", "--own", str(ROOT), "--other", str(wheel))
+    assert ended.returncode == 0, ended.stderr
+    assert re.findall(r"^### (.+)", ended.stdout, re.MULTILINE) == [
+        "One request",
+        "One request, beside the other version",
+        "One hit",
+        "One hit, beside the other version",
+    ]
+    assert re.findall(r"^\| (default|hit) ", ended.stdout, re.MULTILINE) == ["default", "default", "hit", "hit"]
+
+
+def test_a_row_that_is_none_is_named_with_those_that_are() -> None:
+    ended = run("--only", "defualt")
+    assert ended.returncode == 1
+    assert "'defualt' is no row; expected one of: " in ended.stderr
+
+
+def test_every_row_is_made_of_candidates_and_every_candidate_has_a_row() -> None:
+    assert {name for row in real.ROWS for name in row.candidates} == set(KNOWN)
+
+
+def test_another_version_is_a_checkout_a_folder_or_a_wheel(tmp_path: Path) -> None:
+    assert real.version_at(str(ROOT)) == real.version_at(str(ROOT / "src")) == ROOT / "src"
+    with pytest.raises(ArgumentTypeError, match="is no checkout"):
+        real.version_at(str(tmp_path))
+
+
+def test_a_process_that_measures_another_slidegate_than_asked_for_is_an_error(tmp_path: Path) -> None:
+    with real.Worker(tmp_path, ["hit"], 1, 10) as other, pytest.raises(SystemExit, match="was measured"):
+        other.begin()
+
+
+def test_a_row_is_the_median_over_processes_of_medians_over_rounds() -> None:
+    # In the first process the machine is slow in the second round, and the third process is slower by itself.
+    bare = [[10.0, 100.0, 10.0], [10.0, 10.0, 10.0], [20.0, 20.0, 20.0]]
+    peer = [[15.0, 150.0, 15.0], [15.0, 15.0, 15.0], [30.0, 30.0, 30.0]]
+    ours = [[20.0, 200.0, 20.0], [16.0, 16.0, 16.0], [35.0, 35.0, 35.0]]
+    measured = [
+        [{"default": own, real.BARE: alone, real.PEER: theirs} for own, alone, theirs in zip(*rounds, strict=True)]
+        for rounds in zip(ours, bare, peer, strict=True)
+    ]
+    (row,) = (row for row in real.ROWS if row.name == "default")
+    cells = real.row_of(row, measured)
+    assert cells == ["default", 20.0, 10.0, 1.5, "1.20 to 2.00", "of what asgi-ratelimit adds", "<= 1.5", "<= 1.0"]
+
+
+def test_two_versions_are_compared_in_neighbouring_rounds() -> None:
+    row = real.Row("default")
+    own, other = ([[{"default": taken} for taken in rounds]] for rounds in ([9.0, 90.0, 8.0], [10.0, 100.0, 10.0]))
+    assert real.beside(row, own, other)[:4] == ["default", 9.0, 10.0, 0.9]
+
+
+@pytest.mark.parametrize(("own", "others", "reached"), [
+    (real.more, (10.0, 7.0), 3.0),
+    (real.ratio, (10.0, 20.0), 0.5),
+    (real.times_as_fast, (10.0, 20.0), 2.0),
+    (real.share_between, (210.0, 200.0, 13.0, 8.0), 2.0),
+])  # fmt: skip
+def test_what_is_reached(own: real.Reached, others: tuple[float, ...], reached: float) -> None:
+    assert own(*others) == reached
+
+
+@pytest.mark.parametrize("name", [name for name, app in apps.candidates().items() if app.gate])
+def test_each_gate_counts_and_does_what_it_is_measured_for(name: str) -> None:
+    on_counting_loop(worker.check(name, apps.candidates()[name]))
+
+
+def without_fields(allowed: apps.Allowed) -> object:
+    return apps.ours(allowed, headers=None)
+
+
+def without_list(allowed: apps.Allowed) -> object:
+    return apps.ours(allowed)
+
+
+@pytest.mark.parametrize(
+    ("app", "what"),
+    [
+        (apps.App(apps.bare), "requests of one client"),
+        (apps.App(apps.fastapi_limiter), "another client after them"),
+        (apps.App(apps.asgi_ratelimit, ours=True), "fields of the three that are admitted"),
+        (apps.App(without_fields, ours=True), "fields of the three that are admitted"),  # type: ignore[arg-type]
+        (apps.App(without_list, bans=True), "the last of many requests"),  # type: ignore[arg-type]
+        (apps.App(without_list, blocks=True), "a blocked network"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_gate_that_does_not_is_an_error(app: apps.App, what: str) -> None:
+    with pytest.raises(SystemExit, match=f"subject: {what}: expected "):
+        on_counting_loop(worker.check("subject", app))
+
+
+def test_an_answer_of_another_status_than_expected_is_an_error() -> None:
+    requests = traffic.requests_of(1, 2, range(100))
+    with pytest.raises(RuntimeError, match="expected 200, got 404"):
+        on_counting_loop(traffic.timed(Starlette(), requests, 200, False, traffic.OtherCode()))
+
+
+def test_what_a_request_leaves_to_the_next_turn_of_the_loop_is_timed_with_it() -> None:
+    seen: list[str] = []
+
+    async def app(scope: object, receive: object, send: object) -> None:
+        asyncio.get_running_loop().call_soon(seen.append, "left")
+        seen.append("answered")
+        await send({"type": "http.response.start", "status": 200, "headers": []})  # type: ignore[operator]
+
+    on_counting_loop(traffic.timed(app, traffic.requests_of(1, 2, range(100)), 200, False, traffic.OtherCode()))  # type: ignore[arg-type]
+    assert seen == ["answered", "left"] * 2
+
+
+def test_every_candidate_gets_the_same_requests_and_new_paths_are_new() -> None:
+    known = range(10_000)
+    assert traffic.requests_of(3, 20, known) == traffic.requests_of(3, 20, known) != traffic.requests_of(4, 20, known)
+    paths = {request.path for request in traffic.everyone_everywhere(0, 10_000)}
+    assert len(paths) == 10_000
+    assert {request.path for request in traffic.requests_of(3, 200, known)} < paths
+    new = {request.path for request in traffic.requests_of(3, 200, range(20_000, 20_200))}
+    assert len(new) == 200
+    assert not new & paths
+
+
+@pytest.mark.parametrize("first", [0, worker.FIRST_NEW])
+def test_a_refusing_gate_has_seen_each_client_at_each_route(first: int) -> None:
+    seen = traffic.everyone_everywhere(first, worker.EVERYONE)
+    pairs = {(re.sub("[0-9]+", "{id}", request.path), request.client) for request in seen}
+    assert pairs == {(template, client) for template in apps.TEMPLATES for client in apps.CLIENTS}
+
+
+@pytest.mark.parametrize("routes", [10, 1_000])
+def test_requests_meet_ten_routes_evenly_among_all(routes: int) -> None:
+    templates = apps.templates(routes)
+    assert len(set(templates)) == routes
+    assert [templates.index(met) for met in apps.TEMPLATES] == [(place + 1) * routes // 10 - 1 for place in range(10)]
+
+
+def test_the_networks_of_the_list_stay_a_thousand() -> None:
+    networks = [IPv4Network(text) for text in apps.NETWORKS]
+    assert len(list(collapse_addresses(networks))) == 1_000
+    assert IPv4Address(apps.BLOCKED) in networks[0]
