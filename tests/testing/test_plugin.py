@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-import dev
 from slidegate_pytest.app_time import MOVED, AppTime
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,7 +40,7 @@ def pytest_of_its_own(*arguments: str, path: Path = ROOT, **environment: str) ->
     """Run pytest in a process of its own, which finds the source and `path`, and no plugin that is not named."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
     found = {"PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(path))), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    everything = {**dev.child_environment(), **found, **environment}
+    everything = {**os.environ, **found, **environment}
     return subprocess.run(command, cwd=path, env=everything, capture_output=True, text=True, timeout=300)
 
 
