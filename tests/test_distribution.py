@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import NamedTuple
 
@@ -120,6 +121,17 @@ def test_both_are_built_and_pass_all_checks(built: Built) -> None:
         f"slidegate-{__version__}-py3-none-any.whl",
         f"slidegate-{__version__}.tar.gz",
     )
+
+
+def test_the_extra_all_brings_what_every_extra_brings_but_that_for_tests(built: Built) -> None:
+    (found,) = distributions(path=[str(built.wheel)])
+    brought: dict[str, set[str]] = {}
+    for line in found.requires or ():
+        for extra in re.findall(r"extra == '(\w+)'", line):
+            brought.setdefault(extra, set()).add(line.replace(f"'{extra}'", ""))
+    asked, _ = brought.pop("all"), brought.pop("testing")
+    assert asked == set().union(*brought.values())
+    assert len(brought) > 5
 
 
 @pytest.mark.parametrize("change", ["more", "less"])

@@ -11,8 +11,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import dev
-
 ROOT = Path(__file__).resolve().parents[2]
 CASES = Path(__file__).parent / "plugin" / "cases.py"
 
@@ -21,7 +19,7 @@ def pytest_of_its_own(*arguments: str, path: Path = ROOT, **environment: str) ->
     """Run pytest in a process of its own, which finds the source and `path`, and no plugin that is not named."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
     found = {"PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(path))), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    everything = {**dev.child_environment(), **found, **environment}
+    everything = {**os.environ, **found, **environment}
     return subprocess.run(command, cwd=path, env=everything, capture_output=True, text=True, timeout=300)
 
 
