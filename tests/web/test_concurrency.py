@@ -30,6 +30,7 @@ from slidegate import (
     header,
 )
 from slidegate.testing import FakeClock
+from slidegate.web.findings import first_requests
 
 from ..asgi import Answer, call, hello, scope_of, send_scope, statuses
 from .websockets.test_message_limits import BYE, Socket
@@ -459,8 +460,10 @@ async def test_an_endpoint_can_have_a_concurrency_limit() -> None:
     assert (after, store.places_held()) == ([0], 0)
 
 
+@pytest.mark.parametrize("watched", [1, 1_000])
 @pytest.mark.parametrize("how", ["raises", "cancelled"])
-async def test_the_place_of_an_endpoint_comes_back(how: str) -> None:
+async def test_the_place_of_an_endpoint_comes_back(how: str, watched: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(first_requests, "WATCHED", watched)
     store = MemoryStore()
     broken = False
     inside = asyncio.Event()
@@ -474,7 +477,7 @@ async def test_the_place_of_an_endpoint_comes_back(how: str) -> None:
         return PlainTextResponse("hi")
 
     app = with_endpoint(RateLimit("9000/minute", concurrency=1), answer, store)
-    assert (await call(app, "/page")).status == 200
+    assert await statuses(app, 2, "/page") == [200, 200]
     broken = True
     inside.clear()
     task = asyncio.ensure_future(call(app, "/page"))

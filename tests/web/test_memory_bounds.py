@@ -33,9 +33,12 @@ from slidegate import (
     query,
 )
 from slidegate.core.memo import MEMO_BYTES, MEMO_SIZE, remember
+from slidegate.core.statistics.buffered import MOST_NOTED
 from slidegate.stores.lmdb import LmdbStore
+from slidegate.web.findings import first_requests
 
 from ..asgi import hello, scope_of, send_scope
+from .gates import nothing_decorated
 
 TEXT = 60_000
 REQUESTS = 60
@@ -183,6 +186,23 @@ async def test_however_many_values_clients_choose_few_of_them_are_remembered() -
     windows = set(reached(limiter.store))
     remembered = [one for key, one in reached(gate).items() if key not in windows]
     assert 100 < max(len(one) for one in remembered if isinstance(one, (dict, list, set))) <= 4_096
+
+
+async def test_figures_that_wait_to_be_counted_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def ok(request: Any) -> PlainTextResponse:
+        return PlainTextResponse("ok")
+
+    monkeypatch.setattr(first_requests, "WATCHED", 1)
+    limiter = Limiter()
+    app = RateLimitMiddleware(Starlette(routes=[Route("/", ok)]), limits="1000000/hour", limiter=limiter)
+    with nothing_decorated():
+        for _ in range(2 * MOST_NOTED):
+            await send_scope(app, scope_of())
+        before = len(reached(limiter))
+        for _ in range(MOST_NOTED):
+            await send_scope(app, scope_of())
+    assert len(reached(limiter)) - before < MOST_NOTED
+    assert limiter.stats("1m").total.passed == 3 * MOST_NOTED
 
 
 async def test_keys_and_limits_given_to_the_limiter_are_not_remembered_at_their_length() -> None:

@@ -105,8 +105,18 @@ class Seen:
         self.started = self.over = False
 
     @property
+    def decision(self) -> Decision:
+        """The decision so far. Who asks for more than the first one changes how the rest of a request is recorded."""
+        record = self.scope["slidegate"]
+        first: Decision | None = getattr(record, "first", None)
+        more = first is None or self.scope["path"] == "/limited"
+        return record.decision if more else first
+
+    @property
     def labels(self) -> tuple[str, ...]:
-        return tuple(charged(self.scope))
+        if self.scope["path"] == "/limited":
+            return tuple(charged(self.scope))
+        return tuple(bucket.label for bucket, _, _ in self.decision.checks)
 
     def record(self, now_us: int, *events: str, **times: int) -> None:
         self.recorder.record(self.labels, self.route, now_us, *events, **times)
@@ -116,7 +126,7 @@ class Seen:
             self.first_us = self.recorder.clock()
             status = message.get("status") or FIRST[message["type"]]
             self.status_class = f"{status // 100}xx" if 100 <= status < 600 else "other"
-            decision: Decision = self.scope["slidegate"].decision
+            decision = self.decision
             if not decision.allowed:
                 self.over = True
                 violated = {state.rule for state in decision.violated}

@@ -293,6 +293,9 @@ BAD: list[tuple[str | bytes, str]] = [
     ),
     ('limits = "1/s"\non_error = "deni"', "line 2: on_error: expected"),
     ('limits = "1/s"\nsilence = ["SG13"]', "line 2: silence: unknown code 'SG13'; did you mean 'SG1"),
+    ("preflight_limits = " + "1" * 5_000, "line 1: a number has too many digits"),
+    (RULE + "max_body = 0x" + "f" * 5_000, "line 4: rules[0].max_body: "),
+    ("a." * 40 + "b = 1", "line 1: a key is nested too deeply; expected at most 32"),
     ("a = " + "[" * 5_000 + "]" * 5_000, "is nested too deeply"),
 ]
 

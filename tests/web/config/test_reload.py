@@ -389,6 +389,21 @@ async def test_a_link_that_leads_elsewhere_is_taken_at_the_next_look(desk: Desk)
     assert "q=1;w=86400" in (await call(app)).headers["ratelimit-policy"]
 
 
+async def test_a_file_that_has_lost_most_of_its_rules_in_place_waits_for_a_minute_more(desk: Desk) -> None:
+    more = "".join(f'[[rules]]\npath = "/{n}"\nlimits = "1/hour"\n' for n in range(9))
+    app = desk.gate(PLAIN + more)
+    desk.write(PLAIN)
+    await desk.pause(app)
+    assert desk.heard.kinds == ["config_shrunk"]
+    assert "has 1 rules left of 10" in desk.heard.events[0].message
+    for _ in range(59):
+        await desk.look(app)
+    assert (len(app.app.rules), len(desk.heard.events)) == (10, 1)
+    await desk.look(app)
+    assert len(app.app.rules) == 1
+    assert desk.heard.kinds == ["config_shrunk", "config_reloaded"]
+
+
 async def test_limits_for_each_route_stand_in_the_file_and_keep_their_counts_when_it_changes(desk: Desk) -> None:
     app = desk.gate('per_route = "3/hour"\n')
     assert app.app.rules == ()

@@ -380,6 +380,14 @@ async def test_buckets_and_names_are_the_same_in_every_process_whatever_comes_fi
     assert {path: name for path, (_, name) in seen[0].items()} == {"/a": "/*", "/b": "/*", "/c/1": "GET /c/{n}"}
 
 
+async def test_hosts_are_told_apart() -> None:
+    inner = Router([Route("/x", RateLimit("1/hour")(page))])
+    other = Router([Route("/x", RateLimit("1/hour")(page))])
+    app = starlette(Host("a.example", inner), Host("b.example", other))
+    hosts = [{"Host": f"{letter}.example"} for letter in "abab"]
+    assert [(await call(app, "/x", headers=host)).status for host in hosts] == [200, 200, 429, 429]
+
+
 async def test_one_application_on_two_hosts_is_one_bucket() -> None:
     inner = Router([Route("/x", RateLimit("1/hour")(page))])
     app = starlette(Host("a.example", inner), Host("b.example", inner))

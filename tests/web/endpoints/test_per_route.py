@@ -221,6 +221,21 @@ async def test_all_routes_that_the_readings_of_an_odd_path_lead_to_are_charged()
     assert await statuses(app, 2, "/x/../login") == [429, 429]
 
 
+async def test_the_oddest_path_costs_a_bounded_number_of_looks_at_the_routes_and_is_never_exempt() -> None:
+    looks: list[str] = []
+
+    class Watched(Route):
+        def matches(self, scope: Scope) -> Any:
+            looks.append(scope["path"])
+            return super().matches(scope)
+
+    app = site(Watched("/{rest:path}", health))
+    path = "/../;x/a/../a/.;x///a///../.\n"
+    assert await counted(app, path) == ["per-route *"]
+    assert len(looks) < 20
+    assert await counted(app, "/a//b") == []
+
+
 class Rewriting:
     """A middleware that the gate does not know; it reads paths as a lenient proxy does."""
 

@@ -376,6 +376,14 @@ def test_whatever_a_writer_does_in_place_no_half_of_its_file_is_taken(desk: Desk
         assert lists.counts == {"a": version}, f"seed {seed}"
 
 
+def test_a_file_that_says_how_many_entries_it_has_is_held_to_it(desk: Desk) -> None:
+    path = desk.write("a.netset", "# entries: 2\n192.0.2.1\n192.0.2.2\n")
+    assert desk.lists(path).counts == {"a": 2}
+    desk.write("a.netset", "# entries: 2\n192.0.2.1\n")
+    with pytest.raises(ConfigurationError, match=r"a\.netset, expected 2 entries, as a comment in it says, but"):
+        desk.lists(path)
+
+
 def test_no_lookup_sees_half_a_list_while_lists_are_swapped_under_eight_threads(desk: Desk) -> None:
     """Each of two addresses moves from one list to the other and back, together: it is always in exactly one."""
     filler = "".join(f"10.{number >> 8}.{number & 255}.0/25\n" for number in range(300))

@@ -108,6 +108,12 @@ async def test_what_is_not_counted_is_not_shown_as_spent() -> None:
     assert (await call(app, "/open sesame")).headers["ratelimit"] == '"login";r=5;t=0'
 
 
+async def test_a_rule_that_counts_by_the_answer_leaves_other_paths_alone() -> None:
+    rules = [Rule("/login", "1/hour", count_if=lambda status: status == 401), Rule("*", "3/hour")]
+    app = RateLimitMiddleware(login(), rules=rules)
+    assert await statuses(app, 4, "/other") == [401, 401, 401, 429]
+
+
 async def test_only_the_rule_that_does_not_count_hands_back() -> None:
     limiter = Limiter(MemoryStore(clock=FakeClock()))
     rules = [Rule("*", "5/hour", count_if=lambda status: status == 401, name="login"), Rule("*", "9/hour", name="all")]
