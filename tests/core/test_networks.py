@@ -204,6 +204,12 @@ def test_a_union_is_one_of_sets() -> None:
         Networks() | ["192.0.2.0/24"]  # type: ignore[operator]
 
 
+def test_a_set_by_itself_finds_under_no_name() -> None:
+    found = Networks(["192.0.2.0/24"])
+    assert found.find(4, 0xC000_0207) == ""
+    assert found.find(4, 0xC000_0307) is None
+
+
 def test_an_overlap_is_found_across_spellings_and_not_across_versions() -> None:
     found = Networks(["::ffff:192.0.2.0/120", "2001:db8::/32"])
     assert found.overlaps(4, 0xC000_0200, 0xC000_0200)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from slidegate.core import ConfigurationError
 from slidegate.core.addresses import parse_address
 from slidegate.core.bans.in_force import (
+    RECENT,
     Ban,
     BanChange,
     BanList,
@@ -234,6 +235,12 @@ def test_banning_one_key_again_and_again_keeps_one_ban() -> None:
     assert len(bans) == 2
     bans.let_go(10**6 + 10_000, 0, 10_000)
     assert [one.key for one in bans] == ["eve"]
+
+
+def test_more_bans_than_are_kept_as_objects_are_found_as_they_are() -> None:
+    bans = listed(*(ban(f"user:{number}", 100 + number) for number in range(2 * RECENT + 10)))
+    for number in range(2 * RECENT + 10):
+        assert bans.find([f"user:{number}"], 0, 0) == ban(f"user:{number}", 100 + number)
 
 
 def test_bans_that_are_over_are_let_go_a_few_at_a_time() -> None:

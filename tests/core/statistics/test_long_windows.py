@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slidegate.core.statistics.buffered import BufferedWindow, Outcome
+from slidegate.core.statistics.buffered import MOST_NOTED, BufferedWindow, Outcome
 from slidegate.core.statistics.histogram import BUCKETS, bucket, quantile_us
-from slidegate.core.statistics.shelves import FIVE_MINUTES_US, FIVES, MINUTE_US, MINUTES
+from slidegate.core.statistics.shelves import FIVE_MINUTES_US, FIVES, MINUTE_US, MINUTES, Shelf
 from slidegate.core.statistics.summary import MetricSummary
 from slidegate.core.statistics.tally import NAMES, Tally
 
@@ -157,6 +158,38 @@ def test_an_amount_is_added_to_a_figure_at_once() -> None:
     assert window.tallies(5_000_000, SLICE_US, 1)[0].events == {"shadow_refused": 2, "extra_units": -3}
     assert window.take_touched() == {1}
     assert dict(window.ever().events) == {"shadow_refused": 2}
+
+
+def test_the_last_shelf_forgets_and_the_one_before_passes_on() -> None:
+    last = Shelf(20, 2)
+    first = Shelf(10, 2, last)
+    for start_us in (0, 10, 20, 30, 40, 50, 60, 0):
+        tally = Tally()
+        tally.count([("pass", 1)])
+        first.put(start_us, tally)
+    assert [(start, tally.events["pass"]) for start, tally in sorted(first.held(0, 100), key=lambda one: one[0])] == [
+        (20, 2), (40, 1), (50, 1), (60, 1),
+    ]  # fmt: skip
+
+
+def test_a_child_of_fork_begins_anew() -> None:
+    window = BufferedWindow(SLICES, SLICE_US)
+    for number in range(MOST_NOTED + 3):
+        window.note(PASS, number, number, number)
+    window.forget()
+    assert (window.noted, window.starts(), window.take_touched()) == ([], [], set())
+    assert not window.ever().events
+    window.note(BLOCK, 0, 0, 0)
+    assert window.tallies(0, SLICE_US, 1)[0].events == {"block": 1, "4xx": 1}
+
+
+def test_a_place_beyond_the_last_is_an_error() -> None:
+    wrong = tally_of(({"pass": 1}, [100])).pack()
+    for at, value in ((18, len(NAMES)), (18 + 9, BUCKETS)):
+        with pytest.raises(ValueError, match="beyond the last"):
+            Tally.unpack(wrong[:at] + bytes([value]) + wrong[at + 1 :])
+    with pytest.raises(ValueError, match="tally"):
+        Tally.unpack(wrong + b"x")
 
 
 def test_a_summary_without_an_event_is_the_same_in_all_else() -> None:
