@@ -24,8 +24,8 @@ LEFT_BEHIND = re.compile(
     r"|\.(pyc|log|mdb|rdb|db|sqlite3?|jsonl|swp|orig|rej)$|(^|/)\.coverage"
 )
 """What lies about in a checkout that is worked in: environments, caches, built pages, logs and data files."""
-MEANT = ("examples/demo/sample.log", "tests/ops/samples/")
-"""Logs that belong to the project."""
+MEANT = ("examples/demo/sample.log", "tests/ops/samples/", "tests/stores/data/")
+"""Logs and data files that belong to the project."""
 METADATA = {"METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE"}
 """What stands in a wheel beside the package."""
 
