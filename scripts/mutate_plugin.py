@@ -22,12 +22,13 @@ settings.register_profile(
 )
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Record tests, or select them."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+    """Record tests, or select them, from before anything imports the source."""
     if target := os.environ.get("MUTATE_RECORD"):
-        config.pluginmanager.register(Recorder(Path(target)))
+        early_config.pluginmanager.register(Recorder(Path(target)))
     if source := os.environ.get("MUTATE_SELECT"):
-        config.pluginmanager.register(Selection(Path(source).read_text("utf-8").splitlines()))
+        early_config.pluginmanager.register(Selection(Path(source).read_text("utf-8").splitlines()))
 
 
 class Recorder:
@@ -41,12 +42,12 @@ class Recorder:
         self._coverage = coverage.Coverage(
             data_file=None, config_file=False, include=os.environ["MUTATE_INCLUDE"].split(",")
         )
+        self._coverage.start()
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Leave out what says nothing about a mutant."""
         left_out = re.compile(os.environ["MUTATE_LEAVE_OUT"])
         items[:] = [item for item in items if not left_out.search(item.nodeid)]
-        self._coverage.start()
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
@@ -59,7 +60,7 @@ class Recorder:
             self._seconds[item.nodeid] = time.perf_counter() - start_s
 
     def pytest_sessionfinish(self) -> None:
-        """Write the record; a test is its number in the order in which they ran."""
+        """Write the record; a test is its number in the order in which they ran. A line without one ran before them."""
         self._coverage.stop()
         data = self._coverage.get_data()
         numbers = {test: number for number, test in enumerate(self._seconds)}

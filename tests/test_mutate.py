@@ -1,4 +1,4 @@
-"""`python3 dev.py mutate` on a project of two functions, one of which nobody tests."""
+"""`python3 dev.py mutate` on a project with a function that nobody tests, and one that only the import runs."""
 
 from __future__ import annotations
 
@@ -18,13 +18,21 @@ def reaches(number: int, least: int | None = 3) -> bool | str:
 
 def nobody_asks(number: int) -> int:
     return number - 1
+
+def doubled(number: int) -> int:
+    return number * 2
+
+SIX = doubled(3)
 '''
 TESTS = """
-from sums.sums import nobody_asks, reaches
+from sums.sums import SIX, nobody_asks, reaches
 
 def test_edge():
     assert reaches(3) and reaches(4) and reaches(9)
     assert not reaches(2)
+
+def test_import():
+    assert SIX == 6
 
 def test_redis():
     assert nobody_asks(3) == 2
@@ -55,7 +63,9 @@ def test_what_no_test_runs_survives_and_the_rest_is_found(
     tried = [line for line in told.splitlines() if ": " not in line and " src/sums/sums.py:" in line]
     survive = [line for line in tried if line.endswith("SURVIVES")]
     assert {line.split()[1] for line in survive} == {"src/sums/sums.py:9"}
-    assert {line.split()[1] for line in tried} - {"src/sums/sums.py:9"} == {"src/sums/sums.py:4", "src/sums/sums.py:6"}
+    assert {line.split()[1] for line in tried} - {"src/sums/sums.py:9"} == {
+        f"src/sums/sums.py:{line}" for line in (4, 6, 12, 14)
+    }
     assert "tests/test_sums.py::test_edge" in told
     assert told.count("-    return number - 1") == len(survive)
     assert f"{len(survive)} survive" in told
