@@ -57,10 +57,12 @@ async def test_no_public_network_wider_than_any_that_is_given_out_is_banned_by_h
 ) -> None:
     made = Limiter()
     prefixes = [*range(1, widest + 3)] * 40
-    networks = {ipaddress.ip_network((rng.getrandbits(bits) >> (bits - p) << (bits - p), p)) for p in prefixes}
+    of_version = ipaddress.IPv4Network if version == 4 else ipaddress.IPv6Network
+    networks = {of_version((rng.getrandbits(bits) >> (bits - p) << (bits - p), p)) for p in prefixes}
     for network in networks:
         if network.prefixlen < widest and holds_public_networks(network):
-            with pytest.raises(ConfigurationError, match=f"ban: '{network}' is wider than .* \"192.0.2.0/24\""):
+            message = f"ban: '{network}' is wider than an IPv{version} /{widest}, .* \"192.0.2.0/24\""
+            with pytest.raises(ConfigurationError, match=message):
                 await made.ban(str(network), "1h")
         else:
             assert (await made.ban(str(network), "1h")).key == str(network)

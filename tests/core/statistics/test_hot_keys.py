@@ -212,6 +212,15 @@ def test_where_nobody_can_be_told_apart_too_few_are_reported_never_everybody() -
     assert ear.told == []
 
 
+def test_what_a_key_may_have_missed_counts_for_it_up_to_half_of_the_threshold() -> None:
+    keys = HotKeys(1, 6, "5s", slices=1)
+    keys.hit("ann", 0, 3)
+    keys.hit("bob", 0, 3)  # with one count for both, ann's are gone
+    keys.hit("ann", 0, 4)
+    assert keys.error(0) == 3
+    assert keys.hot(0) == {"ann": 4}, "the seventh hit of ann is missed"
+
+
 def test_room_is_made_among_the_hot_before_it_runs_out() -> None:
     keys, ear = listened(1, 2, 1_000_000, slices=1)
     for number in range(50):

@@ -306,3 +306,11 @@ def test_eight_threads_with_clocks_apart_lose_nothing(rng: random.Random) -> Non
     skews_us = [rng.randrange(300) for _ in range(THREADS)]
     race(lambda number, thread: window.record(number + skews_us[thread], "pass"), 200)
     assert window.count("pass", 499) == THREADS * 200
+
+
+def test_a_span_holds_the_slices_that_begin_in_it() -> None:
+    window = MetricWindow(slices=5, slice_us=10)
+    for now_us in (0, 10, 20, 30):
+        window.record(now_us, "pass")
+    for first_us, end_us, starts in ((10, 30, [10, 20]), (1, 21, [10, 20]), (0, 1, [0]), (31, 99, [])):
+        assert sorted(start_us for start_us, _ in window.held(first_us, end_us)) == starts

@@ -253,7 +253,9 @@ def test_prefixes_are_a_tenth_of_all_bans_at_most() -> None:
         for last in (7, 8):
             scene.strike(f"10.0.{number}.{last}", policy, 1, f"10.0.{number}.0/24")
     assert sum("/" in key for key in scene.active()) == 10
-    assert [event.details["key"] for event in scene.heard.events if event.kind == "bans_full"] == ["10.0.10.0/24"]
+    (full,) = [event for event in scene.heard.events if event.kind == "bans_full"]
+    assert full.details["key"] == "10.0.10.0/24"
+    assert full.message.startswith("no room for prefixes (one in 10) is left among 100 bans")
     after = Scene(100)
     after.bans.load(scene.rows())
     for last in (7, 8):
@@ -479,6 +481,7 @@ def test_that_there_is_no_room_is_told_once_a_minute(kind: str) -> None:
     assert len(told) == 3
     assert told[0].details["max_bans"] == 5
     assert "raise max_bans" in told[0].message
+    assert ("no room is left among 5 bans" in told[0].message) is (kind == "bans_full")
 
 
 def test_an_observer_may_ask_the_store() -> None:

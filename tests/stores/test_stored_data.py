@@ -1,0 +1,130 @@
+"""What an earlier slidegate has written is read: exported bans, and the file of an LMDB store. See data/README.md."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from slidegate import BanPolicy, Limiter, MemoryStore, Quota, header
+from slidegate.core import Bucket, Concurrency
+from slidegate.ops.command import main
+from slidegate.stores.lmdb import LmdbStore
+from slidegate.testing import FakeClock
+
+DATA = Path(__file__).with_name("data")
+SECRETS = {"bans.jsonl": None, "bans_with_secret.jsonl": "only for this fixture, no secret"}
+CLOSED_US = 1_795_280_240_610_968
+"""When the process ended that wrote data.mdb."""
+API_KEY = header("X-API-Key").of("leaked-key")
+POLICY = BanPolicy("3/hour", "30d", factor=12, longest="400d", jitter=0, name="abuse", ban_private=True)
+DAY_US = 86_400_000_000
+
+# key: (by, reason, level, days, or None for ever)
+BANS: dict[str, tuple[str, str, int, int | None]] = {
+    "192.0.2.7": ("ann", "scanner, by request", 0, None),
+    "192.0.2.8": ("ann", "until the invoice is paid", 0, 400),
+    "192.0.2.66": ("abuse", "refused", 2, 360),
+    "198.51.100.0/24": ("bob", "a network", 0, None),
+    "2001:db8:1:2::/64": ("ann", "a network of one customer", 0, None),
+    "2001:db8:ffff::7/128": ("ann", "one address", 0, None),
+    "203.0.113.0/24": ("abuse/prefix", "2/1h of its addresses were banned", 1, 30),
+    "203.0.113.5": ("abuse", "refused", 1, 30),
+    "203.0.113.6": ("abuse", "refused", 1, 30),
+    "header:X-API-Key": ("ann", "a key that leaked", 0, None),
+    "user:42": ("bob", "chargebacks", 0, None),
+    "user:mallory": ("scanner", "asked for /.env", 1, 30),
+}
+FOR_EVER = {key for key, (*_, days) in BANS.items() if days is None}
+
+
+async def bans_of(limiter: Limiter) -> dict[str, tuple[str, str, int, int | None]]:
+    """Return the bans as BANS has them, with the kind of a digest instead of the digest."""
+    return {
+        ban.key.partition("#")[0]: (
+            ban.by,
+            ban.reason,
+            ban.rung,
+            None if ban.until is None else round((ban.until - ban.since).total_seconds() * 1e6 / DAY_US),
+        )
+        async for ban in limiter.bans()
+    }
+
+
+async def remembers_strikes(limiter: Limiter) -> None:
+    """The third strike of 3/hour bans, and a level counts for the ban after it."""
+    assert await limiter.strike("192.0.2.99", POLICY)
+    assert (await limiter.standing("192.0.2.66", [POLICY])).policies[0].rung == 2
+
+
+@pytest.mark.parametrize("name", SECRETS)
+async def test_exported_bans_are_imported_with_levels_and_strikes(name: str) -> None:
+    lines = (DATA / name).read_text("utf-8").splitlines()
+    clock = FakeClock(json.loads(lines[0])["written_us"])
+    async with Limiter(MemoryStore(clock=clock), secret=SECRETS[name]) as limiter:
+        assert await limiter.import_bans(lines) == len(BANS)
+        assert await bans_of(limiter) == BANS
+        for key in ("192.0.2.7", "198.51.100.200", "203.0.113.77", "2001:db8:1:2::9", "2001:db8:ffff::7", "user:42"):
+            assert await limiter.banned(key), key
+        for key in ("192.0.2.6", "2001:db8:1:3::9", "2001:db8:ffff::8", "user:43"):
+            assert not await limiter.banned(key), key
+        # A digest means the same under the same secret alone.
+        assert bool(await limiter.banned(API_KEY)) is (SECRETS[name] is not None)
+        await remembers_strikes(limiter)
+
+
+@pytest.mark.parametrize("name", SECRETS)
+def test_the_command_imports_exported_bans(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Those that have ended since are left out."""
+    store = f"lmdb://{tmp_path}/store"
+    assert main(["bans", "import", str(DATA / name), "--store", store, "--create", "--format", "json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["imported"] >= len(FOR_EVER)
+    assert told["imported"] + told["over"] == len(BANS)
+    assert listed(store, capsys) >= FOR_EVER
+
+
+def test_a_file_of_layout_2_is_opened_with_its_windows_bans_and_permits(tmp_path: Path) -> None:
+    async def looks() -> None:
+        clock = FakeClock(CLOSED_US)
+        async with Limiter(LmdbStore(stored_file(tmp_path), clock=clock)) as limiter:
+            assert await bans_of(limiter) == BANS
+            assert await limiter.banned(API_KEY), "the secret of the store is another"
+            await remembers_strikes(limiter)
+            for key, rule, limits, left in (
+                ("user:ann", "times", "5/day", 3),
+                ("user:ann", "counts", "500/day", 380),
+                ("user:bob", "both", "5/hour; 500/day", 2),
+                ("user:ann", "quota", Quota("1000/year"), 960),
+            ):
+                assert (await limiter.peek(key, limits, 0, rule=rule)).remaining == left, rule
+            permits = ((Bucket("places", [Concurrency(3)]), "user:ann", 0),)
+            assert (await limiter.peek_all(permits)).remaining == 1
+            clock.advance("10m")  # the lease of the process that is gone
+            assert (await limiter.peek_all(permits)).remaining == 3
+
+    asyncio.run(looks())
+
+
+def test_the_command_lists_the_bans_of_a_file_of_layout_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = stored_file(tmp_path)
+    LmdbStore(store).close()  # a command that looks on does not open a copy that no worker has opened
+    assert listed(f"lmdb://{store}", capsys) >= FOR_EVER
+
+
+def stored_file(directory: Path) -> Path:
+    """Return a store with a copy of the file, which is opened for writing."""
+    store = directory / "stored"
+    store.mkdir()
+    shutil.copyfile(DATA / "data.mdb", store / "data.mdb")
+    return store
+
+
+def listed(store: str, capsys: pytest.CaptureFixture[str]) -> set[str]:
+    """Return the keys that the command lists, without digests."""
+    assert main(["bans", "list", "--store", store, "--format", "json"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    return {row["key"].partition("#")[0] for row in rows}
