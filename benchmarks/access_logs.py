@@ -13,12 +13,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
-from scripts.make_sample_log import caddy, nginx_json, requests, sample
 from slidegate.ops.access_logs import AccessLog, AccessLogs
 from slidegate.ops.access_logs.cores import usable_cores
 
 from .report.tables import Cell, Table
 
+ROOT = Path(__file__).resolve().parents[1]
+SAMPLE = ROOT / "examples" / "demo" / "sample.log"
+SAMPLES = ROOT / "tests" / "ops" / "samples"
 COUNT = 1_000_000
 PEAK = r"""
 import re, sys
@@ -55,22 +57,20 @@ def peak_mib(path: Path) -> float:
 def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--count", type=int, default=COUNT, help="lines in a log")
     parser.add_argument("--rounds", type=int, default=3, help="rounds of which the median is shown")
-    parser.add_argument("--seed", type=int, default=1)
 
 
 def tables(options: Namespace) -> Iterator[Table]:
     """Read logs of several kinds."""
-    import random
-
-    made = requests(random.Random(options.seed))
     rows: list[list[Cell]] = []
     with tempfile.TemporaryDirectory() as directory:
-        combined = written(Path(directory, "combined.log"), sample().splitlines(), options.count)
+        combined = written(Path(directory, "combined.log"), SAMPLE.read_text("ascii").splitlines(), options.count)
         packed = Path(directory, "combined.log.gz")
         packed.write_bytes(gzip.compress(combined.read_bytes(), compresslevel=6))
         few = options.count // 5
-        nginx = written(Path(directory, "nginx.jsonl"), [nginx_json(line) for line in made], few)
-        served = written(Path(directory, "caddy.jsonl"), [caddy(line) for line in made], few)
+        nginx, served = (
+            written(Path(directory, name), (SAMPLES / name).read_text("ascii").splitlines(), few)
+            for name in ("nginx.jsonl", "caddy.jsonl")
+        )
         cores = usable_cores()
         for name, log, count in (
             ("Combined, as it stands", AccessLog(combined), options.count),

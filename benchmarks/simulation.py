@@ -8,14 +8,13 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
-from scripts.make_sample_log import sample
 from slidegate.core.bans.policy import BanPolicy
 from slidegate.ops.access_logs import AccessLogs
 from slidegate.ops.simulation.logged_requests import Clients
 from slidegate.ops.simulation.replay import Replay
 from slidegate.ops.simulation.simulated import Simulated
 
-from .access_logs import written
+from .access_logs import SAMPLE, written
 from .report.tables import Cell, Table
 
 
@@ -27,7 +26,7 @@ def tables(options: Namespace) -> Iterator[Table]:
     """Simulate a long log under a limit, with and without bans."""
     rows: list[list[Cell]] = []
     with tempfile.TemporaryDirectory() as directory:
-        log = written(Path(directory, "access.log"), sample().splitlines(), options.count)
+        log = written(Path(directory, "access.log"), SAMPLE.read_text("ascii").splitlines(), options.count)
         for name, bans in (("60/minute", None), ("60/minute, and bans", BanPolicy("20/10m"))):
             simulated = Simulated(Replay("60/minute", bans=bans), Clients())
             started_s = time.perf_counter()
