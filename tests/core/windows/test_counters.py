@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slidegate.core import CounterWindow, TimestampWindow
+from slidegate.core import CounterWindow, Limit, TimestampWindow, convert, new_window
+from slidegate.core.limits import MAX_RESOLUTION
 from slidegate.core.windows.counters import MAX_SLICE_COUNT
 
 
@@ -151,3 +152,21 @@ def test_a_ring_without_a_length_is_an_error(what: str, bad: object) -> None:
     lengths = {"window_us": 10} if what == "window_us" else {"slices": 10, "slice_us": 10}
     with pytest.raises(ValueError, match=f"{what}: expected a whole number above 0, for example 10, not {bad!r}"):
         make(**{**lengths, what: bad})
+
+
+# -- moments ---------------------------------------------------------------------------------------------------------
+
+
+def test_moments_beyond_the_highest_resolution_push_out_the_oldest() -> None:
+    window = TimestampWindow(100)
+    window.add(0, 10)
+    window.add(1, MAX_RESOLUTION - 5)
+    assert (window.spent, window.total(99), window.total(100)) == (MAX_RESOLUTION, MAX_RESOLUTION, MAX_RESOLUTION - 5)
+
+
+def test_the_ring_that_is_needed_already_keeps_what_it_holds() -> None:
+    for amount in (10, 1_000):
+        limit = Limit(amount, "1m")
+        window = new_window(limit)
+        window.add(1_000_000, 3)
+        assert convert(window, limit, 2_000_000).total(2_000_000) == 3
