@@ -21,7 +21,7 @@ from ...asgi import call, statuses
 
 GATE = Middleware(RateLimitMiddleware, rules=[])
 WORDS = {"route": "@router.get(f'/{next(names)}')", "limit": "@RateLimit('1/hour')", "wraps": "@wrapping"}
-STACKS = [stack for length in range(1, 6) for stack in product(WORDS, repeat=length) if "route" in stack]
+STACKS = [stack for length in range(1, 5) for stack in product(WORDS, repeat=length) if "route" in stack]
 
 
 def wrapping(endpoint: Any) -> Any:
@@ -61,7 +61,7 @@ async def outcome(app: Any, path: str) -> str:
 
 
 def test_in_every_stack_of_decorators_a_limit_above_all_routes_fails_the_start_and_no_other_does() -> None:
-    assert sum(map(is_misplaced, STACKS)) > 50
+    assert sum(map(is_misplaced, STACKS)) > 15
     for stack in STACKS:
         app = FastAPI()
         put_up(stack, app)
