@@ -18,6 +18,8 @@ import pytest
 from scripts import build
 from slidegate import __version__
 
+pytestmark = pytest.mark.all
+
 PATIENCE_S = 240
 """How long a command may take, on a machine with a lot to do."""
 LIMITS_AN_APPLICATION = """
