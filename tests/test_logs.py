@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator
 from io import StringIO
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,22 +20,18 @@ from slidegate import (
     BanPolicy,
     Limiter,
     MemoryStore,
-    NetworkFiles,
     RateLimit,
     RateLimitMiddleware,
     Rule,
-    everyone,
     strike,
-    user,
 )
 from slidegate.core.errors import quoted
 from slidegate.core.logs import MOST, MOST_LINES, MOST_OF_A_LINE, escaped, logger, trace, written
 from slidegate.core.protocols import Event
 from slidegate.limiter.uncancelled import to_the_end
 from slidegate.testing import FakeClock
-from slidegate.web.websockets import ban_sweep as sockets
 
-from .asgi import call, hello, scope_of, send_scope
+from .asgi import call, hello
 
 EVIL = "x\r\nERROR root: you are hacked\x1b[2J\x1b]0;title\x07\u202e\u2028\x85\x00\udcff" + "A" * 9_000
 FORGED = "ERROR root: you are hacked"
@@ -121,16 +116,6 @@ async def test_functions_of_the_users(what: str, error: Any, log: StringIO) -> N
     check(log, f"{what} function of rule 'xy' failed")
 
 
-async def test_header_fields_that_cannot_be_sent(log: StringIO) -> None:
-    def refused(*_: object) -> Any:
-        return PlainTextResponse("no", headers={"x": EVIL.encode("ascii", "replace").decode()})
-
-    gate = RateLimitMiddleware(hello, limits="1/hour", on_refused=refused)
-    for _ in range(2):
-        await call(gate)
-    check(log, "a header field cannot be sent")
-
-
 async def test_an_endpoint_that_fails_beside_its_refusal(log: StringIO) -> None:
     limit = RateLimit("1/hour")
 
@@ -146,15 +131,6 @@ async def test_an_endpoint_that_fails_beside_its_refusal(log: StringIO) -> None:
     app = Starlette(routes=[Route("/", page)], middleware=[Middleware(RateLimitMiddleware, rules=[])])
     assert [(await call(app)).status for _ in range(2)] == [200, 429]
     check(log, "endpoint function of rule")
-
-
-async def test_a_user_that_cannot_be_named(log: StringIO) -> None:
-    class Person:
-        identity = property(failing(Evil))
-
-    gate = RateLimitMiddleware(hello, rules=[Rule("*", "9/hour", key=user)])
-    await send_scope(gate, scope_of(user=Person()))
-    check(log, "the user cannot be named")
 
 
 async def test_bans_strikes_and_shadows(log: StringIO) -> None:
@@ -208,40 +184,6 @@ async def test_a_store_that_fails(log: StringIO) -> None:
     assert all(event.message.isprintable() for event in heard)
 
 
-async def test_files_of_lists(log: StringIO, tmp_path: Path) -> None:
-    name = "a\nERROR root: you are hacked\x1b[2J.txt"
-    (tmp_path / name).write_text("192.0.2.0/24\n", "utf-8")
-    now_s = [0.0]
-    gate = RateLimitMiddleware(
-        hello, limits="99/hour", blocklist=NetworkFiles([tmp_path / name], clock=lambda: now_s[0])
-    )
-    (tmp_path / "new").write_text(EVIL.encode("utf-8", "replace").decode(), "utf-8")
-    (tmp_path / "new").replace(tmp_path / name)
-    for _ in range(30):
-        now_s[0] += 2
-        await call(gate)
-    check(log, "list_rejected")
-
-
-async def test_open_websockets_that_cannot_be_looked_through(log: StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sockets, "EVERY_S", 0)
-
-    class Open:
-        guarded = ("x",)
-        over = False
-
-    async def find(guarded: object) -> Any:
-        failing(Evil)()
-
-    watch, socket = sockets.OpenSockets(find), Open()
-    watch.add(socket)  # type: ignore[arg-type]
-    async with asyncio.timeout(20):
-        while not log.getvalue():  # noqa: ASYNC110 - what is waited for tells nobody
-            await asyncio.sleep(0)
-    socket.over = True
-    check(log, "were not looked through")
-
-
 async def test_work_that_fails_after_its_request_was_cancelled(log: StringIO) -> None:
     go = asyncio.Event()
 
@@ -259,12 +201,6 @@ async def test_work_that_fails_after_its_request_was_cancelled(log: StringIO) ->
         while not log.getvalue():  # noqa: ASYNC110 - what is waited for tells nobody
             await asyncio.sleep(0)
     check(log, "work for a caller that was cancelled failed")
-
-
-async def test_findings_name_what_requests_hold(log: StringIO) -> None:
-    gate = RateLimitMiddleware(hello, rules=[Rule("*", "9/hour", key=everyone)])
-    await call(gate, headers=[(b"x-forwarded-for", EVIL.encode("utf-8", "replace"))], client=("10.0.0.1", 1))
-    check(log, "SG102")
 
 
 def test_the_exception_stays_on_the_record_and_tracebacks_name_the_frames(log: StringIO) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,7 +25,6 @@ from slidegate.testing import FakeClock
 from ..redis_servers import RedisServer, needs_redis
 from .remote_stores import RemoteStore
 
-SLICE_US = 250_000
 WINDOW_US = 1_000_000
 START_US = 1_000_000_000_000
 AHEAD_US = 7_000_000
@@ -36,13 +34,12 @@ WIDE = "1000000/10s @10"
 
 
 class SharedStore(RemoteStore):
-    """A store elsewhere, in the same process: it takes time, counts questions, and loses answers as it is told."""
+    """A store elsewhere, in the same process: it takes time, and loses answers as it is told."""
 
     def __init__(self, clock: FakeClock) -> None:
         super().__init__(clock)
         self.clock = clock
         self.bans = self.inner.bans
-        self.asked: Counter[str] = Counter()
         self.before_us = self.after_us = 0
         self.loses = False
         self.gate = asyncio.Event()
@@ -51,7 +48,6 @@ class SharedStore(RemoteStore):
 
     async def answer(self, question: Callable[..., Any], *arguments: Any) -> Any:
         assert not self.closed
-        self.asked[question.__name__] += 1
         self.clock.advance(us=self.before_us)
         await asyncio.sleep(0)
         await self.gate.wait()
@@ -246,31 +242,6 @@ def test_workers_with_leases_never_pass_the_bound(steps: list[tuple[Any, ...]], 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shares_module, "SHARE", 1)  # the more is held, the more may go wrong
         asyncio.run(play(steps, limits))
-
-
-# -- fewer questions -------------------------------------------------------------------------------------------------
-
-
-async def test_a_hot_key_asks_the_store_once_for_each_lease() -> None:
-    scene, bucket = Scene(), leased(WIDE, 1_000)
-    for _ in range(3_000):
-        assert await scene.hit(bucket)
-    # One for itself, nine while the share grows from 2 to 512, and then a lease for every thousand.
-    assert scene.store.asked == {"hit": 1 + 9 + 2}
-    await scene.limiter.close()
-    assert scene.store.spent(bucket) == 3_000
-
-
-async def test_requests_wait_for_the_lease_that_is_on_its_way_and_share_it() -> None:
-    scene, bucket = Scene(), leased(WIDE, 1_000)
-    await scene.hit(bucket, cost=50)
-    scene.store.gate.clear()
-    waiting = [asyncio.create_task(scene.hit(bucket)) for _ in range(100)]
-    await turns()
-    assert scene.store.asked == {"hit": 2}
-    scene.store.gate.set()
-    assert all(isinstance(decision, Leased) for decision in await asyncio.gather(*waiting))
-    assert scene.store.asked == {"hit": 2}
 
 
 # -- handing back ----------------------------------------------------------------------------------------------------

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import logging
-import random
 import tracemalloc
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from slidegate.core import Bucket, Check, ConfigurationError, Event, Limit, Reason, parse_limits
+from slidegate.core import Bucket, Check, ConfigurationError, Limit, Reason, parse_limits
 from slidegate.core.addresses import address_key, canonical_key
 from slidegate.limiter import MAX_KEY_BYTES, Limiter
 from slidegate.stores.memory.store import MemoryStore
@@ -218,16 +216,8 @@ def test_a_key_that_is_an_address_has_one_spelling(key: str, known: str) -> None
     assert canonical_key(key) == canonical_key(known) == known
 
 
-async def test_all_addresses_of_one_ipv6_network_are_one_client(limiter: Limiter) -> None:
-    await many_of_one_network(limiter, 2**13)
-
-
-@pytest.mark.deep
-async def test_a_million_addresses_of_one_ipv6_network_are_one_client(limiter: Limiter) -> None:
-    await many_of_one_network(limiter, 2**20)
-
-
-async def many_of_one_network(limiter: Limiter, addresses: int) -> None:
+@pytest.mark.parametrize("addresses", [2**13, pytest.param(2**20, marks=pytest.mark.deep)])
+async def test_all_addresses_of_one_ipv6_network_are_one_client(limiter: Limiter, addresses: int) -> None:
     first = int(ipaddress.IPv6Address("2001:db8:1:2::"))
     step = 2**64 // addresses
     admitted = 0
@@ -307,32 +297,6 @@ def test_a_rule_is_claimed_once_under_its_own_name() -> None:
     assert [claim(rule) for rule in ("api", "login", "api", "api")] == ["api", "login", "api#2", "api#3"]
 
 
-# -- events ----------------------------------------------------------------------------------------------------------
-
-
-async def test_observers_hear_the_events_of_the_store(caplog: pytest.LogCaptureFixture) -> None:
-    first, second = RecordingObserver(), RecordingObserver()
-    limiter = Limiter(MemoryStore(max_keys=1), observers=[first, second])
-    with caplog.at_level(logging.WARNING, logger="slidegate"):
-        for key in ("ann", "bob", "eve"):
-            await limiter.hit(key, "5/minute")
-    assert first.kinds == second.kinds == ["keys_shared"]
-    assert [record.getMessage() for record in caplog.records] == [f"keys_shared: {first.events[0].message}"]
-
-
-async def test_an_observer_that_fails_is_logged_and_silences_no_other(caplog: pytest.LogCaptureFixture) -> None:
-    def fails(event: Event) -> None:
-        raise RuntimeError(f"no pager for {event.kind}")
-
-    heard = RecordingObserver()
-    limiter = Limiter(MemoryStore(max_keys=1), observers=[fails, heard])
-    for key in ("ann", "bob"):
-        assert await limiter.hit(key, "5/minute")
-    assert heard.kinds == ["keys_shared"]
-    await limiter.close()
-    assert "no pager for keys_shared" in caplog.text
-
-
 # -- addresses of stores ---------------------------------------------------------------------------------------------
 
 
@@ -354,10 +318,7 @@ BAD_URLS = [
     ("", 'store address: expected "memory://" or "lmdb:///var/lib/app/slidegate" or "redis://localhost:6379/0" or '),
     ("memory", 'expected "memory://" or'),
     ("memori://", "did you mean 'memory'?"),
-    ("redi://localhost:6379/0", 'expected "memory://" or'),
     ("lmdb://var/lib/app", "write the directory's whole path behind lmdb://"),
-    ("lmdb:counts", "write the directory's whole path behind lmdb://"),
-    ("lmdb://./counts", "write the directory's whole path behind lmdb://"),
     ("lmdb:///", "write the directory's whole path behind lmdb://"),
     ("lmdb:///missing/app", "/missing does not exist"),
     ("lmdb:///missing/app?fsync=1", "unknown option 'fsync'"),
@@ -365,20 +326,13 @@ BAD_URLS = [
     ("lmdb:///missing/app?durability=sure", 'durability: expected "fast" or "safe", not \'sure\''),
     ("memory://[", "not"),
     ("memory://localhost", "memory has no place"),
-    ("memory:///tmp", "memory has no place"),
-    ("memory://?max_key=5", "unknown option 'max_key'"),
     ("memory://?max_key=5", "did you mean 'max_keys'?"),
-    ("memory://?fail=opne", "unknown option 'fail'"),
     ("memory://?max_keys=0", "max_keys: expected a whole number above 0"),
     ("memory://?max_bans=0", "max_bans: expected a whole number above 0"),
-    ("memory://?max_ban=5", "did you mean 'max_bans'?"),
     ("memory://?max_keys=-1", "max_keys needs a whole number, not '-1'"),
-    ("memory://?max_keys=", "max_keys needs a whole number, not ''"),
-    ("memory://?max_keys=1e3", "max_keys needs a whole number, not '1e3'"),
     ("memory://?max_keys=\u0665", "max_keys needs a whole number"),
     ("memory://?max_keys=" + "9" * 5_000, "max_keys"),
     (None, "not None"),
-    (5, "not 5"),
     (b"memory://", "not b'memory://'"),
 ]
 
@@ -413,16 +367,6 @@ async def test_a_cost_that_is_no_whole_number_is_named_whatever_was_asked_before
             with pytest.raises(ConfigurationError, match="cost: expected a whole number"):
                 await ask_all([(bucket, "ann", cost)])
     assert (await limiter.hit("ann", "100/minute", 2)).remaining == 95
-
-
-async def test_a_bad_cost_leaves_no_trace(limiter: Limiter, clock: FakeClock, rng: random.Random) -> None:
-    for cost in (1.0, -5, "1"):
-        with pytest.raises(ConfigurationError):
-            await limiter.hit("ann", "100/minute", cost)  # type: ignore[arg-type]
-    for _ in range(200):
-        clock.advance(us=rng.randrange(3 * SECOND_US))
-        await limiter.hit("ann", "100/minute")
-    assert (await limiter.hit("bob", "100/minute")).remaining == 99
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import subprocess
 import sys
@@ -12,8 +11,6 @@ from typing import Any
 import pytest
 
 from slidegate.core import Bucket, ConfigurationError, Event, Reason, parse_limits
-from slidegate.limiter import Limiter
-from slidegate.stores.memory.store import MemoryStore
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.testing.contract import StoreContract
 from slidegate.testing.contract.programs import Dice, program
@@ -59,17 +56,6 @@ def test_a_bare_number_is_no_span_since_nobody_knows_its_unit(span: Any) -> None
     with pytest.raises(ConfigurationError, match=r'for example advance\("60s"\) or advance\(us=60\), not '):
         clock.advance(span)
     assert clock() == 0
-
-
-def test_a_fake_clock_is_the_time_of_a_limiter() -> None:
-    async def scene() -> list[bool]:
-        clock = FakeClock()
-        limiter = Limiter(MemoryStore(clock=clock))
-        answers = [(await limiter.hit("ann", "1/minute")).allowed for _ in range(2)]
-        clock.advance("1 minute")
-        return [*answers, (await limiter.hit("ann", "1/minute")).allowed]
-
-    assert asyncio.run(scene()) == [True, False, True]
 
 
 def test_a_recording_observer_keeps_events_in_their_order() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import assert_type
 
@@ -126,13 +125,8 @@ async def without_http() -> None:
         assert_type(decision.limit, AnyLimit | None)
         assert_type(decision.remaining, int | None)
         assert_type(decision.retry_after, int | None)
-        assert_type(decision.retry_after_us, int | None)
-        assert_type(decision.more_after, int)
-        assert_type(decision.reset_after, int)
         assert_type(decision.states, tuple[LimitState, ...])
-        assert_type(decision.violated, tuple[LimitState, ...])
         assert_type(decision.binding, LimitState | None)
-        assert_type(await opened.peek("user:42", Limit(5, "1m")), Decision)
         assert_type(await opened.refund(decision), bool)
         assert_type(await opened.reset("user:42"), bool)
         assert_type(await opened.hit("user:42", [Limit(5, "1m"), Limit(50, "1h")]), Decision)
@@ -145,12 +139,10 @@ async def without_http() -> None:
 guessing = BanPolicy(
     Limit(20, "1h"),
     timedelta(hours=1),
-    signals={401: 1, "4xx": 2, "/.env": "ban", "refused": 1, "malformed": 5},
+    signals={401: 1, "4xx": 2, "/.env": "ban", "refused": 1},
     name="guessing",
     key=client_ip(ipv4_prefix=24),
     action="shadow",
-    answer="tarpit",
-    delay=0.5,
     prefix_after="3/1d",
 )
 RateLimitMiddleware(app, bans=[guessing, BanPolicy()])
@@ -192,7 +184,6 @@ assert_type(limiter.sync.peek("user:42", [Limit(5, "1m")]), Decision)
 assert_type(limiter.sync.refund(limiter.sync.charge("user:42", "5/minute", 3)), bool)
 assert_type(limiter.sync.ban("203.0.113.7", "1h", reason="manual"), Ban)
 assert_type(limiter.sync.bans(), list[Ban])
-assert_type(limiter.sync.banned("203.0.113.7"), Ban | None)
 with limiter.sync as gate:
     assert_type(gate, SyncLimiter)
 
@@ -232,21 +223,15 @@ assert_type(stats, Stats)
 assert_type(stats.routes, dict[str, Traffic])
 assert_type(stats.rules["api"], Traffic)
 assert_type(stats.total.passed, int)
-assert_type(stats.total.refused, int)
-assert_type(stats.total.exceptions, int)
 assert_type(stats.total.qps, float)
 assert_type(stats.total.seen.rt.quantile(0.95), float | None)
 RateLimitMiddleware(app, limits="100/minute", statistics=False)
-Rule("*", "100/5s", action="track", capacity=10_000, on_exceeded=lambda key, decision: None)
-Rule("*", "100/5s", action="track", capacity="all")  # type: ignore[arg-type]
+Rule("*", "100/5s", action="track", on_exceeded=lambda key, decision: None)
 
 # -- limits, networks, stores --------------------------------------------------------------------------------------
 
 limit = Limit(100, "1m", resolution=10, name="burst")
-assert_type(limit.amount, int)
-assert_type(limit.window_us, int)
 assert_type(limit.name, str | None)
-assert_type(str(limit), str)
 assert_type(Limit(5, timedelta(minutes=5)) == Limit(5, 300), bool)
 assert_type(parse_limits("5/minute; 100 per 2 hours; 10/30s"), tuple[Limit, ...])
 assert_type(parse_limits([limit, "5/minute"]), tuple[Limit, ...])
@@ -254,11 +239,9 @@ Limit("100", "1m")  # type: ignore[arg-type]
 
 networks = Networks(["192.0.2.0/24", "2001:db8::/32"], strict=False)
 assert_type("192.0.2.7" in networks, bool)
-assert_type(len(networks), int)
 
 store = MemoryStore(max_keys=50_000, clock=lambda: 0)
 assert_type(store.stats(), MemoryStats)
-assert_type(store.stats().evictions, int)
 any_store: Store = store
 observer: Observer = tell
 
@@ -267,8 +250,6 @@ observer: Observer = tell
 window = CounterWindow(slices=10, slice_us=100_000)
 window.add(0, 2)
 assert_type(window.total(0), int)
-assert_type(window.classic(0), int)
-assert_type(window.completed(0), int)
 assert_type(window.slices(), list[tuple[int, int]])
 assert_type(new_window(limit), TimestampWindow | CounterWindow)
 
@@ -303,7 +284,3 @@ def too_late(error: TurnTimeout) -> tuple[SlidegateError, httpx.PoolTimeout]:
 
 def errors(error: ConfigurationError) -> tuple[SlidegateError, ValueError]:
     return error, error
-
-
-def names(states: Sequence[LimitState]) -> list[str]:
-    return [state.name for state in states]

@@ -145,20 +145,6 @@ def test_a_window_is_a_plain_list_of_events_at_every_moment(made: Program) -> No
             assert len(window.slices(look_us)) == made.slices
 
 
-@given(programs())
-def test_reading_changes_nothing(made: Program) -> None:
-    read, unread = (MetricWindow(made.slices, made.slice_us) for _ in range(2))
-    now_us = made.start_us
-    for move in made.moves:
-        now_us = max(now_us + move.span_us, 0)
-        for look_us in (now_us + 10 * made.slices * made.slice_us, 0):
-            read.slices(look_us)
-            read.qps(look_us)
-        for window in (read, unread):
-            window.record(now_us, *move.events, rt_us=move.rt_us, first_us=move.first_us)
-        assert read.slices(now_us) == unread.slices(now_us)
-
-
 def test_the_short_questions_ask_for_the_whole_window() -> None:
     window = MetricWindow(10, 100_000)
     for now_us, rt_us in ((0, 2_000), (150_000, 1_000), (990_000, 6_000)):
@@ -189,44 +175,6 @@ def test_only_summaries_of_one_span_are_merged() -> None:
         MetricSummary.merged([])
     with pytest.raises(ValueError, match=r"one span, not of \[\(0, 100\), \(100, 100\)\]"):
         MetricSummary.merged(window.slices(100))
-
-
-def test_slices_start_at_multiples_of_their_length() -> None:
-    window = MetricWindow(5, 100)
-    window.record(12_345, "pass")
-    assert [(part.start_us, part.count("pass")) for part in window.slices(12_345)] == [
-        (11_900, 0),
-        (12_000, 0),
-        (12_100, 0),
-        (12_200, 0),
-        (12_300, 1),
-    ]
-
-
-def test_a_late_record_counts_in_its_own_slice() -> None:
-    window = MetricWindow(3, 100)
-    window.record(250, "pass")
-    window.record(99, "pass")  # a slice that was skipped, still in the ring
-    assert [part.count("pass") for part in window.slices(250)] == [1, 0, 1]
-    assert window.dropped == 0
-
-
-def test_a_clock_that_runs_back_writes_nowhere_and_disturbs_nothing() -> None:
-    window = MetricWindow(3, 100)
-    window.record(10_050, "pass", rt_us=7)
-    before = window.slices(10_050)
-    for now_us in (0, 50, 9_750, 9_799):
-        window.record(now_us, "pass", "new name", rt_us=1)
-    assert window.slices(10_050) == before
-    assert window.count("pass", 50) == 0
-    assert window.dropped == 4
-
-
-def test_names_beyond_the_bound_are_counted_together() -> None:
-    window = MetricWindow(1, 100, max_names=2)
-    for name in ("a", "b", "c", "d", "a", "y" * 65):
-        window.record(0, name)
-    assert window.read(0).events == {"a": 2, "b": 1, "other": 3}
 
 
 @pytest.mark.parametrize(

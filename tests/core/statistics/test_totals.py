@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
-from types import FrameType
 from typing import Any, NamedTuple
 
 import pytest
@@ -14,9 +12,6 @@ from hypothesis import strategies as st
 from slidegate.core import ConfigurationError, RollingTotals
 
 from .racing import THREADS, race
-
-MINUTE_US = 60_000_000
-SEED_WINDOWS_US = [minutes * MINUTE_US for minutes in (5, 10, 30, 60, 180, 360, 720, 1_440)]
 
 
 class Program(NamedTuple):
@@ -89,20 +84,6 @@ def test_totals_are_those_of_a_plain_list_at_every_moment(made: Program) -> None
             assert totals.running(look_us) == plain.totals(number + 1)
 
 
-@given(programs())
-def test_reading_changes_nothing(made: Program) -> None:
-    read, unread = (RollingTotals(made.slice_us, made.windows_us) for _ in range(2))
-    now_us = made.start_us
-    for span_us, amount in made.moves:
-        now_us = max(now_us + span_us, 0)
-        for look_us in (now_us + 10**6, 0):
-            read.completed(look_us)
-            read.running(look_us)
-        for totals in (read, unread):
-            totals.add(now_us, amount)
-        assert (read.completed(now_us), read.running(now_us)) == (unread.completed(now_us), unread.running(now_us))
-
-
 def test_very_many_amounts_of_both_signs_leave_no_trace_of_drift(rng: random.Random) -> None:
     slice_us, windows_us = 1_000, [2_000, 10_000, 50_000]
     totals, held, now_us = RollingTotals(slice_us, windows_us), [], 0
@@ -132,50 +113,6 @@ def test_only_complete_slices_are_complete() -> None:
     # Slice 0 is among the ten complete ones until slice 11 begins, and among ten with the running one until slice 10.
     assert [totals.completed(now_us)[20] for now_us in (20, 21, 22, 24)] == [3, 3, 1, 0]
     assert [totals.running(now_us)[20] for now_us in (19, 20, 21, 22)] == [3, 1, 1, 0]
-
-
-def test_eight_windows_come_from_one_ring() -> None:
-    totals = RollingTotals(MINUTE_US, SEED_WINDOWS_US)
-    assert totals.windows_us == tuple(SEED_WINDOWS_US)
-    for minute in range(2_000):
-        totals.add(minute * MINUTE_US, minute)
-    newest = 1_999
-    assert totals.completed(newest * MINUTE_US) == {
-        window_us: sum(range(newest - window_us // MINUTE_US, newest)) for window_us in SEED_WINDOWS_US
-    }
-
-
-def test_an_addition_costs_the_same_whatever_the_windows() -> None:
-    def instructions(windows_us: list[int]) -> int:
-        count, before = 0, sys.gettrace()
-
-        def look(frame: FrameType, event: str, argument: object) -> Any:
-            nonlocal count
-            frame.f_trace_opcodes = True
-            count += event == "opcode"
-            return look
-
-        totals = RollingTotals(MINUTE_US, windows_us)
-        sys.settrace(look)
-        try:
-            for second in range(0, 600, 7):
-                totals.add(second * 1_000_000, 1)
-        finally:
-            sys.settrace(before)
-        return count
-
-    assert instructions(SEED_WINDOWS_US) == instructions(SEED_WINDOWS_US[-1:])
-
-
-def test_a_late_amount_counts_in_its_own_slice() -> None:
-    totals = RollingTotals(10, [20, 50])
-    totals.add(60, 1)
-    totals.add(35, 5)
-    totals.add(10, 7)
-    assert totals.completed(60) == {20: 0, 50: 12}
-    assert totals.completed(50) == {20: 5, 50: 12}
-    totals.add(9, 100)  # a slice older than the five before the newest
-    assert (totals.completed(60), totals.dropped) == ({20: 0, 50: 12}, 1)
 
 
 @pytest.mark.parametrize(

@@ -147,25 +147,6 @@ def test_threads_together_get_exactly_the_amount_of_a_server(server: RedisServer
         assert sum(pool.map(lambda limiter: storm(limiter, amount), (one, two))) == amount
 
 
-@needs_redis
-def test_every_word_works_on_a_server(server: RedisServer) -> None:
-    server.command("FLUSHALL")
-    with Limiter.from_url(server.url, deadline="60s").sync as limiter:
-        decision = limiter.hit("user:1", "2/hour")
-        assert decision
-        assert limiter.peek("user:1", "2/hour").remaining == 0
-        assert limiter.refund(decision)
-        assert limiter.charge("user:1", "2/hour", 2).remaining == 0
-        assert limiter.hit("user:1", "2/hour").reason is Reason.LIMITED
-        assert limiter.reset("user:1")
-        assert limiter.ban("192.0.2.7", "1h").key == "192.0.2.7"
-        assert limiter.hit("192.0.2.7", "2/hour").reason is Reason.BANNED
-        assert [ban.key for ban in limiter.bans()] == ["192.0.2.7"]
-        assert limiter.unban("192.0.2.7")
-        assert limiter.banned("192.0.2.7") is None
-        assert [limiter.strike("user:1", POLICY) is not None for _ in range(4)].count(True) == 1
-
-
 class Inline(SickStore):
     """A store that answers threads, or fails, at once."""
 
