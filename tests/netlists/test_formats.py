@@ -228,18 +228,7 @@ def test_a_format_or_column_that_cannot_be_is_an_error(options: dict[str, object
         Networks.from_file("any", **options)  # type: ignore[arg-type]
 
 
-INVALID = [
-    "010.8.8.8",
-    "1.2.3",
-    "0x7f.0.0.1",
-    "2130706433",
-    "\u0661.\u0662.\u0663.\u0664",
-    "10/8",
-    "192.0.2.0/08",
-    "192.0.2.0/33",
-    "192.0.2.1/24",
-    "192.0.2.0/0.0.0.255",
-]
+INVALID = ["010.8.8.8", "\u0661.\u0662.\u0663.\u0664", "10/8", "192.0.2.1/24"]
 HOLDERS = {
     "plain": "192.0.2.1\n{}\n",
     "jsonl": '{{"cidr":"192.0.2.1"}}\n{{"cidr":"{}"}}\n',
