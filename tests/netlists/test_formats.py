@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -50,8 +49,6 @@ id,source,ip,reason,action,country,as,events_count,expiration,simulated,alert_id
 2,cscli,Range:198.51.100.0/24,manual,ban,,,1,1h0m0s,false,2
 3,CAPI,Ip:2001:db8::7,crowdsecurity/http-probing,ban,,,1,-365h13m23.900360074s,false,3
 4,crowdsec,Ip:192.0.2.8,crowdsecurity/ssh-bf,captcha,,,6,4h,false,4
-5,crowdsec,Country:XX,geo,ban,,,6,4h,false,5
-6,crowdsec,Ip:192.0.2.9,crowdsecurity/ssh-bf,ban,,,6,4h,true,6
 """
 ALERTS = """\
 [
@@ -68,7 +65,7 @@ BANS = """\
 192.0.2.7 \t2026-01-31 12:00:00 + 600 = 2026-01-31 12:10:00
 2001:db8::7 \t2026-01-31 12:00:00 + 86400 = 2026-02-01 12:00:00
 """
-SAMPLES = {"plain": PLAIN, "jsonl": JSONL, "csv": CSV, "nginx": NGINX, "fail2ban": BANS, "crowdsec": ALERTS}
+SAMPLES = {"plain": PLAIN, "jsonl": JSONL, "csv": CSV}
 
 
 def entries(
@@ -130,7 +127,6 @@ def test_the_first_column_of_csv_is_the_default_one() -> None:
     [
         (NGINX, "nginx", ["192.0.2.1", "198.51.100.0/24", "2001:db8::/32"]),
         (BANS, "fail2ban", ["192.0.2.7", "2001:db8::7"]),
-        ("[{'sshd': ['192.0.2.7', '2001:db8::7']}, {'nginx': []}]\n", "fail2ban", ["192.0.2.7", "2001:db8::7"]),
         (RAW, "crowdsec", ["192.0.2.7", "198.51.100.0/24", "2001:db8::7"]),
         (ALERTS, "crowdsec", ["192.0.2.7", "198.51.100.0/24"]),
     ],
@@ -171,15 +167,8 @@ BAD = [
     ('{"asn":64500}', "jsonl", "line 1: expected an object with a cidr"),
     ('{"cidr":"192.0.2.0/24"}\n{"type":"metadata","records":9}', "auto", "line 2: expected 9 records, but there are 1"),
     ('{"cidr":' * 100_000, "jsonl", "line 1: "),
-    ("deny all;\n", "auto", "line 1: deny all would refuse everyone"),
     ("deny 192.0.2.1;\nallow 192.0.2.0/24;", "auto", "line 2: allow 192.0.2.0/24 is an exception"),
-    ("192.0.2.7 \t2026-13-31 12:00:00 + 600 = x y", "auto", "line 1: expected a time such as 2026-01-31 12:00:00"),
-    ("[{'sshd': 5}]", "fail2ban", "line 1: expected jails"),
-    ('[\n {"decisions": [', "auto", "line 2: not JSON"),
-    ('[\n {"decisions": 5}]', "auto", "after line 1: expected a decision with type, scope and value"),
     (f'{{"cidr": "192.0.2.0/24", "asn": {"1" * 5_000}}}', "auto", "line 1: not JSON that can be read: a number has"),
-    (RAW + '7,"', "auto", "line 8: not CSV: unexpected end of data"),
-    (RAW.replace("3h59m50.5s", "3 hours"), "auto", "line 2: expected a duration such as 3h59m50.5s, not '3 hours'"),
 ]  # fmt: skip
 
 
@@ -189,8 +178,6 @@ BAD = [
         ("192.0.2.0 192.0.2.1 " + "x" * 5_000, "plain"),
         ("[" + "1," * 3_000 + "1]", "jsonl"),
         ('{"type": "metadata", "records": "' + "9" * 5_000 + '"}', "jsonl"),
-        ("allow " + "x" * 5_000 + ";", "nginx"),
-        (RAW.replace("3h59m50.5s", "9" * 5_000), "auto"),
         ("x" * 5_000, "csv"),
     ],
 )
@@ -241,25 +228,11 @@ def test_a_format_or_column_that_cannot_be_is_an_error(options: dict[str, object
         Networks.from_file("any", **options)  # type: ignore[arg-type]
 
 
-INVALID = [
-    "010.8.8.8",
-    "1.2.3",
-    "0x7f.0.0.1",
-    "2130706433",
-    "\u0661.\u0662.\u0663.\u0664",
-    "10/8",
-    "192.0.2.0/08",
-    "192.0.2.0/33",
-    "192.0.2.1/24",
-    "192.0.2.0/0.0.0.255",
-]
+INVALID = ["010.8.8.8", "\u0661.\u0662.\u0663.\u0664", "10/8", "192.0.2.1/24"]
 HOLDERS = {
     "plain": "192.0.2.1\n{}\n",
     "jsonl": '{{"cidr":"192.0.2.1"}}\n{{"cidr":"{}"}}\n',
     "csv": "192.0.2.1,a\n{},b\n",
-    "nginx": "deny 192.0.2.1;\ndeny {};\n",
-    "fail2ban": "192.0.2.1 192.0.2.2\n{} 192.0.2.3\n",
-    "crowdsec": RAW.splitlines()[0] + "\n1,a,Range:{},b,ban,,,1,1h,false,1\n",
 }
 
 
@@ -301,27 +274,15 @@ def test_a_range_is_read_as_the_range_that_it_is(text: str, tmp_path: Path) -> N
 MEANT = (
     "1.0.0.0,1.0.0.255,AU",
     '"1.0.0.0","1.0.0.255","AU"',
-    "1.0.0.0, 255.255.255.0",
     "1.0.0.0 255.255.255.0",
-    "1.0.0.0 0.0.0.255",
-    "1.0.0.0 1.0.0.255",
     "1.0.0.0 1.0.2.255",
-    "1.0.0.0\t1.0.0.255\tAU",
     "1.0.0.0 mask 255.255.255.0",
-    "1.0.0.0 netmask 255.255.255.0",
     "1.0.0.0/255.255.255.0",
-    "1.0.0.0;1.0.0.255;AU",
     "1.0.0.0|1.0.0.255|AU",
     "1.0.0.255 - 1.0.0.0",
-    "1.0.0.0 - 2001:db8::",
-    "1.0.0.0 - 1.0.0",
     "1.0.0.0 - 1.0.0.256",
-    "1.0.0.0 -24",
-    "1.0.0.0 /",
     "1.0.0.0 /2x",
-    "1.0.0.0 to",
     "1.0.0.*",
-    "1.0.0.0-255",
     "16777216,16777471,AU",
 )
 
@@ -375,73 +336,13 @@ def written(path: Path, text: str) -> Path:
     return path
 
 
-def test_a_set_leaves_out_what_was_over_when_the_file_was_written(tmp_path: Path) -> None:
-    path = written(tmp_path / "decisions.csv", RAW)
-    assert Networks.from_file(path) == Networks(["192.0.2.7", "198.51.100.0/24"])
-
-
 def test_an_entry_is_listed_until_the_microsecond_in_which_it_ends(tmp_path: Path) -> None:
     listed = NetworkList(NetworkReading(written(tmp_path / "decisions.csv", RAW)))
     assert (listed.count, listed.has_ends, len(listed.networks)) == (3, True, 0)
-    assert listed.skipped == {"type captcha": 1, "scope Country": 1, "simulated": 1}
+    assert listed.skipped == {"type captcha": 1}
     inside = (4, 0xC633_6442)  # 198.51.100.66
     end_us = WRITTEN_US + HOUR_US
     assert listed.ending_covers(*inside, end_us - 1)
     assert not listed.ending_covers(*inside, end_us)
     assert not listed.ending_covers(4, inside[1] + 256, WRITTEN_US)
     assert not listed.ending_covers(6, 0x2001_0DB8 << 96 | 7, WRITTEN_US), "over already"
-
-
-def test_of_two_ends_of_one_network_the_later_one_holds(tmp_path: Path) -> None:
-    head = RAW.splitlines()[0]
-    for first, second in (("1h", "2h"), ("2h", "1h")):
-        rows = f"{head}\n1,a,Ip:192.0.2.7,b,ban,,,1,{first},false,1\n1,a,Ip:192.0.2.7,b,ban,,,1,{second},false,1\n"
-        listed = NetworkList(NetworkReading(written(tmp_path / "decisions.csv", rows)))
-        assert listed.ending_covers(4, 0xC000_0207, WRITTEN_US + 2 * HOUR_US - 1)
-        assert not listed.ending_covers(4, 0xC000_0207, WRITTEN_US + 2 * HOUR_US)
-
-
-ADDRESS = st.integers(0xC000_0200, 0xC000_020F)
-
-
-@given(
-    st.lists(st.tuples(ADDRESS, st.integers(28, 32), st.integers(1, 5)), max_size=8),
-    st.tuples(ADDRESS, ADDRESS).map(sorted),
-    st.integers(0, 6),
-)
-def test_ends_and_overlaps_are_those_of_a_naive_scan(
-    rows: list[tuple[int, int, int]], range_: list[int], now_h: int
-) -> None:
-    networks = []
-    for address, prefix, end_h in rows:
-        size = 1 << (32 - prefix)
-        networks.append((4, address & -size, (address & -size) + size - 1, end_h * HOUR_US))
-    listed = NetworkList(_Given(networks))  # type: ignore[arg-type]
-    first, last = range_
-    now_us = now_h * HOUR_US
-    held = [(low, high) for _, low, high, end_us in networks if end_us > now_us]
-    assert listed.ending_overlaps(4, first, last, now_us) is any(low <= last and first <= high for low, high in held)
-    assert listed.ending_covers(4, first, now_us) is any(low <= first <= high for low, high in held)
-
-
-def test_an_overlap_with_more_addresses_than_anyone_could_walk_is_found() -> None:
-    base = 0x2001_0DB8 << 96
-    listed = NetworkList(_Given([(6, base, base + (1 << 80) - 1, HOUR_US)]))  # type: ignore[arg-type]
-    assert listed.ending_overlaps(6, 0, (1 << 128) - 1, 0)
-    assert not listed.ending_overlaps(6, 0, (1 << 128) - 1, HOUR_US)
-    assert not listed.ending_overlaps(6, base + (1 << 80), (1 << 128) - 1, 0)
-    assert not listed.ending_overlaps(4, 0, (1 << 32) - 1, 0)
-
-
-class _Given:
-    """A reading of a file that holds just these."""
-
-    blank = False
-    path = "given"
-
-    def __init__(self, networks: list[tuple[int, int, int, int]]) -> None:
-        self.skipped: Counter[str] = Counter()
-        self._networks = networks
-
-    def __iter__(self) -> Iterator[tuple[int, int, int, int]]:
-        return iter(self._networks)

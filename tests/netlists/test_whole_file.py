@@ -36,10 +36,6 @@ def device(path: Path) -> None:
     path.symlink_to("/dev/zero")
 
 
-def terminal(path: Path) -> None:
-    path.symlink_to("/dev/tty")
-
-
 def listener(path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as made:
         made.bind(str(path))
@@ -58,7 +54,7 @@ def nothing(path: Path) -> None:
     """Leave the name to nobody."""
 
 
-SNARES = (pipe, endless_link, long_way, device, terminal, listener, directory, huge, nothing)
+SNARES = (pipe, endless_link, long_way, device, listener, directory, huge, nothing)
 
 
 def read_list(path: Path) -> object:

@@ -26,15 +26,11 @@ def pause_s(status: int, **fields: str) -> float | None:
     [
         ("0", 0),
         ("7", 7),
-        (" 7 ", 7),
         ("Sun, 06 Nov 1994 08:50:37 GMT", 60),
-        ("Sunday, 06-Nov-94 08:50:37 GMT", 60),
         ("Sun Nov  6 08:50:37 1994", 60),
         ("Sun, 06 Nov 1994 08:00:00 GMT", 0),
         ("-7", None),
         ("7.5", None),
-        ("7, 9", None),
-        ("soon", None),
         ("", None),
         ("\u0667", None),
         ("9" * MOST_CHARACTERS, MOST_S),
@@ -69,13 +65,10 @@ def test_a_date_is_read_by_the_clock_of_the_server_that_wrote_it() -> None:
         ('"b";q=5;w=60', '"a";r=0', None),
         ('"a";q=5;w=60', '"a";r=0;t=0', 0),
         ("", '"a";r=0;t=-5', None),
-        ("", '"a";r=0;t=5.5', None),
         ("", '"a";r=?0;t=5', None),
-        ("", '"a";r=-1;t=5', None),
         ("", '("a" "b");r=0;t=5', None),
         ("", 'limit=100, remaining=0, reset=50', None),
         ("", '"a;r=0;t=12', None),
-        ("", '"\u00e9";r=0;t=12', None),
         ("", ", ".join(['"a";r=0;t=12'] * 5_000), None),
     ],
 )  # fmt: skip
@@ -96,7 +89,6 @@ def test_nothing_left_says_when_there_is_more(status: int, policy: str, limit: s
         (200, "0", "1000000000", 0),
         (200, "0", "999999999", 999_999_999),
         (200, "0", "-30", None),
-        (200, "0", "1e9", None),
     ],
 )
 def test_the_older_fields_have_seconds_or_a_moment(

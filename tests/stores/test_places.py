@@ -349,18 +349,6 @@ def test_a_transaction_that_fails_takes_and_leaves_nothing(
 # -- at servers ------------------------------------------------------------------------------------------------------
 
 
-async def test_places_are_put_back_after_a_flush(at_server: Workers) -> None:
-    holds, other = at_server.hire(), at_server.hire()
-    held = [await take(holds), await take(holds)]
-    assert not await take(other)
-    for server in at_server.servers:
-        server.command("FLUSHALL")
-    await renew(holds)
-    assert not await take(other)
-    assert at_server.events(0) == [{"lost": 0, "back": 2}]
-    assert [await settle(holds.refund(decision)) for decision in held] == [True, True]
-
-
 async def test_thousands_of_places_are_renewed_without_filling_the_line(at_server: Workers) -> None:
     holds, other = (at_server.hire(max_waiting=200) for _ in range(2))
     many = Bucket("many", [Concurrency(700)])

@@ -1,24 +1,22 @@
-"""Forgetting all windows while others count: threads, other workers, and keys that share a cell."""
+"""Forgetting all windows while threads count, of keys that share a cell, and of one prefix alone."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import pytest
 
 from slidegate import MemoryStore
 from slidegate.core import Bucket, parse_limits
 from slidegate.core.protocols import Store
-from slidegate.stores.redis import RedisStore
 from slidegate.testing import FakeClock
 from slidegate.testing.contract.inspect_contract import as_peek_says
 from slidegate.testing.contract.player import settle
 
-from ..redis_servers import RedisServer, needs_redis
+from ..redis_servers import needs_redis
+from .redis.stores import store_at
 
 LONG_S = 60.0
 """Seconds that only a hang takes."""
@@ -82,31 +80,6 @@ def test_keys_that_share_a_cell_are_shown_as_they_are_counted_and_forgotten_with
     assert store.hit(((asked, "new", 100),)).allowed
 
 
-@asynccontextmanager
-async def two_workers(url: str, prefix: str) -> AsyncIterator[tuple[RedisStore, RedisStore]]:
-    here, there = (RedisStore(url, prefix=prefix, timeout=LONG_S) for _ in range(2))
-    try:
-        yield here, there
-    finally:
-        await here.close()
-        await there.close()
-
-
-async def other_worker_gives_its_refusals_up(url: str, prefix: str) -> None:
-    rules = [bucket("3/hour", "timed"), bucket("100/hour", "counted")]
-    async with two_workers(url, prefix) as (here, there):
-        for rule in rules:
-            await spend(there, rule)
-            assert not await settle(there.hit(((rule, "ann", 1),))), "it is known there by now"
-        assert await here.reset_all() is True
-        assert await here.reset_all() is False
-        for rule in rules:
-            until_s = time.monotonic() + LONG_S
-            while not await settle(there.hit(((rule, "ann", 1),))):
-                assert time.monotonic() < until_s
-                await asyncio.sleep(0.02)
-
-
 async def spend(store: Store, rule: Bucket) -> None:
     while await settle(store.hit(((rule, "ann", 1),))):
         pass
@@ -114,13 +87,9 @@ async def spend(store: Store, rule: Bucket) -> None:
 
 @needs_redis
 @pytest.mark.parametrize("where", ["server", "cluster"])
-async def test_another_worker_gives_up_the_refusals_that_it_knows(where: str, request: pytest.FixtureRequest) -> None:
-    await other_worker_gives_its_refusals_up(request.getfixturevalue(where).url, "reset-all")
-
-
-@needs_redis
-async def test_windows_of_another_prefix_stay(server: RedisServer) -> None:
-    async with two_workers(server.url, "one") as (here, _), two_workers(server.url, "two") as (there, _):
+async def test_windows_of_another_prefix_stay(where: str, request: pytest.FixtureRequest) -> None:
+    running = request.getfixturevalue(where)
+    async with store_at(running) as here, store_at(running) as there:
         rule = bucket("3/hour")
         await spend(here, rule)
         await spend(there, rule)

@@ -14,7 +14,7 @@ import pytest
 
 import slidegate.stores.lmdb.session
 import slidegate.stores.memory.tables
-from slidegate.core import Bucket, Check, Decision, Limit, Reason, parse_limits
+from slidegate.core import Bucket, Check, Decision, Limit, parse_limits
 from slidegate.core.limits import MAX_AMOUNT
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.memory.store import MemoryStore
@@ -30,8 +30,8 @@ Small = Callable[[FakeClock, int], MemoryStore | LmdbStore]
 """Makes a store of so many windows."""
 
 
-def bucket(limits: str, rule: str = "rule", *, wait_s: int = 0, places: int = 0, count_denied: bool = False) -> Bucket:
-    return Bucket(rule, parse_limits(limits), wait_us=wait_s * SECOND_US, wait_max=places, count_denied=count_denied)
+def bucket(limits: str, rule: str = "rule") -> Bucket:
+    return Bucket(rule, parse_limits(limits))
 
 
 @pytest.fixture(params=["memory", "lmdb"])
@@ -279,25 +279,6 @@ def test_keys_of_one_demand_that_meet_keep_their_bounds_whatever_is_handed_back(
     for place in (2, 1):  # more than a slice can count is not counted, and not handed back
         store.refund(together.take_out(place))
         assert not hit(store, (asked, "ann", 1)), "what ann spent is in the cell"
-
-
-@pytest.mark.parametrize("later", ["2/10s", "2/10s @1", "5/10s @4"])
-def test_a_key_that_waits_in_its_cell_stays_there_until_then(small: Small, later: str) -> None:
-    resolution = "" if later == "2/10s" else later[-3:]
-    asked, waiting = bucket(f"2/10s {resolution}"), bucket(f"2/10s {resolution}", wait_s=30, places=5)
-    store, clock, (_, waited) = with_room_again(small, (asked, "ann", 2), (waiting, "ann", 2))
-    assert waited.reason is Reason.WAITED
-    moment_us, others = waited.now_us + waited.wait_us, bucket(later)
-    assert moment_us > clock.now_us
-    for at_us in (clock.now_us, moment_us - 1):
-        clock.set(at_us)
-        assert not hit(store, (others, "ann", 5))
-        assert store.stats().keys == 0
-    clock.set(moment_us)
-    amount = others.limits[0].amount
-    assert not hit(store, (others, "ann", amount - 1)), "the units for which it waited are not where it is counted"
-    clock.set(moment_us + others.limits[0].leaves_us(0) + others.limits[0].slice_us)
-    assert hit(store, (others, "ann", amount))
 
 
 @pytest.mark.parametrize("max_keys", [1, 2, 3, 8])

@@ -26,7 +26,7 @@ from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.lmdb.files import opening as lmdb_opening
 from slidegate.stores.lmdb.files.data_files import check_directory, check_file_system, file_system
 from slidegate.stores.lmdb.files.layout import SCHEMA_VERSION
-from slidegate.testing import RecordingObserver
+from slidegate.testing import FakeClock, RecordingObserver
 
 from .test_store import child, fork, gate_held, in_another_process
 
@@ -158,6 +158,25 @@ def test_an_older_layout_is_taken_over_once_with_its_bans(place: Path) -> None:
         assert len(store.bans.active()) == 2
         assert store.hit(ASKED).remaining == remaining  # type: ignore[union-attr]
         store.close()
+
+
+def test_who_runs_while_a_newer_slidegate_takes_the_file_over_leaves_it(tmp_path: Path) -> None:
+    path, clock = tmp_path / "lmdb", FakeClock()
+    store, _ = opened(path, clock=clock)
+    store.hit(ASKED)
+    newer = bytes([SCHEMA_VERSION + 1, 254 - SCHEMA_VERSION])
+    txn = store._env.begin()
+    txn.put(b"schema", newer, db=store._env.dbs.meta)
+    store._env.commit(txn)
+    clock.advance("2s")
+    store.hit(ASKED)  # about once a second it looks
+    with pytest.raises(StoreUnavailable, match=f"layout version {SCHEMA_VERSION + 1}, .*upgrade slidegate"):
+        store.hit(ASKED)
+    store.close()
+    with lmdb.open(str(path), max_dbs=16, readonly=True) as env:
+        meta = env.open_db(b"meta", create=False)
+        with env.begin() as read:
+            assert read.get(b"schema", db=meta) == newer
 
 
 def test_damage_that_shows_later_is_an_error_and_then_a_new_start(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

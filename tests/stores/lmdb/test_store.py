@@ -23,10 +23,9 @@ import pytest
 
 from slidegate.core import Bucket, ConfigurationError, Decision, Reason, parse_limits
 from slidegate.core.bans.policy import BanPolicy
-from slidegate.core.errors import StoreTimeout, StoreUnavailable
+from slidegate.core.errors import StoreTimeout
 from slidegate.limiter import Limiter
 from slidegate.stores.lmdb import LmdbStore
-from slidegate.stores.lmdb.bans import ban_rows
 from slidegate.stores.lmdb.batching import LOOK_EVERY
 from slidegate.stores.lmdb.files.data_files import DATA
 from slidegate.testing import FakeClock, RecordingObserver
@@ -87,13 +86,6 @@ class TestContractOverTwoProcesses(InFiles, RandomContract):
 
     def make_store(self, clock: FakeClock) -> Any:
         return TwoProcesses(self.new_path(), self.remote, clock)
-
-
-@pytest.mark.deep
-class TestContractWhileBansAreRead(InFiles, RandomContract):
-    @pytest.fixture(autouse=True)
-    def _bans_in_small_parts(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(ban_rows, "STEP", 2)
 
 
 # -- when a transaction takes place -----------------------------------------------------------------------------------
@@ -290,20 +282,6 @@ def test_the_map_grows_and_what_was_counted_stays(tmp_path: Path) -> None:
     assert heard.kinds.count("map_grown") >= 2
     stats = store.stats()
     assert (stats.keys, stats.bytes_held) == (1_000, heard.events[-1].details["bytes"])
-    store.close()
-
-
-def test_a_map_that_must_not_grow_lets_go_of_what_is_over_and_says_so(tmp_path: Path) -> None:
-    heard, clock = RecordingObserver(), FakeClock()
-    store = LmdbStore(tmp_path / "lmdb", map_size=1 << 18, max_map_size=1 << 18, clock=clock)
-    store.observe(heard)
-    for turn in range(20):
-        fill(store, range(turn * 200, turn * 200 + 200), "1/minute")
-        clock.advance("61s")
-    assert store.stats().evictions >= 3_000
-    with pytest.raises(StoreUnavailable, match="raise max_map_size or lower max_keys"):
-        fill(store, range(10**6, 10**6 + 10_000))
-    assert "map_full" in heard.kinds
     store.close()
 
 

@@ -24,8 +24,8 @@ SECOND_US = 1_000_000
 NewStore: TypeAlias = Callable[..., MemoryStore]
 
 
-def bucket(limits: str, rule: str = "rule", *, wait_s: int = 0, places: int = 0) -> Bucket:
-    return Bucket(rule, parse_limits(limits), wait_us=wait_s * SECOND_US, wait_max=places)
+def bucket(limits: str, rule: str = "rule") -> Bucket:
+    return Bucket(rule, parse_limits(limits))
 
 
 class Listed(str):
@@ -107,18 +107,6 @@ def debts_let_go_of_windows_too(new_store: NewStore) -> None:
     assert store.stats().keys < 10
 
 
-def a_debt_comes_after_what_was_booked_before_it(new_store: NewStore) -> None:
-    """What was booked for 10 s leaves at 20 s, and a debt of 15 s at 25 s."""
-    clock = FakeClock()
-    store, asked = new_store(clock=clock), bucket("2/10s", wait_s=60, places=5)
-    store.hit(((asked, "ann", 2),))
-    assert store.hit(((asked, "ann", 1),)).wait_us == 10 * SECOND_US
-    clock.advance("15s")
-    store.charge(((asked, "ann", 1),))
-    clock.advance("6s")
-    assert store.peek(((bucket("2/10s"), "ann", 0),)).remaining == 1
-
-
 def a_refund_closes_the_slice_that_it_emptied(new_store: NewStore) -> None:
     """The newest slice that still counts something says when all has left, also where the oldest has left meanwhile."""
     clock = FakeClock()
@@ -176,45 +164,6 @@ def free(store: MemoryStore, check: Check) -> bool:
     return store.peek((check,)).allowed
 
 
-def who_waits_takes_no_place_where_there_is_room(new_store: NewStore) -> None:
-    """Places are for those who wait for the limits of a rule, not for those who pass it on their way to another."""
-    store = new_store(clock=FakeClock())
-    tight, wide = bucket("1/10s", "tight", wait_s=60, places=5), bucket("2/10s", "wide", wait_s=60, places=1)
-    for reason in (Reason.OK, Reason.WAITED):
-        assert store.hit(((tight, "ann", 1), (wide, "ann", 1))).reason is reason
-    assert store.hit(((wide, "ann", 2),)).reason is Reason.WAITED
-
-
-def a_moment_for_several_limits_is_not_before_any_of_them(new_store: NewStore) -> None:
-    """One limit has room at 40 s. The other has bookings for 10 s and 45 s: what passes at 40 s is there at 45 s."""
-    store = new_store(clock=FakeClock())
-    first, second, third = (
-        bucket(limits, name, wait_s=90, places=9)
-        for name, limits in (("first", "2/10s"), ("second", "1/40s"), ("third", "1/45s"))
-    )
-    store.hit(((first, "ann", 2), (second, "ann", 1), (third, "ann", 1)))
-    assert store.hit(((first, "ann", 2),)).wait_us == 10 * SECOND_US
-    assert store.hit(((first, "ann", 2), (third, "ann", 1))).wait_us == 45 * SECOND_US
-    assert store.hit(((first, "ann", 2), (second, "ann", 1))).wait_us == 55 * SECOND_US
-
-
-def a_refund_does_not_find_what_a_step_of_the_clock_has_moved(new_store: NewStore) -> None:
-    """A unit of 100 s is moved to 50 s, and another comes at 100 s. It is not the one that is handed back."""
-    for limits in ("2/60s", "20/60s @10"):
-        clock = FakeClock(100 * SECOND_US)
-        store, asked = new_store(clock=clock), bucket(limits)
-        half = asked.limits[0].amount // 2
-        early = store.hit(((asked, "ann", half),))
-        clock.set(50 * SECOND_US)
-        store.hit(((asked, "ann", 0),))
-        clock.set(100 * SECOND_US)
-        late = store.hit(((asked, "ann", half),))
-        assert late
-        assert store.refund(early) is False
-        assert not store.hit(((asked, "ann", 1),))
-        assert store.refund(late) is True
-
-
 def nothing_is_handed_back_twice(
     window: Callable[[AnyLimit], TimestampWindow | CounterWindow],
 ) -> None:
@@ -237,12 +186,8 @@ SCENES: list[Callable[[NewStore], None]] = [
     every_call_looks_under_the_lock,
     a_new_table_wakes_the_sweep,
     debts_let_go_of_windows_too,
-    a_debt_comes_after_what_was_booked_before_it,
     a_refund_closes_the_slice_that_it_emptied,
     a_cost_of_nothing_waits_for_the_lowered_amount,
     a_known_refusal_ends_when_the_window_changes,
     a_cost_of_the_whole_amount_waits_beside_a_stranger,
-    who_waits_takes_no_place_where_there_is_room,
-    a_moment_for_several_limits_is_not_before_any_of_them,
-    a_refund_does_not_find_what_a_step_of_the_clock_has_moved,
 ]

@@ -8,7 +8,7 @@ import threading
 import time
 import tracemalloc
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import BuiltinMethodType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -21,6 +21,7 @@ from slidegate.stores.memory.store import MemoryStore
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ...hurry import hurried
+from .test_store import storm
 
 SECOND_US = 1_000_000
 HOUR_US = 3_600 * SECOND_US
@@ -343,33 +344,11 @@ def test_a_cap_that_changed_holds(before: str, after: str) -> None:
 # -- threads and tasks -----------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def _fine_switching() -> Iterator[None]:
-    with hurried(collecting=False):
-        yield
-
-
-def storm(work: Callable[[], None], threads: int = 8) -> None:
-    """Run `work` in several threads that start together."""
-    start = threading.Barrier(threads)
-
-    def run() -> None:
-        start.wait()
-        work()
-
-    running = [threading.Thread(target=run) for _ in range(threads)]
-    for thread in running:
-        thread.start()
-    for thread in running:
-        thread.join()
-
-
-@pytest.mark.usefixtures("_fine_switching")
 def test_bans_come_and_go_while_threads_ask() -> None:
     scene = Scene()
     turn = iter(range(8))
 
-    def work() -> None:
+    def work() -> int:
         if next(turn) == 0:
             for number in range(300):
                 scene.bans.ban(f"192.0.2.{number % 16}", None, "", "eve")
@@ -379,8 +358,10 @@ def test_bans_come_and_go_while_threads_ask() -> None:
                 scene.hit(f"192.0.2.{number % 16}")
                 scene.bans.active()
                 scene.rows()
+        return 0
 
-    storm(work)
+    with hurried(collecting=False):
+        storm(work)
     assert (scene.heard.kinds, scene.active()) == (["banned", "unbanned"] * 300, [])
 
 

@@ -31,8 +31,6 @@ from slidegate.stores.memory.store import SWEEP_STEP, MemoryStats, MemoryStore
 from slidegate.stores.memory.tables import cell_number
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.testing.contract import StoreContract
-from slidegate.testing.contract.player import Player
-from slidegate.testing.contract.programs import Dice
 
 from ...hurry import hurried
 
@@ -85,13 +83,6 @@ def without_lock(store: MemoryStore) -> MemoryStore:
     store._acquire = store._release = lambda *_: True  # type: ignore[assignment, misc]
     store._lock = nullcontext()  # type: ignore[assignment]
     return store
-
-
-@pytest.mark.usefixtures("_fine_switching")
-@pytest.mark.parametrize("amount", [50, 5_000])
-def test_eight_threads_admit_exactly_the_amount(amount: int) -> None:
-    store = MemoryStore()
-    assert storm(lambda: hit_often(store, bucket(f"{amount}/hour"), 20_000)) == amount
 
 
 @pytest.mark.deep
@@ -221,13 +212,6 @@ def test_a_clock_that_fails_leaves_the_store_free() -> None:
 # -- a long random trace ---------------------------------------------------------------------------------------------
 
 
-def test_a_long_random_trace_is_answered_as_by_the_reference(rng: random.Random) -> None:
-    rules = [parse_limits("5/10s; 100/minute @10"), parse_limits("70/7s @7"), parse_limits("3/second; 64/hour")]
-    dice, clock = Dice(rng.randbytes(60_000)), FakeClock()
-    moves = [move for _ in range(4_000) if (move := dice.move(rules))]
-    asyncio.run(Player(MemoryStore(clock=clock), clock, rules).play(moves))
-
-
 def test_the_header_seconds_are_enough_for_one_retry(rng: random.Random) -> None:
     clock = FakeClock(10**12)
     store = MemoryStore(clock=clock)
@@ -246,9 +230,6 @@ def test_the_header_seconds_are_enough_for_one_retry(rng: random.Random) -> None
         assert header_s == max(1, -(-wait_us // 1_000_000)) <= -(-(limit.slices + 1) * limit.slice_us // 1_000_000)
         clock.advance(us=header_s * 1_000_000)
         assert store.hit(((asked, "ann", 1),))
-
-
-# -- several in one demand -------------------------------------------------------------------------------------------
 
 
 # -- refunds of charges that are elsewhere by now --------------------------------------------------------------------
@@ -429,20 +410,6 @@ def test_idle_keys_of_a_long_window_go_although_a_short_one_empties_again_and_ag
     assert store.stats().keys <= 2
 
 
-def test_a_peek_at_two_costs_in_a_window_that_is_not_there_yet_sums_them_up() -> None:
-    store, asked = MemoryStore(clock=FakeClock()), bucket("5/minute; 70/hour")
-    twice = ((asked, "ann", 3), (asked, "ann", 3))
-    peeked = store.peek(twice)
-    assert (peeked.reason, peeked.states) == (Reason.TOO_LARGE, store.hit(twice).states)
-    assert store.peek(((asked, "ann", 0),)).remaining == 5
-
-
-def test_buckets_that_are_made_anew_count_in_the_window_of_their_like() -> None:
-    store = MemoryStore(clock=FakeClock())
-    for number in range(5_000):
-        assert store.hit(((bucket("5/minute"), "ann", 1),)).allowed is (number < 5)
-
-
 def test_counters_say_what_is_held() -> None:
     store, asked = MemoryStore(max_keys=2, clock=FakeClock()), bucket("5/minute; 100/hour")
     assert repr(store) == "<MemoryStore 0 of 2 keys>"
@@ -475,13 +442,6 @@ def test_steps_of_the_wall_clock_change_nothing(monkeypatch: pytest.MonkeyPatch)
         answers.append([plain.hit(((asked, "ann", 1),)).retry_after_us for _ in range(6)])
         steady_ns.set(steady_ns() + 10 * 10**9)
     assert answers == [[0] * 6, [0] * 4 + [50_000_000] * 2, [40_000_000] * 6, [30_000_000] * 6, [20_000_000] * 6]
-
-
-@pytest.mark.parametrize("start_us", [0, 1, 2**62 // 1_000, 2**62])
-@pytest.mark.parametrize("amount", [64, 5_000])
-def test_a_clock_that_stands_still_admits_exactly_the_amount(amount: int, start_us: int) -> None:
-    store = MemoryStore(clock=FakeClock(start_us))
-    assert hit_often(store, bucket(f"{amount}/minute"), amount + 1_000) == amount
 
 
 def test_time_goes_on_by_itself() -> None:
