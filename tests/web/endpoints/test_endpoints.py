@@ -471,21 +471,6 @@ async def test_without_header_fields_the_refusal_is_still_the_middlewares(way: s
     assert "ratelimit" not in answers[1].headers
 
 
-async def test_an_answer_of_ones_own_is_used_for_endpoints_too() -> None:
-    async def refused(request: HTTPConnection, decision: Any) -> Response:
-        return JSONResponse({"wait": decision.retry_after}, 420, headers={"x-own": "1"})
-
-    app = Starlette(
-        routes=[Route("/", RateLimit("1/hour")(page))],
-        middleware=[Middleware(RateLimitMiddleware, rules=[], on_refused=refused)],
-    )
-    await call(app)
-    answer = await call(app)
-    assert (answer.status, json.loads(answer.body), answer.headers["x-own"]) == (420, {"wait": 3600}, "1")
-    assert answer.headers["retry-after"] == "3600"
-    assert answer.headers["ratelimit"] == '"GET /";r=0;t=3600'
-
-
 async def test_the_tightest_of_all_is_shown_and_the_fields_are_written_once() -> None:
     app = Starlette(
         routes=[Route("/", RateLimit("50/hour; 3/minute")(page))],
