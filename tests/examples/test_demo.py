@@ -23,7 +23,6 @@ from starlette.types import Message, Receive, Scope, Send
 
 from examples.demo import __main__ as demo
 from examples.demo.app import BANS, make_app
-from examples.demo.figures import Figures, ReplayClock
 from examples.demo.replay import OUTCOMES, Answer, Report, replay
 from slidegate import Decision, Limiter, MemoryStore, Networks, Reason
 from slidegate.ops.access_logs import AccessLog, AccessRecord
@@ -172,46 +171,6 @@ def test_the_sums_add_up(sample: list[AccessRecord], report: Report) -> None:
     assert worst == sorted(worst, reverse=True)
     assert len(worst) == 10
     assert {client for client, _ in report.most_refused(1_000)} == {HEAVY, EXPORTER, *SCANNERS, *ATTACKERS, *BLOCKED}
-
-
-# The figures by route
-
-
-def replay_with_figures(records: Iterable[AccessRecord]) -> tuple[Figures, list[Answer]]:
-    async def run() -> tuple[Figures, list[Answer]]:
-        clock = ReplayClock(lambda: 0)
-        limiter = Limiter(MemoryStore(clock=clock))
-        figures = Figures(limiter, clock)
-        playing = replay(make_app(limiter), limiter, clock, figures.following(records))
-        answers = [answer async for answer in playing]
-        return figures, answers
-
-    return asyncio.run(run())
-
-
-def rendered(table: Any, width: int = 200) -> list[str]:
-    console = demo.Console(width=width)
-    with console.capture() as captured:
-        console.print(table)
-    return captured.get().splitlines()
-
-
-def cells(line: str) -> list[str]:
-    return [cell.strip() for cell in re.split("[│┃]", line)[1:-1]]
-
-
-def test_the_readme_shows_what_the_demo_prints(sample: list[AccessRecord]) -> None:
-    printed = [cells(line)[:-1] for line in rendered(demo.by_route(replay_with_figures(sample)[0]))]
-    shown = (
-        (ROOT / "examples" / "demo" / "README.md")
-        .read_text("utf-8")
-        .partition("\nBy route\n")[2]
-        .partition("```")[0]
-        .splitlines()
-    )
-    rows = [row for row in printed if row]
-    assert [cells(line)[:-1] for line in shown if cells(line)] == rows
-    assert len(rows) == 11
 
 
 # What the replay would notice

@@ -17,7 +17,7 @@ pytest.importorskip("slowapi")
 from examples.migrations.asking import Answer, loop
 from examples.migrations.attacks import Make, flood, worst
 from examples.migrations.facts import PAGES, QUESTIONS
-from examples.migrations.pages import FOLDER, PLACE, filled
+from examples.migrations.pages import FOLDER, filled
 from examples.migrations.rows import Table
 from examples.migrations.systems import (
     models,
@@ -65,39 +65,12 @@ def test_every_page_has_the_numbers_that_were_measured(tables: dict[str, list[Ta
     assert stale == [], "python3 dev.py example migrations --pages writes them"
 
 
-def test_every_page_has_one_place_for_its_numbers(tables: dict[str, list[Table]]) -> None:
-    pages = {page.stem: page.read_text("utf-8") for page in FOLDER.glob("*.md")}
-    assert set(pages) == set(tables) == {*PAGES, "index", "sentinel"}
-    assert {name: len(PLACE.findall(text)) for name, text in pages.items()} == dict.fromkeys(pages, 1)
-
-
 def test_the_promises_hold_in_every_table(tables: dict[str, list[Table]]) -> None:
     for name in PAGES:
         ours = {row[0]: row[-1] for row in tables[name][0].rows}
         assert [ours[question] for question in QUESTIONS[:2]] == ["100", "100"]
         promised, true = (float(part.removesuffix(" s")) for part in ours[QUESTIONS[2]].split("; "))
         assert true <= promised < true + 1
-
-
-def cell(tables: dict[str, list[Table]], page: str, question: str, column: int = 1) -> str:
-    """Return a cell of a page: the row whose question begins so."""
-    (found,) = [row for table in tables[page] for row in table.rows if row[0].startswith(question)]
-    return found[column]
-
-
-def test_the_facts_that_the_prose_leans_on(tables: dict[str, list[Table]]) -> None:
-    most = QUESTIONS[0]
-    assert cell(tables, "slowapi", most) == "199"
-    assert cell(tables, "slowapi", "One client asks three routes") == "300"
-    assert cell(tables, "slowapi", "Times that the answer begins") == "4"
-    assert cell(tables, "slowapi", "Status while Redis is away") == "500; 500; 200"
-    assert cell(tables, "fastapi_limiter", "One client has spent") == "0"
-    assert [cell(tables, "limits", most, column) for column in (1, 2, 3)] == ["199", "200", "100"]
-    assert cell(tables, "asgi_ratelimit", most) == "all of 1,000 at once"
-    assert cell(tables, "django_ratelimit", "Status of a refusal") == "403"
-    assert cell(tables, "nginx", most) == "199"
-    assert cell(tables, "rack_attack", most) == "200"
-    assert cell(tables, "sentinel", "Most in any 510 ms") == "200"
 
 
 LIBRARIES: dict[str, Make] = {

@@ -78,15 +78,6 @@ def test_an_expression_names_metrics_and_labels_that_are_exposed(expression: str
     assert labels <= OF_SCRAPES.union(*(known[name] for name in names))
 
 
-def test_every_alert_that_there_should_be_is_there_and_played_through() -> None:
-    alerts = set(re.findall(r"- alert: (\w+)", (PLACE / "alerts.yml").read_text(encoding="utf-8")))
-    wanted = {"RefusedShare", "NearLimit", "StoreFailing", "BansCapped", "KeysShared"}
-    assert {f"Slidegate{name}" for name in wanted} <= alerts
-    played = (PLACE / "alerts.test.yml").read_text(encoding="utf-8")
-    for alert in alerts:
-        assert played.count(alert) == 2, f"{alert} has to be quiet once and to fire once"
-
-
 def promtool(*command: str, typed: str | None = None) -> None:
     assert PROMTOOL is not None
     done = subprocess.run([PROMTOOL, *command], input=typed, capture_output=True, text=True, cwd=PLACE, timeout=120)

@@ -1,8 +1,7 @@
-"""Several hosts do what the README shows, and the files for containers say the same as the plain processes."""
+"""Several hosts do what the README shows, and so do containers trust the front and nobody else."""
 
 from __future__ import annotations
 
-import ast
 import ipaddress
 import os
 import re
@@ -25,11 +24,8 @@ from tests.redis_servers import HOST, free_port, needs_redis
 
 pytestmark = pytest.mark.all
 
-PLACE = ROOT / "examples" / "several_hosts"
-COMPOSE = yaml.safe_load((PLACE / "compose.yaml").read_text("utf-8"))
+COMPOSE = yaml.safe_load((ROOT / "examples" / "several_hosts" / "compose.yaml").read_text("utf-8"))
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
-DOCKERFILE = (PLACE / "Dockerfile").read_text("utf-8")
-NGINX = (PLACE / "nginx.conf").read_text("utf-8")
 SETTINGS = {
     "HOST_NAME": "host_a",
     "REDIS_URL": "redis://redis.invalid",
@@ -187,43 +183,6 @@ def with_state(app: Any, state: dict[str, Any]) -> Any:
 
 
 # -- the files for containers --------------------------------------------------------------------------------------
-
-
-def instructions(name: str) -> list[str]:
-    """Return what follows an instruction of the Dockerfile, each time it stands there."""
-    return re.findall(rf"^{name} (.+)$", DOCKERFILE, re.MULTILINE)
-
-
-def test_a_container_runs_the_command_of_a_plain_process() -> None:
-    (shown_command,) = instructions("CMD")
-    assert ast.literal_eval(shown_command) == deployment.serving(deployment.SITE, "0.0.0.0", deployment.PORT)
-    assert processes.python(deployment.SITE, 1)[2:] == deployment.serving(deployment.SITE, processes.ADDRESS, 1)
-    assert "--no-proxy-headers" in ast.literal_eval(shown_command)
-    assert instructions("EXPOSE") == [str(deployment.PORT)]
-    assert instructions("USER") == ["nobody"]
-    assert f"{site.__name__}:{site.make_app.__name__}" == deployment.SITE
-    assert f"{front.__name__}:{front.make_app.__name__}" == deployment.FRONT
-
-
-def test_containers_are_told_the_settings_that_plain_processes_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked_for: set[str] = set()
-
-    class Noted(dict[str, str]):
-        def __getitem__(self, name: str) -> str:
-            asked_for.add(name)
-            return super().__getitem__(name)
-
-    site.make_app(Noted(SETTINGS))
-    assert asked_for == {*deployment.SETTINGS}
-    for name in deployment.HOSTS:
-        assert {*SERVICES[name]["environment"]} == asked_for
-        assert SERVICES[name]["environment"]["HOST_NAME"] == name
-        assert SERVICES[name]["build"]["dockerfile"] == (PLACE / "Dockerfile").relative_to(ROOT).as_posix()
-        assert (PLACE / SERVICES[name]["build"]["context"]).resolve() == ROOT
-    first, second = (SERVICES[name]["environment"] for name in deployment.HOSTS)
-    assert {key for key in first if first[key] != second[key]} == {"HOST_NAME"}
-    # A secret never stands in the file: who forgets it is told so.
-    assert all(first[name].startswith(f"${{{name}:?") for name in ("SITE_SECRET", "ADMIN_TOKEN"))
 
 
 def test_the_hosts_trust_the_front_and_nobody_else() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.redis_servers import free_port
+
 pytest.importorskip("uvicorn")
 
 pytestmark = pytest.mark.all
@@ -25,12 +26,6 @@ EXAMPLE = "examples.workers.app"
 WORKERS = 4
 AMOUNT = 100
 PATIENCE_S = 60
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 @contextmanager

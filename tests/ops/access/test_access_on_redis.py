@@ -49,19 +49,6 @@ async def test_a_script_may_open_many_connections_at_once(doors: list[Door]) -> 
         assert (await with_token(door, "GET", "/api/items", "wrong-token-number-1")).status == 401
 
 
-async def test_a_session_is_known_and_its_end_too_at_every_worker(doors: list[Door]) -> None:
-    browser = Browser(doors[0])
-    await browser.log_in()
-    kept = dict(browser.cookies)
-    for door in doors:
-        browser.app = door
-        assert (await browser.send("POST", "/api/items", {})).status == 200
-    assert (await browser.send("DELETE", "/api/session")).status == 204
-    for door in doors:
-        browser.app, browser.cookies = door, dict(kept)
-        assert (await browser.send("GET", "/api/items")).status == 401
-
-
 async def test_a_revoked_session_is_not_remembered_for_ever(doors: list[Door], server: RedisServer) -> None:
     browser = Browser(doors[0])
     await browser.log_in()

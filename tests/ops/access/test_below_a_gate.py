@@ -8,11 +8,10 @@ import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
-from starlette.routing import Host, Mount, Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.routing import Mount, Route
+from starlette.types import ASGIApp
 
 from slidegate import BanPolicy, Limiter, MemoryStore, Networks, RateLimitMiddleware
-from slidegate.web.findings.first_requests import WATCHED
 
 from ...asgi import statuses
 from .visits import HOST, TOKEN, Browser, House, said
@@ -58,43 +57,6 @@ async def test_the_rules_of_the_application_count_no_request_to_the_tool() -> No
 async def test_a_path_that_only_looks_like_the_tool_is_counted(path: str) -> None:
     _, gate = mounted(House())
     assert await statuses(gate, 5, path, headers=HERE) == [200] * 3 + [429] * 2
-
-
-async def test_where_something_unknown_may_change_the_path_everything_is_counted() -> None:
-    class Rewriting:
-        def __init__(self, app: ASGIApp) -> None:
-            self.app = app
-
-        async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-            await self.app({**scope, "path": "/page"}, receive, send)
-
-    house = House()
-    app, _ = mounted(house)
-    gate = RateLimitMiddleware(Rewriting(app), limits="3/minute", limiter=house.limiter)
-    assert await statuses(gate, 5, "/admin/limits/", headers=HERE) == [200] * 3 + [429] * 2
-
-
-@pytest.mark.parametrize("place", ["mount in a mount", "host", "late", "root_path"])
-async def test_the_tool_is_found_wherever_it_is_mounted(place: str) -> None:
-    house = House()
-    app = Starlette(routes=[Route("/page", page)])
-    gate = RateLimitMiddleware(app, limits="3/minute", limiter=house.limiter, silence=["SG103"])
-    path, more = "/ops/", {}
-    if place == "mount in a mount":
-        app.routes.append(Mount("/deep", routes=[Mount("/{tenant}", routes=[Mount("/ops", house.door)])]))
-        path = "/deep/one/ops/"
-    elif place == "host":
-        app.routes.append(Host(HOST, house.door))
-        path = "/"
-    elif place == "late":
-        for number in range(WATCHED - 1):
-            await statuses(gate, 1, "/page", client=(f"198.51.100.{number % 250}", 1))
-        app.routes.append(Mount("/ops", house.door))
-        await statuses(gate, 1, "/page", client=("198.51.100.251", 1))
-    else:
-        app.routes.append(Mount("/ops", house.door))
-        path, more = "/behind/ops/", {"root_path": "/behind"}
-    assert await statuses(gate, 10, path, headers=HERE, **more) == [200] * 10
 
 
 # -- bans and lists ------------------------------------------------------------------------------------------------

@@ -206,21 +206,6 @@ async def test_an_auth_function_that_fails_lets_nobody_in() -> None:
     assert (await Browser(house.door).send("GET", "/api/items", authorization="Bearer x")).status == 500
 
 
-async def test_with_an_auth_function_a_page_gets_its_proof_and_needs_it() -> None:
-    house = House(auth=lambda request: "full")
-    browser = Browser(house.door)
-    assert said(await browser.send("POST", "/api/items", {}))["code"] == "csrf"
-    browser.csrf = said(await browser.send("GET", "/api/session"))["csrf"]
-    assert browser.last_cookie["httponly"]
-    assert (await browser.send("POST", "/api/items", {})).status == 200
-    assert said(await browser.send("POST", "/api/items", {}, x_csrf_token="0" * 64))["code"] == "csrf"
-    assert said(await browser.send("GET", "/api/session"))["csrf"] == browser.csrf
-    browser.cookies.clear()
-    assert said(await browser.send("POST", "/api/items", {}))["code"] == "csrf"
-    # Nobody logs in here with a token.
-    assert (await browser.send("POST", "/api/session", {"token": TOKEN})).status == 404
-
-
 async def test_a_script_that_a_function_knows_by_a_field_of_its_own_needs_no_proof() -> None:
     house = House(auth=lambda request: "full" if request.headers.get("x-key") == "right" else None)
     fields = {"host": HOST, "content-type": "application/json", "x-key": "right"}

@@ -12,7 +12,7 @@ import pytest
 from itsdangerous import URLSafeSerializer
 
 from slidegate import Limiter, MemoryStore
-from slidegate.ops.access.access import PASS, Access
+from slidegate.ops.access.access import Access
 from slidegate.ops.access.door import Door
 from slidegate.stores.lmdb.store import LmdbStore
 
@@ -272,19 +272,6 @@ async def test_while_the_store_is_away_a_session_is_good_for_looking_and_logging
     assert (await browser.send("DELETE", "/api/session")).status == 503
     assert browser.cookies
     await limiter.close()
-
-
-async def test_an_open_stream_can_ask_whether_its_session_goes_on() -> None:
-    house = House()
-    browser = await session_at(house)
-    headers = {"host": HOST, "cookie": "; ".join(f"{name}={value}" for name, value in browser.cookies.items())}
-    scope: dict[str, Any] = {"type": "http", "method": "GET", "path": "/", "headers": []}
-    scope["headers"] = [(name.encode(), value.encode()) for name, value in headers.items()]
-    scope["client"] = ("203.0.113.9", 1)
-    scope[PASS] = await house.access.recognise(scope)
-    assert await house.access.still_valid(scope)
-    await browser.send("DELETE", "/api/session")
-    assert not await house.access.still_valid(scope)
 
 
 def test_a_visit_works_under_trio_too() -> None:

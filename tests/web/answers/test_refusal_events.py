@@ -188,15 +188,6 @@ async def test_a_client_chooses_no_more_than_bounded_printable_text_and_its_key(
 # -- exactly one ---------------------------------------------------------------------------------------------------
 
 
-async def test_a_limit_at_an_endpoint_tells_once_however_it_is_answered() -> None:
-    app = Starlette(routes=[Route("/limited", limited), Route("/swallowing", swallowing)])
-    house = House(app, rules=[])
-    await statuses(house.gate, 2, "/limited")
-    for path in ("/limited", "/swallowing"):
-        details = await house.last(path)
-        assert (details["rule"], details["limit"], details["route"]) == ("tight", "2/1m", f"GET {path}")
-
-
 async def test_a_gate_further_in_tells_of_its_refusals_and_the_outer_one_of_its_own() -> None:
     inner = House(limits="1/hour")
     outer = House(inner.gate, limits="3/hour")

@@ -166,16 +166,6 @@ async def test_counts_of_unchanged_rules_stay_whatever_happens_around_them(desk:
     assert await statuses(app, 2, "/c") == [200, 429]
 
 
-async def test_preflights_keep_their_counts(desk: Desk) -> None:
-    app = desk.gate('preflight_limits = "4/hour"\n' + PLAIN)
-    asked = {"Origin": "x", "Access-Control-Request-Method": "GET"}
-    await desk.pause(app)
-    desk.write('preflight_limits = "4/hour"\n' + PLAIN + "#")
-    await desk.pause(app)
-    assert desk.heard.kinds == ["config_reloaded"]
-    assert (await call(app, "/", "OPTIONS", headers=asked)).status == 429
-
-
 async def test_a_list_that_was_missing_is_tried_again_when_it_is_there(desk: Desk) -> None:
     app = desk.gate(PLAIN)
     desk.write('blocklist = "late.netset"\n' + PLAIN)

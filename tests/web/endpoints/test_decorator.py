@@ -108,16 +108,7 @@ async def test_a_class_below_its_route_decorator_is_found() -> None:
         async def get(self, request: Any) -> PlainTextResponse:
             return PlainTextResponse("hi")
 
-    class Plain(HTTPEndpoint):
-        async def get(self, request: Any) -> PlainTextResponse:
-            return PlainTextResponse("hi")
-
-    route("/plain")(Plain)
-    route("/limited")(RateLimit("1/hour")(Plain))
-    RateLimit("1/hour")(Plain)
     assert await statuses(app, 2, "/right") == [200, 429]
-    assert await statuses(app, 2, "/plain") == [200, 200]
-    assert await statuses(app, 2, "/limited") == [200, 429]
 
     @RateLimit("1/hour")
     @route("/wrong")
@@ -127,19 +118,3 @@ async def test_a_class_below_its_route_decorator_is_found() -> None:
 
     with pytest.raises(ConfigurationError, match=r"'\* /wrong'.*next to 'Wrong'"):
         await call(app, "/wrong")
-
-
-def decorate_before_it_is_defined() -> Any:
-    return RateLimit("1/hour")(Later)
-
-
-class Later(HTTPEndpoint):
-    async def get(self, request: Any) -> PlainTextResponse:
-        return PlainTextResponse("hi")
-
-
-async def test_a_class_that_is_limited_elsewhere_may_be_a_route_without_the_limit() -> None:
-    decorate_before_it_is_defined()
-    app = FastAPI(middleware=[GATE])
-    app.add_route("/", Later)
-    assert await statuses(app, 2) == [200, 200]

@@ -92,18 +92,6 @@ async def test_a_limit_of_the_application_or_of_a_router_holds_its_frontend_in_t
     assert sorted(found["/b/api"].values()) == ["/*", "/b/*"]
 
 
-async def test_routers_of_nothing_but_a_frontend_count_apart_also_in_a_mounted_application(files: Path) -> None:
-    inner, app = FastAPI(), FastAPI(middleware=[GATE])
-    for letter in "ab":
-        router = APIRouter(dependencies=[Depends(RateLimit("900/hour"))])
-        router.frontend("/app", directory=files)
-        inner.include_router(router, prefix=f"/{letter}")
-    app.mount("/v1", inner)
-    found = [await buckets(app, f"/v1/{letter}/app/a.js") for letter in "ab"]
-    assert [list(one.values()) for one in found] == [["/v1/a/*"], ["/v1/b/*"]]
-    assert await buckets(app, "/v1/a/app") == found[0]
-
-
 async def test_files_of_a_frontend_are_unrouted_in_the_figures_admitted_or_refused(files: Path) -> None:
     limiter = Limiter()
     app = FastAPI(middleware=[Middleware(RateLimitMiddleware, limits="3/hour", limiter=limiter)])

@@ -236,26 +236,6 @@ async def test_the_oddest_path_costs_a_bounded_number_of_looks_at_the_routes_and
     assert await counted(app, "/a//b") == []
 
 
-class Rewriting:
-    """A middleware that the gate does not know; it reads paths as a lenient proxy does."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] in ("http", "websocket"):
-            path = scope["path"].replace("//", "/").partition(";")[0].rstrip("/") or "/"
-            scope = {**scope, "path": path}
-        await self.app(scope, receive, send)
-
-
-async def test_a_middleware_that_rewrites_paths_opens_no_way_around() -> None:
-    app = site(Mount("/", Rewriting(Router([Route("/login", page), Route("/{rest:path}", health)]))))
-    paths = ["/login", "//login", "/login/", "/login;x=1", "//login/"]
-    answers = [(await call(app, path)).status for path in paths]
-    assert answers == [200, 200, 429, 429, 429]
-
-
 async def test_mounts_files_and_applications_without_routes_have_one_bucket_each(tmp_path: Any) -> None:
     (tmp_path / "a.js").write_text("1")
     (tmp_path / "b.js").write_text("1")

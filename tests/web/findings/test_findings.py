@@ -15,7 +15,6 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route, WebSocketRoute
-from starlette.testclient import TestClient
 from starlette.websockets import WebSocket
 
 from slidegate import (
@@ -171,22 +170,16 @@ def test_an_unknown_code_is_answered_with_the_nearest(silence: Any, part: str) -
     ("environment", "arguments", "where"),
     [
         ({"WEB_CONCURRENCY": "4"}, ["app.py"], "WEB_CONCURRENCY=4"),
-        ({"UVICORN_WORKERS": "3"}, [], "UVICORN_WORKERS=3"),
         ({"GRANIAN_WORKERS": "2"}, [], "GRANIAN_WORKERS=2"),
         ({"GUNICORN_CMD_ARGS": "--bind 127.0.0.1 -w 5"}, [], "--workers 5 in GUNICORN_CMD_ARGS"),
-        ({"GUNICORN_CMD_ARGS": "--workers=5"}, [], "--workers 5 in GUNICORN_CMD_ARGS"),
-        ({}, ["/bin/uvicorn", "app:app", "--workers", "4"], "--workers 4 in the command line"),
         ({}, ["/lib/uvicorn/__main__.py", "app:app", "--workers=4"], "--workers 4 in the command line"),
         ({}, ["hypercorn", "-w4", "app:app"], "--workers 4 in the command line"),
         ({}, ["bin/slidegate", "run", "app:app", "--workers", "4"], "--workers 4 in the command line"),
-        ({}, ["/bin/fastapi", "run", "--workers", "4"], "--workers 4 in the command line"),
         ({}, ["uvicorn", "app:app", "--workers", "1"], ""),
         ({}, ["uvicorn", "app:app", "--workers"], ""),
         ({}, ["uvicorn", "app:app", "--limit-max-requests", "4"], ""),
-        ({}, ["gunicorn", "app:app", "--worker-connections", "4"], ""),
         ({}, ["celery", "--workers", "4"], ""),
         ({"WEB_CONCURRENCY": "1"}, [], ""),
-        ({"WEB_CONCURRENCY": "many"}, [], ""),
         ({"WEB_CONCURRENCY": "²"}, [], ""),
         ({}, [], ""),
     ],
@@ -277,26 +270,6 @@ async def test_only_the_first_requests_are_looked_at() -> None:
     await statuses(found, WATCHED)
     await call(found, client=None, server=None, headers={"X-Forwarded-For": "198.51.100.7"})
     assert codes(found) == []
-
-
-def test_a_real_stack_with_the_gate_outside_of_cors_is_found() -> None:
-    app = Starlette()
-    app.add_middleware(CORSMiddleware, allow_origins=["*"])
-    app.add_middleware(RateLimitMiddleware, rules=[Rule("*", "9/s", key=header("X-API-Key"))])
-    with TestClient(app):
-        assert app.middleware_stack is not None
-    outer = app.middleware_stack.app  # type: ignore[attr-defined]
-    assert isinstance(outer, RateLimitMiddleware)
-    assert codes(outer) == ["SG107"]
-
-
-def test_a_real_stack_with_cors_outside_is_right() -> None:
-    app = Starlette()
-    app.add_middleware(RateLimitMiddleware, limits="9/s")
-    app.add_middleware(CORSMiddleware, allow_origins=["*"])
-    with TestClient(app):
-        assert app.middleware_stack is not None
-    assert codes(app.middleware_stack.app.app) == []  # type: ignore[attr-defined]
 
 
 # -- bans ----------------------------------------------------------------------------------------------------------

@@ -258,18 +258,6 @@ async def test_a_list_of_nothing_is_taken_where_it_is_meant_and_is_a_warning(
     assert lists.counts == {"a": 0}
 
 
-async def test_a_file_that_is_still_being_written_is_not_read(desk: Desk) -> None:
-    lists = desk.lists(desk.write("a.netset", "192.0.2.0/24\n"))
-    for size in range(5):
-        desk.write("a.netset", "198.51.100.0/24\n" + "#" * size)
-        desk.clock.advance("1s")
-        await lists.look()
-        assert found(lists, "192.0.2.7") == "a"
-    desk.clock.advance("10s")
-    await lists.look()
-    assert found(lists, "198.51.100.7") == "a"
-
-
 async def test_what_no_one_foresaw_keeps_the_list_as_well(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -96,25 +96,6 @@ def test_a_file_writes_a_quota_as_a_table(tmp_path: Path, limits: str) -> None:
     assert [call(gate).status for _ in range(2)] == [200, 429]
 
 
-@pytest.mark.parametrize(
-    ("limits", "message"),
-    [
-        ('{ quota = "1/hour" }', 'line 3: rules[0].limits.quota: expected a day, week, month or year'),
-        ('["1/second", { quota = "1/month", starts = 40 }]', "starts: a month starts with a day of the month"),
-        ('{ quota = "1/day", zone = "Europe/Berlinn" }', "did you mean 'Europe/Berlin'"),
-        ('{ quotas = "1/day" }', "unknown key; did you mean 'quota'?"),
-        ("{ quota = 5 }", "limits.quota"),
-    ],
-)  # fmt: skip
-def test_a_mistake_in_the_file_has_its_line(tmp_path: Path, limits: str, message: str) -> None:
-    file = tmp_path / "slidegate.toml"
-    file.write_text(f'[[rules]]\npath = "*"\nlimits = {limits}\n')
-    with pytest.raises(ConfigurationError) as raised:
-        RateLimitMiddleware.from_file(hello, file)
-    assert message in str(raised.value)
-    assert "line 3" in str(raised.value)
-
-
 def test_what_does_not_go_with_a_quota_is_refused_at_construction() -> None:
     with pytest.raises(ConfigurationError, match="lease: it goes with sliding limits"):
         Rule("*", ["1000/second", Quota("5000/day")], lease=100)

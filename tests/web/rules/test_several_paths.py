@@ -88,27 +88,6 @@ async def test_a_file_has_rules_of_several_paths(tmp_path: Path) -> None:
     assert [(await call(app, path)).status for path in ("/login", "/token", "/login")] == [200, 200, 429]
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ('[[rules]]\npath = []\nlimits = "1/s"', "line 2: rules[0].path"),
-        ('[[rules]]\npath = ["/a", 7]\nlimits = "1/s"', "line 2: rules[0].path[1]"),
-        ('[[rules]]\npath = ["/a", "b"]\nlimits = "1/s"', "line 2: rules[0].path: expected"),
-        (
-            '[[rules]]\npath = "/a"\nname = "x"\nlimits = "1/s"\n[[rules]]\npath = "/b"\nname = "x"\nlimits = "1/s"',
-            "line 7: rules[1].name: counts in the same bucket as rules[0] in line 1; write one rule with path = "
-            '["/a", "/b"], or',
-        ),
-    ],
-)
-def test_what_is_wrong_in_a_file_is_said_with_its_line(tmp_path: Path, text: str, message: str) -> None:
-    file = tmp_path / "slidegate.toml"
-    file.write_text(text)
-    with pytest.raises(ConfigurationError) as caught:
-        RateLimitMiddleware.from_file(hello, file)
-    assert message in str(caught.value)
-
-
 def test_hidden_rules_are_found_path_by_path() -> None:
     final = Rule(["/a", "/files/{rest:path}", "/u/{name}"], "1/minute", final=True)
     hidden = [Rule(["/a", "/files/x/{id}"], "1/s"), Rule(["/u/{other}"], "1/s"), Rule("/files/y", "1/s")]
