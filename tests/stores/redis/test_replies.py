@@ -124,7 +124,6 @@ async def test_an_answer_that_is_none_is_a_clear_error_for_hits_and_commands(rng
                 outcome(lambda: store.bans.ban("user:3", 1_000_000, "", "")),
                 outcome(lambda: store.bans.strike(policy, "user:4", 1, "")),
                 outcome(lambda: store.bans.find(("user:5",))),
-                outcome(lambda: store.reset_all()),
             ]
             for found in await asyncio.gather(*asked):
                 assert isinstance(found, (StoreError, Decision, bool)) or found is None, found

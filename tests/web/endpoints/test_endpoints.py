@@ -232,11 +232,12 @@ def test_the_third_request_is_refused_whatever_the_path_parameter(way: Callable[
     answers = [client.get(f"/x/{n}") for n in range(4)]
     assert [answer.status_code for answer in answers] == [200, 200, 429, 429]
     refused = answers[2]
-    assert refused.headers["retry-after"] == "3600"
+    wait_s = refused.headers["retry-after"]
+    assert wait_s in ("3599", "3600")  # the clock is that of the machine
     assert refused.headers["cache-control"] == "no-store"
     assert refused.headers["content-type"] == "application/problem+json"
     assert refused.json()["status"] == 429
-    assert refused.headers["ratelimit"].endswith(";r=0;t=3600")
+    assert refused.headers["ratelimit"].endswith(f";r=0;t={wait_s}")
     assert answers[0].headers["ratelimit"].endswith(";r=1;t=3600")
 
 
