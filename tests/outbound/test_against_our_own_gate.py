@@ -135,9 +135,9 @@ async def test_over_real_sockets_workers_that_share_a_store_see_no_refusal(store
 
 
 async def test_a_pause_reaches_the_workers_that_share_a_store(store_url: str) -> None:
-    limiters = [Limiter.from_url(store_url)] * 2
+    limiters = [Limiter.from_url(store_url, deadline="5s")] * 2
     if store_url != "memory://":
-        limiters[1] = Limiter.from_url(store_url)
+        limiters[1] = Limiter.from_url(store_url, deadline="5s")
     asked: list[httpx.Request] = []
 
     def refuse(request: httpx.Request) -> httpx.Response:
