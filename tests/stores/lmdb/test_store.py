@@ -486,7 +486,7 @@ def test_nobody_is_in_a_transaction_while_a_process_forks(store: LmdbStore) -> N
 async def test_a_limiter_is_made_from_an_address_with_options(tmp_path: Path) -> None:
     place = tmp_path / "a place"
     url = f"lmdb://{quote(str(place))}?map_size=1048576&max_map_size=2097152&max_keys=1&max_bans=7&durability=safe"
-    async with Limiter.from_url(url, on_error="deny") as limiter:
+    async with Limiter.from_url(url, on_error="deny", deadline=10) as limiter:
         assert isinstance(limiter.store, LmdbStore)
         assert not limiter.internals.per_process
         assert await limiter.hit("user:ann", "5/hour")

@@ -40,7 +40,7 @@ def test_known_refusals_are_those_of_a_store_that_always_looks(
                     store.reset(checks[0][1])
             elif act == "ban":
                 for store in (quick, slow):
-                    store.bans.ban(checks[0][1], 1_000_000, "why", "eve")
+                    store.bans.ban(checks[0][1], 3_600_000_000, "why", "eve")
                     assert not store.hit(checks)
                     assert store.bans.unban(checks[0][1], "eve")
             else:

@@ -556,4 +556,5 @@ async def test_a_banned_key_refuses_a_demand_of_several_keys(cluster: RedisClust
         await other.bans.ban("user:ann", None, "", "ann")
         await store.bans.active()
         assert (await settle(store.hit(both))).reason is Reason.BANNED
+        assert (await settle(store.peek(both))).reason is Reason.BANNED
         assert (await hit(store, "everyone", "100/hour", 0)).remaining == 99

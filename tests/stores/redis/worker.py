@@ -50,6 +50,11 @@ class Orders:
     key: str = "key"
     may_fail: bool = False
 
+    @property
+    def patient_url(self) -> str:
+        """The store, with time that only a hang uses up, unless it may fail."""
+        return self.url if self.may_fail else f"{self.url}{'&' if '?' in self.url else '?'}timeout=30s"
+
 
 class Worker:
     """A running worker, as its parent sees it."""
@@ -133,7 +138,7 @@ async def work(orders: Orders) -> list[int]:
                 return
             hits = hits if hits is None else hits - 1
 
-    limiters = [Limiter.from_url(orders.url, deadline=30, on_error="deny") for _ in range(orders.connections)]
+    limiters = [Limiter.from_url(orders.patient_url, deadline=30, on_error="deny") for _ in range(orders.connections)]
     for limiter in limiters:
         await limiter.peek(orders.key, orders.limit)
     print("ready", flush=True)  # noqa: T201
@@ -153,7 +158,7 @@ def forked(orders: Orders) -> list[int]:
     """Use a store in this process, and then in children of it that inherit its connection."""
     from slidegate import Limiter
 
-    limiter = Limiter.from_url(orders.url, deadline=30, on_error="deny")
+    limiter = Limiter.from_url(orders.patient_url, deadline=30, on_error="deny")
 
     async def hits(count: int) -> list[int]:
         decisions = [await limiter.hit(orders.key, orders.limit) for _ in range(count)]
