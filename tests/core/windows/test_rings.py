@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slidegate import Limit, MemoryStore, parse_limits
-from slidegate.core import Bucket, Decision
+from slidegate.core import Bucket, Decision, TimestampWindow
 from slidegate.testing import FakeClock
 
 
@@ -118,3 +118,23 @@ def test_units_come_back_one_charge_after_the_other_where_they_were_spent(limit:
             plain.hit(at_s, units)
         assert key.hit(0.67, 3_001 - left).states == plain.hit(0.67, 3_001 - left).states
         assert key.hit(0.67, 0).states == plain.hit(0.67, 0).states
+
+
+def test_a_lowered_amount_and_a_clock_that_steps_back_revive_nothing_together() -> None:
+    key = Key("20/10s @8")
+    assert key.hit(5, cost=20).allowed
+    for at_s, limits in ((6, "5/10s @8"), (3, "5/10s @8"), (3, "20/10s @8")):
+        key.bucket = Bucket("rule", parse_limits(limits))
+        assert not key.hit(at_s).allowed
+    assert key.hit(16).allowed
+
+
+def test_units_that_come_after_a_step_back_stand_beside_those_from_before() -> None:
+    window = TimestampWindow(1_000)
+    window.add(500, 2)
+    window.add(300)
+    assert window.total(300) == 3
+    window.add(400)
+    assert not window.remove(400, 400, 2)
+    assert window.remove(400, 400, 1)
+    assert (window.total(1_299), window.total(1_300)) == (3, 0)
