@@ -36,9 +36,9 @@ SOURCES = ("src/slidegate/core", "src/slidegate/stores/memory")
 MUTATE_TESTS = ("tests/core", "tests/limiter", "tests/stores", "tests/testing", "tests/test_logs.py")
 LEFT_OUT = (
     "redis|valkey|lmdb|cluster|process|fork|interpreter|_child|real_workers|open_store|plugin"
-    "|mutations|broken_promises|test_kinds|every_kind_of_event|memory_does_not_grow"
+    "|test_kinds|every_kind_of_event|memory_does_not_grow"
 )
-"""Tests by what their ids say: other stores, other processes, and tests that hold the text of the source."""
+"""Tests by what their ids say: other stores, other processes, and tests too slow or too wide for one mutant."""
 TYPING_ALONE = {"final", "overload", "override"}
 QUICK_TESTS = 60
 """How many tests make a first run of their own: most mutants end there, and no slow module is imported for them."""

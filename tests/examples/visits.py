@@ -53,7 +53,7 @@ def running(module: str, *, hints: int) -> Iterator[Run]:
         hints: How many lines follow the address of the site.
     """
     command = [sys.executable, "-m", module, "--port", "0"]
-    # Not measured, because it is interrupted; see `tests.unmeasured`.
+    # Not measured: a process that is interrupted may hang in the tool that measures.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE")}
     environment["PYTHONUNBUFFERED"] = "1"
     process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
