@@ -79,7 +79,8 @@ def hold_the_bound(rng: Random, workers: int, far: bool) -> None:
 
     simulate(clock, run())
     assert server.refused == 0
-    assert len(server.arrived_us) > 30
+    # Where one request may come in 7.5 s, many give up after a minute of waiting, and some 25 of 80 arrive.
+    assert len(server.arrived_us) > 15
     assert all(server.most_in_a_window(limit) <= limit.amount for limit in limits)
 
 
