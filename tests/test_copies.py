@@ -25,13 +25,12 @@ from slidegate.core import (
 from slidegate.core.barred import Barred, RuleBlock
 from slidegate.core.decision import Check
 from slidegate.limiter.figures.stats import Stats, Traffic
-from slidegate.limiter.leases.lease import Leased
 from slidegate.limiter.stand_ins import Behind, Parted, Unserved
 
 LIMIT = Limit(5, "1m")
-BUCKET = Bucket("api", [LIMIT], ["a"], count_denied=True, wait_us=7, wait_max=3, lease=2, label="All")
+BUCKET = Bucket("api", [LIMIT], ["a"], count_denied=True, wait_us=7, wait_max=3, label="All")
 CHECK: Check = (BUCKET, "192.0.2.1", 2)
-OF_BUCKET = ("rule", "label", "limits", "names", "count_denied", "held", "wait_us", "wait_max", "lease")
+OF_BUCKET = ("rule", "label", "limits", "names", "count_denied", "held", "wait_us", "wait_max")
 OF_DECISION = ("allowed", "reason", "now_us", "checks", "readings", "charge", "states", "retry_after_us", "by", "ban")
 OF_RING = ("spent", "newest_us", "leaves_us", "refusal")
 DECISION = Decision(False, Reason.LIMITED, 10, (CHECK,), ((5, 40, 20, 30),), [None])
@@ -58,7 +57,6 @@ SAMPLES: list[tuple[Any, tuple[str, ...]]] = [
     (RuleBlock("nobody", 404), (*OF_DECISION, "status")),
     (Unserved(False, (CHECK,), 9), OF_DECISION),
     (Behind(CHECK, (CHECK, CHECK)), (*OF_DECISION, "demand")),
-    (Leased((CHECK,), {}, DECISION, 4, ((5, 40, 20, 0),)), (*OF_DECISION, "leases", "rest")),
     (spent(CounterWindow(3, 10)), (*OF_RING, "slice_count", "slice_us")),
     (spent(TimestampWindow(100)), (*OF_RING, "window_us")),
     (BookedWindow(TimestampWindow(100), LIMIT, 5), ("spent", "newest_us", "leaves_us", "limit")),

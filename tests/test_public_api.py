@@ -165,7 +165,7 @@ def test_importing_the_package_loads_nothing_optional(module: str) -> None:
 
 def test_importing_the_package_loads_nothing_that_few_applications_need() -> None:
     few = (
-        *("slidegate.stores.lmdb", "slidegate.stores.redis", "slidegate.web.config", "slidegate.limiter.leases"),
+        *("slidegate.stores.lmdb", "slidegate.stores.redis", "slidegate.web.config"),
         *("slidegate.limiter.open_store", "slidegate.netlists.formats", "slidegate.netlists.reading"),
         *("csv", "decimal", "difflib", "tomllib"),
     )

@@ -21,7 +21,6 @@ from .protocols import (
     HoldsPlaces,
     KeepsDeadline,
     KeepsFigures,
-    ListsBans,
     Observer,
     Store,
 )
@@ -65,7 +64,6 @@ __all__ = [
     "KeepsFigures",
     "Limit",
     "LimitState",
-    "ListsBans",
     "MetricSummary",
     "MetricWindow",
     "Networks",

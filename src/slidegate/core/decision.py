@@ -27,15 +27,13 @@ class Bucket:
         count_denied: Whether requests that are refused for lack of room are charged as well.
         wait_us: How long a request may wait for room here instead of being refused, in microseconds.
         wait_max: How many requests of one key may wait for room here at a time.
-        lease: How many units a worker may take of a shared store at a time, to answer from; below 2 none. The limits
-            must not be `exact`, `wait_us` must be 0, and `count_denied` False.
         label: The name of the rule in figures; by default `rule`.
 
     Attributes:
         held: Whether a request holds what it is charged until it is handed back: a place, and not units of a window.
     """
 
-    __slots__ = ("count_denied", "held", "label", "lease", "limits", "names", "rule", "wait_max", "wait_us")
+    __slots__ = ("count_denied", "held", "label", "limits", "names", "rule", "wait_max", "wait_us")
 
     def __init__(
         self,
@@ -46,7 +44,6 @@ class Bucket:
         count_denied: bool = False,
         wait_us: int = 0,
         wait_max: int = 0,
-        lease: int = 0,
         label: str | None = None,
     ) -> None:
         self.rule = rule
@@ -54,7 +51,6 @@ class Bucket:
         self.count_denied = count_denied
         self.wait_us = wait_us
         self.wait_max = wait_max
-        self.lease = lease
         self.limits = tuple(limits)
         self.held = any(isinstance(limit, Concurrency) for limit in self.limits)
         self.names = tuple(names) if names is not None else wire_names(rule, self.limits)

@@ -288,18 +288,3 @@ class CountsBans(Protocol):
 
     def count(self) -> int:
         """Return how many bans are in force, as far as this process knows; some that ended lately may be in it."""
-
-
-@runtime_checkable
-class ListsBans(Protocol):
-    """Bans of a shared store that are also listed in this process. Optional.
-
-    Requests that spend of a lease are held against that list while it is fresh, and cost no question to the store.
-    """
-
-    @property
-    def known_s(self) -> float:
-        """When the list was complete for certain, in seconds of `time.monotonic`."""
-
-    def judge(self, checks: Sequence[Check], guarded: Sequence[Guarded]) -> Decision | None:
-        """Return the refusal of a demand by a listed ban; None if no listed ban refuses it."""

@@ -1,9 +1,9 @@
 """How a limiter asks its store; the gates of this package use it, users do not.
 
 A `Limiter` reads what its users write: limits, keys, costs, durations. Behind it stands one `Internals`, which puts the
-question to the store, by way of the failure policy and the leases where the store can fail::
+question to the store, by way of the failure policy where the store can fail::
 
-    Limiter.hit(key, limits)  --->  Internals.decide(checks, guarded)  --->  [leases -> failsafe ->] store.hit
+    Limiter.hit(key, limits)  --->  Internals.decide(checks, guarded)  --->  [failsafe ->] store.hit
     gate: buckets and keys of its own  ---^
 
 A gate checks its limits once, when it is made, and must not pay for a coroutine where the store answers at once. So it
@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from inspect import isawaitable
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 from weakref import WeakSet
 
 from ..core.bans.in_force import Ban, Guarded
@@ -38,9 +38,6 @@ from .places.place_queue import PlaceQueues
 from .places.waits import Waits
 from .secret import Secret
 
-if TYPE_CHECKING:
-    from .leases.leasing import Leases
-
 
 class Internals:
     """A store, and the one way to ask it.
@@ -58,13 +55,11 @@ class Internals:
         per_process: Whether every process counts for itself.
         decide: Charges every check or none, without a coroutine of its own where the store answers at once.
         decide_at_once: Does the same where the store always answers at once; None for others.
-        decide_unleased: Does the same for checks whose buckets are never leased.
         events: The observers.
         tell: Passes an event that happened above the store to the observers.
         keys: Spells keys.
         known_buckets: The buckets that somebody may have counted in here.
         failsafe: Asks a store that can fail; None for one in memory.
-        leases: Answers from leases; None where nobody shares the store.
         queues: The requests that wait for places.
         gates: The gates that ask this limiter.
         console: What operators look at, once they do.
@@ -98,9 +93,7 @@ class Internals:
         # A store in memory has nothing to wait for, and needs nobody to stand in for it.
         safe = None if self.per_process else Failsafe(store, deadline, on_error, self.tell)
         self.failsafe = safe
-        self.leases = None if safe is None else _leases(store, safe)
-        unleased: Decide = store.hit if safe is None else safe.hit
-        self._ways = unleased, unleased if self.leases is None else self.leases.hit
+        self._ask: Decide = store.hit if safe is None else safe.hit
         own = store.secret if secret is None else check_secret(secret)
         self.keys = Keys(own if isinstance(own, bytes) else None)
         self._secret: Secret | None = None
@@ -200,8 +193,8 @@ class Internals:
     async def refund(self, decision: Decision) -> bool:
         """Hand the units of a decision back; False if none could be handed back."""
         try:
-            if self.leases is not None:
-                return await self.leases.refund(decision)
+            if self.failsafe is not None:
+                return await self.failsafe.refund(decision)
             answer = self.store.refund(decision)
             return answer if isinstance(answer, bool) else await answer
         finally:
@@ -232,12 +225,10 @@ class Internals:
         return book.strike(policy, target[0], weight, reason, target[1])
 
     async def close(self) -> None:
-        """Hand leases back, publish the last figures, close the store, and let observers hear their queue."""
+        """Publish the last figures, close the store, and let observers hear their queue."""
         for close in self.closing:
             close()
         try:
-            if self.leases is not None:
-                await self.leases.close()
             await self.figures.close()
             waiting = self.store.close()
             if waiting is not None:
@@ -262,7 +253,7 @@ class Internals:
                 self.failsafe.acquaint(self.keys)
 
     def _be_prepared(self) -> None:
-        if self._secret is not None and self.failsafe is not None and self.leases is not None:
+        if self._secret is not None:
             self._secret = None
             self.lay_ways()
 
@@ -283,17 +274,16 @@ class Internals:
         Where limits do not count, they let everything pass, and ask no store.
         """
         at_once: AtOnce | None = self.store.hit if isinstance(self.store, MemoryStore) else None
-        unleased, decide = self._ways
+        decide = self._ask
         for onlooker in (self._notes, self._near if self.events.near_limit else None):
             if onlooker is not None:
                 at_once = at_once and onlooker.noting_at_once(at_once)
-                unleased, decide = onlooker.noting(unleased), onlooker.noting(decide)
+                decide = onlooker.noting(decide)
         if not self.prepared:
-            unleased = decide = self._decide_unprepared
+            decide = self._decide_unprepared
         if not self.counting:
-            at_once, unleased, decide = at_once and _let_pass, _let_pass, _let_pass
+            at_once, decide = at_once and _let_pass, _let_pass
         self.decide_at_once: AtOnce | None = at_once
-        self.decide_unleased: Decide = unleased
         self.decide: Decide = decide
 
 
@@ -307,10 +297,3 @@ def every_internals() -> list[Internals]:
 
 def _let_pass(checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Decision:
     return Decision(True, Reason.EXEMPT)
-
-
-def _leases(store: Store, safe: Failsafe) -> Leases:
-    # Only here: a store in memory has no leases, and most processes have no other store.
-    from .leases.leasing import Leases
-
-    return Leases(store, safe)

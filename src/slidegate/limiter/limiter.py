@@ -174,7 +174,7 @@ class Limiter(BanCommands, EventCommands):
         decide = self.internals.decide_at_once
         if decide is not None:
             return decide(checks, guarded)
-        answer = self.internals.decide_unleased(checks, guarded)
+        answer = self.internals.decide(checks, guarded)
         return answer if isinstance(answer, Decision) else await answer
 
     async def hit_all(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Decision:
@@ -243,23 +243,17 @@ class Limiter(BanCommands, EventCommands):
     async def reset(self, key: AnyKey) -> bool:
         """Forget the windows of `key` under every rule. Returns False if there were none."""
         await self.internals.fetch_secret()
-        known = self.key_for(key)
-        if self.internals.leases is not None:
-            self.internals.leases.forget(known)
-        return await within(self.store.reset(known))
+        return await within(self.store.reset(self.key_for(key)))
 
     async def reset_all(self) -> bool:
         """Forget the windows of all keys under every rule, quotas too. Returns False if there were none.
 
         Bans, strikes and the secret stay, and so do the places of requests under way. Those who wait for their turn go
-        on at the moment that they were told. Other workers give up the refusals that they know within a second, and may
-        go on spending of a lease until its slice ends.
+        on at the moment that they were told. Other workers give up the refusals that they know within a second.
 
         Raises:
             StoreError: The store does not answer; some windows may be forgotten by then.
         """
-        if self.internals.leases is not None:
-            self.internals.leases.forget(None)
         return await within(self.store.reset_all())
 
     async def inspect(
@@ -267,7 +261,7 @@ class Limiter(BanCommands, EventCommands):
     ) -> KeyView:
         """Return all windows of `key`, slice by slice. Changes nothing.
 
-        Units of a lease count as used, and units that this process counted while the store was away are not shown.
+        Units that this process counted while the store was away are not shown.
 
         Args:
             key: The key.
@@ -367,7 +361,7 @@ class Limiter(BanCommands, EventCommands):
         return Limited(self.internals, self._without_loop, limits, key, cost, wait, rule)
 
     async def close(self) -> None:
-        """Hand leases back, close the store, and wait at most 5 seconds for observers. A second call does nothing."""
+        """Close the store, and wait at most 5 seconds for observers. A second call does nothing."""
         if not self._closed:
             self._closed = True
             await self.internals.close()

@@ -97,8 +97,6 @@ def test_a_file_writes_a_quota_as_a_table(tmp_path: Path, limits: str) -> None:
 
 
 def test_what_does_not_go_with_a_quota_is_refused_at_construction() -> None:
-    with pytest.raises(ConfigurationError, match="lease: it goes with sliding limits"):
-        Rule("*", ["1000/second", Quota("5000/day")], lease=100)
     with pytest.raises(ConfigurationError, match="capacity: expected a sliding limit"):
         Rule("*", Quota("5/day"), action="track", on_exceeded=print, capacity=10)
     with pytest.raises(ConfigurationError, match="nobody waits until a quota starts anew"):

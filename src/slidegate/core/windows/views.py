@@ -58,7 +58,7 @@ class WindowView(NamedTuple):
     """The limit's name on the wire."""
     limit: AnyLimit
     used: int
-    """Units that count now, those that are booked and those that workers hold as leases included."""
+    """Units that count now, those that are booked included."""
     remaining: int
     """Units left, never below 0."""
     retry_after_us: int | None

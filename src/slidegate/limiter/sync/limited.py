@@ -155,7 +155,7 @@ class Limited:
         if not self._internals.prepared:
             await self._internals.prepare()
         known, guarded = self._internals.keys.learn(key)
-        answer = self._internals.decide_unleased(((bucket, known, self._cost),), guarded)
+        answer = self._internals.decide(((bucket, known, self._cost),), guarded)
         decision = answer if isinstance(answer, Decision) else await answer
         if not decision.allowed:
             raise RateLimited(decision)

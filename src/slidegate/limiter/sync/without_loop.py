@@ -34,7 +34,6 @@ class WithoutLoop:
 
     def __init__(self, internals: Internals) -> None:
         store, safe = internals.store, internals.failsafe
-        self._leases = internals.leases
         self._at_once = internals.per_process or (isinstance(store, AnswersThreads) and store.answers_threads())
         self._most_s = GRACE_S + (0.0 if safe is None else STEPS * safe.deadline_us / 1_000_000)
 
@@ -49,17 +48,16 @@ class WithoutLoop:
             ConfigurationError: An event loop runs in this thread.
             StoreTimeout: No answer comes.
         """
-        return self._run(work, self._most_s, undo, at_once=self._at_once)
+        return self._run(work, self._most_s, undo)
 
     def command(self, work: Coroutine[Any, Any, T]) -> T:
         """Return the answer to a command of a person; see `ask`."""
-        return self._run(work, _COMMAND_S, None, at_once=self._at_once)
+        return self._run(work, _COMMAND_S, None)
 
     def close(self, work: Coroutine[Any, Any, None]) -> None:
-        """Close the limiter: on an event loop where leases may have to be handed back."""
-        leases = self._leases
+        """Close the limiter."""
         try:
-            self._run(work, _COMMAND_S, None, at_once=self._at_once and (leases is None or leases.is_empty()))
+            self._run(work, _COMMAND_S, None)
         finally:
             LOOP_THREAD.release(self, join=True)
 
@@ -67,7 +65,7 @@ class WithoutLoop:
         """Need the event loop no longer."""
         LOOP_THREAD.release(self)
 
-    def _run(self, work: Coroutine[Any, Any, T], most_s: float, undo: Undo[T] | None, *, at_once: bool) -> T:
+    def _run(self, work: Coroutine[Any, Any, T], most_s: float, undo: Undo[T] | None) -> T:
         if on_loop():
             work.close()
             raise ConfigurationError(
@@ -75,7 +73,7 @@ class WithoutLoop:
                 "meanwhile; write `await limiter.hit(...)`, or with limiter.limited `async with` or `async def`, or "
                 "call it in a thread, as with asyncio.to_thread"
             )
-        return _answer(work) if at_once else LOOP_THREAD.run(self, work, most_s, undo)
+        return _answer(work) if self._at_once else LOOP_THREAD.run(self, work, most_s, undo)
 
 
 def _answer(work: Coroutine[Any, Any, T]) -> T:

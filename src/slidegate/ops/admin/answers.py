@@ -81,7 +81,6 @@ _RULE: Final = _object(
     conditional=_FLAG,
     count_denied=_FLAG,
     wait_s=_NUMBER,
-    lease=_WHOLE,
 )
 
 SCHEMAS: Final[dict[str, Schema]] = {

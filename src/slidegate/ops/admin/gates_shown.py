@@ -166,7 +166,6 @@ def _rule(rule: Rule, identity: str) -> dict[str, Any]:
         "conditional": rule.conditional,
         "count_denied": rule.count_denied,
         "wait_s": rule.wait_us / _S,
-        "lease": rule.lease,
     }
 
 

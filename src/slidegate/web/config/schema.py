@@ -182,9 +182,6 @@ class RuleTable(_Table):
     wait_max: int = Field(
         default=16, ge=1, le=1000, description="The largest number of requests of one key that wait at a time."
     )
-    lease: int = Field(
-        default=0, ge=0, description="The number of units that a worker may take from a shared store at a time."
-    )
     name: str | None = Field(default=None, description="The name of the limit; the counts belong to it.")
     exempt: bool = Field(default=False, description="Let matching requests pass uncounted; no later rule applies.")
     final: bool = Field(default=False, description="No later rule applies to matching requests.")

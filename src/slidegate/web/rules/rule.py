@@ -14,12 +14,11 @@ from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 
 from ...core.decision import Decision
-from ...core.durations import format_duration
 from ...core.errors import ConfigurationError
 from ...core.kinds.any_limit import AnyLimit
 from ...core.kinds.concurrency import Concurrency
 from ...core.kinds.wire_names import unique_name, wire_names
-from ...core.limits import MAX_AMOUNT, Limit, check_name, check_whole, parse_duration_us, parse_limits
+from ...core.limits import Limit, check_name, check_whole, parse_duration_us, parse_limits
 from ...core.statistics.hot_keys import MAX_CAPACITY
 from ...limiter import check_cost
 from ..keys.key import Key, KeyFunction
@@ -91,8 +90,6 @@ class Rule:
         wait: ``"200ms"``: a request that would be admitted within this time waits instead of being refused. For a place
             requests wait in the order in which they came to this process, as long as this at most.
         wait_max: The largest number of requests of one key that wait at a time.
-        lease: For hot keys on a shared store: take up to this many units of a limit in one question, and answer from
-            them. Needs limits above their resolution. In memory it changes nothing.
         name: The name of the limit in headers and logs. The counts belong to the name, also after
             a change of the rule, and in other gates.
         exempt: Let matching requests pass; no later rule counts them.
@@ -124,7 +121,6 @@ class Rule:
         capacity: int | None = None,
         wait: str | float | timedelta | None = None,
         wait_max: int = DEFAULT_WAIT_MAX,
-        lease: int = 0,
         name: str | None = None,
         exempt: bool = False,
         final: bool = False,
@@ -144,7 +140,6 @@ class Rule:
         self._read_action(action, on_exceeded)
         self.capacity = None if capacity is None else self._checked_capacity(capacity)
         self._read_waiting(wait, wait_max)
-        self.lease = self._checked_lease(lease) if lease != 0 or isinstance(lease, bool) else 0
         self.name = None if name is None else check_name(name, "rule name")
         self._read_end(exempt, final)
         self.status = self._checked_status(status)
@@ -207,7 +202,6 @@ class Rule:
             ("cost", self.cost != 1),
             ("count_denied", self.count_denied),
             ("wait", self.wait_us > 0),
-            ("lease", self.lease > 0),
             ("exempt or final", self.final),
             ("concurrency", self.concurrency is not None),
             ("action", self.shed is not None and self.action != "limit"),
@@ -224,7 +218,6 @@ class Rule:
         for what, given in (
             ("exempt", self.exempt),
             (f'action="{self.action}"', self.action != "limit"),
-            ("lease", self.lease > 0),
         ):
             if given:
                 raise ConfigurationError(
@@ -257,31 +250,6 @@ class Rule:
         if self.cost != 1:
             raise ConfigurationError(f"capacity: it counts requests; leave out cost, or capacity, not {self.cost!r}")
         return capacity
-
-    def _checked_lease(self, lease: int) -> int:
-        check_whole(lease, 0, MAX_AMOUNT, "lease", "for example 1_000, or 0 for none")
-        for what, given in (
-            ("wait", self.wait_us > 0),
-            ("count_denied", self.count_denied),
-            ('action="track"', self.action == "track"),
-            ("exempt", not self.limits),
-        ):
-            if given:
-                raise ConfigurationError(f"lease: it does not go with {what}; leave one of them out, not {lease!r}")
-        for limit in self.limits if self.limits_function is None else ():
-            if lease > limit.amount:
-                raise ConfigurationError(f"lease: expected at most what {str(limit)!r} allows, not {lease!r}")
-            if not isinstance(limit, Limit):
-                raise ConfigurationError(
-                    f'lease: it goes with sliding limits, for example "1000/second", not with the quota {str(limit)!r}'
-                )
-            if limit.exact:
-                raise ConfigurationError(
-                    f"lease: {str(limit)!r} keeps the time of every unit; expected an amount above its resolution of "
-                    f'{limit.resolution}, for example "{limit.amount}/{format_duration(limit.window_us)} @'
-                    f'{max(limit.amount // 2, 1)}", not lease={lease!r}'
-                )
-        return lease
 
     def _fixed_cost(self, cost: int) -> int:
         check_cost(cost)

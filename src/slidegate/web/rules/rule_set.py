@@ -12,7 +12,7 @@ from ...core.decision import Bucket, Check
 from ...core.errors import ConfigurationError
 from ...core.kinds.any_limit import AnyLimit
 from ...core.kinds.wire_names import unique_name, wire_names
-from ...core.limits import Limit, parse_limits
+from ...core.limits import parse_limits
 from ...core.memo import remember
 from ...limiter import Limiter
 from ..keys.key import Key
@@ -353,16 +353,5 @@ def _make_bucket(rule: Rule, identity: str, limits: Sequence[AnyLimit], names: S
         count_denied=rule.count_denied or rule.action == "track",
         wait_us=rule.wait_us,
         wait_max=rule.wait_max,
-        lease=_lease(rule, limits),
         label=rule.label,
     )
-
-
-def _lease(rule: Rule, limits: Sequence[AnyLimit]) -> int:
-    """Return how many units to lease under these limits: none if one of them is exact, or is no window.
-
-    An exact limit keeps the time of each unit, and a leased unit is charged before it is admitted: it would leave too
-    early.
-    """
-    leasable = all(isinstance(limit, Limit) and not limit.exact for limit in limits)
-    return 0 if not leasable else min([rule.lease, *(limit.amount for limit in limits)])
