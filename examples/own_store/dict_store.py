@@ -11,7 +11,6 @@ and charges from before are not handed back any more.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from copy import copy
 from threading import Lock
@@ -49,7 +48,6 @@ class DictStore:
     def __init__(self, *, clock: Clock | None = None, most: int = 100_000) -> None:
         if not isinstance(most, int) or isinstance(most, bool) or most < 1:
             raise ConfigurationError(f"most: expected a whole number above 0, for example 100_000, not {most!r}")
-        self.secret = os.urandom(32)
         self._most = most
         self._clock = clock or _monotonic_us
         self._unix_us = clock or _unix_us

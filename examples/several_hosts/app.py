@@ -4,7 +4,7 @@
 | --- | --- |
 | `HOST_NAME` | what this host calls itself |
 | `REDIS_URL` | where all hosts count |
-| `SITE_SECRET` | the key for digests, the same on all hosts; with it a host can start while Redis is away |
+| `SITE_SECRET` | the key for digests, the same on all hosts |
 | `ADMIN_TOKEN` | lets operators into `/admin` |
 | `TRUSTED_PROXIES` | the addresses of the fronts, with commas between them; nobody else is believed who a client is |
 | `REDIS_DEADLINE` | how long a request waits for Redis, 250ms by default |

@@ -27,7 +27,6 @@ class RemoteStore:
 
     def __init__(self, clock: FakeClock | None = None) -> None:
         self.inner = MemoryStore(clock=clock)
-        self.secret = self.inner.secret
         self.bans: Any = RemoteBans(self)
 
     def answer(self, question: Callable[..., Any], *arguments: Any) -> Any:

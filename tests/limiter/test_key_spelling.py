@@ -1,31 +1,34 @@
-"""A digest has one spelling before the secret of the store comes and another afterwards; each leads to the other."""
+"""Every worker makes the same digest of a value, whatever its store, and another secret makes another one."""
 
 from __future__ import annotations
 
-from slidegate.core.decision import Bucket
-from slidegate.core.limits import parse_limits
-from slidegate.limiter.key_spelling import Keys
+from hashlib import blake2b
 
-SECRET = b"s" * 32
-BUCKET = Bucket("rule", parse_limits("5/minute"))
+import pytest
+
+from slidegate import Limiter, header
+
+from .remote_stores import RemoteStore
+
+API_KEY = header("X-API-Key").of("k123")
+LONG = "a long key of somebody's own " * 10
+SECRET = b"only for this test, no secret"
 
 
-def made(keys: Keys) -> list[str]:
-    """Make a digest, one of a digest, and a long key."""
-    digest = keys.digest("header", b"k")
-    return [digest, keys.digest("combined", digest.encode()), keys.learn(f"{digest}:{'x' * 80}")[0], "ann"]
+@pytest.mark.parametrize("key", [API_KEY, LONG], ids=["header", "long"])
+def test_a_digest_is_that_of_every_limiter_with_the_same_secret(key: str) -> None:
+    for secret in (None, SECRET, SECRET.decode()):
+        made = {Limiter(secret=secret).key_for(key), Limiter(RemoteStore(), secret=secret).key_for(key)}
+        assert len(made) == 1, secret
+    keys = [Limiter(secret=secret).key_for(key) for secret in (None, SECRET, b"another secret, no secret either")]
+    assert len(set(keys)) == 3
 
 
-def test_every_key_is_found_by_its_other_spelling() -> None:
-    late = Keys(None)
-    before = made(late)
-    assert late.provisional
-    assert before[:3] != made(Keys(None))[:3], "two processes make different ones"
-    late.use(SECRET)
-    checks = late.checks_after([(BUCKET, key, 1) for key in before])
-    after = made(Keys(SECRET))
-    assert [key for _, key, _ in checks] == after == made(late)
-    assert late.guarded_after([*before, (4, 1)]) == [*after, (4, 1)]
-    assert [late.before(key) for key in after] == before
-    late.settle()
-    assert [late.before(key) for key in after] == after
+@pytest.mark.parametrize(
+    ("secret", "how"),
+    [(None, {"person": b"slidegate"}), (SECRET, {"key": SECRET})],
+    ids=["without a secret", "with a secret"],
+)
+def test_a_digest_is_16_bytes_of_blake2b_over_kind_and_value(secret: bytes | None, how: dict[str, bytes]) -> None:
+    expected = blake2b(b"header:X-API-Key\0k123", digest_size=16, **how).hexdigest()  # type: ignore[arg-type]
+    assert Limiter(secret=secret).key_for(API_KEY) == f"header:X-API-Key#{expected}"

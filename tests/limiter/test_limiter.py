@@ -277,8 +277,8 @@ async def test_long_keys_are_not_held(limiter: Limiter) -> None:
     assert held < 5 * 2**20
 
 
-def test_digests_depend_on_kind_value_and_store() -> None:
-    one, other = Limiter(), Limiter()
+def test_digests_depend_on_kind_value_and_secret() -> None:
+    one, other = Limiter(), Limiter(secret="another limiter's own")
     digests = {
         one.digest("header", b"k"),
         one.digest("cookie", b"k"),

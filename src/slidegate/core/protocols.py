@@ -135,18 +135,11 @@ class BanBook(Protocol):
 
 
 class Store(Protocol):
-    """Remembers windows and bans. Time belongs to the store, and so does the key for digests of secret values.
+    """Remembers windows and bans. Time belongs to the store.
 
     A method that needs no waiting returns its answer; one that does returns an awaitable of it. All of them
     may be called from several threads and event loops at once.
     """
-
-    @property
-    def secret(self) -> bytes | Awaitable[bytes]:
-        """The key for digests of client-supplied values: the same for everybody who shares this store.
-
-        Where it has to be asked for, this is an awaitable of it, which asks when it is awaited.
-        """
 
     @property
     def bans(self) -> BanBook:
@@ -178,7 +171,7 @@ class Store(Protocol):
         """Forget the windows of all keys under every rule; False where there were none.
 
         Quotas and the bookings of those who wait are forgotten with them, and no earlier charge is handed back any
-        more. Places stay taken, because the requests are under way; bans, strikes and the secret stay. Afterwards
+        more. Places stay taken, because the requests are under way; bans and strikes stay. Afterwards
         every process asks the windows as they are now: a refusal that it remembers is given up in about a second.
         """
 

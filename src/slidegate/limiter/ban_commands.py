@@ -11,7 +11,7 @@ from typing import Any, Final
 from ..core.bans.in_force import Ban, BanChange, ban_key, clean_reason
 from ..core.bans.policy import BanPolicy
 from ..core.bans.targets import NetworkSet, ban_target, hand_ban_key
-from ..core.errors import ConfigurationError, StoreError, StoreUnavailable, quoted
+from ..core.errors import ConfigurationError, quoted
 from ..core.limits import MAX_WINDOW_US, check_whole, parse_duration_us
 from ..core.protocols import BanBook, Store
 from .deadlines import in_turns, within
@@ -54,7 +54,6 @@ class BanCommands:
                 raise ConfigurationError(f'ban: duration: expected at most 400 days or "permanent", not {duration!r}')
         if not isinstance(key, KeyOf):
             hand_ban_key(key)
-        await self.internals.fetch_secret()
         return await within(self.store.bans.ban(self._ban_key(key), length_us, clean_reason(reason), clean_reason(by)))
 
     async def unban(self, key: AnyKey, *, by: str = "manual") -> bool:
@@ -63,17 +62,15 @@ class BanCommands:
         Returns:
             False if there was nothing to take back. `banned` returns the ban of the network that an address lies in.
         """
-        await self.internals.prepare()
         known, who = self._ban_key(key), clean_reason(by)
-        lifted = [await within(book.unban(self._spelled(book, known), who)) for book in self._books()]
+        lifted = [await within(book.unban(known, who)) for book in self._books()]
         return any(lifted)
 
     async def banned(self, key: AnyKey) -> Ban | None:
         """Return the ban that refuses a key or address now, its own or that of a network; None if there is none."""
-        await self.internals.prepare()
         known = self._ban_key(key)
         _, guards = self.internals.keys.learn(key)
-        found = [await within(book.find((self._spelled(book, known), *guards))) for book in self._books()]
+        found = [await within(book.find((known, *guards))) for book in self._books()]
         return next((ban for ban in found if ban is not None), None)
 
     async def standing(self, key: AnyKey, policies: Iterable[BanPolicy] | None = None) -> KeyStanding:
@@ -98,7 +95,6 @@ class BanCommands:
                 raise ConfigurationError(
                     f'standing: expected policies such as BanPolicy("20/10m", "1h"), not {quoted(policy)}'
                 )
-        await self.internals.fetch_secret()
         spelled = self._ban_key(key)
         return await standing_of(self.store.bans, spelled, self.internals.keys.learn(key)[1], known)
 
@@ -110,7 +106,6 @@ class BanCommands:
 
     async def history(self, key: AnyKey | None = None) -> AsyncIterator[BanChange]:
         """Yield the latest bans and unbans, oldest first; those of `key` alone if it is given."""
-        await self.internals.prepare()
         known = None if key is None else self._ban_key(key)
         changes = [change for book in self._books() for change in await within(book.history())]
         async for change in in_turns(sorted(changes, key=lambda change: change.wall_us)):
@@ -139,7 +134,6 @@ class BanCommands:
         if not isinstance(policy, BanPolicy):
             raise ConfigurationError(f'strike: expected a policy such as BanPolicy("20/10m", "1h"), not {policy!r}')
         check_whole(weight, 1, 2**31 - 1, "strike: weight", "for example 1")
-        await self.internals.prepare()
         target = ban_target(policy, self._ban_key(key), protected)
         if target is None:
             return None
@@ -149,17 +143,11 @@ class BanCommands:
     async def export_bans(self) -> AsyncIterator[str]:
         """Yield bans, strikes and rungs as lines of JSON, to write to a file.
 
-        Keys made of API keys and the like are digests: they mean the same only under the same `secret`.
+        Keys made of API keys and the like are digests: they mean the same only under the same `secret`, or under none.
 
         Raises:
             StoreError: The store does not answer.
         """
-        try:
-            await self.internals.fetch_secret()
-        except StoreError as error:
-            raise StoreUnavailable(
-                f"bans cannot be exported while the secret that their keys are made with is not known: {error}"
-            ) from error
         async for row in in_turns(await within(self.store.bans.dump())):
             yield json.dumps(row, ensure_ascii=True) + "\n"
 
@@ -178,7 +166,6 @@ class BanCommands:
         if isinstance(lines, (str, bytes)) or not isinstance(lines, Iterable):
             raise ConfigurationError(f"bans: expected lines, for example an open file, not {quoted(lines)}")
         rows = [_row(number, line) for number, line in enumerate(lines, start=1)]
-        await self.internals.fetch_secret()
         return await within(self.store.bans.load(rows))
 
     def _books(self) -> list[BanBook]:
@@ -186,11 +173,6 @@ class BanCommands:
         safe = self.internals.failsafe
         local = None if safe is None else safe.local
         return [self.store.bans] if local is None else [local.bans, self.store.bans]
-
-    def _spelled(self, book: BanBook, key: str) -> str:
-        """Return a key as a book of bans spells it: the book of this process may have its provisional digest."""
-        safe = self.internals.failsafe
-        return key if safe is None or book is self.store.bans else safe.spelled(key)
 
     def _ban_key(self, key: AnyKey) -> str:
         if isinstance(key, KeyOf):

@@ -8,8 +8,6 @@ Meanwhile the limiter's `on_error` decides:
   again, a request has to pass both as long as a unit that was counted here still counts, so recovery is no burst;
 * ``"allow"``: everything passes, uncounted;
 * ``"deny"``: everything is refused, with 503 over HTTP.
-
-A store whose secret for digests has not come yet (`secret`) counts as away.
 """
 
 from __future__ import annotations
@@ -32,7 +30,6 @@ from ..core.protocols import Clock, Event, KeepsDeadline, Store
 from ..stores.memory.store import MemoryStore
 from .breakers import WHOLE, Breakers
 from .deadlines import Deadline, within
-from .key_spelling import Keys
 from .local_counts import LocalCounts
 from .stand_ins import Parted, Unserved
 from .uncancelled import to_the_end
@@ -92,21 +89,12 @@ class Failsafe:
         self._said: set[Hashable] = set()
         self.failures = 0
         """How many questions had no answer so far; those that were not put, because it is left alone, not included."""
-        self.acquainted = True
-        """Whether the store may be asked, because its secret is known."""
         self.deadline_us = int(self._deadline_s * 1_000_000)
         """How long a question may take."""
 
     def now_us(self) -> int:
         """Return the time by which failures are counted."""
         return self._clock()
-
-    def acquaint(self, keys: Keys) -> None:
-        """Ask the store from now on: its secret has come. Keys that were counted here keep the spelling from before."""
-        self.acquainted = True
-        self._here.respell(keys)
-        if self._troubled:
-            self._recover(())
 
     @property
     def away(self) -> bool:
@@ -213,10 +201,6 @@ class Failsafe:
         ban = await self.ask(lambda: self._store.bans.find(guarded), None)
         return self._here.find_ban(guarded) if ban is None else ban
 
-    async def first(self, secret: Awaitable[bytes]) -> bytes | None:
-        """Return the secret, asked for as the first question to the store; None if it does not come in time."""
-        return await self._put(lambda: secret, None, ())
-
     async def ask(self, question: Callable[[], T | Awaitable[T]], default: T, checks: Sequence[Check] = ()) -> T:
         """Return the answer to a question, or `default` if none comes in time.
 
@@ -225,9 +209,6 @@ class Failsafe:
             default: Returned if the store does not answer.
             checks: The checks that the question is about; it is about bans if there are none.
         """
-        return await self._put(question, default, checks) if self.acquainted else default
-
-    async def _put(self, question: Callable[[], T | Awaitable[T]], default: T, checks: Sequence[Check]) -> T:
         if self._troubled and self._breakers.left_alone(checks):
             return default
         try:
@@ -288,10 +269,6 @@ class Failsafe:
         decision = self._here.charge(checks) if what == "charge" else self._here.hit(checks, guarded)
         local = self._here.made
         return Parted(decision, [(local, decision)]) if decision.charge and local is not None else decision
-
-    def spelled(self, key: str) -> str:
-        """Return a key as the store of this process knows it."""
-        return self._here.spelled(key)
 
     def _strictly(
         self, shared: Decision, checks: Sequence[Check], guarded: Sequence[Guarded]

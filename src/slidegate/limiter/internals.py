@@ -31,12 +31,11 @@ from .figures.all_workers import AllWorkers
 from .figures.publisher import Publisher
 from .figures.statistics import Statistics
 from .inspection.known_buckets import KnownBuckets
-from .key_spelling import Keys, check_secret
+from .key_spelling import Keys
 from .onlooking.gates import Gates
 from .onlooking.notes import AtOnce, Decide, Notes
 from .places.place_queue import PlaceQueues
 from .places.waits import Waits
-from .secret import Secret
 
 
 class Internals:
@@ -44,7 +43,7 @@ class Internals:
 
     Args:
         store: The store.
-        secret: The key for digests, as the user gave it; None for the store's own.
+        secret: The key for digests, as the user gave it; None for none.
         events: The observers, who hear the events of the store and those that happen above it.
         deadline: How long the store may take.
         on_error: The answer when the store takes longer.
@@ -58,6 +57,7 @@ class Internals:
         events: The observers.
         tell: Passes an event that happened above the store to the observers.
         keys: Spells keys.
+        has_secret: Whether digests are keyed with a secret of the user's.
         known_buckets: The buckets that somebody may have counted in here.
         failsafe: Asks a store that can fail; None for one in memory.
         queues: The requests that wait for places.
@@ -94,13 +94,8 @@ class Internals:
         safe = None if self.per_process else Failsafe(store, deadline, on_error, self.tell)
         self.failsafe = safe
         self._ask: Decide = store.hit if safe is None else safe.hit
-        own = store.secret if secret is None else check_secret(secret)
-        self.keys = Keys(own if isinstance(own, bytes) else None)
-        self._secret: Secret | None = None
-        if safe is not None and self.keys.provisional:
-            self._secret = Secret(store, self.keys, safe)
-        if safe is not None and secret is None:
-            store.observe(self._follow_secret)
+        self.keys = Keys(secret)
+        self.has_secret = secret is not None
         self.statistics = Statistics(self.clock, self.tell)
         shared = store if isinstance(store, KeepsFigures) else None
         self.figures = Publisher(shared, self.statistics)
@@ -123,16 +118,6 @@ class Internals:
     def clock(self) -> Clock | None:
         """The clock given to a store of this process; None for the store's own."""
         return self.store.clock if isinstance(self.store, MemoryStore) else None
-
-    @property
-    def spelling(self) -> object:
-        """An object that is replaced when digests change, because another secret makes them. See `prepare`."""
-        return self.keys.secret
-
-    @property
-    def prepared(self) -> bool:
-        """Whether the secret of the store is known."""
-        return self._secret is None
 
     def event_stats(self) -> EventStats:
         """Return what `Limiter.event_stats` returns."""
@@ -158,26 +143,9 @@ class Internals:
         count = self._claimed[rule] = self._claimed.get(rule, 0) + 1
         return rule if count == 1 else f"{rule}#{count}"
 
-    async def prepare(self) -> bool:
-        """Learn the secret of the store, in no more time than the deadline; return whether it is known."""
-        if self._secret is not None and await self._secret.come():
-            self._be_prepared()
-        return self._secret is None
-
-    async def fetch_secret(self) -> None:
-        """Learn the secret of the store, if it is not known, however long a command may take.
-
-        Raises:
-            StoreError: The store does not answer.
-        """
-        if self._secret is not None:
-            await self._secret.fetch()
-            self._be_prepared()
-
     async def peek(self, checks: Sequence[Check], guarded: Sequence[Guarded]) -> Decision:
         """Say what `decide` would answer now. Changes nothing."""
         if self.failsafe is not None:
-            await self.prepare()
             return await self.failsafe.peek(checks, guarded)
         answer = self.store.peek(checks, guarded)
         return answer if isinstance(answer, Decision) else await answer
@@ -185,7 +153,6 @@ class Internals:
     async def charge(self, checks: Sequence[Check]) -> Decision:
         """Record every cost, whatever the limits."""
         if self.failsafe is not None:
-            await self.prepare()
             return await self.failsafe.charge(checks)
         answer = self.store.charge(checks)
         return answer if isinstance(answer, Decision) else await answer
@@ -212,7 +179,6 @@ class Internals:
     async def find_ban(self, guarded: Sequence[Guarded]) -> Ban | None:
         """Return a ban that refuses one of some keys and addresses, if one is known."""
         if self.failsafe is not None:
-            await self.prepare()
             return await self.failsafe.find_ban(guarded)
         answer = self.store.bans.find(guarded)
         return await answer if isawaitable(answer) else answer
@@ -236,27 +202,6 @@ class Internals:
         finally:
             await self.events.close()
 
-    async def _decide_unprepared(self, checks: Sequence[Check], guarded: Sequence[Guarded]) -> Decision:
-        """Decide before the secret of the store is known, or at the moment when it comes."""
-        assert self.failsafe is not None, "a store in memory has its secret"
-        if not await self.prepare():
-            return self.failsafe.instead("hit", checks, guarded)
-        answer = self.decide(self.keys.checks_after(checks), self.keys.guarded_after(guarded))
-        return answer if isinstance(answer, Decision) else await answer
-
-    def _follow_secret(self, event: Event) -> None:
-        """Follow a store that lost its data and was given another secret: make the digests that other workers make."""
-        if event.kind == "store_reset" and self._secret is None and self.failsafe is not None:
-            own = self.store.secret
-            if isinstance(own, bytes) and own != self.keys.secret:
-                self.keys.use(own)
-                self.failsafe.acquaint(self.keys)
-
-    def _be_prepared(self) -> None:
-        if self._secret is not None:
-            self._secret = None
-            self.lay_ways()
-
     def forget(self) -> None:
         """Forget what a store of this process has counted and banned, the figures, and who was told of. For tests.
 
@@ -279,8 +224,6 @@ class Internals:
             if onlooker is not None:
                 at_once = at_once and onlooker.noting_at_once(at_once)
                 decide = onlooker.noting(decide)
-        if not self.prepared:
-            decide = self._decide_unprepared
         if not self.counting:
             at_once, decide = at_once and _let_pass, _let_pass
         self.decide_at_once: AtOnce | None = at_once

@@ -41,8 +41,8 @@ class Limiter(BanCommands, EventCommands):
 
     Args:
         store: The store that holds the counts; by default a new `MemoryStore`.
-        secret: The key for digests of API keys and the like, 16 to 64 bytes; by default the store's own, which is asked
-            for when it is first needed. Limiters with one secret make the same key of the same value.
+        secret: The key for digests of API keys and the like, 16 to 64 bytes. Limiters with one secret make the same key
+            of the same value, and so do those without one. Give one where values can be guessed, as emails can.
         observers: Called with each `Event`, in order, in a thread of their own; see `observe`.
         deadline: How long a store may take to answer a request, 1 ms to 60 s.
         on_error: The answer when the store takes longer or fails. ``"local"``: a memory store of this process decides;
@@ -80,8 +80,8 @@ class Limiter(BanCommands, EventCommands):
         self._keys = self.internals.keys
         self._known, self._questions = self._keys.known, self._keys.questions
         self.digest = self._keys.digest
-        """Makes a key of at most 64 bytes of a kind and a value that must not be readable: ``kind#1f3a…``. It is made
-        with the secret: the same for everybody who shares the secret, and of no use elsewhere. See `prepare`."""
+        """Makes a key of at most 64 bytes of a kind and a value that must not be readable: ``kind#1f3a…``. It is the
+        same for everybody who has the same secret, or none."""
         self._buckets: dict[str, dict[object, Bucket]] = {}
         self._without_loop = WithoutLoop(self.internals)
         self._remembered = 0  # how many questions are remembered
@@ -125,20 +125,8 @@ class Limiter(BanCommands, EventCommands):
             near_limit=near_limit,
         )
 
-    async def prepare(self) -> bool:
-        """Learn the secret of the store, in no more time than the deadline.
-
-        Await this before you keep a key that `digest` or `key_for` returned; every other method does it by itself. If
-        the secret does not come, digests are provisional: `on_error` decides without the store, and the keys change
-        when the store answers.
-
-        Returns:
-            Whether the secret is known.
-        """
-        return await self.internals.prepare()
-
     def key_for(self, key: AnyKey) -> str:
-        """Return the spelling of `key` that stores hold: one for each address, at most 64 bytes. See `prepare`.
+        """Return the spelling of `key` that stores hold: one for each address, at most 64 bytes.
 
         Raises:
             ConfigurationError: `key` is not text, or empty.
@@ -165,8 +153,6 @@ class Limiter(BanCommands, EventCommands):
         try:
             checks, guarded = self._questions[rule][limits][key]
         except (KeyError, TypeError):
-            if not self.internals.prepared:
-                await self.prepare()
             checks, guarded = self._question(key, limits, rule)
         if cost is not ONE_UNIT:
             ((bucket, text, _),) = checks
@@ -200,7 +186,6 @@ class Limiter(BanCommands, EventCommands):
         self, key: AnyKey, limits: str | AnyLimit | Sequence[str | AnyLimit], cost: int = 1, *, rule: str = DEFAULT_RULE
     ) -> Decision:
         """Say what `hit` would answer now. Changes nothing."""
-        await self.prepare()
         known, guarded = self._keys.learn(key)
         return await self.peek_all(((self._bucket(rule, limits), known, cost),), guarded)
 
@@ -221,7 +206,6 @@ class Limiter(BanCommands, EventCommands):
         Returns:
             An allowed decision, which shows where the key stands now and can be refunded.
         """
-        await self.prepare()
         return await self.charge_all(((self._bucket(rule, limits), self.key_for(key), units),))
 
     async def charge_all(self, checks: Sequence[Check]) -> Decision:
@@ -242,13 +226,12 @@ class Limiter(BanCommands, EventCommands):
 
     async def reset(self, key: AnyKey) -> bool:
         """Forget the windows of `key` under every rule. Returns False if there were none."""
-        await self.internals.fetch_secret()
         return await within(self.store.reset(self.key_for(key)))
 
     async def reset_all(self) -> bool:
         """Forget the windows of all keys under every rule, quotas too. Returns False if there were none.
 
-        Bans, strikes and the secret stay, and so do the places of requests under way. Those who wait for their turn go
+        Bans and strikes stay, and so do the places of requests under way. Those who wait for their turn go
         on at the moment that they were told. Other workers give up the refusals that they know within a second.
 
         Raises:
@@ -272,7 +255,6 @@ class Limiter(BanCommands, EventCommands):
             ConfigurationError: The key or the limits cannot be used.
             StoreError: The store does not answer.
         """
-        await self.internals.fetch_secret()
         if rules is None:
             buckets = self.internals.known_buckets.listed(self.internals.gates.listed())
         else:
@@ -393,10 +375,7 @@ class Limiter(BanCommands, EventCommands):
                 self._questions.clear()
                 self._remembered = 0
             self._remembered += 1
-            asked = self._questions.setdefault(rule, {}).setdefault(limits, {})
-            asked[key] = question
-            if self._known.get(key) is not known:  # another thread has changed the secret, and emptied both memos
-                asked.pop(key, None)
+            self._questions.setdefault(rule, {}).setdefault(limits, {})[key] = question
         return question
 
     def _bucket(self, rule: str, limits: str | AnyLimit | Sequence[str | AnyLimit]) -> Bucket:

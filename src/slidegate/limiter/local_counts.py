@@ -7,8 +7,6 @@ well and nothing that was counted or banned here may count any more::
     local                | decides         | a request has to pass both  | forgotten
                                            |<- the longest window asked ->|
                                                and the bans made here
-
-Keys that were counted under provisional digests (see `secret`) are asked for under those as long as they count.
 """
 
 from __future__ import annotations
@@ -23,7 +21,6 @@ from ..core.decision import Check, Decision
 from ..core.protocols import Clock, Event
 from ..stores.forks import hold_over_fork
 from ..stores.memory.store import MemoryStore
-from .key_spelling import Keys
 
 
 class LocalCounts:
@@ -42,7 +39,6 @@ class LocalCounts:
         self._tell = tell
         self._clock = clock
         self._is_away = is_away
-        self._keys: Keys | None = None
         self._needed_until_us = 0
         self._lock = Lock()  # threads count in one store, and none counts in one that is dropped
         hold_over_fork(self._lock)
@@ -58,42 +54,31 @@ class LocalCounts:
             # Places may be held by requests that began while the shared store was away.
             if due and self.made is not None and not self.made.places_held():
                 self.made = None
-                self._forget_spelling()
             return self.made
-
-    def respell(self, keys: Keys) -> None:
-        """Ask here by the spelling from before the secret came, as long as anything counts under it."""
-        self._keys = keys
-        if self.store is None:
-            self._forget_spelling()
-
-    def spelled(self, key: str) -> str:
-        """Return a key as this store knows it."""
-        return key if self._keys is None else self._keys.before(key)
 
     def hit(self, checks: Sequence[Check], guarded: Sequence[Guarded]) -> Decision:
         """Charge every check or none, in place of the shared store."""
-        return self._made(self._last_us(checks)).hit(self._checks(checks), self._guards(guarded))
+        return self._made(self._last_us(checks)).hit(checks, guarded)
 
     def hit_too(self, store: MemoryStore, checks: Sequence[Check], guarded: Sequence[Guarded]) -> Decision:
         """Charge every check or none, beside the shared store."""
-        decision = store.hit(self._checks(checks), self._guards(guarded))
+        decision = store.hit(checks, guarded)
         if decision.ban is not None and decision.ban.ends_us is not None:  # it may have been prolonged
             self._made(decision.ban.ends_us)
         return decision
 
     def peek(self, checks: Sequence[Check], guarded: Sequence[Guarded]) -> Decision:
         """Say what `hit` would answer now."""
-        return self._made().peek(self._checks(checks), self._guards(guarded))
+        return self._made().peek(checks, guarded)
 
     def charge(self, checks: Sequence[Check]) -> Decision:
         """Record every cost, in place of the shared store."""
-        return self._made(self._last_us(checks)).charge(self._checks(checks))
+        return self._made(self._last_us(checks)).charge(checks)
 
     def strike(self, policy: BanPolicy, key: str, weight: int, reason: str, prefix: str) -> Ban | None:
         """Count a strike, in place of the shared store."""
         store = self._made(self._clock() + policy.after.window_us)
-        ban = store.bans.strike(policy, self.spelled(key), weight, reason, prefix)
+        ban = store.bans.strike(policy, key, weight, reason, prefix)
         if ban is not None and ban.ends_us is not None:
             self._made(ban.ends_us)
         return ban
@@ -101,7 +86,7 @@ class LocalCounts:
     def find_ban(self, guarded: Sequence[Guarded]) -> Ban | None:
         """Return the ban made here that refuses, if there is one."""
         store = self.store
-        return None if store is None else store.bans.find(self._guards(guarded))
+        return None if store is None else store.bans.find(guarded)
 
     def _made(self, until_us: int = 0) -> MemoryStore:
         """Return the store, and keep it until a moment."""
@@ -117,18 +102,3 @@ class LocalCounts:
         """Return the moment when every unit that is counted now has expired."""
         spans_us = [limit.span_us + limit.slice_us for bucket, _, _ in checks for limit in bucket.limits]
         return self._clock() + max(spans_us, default=0)
-
-    def _forget_spelling(self) -> None:
-        if self._keys is not None:
-            self._keys.settle()
-            self._keys = None
-
-    def _checks(self, checks: Sequence[Check]) -> Sequence[Check]:
-        if self._keys is None:
-            return checks
-        return [(bucket, self.spelled(key), cost) for bucket, key, cost in checks]
-
-    def _guards(self, guarded: Sequence[Guarded]) -> Sequence[Guarded]:
-        if self._keys is None:
-            return guarded
-        return [self.spelled(who) if isinstance(who, str) else who for who in guarded]

@@ -33,7 +33,6 @@ from .scope_keys import RECORD, is_preflight
 from .settling import Settling
 from .waiting import wait_turn, while_there
 from .websockets.ban_sweep import OpenSockets
-from .websockets.held import Held
 from .websockets.message_limits import MessageCounter
 from .websockets.watched import Watched
 
@@ -246,10 +245,10 @@ class RequestGate:
         """Return a websocket that ends when its client is banned."""
         limiter, abuse = self.side.limiter, self._abuse
         client_key, address = self._client.locate(scope)
-        guarded = Held(limiter, scope, lambda scope: abuse.guarded(scope, client_key, address))
+        guarded = abuse.guarded(scope, client_key, address)
 
         async def banned() -> bool:
-            return await limiter.internals.find_ban(guarded()) is not None
+            return await limiter.internals.find_ban(guarded) is not None
 
         async def struck() -> None:
             if not allowlisted(record.steps):  # by a gate further in, after this one has let the request through

@@ -317,11 +317,7 @@ class RateLimitMiddleware(Breakable):
             request.scope, request.receive, request.out = ENDED
 
     async def _begin(self, scope: Scope, receive: Receive, send: Send) -> bool:
-        """Pass on what the gate does not judge; return True for a request that it is to judge after all.
-
-        That is so for the first requests, until the secret of the store is known: their keys may be digests made with
-        it. The first call of all looks at the routes.
-        """
+        """Look at the routes in the first call. Pass on what the gate does not judge; return True for the rest."""
         if self._enabled:
             if not self._looked:
                 try:
@@ -332,8 +328,7 @@ class RateLimitMiddleware(Breakable):
                     await end_start(error, scope, receive, send)
                 self._looked = True
             if scope["type"] in _JUDGED:
-                if await self.limiter.prepare():
-                    self._judged = _JUDGED
+                self._judged = _JUDGED
                 return True
         if scope["type"] in _JUDGED:
             scope[OFF] = True

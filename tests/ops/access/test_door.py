@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from slidegate import ConfigurationError, StoreUnavailable
+from slidegate import ConfigurationError, Limiter, StoreUnavailable
 from slidegate.ops.access.access import Access
 from slidegate.ops.access.door import Door
 from slidegate.ops.access.visitors import Visitor
+from slidegate.stores.lmdb import LmdbStore
 
 from ...asgi import Answer, call, scope_of, send_scope
 from .visits import HOST, READ_TOKEN, TOKEN, Browser, House, said, with_token
@@ -192,6 +194,17 @@ async def test_an_auth_function_says_who_comes(answer: Any, is_async: bool) -> N
         assert said(got)["role"] == (answer if isinstance(answer, str) else answer.role)
         assert len(said(got)["name"]) <= 64
         assert "\n" not in said(got)["name"]
+
+
+def test_workers_that_share_a_store_need_a_secret_to_sign_sessions_with(tmp_path: Path) -> None:
+    store = LmdbStore(tmp_path)
+    with pytest.raises(ConfigurationError, match=r"auth: .* sign sessions with the secret of their limiter.*secret="):
+        Access(Limiter(store), auth=lambda request: None)
+    workers = [Limiter(store, secret=secret) for secret in ("the secret of all workers", "the secret of others")]
+    signed = [Access(limiter, auth=lambda request: None).session_key for limiter in (*workers, *workers)]
+    assert signed[:2] == signed[2:]
+    assert signed[0] != signed[1]
+    store.close()
 
 
 @pytest.mark.parametrize("answer", [True, "admin", 1, Visitor("admin", "ann"), Visitor("full", 3), ("full", "ann")])  # type: ignore[arg-type]

@@ -51,7 +51,6 @@ class TwoProcesses:
         self._clock = clock
         self._calls = 0
         self.bans = _Bans(self)
-        self.secret = self.store.secret
         self.observe = self.store.observe
         remote.call("open", path)
 

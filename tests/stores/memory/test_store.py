@@ -286,7 +286,7 @@ def test_a_charge_that_has_aged_out_is_not_refunded_when_its_moment_comes_again(
 
 
 def cell_of(store: MemoryStore, key: str) -> int:
-    return cell_number(key, store.secret)
+    return cell_number(key, store._shared.secret)
 
 
 def test_a_flood_of_one_hit_keys_stays_within_max_keys_and_is_told() -> None:
@@ -466,12 +466,6 @@ def test_max_keys_that_cannot_be_are_named(max_keys: object) -> None:
 def test_a_clock_that_cannot_be_called_is_named(clock: object) -> None:
     with pytest.raises(ConfigurationError, match="clock: expected a function that returns microseconds, not"):
         MemoryStore(clock=clock)  # type: ignore[arg-type]
-
-
-def test_every_store_has_a_secret_of_its_own() -> None:
-    secrets = {MemoryStore().secret for _ in range(10)}
-    assert len(secrets) == 10
-    assert {len(secret) for secret in secrets} == {32}
 
 
 def test_a_store_needs_no_thread() -> None:

@@ -1,4 +1,4 @@
-"""Redis comes later than the application, which starts, decides by itself, and then makes the keys of everybody."""
+"""Redis comes later than the application, which starts, decides by itself, and makes the keys of everybody."""
 
 from __future__ import annotations
 
@@ -88,15 +88,8 @@ class Worker:
     async def statuses(self, count: int, headers: dict[str, str] = HEADERS) -> list[int]:
         return [(await self.answer(headers)).status for _ in range(count)]
 
-    async def prepared(self) -> None:
-        """Come back when the secret is known; only time makes a limiter try again."""
-        async with asyncio.timeout(BOUND_S):
-            while not await self.limiter.prepare():  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
-
     async def recovered(self) -> None:
         """Come back when Redis decides again, and from now on in whatever time a busy machine takes."""
-        await self.prepared()
         async with asyncio.timeout(BOUND_S):
             while self.heard.kinds[-1:] == ["store_failed"]:
                 await self.limiter.hit("probe", "1000000/minute")
@@ -146,7 +139,7 @@ def test_to_make_a_limiter_asks_nobody() -> None:
 
 async def test_commands_say_that_the_store_is_not_there() -> None:
     worker = Worker(f"redis://127.0.0.1:{free_port()}/0")
-    with pytest.raises(StoreUnavailable, match="bans cannot be exported while the secret"):
+    with pytest.raises(StoreUnavailable):
         [line async for line in worker.limiter.export_bans()]
     for command in (worker.limiter.ban("ann", "1h"), worker.limiter.import_bans([]), worker.limiter.reset(LONG)):
         with pytest.raises(StoreError):
@@ -222,11 +215,7 @@ class Weather:
 async def test_nobody_gets_a_window_twice_while_redis_comes_and_goes(
     place: Place, steps: int, number: int, rng: random.Random
 ) -> None:
-    """Each worker lets each client through once a window.
-
-    Keys of three kinds, one of them made of the others, are made before and after the secret comes, so a key that is
-    not found under its other spelling shows as a burst.
-    """
+    """Each worker lets each client through once a window, by keys of three kinds."""
     weather = Weather(place.proxy, rng)
     await place.proxy.refuse()
     workers = [Worker(place.url, key=key) for key in KEYS for _ in range(2)]

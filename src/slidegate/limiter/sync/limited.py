@@ -152,8 +152,6 @@ class Limited:
         return decision
 
     async def _ask(self, bucket: Bucket, key: str) -> Decision:
-        if not self._internals.prepared:
-            await self._internals.prepare()
         known, guarded = self._internals.keys.learn(key)
         answer = self._internals.decide(((bucket, known, self._cost),), guarded)
         decision = answer if isinstance(answer, Decision) else await answer

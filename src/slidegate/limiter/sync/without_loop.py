@@ -18,8 +18,8 @@ from .loop_thread import LOOP_THREAD, Undo
 
 T = TypeVar("T")
 
-STEPS: Final = 4
-"""The most deadlines in a row that one call may wait for: the secret, the question, a refund, and the next question."""
+STEPS: Final = 3
+"""The most deadlines in a row that one call may wait for: the question, a refund, and the next question."""
 GRACE_S: Final = 5.0
 """How much longer a loop with a lot to do may take."""
 _COMMAND_S: Final = STEPS * COMMAND_DEADLINE_S + GRACE_S

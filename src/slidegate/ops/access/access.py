@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from inspect import isawaitable
 from typing import Final, NamedTuple, TypeVar
@@ -66,9 +67,11 @@ class Access:
         limiter: The limiter.
         places: The names under which the tool may be asked.
         sessions: The sessions of browsers.
+        session_key: Signs the sessions where `auth` says who is there; with tokens each of them signs its own.
 
     Raises:
-        ConfigurationError: There are neither tokens nor `auth`, or both, or a value cannot work.
+        ConfigurationError: There are neither tokens nor `auth`, or both; a value cannot work; or there is `auth`, and
+            the limiter has a store for several workers and no `secret`.
     """
 
     def __init__(
@@ -108,6 +111,7 @@ class Access:
         self._auth = auth
         self._client = client if client is not None else client_ip()
         self._attempts = Attempts(limiter, self._client)
+        self.session_key = _session_key(limiter, what) if auth is not None else b""
 
     @property
     def opens_by_token(self) -> bool:
@@ -155,11 +159,6 @@ class Access:
         found = await self._session(scope)
         return None if found is None else found[0]
 
-    async def key_of_sessions(self) -> bytes:
-        """Return the key of sessions where `auth` says who is there: it belongs to the store, so that workers agree."""
-        await self.limiter.prepare()
-        return self.limiter.digest("slidegate-sessions", b"auth").encode()
-
     async def keep_banned_out(self, scope: Scope) -> None:
         """Refuse a client that is banned.
 
@@ -199,7 +198,7 @@ class Access:
         cookies = session_cookies(scope)
         if not cookies:
             return None
-        keys: Sequence[bytes] = [token.key for token in self._tokens.all] or [await self.key_of_sessions()]
+        keys: Sequence[bytes] = [token.key for token in self._tokens.all] or [self.session_key]
         for cookie in cookies:
             session = self.sessions.read(cookie, keys)
             if session is not None:
@@ -224,6 +223,17 @@ class Access:
         if found is None:
             raise Refused(*_WRONG)
         return found
+
+
+def _session_key(limiter: Limiter, what: str) -> bytes:
+    if limiter.internals.has_secret:
+        return limiter.digest("slidegate-sessions", b"auth").encode()
+    if limiter.internals.per_process:
+        return os.urandom(32)
+    raise ConfigurationError(
+        f"{what}: auth: workers that share a store sign sessions with the secret of their limiter, and this one has "
+        'none; write Limiter.from_url("redis://...", secret=os.environ["SLIDEGATE_SECRET"]), for example'
+    )
 
 
 async def _ask(auth: AuthFunction, scope: Scope) -> Visitor | None:

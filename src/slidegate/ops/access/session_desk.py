@@ -54,7 +54,7 @@ class SessionDesk:
         """
         session, fields = found.session, []
         if session is None and not found.bearer:
-            session, cookie = self._access.sessions.open(await self._access.key_of_sessions())
+            session, cookie = self._access.sessions.open(self._access.session_key)
             fields.append(set_cookie(scope, cookie, self._lasts_s))
         await self._say(scope, send, found.visitor, session, *fields)
 

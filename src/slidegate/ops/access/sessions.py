@@ -124,7 +124,6 @@ class Sessions:
             decision = answer if isinstance(answer, Decision) else await answer
         else:
             # Not by `Limiter.peek`: where the store is away, that answers by what this process has counted.
-            await self._limiter.prepare()
             known = await safe.ask(lambda: store.peek(checks), None, checks)
             if known is None:
                 return Reason.UNAVAILABLE

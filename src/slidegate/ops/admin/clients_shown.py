@@ -64,7 +64,6 @@ async def client_shown(limiter: Limiter, onlooker: Onlooker, seen: Seen, key: st
         StoreError: The store does not answer.
     """
     ban_key(key)
-    await limiter.prepare()
     known = limiter.key_for(key)
     ban = await ban_of(limiter, known) or await limiter.banned(known)
     lately = {bucket.rule for name in onlooker.rules_of(known) if (bucket := onlooker.bucket(name)) is not None}

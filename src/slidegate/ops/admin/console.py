@@ -144,7 +144,6 @@ class Console:
         Raises:
             Missing: The target has none.
         """
-        await self._limiter.prepare()
         ban = await ban_of(self._limiter, target)
         if ban is None:
             raise Missing(f"{escaped(target, 80)!r} has no ban")
@@ -179,14 +178,12 @@ class Console:
             identities = ", ".join(repr(bucket.rule) for bucket in buckets[:8])
             message = f"several rules are called {escaped(rule, 80)!r}; give an identity: {identities}"
             raise Unusable([("rule", message)])
-        await self._limiter.prepare()
         known = self._limiter.key_for(key)
         decision = await self._limiter.charge_all(((buckets[0], known, units),))
         return {"key": known, "windows": windows_of(decision)}
 
     async def find(self, kind: str, name: str, value: str) -> dict[str, Any]:
         """Return the key that gates make of a value that clients send: POST keys/find."""
-        await self._limiter.prepare()
         return {"key": _key_of(self._limiter, kind, name, value.encode(errors="surrogatepass"))}
 
     def _listen(self) -> None:

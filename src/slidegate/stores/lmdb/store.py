@@ -145,11 +145,6 @@ class LmdbStore:
     def __repr__(self) -> str:
         return f"<LmdbStore {str(self._env.path)!r}>"
 
-    @property
-    def secret(self) -> bytes:
-        """The key for digests, made with the environment: the same for all processes."""
-        return self._env.dbs.secret
-
     def stats(self) -> LmdbStats:
         """Return the store's counters."""
         upkeep = self._transactions.upkeep

@@ -92,7 +92,6 @@ class MemoryStore:
         for name, given in (("clock", clock), ("wall_clock", wall_clock)):
             if given is not None and not callable(given):
                 raise ConfigurationError(f"{name}: expected a function that returns microseconds, not {given!r}")
-        self.secret = os.urandom(32)
         self._clock = clock
         self.unix_us: Clock = wall_clock or clock or system_us
         self._lock = threading.Lock()
@@ -107,7 +106,7 @@ class MemoryStore:
         self._plain = True  # until a bucket comes whose refusals do more than refuse
         self._observers = Observers()
         self._hot, self._generations = HotStorey(HOT_WINDOWS), Generations()
-        self._shared = Shared(self.secret, self._hot, self._generations)
+        self._shared = Shared(os.urandom(32), self._hot, self._generations)
         self._keys = 0
         self._evictions = 0
         self._shared_hits = 0

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
@@ -128,14 +128,6 @@ class RedisStore:
 
     def __repr__(self) -> str:
         return f"<RedisStore {self._prefix!r}>"
-
-    @property
-    def secret(self) -> bytes | Awaitable[bytes]:
-        """The key for digests, made once for all stores of a prefix; await it where it is not known yet.
-
-        Awaiting it raises StoreError where Redis does not answer.
-        """
-        return self._names.secret or _Later(self._fetch_secret)
 
     @property
     def evicts(self) -> str:
@@ -353,21 +345,6 @@ class RedisStore:
             known = await ask(b"HMGET", self._shared.meta, *fields)
         self._names.use(known[0])
         self.bans.lives(known[1])
-
-    async def _fetch_secret(self) -> bytes:
-        """Ask for anything: before a connection is used, the secret is learnt."""
-        await self._lane().ask(b"EXISTS", self._shared.meta)
-        return self._names.secret
-
-
-class _Later:
-    """An awaitable that starts its work when it is awaited."""
-
-    def __init__(self, work: Callable[[], Awaitable[bytes]]) -> None:
-        self._work = work
-
-    def __await__(self) -> Generator[Any, None, bytes]:
-        return self._work().__await__()
 
 
 def _monotonic_us() -> int:

@@ -20,7 +20,6 @@ from ...limiter import Limiter
 from ..keys.client_ip import ClientAddress
 from ..keys.key import Key
 from ..options import names_checked
-from .held import Held
 from .watched import Watched
 
 MessageKey: TypeAlias = Literal["connection", "client"] | Key
@@ -101,9 +100,9 @@ class MessageCounter:
         if self._key == "connection":
             # Counts that live as long as the connection need no store that others share, and go when it goes.
             own = Limiter()
-            return Counted(socket, self._bucket, own, Held(own, scope, lambda _: "connection"), self._beyond)
+            return Counted(socket, self._bucket, own, "connection", self._beyond)
         client_key, find = self._client.locate(scope)[0], self._key.find if isinstance(self._key, Key) else None
-        key = Held(self._limiter, scope, lambda s: client_key if find is None else find(s, self._limiter, client_key))
+        key = client_key if find is None else find(scope, self._limiter, client_key)
         return Counted(socket, self._bucket, self._limiter, key, self._beyond)
 
 
@@ -114,11 +113,11 @@ class Counted:
         socket: The connection.
         bucket: The bucket of its messages.
         limiter: The limiter that counts them.
-        key: Returns the key under which they are counted.
+        key: The key under which they are counted.
         beyond: The action on a message beyond the limit.
     """
 
-    def __init__(self, socket: Watched, bucket: Bucket, limiter: Limiter, key: Held[str], beyond: Beyond) -> None:
+    def __init__(self, socket: Watched, bucket: Bucket, limiter: Limiter, key: str, beyond: Beyond) -> None:
         self._socket = socket
         self._bucket = bucket
         self._key = key
@@ -153,5 +152,5 @@ class Counted:
                 return await self._socket.close(TRY_AGAIN_LATER, "message limit exceeded")
 
     async def _hit(self) -> Decision:
-        answer = self._limiter.internals.decide(((self._bucket, self._key(), 1),), ())
+        answer = self._limiter.internals.decide(((self._bucket, self._key, 1),), ())
         return answer if isinstance(answer, Decision) else await answer

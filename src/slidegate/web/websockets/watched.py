@@ -23,7 +23,7 @@ class Watched:
     Args:
         receive: The server's channel.
         send: The server's channel.
-        guarded: Returns the keys and addresses whose bans end it.
+        guarded: The keys and addresses whose bans end it.
         banned: Tells whether a ban refuses the client now.
         struck: Called for each message that a limit refused.
         accepted: Called with the connection when the application has accepted it; tells whether somebody looks after
@@ -37,14 +37,14 @@ class Watched:
         self,
         receive: Receive,
         send: Send,
-        guarded: Callable[[], Sequence[Guarded]],
+        guarded: Sequence[Guarded],
         banned: Callable[[], Awaitable[bool]],
         struck: Callable[[], Awaitable[None]],
         accepted: Callable[[Watched], bool],
     ) -> None:
         self._receive = receive
         self._send = send
-        self._guarded = guarded
+        self.guarded = guarded
         self.banned = banned
         self.struck = struck
         self._accepted = accepted
@@ -54,11 +54,6 @@ class Watched:
         self.over = False
         self._last: Message | None = None
         self._early: list[Message] = []
-
-    @property
-    def guarded(self) -> Sequence[Guarded]:
-        """The keys and addresses whose bans end it."""
-        return self._guarded()
 
     @property
     def channels(self) -> tuple[Receive, Send]:

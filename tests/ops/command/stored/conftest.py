@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from slidegate import Limiter
-
 from ....redis_servers import RedisServer, needs_redis
-from .stores_at_hand import fill
+from .stores_at_hand import fill, touch
 
 
 @pytest.fixture(scope="module")
@@ -28,5 +26,5 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         server = request.getfixturevalue("server")
         server.command("FLUSHALL")
         made = server.url
-    fill(made, Limiter.prepare)
+    fill(made, touch)
     return made

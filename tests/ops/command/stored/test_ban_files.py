@@ -13,7 +13,7 @@ import pytest
 from slidegate import Limiter
 from slidegate.ops.command.stored.ban_import import BATCH
 
-from .stores_at_hand import fill, hanging_ends, run, start
+from .stores_at_hand import fill, hanging_ends, run, start, touch
 
 HEAD = '{"slidegate": "bans", "version": 1, "written_us": 1700000000000000}\n'
 
@@ -31,7 +31,7 @@ async def count(limiter: Limiter) -> int:
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_an_import_that_ends_half_way_has_written_whole_batches(how: signal.Signals, tmp_path: Path) -> None:
     url = f"lmdb://{tmp_path}/store"
-    fill(url, Limiter.prepare)
+    fill(url, touch)
     process = start("bans", "import", "-", "--as", "slidegate", "--store", url, stdin=subprocess.PIPE)
     with hanging_ends(process):
         assert process.stdin is not None
@@ -72,7 +72,7 @@ def test_a_file_that_cannot_be_read_is_bad_input_in_one_line(
     text: str, words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url = f"lmdb://{tmp_path}/store"
-    fill(url, Limiter.prepare)
+    fill(url, touch)
     file = tmp_path / "bans.txt"
     file.write_text(text)
     assert run("bans", "import", str(file), "--store", url, "--quiet", *words) == 2
@@ -82,7 +82,7 @@ def test_a_file_that_cannot_be_read_is_bad_input_in_one_line(
 
 def test_a_file_that_is_not_there_or_a_directory_is_bad_input(tmp_path: Path) -> None:
     url = f"lmdb://{tmp_path}/store"
-    fill(url, Limiter.prepare)
+    fill(url, touch)
     for file in (tmp_path / "none", tmp_path):
         assert run("bans", "import", str(file), "--store", url) == 2
 
@@ -90,7 +90,7 @@ def test_a_file_that_is_not_there_or_a_directory_is_bad_input(tmp_path: Path) ->
 @pytest.mark.all
 def test_of_two_commands_at_once_the_later_one_wins_and_both_succeed(tmp_path: Path) -> None:
     url = f"lmdb://{tmp_path}/store"
-    fill(url, Limiter.prepare)
+    fill(url, touch)
 
     async def made(limiter: Limiter) -> list[Any]:
         return [(ban.key, ban.by) async for ban in limiter.bans()]

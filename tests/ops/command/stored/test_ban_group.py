@@ -17,7 +17,7 @@ from slidegate import BanPolicy, Limiter, header
 from slidegate.ops.command.stored.ban_files import FORMS_OUT
 
 from ....redis_servers import REDIS, RedisServer, needs_redis
-from .stores_at_hand import ban_many, fill, hanging_ends, run, start
+from .stores_at_hand import ban_many, fill, hanging_ends, run, start, touch
 
 
 def lines(capsys: pytest.CaptureFixture[str]) -> list[Any]:
@@ -134,7 +134,7 @@ def _text_in_its_place(place: Path) -> None:
 
 
 def _without_lock(place: Path) -> None:
-    fill(f"lmdb://{place}", Limiter.prepare)
+    fill(f"lmdb://{place}", touch)
     (place / "lock.mdb").unlink()
 
 
@@ -187,7 +187,7 @@ def test_a_change_of_what_is_no_store_is_refused_and_left_as_it_is(make: Any, tm
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
 def test_a_store_of_somebody_else_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    fill(f"lmdb://{tmp_path}/store", Limiter.prepare)
+    fill(f"lmdb://{tmp_path}/store", touch)
     (tmp_path / "store" / "data.mdb").chmod(0)
     assert run("bans", "list", "--store", f"lmdb://{tmp_path}/store") == 3
     assert "Permission denied" in capsys.readouterr().err

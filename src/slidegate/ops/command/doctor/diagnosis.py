@@ -69,7 +69,6 @@ async def about_store(limiter: Limiter, name: str) -> AsyncIterator[Diagnosis]:
     taken_us: list[float] = []
     ahead_us = 0.0
     try:
-        await limiter.internals.fetch_secret()
         store = limiter.store
         for _ in range(_ASKED):
             if not isinstance(store, KeepsFigures):

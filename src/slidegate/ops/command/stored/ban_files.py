@@ -32,7 +32,6 @@ def exported(at: Opened, form: str, left_out: Counter[str]) -> Iterator[tuple[in
         left_out: Counts the bans that the format cannot hold, by cause.
     """
     if form == OWN:
-        at.wait(at.limiter.internals.fetch_secret())
         for part in at.each(at.bans.dump_parts()):
             yield from (("ban" in row, json.dumps(row, ensure_ascii=True)) for row in part)
         return

@@ -48,7 +48,7 @@ def show_key(
     """
     asked, limits = key_of(key, value), _named(named)
     with opened(store) as at:
-        known = _spelled(at, asked)
+        known = at.limiter.key_for(asked)
         windows = _windows(at, asked, rules, limits)
         shown = {
             "key": known,
@@ -74,15 +74,10 @@ def reset_key(out: Output, key: str, value: str | None, store: str | None) -> No
     """
     asked = key_of(key, value)
     with opened(store, writes=True) as at:
-        known = _spelled(at, asked)
+        known = at.limiter.key_for(asked)
         if not at.wait(at.limiter.reset(asked)):
             raise NotFound(f"nothing is counted of {known}")
     out.value({"reset": known})
-
-
-def _spelled(at: Opened, asked: AnyKey) -> str:
-    at.wait(at.limiter.internals.fetch_secret())
-    return at.limiter.key_for(asked)
 
 
 def _named(named: Sequence[str]) -> dict[str, str]:
