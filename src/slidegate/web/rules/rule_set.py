@@ -59,7 +59,7 @@ class BoundRule:
         self.hot = None if rule.capacity is None else HotWatch(bucket, rule.capacity)
         self.places = places
         functions = (self.key_function, self.cost_function, rule.limits_function)
-        self.plain = functions == (None, None, None) and rule.concurrency is None
+        self.plain = all(function is None for function in functions) and rule.concurrency is None
         self._plans: dict[object, Bucket] = {}
 
     def check(self, scope: Scope, limiter: Limiter, client_key: str) -> Check:
