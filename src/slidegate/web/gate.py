@@ -18,7 +18,7 @@ from ..limiter.places.place_queue import PlaceQueues, lacking
 from ..limiter.places.waits import PASSED, REFUSED
 from .answers.refusal_events import RefusalEvents
 from .answers.refusals import Refusals, refused_by
-from .bans.outcomes import listening, strike_failed
+from .bans.outcomes import hear, listening
 from .bans.signals import AbuseWatch
 from .endpoints.endpoint_buckets import EndpointBuckets
 from .endpoints.rate_limit import carries_only_refusals
@@ -30,7 +30,7 @@ from .record import Record, Side, allowlisted
 from .rules.rule_set import RuleSet
 from .rules.user_functions import Calls
 from .scope_keys import RECORD, is_preflight
-from .settling import Settling
+from .settling import FAILED, Settling, is_failure
 from .waiting import wait_turn, while_there
 from .websockets.ban_sweep import OpenSockets
 from .websockets.message_limits import MessageCounter
@@ -144,10 +144,16 @@ class RequestGate:
         try:
             await self._app(scope, receive, send)
         except Exception as error:
-            if record.refused is None and self._abuse.listens and not record.answered:
-                await strike_failed(scope, record, side, error)
+            await self._fail(scope, record, decision, error)
             if not self.has_refused(record, error) or not outermost:
                 raise
+
+    async def _fail(self, scope: Scope, record: Record, decision: Decision, error: Exception) -> None:
+        """Settle reserved units, and strike, for the 500 that a server makes of an exception."""
+        if record.refused is None and not record.answered and is_failure(error):
+            await self._settling.settle(scope, decision, FAILED)
+            if self._abuse.listens:
+                await hear(500, scope, record, self.side)
 
     async def refuse(self, scope: Scope, receive: Receive, send: Send, decision: Decision) -> None:
         """Strike for a refusal by a limit, and answer the request."""

@@ -261,7 +261,7 @@ class RateLimitMiddleware(Breakable):
             except BaseException as error:
                 if not self._gate.has_refused(request, error):
                     if request.unfinished:
-                        await request.let_go()
+                        await request.give_up(scope, error)
                     request.fail(error)
                     raise
             if request.unfinished:
@@ -307,7 +307,7 @@ class RateLimitMiddleware(Breakable):
                 await self._gate.serve(scope, receive, request.send_any, request, outermost=True)
             except BaseException as error:
                 if request.unfinished:
-                    await request.let_go()
+                    await request.give_up(scope, error)
                 request.fail(error)
                 raise
             if request.unfinished or request.userless:

@@ -17,7 +17,7 @@ from .answers.tightest import tightest
 from .bans.signals import AbuseWatch
 from .endpoints.endpoint_buckets import EndpointBuckets
 from .finishing import hand_back
-from .settling import Reservation
+from .settling import FAILED, Reservation, is_failure, settle
 
 _ALLOWLISTED: Final = Reason.ALLOWLISTED
 LEFT: Final = Decision(False, Reason.LIMITED)
@@ -202,6 +202,12 @@ class Record:
                 if not bucket.count_denied
             ]
         )
+
+    async def give_up(self, scope: Scope, error: BaseException) -> None:
+        """Settle what limits at endpoints have reserved, and let go, for an exception of the application's."""
+        if self.refused is None and not self.answered and is_failure(error):
+            await settle(scope, getattr(self, "reserved", ()), FAILED)
+        await self.let_go()
 
     async def let_go(self) -> None:
         """Hand back the places that the request holds, also if it is cancelled meanwhile. It does so once."""

@@ -47,7 +47,10 @@ class RefusedRoutes:
         """Return the label of the route, for a path below the outermost router."""
         known = self._below.get(id(outermost))
         if known is None:
-            routed = [place for place in walk(outermost) if place.route.endpoint is not None]
+            try:
+                routed = [place for place in walk(outermost) if place.route.endpoint is not None]
+            except Exception:
+                return UNROUTED  # a router of the user's has failed, which is no reason not to refuse
             known = remember(self._below, id(outermost), (outermost, routed), _MEMO_ROOTS)
         return _led(known[1], connection, method, path)
 

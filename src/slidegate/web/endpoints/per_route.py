@@ -92,8 +92,12 @@ class PerRoute:
         method = scope.get("method", "")
         counting = [_named(one) for one in reached if one is not None and not _is_spared(one, method)]
         if not counting and None in reached:
-            counting = [_NO_ROUTE]
+            return self.anywhere()
         return [self._bound.get(name) or self._bind(name) for name in dict.fromkeys(counting)]
+
+    def anywhere(self) -> Sequence[BoundRule]:
+        """Return the bucket of requests that reach no route that is known."""
+        return [self._bound.get(_NO_ROUTE) or self._bind(_NO_ROUTE)]
 
     def _reached(self, scope: Scope) -> list[Reached | None]:
         """Return the ends of all ways that a request may take; None stands for no route."""

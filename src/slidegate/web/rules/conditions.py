@@ -15,12 +15,12 @@ from .user_functions import Calls, request_of
 async def settled(rules: RuleSet, selection: Selection, scope: Scope, calls: Calls) -> Selection:
     """Return the rules that a request meets, with their conditions asked: in their order, each function once."""
     request = request_of(scope)
-    answers: dict[object, bool | None] = {}
+    answers: dict[int, bool | None] = {}  # by identity: not every function can be hashed
     met: list[Met] = []
     for rule, bound, ends in selection.open:
-        if rule.when not in answers:
-            answers[rule.when] = await calls.holds(rule, request)
-        holds = answers[rule.when]
+        if id(rule.when) not in answers:
+            answers[id(rule.when)] = await calls.holds(rule, request)
+        holds = answers[id(rule.when)]
         if holds is None:
             ends = ends and rule.blocks
         if holds is False or (holds is None and rule.exempt):

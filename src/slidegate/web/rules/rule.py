@@ -262,7 +262,9 @@ class Rule:
 
     def __repr__(self) -> str:
         limits = "by request" if self.limits_function is not None else "; ".join(map(str, self.all_limits))
-        return f"<Rule {self.label!r} {limits or 'exempt'}>"
+        action = "exempt" if self.exempt else "shed" if self.shed is not None else self.action
+        shown = filter(None, (limits, "" if action == "limit" else action))
+        return f"<Rule {self.label!r} {' '.join(shown)}>"
 
     @property
     def _call(self) -> str:
