@@ -141,3 +141,22 @@ def test_strikes_that_have_left_hold_no_places_for_those_of_other_policies(kind:
     assert "strikes_dropped" not in heard.kinds
     assert store.bans.strike(new, "attacker:0", 1, "why")
     store.close()
+
+
+@pytest.mark.parametrize("kind", ["memory", "lmdb"])
+def test_the_strikes_of_a_key_count_once_for_each_policy_and_its_ban_once(kind: str, tmp_path: Path) -> None:
+    clock, heard = FakeClock(10**15), RecordingObserver()
+    store: Any = MemoryStore(max_bans=4, clock=clock)
+    if kind == "lmdb":
+        store = LmdbStore(tmp_path / "lmdb", max_bans=4, clock=clock)
+    store.observe(heard)
+    policies = [BanPolicy("2/minute", "10m", jitter=0, name=name) for name in ("one", "two")]
+    for key in ("ann", "bob"):
+        for policy in policies:
+            store.bans.strike(policy, key, 1, "why")
+    assert heard.kinds == []
+    store.bans.strike(policies[0], "eve", 1, "why")
+    assert heard.kinds == ["strikes_dropped"]
+    assert [bool(store.bans.strike(policy, "bob", 1, "why")) for policy in policies] == [True, False]
+    assert [bool(store.bans.strike(AT_ONCE, key, 1, "why")) for key in ("a", "b", "c", "d")] == [True] * 3 + [False]
+    store.close()
