@@ -185,6 +185,13 @@ async def test_rules_that_track_call_what_the_code_names(file: Path) -> None:
     assert heard == [PEER]
 
 
+@pytest.mark.parametrize("facts", ['action = "block"', 'shed = { lag = "50ms" }', "exempt = true"])
+async def test_rules_that_count_nothing_may_be_alike(facts: str, file: Path) -> None:
+    text = f'[[rules]]\npath = "/a"\n{facts}\n'
+    answers = [(await call(from_file(file, times * text), "/a")).status for times in (1, 2)]
+    assert answers[0] == answers[1]
+
+
 def test_text_of_another_system_is_read_as_well(file: Path) -> None:
     assert gate(file, b'\xef\xbb\xbflimits = "2/hour"\r\nheaders = "none"\r\n').rules[0].limits[0].amount == 2
 
