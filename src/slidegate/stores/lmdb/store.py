@@ -20,6 +20,14 @@ from os import PathLike
 from typing import Final, Literal
 
 try:
+    from fcntl import flock  # noqa: F401
+    from os import register_at_fork  # noqa: F401
+except ImportError:
+    raise ImportError(
+        "LmdbStore needs POSIX, as Linux and macOS have it; here use MemoryStore for one process, or RedisStore"
+    ) from None
+
+try:
     import lmdb  # noqa: F401 - without it, the error says what to install
 except ImportError as error:
     raise ImportError('LmdbStore needs the package lmdb: pip install "slidegate[lmdb]"') from error
