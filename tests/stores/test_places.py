@@ -215,6 +215,34 @@ async def test_a_place_that_nobody_can_hand_back_is_renewed_no_more(crew: Worker
     assert kept.allowed
 
 
+class Deaf:
+    """A store that cannot be told that a request has ended."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def refund(self, decision: Decision) -> bool:
+        raise StoreUnavailable("deaf")
+
+
+async def test_a_place_whose_hand_back_failed_is_renewed_no_more(crew: Workers) -> None:
+    holds, other = crew.hire(), crew.hire()
+    kept = await take(holds)
+    deaf: Any = Deaf(holds)
+    assert await Limiter(deaf).refund(kept) is False
+    assert holds.places_held() == 0
+    crew.clock.advance(us=LEASE_US - 1)
+    await renew(holds)
+    crew.clock.advance(us=1)
+    taken = [await take(other), await take(other)]
+    assert all(taken)
+    assert await settle(holds.refund(kept)) is False
+    assert not await take(other)
+
+
 async def test_a_step_back_of_the_clock_frees_nothing(crew: Workers) -> None:
     holds, other = crew.hire(), crew.hire()
     held = [await take(holds), await take(holds)]
@@ -361,6 +389,12 @@ async def test_thousands_of_places_are_renewed_without_filling_the_line(at_serve
     assert not await take(other, bucket=many)
     assert (await take(other, "user:77")).remaining == 0
     assert holds.places_held() == 1_700 == len(held)
+    renewing = asyncio.ensure_future(renew(holds))
+    await turns()
+    for decision in reversed(held[:700]):
+        await settle(holds.refund(decision))
+    await renewing
+    assert (await take(other, bucket=many)).remaining == 699, "what was handed back meanwhile is not put back"
     assert at_server.seen[0].events == []
 
 

@@ -24,6 +24,7 @@ from ..core.bans.policy import BanPolicy
 from ..core.decision import Check, Decision
 from ..core.durations import format_duration
 from ..core.errors import ConfigurationError, StoreError, StoreTimeout, closest
+from ..core.kinds.place_lease import let_go
 from ..core.limits import parse_duration_us
 from ..core.logs import logger, written
 from ..core.protocols import Clock, Event, KeepsDeadline, Store
@@ -179,6 +180,7 @@ class Failsafe:
     async def refund(self, decision: Decision) -> bool:
         """Hand the units of a decision back to each store that charged them; False if a store does not answer."""
         if not isinstance(decision, Parted):
+            let_go(decision.charge)  # the store may be left alone, and hear nothing of it
             return await self.ask(lambda: self._store.refund(decision), False, decision.checks)
         changed = False
         for store, part in decision.parts:

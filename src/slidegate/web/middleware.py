@@ -219,7 +219,7 @@ class RateLimitMiddleware(Breakable):
             options: Options of `RateLimitMiddleware`; they go before those of the file.
 
         Raises:
-            ConfigurationError: The file cannot be used; the message names the line and the key.
+            ConfigurationError: The file cannot be used; the message names the path of the key.
         """
         # Most gates read no file, and everything that reads one is a tenth of what the package takes to be imported.
         from .config.file_gate import FileGate

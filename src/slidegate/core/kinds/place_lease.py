@@ -1,7 +1,8 @@
-"""How long the places of a worker that is gone stay taken, in a store that several workers share."""
+"""The places that a worker renews in a store that several workers share, and how long they outlast it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import Final
 
@@ -15,6 +16,26 @@ RENEWALS: Final = 3
 
 _LEAST_US: Final = 1_000_000
 _MOST_US: Final = 600_000_000
+
+
+class HeldPlace:
+    """A place that a request of this process holds; a store keeps it among the charges of the decision.
+
+    Attributes:
+        ended: Whether the request has ended. Then the place is renewed no more, whether or not the store hears of it.
+    """
+
+    __slots__ = ("__weakref__", "ended")
+
+    def __init__(self) -> None:
+        self.ended = False
+
+
+def let_go(charge: Iterable[object]) -> None:
+    """Record that a request has ended, with each place among its charges."""
+    for note in charge:
+        if isinstance(note, HeldPlace):
+            note.ended = True
 
 
 def place_lease_us(value: str | float | timedelta) -> int:

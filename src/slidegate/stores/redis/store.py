@@ -25,7 +25,7 @@ from ...core.bans.in_force import Guarded
 from ...core.decision import Bucket, Check, Decision
 from ...core.demand import holds_places
 from ...core.errors import ConfigurationError, StoreError, StoreUnavailable
-from ...core.kinds.place_lease import DEFAULT_PLACE_LEASE, place_lease_us
+from ...core.kinds.place_lease import DEFAULT_PLACE_LEASE, let_go, place_lease_us
 from ...core.limits import check_whole, parse_duration_us
 from ...core.observers import Observers
 from ...core.protocols import Clock, FigureRow, Observer
@@ -41,7 +41,7 @@ from .figure_keys import RedisFigures
 from .key_names import Names
 from .known_refusals import Answers
 from .packing import CHARGE, HIT, PEEK, Packing
-from .places.held_places import HeldPlaces, Place
+from .places.held_places import HeldPlaces
 from .places.renewals import Renewals
 from .requests import Demand, Inspection, Refund, Reset, Tools
 from .urls import Client, close_client, open_client
@@ -197,6 +197,7 @@ class RedisStore:
         charged = list(decision.charge)
         if not charged:
             return False
+        let_go(charged)
         decision.charge.clear()
         if self._is_spread(decision.checks):
             return self._hand_back_all(parts_of(decision, charged))
@@ -264,9 +265,6 @@ class RedisStore:
         lane = self._lane()
         if holds_places(decision.checks):
             self._renewals.catch_up(decision.checks)
-            for place in charged:
-                if isinstance(place, Place):
-                    self._renewals.held.let_go(place)
         self._tools.answers.hand_back([check for check in decision.checks if not check[0].held])
         request = Refund(lane.loop.create_future(), self._tools, decision, charged)
         lane.add(request)
@@ -279,6 +277,7 @@ class RedisStore:
     def _hand_back_unheard(self, decision: Decision) -> None:
         """Hand a part of a demand back; if Redis does not take that, it stays charged."""
         charged, decision.charge = decision.charge, ()
+        let_go(charged)
         with suppress(StoreError):  # the store has been closed meanwhile
             self._hand_back(decision, charged).add_done_callback(_look_at)
 

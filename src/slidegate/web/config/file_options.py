@@ -153,9 +153,8 @@ class Reading:
             with document.at("rules", number):
                 rule = self._rule(table, client, number)
             first = places.setdefault(rule.identity, number)
-            if first != number and not rule.exempt:
-                line = document.line(("rules", first))
-                text = f"counts in the same bucket as rules[{first}] in line {line}; {_way_out(rules[first], rule)}"
+            if first != number and rule.counts:
+                text = f"counts in the same bucket as rules[{first}]; {_way_out(rules[first], rule)}"
                 raise document.error(("rules", number, "path" if rule.name is None else "name"), text)
             rules.append(rule)
         return rules

@@ -295,6 +295,11 @@ class Rule:
         return f"{_label(paths)[:32]}:{blake2b(repr(facts).encode(), digest_size=8).hexdigest()}{suffix}"
 
     @property
+    def counts(self) -> bool:
+        """Whether the rule counts requests; one that exempts or blocks them does not."""
+        return not (self.exempt or self.blocks)
+
+    @property
     def all_limits(self) -> tuple[AnyLimit, ...]:
         """The fixed limits, the concurrency limit last."""
         return self.limits if self.concurrency is None else (*self.limits, self.concurrency)

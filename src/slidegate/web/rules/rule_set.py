@@ -176,10 +176,9 @@ class RuleSet:
                 )
             twin = by_identity.get(rule.identity)
             by_identity[rule.identity] = rule
-            if twin is not None and not (rule.exempt or rule.blocks):
+            if twin is not None and rule.counts:
                 raise ConfigurationError(f"rules: {twin!r} and {rule!r} are one bucket; {_way_out(twin, rule)}")
-            counts = not (rule.exempt or rule.blocks)
-            self._bound.append((rule, BoundRule(rule, *_buckets(rule, claim, taken)) if counts else None))
+            self._bound.append((rule, BoundRule(rule, *_buckets(rule, claim, taken)) if rule.counts else None))
         self.reserving = {bound.bucket.rule: rule for rule, bound in self._bound if bound and rule.count_if is not None}
         """Rules with a `count_if`, by the identity of their bucket; they refund answers that are not counted."""
         self.looking = {bound.bucket.rule for rule, bound in self._bound if bound and rule.action != "limit"}

@@ -198,6 +198,8 @@ class LmdbBans:
             rules = self._open(ban_rows, session.txn.get(LAST, None, session.dbs.meta))
             rules.list.writes_to = ban_rows
             try:
+                if self._reading is None or self._reading.is_closed():  # nobody reads on
+                    rules.make_sure(1)
                 answer = do(rules)
                 rules.close(ban_rows)
             finally:

@@ -210,10 +210,13 @@ def _check_head(path: Path) -> str:
 
 
 def set_aside(path: Path) -> Path:
-    """Keep a damaged data file under another name, and return that name."""
+    """Keep a damaged data file, whose gate this process holds, under another name, and return that name.
+
+    LMDB's lock file goes first: as soon as the name is free, another process may make both files anew.
+    """
     kept = path.with_name(f"{path.name}.corrupt-{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}")
-    path.rename(kept)
     (path.parent / LOCK).unlink(missing_ok=True)
+    path.rename(kept)
     return kept
 
 

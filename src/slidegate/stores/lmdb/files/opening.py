@@ -107,7 +107,7 @@ def open_files(path: Path, options: Options, patience_s: float, suspect: tuple[i
             opened = _open(path, options, file, suspect, events, salvage)
         except BaseException as error:
             try:
-                if not _put_right(path / DATA, error, events, salvage):
+                if not _put_right(path / DATA, file, error, events, salvage):
                     raise
             finally:
                 os.close(file)
@@ -185,13 +185,15 @@ def take_gate(path: Path, open_data: Callable[[], int], patience_s: float) -> in
         time.sleep(POLL_S)
 
 
-def _put_right(data: Path, error: BaseException, events: list[Event], salvage: list[Path]) -> bool:
+def _put_right(data: Path, file: int, error: BaseException, events: list[Event], salvage: list[Path]) -> bool:
     """Set a damaged data file aside; return whether another attempt may succeed.
+
+    A file that is not at its path any more was moved or deleted meanwhile, whatever the error says.
 
     Raises:
         ConfigurationError: It is not damaged, and cannot be used.
     """
-    if isinstance(error, _Moved):
+    if isinstance(error, (_Moved, FileNotFoundError)) or (isinstance(error, Exception) and not is_file_at(file, data)):
         return True
     if isinstance(error, (Damaged, *BROKEN)):
         try:

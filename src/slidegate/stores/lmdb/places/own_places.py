@@ -16,12 +16,13 @@ from __future__ import annotations
 import os
 from typing import Final
 
+from ....core.kinds.place_lease import HeldPlace
 from ...held_weakly import HeldWeakly
 
 WORKER_BYTES: Final = 8
 
 
-class Place:
+class Place(HeldPlace):
     """A place that a request holds; a decision keeps it among its charges.
 
     Args:
@@ -30,9 +31,10 @@ class Place:
         worker: The name under which it was taken.
     """
 
-    __slots__ = ("__weakref__", "amount", "row", "worker")
+    __slots__ = ("amount", "row", "worker")
 
     def __init__(self, row: bytes, amount: int, worker: bytes) -> None:
+        super().__init__()
         self.row = row
         self.amount = amount
         self.worker = worker
@@ -89,7 +91,7 @@ class OwnPlaces:
         """Return how many places this process holds, without those that were lost."""
         if self._process != os.getpid():
             return 0
-        return sum(place.worker == self.worker for place in self.all())
+        return sum(place.worker == self.worker and not place.ended for place in self.all())
 
     def holds_any(self) -> bool:
         """Tell whether the lease has to be renewed."""

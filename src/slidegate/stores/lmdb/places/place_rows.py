@@ -149,6 +149,9 @@ class PlacesInFile:
         self._renew()
         held = self._held
         for row, known in list(held.rows.items()):
+            for place in known.places:
+                if place.ended:
+                    known.places.discard(place)
             live = sum(place.worker == held.worker for place in known.places)
             if live != known.written:
                 found = self.find(row)

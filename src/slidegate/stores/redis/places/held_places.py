@@ -1,9 +1,9 @@
 """The places that requests of this process hold in Redis.
 
 A place in Redis carries the moment until which it is held, and its worker puts that off as long as the request is under
-way (`renewals`). So only the places that this process knows are renewed. A place that was taken for a request whose
-answer never came is free after the length of a lease, and so is one that nobody can hand back any more, because its
-decision is gone.
+way (`renewals`). That a request has ended is a fact of this process: its places are renewed no more from then on, also
+where Redis cannot be told. A place that was taken for a request whose answer never came is free after the length of a
+lease, and so is one that nobody can hand back any more, because its decision is gone.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from asyncio import AbstractEventLoop
 from typing import Final
 
 from ....core.decision import Bucket, Decision
+from ....core.kinds.place_lease import HeldPlace
 from ....core.protocols import Clock
 from ...held_weakly import HeldWeakly
 
 WORKER_BYTES: Final = 8
 
 
-class Place:
+class Place(HeldPlace):
     """A place that a request holds; a decision keeps it among its charges.
 
     Args:
@@ -34,9 +35,10 @@ class Place:
         lost: Whether it has run out, and others have taken all places since.
     """
 
-    __slots__ = ("__weakref__", "asked_us", "bucket", "key", "lost", "serial", "worker")
+    __slots__ = ("asked_us", "bucket", "key", "lost", "serial", "worker")
 
     def __init__(self, worker: bytes, serial: int, key: str, bucket: Bucket, asked_us: int) -> None:
+        super().__init__()
         self.worker = worker
         self.serial = serial
         self.key = key
@@ -49,7 +51,7 @@ class LoopPlaces:
     """The places that were taken from one event loop, which also renews them.
 
     Attributes:
-        places: The places.
+        places: The places, some of requests that have ended; see `under_way`.
         renewed_us: When the question was asked by which all of them were last renewed or taken.
         is_kept: Whether a task renews them.
         is_late: Whether they are renewed now because they may have run out.
@@ -67,6 +69,13 @@ class LoopPlaces:
         if not self.places:
             self.renewed_us = place.asked_us
         self.places.add(place)
+
+    def under_way(self) -> list[Place]:
+        """Return the places of requests that are under way."""
+        for place in self.places:
+            if place.ended:
+                self.places.discard(place)
+        return list(self.places)
 
 
 class HeldPlaces:
@@ -114,16 +123,11 @@ class HeldPlaces:
             at += len(bucket.limits)
         decision.charge = charge
 
-    def let_go(self, place: Place) -> None:
-        """Renew a place no more."""
-        for held in self._by_loop.copy().values():
-            held.places.discard(place)
-
     def count(self) -> int:
         """Return how many places this process holds, without those that were lost."""
         if self._process != os.getpid():
             return 0
-        return sum(not place.lost for held in self._by_loop.copy().values() for place in held.places)
+        return sum(not place.lost for held in self._by_loop.copy().values() for place in held.under_way())
 
     def is_overdue(self, loop: AbstractEventLoop) -> bool:
         """Tell whether places of an event loop may have run out, because they were not renewed in time."""

@@ -16,7 +16,7 @@ from itertools import islice
 from typing import Final, TypeAlias
 
 from ....core.decision import Check, Decision
-from ....core.errors import StoreError
+from ....core.errors import StoreError, StoreUnavailable
 from ....core.kinds.any_limit import AnyLimit
 from ....core.kinds.place_lease import RENEWALS
 from ....core.protocols import Event
@@ -41,26 +41,28 @@ Fates: TypeAlias = tuple[int, int]
 class Renewal:
     """The renewal of places of one key and rule."""
 
-    __slots__ = ("_packing", "_places", "future", "judged", "key")
+    __slots__ = ("_packing", "_places", "_sent", "future", "judged", "key")
 
     def __init__(self, future: asyncio.Future[Fates], packing: Packing, places: Sequence[Place]) -> None:
         self.future = future
         self.judged: bytes | None = None
         self._packing = packing
         self._places = places
+        self._sent: Sequence[Place] = ()
         self.key = places[0].key
 
     def pack(self, names: dict[bytes, int]) -> bytes:
         """See `Request`."""
         first = self._places[0]
-        serials = [place.serial for place in self._places]
+        self._sent = [place for place in self._places if not place.ended]
+        serials = [place.serial for place in self._sent]
         return self._packing.renewal(first.worker, first.bucket, first.key, serials, names)
 
     def answered(self, answer: bytes, now_us: int, clock: ServerClock) -> Fates:
         """Record how the places have fared; return how many were lost now, and how many were put back."""
         raise_failure(answer)
         lost = back = 0
-        for place, fate in zip(self._places, answer[1:], strict=True):
+        for place, fate in zip(self._sent, answer[1:], strict=True):
             lost += fate == LOST and not place.lost
             back += fate == BACK
             place.lost = fate == LOST
@@ -118,7 +120,7 @@ class Renewals:
             return
         held, keys = self.held.of(lane.loop), {key for bucket, key, _ in checks if bucket.held}
         late_us = self.held.now_us() - self.held.lease_us
-        late = [place for place in held.places if place.key in keys and place.asked_us <= late_us]
+        late = [place for place in held.under_way() if place.key in keys and place.asked_us <= late_us]
         if sent := [self._send(lane, some) for some in grouped(late)]:
             lane.attend(self._settle(sent))
         if not held.is_late:
@@ -134,8 +136,9 @@ class Renewals:
         lane, asked_us = self._lane(), self.held.now_us()
         held = self.held.of(lane.loop)
         try:
-            for step in in_steps(grouped(list(held.places))):
-                await self._settle([self._send(lane, some) for some in step])
+            for step in in_steps(grouped(held.under_way())):
+                if not await self._settle([self._send(lane, some) for some in step]):
+                    raise StoreUnavailable("redis: places of requests under way were not renewed")
             held.renewed_us = max(held.renewed_us, asked_us)
         finally:
             held.is_late = False
@@ -146,7 +149,7 @@ class Renewals:
         try:
             while True:
                 await asyncio.sleep(pause_s)
-                if not held.places:
+                if not held.under_way():
                     return
                 try:
                     await self.renew()
@@ -163,10 +166,9 @@ class Renewals:
         lane.add(request)
         return request.future
 
-    async def _settle(self, sent: Sequence[asyncio.Future[Fates]]) -> None:
-        """Wait for renewals, and tell whether places were missing."""
+    async def _settle(self, sent: Sequence[asyncio.Future[Fates]]) -> bool:
+        """Wait for renewals, and tell whether places were missing; return whether all were answered."""
         await asyncio.wait(sent)
-        failed = [error for future in sent if (error := future.exception()) is not None]
         fates = [future.result() for future in sent if future.exception() is None]
         lost, back = sum(fate[0] for fate in fates), sum(fate[1] for fate in fates)
         if lost or back:
@@ -175,8 +177,7 @@ class Renewals:
                 f"or data was lost; {back} were put back, and others had taken {lost}"
             )
             self._tell((Event("places_lost", message, {"lost": lost, "back": back}),))
-        if failed:
-            raise failed[0]
+        return len(fates) == len(sent)
 
 
 def grouped(places: Iterable[Place]) -> Iterator[list[Place]]:
