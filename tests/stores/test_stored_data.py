@@ -1,24 +1,19 @@
-"""What an earlier slidegate has written is read: exported bans, and the file of an LMDB store. See data/README.md."""
+"""What an earlier slidegate has written: exported bans are read, and an LMDB file is refused. See data/README.md."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from slidegate import BanPolicy, Limiter, MemoryStore, Quota, header
-from slidegate.core import Bucket, Concurrency
+from slidegate import BanPolicy, ConfigurationError, Limiter, MemoryStore, header
 from slidegate.ops.command import main
-from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import FakeClock
 
 DATA = Path(__file__).with_name("data")
 SECRETS = {"bans.jsonl": None, "bans_with_secret.jsonl": "only for this fixture, no secret"}
-CLOSED_US = 1_795_280_240_610_968
-"""When the process ended that wrote data.mdb."""
 API_KEY = header("X-API-Key").of("leaked-key")
 POLICY = BanPolicy("3/hour", "30d", factor=12, longest="400d", jitter=0, name="abuse", ban_private=True)
 DAY_US = 86_400_000_000
@@ -87,40 +82,12 @@ def test_the_command_imports_exported_bans(name: str, tmp_path: Path, capsys: py
     assert listed(store, capsys) >= FOR_EVER
 
 
-def test_a_file_of_layout_2_is_opened_with_its_windows_bans_and_permits(tmp_path: Path) -> None:
-    async def looks() -> None:
-        clock = FakeClock(CLOSED_US)
-        async with Limiter(LmdbStore(stored_file(tmp_path), clock=clock)) as limiter:
-            assert await bans_of(limiter) == BANS
-            assert await limiter.banned(API_KEY), "the secret of the store is another"
-            await remembers_strikes(limiter)
-            for key, rule, limits, left in (
-                ("user:ann", "times", "5/day", 3),
-                ("user:ann", "counts", "500/day", 380),
-                ("user:bob", "both", "5/hour; 500/day", 2),
-                ("user:ann", "quota", Quota("1000/year"), 960),
-            ):
-                assert (await limiter.peek(key, limits, 0, rule=rule)).remaining == left, rule
-            permits = ((Bucket("places", [Concurrency(3)]), "user:ann", 0),)
-            assert (await limiter.peek_all(permits)).remaining == 1
-            clock.advance("10m")  # the lease of the process that is gone
-            assert (await limiter.peek_all(permits)).remaining == 3
-
-    asyncio.run(looks())
-
-
-def test_the_command_lists_the_bans_of_a_file_of_layout_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    store = stored_file(tmp_path)
-    LmdbStore(store).close()  # a command that looks on does not open a copy that no worker has opened
-    assert listed(f"lmdb://{store}", capsys) >= FOR_EVER
-
-
-def stored_file(directory: Path) -> Path:
-    """Return a store with a copy of the file, which is opened for writing."""
-    store = directory / "stored"
-    store.mkdir()
-    shutil.copyfile(DATA / "data.mdb", store / "data.mdb")
-    return store
+@pytest.mark.parametrize("on_error", ["local", "allow", "deny"])
+def test_a_file_of_layout_2_ends_the_start_and_says_how_its_bans_are_taken_along(tmp_path: Path, on_error: Any) -> None:
+    (tmp_path / "data.mdb").write_bytes((DATA / "data.mdb").read_bytes())
+    with pytest.raises(ConfigurationError, match=r"layout version 2, .*`slidegate bans export` of the version that"):
+        Limiter.from_url(f"lmdb://{tmp_path}", on_error=on_error)
+    assert (tmp_path / "data.mdb").read_bytes().startswith((DATA / "data.mdb").read_bytes())
 
 
 def listed(store: str, capsys: pytest.CaptureFixture[str]) -> set[str]:

@@ -40,7 +40,6 @@ class Event:
         ``bans_full``: a store holds as many bans as it may; an automatic one was not recorded.
         ``strikes_dropped``: a store holds the strikes of as many keys as it may; the longest unstruck were forgotten.
         ``store_set_aside``, ``bans_rescued``: a damaged file is kept under another name, and its bans were taken over.
-        ``store_migrated``: a file of an older layout was taken over.
         ``store_doubtful``: a file lies where not all processes may see it alike.
         ``places_lost``: places of requests under way were missing in a shared store, because they were not renewed.
         ``clock_stepped``: the clock of a server that tells the time was set.

@@ -53,7 +53,6 @@ KINDS: Final[Mapping[str, Kind]] = {
     "store_reset": _kind("", _FAULT),
     "store_evicts": _kind("server policy", "once a connection"),
     "store_set_aside": _kind("path damage", "once an opening"),
-    "store_migrated": _kind("from to", "once an opening"),
     "store_doubtful": _kind("", "once an opening"),
     "clock_stepped": _kind("server step_us", _FAULT),
     "places_lost": _kind("lost back", _FAULT),

@@ -278,7 +278,7 @@ class Session:
 
     def _new(self, row: bytes, digest: bytes, limit: AnyLimit) -> Slot:
         """Make the own window of a row if there is room for it, else return its cell."""
-        number = int.from_bytes(blake2b(row, key=self.dbs.secret, digest_size=2).digest(), "big") % SHARED_CELLS
+        number = int.from_bytes(blake2b(row, key=self.dbs.cell_key, digest_size=2).digest(), "big") % SHARED_CELLS
         place = CELL.pack(number) + digest
         cell = self.find(place, limit, shared=True)
         if self._held < 0:

@@ -316,7 +316,7 @@ class Environment:
         self._lock, self._map = threading.Lock(), threading.Lock()
         if self._lmdb is not None:
             self._lmdb = None
-            self.dbs = _NO_DATABASES._replace(secret=self.dbs.secret)
+            self.dbs = _NO_DATABASES._replace(cell_key=self.dbs.cell_key)
             os.close(self._file)
 
     def _are_ours(self) -> bool:

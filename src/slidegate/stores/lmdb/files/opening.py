@@ -27,7 +27,7 @@ from .data_files import (
     set_aside,
     unusable,
 )
-from .layout import NAMES, Databases, Older, load
+from .layout import NAMES, Databases, load
 
 PATIENCE_S: Final = 5.0
 """How long to wait for the gate if no deadline is shorter."""
@@ -219,12 +219,11 @@ def _put_right(data: Path, file: int, error: BaseException, events: list[Event],
 def _open(
     path: Path, options: Options, file: int, suspect: tuple[int, str], events: list[Event], salvage: list[Path]
 ) -> Opened:
-    inode, size, alone = os.fstat(file).st_ino, whole_size(file), True
+    inode, size = os.fstat(file).st_ino, whole_size(file)
     if inode == suspect[0]:
         raise Damaged(suspect[1])
     if size:
-        alone = nobody_else_has(path / LOCK)
-        check_data(path, every_page=alone)
+        check_data(path, every_page=nobody_else_has(path / LOCK))
         if not (path / LOCK).exists():
             _start_apart(path, file)
             raise _Moved
@@ -247,12 +246,8 @@ def _open(
             raise _Moved
         environment.reader_check()
         take_room(file, environment.info()["map_size"], options)
-        dbs, offset = _load_with_room(path, environment, file, options, events, alone)
+        dbs, offset = _load_with_room(path, environment, file, options)
         return Opened(environment, file, dbs, offset, (inode, (path / LOCK).stat().st_ino), events, salvage)
-    except Older:
-        environment.close()
-        _start_apart(path, file)
-        raise _Moved from None
     except BaseException:
         environment.close()
         raise
@@ -262,8 +257,7 @@ def _start_apart(path: Path, file: int) -> None:
     """Go on in a copy of a data file that others have open, and leave them the one that they have.
 
     That is done where LMDB's lock file was deleted: they still know of each other by the deleted one, and with another
-    lock file nobody would see who writes or reads. It is also done where the file has an older layout, which they may
-    still write. They notice within a second that the path has another file.
+    lock file nobody would see who writes or reads. They notice within a second that the path has another file.
     """
     fresh = path / f"{DATA}.new"
     fresh.unlink(missing_ok=True)
@@ -277,14 +271,12 @@ def _start_apart(path: Path, file: int) -> None:
     fresh.replace(path / DATA)
 
 
-def _load_with_room(
-    path: Path, environment: Any, file: int, options: Options, events: list[Event], alone: bool
-) -> tuple[Databases, int]:
+def _load_with_room(path: Path, environment: Any, file: int, options: Options) -> tuple[Databases, int]:
     """Load; if there is no room even for that, make some: a full file that cannot be opened can never be emptied."""
     try:
-        return load(path, environment, events, alone=alone)
+        return load(path, environment)
     except lmdb.MapFullError:
         size = environment.info()["map_size"] + _ROOM_TO_OPEN
         take_room(file, size, options)
         environment.set_mapsize(size)
-        return load(path, environment, events, alone=alone)
+        return load(path, environment)

@@ -17,7 +17,7 @@ import lmdb
 from ....core.errors import ConfigurationError, StoreUnavailable
 from .data_files import DATA, LOCK, check_data, nobody_else_has, unusable
 from .host_clock import boot_id, boot_us, offset_us, wall_us
-from .layout import CLOCK, NAMES, SECRET, Databases, version_to_read
+from .layout import CELL_KEY, CLOCK, NAMES, Databases, check_layout
 from .opening import BROKEN, MAX_READERS, Opened, Options, take_gate
 
 
@@ -111,11 +111,11 @@ def _open(path: Path, options: Options, file: int) -> Opened:
 
 def _load(path: Path, environment: Any) -> tuple[Databases, int]:
     with environment.begin() as txn:
-        version_to_read(path, environment, txn)
+        check_layout(path, environment, txn)
     # In transactions of their own: a handle goes with the one that it was opened in, unless that is committed.
     dbs = {name: environment.open_db(name.encode(), create=False) for name in NAMES}
     with environment.begin() as txn:
-        secret, record = txn.get(SECRET, None, dbs["meta"]), txn.get(CLOCK, None, dbs["meta"])
-        if secret is None:
+        cell_key, record = txn.get(CELL_KEY, None, dbs["meta"]), txn.get(CLOCK, None, dbs["meta"])
+        if cell_key is None:
             raise StoreUnavailable(f"lmdb: {path} is not made yet; is another process at it?")
-        return Databases(**dbs, secret=bytes(secret)), offset_us(record, boot_id(), boot_us(), wall_us())
+        return Databases(**dbs, cell_key=bytes(cell_key)), offset_us(record, boot_id(), boot_us(), wall_us())
