@@ -21,9 +21,9 @@ from slidegate import StoreError
 from slidegate.core import Bucket, Check, Clock, ConfigurationError, Decision, Limit, Observer
 from slidegate.core.bans.in_force import Guarded
 from slidegate.core.demand import charge_all, enter_periods, judge_all
-from slidegate.core.kinds.any_limit import AnyLimit
-from slidegate.core.kinds.calendar_quota import CalendarQuota
+from slidegate.core.limits import AnyLimit
 from slidegate.core.observers import Observers
+from slidegate.core.quotas import Quota
 from slidegate.core.windows.bookings import BookedWindow, Entry, Note
 from slidegate.core.windows.periods import PeriodCount
 from slidegate.core.windows.rings import Ring, convert, new_count
@@ -98,7 +98,7 @@ class DictStore:
                 window, _ = self._windows.get(place, (None, limit))
                 if window is None or not (window is note.window or _ring(window) is _ring(note.window)):
                     continue
-                if isinstance(window, PeriodCount) and isinstance(limit, CalendarQuota):
+                if isinstance(window, PeriodCount) and isinstance(limit, Quota):
                     window.enter(limit.period_at(unix_us).end_us, now_us - unix_us)
                 changed |= window.remove(now_us, note.spent_us, note.units)
                 if note.waits and isinstance(window, BookedWindow):

@@ -15,6 +15,7 @@ from .core.decision import Decision, LimitState, Reason
 from .core.errors import ConfigurationError, InvalidKey, SlidegateError, StoreError, StoreTimeout, StoreUnavailable
 from .core.limits import Limit, parse_limits
 from .core.protocols import Event, Observer, Store
+from .core.quotas import Quota
 from .core.windows.views import WindowSlice, WindowView
 from .limiter import Limiter
 from .limiter.events.hub import EventStats
@@ -23,7 +24,6 @@ from .limiter.figures.stats import AllStats, Chart, Point, Stats, Traffic, Worke
 from .limiter.inspection.looking import KeyView
 from .limiter.inspection.standing_of_key import KeyStanding
 from .limiter.key_spelling import KeyOf
-from .limiter.quotas.quota import Quota
 from .limiter.sync.limited import Limited, RateLimited
 from .limiter.sync.sync_limiter import SyncLimiter
 from .netlists.networks import Networks

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from slidegate import BanPolicy, ConfigurationError, Limit, Limiter, RateLimitMiddleware, Reason, Rule
 from slidegate.core.decision import Bucket, Check, Decision
 from slidegate.core.errors import StoreError, StoreTimeout, StoreUnavailable
-from slidegate.core.kinds.concurrency import Concurrency
+from slidegate.core.limits import Concurrency
 from slidegate.limiter import breakers
 from slidegate.limiter.deadlines import MOST_DONE, Deadline
 from slidegate.testing import FakeClock, RecordingObserver

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from slidegate import Limiter
 from slidegate.core.decision import Bucket, Decision
-from slidegate.core.kinds.concurrency import Concurrency
+from slidegate.core.limits import Concurrency
 from slidegate.core.protocols import Event, HoldsPlaces
 from slidegate.testing.contract.player import settle
 

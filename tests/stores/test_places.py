@@ -14,8 +14,7 @@ import pytest
 
 from slidegate import ConfigurationError, Limiter, StoreError, StoreUnavailable
 from slidegate.core.decision import Bucket, Decision, Reason
-from slidegate.core.kinds.concurrency import Concurrency
-from slidegate.core.limits import parse_limits
+from slidegate.core.limits import Concurrency, parse_limits
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import FakeClock, RecordingObserver

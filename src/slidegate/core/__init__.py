@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from .addresses import parse_address
+from .calendar import Anchor, Calendar, Period
 from .decision import Bucket, Check, Decision, LimitState, Reason
 from .errors import ConfigurationError, InvalidKey, SlidegateError
-from .kinds.any_limit import AnyLimit
-from .kinds.calendar import Anchor, Calendar, Period
-from .kinds.calendar_quota import CalendarQuota
-from .kinds.concurrency import Concurrency
-from .limits import Limit, parse_duration_us, parse_limits
+from .limits import AnyLimit, Concurrency, Limit, parse_duration_us, parse_limits
 from .networks import Networks
 from .protocols import (
     AnswersThreads,
@@ -24,6 +21,7 @@ from .protocols import (
     Observer,
     Store,
 )
+from .quotas import Quota
 from .statistics.hot_keys import HotKeys
 from .statistics.metrics import MetricWindow
 from .statistics.summary import MetricSummary
@@ -46,7 +44,6 @@ __all__ = [
     "BookedWindow",
     "Bucket",
     "Calendar",
-    "CalendarQuota",
     "Check",
     "Clock",
     "Concurrency",
@@ -72,6 +69,7 @@ __all__ = [
     "Period",
     "PeriodCount",
     "Places",
+    "Quota",
     "Reading",
     "Reason",
     "Ring",

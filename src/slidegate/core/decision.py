@@ -6,13 +6,11 @@ read from it is worked out when they ask.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from .bans.in_force import Ban
-from .kinds.any_limit import AnyLimit
-from .kinds.concurrency import Concurrency
-from .kinds.wire_names import wire_names
+from .limits import AnyLimit, Concurrency
 from .reasons import Reason as Reason
 from .windows.theory import NEVER, OPEN, Reading
 
@@ -60,6 +58,25 @@ class Bucket:
 
     def __repr__(self) -> str:
         return f"<Bucket {self.rule!r} {'; '.join(map(str, self.limits))}>"
+
+
+def wire_names(rule: str, limits: Sequence[AnyLimit]) -> tuple[str, ...]:
+    """Name each limit for the response headers: its own name, else its rule's, told apart by the window's seconds."""
+    if len(limits) == 1:
+        return (limits[0].name or rule,)
+    names: list[str] = []
+    for limit in limits:
+        names.append(unique_name(limit.name or f"{rule}-{limit.suffix}", names))
+    return tuple(names)
+
+
+def unique_name(name: str, taken: Collection[str]) -> str:
+    """Return `name`, or ``name-2``, ``name-3`` ... if it is taken."""
+    count, unique = 1, name
+    while unique in taken:
+        count += 1
+        unique = f"{name}-{count}"
+    return unique
 
 
 Check: TypeAlias = tuple[Bucket, str, int]

@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from .decision import Bucket, Check, Decision, Reason
-from .kinds.any_limit import AnyLimit
-from .kinds.calendar_quota import CalendarQuota
-from .limits import Limit
+from .limits import AnyLimit, Limit
+from .quotas import Quota
 from .windows.bookings import BookedWindow, Entry, Note
 from .windows.periods import PeriodCount
 from .windows.places import Places
@@ -113,7 +112,7 @@ def enter_periods(checks: Sequence[Check], windows: Sequence[Entry], now_us: int
     """
     limits = [limit for bucket, _, _ in checks for limit in bucket.limits]
     for window, limit in zip(windows, limits, strict=True):
-        if isinstance(window, PeriodCount) and isinstance(limit, CalendarQuota):
+        if isinstance(window, PeriodCount) and isinstance(limit, Quota):
             window.enter(limit.period_at(unix_us).end_us, now_us - unix_us)
 
 

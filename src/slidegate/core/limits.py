@@ -12,13 +12,17 @@ from __future__ import annotations
 
 import math
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Final, overload
+from typing import Final, Self, TypeAlias, overload
 
 from .durations import SPACES, format_duration, read_span_us
 from .errors import ConfigurationError, quoted
-from .kinds.any_limit import AnyLimit, Identity
+
+Identity: TypeAlias = tuple[int, int | str]
+"""A rule tells its counts apart by these two; the first is the length of a window, and 0 for other kinds."""
 
 MAX_AMOUNT: Final = 2**31 - 1
 MIN_WINDOW_US: Final = 1_000
@@ -104,6 +108,68 @@ def check_whole(value: object, low: int, high: int, what: str, example: str) -> 
     return value
 
 
+class AnyLimit(ABC):
+    """At most `amount` units of something: the base of `Limit`, `Quota` and `Concurrency`. Immutable.
+
+    A bucket takes limits of any kind, and a demand charges all or none. A store keeps for each the count that
+    `windows.rings.new_count` makes.
+
+    Attributes:
+        amount: Units, 1 to 2**31 - 1.
+        name: What the limit is called in the response headers; by default its rule's name.
+        resolution: How many numbers a window may remember; 0 for other kinds.
+        exact: Whether the time of every unit is kept.
+        slice_us: How far the end of a unit may be from its own, in microseconds.
+        span_us: How long a unit counts after the newest moment of a reading, in microseconds.
+    """
+
+    __slots__ = ()
+
+    amount: int
+    name: str | None
+    resolution: int
+    exact: bool
+    slice_us: int
+    span_us: int
+
+    def listed(self) -> Self:
+        """Return this limit, as one of those that apply together.
+
+        Raises:
+            ConfigurationError: A limit of this kind stands by itself.
+        """
+        return self
+
+    @property
+    @abstractmethod
+    def same_window(self) -> Identity:
+        """Limits of one rule that agree in this share their counts, whatever their amounts."""
+
+    @property
+    @abstractmethod
+    def suffix(self) -> str:
+        """The part of a name on the wire that tells the limit apart from others of its rule."""
+
+    @property
+    @abstractmethod
+    def window_s(self) -> int | None:
+        """The length of the window in whole seconds: `w` of RateLimit-Policy; None where there is no such number."""
+
+    @property
+    @abstractmethod
+    def said(self) -> str:
+        """The limit in a sentence for people: ``"100 per 1m"``."""
+
+    @abstractmethod
+    def leaves_us(self, at_us: int) -> int:
+        """Return the moment at which to look whether units that were spent at `at_us` have left."""
+
+    def _fill(self, **values: object) -> None:
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+
+@dataclass(frozen=True, init=False, repr=False, slots=True)
 class Limit(AnyLimit):
     """At most `amount` units in any window of `window_us` microseconds. Immutable; equal limits hash equal.
 
@@ -117,16 +183,17 @@ class Limit(AnyLimit):
         ConfigurationError: A value is outside its range.
     """
 
-    __slots__ = ("slices", "window_us")
-
+    amount: int
     window_us: int
-    slice_us: int
+    resolution: int
+    name: str | None
+    slice_us: int = field(compare=False)
     """Length of a slice: ``ceil(window_us / resolution)``."""
-    slices: int
+    slices: int = field(compare=False)
     """k, the number of slices that make up the window: ``ceil(window_us / slice_us)``."""
-    exact: bool
+    exact: bool = field(compare=False)
     """Whether the time of every unit is kept (``amount <= resolution``)."""
-    span_us: int
+    span_us: int = field(compare=False)
     """How long a unit counts: from its own time, or from the end of its slice."""
 
     def __init__(
@@ -154,9 +221,6 @@ class Limit(AnyLimit):
         exact = amount <= resolution
         self._fill(amount=amount, window_us=window_us, resolution=resolution, name=name, slice_us=slice_us)
         self._fill(slices=slices, exact=exact, span_us=window_us if exact else slices * slice_us)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return _restore, (self.amount, self.window_us, self.resolution, self.name)
 
     @property
     def same_window(self) -> Identity:
@@ -187,14 +251,6 @@ class Limit(AnyLimit):
         """Return when a unit spent at `at_us` has left."""
         return self.counts_from_us(at_us) + (self.window_us if self.exact else self.span_us + self.slice_us)
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Limit):
-            return NotImplemented
-        return self.__reduce__() == other.__reduce__()
-
-    def __hash__(self) -> int:
-        return hash((self.amount, self.window_us, self.resolution, self.name))
-
     def __str__(self) -> str:
         name = f"{self.name}: " if self.name is not None else ""
         resolution = f" @{self.resolution}" if self.resolution != DEFAULT_RESOLUTION else ""
@@ -204,8 +260,70 @@ class Limit(AnyLimit):
         return f"<Limit {self}>"
 
 
-def _restore(amount: int, window_us: int, resolution: int, name: str | None) -> Limit:
-    return Limit(amount, timedelta(microseconds=window_us), resolution=resolution, name=name)
+@dataclass(frozen=True, init=False, repr=False, slots=True)
+class Concurrency(Limit):
+    """At most `amount` requests of a key at a time. Immutable; equal ones hash equal.
+
+    It has no window: a unit of it, a *place*, leaves when it is handed back, and never because time has passed. To code
+    that reads limits it is a `Limit` whose window is nothing.
+
+    Args:
+        amount: Places, 1 to 2**31 - 1, as a whole number or its text.
+        name: The name of the limit in the response headers; by default its rule's name.
+
+    Raises:
+        ConfigurationError: A value is outside its range.
+    """
+
+    def __init__(self, amount: int | str, *, name: str | None = None) -> None:
+        if name is not None:
+            check_name(name, "limit name")
+        self._fill(amount=_places(amount), window_us=0, resolution=1, name=name)
+        self._fill(slice_us=0, slices=0, exact=True, span_us=0)
+
+    def listed(self) -> Self:
+        """Refuse to stand among limits: places have a bucket of their own.
+
+        Raises:
+            ConfigurationError: Always; the message says what to write.
+        """
+        raise ConfigurationError(
+            f"limits: a concurrency limit stands beside them; write concurrency={self.amount}, as in "
+            f'Rule("/render", "60/minute", concurrency={self.amount}), not {self!r} among the limits'
+        )
+
+    @property
+    def suffix(self) -> str:
+        """See `AnyLimit.suffix`."""
+        return "places"
+
+    @property
+    def window_s(self) -> None:
+        """None: there is no window."""
+
+    @property
+    def said(self) -> str:
+        """See `AnyLimit.said`."""
+        return f"{self.amount} at a time"
+
+    def __str__(self) -> str:
+        name = f"{self.name}: " if self.name is not None else ""
+        return f"{name}{self.amount} at a time"
+
+    def __repr__(self) -> str:
+        return f"<Limit {self}>"
+
+
+def _places(amount: object) -> int:
+    digits = amount.strip() if isinstance(amount, str) else ""
+    number = int(digits) if digits.isascii() and digits.isdigit() and len(digits) <= 18 else amount
+    if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= MAX_AMOUNT:
+        hint = "; it has no window" if isinstance(amount, str) and "/" in amount else ""
+        raise ConfigurationError(
+            f'concurrency: expected a whole number from 1 to {MAX_AMOUNT}, for example "4" or 4, not '
+            f"{quoted(amount)}{hint}"
+        )
+    return number
 
 
 @overload

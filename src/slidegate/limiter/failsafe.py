@@ -24,9 +24,9 @@ from ..core.bans.policy import BanPolicy
 from ..core.decision import Check, Decision
 from ..core.durations import format_duration
 from ..core.errors import ConfigurationError, StoreError, StoreTimeout, closest
-from ..core.kinds.place_lease import let_go
 from ..core.limits import parse_duration_us
 from ..core.logs import logger, written
+from ..core.place_lease import let_go
 from ..core.protocols import Clock, Event, KeepsDeadline, Store
 from ..stores.memory.store import MemoryStore
 from .breakers import WHOLE, Breakers

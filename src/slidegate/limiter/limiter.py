@@ -10,8 +10,7 @@ from typing import Final, Self
 from ..core.bans.in_force import Guarded
 from ..core.decision import Bucket, Check, Decision
 from ..core.errors import ConfigurationError
-from ..core.kinds.any_limit import AnyLimit
-from ..core.limits import check_name, parse_limits
+from ..core.limits import AnyLimit, check_name, parse_limits
 from ..core.memo import MEMO_SIZE, remember
 from ..core.protocols import Observer, Store
 from ..stores.memory.store import MemoryStore

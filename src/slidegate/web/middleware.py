@@ -16,8 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ..core.bans.policy import BanPolicy
 from ..core.decision import Bucket, Decision
 from ..core.errors import ConfigurationError
-from ..core.kinds.any_limit import AnyLimit
-from ..core.limits import parse_limits
+from ..core.limits import AnyLimit, parse_limits
 from ..core.logs import logger
 from ..core.protocols import Observer
 from ..limiter import Limiter

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from copy import copy
-from datetime import UTC
 
 import pytest
 
-from slidegate.core import NEVER, Anchor, Calendar, CalendarQuota, PeriodCount
-from slidegate.core.kinds.calendar_quota import KEPT_US
+from slidegate.core import NEVER, PeriodCount, Quota
+from slidegate.core.quotas import KEPT_US
 from slidegate.core.windows.codec import end_us, expires_us, pack_window, unpack_window
 from slidegate.core.windows.periods import MOST_UNITS
 
-QUOTA = CalendarQuota(5, Calendar("day", Anchor(), UTC), "UTC", "00:00")
+QUOTA = Quota("5/day")
 
 
 def entered(end: int = 1_000, ahead: int = 0) -> PeriodCount:

@@ -9,8 +9,7 @@ import pytest
 import slidegate.stores.memory.cold
 import slidegate.stores.memory.store
 from slidegate.core import Bucket, parse_limits
-from slidegate.core.kinds.any_limit import AnyLimit
-from slidegate.core.kinds.concurrency import Concurrency
+from slidegate.core.limits import AnyLimit, Concurrency
 from slidegate.stores.memory.store import MemoryStore
 from slidegate.stores.memory.tables import Table
 from slidegate.testing import FakeClock

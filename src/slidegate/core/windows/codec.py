@@ -23,9 +23,8 @@ from datetime import timedelta
 from struct import Struct, pack, unpack_from
 from typing import Final
 
-from ..kinds.any_limit import AnyLimit
-from ..kinds.calendar_quota import KEPT_US
-from ..limits import Limit
+from ..limits import AnyLimit, Limit
+from ..quotas import KEPT_US
 from .bookings import BookedWindow, Entry
 from .counters import CounterWindow
 from .periods import PeriodCount

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Final, TypeAlias
 
-from ..kinds.any_limit import AnyLimit
+from ..limits import AnyLimit
 from .bookings import Entry
 from .codec import COUNT, COUNTS, TIME, TIMES, load_ring, newest_us, pack_window
 from .counters import CounterWindow

@@ -6,8 +6,7 @@ from copy import copy
 from itertools import accumulate
 from typing import TypeAlias
 
-from ..kinds.any_limit import AnyLimit
-from ..limits import Limit
+from ..limits import AnyLimit, Limit
 from .counters import CounterWindow
 from .periods import PeriodCount
 from .timestamps import TimestampWindow

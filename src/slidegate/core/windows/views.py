@@ -18,8 +18,8 @@ from copy import copy
 from itertools import groupby
 from typing import NamedTuple
 
-from ..kinds.any_limit import AnyLimit
-from ..kinds.calendar_quota import CalendarQuota
+from ..limits import AnyLimit
+from ..quotas import Quota
 from .bookings import BookedWindow, Entry
 from .counters import CounterWindow
 from .periods import PeriodCount
@@ -106,7 +106,7 @@ def _slices(window: Entry, limit: AnyLimit, now_us: int) -> Iterator[WindowSlice
     if isinstance(window, Places):
         return
     if isinstance(window, PeriodCount):
-        assert isinstance(limit, CalendarQuota), "a count of periods belongs to a quota"
+        assert isinstance(limit, Quota), "a count of periods belongs to a quota"
         start_us = limit.period_at(window.end_us - 1).start_us + window.ahead_us
         yield WindowSlice(start_us, window.newest_us, window.leaves_us, window.spent)
         return

@@ -9,7 +9,7 @@ from typing import Protocol, TypeAlias
 from ...core.bans.in_force import Ban
 from ...core.bans.policy import BanPolicy
 from ...core.decision import Decision
-from ...core.kinds.any_limit import AnyLimit
+from ...core.limits import AnyLimit
 from ..inspection.looking import KeyView
 from ..inspection.standing_of_key import KeyStanding
 from ..key_spelling import AnyKey

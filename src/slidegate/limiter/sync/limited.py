@@ -15,8 +15,7 @@ import anyio
 
 from ...core.decision import Bucket, Decision
 from ...core.errors import ConfigurationError, SlidegateError, quoted
-from ...core.kinds.any_limit import AnyLimit
-from ...core.limits import MAX_NAME, check_name, check_whole, parse_duration_us, parse_limits
+from ...core.limits import MAX_NAME, AnyLimit, check_name, check_whole, parse_duration_us, parse_limits
 from ..inspection.known_buckets import OneBucket
 from ..internals import Internals
 from ..uncancelled import to_the_end

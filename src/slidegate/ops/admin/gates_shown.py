@@ -11,9 +11,7 @@ from ...core import decision
 from ...core.bans.in_force import shown
 from ...core.bans.policy import BanPolicy
 from ...core.decision import Bucket
-from ...core.kinds.any_limit import AnyLimit
-from ...core.kinds.concurrency import Concurrency
-from ...core.limits import Limit
+from ...core.limits import AnyLimit, Concurrency, Limit
 from ...core.networks import Networks
 from ...limiter import Limiter
 from ...web.config.file_gate import FileGate

@@ -10,9 +10,9 @@ from typing import Any
 
 from ...core.decision import Bucket, Check, Decision, Reason
 from ...core.demand import LIMITED, OK, TOO_LARGE, charge_all, enter_periods, holds_places, judge_all
-from ...core.kinds.any_limit import AnyLimit
-from ...core.kinds.calendar_quota import CalendarQuota
+from ...core.limits import AnyLimit
 from ...core.memo import remember
+from ...core.quotas import Quota
 from ...core.windows.bookings import BookedWindow, Note
 from ...core.windows.periods import PeriodCount
 from ...core.windows.theory import NEVER
@@ -102,7 +102,7 @@ class Judge:
                 continue
             note = noted if isinstance(noted, Charged) else Charged(noted, decision.now_us, cost)
             for slot in _holding(note.slot, row_of(*name), limit, session):
-                if isinstance(slot.window, PeriodCount) and isinstance(limit, CalendarQuota):
+                if isinstance(slot.window, PeriodCount) and isinstance(limit, Quota):
                     unix_us = session.unix_us()
                     slot.window.enter(limit.period_at(unix_us).end_us, session.now_us - unix_us)
                 changed |= slot.window.remove(session.now_us, note.spent_us, note.units)
@@ -146,7 +146,7 @@ class Judge:
         bound = self._bound.get(bucket) or self._bind(bucket)
         if len(bound) != 1 or bucket.count_denied or bucket.wait_us or bucket.held:
             return None
-        if isinstance(bound[0][1], CalendarQuota):
+        if isinstance(bound[0][1], Quota):
             return None
         return remember(self._plain, bucket, bound[0])
 

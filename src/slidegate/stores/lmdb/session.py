@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import Any, Final
 
-from ...core.kinds.any_limit import AnyLimit
-from ...core.kinds.calendar_quota import KEPT_US
+from ...core.limits import AnyLimit
 from ...core.memo import remember
 from ...core.protocols import Clock, Event
+from ...core.quotas import KEPT_US
 from ...core.windows.bookings import Entry
 from ...core.windows.codec import end_us, expires_us, keeps_times, pack_window, unpack_window
 from ...core.windows.rings import new_count

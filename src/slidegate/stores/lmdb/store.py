@@ -36,8 +36,8 @@ from ...core.bans.in_force import Guarded
 from ...core.decision import Bucket, Check, Decision
 from ...core.demand import LIMITED, holds_places
 from ...core.errors import ConfigurationError
-from ...core.kinds.place_lease import DEFAULT_PLACE_LEASE, place_lease_us
 from ...core.limits import check_whole
+from ...core.place_lease import DEFAULT_PLACE_LEASE, place_lease_us
 from ...core.protocols import Clock, FigureRow, Observer
 from ...core.windows.views import Snapshot
 from ..memory.store import DEFAULT_MAX_BANS, DEFAULT_MAX_KEYS

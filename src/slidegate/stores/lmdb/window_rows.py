@@ -27,7 +27,7 @@ from random import getrandbits
 from struct import Struct
 from typing import Final, NamedTuple
 
-from ...core.kinds.any_limit import AnyLimit
+from ...core.limits import AnyLimit
 from ...core.windows.bookings import Entry
 
 ROW_VERSION: Final = 2

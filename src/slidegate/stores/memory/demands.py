@@ -7,9 +7,9 @@ from typing import TypeAlias
 
 from ...core.decision import Check, Decision, Reason
 from ...core.demand import judge_all
-from ...core.kinds.any_limit import AnyLimit
-from ...core.kinds.calendar_quota import CalendarQuota
+from ...core.limits import AnyLimit
 from ...core.protocols import Clock
+from ...core.quotas import Quota
 from ...core.windows.bookings import BookedWindow, Entry, Note
 from ...core.windows.periods import PeriodCount
 from .generations import Charged
@@ -50,7 +50,7 @@ def hand_back(decision: Decision, flat: Flat, now_us: int, unix_us: Clock) -> bo
             continue
         charged = noted if isinstance(noted, Charged) else Charged(noted, decision.now_us, cost)
         for window in table.charged(key, charged):
-            if isinstance(window, PeriodCount) and isinstance(limit, CalendarQuota):
+            if isinstance(window, PeriodCount) and isinstance(limit, Quota):
                 at_us = unix_us()
                 window.enter(limit.period_at(at_us).end_us, now_us - at_us)
             changed |= window.remove(now_us, charged.spent_us, charged.units)

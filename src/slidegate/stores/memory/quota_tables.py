@@ -6,9 +6,9 @@ each look, and a count is kept for a while after its period (`KEPT_US`): a syste
 
 from __future__ import annotations
 
-from ...core.kinds.any_limit import AnyLimit
-from ...core.kinds.calendar_quota import KEPT_US
+from ...core.limits import AnyLimit
 from ...core.protocols import Clock
+from ...core.quotas import KEPT_US
 from ...core.windows.bookings import Entry
 from ...core.windows.codec import end_us
 from ...core.windows.packed import Row

@@ -29,10 +29,10 @@ from ...core.bans.in_force import Guarded
 from ...core.decision import Bucket, Check, Decision
 from ...core.demand import LIMITED, OK, TOO_LARGE, charge_all, enter_periods, judge, judge_all
 from ...core.errors import ConfigurationError, Whole
-from ...core.kinds.any_limit import AnyLimit
-from ...core.kinds.calendar_quota import CalendarQuota
+from ...core.limits import AnyLimit
 from ...core.observers import Observers
 from ...core.protocols import Clock, Event, Observer
+from ...core.quotas import Quota
 from ...core.windows.bookings import Entry
 from ...core.windows.rings import Resting
 from ...core.windows.theory import NEVER, Reading, check_positive
@@ -375,7 +375,7 @@ class MemoryStore:
         self._bound[bucket] = bound
         if bucket.count_denied or bucket.wait_us:
             self._plain = False
-        if any(isinstance(limit, CalendarQuota) for limit in bucket.limits):
+        if any(isinstance(limit, Quota) for limit in bucket.limits):
             self._with_quotas.add(bucket)
         elif len(bound) == 1 and not (bucket.count_denied or bucket.wait_us):
             ((table, limit),) = bound
@@ -402,7 +402,7 @@ class MemoryStore:
         """Return an empty table, which knows its twin."""
         if bucket.held:
             return PlaceTable(bucket.rule, limit, due_us, self._shared)
-        if isinstance(limit, CalendarQuota):
+        if isinstance(limit, Quota):
             return QuotaTable(bucket.rule, limit, due_us, self._shared, self.unix_us)
         table = Table(bucket.rule, limit, due_us, self._shared)
         table.twin = self._tables.get((*table.identity[:2], not limit.exact))

@@ -12,9 +12,8 @@ from hashlib import blake2b
 from itertools import islice
 from typing import Final, NamedTuple, TypeAlias
 
-from ...core.kinds.any_limit import AnyLimit
-from ...core.kinds.any_limit import Identity as Window
-from ...core.limits import Limit
+from ...core.limits import AnyLimit, Limit
+from ...core.limits import Identity as Window
 from ...core.windows.bookings import BookedWindow, Entry
 from ...core.windows.packed import Row, load_row, newest_of, row_of, spend_counts, spend_times
 from ...core.windows.periods import PeriodCount

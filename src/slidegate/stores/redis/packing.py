@@ -15,11 +15,10 @@ from struct import Struct, pack
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from ...core.decision import Bucket, Check, Decision, Reason
-from ...core.kinds.any_limit import AnyLimit
-from ...core.kinds.calendar_quota import CalendarQuota
-from ...core.limits import Limit
+from ...core.limits import AnyLimit, Limit
 from ...core.memo import remember
 from ...core.protocols import Clock
+from ...core.quotas import Quota
 from ...core.windows.bookings import Entry
 from ...core.windows.codec import unpack_window
 from ...core.windows.places import Places
@@ -186,7 +185,7 @@ class Packing:
 
     def _plan_of_quota(self, field: bytes, quota: AnyLimit, count_denied: bool) -> bytes:
         """Pack a quota; the ends of three periods stand where lengths and the time to wait do for a window."""
-        assert isinstance(quota, CalendarQuota), "there are two kinds of limits"
+        assert isinstance(quota, Quota), "there are two kinds of limits"
         start_us, end_us, next_end_us = quota.period_at(self._unix_us())
         return _PLAN.pack(field, quota.amount, start_us, 0, end_us, 0, QUOTA | count_denied, next_end_us, 0)
 

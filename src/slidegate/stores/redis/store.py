@@ -25,9 +25,9 @@ from ...core.bans.in_force import Guarded
 from ...core.decision import Bucket, Check, Decision
 from ...core.demand import holds_places
 from ...core.errors import ConfigurationError, StoreError, StoreUnavailable
-from ...core.kinds.place_lease import DEFAULT_PLACE_LEASE, let_go, place_lease_us
 from ...core.limits import check_whole, parse_duration_us
 from ...core.observers import Observers
+from ...core.place_lease import DEFAULT_PLACE_LEASE, let_go, place_lease_us
 from ...core.protocols import Clock, FigureRow, Observer
 from ...core.windows.views import Snapshot
 from ..forks import hold_over_fork

@@ -9,11 +9,10 @@ from random import Random
 from hypothesis import given, settings
 
 from ...core.decision import Bucket
-from ...core.kinds.concurrency import Concurrency
-from ...core.limits import parse_limits
+from ...core.limits import Concurrency, parse_limits
 from ...core.protocols import HoldsPlaces, Store
+from ...core.quotas import Quota
 from ...core.windows.views import WindowView, view_of
-from ...limiter.quotas.quota import Quota
 from ..clock import FakeClock
 from .desk import SECOND_US, Desk, at_a_desk, bucket
 from .player import Player, settle

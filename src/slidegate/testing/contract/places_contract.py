@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from ...core.decision import Bucket, Check, Decision, Reason
-from ...core.kinds.concurrency import Concurrency
+from ...core.limits import Concurrency
 from ...core.protocols import HoldsPlaces
 from .desk import SECOND_US, Desk, at_a_desk, bucket
 

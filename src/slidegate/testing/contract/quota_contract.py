@@ -12,10 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ...core.decision import Bucket, Check, Decision, Reason
-from ...core.kinds.any_limit import AnyLimit
-from ...core.kinds.calendar_quota import CalendarQuota
-from ...core.limits import parse_limits
-from ...limiter.quotas.quota import Quota
+from ...core.limits import AnyLimit, parse_limits
+from ...core.quotas import Quota
 from ..clock import FakeClock
 from .desk import SECOND_US, Desk, at_a_desk
 from .player import settle
@@ -50,7 +48,7 @@ class QuotaModel:
         asked = []
         for bucket, key, cost in checks:
             for limit in bucket.limits:
-                assert isinstance(limit, CalendarQuota)
+                assert isinstance(limit, Quota)
                 place = bucket.rule, limit.same_window, key
                 end_us, spent = self.counts.get(place, (0, 0))
                 new_end_us = limit.period_at(now_us).end_us
@@ -67,7 +65,7 @@ class QuotaModel:
         """
         adopted: list[Asked] = []
         for (place, amount, cost, end_us), state in zip(asked, decision.states, strict=True):
-            assert isinstance(state.limit, CalendarQuota)
+            assert isinstance(state.limit, Quota)
             if self.counts[place][1] == 0 and cost:
                 chosen_us = now_us + state.reset_after_us
                 assert chosen_us in (end_us, state.limit.period_at(now_us).end_us)

@@ -11,10 +11,9 @@ from time import time
 from typing import Final, Literal, TypeAlias
 
 from ...core.decision import Bucket, Decision, LimitState, binding_place, ceil_s, unequal_costs
-from ...core.kinds.any_limit import AnyLimit
-from ...core.kinds.calendar_quota import CalendarQuota
-from ...core.kinds.concurrency import Concurrency
+from ...core.limits import AnyLimit, Concurrency
 from ...core.memo import remember
+from ...core.quotas import Quota
 from .foreign_fields import Field, Fields, lowered
 from .tightest import tightest
 
@@ -161,7 +160,7 @@ def _named(asked: Buckets) -> list[tuple[str, AnyLimit]]:
 
 def _reset_s(state: LimitState) -> int:
     """Return the Unix second at which everything spent has left."""
-    if isinstance(state.limit, CalendarQuota):
+    if isinstance(state.limit, Quota):
         # A period ends with a minute; the decision is a little older than this moment.
         return round(time() + state.reset_after_us / 1_000_000)
     return int(time()) + ceil_s(state.reset_after_us)

@@ -21,8 +21,7 @@ from ...core.bans.policy import Answer, BanPolicy
 from ...core.barred import RuleBlock
 from ...core.decision import Decision, Reason
 from ...core.errors import ConfigurationError
-from ...core.kinds.any_limit import AnyLimit
-from ...core.kinds.concurrency import Concurrency
+from ...core.limits import AnyLimit, Concurrency
 from ...core.memo import remember
 from ...core.windows.theory import NEVER, OPEN
 from ..rules.user_functions import Calls, request_of

@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ...core.bans.policy import BanPolicy
 from ...core.decision import Bucket
 from ...core.errors import ConfigurationError
-from ...core.kinds.any_limit import AnyLimit
+from ...core.limits import AnyLimit
 from ...core.logs import logger
 from ...core.protocols import Event, Observer
 from ...limiter import FailurePolicy, Limiter

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ...core.bans.policy import BanPolicy
 from ...core.errors import ConfigurationError
-from ...core.kinds.any_limit import AnyLimit
-from ...core.limits import parse_limits
+from ...core.limits import AnyLimit, parse_limits
+from ...core.quotas import Quota
 from ...limiter import FailurePolicy, Limiter, check_failure_policy
-from ...limiter.quotas.quota import Quota
 from ...netlists.breadth import check_breadth
 from ...netlists.networks import Networks
 from ..findings.codes import check_silence

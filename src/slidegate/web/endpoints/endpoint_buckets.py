@@ -11,8 +11,7 @@ from typing import Any, Final, TypeAlias
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
-from ...core.decision import Decision
-from ...core.kinds.wire_names import unique_name
+from ...core.decision import Decision, unique_name
 from ..paths.routes import Place, Places
 from ..rules.rule_set import BoundRule, buckets_of
 from ..rules.user_functions import Calls

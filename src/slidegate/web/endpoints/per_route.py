@@ -16,11 +16,9 @@ from typing import Any, Final
 
 from starlette.types import Scope
 
-from ...core.decision import Bucket
+from ...core.decision import Bucket, unique_name, wire_names
 from ...core.errors import ConfigurationError
-from ...core.kinds.any_limit import AnyLimit
-from ...core.kinds.wire_names import unique_name, wire_names
-from ...core.limits import parse_limits
+from ...core.limits import AnyLimit, parse_limits
 from ..paths.below_root import below
 from ..paths.readings import LONGEST, is_odd, readings
 from ..paths.routes import methods_of

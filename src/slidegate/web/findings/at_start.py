@@ -12,7 +12,7 @@ from starlette.applications import Starlette
 
 from ...core.addresses import IPV6_PREFIX
 from ...core.bans.policy import BanPolicy
-from ...core.kinds.any_limit import AnyLimit
+from ...core.limits import AnyLimit
 from ...limiter import Limiter
 from ..keys.client_ip import ClientAddress
 from ..keys.key import everyone

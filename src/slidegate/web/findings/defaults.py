@@ -7,7 +7,7 @@ from typing import Any, Final, Protocol
 
 from starlette.types import Scope
 
-from ...core.kinds.any_limit import AnyLimit
+from ...core.limits import AnyLimit
 from ..endpoints.per_route import takes_no_defaults
 from ..paths.layers import layers
 from ..paths.routes import Place, walk

@@ -8,7 +8,7 @@ from inspect import Parameter, isclass, iscoroutinefunction, signature
 from typing import Any, Final
 
 from ...core.errors import ConfigurationError
-from ...core.kinds.any_limit import AnyLimit
+from ...core.limits import AnyLimit
 from ..keys.key import KeyFunction
 from ..paths.patterns import compile_pattern
 

@@ -13,12 +13,9 @@ from typing import Final, Literal, TypeAlias
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 
-from ...core.decision import Decision
+from ...core.decision import Decision, unique_name, wire_names
 from ...core.errors import ConfigurationError
-from ...core.kinds.any_limit import AnyLimit
-from ...core.kinds.concurrency import Concurrency
-from ...core.kinds.wire_names import unique_name, wire_names
-from ...core.limits import Limit, check_name, check_whole, parse_duration_us, parse_limits
+from ...core.limits import AnyLimit, Concurrency, Limit, check_name, check_whole, parse_duration_us, parse_limits
 from ...core.statistics.hot_keys import MAX_CAPACITY
 from ...limiter import check_cost
 from ..keys.key import Key, KeyFunction

@@ -8,11 +8,9 @@ from typing import Final, NamedTuple, Protocol
 
 from starlette.types import Scope
 
-from ...core.decision import Bucket, Check
+from ...core.decision import Bucket, Check, unique_name, wire_names
 from ...core.errors import ConfigurationError
-from ...core.kinds.any_limit import AnyLimit
-from ...core.kinds.wire_names import unique_name, wire_names
-from ...core.limits import parse_limits
+from ...core.limits import AnyLimit, parse_limits
 from ...core.logs import logger
 from ...core.memo import remember
 from ...limiter import Limiter

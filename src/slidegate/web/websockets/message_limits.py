@@ -14,8 +14,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from ...core.decision import Bucket, Decision, Reason
 from ...core.errors import ConfigurationError
-from ...core.kinds.any_limit import AnyLimit
-from ...core.limits import Limit, parse_limits
+from ...core.limits import AnyLimit, Limit, parse_limits
 from ...limiter import Limiter
 from ..keys.client_ip import ClientAddress
 from ..keys.key import Key

@@ -12,9 +12,7 @@ import click
 from starlette.types import Receive, Scope, Send
 
 from ....core.durations import format_duration
-from ....core.kinds.any_limit import AnyLimit
-from ....core.kinds.concurrency import Concurrency
-from ....core.limits import Limit, parse_limits
+from ....core.limits import AnyLimit, Concurrency, Limit, parse_limits
 from ....core.windows.packed import row_of
 from ....core.windows.rings import new_window
 from ....limiter import Limiter

@@ -12,7 +12,7 @@ from typing import Any, Final
 from weakref import WeakSet
 
 from ....core.errors import StoreError
-from ....core.kinds.place_lease import RENEWALS
+from ....core.place_lease import RENEWALS
 from .own_places import OwnPlaces
 
 AGAIN: Final = 4

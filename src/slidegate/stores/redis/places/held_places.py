@@ -13,7 +13,7 @@ from asyncio import AbstractEventLoop
 from typing import Final
 
 from ....core.decision import Bucket, Decision
-from ....core.kinds.place_lease import HeldPlace
+from ....core.place_lease import HeldPlace
 from ....core.protocols import Clock
 from ...held_weakly import HeldWeakly
 

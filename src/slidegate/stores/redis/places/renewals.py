@@ -17,8 +17,8 @@ from typing import Final, TypeAlias
 
 from ....core.decision import Check, Decision
 from ....core.errors import StoreError, StoreUnavailable
-from ....core.kinds.any_limit import AnyLimit
-from ....core.kinds.place_lease import RENEWALS
+from ....core.limits import AnyLimit
+from ....core.place_lease import RENEWALS
 from ....core.protocols import Event
 from ..bans.ban_codec import UNGUARDED
 from ..packing import Packing, raise_failure

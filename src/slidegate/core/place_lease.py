@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from datetime import timedelta
 from typing import Final
 
-from ..durations import format_duration
-from ..errors import ConfigurationError, quoted
-from ..limits import parse_duration_us
+from .durations import format_duration
+from .errors import ConfigurationError, quoted
+from .limits import parse_duration_us
 
 DEFAULT_PLACE_LEASE: Final = "10s"
 RENEWALS: Final = 3

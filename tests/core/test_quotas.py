@@ -37,10 +37,10 @@ def test_a_quota_is_spelled_and_pickled_and_compared(quota: Quota, spelled: str)
 
 def test_a_quota_does_not_change() -> None:
     quota = Quota("10/day")
-    with pytest.raises(AttributeError, match="a Quota is immutable; make another one instead of setting amount"):
-        quota.amount = 11
-    with pytest.raises(AttributeError, match="a Quota is immutable; it always has its amount"):
-        del quota.amount
+    with pytest.raises(AttributeError, match="cannot assign to field 'amount'"):
+        quota.amount = 11  # type: ignore[misc]
+    with pytest.raises(AttributeError, match="cannot delete field 'amount'"):
+        del quota.amount  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(

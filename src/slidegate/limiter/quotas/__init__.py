@@ -1,1 +1,0 @@
-"""The public `Quota`, and the time zones that it goes by."""
