@@ -97,8 +97,8 @@ class RequestGate:
         self._abuse = abuse
         self._strikes = bool(abuse.policies)
         self._prepares = messages is not None or bool(rules.reserving) or abuse.listens or rules.holds
-        self._timing = [shed for shed in rules.shedding if shed.latency_us]
-        self._prepares = self._prepares or bool(self._timing)
+        self._timing = any(shed.latency_us for shed in rules.shedding)
+        self._prepares = self._prepares or self._timing
         self._queues = limiter.internals.queues if rules.holds else None
         self.short = judge.at_once and rules.at_once and not abuse.policies
         self.sockets = OpenSockets(limiter.internals.find_ban)
@@ -186,7 +186,7 @@ class RequestGate:
             if turn is None:
                 return None
             receive = turn
-        for shed in self._timing:
+        for shed in dict.fromkeys(self.rules.select(scope).shedding) if self._timing else ():
             send = shed.timed(send)
         if scope.get("method") == "OPTIONS" and is_preflight(scope):
             send = self._settling.by_endpoint(scope, send, decision)
