@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import fcntl
 import os
 import random
@@ -345,21 +344,6 @@ def test_a_disk_without_room_is_an_error_at_start(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(ConfigurationError, match="No space left on device; free some space, or choose another path"):
         LmdbStore(tmp_path / "lmdb", **SMALL)
-
-
-def test_a_disk_without_room_later_is_an_error_of_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store, heard = opened(tmp_path / "lmdb", map_size=1 << 16)
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "posix_fallocate", full)
-    asked = ASKED[0][0]
-    with pytest.raises(StoreUnavailable, match="no empty window is left"):
-        collections.deque((store.hit(((asked, f"user:{number}", 1),)) for number in range(1_000)), maxlen=0)
-    assert "map_full" in heard.kinds
-    assert store.hit(((asked, "user:0", 1),)).remaining == 3  # type: ignore[union-attr]
-    store.close()
 
 
 def test_where_no_room_can_be_taken_beforehand_nothing_is_written_through_the_map(
