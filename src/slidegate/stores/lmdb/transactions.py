@@ -15,7 +15,6 @@ from ...core.observers import Observers
 from ...core.protocols import Clock, Event
 from .batching import Job
 from .files.environment import LAST_PART, MIN_RESERVE, Environment, reserve
-from .files.opening import BROKEN
 from .session import Session, Upkeep
 
 SAY_FULL_EVERY_US: Final = 60_000_000
@@ -72,10 +71,8 @@ class Transactions:
                 return ask(Session(txn, self._env.dbs, self._now_us(), self._max_keys, self._unix_us, Upkeep()))
             finally:
                 self._env.end_read(txn)
-        except BROKEN as error:
-            raise self._env.condemn(error) from error
         except lmdb.Error as error:
-            raise StoreUnavailable(f"lmdb: {self._env.path}: {error}") from error
+            raise self._env.failure(error) from error
 
     def write(self, jobs: Sequence[Job]) -> list[Any] | None:
         """Do jobs in one transaction and return their answers; None while another process or thread writes.
@@ -89,12 +86,10 @@ class Transactions:
                     return self._write(jobs)
                 except lmdb.MapFullError:
                     self._make_room()
-        except BROKEN as error:
-            raise self._env.condemn(error) from error
         except lmdb.MapFullError as error:
             raise StoreUnavailable(f"lmdb: {self._env.path} is full: {error}", concerns="key") from error
         except (lmdb.Error, OSError) as error:
-            raise StoreUnavailable(f"lmdb: {self._env.path}: {error}") from error
+            raise self._env.failure(error) from error
 
     def tell(self) -> None:
         """Tell the events that no observer was told yet."""

@@ -34,7 +34,7 @@ from . import opening
 from .data_files import DATA, LOCK
 from .host_clock import RECORD_EVERY_US, boot_id, boot_us, wall_us, written
 from .layout import CLOCK, SCHEMA, WRITTEN_SCHEMA, Databases
-from .opening import POLL_S, Options, open_files, take_room, whole_size, writes_through
+from .opening import BROKEN, POLL_S, Options, open_files, take_room, whole_size, writes_through
 from .read_only import open_to_read
 from .readers import Readers
 
@@ -42,6 +42,8 @@ _IN_PROCESS_S: Final = 0.05
 _BEFORE_FORK_S: Final = 5.0
 _LOOK_EVERY: Final = 16  # commits, between two looks at how full the file is
 _GROW_AGAIN_S: Final = 1.0
+_DOUBT_AGAIN_S: Final = 1.0
+_NO_DAMAGE: Final = (OSError, lmdb.DiskError, lmdb.MapFullError, lmdb.MemoryError, lmdb.ReadersFullError)
 RESERVE: Final = 16
 """A full file has another part of this size, for keys that are known: one in so many of its bytes."""
 MIN_RESERVE: Final = 2**18
@@ -88,6 +90,7 @@ class Environment:
         self._looked_us = 0
         self._inodes = (0, 0)
         self._suspect = (0, "")
+        self._doubt_again_s = 0.0
         self._commits = 0
         self._stuck = (0, "")  # the size at which growing failed last, and why
         self._grow_again_s = 0.0
@@ -285,13 +288,9 @@ class Environment:
         self.untold += self._readers.look(self._lmdb)
         self._leaves = not self._are_ours() or txn.get(SCHEMA, None, self.dbs.meta) != WRITTEN_SCHEMA
 
-    def sizes(self) -> tuple[int, int, int]:
+    def sizes(self, txn: Any) -> tuple[int, int, int]:
         """Return the number of windows, and how many bytes of the file have been used and are held."""
-        txn = self.read()
-        try:
-            return txn.stat(self.dbs.windows)["entries"], self._used(), self._lmdb.info()["map_size"]
-        finally:
-            self.end_read(txn)
+        return txn.stat(self.dbs.windows)["entries"], self._used(), self._lmdb.info()["map_size"]
 
     def has_room(self, more: int) -> bool:
         """Tell, in a writing transaction, whether so many bytes fit besides all else; a file that may grow has room."""
@@ -321,16 +320,19 @@ class Environment:
 
     # -- opening and closing -----------------------------------------------------------------------------------------
 
-    def condemn(self, error: Exception) -> StoreUnavailable:
-        """Close a data file that turned out to be damaged: it is set aside when the files are opened next.
+    def failure(self, error: Exception) -> StoreUnavailable:
+        """Return the error to raise for one that LMDB or the system raised.
 
-        Returns:
-            The error to raise.
+        LMDB says nearly anything of a file that was damaged in place. So the files are closed, and opened anew at the
+        next use: another process may have mended them, and else they are checked. What LMDB calls damaged is set aside.
         """
-        with self._lock, self._map:
-            self._suspect = self._inodes[0], str(error)
-            self._close()
-        return StoreUnavailable(f"lmdb: {self.path} is damaged: {error}")
+        broken = isinstance(error, BROKEN)
+        if broken or (not isinstance(error, _NO_DAMAGE) and time.monotonic() >= self._doubt_again_s):
+            with self._lock, self._map:
+                self._doubt_again_s = time.monotonic() + _DOUBT_AGAIN_S
+                self._suspect = self._inodes[0], str(error) if broken else ""
+                self._close()
+        return StoreUnavailable(f"lmdb: {self.path}{' is damaged' if broken else ''}: {error}")
 
     def close(self) -> None:
         """Close the files."""
@@ -391,6 +393,7 @@ class Environment:
         self.untold += events
         self.salvage += salvage
         self.opened += 1
+        self._suspect = (0, "")
 
 
 def reserve(most: int) -> int:
