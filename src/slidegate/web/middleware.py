@@ -214,9 +214,10 @@ class RateLimitMiddleware(Breakable):
             app: The application to guard.
             path: The file. It is looked at again at most once a second, when requests come.
             observers: Called with events of the limiter that the file describes, ``config_reloaded`` and
-                ``config_rejected`` among them.
+                ``config_rejected`` among them. A limiter given in code has its own.
             on_tracked: The `on_exceeded` of the file's rules with ``action = "track"``.
-            options: Options of `RateLimitMiddleware`; they go before those of the file.
+            options: Options of `RateLimitMiddleware`; they go before those of the file. Beside a `limiter` the file
+                has no ``store``, ``deadline`` and ``on_error``.
 
         Raises:
             ConfigurationError: The file cannot be used; the message names the path of the key.

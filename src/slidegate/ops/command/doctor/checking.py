@@ -81,11 +81,11 @@ async def _about_app(app: Any) -> list[Diagnosis]:
 
 
 async def _about_file(out: Output, path: Path) -> list[Diagnosis]:
-    RateLimitMiddleware.from_file(_nothing, path, limiter=Limiter())
+    RateLimitMiddleware.from_file(_nothing, path, limiter=Limiter(), replace_store=True)
     options: dict[str, Any] = {}
     if not _is_made(path):
         out.note(f"{path}: its store is not there yet, and a check makes none")
-        options["limiter"] = Limiter()
+        options = {"limiter": Limiter(), "replace_store": True}
     gate = RateLimitMiddleware.from_file(_nothing, path, **options).app
     try:
         return [*about_gates([gate]), *[one async for one in about_store(gate.limiter, repr(gate.limiter.store))]]
@@ -104,7 +104,7 @@ def _is_made(path: Path) -> bool:
     except StoreUnavailable:
         return False
     except ConfigurationError:
-        pass  # the gate says it, with the line of the file; it makes nothing of such an address
+        pass  # the gate says it, with the key in the file; it makes nothing of such an address
     return True
 
 
