@@ -72,7 +72,8 @@ class RateLimitMiddleware(Breakable):
         bans: The policies that ban clients which keep abusing; one policy, or several with names of their own.
         on_refused: Makes the answer to a refused HTTP request, sync or async, from the request (which has no body here)
             and the decision.
-        headers: ``"draft"`` (RateLimit and RateLimit-Policy), ``"legacy"`` (X-RateLimit-*), ``"both"`` or None.
+        headers: ``"draft"`` (RateLimit and RateLimit-Policy of draft 11), ``"legacy"`` (X-RateLimit-*), ``"both"`` or
+            None.
         preflight_limits: The limits of a client's CORS preflights; rules count only preflights that come to an endpoint
             which takes OPTIONS. None for no limit.
         messages: The limits of messages over an accepted websocket: ``MessageLimits("10/second")``.
