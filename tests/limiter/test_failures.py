@@ -21,7 +21,7 @@ from slidegate.limiter import breakers
 from slidegate.limiter.deadlines import MOST_DONE, Deadline
 from slidegate.testing import FakeClock, RecordingObserver
 
-from ..asgi import scope_of, send_scope
+from ..asgi import call, hello, scope_of, send_scope
 from .remote_stores import SickStore
 
 LONG = 10.0
@@ -371,10 +371,25 @@ async def test_bans_and_strikes_are_local_as_well_and_commands_say_that_it_faile
     assert (await ward.hit()).ban == ban  # it lasts here
     ward.clock.advance("10m")
     assert (await ward.hit()).allowed
-    for chosen in ("allow", "deny"):
-        other = Ward(chosen, inline=inline)
-        other.fall_ill()
-        assert [await other.limiter.strike("ann", policy) for _ in range(3)] == [None] * 3
+    other = Ward("allow", inline=inline)
+    other.fall_ill()
+    assert [await other.limiter.strike("ann", policy) for _ in range(3)] == [None] * 3
+
+
+@pytest.mark.parametrize(("on_error", "status"), [("deny", 503), ("allow", 200), ("local", 403)])
+async def test_a_strike_without_an_answer_is_not_the_answer_that_nobody_is_banned(
+    on_error: str, status: int, inline: bool
+) -> None:
+    ward = Ward(on_error, inline=inline)
+    ward.store.bans.strike = gone
+    trap = BanPolicy("5/10m", "1h", signals={"/trap": "ban"}, name="trap")
+    app = RateLimitMiddleware(hello, limiter=ward.limiter, bans=trap)
+    for _ in range(2):
+        assert (await call(app, "/trap")).status == status
+        await ward.hit()  # the store answers other questions
+    if on_error == "deny":
+        with pytest.raises(StoreUnavailable, match="strike"):
+            await ward.limiter.strike("ann", trap)
 
 
 async def test_a_local_ban_is_shown_and_lifted_by_the_same_commands(inline: bool) -> None:

@@ -130,6 +130,7 @@ class BanCommands:
 
         Raises:
             ConfigurationError: The key, the policy or the weight cannot be used.
+            StoreUnavailable: The store does not answer, and `on_error` is ``"deny"``: whether it bans is not known.
         """
         if not isinstance(policy, BanPolicy):
             raise ConfigurationError(f'strike: expected a policy such as BanPolicy("20/10m", "1h"), not {policy!r}')

@@ -23,7 +23,7 @@ from ..core.bans.in_force import Ban, Guarded
 from ..core.bans.policy import BanPolicy
 from ..core.decision import Check, Decision
 from ..core.durations import format_duration
-from ..core.errors import ConfigurationError, StoreError, StoreTimeout, closest
+from ..core.errors import ConfigurationError, StoreError, StoreTimeout, StoreUnavailable, closest
 from ..core.limits import parse_duration_us
 from ..core.logs import logger, written
 from ..core.place_lease import let_go
@@ -190,10 +190,16 @@ class Failsafe:
         return changed
 
     async def strike(self, policy: BanPolicy, key: str, weight: int, reason: str, prefix: str = "") -> Ban | None:
-        """Count a strike; in this process, with `on_error="local"`, while the store does not answer."""
+        """Count a strike; in this process, with `on_error="local"`, while the store does not answer.
+
+        Raises:
+            StoreUnavailable: The store did not answer, and `on_error` is ``"deny"``.
+        """
         nobody: tuple[bool, Ban | None] = (False, None)
         struck = self._store.bans.strike
         answered, ban = await self.ask(lambda: _noting(struck(policy, key, weight, reason, prefix)), nobody)
+        if not answered and self.on_error == "deny":
+            raise StoreUnavailable("the store did not answer a strike, so nobody knows whether it bans")
         if answered or self.on_error != "local":
             return ban
         return self._here.strike(policy, key, weight, reason, prefix)

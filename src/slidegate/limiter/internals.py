@@ -190,6 +190,11 @@ class Internals:
         book = self.store.bans if self.failsafe is None else self.failsafe
         return book.strike(policy, target[0], weight, reason, target[1])
 
+    def unanswered(self) -> Decision:
+        """Return the refusal of a request about which a store was asked in vain, with ``on_error="deny"``."""
+        assert self.failsafe is not None, "a store in memory answers"
+        return self.failsafe.instead("hit", ())
+
     async def close(self) -> None:
         """Publish the last figures, close the store, and let observers hear their queue."""
         for close in self.closing:

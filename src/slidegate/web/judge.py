@@ -14,6 +14,7 @@ from starlette.types import Scope
 from ..core.bans.in_force import Guarded
 from ..core.barred import Barred, RuleBlock
 from ..core.decision import Bucket, Check, Decision, Reason
+from ..core.errors import StoreError
 from ..core.memo import remember
 from ..limiter import Limiter
 from ..limiter.places.place_queue import lacking
@@ -88,8 +89,9 @@ class Judge:
         self._figures = figures
         for bound in rules.bound():
             self.price(bound)
+        priorities: set[int] = set()
         for shed in rules.shedding:
-            shed.observe(self._internals.tell)
+            shed.join(self._internals.tell, priorities)
         self.at_once = not lists and self._internals.decide_at_once is not None
 
     def price(self, bound: BoundRule) -> None:
@@ -311,9 +313,12 @@ class Judge:
         guarded: Sequence[Guarded],
     ) -> Decision:
         """Strike for the offences of the request, which may ban it at once; decide; and let the rules look on that
-        never refuse, each on windows of its own."""
-        for offence in offences:
-            await self._abuse.strike(offence, scope)
+        never refuse, each on windows of its own. A strike that may have banned it, and was not answered, refuses."""
+        try:
+            for offence in offences:
+                await self._abuse.strike(offence, scope)
+        except StoreError:
+            return self._internals.unanswered()
         answer = self._apply(selection, scope, client_key, guarded)
         decision = answer if isinstance(answer, Decision) else await answer
         for bound in selection.onlookers if decision.reason is not Reason.BANNED else ():

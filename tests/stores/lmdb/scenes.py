@@ -110,14 +110,11 @@ def starts(path: str, processes: int, rounds: int, damaged: str) -> Any:
         if damaged == "damaged":
             LmdbStore(place, map_size=1 << 20).close()
             overwrite_heads(place)
-        secrets = os.pipe()
 
-        def act(_: int, place: str = place, writing: int = secrets[1]) -> int:
-            store = LmdbStore(place, map_size=1 << 20)
-            os.write(writing, store.secret)
-            return hit_often(store, 20, 10)
+        def act(_: int, place: str = place) -> int:
+            return hit_often(LmdbStore(place, map_size=1 << 20), 20, 10)
 
-        seen.append((sum(together(processes, act)), len({os.read(secrets[0], 32) for _ in range(processes)})))
+        seen.append(sum(together(processes, act)))
     return seen
 
 

@@ -6,12 +6,15 @@ import asyncio
 import fcntl
 import itertools
 import os
+import resource
 import shutil
 import signal
 import subprocess
 import sys
 import threading
+import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -304,6 +307,48 @@ async def test_in_a_full_file_keys_that_are_known_keep_their_limits(tmp_path: Pa
     assert "map_full" in heard.kinds
     ban = await limiter.ban("known:0", "1h")
     assert ban in [other async for other in limiter.bans()]
+    store.close()
+
+
+@contextmanager
+def disk_of(size: int) -> Iterator[Callable[[], None]]:
+    """Let no file of this process grow beyond a size; yield what ends that."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+async def test_where_the_disk_is_full_before_the_file_keys_that_are_known_keep_their_limits(tmp_path: Path) -> None:
+    heard = RecordingObserver(without=["near_limit"])
+    store = LmdbStore(tmp_path / "lmdb", map_size=1 << 20)
+    limiter = Limiter(store, on_error="allow", observers=[heard])
+    known, numbers, reasons = dict.fromkeys(range(100), 0), itertools.count(), Counter[Reason]()
+    with disk_of(3 << 20) as more:
+        for _ in range(20):
+            for key in known:
+                decision = await limiter.hit(f"known:{key:>050}", "15/hour")
+                assert decision.reason is not Reason.UNAVAILABLE, key
+                known[key] += decision.allowed
+            for _ in range(700):
+                reasons[(await limiter.hit(f"new:{next(numbers):>050}", "5/hour")).reason] += 1
+        assert set(known.values()) == {15}
+        assert store.stats().shared_hits > 1_000
+        assert reasons[Reason.UNAVAILABLE], "the disk was never full"
+        assert sorted(heard.kinds) == ["keys_shared", "map_full", "map_grown", "store_failed"]
+        assert f"cannot grow to {4 << 20} bytes (File too large), so new keys" in heard.events[1].message
+        ban = await limiter.ban("known:0", "1h")
+        assert ban in [other async for other in limiter.bans()]
+        more()
+        until_s = time.monotonic() + 60
+        while heard.kinds.count("map_grown") < 2:
+            assert time.monotonic() < until_s
+            await limiter.hit("later", "1000000/hour")
+        held = store.stats().keys
+        await limiter.hit("last", "5/hour")
+        assert store.stats().keys == held + 1, "it has a window of its own"
     store.close()
 
 

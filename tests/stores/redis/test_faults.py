@@ -18,7 +18,7 @@ from functools import partial
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from slidegate import Decision, Limiter, RateLimitMiddleware, Reason, Rule
+from slidegate import BanPolicy, Decision, Limiter, RateLimitMiddleware, Reason, Rule
 from slidegate.core.decision import Bucket, Check
 from slidegate.core.errors import StoreUnavailable
 from slidegate.core.limits import parse_limits
@@ -28,7 +28,7 @@ from slidegate.stores.memory.store import DEFAULT_MAX_KEYS, MemoryStore
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import FakeClock, RecordingObserver
 
-from ...asgi import call, hello
+from ...asgi import PEER, call, hello
 from ...fault_proxy import FaultProxy
 from ...redis_servers import RedisServer, ReplicaPair, needs_redis
 from .faults import FAULTS, Place
@@ -224,6 +224,35 @@ async def test_requests_that_end_during_an_outage_hold_no_places_after_it(place:
                     statuses.append((await call(elsewhere)).status)
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("lost", ["answers", "questions"])
+async def test_strikes_on_a_connection_that_is_cut_are_counted_once(lost: str, place: Place) -> None:
+    policy = BanPolicy("40/hour", "1h", name="guess", signals={"/trap": 1})
+    site = Site(place.url, "deny", PLENTY_S)
+    app = RateLimitMiddleware(hello, limiter=site.limiter, bans=policy)
+
+    async def struck() -> int:
+        return sum(stands.strikes for stands in (await site.limiter.standing(PEER, [policy])).policies)
+
+    async with site.limiter:
+        assert (await call(app, "/trap")).status == 200
+        for number in range(1, 39):
+            if number % 4 == 0:
+                await asyncio.sleep(0.11)  # so that the strike is sent at once, as the first question
+                if lost == "answers":
+                    place.proxy.cut_after(0)
+                else:
+                    place.proxy.drop()
+            status = (await call(app, "/trap")).status
+            assert status in ((200, 503) if number % 4 == 0 else (200,)), number
+        place.proxy.cut_no_more()
+        async with asyncio.timeout(10 * SLACK_S):
+            while await struck() < 39:  # noqa: ASYNC110 - strikes are sent again by themselves
+                await asyncio.sleep(0.1)
+        await asyncio.sleep(0.6)
+        assert (await struck(), (await call(app, "/")).status) == (39, 200), "never a ban on fewer than it takes"
+        assert (await call(app, "/trap")).status == 403
 
 
 # -- whose answer is it ----------------------------------------------------------------------------------------------

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
+import re
 import time
 from collections.abc import Awaitable, Callable
 from functools import cache
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
 from redis.asyncio import Redis
@@ -14,7 +17,8 @@ from redis.asyncio import Redis
 from slidegate import BanPolicy, ConfigurationError, StoreUnavailable
 from slidegate.core.addresses import parse_address
 from slidegate.core.decision import Bucket, Decision, Reason
-from slidegate.core.limits import parse_limits
+from slidegate.core.limits import Concurrency, parse_limits
+from slidegate.core.protocols import BanBook, FigureRow
 from slidegate.stores.redis import RedisStore
 from slidegate.stores.redis.server_clock import ServerClock
 from slidegate.testing import FakeClock, RecordingObserver
@@ -29,6 +33,7 @@ from ..transports import RandomContract
 from .stores import PLENTY_S, fresh_prefix, store_at, store_of
 
 BOUND_S = 20
+PAGE: Final = Path(__file__).resolve().parents[3] / "docs/stores/redis.md"
 
 
 async def counted(server: RedisServer, work: Callable[[], Awaitable[object]]) -> int:
@@ -62,9 +67,67 @@ class AtServer:
         return store_of(self.server, clock=clock)
 
 
+def url_of_user(server: RedisServer) -> str:
+    """Return the address for a user that has the rights of the page about Redis, and no others."""
+    rights = re.search(r"A user for slidegate needs `([^`]+)`", PAGE.read_text(encoding="utf-8"))
+    assert rights is not None
+    server.command("ACL", "SETUSER", "gate", "reset", "on", ">secret", *rights[1].split())
+    return server.url.replace("//", "//gate:secret@")
+
+
 @needs_redis
 class TestRedis(AtServer, StoreContract):
     running = "server"
+
+    def make_store(self, clock: FakeClock) -> RedisStore:
+        url = url_of_user(self.server)
+        return RedisStore(url, prefix=f"slidegate:{fresh_prefix()}", timeout=PLENTY_S, clock=clock)
+
+
+@needs_redis
+async def test_the_user_of_the_page_may_do_all_that_a_store_offers(server: RedisServer) -> None:
+    store = RedisStore(url_of_user(server), prefix=f"slidegate:{fresh_prefix()}", timeout=PLENTY_S)
+    checks = ((bucket("5/minute"), "ann", 1),)
+    policy = BanPolicy("1/minute", "10m", name="p", prefix_after="2/1h")
+    row = FigureRow("5s", 0, b"figure", 60_000_000)
+    held = await settle(store.hit(((Bucket("two", [Concurrency(2)]), "ann", 1),)))
+    calls: dict[str, Callable[[], object]] = {
+        "hit": lambda: store.hit(checks),
+        "peek": lambda: store.peek(checks),
+        "charge": lambda: store.charge(checks),
+        "refund": lambda: store.refund(held),
+        "inspect": lambda: store.inspect("ann", [checks[0][0]]),
+        "reset": lambda: store.reset("ann"),
+        "reset_all": store.reset_all,
+        "figures_time": store.figures_time,
+        "write_figures": lambda: store.write_figures(b"worker00", [row, row._replace(number=1, kept_us=0)]),
+        "read_figures": lambda: store.read_figures("5s", 0, 1),
+        "part_of": lambda: store.part_of(checks),
+        "places_held": store.places_held,
+        "observe": lambda: store.observe(RecordingObserver()),
+        "evicts": lambda: store.evicts,
+        "strike": lambda: asyncio.gather(
+            *(store.bans.strike(policy, f"192.0.2.{host}", 1, "", "192.0.2.0/24") for host in (7, 8))
+        ),
+        "ban": lambda: store.bans.ban("user:bob", None, "", "ann"),
+        "find": lambda: store.bans.find(("user:bob",)),
+        "unban": lambda: store.bans.unban("user:bob", "ann"),
+        "standings": lambda: store.bans.standings(["192.0.2.7"]),
+        "active": store.bans.active,
+        "history": store.bans.history,
+        "dump": store.bans.dump,
+        "load": lambda: store.bans.load(rows),
+        "clear": store.clear,
+        "close": store.close,
+    }
+    rows = await store.bans.dump()
+    offered = {name for offer in (RedisStore, BanBook) for name in vars(offer) if not name.startswith("_")}
+    assert set(calls) == offered - {"bans"}
+    for name, ask in calls.items():
+        answer = ask()
+        if inspect.isawaitable(answer):
+            answer = await answer
+        assert answer or name not in ("read_figures", "active", "strike"), name
 
 
 @needs_valkey

@@ -342,8 +342,17 @@ def test_code_goes_before_the_file_and_the_file_before_the_environment(
     written = f'store = "memory://?max_keys=22"\n{plain}'
     assert address_of(gate(file, written)) == 22
     mine = Limiter(MemoryStore(max_keys=33))
-    assert gate(file, written, limiter=mine).limiter is mine
+    assert gate(file, plain, limiter=mine).limiter is mine
     assert address_of(gate(file, written, limiter=None)) == 22
+
+
+@pytest.mark.parametrize("written", ['store = "memory://"', 'deadline = "50ms"', 'on_error = "deny"'])
+def test_a_limiter_in_code_has_what_the_file_would_say_about_its_own(written: str, file: Path) -> None:
+    name = written.partition(" ")[0]
+    with pytest.raises(ConfigurationError, match=rf"slidegate\.toml: {name}: the limiter that the code gives"):
+        gate(file, f'{written}\nlimits = "1/hour"\n', limiter=Limiter())
+    with pytest.raises(ConfigurationError, match=r"observers: .* limiter=Limiter\(store, observers="):
+        gate(file, 'limits = "1/hour"\n', limiter=Limiter(), observers=[print])
 
 
 async def test_options_in_code_replace_those_of_the_file(file: Path) -> None:

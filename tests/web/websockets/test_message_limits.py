@@ -32,6 +32,7 @@ from slidegate.testing import FakeClock
 from slidegate.web.websockets import message_limits, watched
 
 from ...asgi import scope_of
+from ..test_waiting import Losing
 
 
 class Socket:
@@ -319,6 +320,21 @@ async def test_a_client_that_leaves_while_its_message_waits_is_not_waited_for(mo
         await Socket([*texts(2), BYE]).run(gate)
     assert [message["type"] for message in listener.heard] == ["websocket.receive", "websocket.disconnect"]
     assert listener.heard[-1] == BYE
+
+
+async def test_a_server_that_loses_messages_when_a_read_is_cancelled_loses_none_of_those_that_wait() -> None:
+    heard: list[Message] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await send({"type": "websocket.accept"})
+        heard.extend([await receive() for _ in range(15)])
+
+    server = Losing({"type": "websocket.connect"}, *texts(20), delay_s=0.015)
+    gate = RateLimitMiddleware(app, rules=[], messages=MessageLimits("1/20ms", beyond="wait"))
+    with anyio.fail_after(30):
+        await gate(scope_of("/", type="websocket"), server.receive, server.send)
+    assert heard == texts(15)
 
 
 async def test_a_store_that_fails_is_not_held_against_the_client() -> None:

@@ -157,7 +157,8 @@ class LmdbStore:
     def stats(self) -> LmdbStats:
         """Return the store's counters."""
         upkeep = self._transactions.upkeep
-        return LmdbStats(*self._env.sizes(), upkeep.evictions, upkeep.shared_hits)
+        sizes = self._transactions.read(lambda session: self._env.sizes(session.txn))
+        return LmdbStats(*sizes, upkeep.evictions, upkeep.shared_hits)
 
     def observe(self, observer: Observer) -> None:
         """Tell `observer` this store's events from now on, and those of its opening."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from inspect import isawaitable
 from itertools import chain
 from typing import Final, NamedTuple
@@ -19,7 +20,7 @@ from ...core.addresses import Address
 from ...core.bans.in_force import Ban, Guarded, clean_reason
 from ...core.bans.policy import BanPolicy
 from ...core.bans.targets import WIDEST, ban_target, range_target
-from ...core.errors import ConfigurationError
+from ...core.errors import ConfigurationError, StoreError
 from ...limiter import Limiter
 from ...limiter.uncancelled import to_the_end
 from ..keys.client_ip import UNKNOWN_PEER, ClientAddress
@@ -150,7 +151,11 @@ class AbuseWatch:
         return self._not_seen_to(found, outer)
 
     async def strike(self, offence: Offence, scope: Scope) -> Ban | None:
-        """Strike whoever sent a request. A client that leaves meanwhile does not take the strike back."""
+        """Strike whoever sent a request. A client that leaves meanwhile does not take the strike back.
+
+        Raises:
+            StoreUnavailable: The store does not answer, and ``on_error="deny"``.
+        """
         policy, weight, reason = offence
         client_key, address = self._client.locate(scope)
         if policy.key is not None or address is None or not self._limiter.internals.per_process:
@@ -181,13 +186,15 @@ class AbuseWatch:
 
     async def refused(self, scope: Scope, outer: Iterable[AbuseWatch]) -> None:
         """Strike for a refusal by a limit, unless a gate further out does."""
-        for offence in self._not_seen_to(self._named.get("refused", ()), outer):
-            await self.strike(offence, scope)
+        with suppress(StoreError):  # it is refused as it is
+            for offence in self._not_seen_to(self._named.get("refused", ()), outer):
+                await self.strike(offence, scope)
 
     async def answered(self, status: int, scope: Scope, outer: Iterable[AbuseWatch]) -> None:
         """Strike for the status of the application's answer, unless a gate further out does."""
-        for offence in self._not_seen_to(self._statuses.get(status, ()), outer):
-            await self.strike(offence, scope)
+        with suppress(StoreError):  # the application has answered
+            for offence in self._not_seen_to(self._statuses.get(status, ()), outer):
+                await self.strike(offence, scope)
 
     def _not_seen_to(self, offences: Sequence[Offence], outer: Iterable[AbuseWatch]) -> Sequence[Offence]:
         """Leave out offences for which a gate further out strikes under the same policy: one offence is one strike."""

@@ -31,6 +31,8 @@ async def strike(
     Raises:
         ConfigurationError: No policy of that name stands above, several do and none is named, or the weight cannot be
             used.
+        StoreUnavailable: The store does not answer, and `on_error` is ``"deny"``: whether the client is banned is not
+            known.
     """
     if weight != "ban":
         check_whole(weight, 1, 1_000_000, "strike: weight", 'or "ban", for example 1')

@@ -16,6 +16,7 @@ from ...core.memo import remember
 from ...limiter import Limiter
 from ..keys.key import Key
 from ..keys.path_param import read_at
+from ..overload.shed import Shed
 from ..paths.below_root import route_path
 from ..paths.path_index import PathIndex
 from ..paths.tree import Tree, declares
@@ -122,6 +123,8 @@ class Selection(NamedTuple):
     """The rule that blocks the request; nothing limits it then."""
     open: tuple[Met, ...] = ()
     """The rules in their order, where conditions have to be asked first; then nothing else is known."""
+    shedding: tuple[Shed, ...] = ()
+    """The measures of the rules that have let the request pass and shed others."""
 
 
 class Defaults(Protocol):
@@ -225,9 +228,9 @@ class RuleSet:
         asked = scope["type"], scope.get("method", "GET"), scope["path"], scope.get("root_path", "")
         return self._known.get(asked) or self._learn(asked, scope)
 
-    def settle(self, scope: Scope, met: Sequence[Met]) -> Selection:
-        """Return, from now on, the rules of this request whose conditions hold."""
-        selection = _chosen(met)
+    def settle(self, scope: Scope, met: Sequence[Met], shedding: Sequence[Shed]) -> Selection:
+        """Return, from now on, the rules of this request whose conditions hold, and the measures that let it pass."""
+        selection = _chosen(met)._replace(shedding=tuple(shedding))
         scope.setdefault(SETTLED, {})[id(self), scope["path"]] = selection
         return selection
 

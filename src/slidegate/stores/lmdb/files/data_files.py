@@ -131,11 +131,11 @@ class Damaged(StoreUnavailable):
 
 
 def check_data(path: Path, *, every_page: bool) -> None:
-    """Check that the data file of a directory can be given to LMDB. Nobody else may write to it meanwhile.
+    """Check that the data file of a directory can be given to LMDB. This process holds its gate: nobody writes to it.
 
     Args:
         path: The directory.
-        every_page: Whether to look at every page, and not only at the head; no other process may have the file open.
+        every_page: Whether to look at every page, and not only at the head.
 
     Raises:
         Damaged: It cannot be given to LMDB.

@@ -91,7 +91,7 @@ def open_files(path: Path, options: Options, patience_s: float, suspect: tuple[i
         path: Its directory, without symbolic links.
         options: How to open it.
         patience_s: How long to wait for another process that writes or opens it.
-        suspect: The inode of a data file that must not be used any more, and why.
+        suspect: The inode of a data file that must not be used any more, and why; without a reason it is checked.
 
     Raises:
         ConfigurationError: The files cannot be used; the message says what would help.
@@ -220,10 +220,10 @@ def _open(
     path: Path, options: Options, file: int, suspect: tuple[int, str], events: list[Event], salvage: list[Path]
 ) -> Opened:
     inode, size = os.fstat(file).st_ino, whole_size(file)
-    if inode == suspect[0]:
+    if inode == suspect[0] and suspect[1]:
         raise Damaged(suspect[1])
     if size:
-        check_data(path, every_page=nobody_else_has(path / LOCK))
+        check_data(path, every_page=inode == suspect[0] or nobody_else_has(path / LOCK))
         if not (path / LOCK).exists():
             _start_apart(path, file)
             raise _Moved

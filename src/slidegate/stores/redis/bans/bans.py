@@ -35,7 +35,7 @@ from .ban_codec import (
 )
 from .ban_events import Teller
 from .ban_refresh import RefreshedBans, Sender, in_steps
-from .strike_sums import Strike, StrikeSums
+from .strike_sums import KNOWN_MS, Strike, StrikeSums, new_name
 
 _COUNTED: Final = 1_000
 """How many bans that have ended are forgotten when the others are counted."""
@@ -88,15 +88,15 @@ class RedisBans(RefreshedBans):
         """
         if self._clock is None:
             return await self._sums.strike(self._lane().loop, Strike(policy, key, reason, prefix), weight)
-        made, _ = await self._strike(Strike(policy, key, reason, prefix), weight)
+        made, _ = await self._strike(Strike(policy, key, reason, prefix), weight, new_name())
         return made
 
     @sensible
-    async def _strike(self, strike: Strike, weight: int) -> tuple[Ban | None, int]:
-        """Count strikes in Redis; return the ban that was made, and how many are missing for the next."""
+    async def _strike(self, strike: Strike, weight: int, name: bytes) -> tuple[Ban | None, int]:
+        """Count strikes in Redis, once under a name; return the ban that was made, and how many the next one takes."""
         policy, key = strike.policy, bytes_of(strike.key)
-        asked: list[bytes | int] = [pack_policy(policy), key, weight, bytes_of(strike.reason), self._most]
-        keys = [self._keys[0] + b":" + bytes_of(made_name(policy))]
+        asked: list[bytes | int] = [pack_policy(policy), key, weight, bytes_of(strike.reason), self._most, KNOWN_MS]
+        keys = [self._keys[0] + b":struck:" + name, self._keys[0] + b":" + bytes_of(made_name(policy))]
         if strike.prefix and policy.prefix is not None:
             why = f"{policy.prefix.after} of its addresses were banned"
             asked += [bytes_of(strike.prefix), pack_policy(policy.prefix), bytes_of(why)]

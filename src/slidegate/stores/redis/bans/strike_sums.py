@@ -1,21 +1,32 @@
 """Strikes, summed up and sent ten times a second: a flood of one client costs a command for each key and pause.
 
-Where a sum could be enough for a ban, it is sent at once. Strikes that were not sent when a process ends are lost.
+Where a sum could be enough for a ban, it is sent at once, and waited for. A sum that was sent and not answered is sent
+again, for `AGAIN_FOR_S`; Redis knows it by its name and counts it once. Strikes that were not sent when a process ends
+are lost.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
 from time import monotonic
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from ....core.bans.in_force import Ban
 from ....core.bans.policy import BanPolicy
-from ....core.errors import StoreError
+from ....core.errors import StoreError, StoreUnavailable
 from ....core.memo import MEMO_SIZE
 
 PAUSE_S: Final = 0.1
+AGAIN_S: Final = 0.5
+"""How soon strikes are sent again that were not answered ..."""
+AGAIN_FOR_S: Final = 10.0
+"""... and for how long: they count from when they arrive, so they must not arrive much later."""
+KNOWN_MS: Final = 30_000
+"""How long Redis knows what it has counted."""
+MOST_UNHEARD: Final = 10_000
+"""Beyond so many keys strikes that were not answered are lost."""
 
 
 class Strike(NamedTuple):
@@ -27,28 +38,71 @@ class Strike(NamedTuple):
     prefix: str
 
 
-Send: TypeAlias = Callable[[Strike, int], Awaitable[tuple[Ban | None, int]]]
+def new_name() -> bytes:
+    """Return a name that no other strikes have."""
+    return os.urandom(12).hex().encode()
+
+
+class _Batch:
+    """Strikes that are sent together.
+
+    Attributes:
+        name: What Redis knows them by.
+        weight: How many there are.
+        sent_s: When they were sent first; 0.0 if they were not.
+        failed: Whether they were sent and not answered.
+        waiting: Gets the ban that they made, or an error, for those who wait.
+    """
+
+    __slots__ = ("failed", "name", "sent_s", "waiting", "weight")
+
+    def __init__(self) -> None:
+        self.name = new_name()
+        self.weight = 0
+        self.sent_s = 0.0
+        self.failed = False
+        self.waiting: list[asyncio.Future[Ban | None]] = []
+
+    def tell(self, ban: Ban | None, error: StoreError | None) -> None:
+        waiting, self.waiting = self.waiting, []
+        for future in waiting:
+            if future.done():
+                continue
+            if error is None:
+                future.set_result(ban)
+            else:
+                future.set_exception(error)
+
+
+Send: TypeAlias = Callable[[Strike, int, bytes], Awaitable[tuple[Ban | None, int]]]
 
 
 class _Sum:
-    """Strikes of a key that were not sent yet."""
+    """Strikes of a key: those on their way, and those to be sent next."""
 
-    __slots__ = ("busy", "missing", "next_s", "strike", "timer", "weight")
+    __slots__ = ("busy", "missing", "next", "next_s", "sent", "strike", "timer")
 
     def __init__(self, strike: Strike) -> None:
         self.strike = strike
-        self.weight = 0
+        self.sent: _Batch | None = None
+        self.next = _Batch()
         self.missing = 1
         self.next_s = 0.0
         self.busy = False
         self.timer: asyncio.TimerHandle | None = None
+
+    @property
+    def owed(self) -> bool:
+        """Whether there is anything to send."""
+        return self.sent is not None or self.next.weight > 0
 
 
 class StrikeSums:
     """Sums of strikes.
 
     Args:
-        send: Counts strikes in Redis; returns the ban that was made, and how many are missing for the next.
+        send: Counts strikes in Redis once under a name; returns the ban that was made, and how many are missing for the
+            next.
     """
 
     def __init__(self, send: Send) -> None:
@@ -57,59 +111,94 @@ class StrikeSums:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def strike(self, loop: asyncio.AbstractEventLoop, strike: Strike, weight: int) -> Ban | None:
-        """Count strikes now or later; return the ban that they made, if they were sent now."""
+        """Count strikes now or later; return the ban that they made, if they were sent now.
+
+        Raises:
+            StoreError: They were sent and not answered; they are sent again.
+        """
         name = id(loop), strike.policy.name, strike.key
         known = self._sums.get(name)
         if known is None:
             if len(self._sums) >= MEMO_SIZE:
-                for quiet in [name for name, it in self._sums.copy().items() if not (it.weight or it.busy)]:
+                for quiet in [name for name, it in self._sums.copy().items() if not (it.owed or it.busy)]:
                     self._sums.pop(quiet, None)  # another event loop may be faster
             known = self._sums[name] = _Sum(strike)
         known.strike = strike
-        known.weight += weight
-        if not known.busy and (monotonic() >= known.next_s or known.weight >= known.missing):
-            return await self._flush(loop, known)
-        self._flush_later(loop, known)
-        return None
+        known.next.weight += weight
+        is_due = not known.busy and monotonic() >= known.next_s
+        is_well = known.sent is None or not known.sent.failed
+        if is_well and not is_due and known.next.weight < known.missing:
+            self._flush_later(loop, known)
+            return None
+        answer: asyncio.Future[Ban | None] = loop.create_future()
+        known.next.waiting.append(answer)
+        if not known.busy:
+            self._start(loop, known)
+        return await answer
 
     def forget(self, key: str) -> bool:
         """Forget the strikes of a key that were not sent yet; False if there were none."""
-        unsent = [known for (_, _, struck), known in self._sums.copy().items() if struck == key and known.weight]
-        for known in unsent:
-            known.weight = 0
-        return bool(unsent)
+        forgotten = [_forget(known) for (_, _, struck), known in self._sums.copy().items() if struck == key]
+        return any(forgotten)
 
     def clear(self) -> None:
         """Forget all strikes that were not sent yet."""
         for known in self._sums.copy().values():
-            known.weight = 0
+            _forget(known)
 
-    async def _flush(self, loop: asyncio.AbstractEventLoop, known: _Sum) -> Ban | None:
-        weight, known.weight = known.weight, 0
-        known.busy, known.next_s = True, monotonic() + PAUSE_S
-        try:
-            ban, known.missing = await self._send(known.strike, weight)
-        finally:
+    async def _flush(self, loop: asyncio.AbstractEventLoop, known: _Sum) -> None:
+        """Send what is owed; where an earlier sum was not answered, that one goes first."""
+        while known.owed:
+            if known.sent is None:
+                known.sent, known.next = known.next, _Batch()
+                known.sent.sent_s = monotonic()
+            batch = known.sent
+            known.next_s = monotonic() + PAUSE_S
+            try:
+                ban, known.missing = await self._send(known.strike, batch.weight, batch.name)
+            except BaseException as error:
+                known.next_s, batch.failed = monotonic() + AGAIN_S, True
+                if monotonic() - batch.sent_s >= AGAIN_FOR_S or len(self._sums) >= MOST_UNHEARD:
+                    known.sent = None
+                failed = error if isinstance(error, StoreError) else StoreUnavailable(f"redis: {error!r}")
+                batch.tell(None, failed)
+                known.next.tell(None, failed)
+                raise
+            known.sent = None
+            batch.tell(ban, None)
+            if known.next.weight < known.missing and not known.next.waiting:
+                return
+
+    def _start(self, loop: asyncio.AbstractEventLoop, known: _Sum) -> None:
+        known.busy = True
+        task = loop.create_task(self._flush(loop, known))
+        self._tasks.add(task)
+
+        def ended(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
             known.busy = False
-            if known.weight:
+            if known.owed:
                 self._flush_later(loop, known)
-        return ban
+            if not task.cancelled() and not isinstance(task.exception(), StoreError):
+                task.result()
+
+        task.add_done_callback(ended)
 
     def _flush_later(self, loop: asyncio.AbstractEventLoop, known: _Sum) -> None:
-        pause_s = 0.0 if known.weight >= known.missing else max(known.next_s - monotonic(), 0.0)
-        if not known.busy and (known.timer is None or pause_s == 0.0):
-            if known.timer is not None:
-                known.timer.cancel()
-            known.timer = loop.call_later(pause_s, self._due, loop, known)
+        if known.busy or known.timer is not None:
+            return
+        known.timer = loop.call_later(max(known.next_s - monotonic(), 0.0), self._due, loop, known)
 
     def _due(self, loop: asyncio.AbstractEventLoop, known: _Sum) -> None:
         known.timer = None
-        if known.weight and not known.busy:
-            task = loop.create_task(self._flush(loop, known))
-            self._tasks.add(task)
-            task.add_done_callback(self._ended)
+        if known.owed and not known.busy:
+            self._start(loop, known)
 
-    def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and not isinstance(task.exception(), StoreError):
-            task.result()
+
+def _forget(known: _Sum) -> bool:
+    """Forget strikes that were not counted yet, as far as is known; False if there were none."""
+    owed = known.owed
+    known.next.weight = 0
+    if not known.busy:
+        known.sent = None
+    return owed

@@ -104,14 +104,17 @@ end
 
 local commands = {}
 
--- policy, key, weight, reason, most; and prefix, its policy, its reason, where there is one. Answers with the ban that
--- was made, and how many strikes are missing for the next
+-- policy, key, weight, reason, most, how long to know of it; and prefix, its policy, its reason, where there is one.
+-- Answers with the ban that was made, and how many strikes are missing for the next. What comes again is counted once
 function commands.strike()
   let_go(2)
-  local policy, key, most = policy_at(ARGV[3], 9), ARGV[4], tonumber(ARGV[7])
-  local made = strike(policy, key, tonumber(ARGV[5]), ARGV[6], "", most)
-  if made and ARGV[8] then
-    strike(policy_at(ARGV[9], 10), ARGV[8], 1, ARGV[10], key, most)
+  local policy, key, most = policy_at(ARGV[3], 10), ARGV[4], tonumber(ARGV[7])
+  local made
+  if redis.call("SET", KEYS[9], "", "NX", "PX", ARGV[8]) then
+    made = strike(policy, key, tonumber(ARGV[5]), ARGV[6], "", most)
+  end
+  if made and ARGV[9] then
+    strike(policy_at(ARGV[10], 11), ARGV[9], 1, ARGV[11], key, most)
   end
   keep_time()
   local s, missing = standings_of(key)[policy.name], policy.amount
