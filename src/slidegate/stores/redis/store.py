@@ -155,12 +155,17 @@ class RedisStore:
             lanes = dict(self._lanes)
             self._lanes.clear()
             self._last = None, None
-        running = asyncio.get_running_loop()
+        try:
+            running = asyncio.get_running_loop()
+        except RuntimeError:
+            running = None  # under trio, where nothing is open
         for loop, lane in lanes.items():
             if loop is running:
                 lane.close()
             elif not loop.is_closed():
                 loop.call_soon_threadsafe(lane.close)
+        if running is None:
+            return
         await asyncio.sleep(0)  # lets the loop take note
         if self._own:
             await close_client(self._client)
@@ -322,7 +327,13 @@ class RedisStore:
     def _lane(self) -> Lane:
         if self._closed:
             raise StoreUnavailable("redis: the store is closed")
-        loop = asyncio.get_running_loop()
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            raise ConfigurationError(
+                "redis: a store in Redis needs asyncio, which does not run here; write MemoryStore() under trio, "
+                "and ask through limiter.sync in a thread"
+            ) from None
         last, lane = self._last
         if lane is None or last is not loop:
             with self._lock:
