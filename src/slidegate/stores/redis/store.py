@@ -37,6 +37,7 @@ from .bans.ban_replica import UNSEEN
 from .bans.bans import RedisBans
 from .cluster.cluster_pipeline import ClusterLane
 from .cluster.multi_slot import Spread, parts_of
+from .faults import sensible
 from .figure_keys import RedisFigures
 from .key_names import Names
 from .known_refusals import Answers
@@ -224,6 +225,7 @@ class RedisStore:
         lane.add(request)
         return request.future
 
+    @sensible
     async def reset_all(self) -> bool:
         """Forget the windows of all keys under every rule; False where there were none. Places stay taken.
 
@@ -260,6 +262,7 @@ class RedisStore:
         """Return (number, worker, value) of the rows of a shelf."""
         return self._figures.read(shelf, first, last)
 
+    @sensible
     async def clear(self) -> int:
         """Forget everything under the prefix but the secret; return how many keys had windows.
 
