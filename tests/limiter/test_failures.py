@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+import anyio
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,6 +20,7 @@ from slidegate.core.errors import StoreError, StoreTimeout, StoreUnavailable
 from slidegate.core.limits import Concurrency
 from slidegate.limiter import breakers
 from slidegate.limiter.deadlines import MOST_DONE, Deadline
+from slidegate.stores.redis import RedisStore
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ..asgi import call, hello, scope_of, send_scope
@@ -435,6 +437,26 @@ async def test_strikes_that_only_this_process_could_count_are_kept_while_hits_ar
 
 def gone(*arguments: object) -> None:
     raise StoreUnavailable("gone")
+
+
+@pytest.mark.parametrize("on_error", ["local", "allow", "deny"])
+@pytest.mark.parametrize("secret", [None, b"s" * 32])
+@pytest.mark.parametrize("kind", ["redis", "own"])
+def test_a_store_that_has_to_be_awaited_says_under_trio_that_it_needs_asyncio(
+    kind: str, secret: bytes | None, on_error: Any
+) -> None:
+    store: Any = RedisStore("redis://127.0.0.1:1/0") if kind == "redis" else SickStore(FakeClock())
+    limiter = Limiter(store, secret=secret, on_error=on_error)
+    app = RateLimitMiddleware(hello, limiter=limiter, limits="5/minute")
+
+    async def main() -> None:
+        async with limiter:
+            asks = (lambda: call(app), lambda: limiter.hit("ann", "5/minute"), lambda: limiter.ban("ann", "1h"))
+            for ask in asks:
+                with pytest.raises(ConfigurationError, match="needs asyncio"):
+                    await ask()
+
+    anyio.run(main, backend="trio")
 
 
 class Parts(SickStore):

@@ -8,15 +8,17 @@ import time
 
 import pytest
 
-from slidegate import MemoryStore
+from slidegate import Limiter, MemoryStore
 from slidegate.core import Bucket, parse_limits
 from slidegate.core.protocols import Store
+from slidegate.stores.redis import RedisStore
 from slidegate.testing import FakeClock
 from slidegate.testing.contract.inspect_contract import as_peek_says
 from slidegate.testing.contract.player import settle
 
-from ..redis_servers import needs_redis
-from .redis.stores import store_at
+from ..fault_proxy import FaultProxy
+from ..redis_servers import RedisServer, needs_redis
+from .redis.stores import fresh_prefix, store_at
 
 LONG_S = 60.0
 """Seconds that only a hang takes."""
@@ -78,6 +80,22 @@ def test_keys_that_share_a_cell_are_shown_as_they_are_counted_and_forgotten_with
     assert store.refund(early) is False
     assert store.stats().keys == 0
     assert store.hit(((asked, "new", 100),)).allowed
+
+
+@needs_redis
+async def test_thousands_of_keys_far_away_are_forgotten_long_before_the_deadline(server: RedisServer) -> None:
+    """One round trip for each would take a minute here, and a command may take half of one."""
+    rule = bucket("3/hour")
+    async with FaultProxy(server.port) as proxy:
+        store = RedisStore(f"redis://127.0.0.1:{proxy.port}", prefix=fresh_prefix(), timeout=LONG_S)
+        async with Limiter(store) as limiter:
+            asked = [((rule, f"key-{number}", 1),) for number in range(3_000)]
+            await asyncio.gather(*(settle(store.hit(checks)) for checks in asked))
+            proxy.delay_s = 0.02
+            assert await limiter.reset_all() is True
+            proxy.delay_s = 0.0
+            left = await asyncio.gather(*(settle(store.peek(checks)) for checks in asked))
+            assert {decision.remaining for decision in left} == {2}
 
 
 async def spend(store: Store, rule: Bucket) -> None:

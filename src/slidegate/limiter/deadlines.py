@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterable
 from inspect import isawaitable
 from typing import Any, Final, TypeVar
 
-from ..core.errors import StoreTimeout
-from .running_loop import let_others_run, on_loop
+from ..core.errors import ConfigurationError, StoreTimeout
+from .running_loop import let_others_run, on_asyncio, on_loop
 
 COMMAND_DEADLINE_S: Final = 30.0
 """How long a store may take over a command of a person, such as a ban or a list of bans."""
@@ -30,11 +30,18 @@ async def within(answer: Awaitable[T] | T, deadline_s: float = COMMAND_DEADLINE_
 
     Raises:
         StoreTimeout: The answer did not come in time.
+        ConfigurationError: Another event loop runs than one of asyncio.
     """
     if not isawaitable(answer):
         return answer
     if not on_loop():
         return await answer
+    if not on_asyncio():
+        if isinstance(answer, Coroutine):
+            answer.close()
+        raise ConfigurationError(
+            "store: one that has to be awaited needs asyncio, and here runs trio; write MemoryStore(), for example"
+        )
     try:
         async with asyncio.timeout(deadline_s):
             return await answer

@@ -71,8 +71,8 @@ class Keys:
 
     def __init__(self, secret: str | bytes | None) -> None:
         self._hash = blake2b(person=_PERSON, digest_size=16) if secret is None else _keyed(secret)
-        self.known: dict[str, Known] = {}
-        self.questions: dict[str, dict[object, dict[str, Question]]] = {}
+        self.known: dict[AnyKey, Known] = {}
+        self.questions: dict[str, dict[object, dict[AnyKey, Question]]] = {}
         self._digests: dict[tuple[str, bytes], str] = {}
 
     def learn(self, key: AnyKey) -> Known:

@@ -6,6 +6,7 @@ import fcntl
 import os
 import random
 import re
+import shlex
 import shutil
 import signal
 import stat
@@ -444,6 +445,35 @@ def test_a_directory_that_everybody_may_write_to_is_refused(place: Path) -> None
     place.chmod(0o777)
     with pytest.raises(ConfigurationError, match=r"everybody may write to .*; chmod o-w"):
         LmdbStore(place, **SMALL)
+
+
+@pytest.mark.parametrize("name", ["data.mdb", "lock.mdb"])
+def test_a_file_that_everybody_may_write_to_is_refused(place: Path, name: str) -> None:
+    (place / name).chmod(0o666)
+    with pytest.raises(ConfigurationError, match=rf"everybody may write to .*{name}, and .*; chmod o-w .*{name}$"):
+        LmdbStore(place, **SMALL)
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_file_system_that_is_read_only_is_an_error_that_says_so(tmp_path: Path, there: bool) -> None:
+    code = f"""
+from slidegate.core import ConfigurationError
+from slidegate.stores.lmdb import LmdbStore
+try:
+    LmdbStore({str(tmp_path / "lmdb")!r}, map_size=1 << 20)
+except ConfigurationError as error:
+    print(error)
+"""
+    if there:
+        LmdbStore(tmp_path / "lmdb", **SMALL).close()
+    place = shlex.quote(str(tmp_path))
+    mount = f"mount --bind {place} {place} && mount -o remount,bind,ro {place}"
+    apart = ["unshare", "--mount", *(() if os.geteuid() == 0 else ("--map-root-user",)), "sh", "-c"]
+    if not shutil.which("unshare") or subprocess.run([*apart, mount], capture_output=True).returncode:
+        pytest.skip("no file system can be mounted here")
+    run = shlex.join([sys.executable, "-c", code])
+    ended = subprocess.run([*apart, f"{mount} && {run}"], capture_output=True, text=True, timeout=60)
+    assert "Read-only file system; mount its file system for writing, or choose another path" in ended.stdout
 
 
 @pytest.mark.parametrize("name", ["data.mdb", "lock.mdb"])

@@ -491,21 +491,41 @@ async def test_a_hit_that_waits_longer_than_the_deadline_is_given_up_and_not_cha
     store.close()
 
 
-async def test_a_store_keeps_the_shortest_deadline_it_is_given(store: LmdbStore) -> None:
-    assert store.keep_deadline(0.02) is True
-    assert store.keep_deadline(30.0) is True
-    with gate_held(store), pytest.raises(StoreTimeout, match=r"has been writing for 0.02 s; is it stopped\?"):
-        await _waited(store, ((bucket("5/hour"), "user:ann", 1),))
+@pytest.mark.parametrize("first", [0, 1])
+async def test_limiters_that_share_a_store_have_a_deadline_each(store: LmdbStore, first: int) -> None:
+    deadlines = ["20ms", "4s"]
+    made = {at: Limiter(store, deadline=deadlines[at], on_error="deny") for at in (first, 1 - first)}
+    short, long = made[0], made[1]
+    with gate_held(store) as gate:
+        waiting = [asyncio.create_task(long.hit("user:ann", "5/hour")) for _ in range(2)]
+        assert (await short.hit("user:ann", "5/hour")).reason is Reason.UNAVAILABLE
+        assert not any(task.done() for task in waiting)
+        fcntl.flock(gate, fcntl.LOCK_UN)
+        assert sorted(decision.remaining for decision in await asyncio.gather(*waiting)) == [3, 4]
 
 
-def test_without_an_event_loop_a_hit_waits_for_the_gate(store: LmdbStore, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("first", [0, 1])
+def test_limiters_that_share_a_store_have_a_deadline_each_in_threads_too(store: LmdbStore, first: int) -> None:
+    deadlines = ["20ms", "4s"]
+    made = {at: Limiter(store, deadline=deadlines[at], on_error="deny") for at in (first, 1 - first)}
+    answers: list[Decision] = []
+    with gate_held(store) as gate:
+        thread = threading.Thread(target=lambda: answers.append(made[1].sync.hit("user:ann", "5/hour")))
+        thread.start()
+        assert made[0].sync.hit("user:ann", "5/hour").reason is Reason.UNAVAILABLE
+        fcntl.flock(gate, fcntl.LOCK_UN)
+        thread.join()
+    assert [decision.remaining for decision in answers] == [4]
+
+
+def test_without_an_event_loop_a_hit_waits_for_the_gate(store: LmdbStore) -> None:
     asked = ((bucket("5/hour"), "user:ann", 1),)
     with gate_held(store) as gate:
         timer = threading.Timer(0.02, lambda: fcntl.flock(gate, fcntl.LOCK_UN))
         timer.start()
         assert store.hit(asked).remaining == 4  # type: ignore[union-attr]
         timer.join()
-    monkeypatch.setattr(store._turns, "patience_s", 0.02)
+    store.keep_deadline(0.02)
     with gate_held(store), pytest.raises(StoreTimeout, match=r"has been writing for 0.02 s"):
         store.hit(asked)
 

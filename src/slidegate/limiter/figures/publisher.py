@@ -172,7 +172,7 @@ class Publisher:
             try:
                 await self.publish(gone=True)
                 return
-            except StoreError as error:
+            except (StoreError, ConfigurationError) as error:
                 problem = error
         logger.warning("the last figures of this process were not published: %s", problem)
 

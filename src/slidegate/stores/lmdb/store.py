@@ -175,7 +175,7 @@ class LmdbStore:
             close_environment(self._env)
 
     def keep_deadline(self, deadline_s: float) -> bool:
-        """Give calls up by itself, with `StoreTimeout`, after so many seconds; False if it cannot promise that."""
+        """Give up calls of this thread from now on, with `StoreTimeout`, after so many seconds; False if it may not."""
         return self._turns.keep_deadline(deadline_s)
 
     def answers_threads(self) -> bool:

@@ -61,6 +61,6 @@ def sensible(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Corouti
             ArithmeticError,
             StructError,
         ) as error:
-            raise StoreUnavailable(f"redis: an answer about bans makes no sense: {error!r}") from error
+            raise StoreUnavailable(f"redis: an answer makes no sense: {error!r}") from error
 
     return read

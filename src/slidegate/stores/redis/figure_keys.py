@@ -13,9 +13,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from ...core.errors import StoreUnavailable
 from ...core.protocols import Clock, FigureRow
 from .bans.ban_refresh import Sender, in_steps
+from .faults import sensible
 from .packing import figures_script
 
 AT_ONCE: Final = 32
@@ -37,10 +37,12 @@ class RedisFigures:
         self._prefix = meta + b":figures:"
         self._clock = clock
 
+    @sensible
     async def time(self) -> int:
         """See `KeepsFigures`."""
         return await self._time(self._lane())
 
+    @sensible
     async def write(self, worker: bytes, rows: Sequence[FigureRow]) -> None:
         """See `KeepsFigures`."""
         if rows:
@@ -49,6 +51,7 @@ class RedisFigures:
             asked = [part for row in rows for part in (row.value, row.kept_us)]
             await self._lane().run(figures_script(), keys, [now, worker, *asked])
 
+    @sensible
     async def read(self, shelf: str, first: int, last: int) -> list[tuple[int, bytes, bytes]]:
         """See `KeepsFigures`."""
         lane = self._lane()
@@ -71,14 +74,7 @@ class RedisFigures:
 
 
 def _kept(fields: Any, now_us: int) -> list[tuple[bytes, bytes]]:
-    """Return worker and value of the rows of a hash that are kept still.
-
-    Raises:
-        StoreUnavailable: The answer is no hash of rows.
-    """
-    try:
-        # Servers that speak the older protocol send a list.
-        pairs = fields.items() if isinstance(fields, dict) else zip(fields[::2], fields[1::2], strict=True)
-        return [(worker, row[UNTIL_BYTES:]) for worker, row in pairs if int(row[:UNTIL_BYTES]) > now_us]
-    except (TypeError, ValueError) as error:
-        raise StoreUnavailable(f"redis: an answer about figures makes no sense: {error!r}") from error
+    """Return worker and value of the rows of a hash that are kept still."""
+    # Servers that speak the older protocol send a list.
+    pairs = fields.items() if isinstance(fields, dict) else zip(fields[::2], fields[1::2], strict=True)
+    return [(worker, row[UNTIL_BYTES:]) for worker, row in pairs if int(row[:UNTIL_BYTES]) > now_us]

@@ -37,6 +37,7 @@ from .bans.ban_replica import UNSEEN
 from .bans.bans import RedisBans
 from .cluster.cluster_pipeline import ClusterLane
 from .cluster.multi_slot import Spread, parts_of
+from .faults import sensible
 from .figure_keys import RedisFigures
 from .key_names import Names
 from .known_refusals import Answers
@@ -147,12 +148,17 @@ class RedisStore:
             lanes = dict(self._lanes)
             self._lanes.clear()
             self._last = None, None
-        running = asyncio.get_running_loop()
+        try:
+            running = asyncio.get_running_loop()
+        except RuntimeError:
+            running = None  # under trio, where nothing is open
         for loop, lane in lanes.items():
             if loop is running:
                 lane.close()
             elif not loop.is_closed():
                 loop.call_soon_threadsafe(lane.close)
+        if running is None:
+            return
         await asyncio.sleep(0)  # lets the loop take note
         if self._own:
             await close_client(self._client)
@@ -211,6 +217,7 @@ class RedisStore:
         lane.add(request)
         return request.future
 
+    @sensible
     async def reset_all(self) -> bool:
         """Forget the windows of all keys under every rule; False where there were none. Places stay taken.
 
@@ -247,6 +254,7 @@ class RedisStore:
         """Return (number, worker, value) of the rows of a shelf."""
         return self._figures.read(shelf, first, last)
 
+    @sensible
     async def clear(self) -> int:
         """Forget everything under the prefix but the secret; return how many keys had windows.
 
@@ -314,7 +322,13 @@ class RedisStore:
     def _lane(self) -> Lane:
         if self._closed:
             raise StoreUnavailable("redis: the store is closed")
-        loop = asyncio.get_running_loop()
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            raise ConfigurationError(
+                "redis: a store in Redis needs asyncio, which does not run here; write MemoryStore() under trio, "
+                "and ask through limiter.sync in a thread"
+            ) from None
         last, lane = self._last
         if lane is None or last is not loop:
             with self._lock:

@@ -19,6 +19,7 @@ from ...core.durations import format_duration
 from ...core.errors import ConfigurationError
 from ...core.limits import parse_duration_us
 from ...core.protocols import Event
+from ..options import check_takes
 from .controller import HIGHEST, TICK_S, Controller
 
 PriorityFunction: TypeAlias = Callable[[HTTPConnection], int | Awaitable[int]]
@@ -55,7 +56,9 @@ class Shed:
             raise ConfigurationError('Shed: expected a limit, for example Shed(lag="50ms")')
         self.lag_us = _span("lag", lag, 60_000_000)
         self.latency_us = _span("latency", latency, 3_600_000_000)
-        if not callable(priority):
+        if callable(priority):
+            check_takes("priority", priority, "request")
+        else:
             check_priority(priority)
         self.priority = priority
         self._meters: WeakKeyDictionary[asyncio.AbstractEventLoop, _Meter] = WeakKeyDictionary()

@@ -20,7 +20,7 @@ from ...core.statistics.hot_keys import MAX_CAPACITY
 from ...limiter import check_cost
 from ..keys.key import Key, KeyFunction
 from ..keys.path_param import bind
-from ..options import check_flag, expect, names_checked
+from ..options import check_flag, check_takes, expect, names_checked
 from ..overload.shed import Shed
 from ..paths.patterns import PathPattern, compile_pattern
 from ..paths.readings import Written
@@ -155,11 +155,15 @@ class Rule:
         if exempt and limits is not None:
             raise ConfigurationError(f"{self._call}: exempt requests are not counted; leave out limits or exempt=True")
         self.limits_function = limits if callable(limits) else None
+        if self.limits_function is not None:
+            check_takes("limits", self.limits_function, "request")
         default = () if callable(limits) and says_nobody(default_limits) else parse_limits(default_limits)
         self.limits = default if callable(limits) else () if limits is None else parse_limits(limits)
 
     def _read_counting(self, cost: int | CostFunction, count_if: CountIf | None, count_denied: bool) -> None:
         self.cost = cost if callable(cost) else self._fixed_cost(cost)
+        if callable(cost):
+            check_takes("cost", cost, "request")
         self.count_if: Callable[..., object] | None = count_if
         self.count_if_takes = 0 if count_if is None else checked_count_if(count_if)
         self.count_denied = check_flag("count_denied", count_denied)
@@ -169,6 +173,8 @@ class Rule:
             raise ConfigurationError(f'action: expected "limit", "shadow", "track" or "block", not {action!r}')
         if on_exceeded is not None and not callable(on_exceeded):
             raise ConfigurationError(f"on_exceeded: expected a function of key and decision, not {on_exceeded!r}")
+        if on_exceeded is not None:
+            check_takes("on_exceeded", on_exceeded, "key", "decision")
         if (on_exceeded is None) is (action == "track"):
             raise ConfigurationError('on_exceeded: it goes with action="track", and action="track" needs it')
         if action != "limit" and self.count_if is not None:

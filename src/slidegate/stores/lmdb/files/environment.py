@@ -16,6 +16,7 @@ while nobody is in a transaction.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import threading
@@ -326,8 +327,8 @@ class Environment:
         LMDB says nearly anything of a file that was damaged in place. So the files are closed, and opened anew at the
         next use: another process may have mended them, and else they are checked. What LMDB calls damaged is set aside.
         """
-        broken = isinstance(error, BROKEN)
-        if broken or (not isinstance(error, _NO_DAMAGE) and time.monotonic() >= self._doubt_again_s):
+        broken, no_room = isinstance(error, BROKEN), os.strerror(errno.EDQUOT) in str(error)
+        if broken or not (isinstance(error, _NO_DAMAGE) or no_room or time.monotonic() < self._doubt_again_s):
             with self._lock, self._map:
                 self._doubt_again_s = time.monotonic() + _DOUBT_AGAIN_S
                 self._suspect = self._inodes[0], str(error) if broken else ""

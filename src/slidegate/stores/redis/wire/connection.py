@@ -84,8 +84,9 @@ class Wire(asyncio.Protocol):
         if not self.open:
             done(StoreUnavailable(f"redis: {self.place} has closed the connection"))
             return
+        packed = hiredis.pack_command(command)  # type: ignore[arg-type]
         self._waiting.append((done, self._loop.time() + self._timeout_s))
-        self._transport.write(hiredis.pack_command(command))  # type: ignore[arg-type]
+        self._transport.write(packed)
         if self._timer is None:
             self._timer = self._loop.call_later(self._timeout_s, self._look)
 
