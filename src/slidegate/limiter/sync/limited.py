@@ -131,7 +131,7 @@ class Limited:
 
     def _take(self, bucket: Bucket, key: str) -> Decision:
         """Take the units, and the turn where that comes later."""
-        decision = self._without_loop.ask(self._ask(bucket, key), self._internals.refund)
+        decision = self._without_loop.ask(self._ask(bucket, key))
         if decision.wait_us:
             try:
                 time.sleep(decision.wait_us / 1_000_000)

@@ -36,9 +36,9 @@ class SyncLimiter:
     def hit(self, key: AnyKey, limits: Limits, cost: int = 1, *, rule: str = DEFAULT_RULE) -> Decision:
         """Charge `cost` units to `key` if every limit has room for them; see `Limiter.hit`.
 
-        If the thread is interrupted while it waits for the store, as by Ctrl-C, the units are handed back.
+        If the thread is interrupted while it waits for the store, as by Ctrl-C, the units may stay charged.
         """
-        return self._without_loop.ask(self._limiter.hit(key, limits, cost, rule=rule), self._limiter.refund)
+        return self._without_loop.ask(self._limiter.hit(key, limits, cost, rule=rule))
 
     def peek(self, key: AnyKey, limits: Limits, cost: int = 1, *, rule: str = DEFAULT_RULE) -> Decision:
         """Say what `hit` would answer now. Changes nothing."""
@@ -46,7 +46,7 @@ class SyncLimiter:
 
     def charge(self, key: AnyKey, limits: Limits, units: int, *, rule: str = DEFAULT_RULE) -> Decision:
         """Record units that are known only now, even beyond the limit; see `Limiter.charge`."""
-        return self._without_loop.ask(self._limiter.charge(key, limits, units, rule=rule), self._limiter.refund)
+        return self._without_loop.ask(self._limiter.charge(key, limits, units, rule=rule))
 
     def refund(self, decision: Decision) -> bool:
         """Hand back the units that `decision` charged; see `Limiter.refund`."""

@@ -1,7 +1,7 @@
 """How a thread without an event loop asks a limiter, whose methods are coroutines.
 
 A store that answers at once suspends no coroutine, so the thread itself runs it to its end: a memory store always, and
-LMDB unless each commit waits for a disk. For all other stores a thread with an event loop does; see `loop_thread`.
+LMDB unless each commit waits for a disk. For all other stores a thread with an event loop does; see `portal`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ...core.protocols import AnswersThreads
 from ..deadlines import COMMAND_DEADLINE_S
 from ..internals import Internals
 from ..running_loop import on_loop
-from .loop_thread import LOOP_THREAD, Undo
+from .portal import PORTAL
 
 T = TypeVar("T")
 
@@ -37,35 +37,34 @@ class WithoutLoop:
         self._at_once = internals.per_process or (isinstance(store, AnswersThreads) and store.answers_threads())
         self._most_s = GRACE_S + (0.0 if safe is None else STEPS * safe.deadline_us / 1_000_000)
 
-    def ask(self, work: Coroutine[Any, Any, T], undo: Undo[T] | None = None) -> T:
+    def ask(self, work: Coroutine[Any, Any, T]) -> T:
         """Return the answer to a question about a request, which has the limiter's deadline.
 
         Args:
             work: The coroutine that asks.
-            undo: What to do with the answer if the thread is interrupted before it has it.
 
         Raises:
             ConfigurationError: An event loop runs in this thread.
             StoreTimeout: No answer comes.
         """
-        return self._run(work, self._most_s, undo)
+        return self._run(work, self._most_s)
 
     def command(self, work: Coroutine[Any, Any, T]) -> T:
         """Return the answer to a command of a person; see `ask`."""
-        return self._run(work, _COMMAND_S, None)
+        return self._run(work, _COMMAND_S)
 
     def close(self, work: Coroutine[Any, Any, None]) -> None:
         """Close the limiter."""
         try:
-            self._run(work, _COMMAND_S, None)
+            self._run(work, _COMMAND_S)
         finally:
-            LOOP_THREAD.release(self, join=True)
+            PORTAL.release(self)
 
     def release(self) -> None:
         """Need the event loop no longer."""
-        LOOP_THREAD.release(self)
+        PORTAL.release(self)
 
-    def _run(self, work: Coroutine[Any, Any, T], most_s: float, undo: Undo[T] | None) -> T:
+    def _run(self, work: Coroutine[Any, Any, T], most_s: float) -> T:
         if on_loop():
             work.close()
             raise ConfigurationError(
@@ -73,7 +72,7 @@ class WithoutLoop:
                 "meanwhile; write `await limiter.hit(...)`, or with limiter.limited `async with` or `async def`, or "
                 "call it in a thread, as with asyncio.to_thread"
             )
-        return _answer(work) if self._at_once else LOOP_THREAD.run(self, work, most_s, undo)
+        return _answer(work) if self._at_once else PORTAL.run(self, work, most_s)
 
 
 def _answer(work: Coroutine[Any, Any, T]) -> T:

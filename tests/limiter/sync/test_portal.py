@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import signal
 import subprocess
 import sys
@@ -17,9 +16,7 @@ from typing import Any
 
 import pytest
 
-from slidegate import ConfigurationError, Decision, Limiter, MemoryStore, StoreUnavailable
-from slidegate.limiter.sync import loop_thread
-from slidegate.limiter.sync.loop_thread import LOOP_THREAD
+from slidegate import Decision, Limiter, MemoryStore, StoreUnavailable
 from slidegate.stores.lmdb import LmdbStore
 
 from ..remote_stores import SlowStore
@@ -43,7 +40,7 @@ def until(state: Callable[[], object]) -> None:
 
 
 def waits(thread: int) -> bool:
-    """Tell whether a thread waits for an event."""
+    """Tell whether a thread waits for an answer."""
     frame = sys._current_frames().get(thread)
     while frame is not None and frame.f_code is not threading.Event.wait.__code__:
         frame = frame.f_back
@@ -153,111 +150,42 @@ def test_the_interpreter_ends_though_nobody_closed_the_limiter(last: str) -> Non
 # -- callers that leave --------------------------------------------------------------------------------------------
 
 
-class Gated(SlowStore):
-    """A store that charges, and tells when it may answer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.charged, self.may_answer = threading.Event(), threading.Event()
-
-    async def hit(self, checks: Sequence[Any], guarded: Sequence[Any] = ()) -> Decision:
-        decision = self.inner.hit(checks, guarded)
-        self.charged.set()
-        await asyncio.to_thread(self.may_answer.wait, PATIENCE_S)
-        return decision
-
-
 class TimeIsUp(Exception):
     """Stands for what a task queue raises in a task whose time is up."""
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, TimeIsUp, TimeoutError])
-def test_a_thread_that_is_interrupted_while_it_waits_hands_its_units_back(error: type[BaseException]) -> None:
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise error
+@pytest.mark.parametrize("method", ["hit", "peek"])
+def test_a_question_is_cancelled_when_its_caller_leaves(method: str, error: type[BaseException]) -> None:
+    asked, cancelled = threading.Event(), threading.Event()
 
-    store, main = Gated(), threading.get_ident()
-    limiter = Limiter(store, deadline="60s")
-
-    def send_signal() -> None:
-        assert store.charged.wait(PATIENCE_S)
-        # Not before: a TimeoutError that comes while asyncio wakes the loop is dropped, like one of its socket.
-        until(lambda: waits(main))
-        signal.pthread_kill(main, signal.SIGUSR1)
-
-    before = signal.signal(signal.SIGUSR1, interrupt)
-    sender = threading.Thread(target=send_signal)
-    sender.start()
-    try:
-        with pytest.raises(error):
-            limiter.sync.hit("user:1", "2/hour")
-    finally:
-        sender.join()
-        signal.signal(signal.SIGUSR1, before)
-    assert limiter.sync.peek("user:1", "2/hour").remaining == 0, "the unit is charged until the store has answered"
-    store.may_answer.set()
-    until(lambda: limiter.sync.peek("user:1", "2/hour").remaining == 1)
-    limiter.sync.close()
-
-
-def test_units_are_handed_back_though_the_interpreter_ends_at_once() -> None:
-    program = f"""
-import os, signal, sys, threading
-sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "src")!r}]
-from slidegate import Limiter
-from tests.limiter.sync.test_loop_thread import Gated
-
-class Telling(Gated):
-    async def refund(self, decision):
-        answer = await super().refund(decision)
-        print("handed back", answer, flush=True)
-        return answer
-
-store = Telling()
-limiter = Limiter(store, deadline="60s")
-
-def interrupt():
-    store.charged.wait()
-    os.kill(os.getpid(), signal.SIGINT)
-
-threading.Thread(target=interrupt).start()
-try:
-    limiter.sync.hit("user:1", "2/hour")
-except KeyboardInterrupt:
-    print("interrupted", flush=True)
-    threading.Timer(0.2, store.may_answer.set).start()
-"""
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S)
-    assert (run.returncode, run.stdout, run.stderr) == (0, "interrupted\nhanded back True\n", "")
-
-
-def test_a_question_without_units_is_cancelled_when_its_caller_leaves() -> None:
-    cancelled = threading.Event()
-
-    class Slow(SlowStore):
-        async def peek(self, checks: Sequence[Any], guarded: Sequence[Any] = ()) -> Decision:
-            signal.pthread_kill(main, signal.SIGUSR1)
+    class Hanging(SlowStore):
+        async def hit(self, checks: Sequence[Any], guarded: Sequence[Any] = ()) -> Decision:
+            asked.set()
             try:
                 await asyncio.Event().wait()
             finally:
                 cancelled.set()
             raise AssertionError
 
+        peek = hit
+
     def interrupt(number: int, frame: FrameType | None) -> None:
-        raise TimeIsUp
+        raise error
+
+    def send_signal() -> None:
+        assert asked.wait(PATIENCE_S)
+        # Not before: a TimeoutError that comes while asyncio wakes the loop is dropped, like one of its socket.
+        until(lambda: waits(main))
+        signal.pthread_kill(main, signal.SIGUSR1)
 
     main, before = threading.get_ident(), signal.signal(signal.SIGUSR1, interrupt)
+    sender = threading.Thread(target=send_signal)
+    sender.start()
     try:
-        with Limiter(Slow(), deadline="60s").sync as limiter, pytest.raises(TimeIsUp):
-            limiter.peek("user:1", "2/hour")
+        with Limiter(Hanging(), deadline="60s").sync as limiter, pytest.raises(error):
+            getattr(limiter, method)("user:1", "2/hour")
     finally:
+        sender.join()
         signal.signal(signal.SIGUSR1, before)
     assert cancelled.wait(PATIENCE_S)
-
-
-def test_threads_that_are_none_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop_thread, "get_native_id", os.getpid)
-    with pytest.raises(ConfigurationError, match="gevent"):
-        Limiter(SlowStore()).sync.hit("user:1", "5/minute")
-    until(lambda: not threads())
-    assert not LOOP_THREAD.runs
