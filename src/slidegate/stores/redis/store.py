@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -395,7 +396,7 @@ def _look_at(future: asyncio.Future[Any]) -> None:
 
 def _check(client: object, prefix: object, max_bans: object, max_waiting: object, clock: object) -> None:
     """Refuse arguments that cannot work; see `RedisStore`."""
-    if not isinstance(prefix, str) or not 0 < len(prefix) <= 64 or set(prefix) & set("{}*?[]\\"):
+    if not isinstance(prefix, str) or not 0 < len(prefix) <= 64 or re.search(r"[{}*?\[\]\\\ud800-\udfff]", prefix):
         raise ConfigurationError(
             f'prefix: expected 1 to 64 characters, none of {{}}*?[]\\, for example "slidegate", not {prefix!r}'
         )
