@@ -70,7 +70,8 @@ class RedisStore:
             request may take is the limiter's `deadline`.
         place_lease: How long the places of a process that is gone stay taken, 1 s to 10 minutes. A process renews its
             places three times as often.
-        max_bans: How many bans, and the strikes of how many keys, to hold. Beyond, automatic bans are not recorded.
+        max_bans: How many bans in force, and how many strikes, those of each key and policy counted once. Beyond,
+            automatic bans are not recorded.
         max_waiting: How many requests of an event loop may wait in line for a slow server.
         read_only: Whether nothing is made where nothing of slidegate stands under the prefix: every answer is
             `StoreUnavailable` then. For tools that look on.
