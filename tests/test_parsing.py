@@ -8,6 +8,7 @@ room, and a half of what a quadratic reader takes.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import itertools
 import re
@@ -17,8 +18,13 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Mount, Route
 
 from slidegate import (
     BanPolicy,
@@ -54,9 +60,12 @@ from slidegate.httpx import LimitedTransport
 from slidegate.netlists.formats import FORMATS, read_entries
 from slidegate.ops.access_logs import parse_line
 from slidegate.ops.access_logs.line_parser import LineParser
+from slidegate.ops.command import main
 from slidegate.stores.redis import RedisStore
 from slidegate.web.config.document import Document
 from slidegate.web.keys.forwarded import read_node, split_forwarded, split_list
+
+from .asgi import call, hello
 
 SHORT, LONG = 4_000, 32_000
 SUSPICIOUS_S = 0.1
@@ -103,7 +112,33 @@ def document(text: str) -> None:
     made.parse(text.encode(errors="replace"))
 
 
+async def page(request: Request) -> PlainTextResponse:
+    return PlainTextResponse("page")
+
+
+ROUTES = [Route("/a", page), Route("/items/{id}", page), Mount("/v1", routes=[Route("/{x}/b", page)])]
+RULES = [
+    *(Rule(path, "9999/minute") for path in ("/a", "/v1/{x}/b", "/{x:float}", "/z{x:uuid}", "/{y}/{rest:path}")),
+    Rule("/items/{id:int}", "9999/minute", key=path_param("id")),
+    Rule("/{x}/ok", exempt=True),
+    Rule("*", "99999/minute"),
+]
+HONEYPOT = BanPolicy("9999/m", "1h", signals={"/.env": 1})
+GATES = [
+    RateLimitMiddleware(app, rules=RULES, per_route="99999/minute", bans=HONEYPOT)
+    for app in (Starlette(routes=ROUTES), hello)
+]
+
+
+def path(text: str) -> None:
+    """Ask gates, one of which knows the routes behind it."""
+    for gate in GATES:
+        answer = asyncio.run(call(gate, text))
+        assert text.endswith("/ok") or answer.headers["ratelimit"]
+
+
 READERS: dict[str, tuple[Reader, tuple[str, ...]]] = {
+    "path": (path, ("", "/a", "/items/", "/v1/x/b")),
     "limits": (parse_limits, ("", "5/", "5 per ", "a:", "a: 5/minute", "5/minute;", "5/minute @")),
     "duration": (parse_duration_us, ("", "5", "5 s")),
     "forwarded": (lambda text: list(split_forwarded(text)), ("", "for=", 'for="', "for=1.2.3.4;", "for=1.2.3.4,")),
@@ -181,10 +216,25 @@ def test_a_configuration_is_read_in_proportion_to_its_length(shape: str) -> None
 
 DIGITS = "1" * 5_000
 HUGE_TEXTS = (
-    DIGITS, f"-{DIGITS}", f"0.{DIGITS}", "1e400", "9" * 30, "\u0661" * 5_000, "\u00b2", "\0", "\ud800", "x" * 100_000,
-    f"{DIGITS}/minute", f"5/{DIGITS}s", f"5/minute @{DIGITS}", f"{DIGITS}-01", f"{DIGITS}:00", f"192.0.2.0/{DIGITS}",
-    f"redis://localhost:{DIGITS}", f"memory://?max_keys={DIGITS}",
-)  # fmt: skip
+    DIGITS,
+    f"-{DIGITS}",
+    f"0.{DIGITS}",
+    "1e400",
+    "9" * 30,
+    "\u0661" * 5_000,
+    "\u00b2",
+    "\0",
+    "\ud800",
+    "x" * 100_000,
+    f"{DIGITS}/minute",
+    f"5/{DIGITS}s",
+    f"5/minute @{DIGITS}",
+    f"{DIGITS}-01",
+    f"{DIGITS}:00",
+    f"192.0.2.0/{DIGITS}",
+    f"redis://localhost:{DIGITS}",
+    f"memory://?max_keys={DIGITS}",
+)
 HUGE_NUMBERS = (
     10**5_000,
     -(10**5_000),
@@ -254,3 +304,17 @@ def test_whatever_is_huge_is_taken_or_a_clear_error(made: int) -> None:
             except Exception as error:
                 failed.append(f"{name}: {type(value).__name__}: {type(error).__name__}: {error!s:.60}")
     assert failed == []
+
+
+@pytest.mark.parametrize("command", ["suggest", "simulate"])
+def test_a_log_may_hold_any_path(command: str, tmp_path: Path) -> None:
+    rules = tmp_path / "slidegate.toml"
+    rules.write_text('[[rules]]\npath = "/items/{id:int}"\nlimits = "5/minute"\n')
+    targets = [quote(text, safe="/;,.%") for text in hostile("/items/7", 2_000)]
+    log = tmp_path / "access.log"
+    line = '192.0.2.{} - - [12/May/2024:00:00:17 +0000] "GET {} HTTP/1.1" 200 5 "-" "-"\n'
+    log.write_text(
+        "".join(line.format(place % 250, target) for place, target in enumerate(["/items/7"] * 40 + targets))
+    )
+    options = [] if command == "suggest" else ["--rules", str(rules)]
+    assert main([command, str(log), *options, "--processes", "1", "--quiet"]) == 0

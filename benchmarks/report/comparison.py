@@ -46,7 +46,7 @@ KNOWN: Final[dict[str, list[str]]] = {
     "Counts for several hosts in": [
         "Redis, Valkey, Redis Cluster",
         "the storages of limits",
-        "Redis, Memcached, MongoDB",
+        "Redis, Valkey, MongoDB",
         "Redis, by pyrate-limiter",
         "Redis",
     ],

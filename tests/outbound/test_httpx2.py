@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import httpx
 import httpx2
 import pytest
 
-from slidegate import Limiter, MemoryStore
+from slidegate import ConfigurationError, Limiter, MemoryStore
 from slidegate.httpx import LimitedTransport, TurnTimeout
 from slidegate.testing import FakeClock
 
@@ -45,3 +46,26 @@ def test_httpx2_sends_through_it() -> None:
     assert simulate(clock, run()) == b'{"a":1}'
     assert server.bodies == [b'{"a":1}', b'{"a":1}', b""]
     assert clock.now_us == 10**12 + 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("client", "inner", "expected"),
+    [(httpx2, None, "httpx2"), (httpx2, httpx, "httpx2"), (httpx, httpx2, "httpx")],
+)
+async def test_a_transport_of_another_library_than_the_client_is_one_sentence(
+    client: Any, inner: Any, expected: str
+) -> None:
+    sending = None if inner is None else inner.AsyncHTTPTransport()
+    transport: Any = LimitedTransport(limits="3/minute", transport=sending)
+    async with client.AsyncClient(transport=transport) as asking:
+        with pytest.raises(ConfigurationError, match=rf"transport={expected}\.AsyncHTTPTransport\(\)"):
+            await asking.post(URL, json={"a": 1})
+
+
+@pytest.mark.parametrize("library", [httpx, httpx2])
+def test_a_client_that_does_not_await_is_told_which_one_does(library: Any) -> None:
+    transport: Any = LimitedTransport(limits="3/minute")
+    with pytest.raises(ConfigurationError, match=r"expected a client that awaits, httpx\.AsyncClient"):
+        library.Client(transport=transport).get(URL)
+    with pytest.raises(ConfigurationError, match="expected a client that awaits"), library.Client(transport=transport):
+        pass

@@ -174,12 +174,14 @@ async def bans_by_hand() -> None:
     assert_type([line async for line in limiter.export_bans()], list[str])
     assert_type(await limiter.import_bans(["{}"]), int)
     assert_type((await limiter.hit("user:42", "5/minute")).ban, Ban | None)
+    assert_type(await limiter.hit(header("X-API-Key").of("k123"), "5/minute"), Decision)
 
 
 # -- threads, functions --------------------------------------------------------------------------------------------
 
 assert_type(limiter.sync, SyncLimiter)
 assert_type(limiter.sync.hit("user:42", "5/minute; 50/hour", cost=1), Decision)
+assert_type(limiter.sync.hit(header("X-API-Key").of("k123"), "5/minute"), Decision)
 assert_type(limiter.sync.peek("user:42", [Limit(5, "1m")]), Decision)
 assert_type(limiter.sync.refund(limiter.sync.charge("user:42", "5/minute", 3)), bool)
 assert_type(limiter.sync.ban("203.0.113.7", "1h", reason="manual"), Ban)

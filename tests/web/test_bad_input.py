@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,13 +14,15 @@ from slidegate import (
     Limit,
     Limiter,
     MemoryStore,
+    RateLimit,
     RateLimitMiddleware,
     Rule,
+    Shed,
     client_ip,
     header,
 )
 
-from ..asgi import hello
+from ..asgi import hello, statuses
 
 RULE = Rule("*", "5/minute")
 
@@ -97,6 +100,75 @@ BAD: list[tuple[Callable[[], object], str]] = [
     (lambda: Limiter(5), "MemoryStore()"),  # type: ignore[arg-type]
     (lambda: Limiter(observers=[5]), "observers"),  # type: ignore[list-item]
 ]
+
+
+FUNCTIONS: dict[str, tuple[Callable[[Any], object], int]] = {
+    "limits": (lambda function: rule("/a", function), 1),
+    "key": (lambda function: rule("/a", "5/minute", key=function), 1),
+    "cost": (lambda function: rule("/a", "5/minute", cost=function), 1),
+    "when": (lambda function: rule("/a", "5/minute", when=function), 1),
+    "priority": (lambda function: Shed(lag="50ms", priority=function), 1),
+    "on_exceeded": (lambda function: rule("/a", "5/minute", action="track", on_exceeded=function), 2),
+    "on_refused": (lambda function: gate(limits="5/minute", on_refused=function), 2),
+    # The same at an endpoint.
+    "limits ": (RateLimit, 1),
+    "key ": (lambda function: RateLimit("5/minute", key=function), 1),
+    "cost ": (lambda function: RateLimit("5/minute", cost=function), 1),
+    "on_exceeded ": (lambda function: RateLimit("5/minute", action="track", on_exceeded=function), 2),
+}
+SHAPES: list[tuple[Callable[..., object], int]] = [
+    (lambda: None, 0),
+    (lambda a: None, 1),
+    (lambda a, b: None, 2),
+    (lambda a, b, c: None, 3),
+    (lambda a, *, b: None, 0),
+    (partial(lambda a, b: None, b=1), 1),
+    (partial(lambda a, b, c: None, 1), 2),
+]
+
+
+async def plenty(first: object, second: object = None, *rest: object, more: object = None) -> None:
+    """Take one or more."""
+
+
+class Two:
+    def __call__(self, first: object, second: object = None) -> None:
+        """Take one or two."""
+
+
+@pytest.mark.parametrize("option", FUNCTIONS)
+def test_a_function_that_does_not_take_what_it_will_be_given_is_refused_where_it_is_given(option: str) -> None:
+    make, given = FUNCTIONS[option]
+    for function, takes in SHAPES:
+        if takes == given:
+            make(function)
+            continue
+        with pytest.raises(ConfigurationError, match=f"^{option.strip()}: expected a function of .* which takes "):
+            make(function)
+    for fitting in (plenty, Two(), partial(plenty, more=1), lambda *given: None, print):
+        make(fitting)
+
+
+FOREIGN = r"/\d+ /items/\w+ /items/<id> /items/<int:id> /items/:id /:tenant/items /(a|b) /api/(v1|v2)/x /api/.+$ "
+FOREIGN += r"/api/.+ /api$ /items/[id] /items/[0-9]+ /(?P<id>\d+) /^api"
+
+
+@pytest.mark.parametrize("path", FOREIGN.split())
+def test_a_path_in_the_language_of_another_library_is_refused(path: str) -> None:
+    for make in (
+        lambda: rule(path, "5/minute"),
+        lambda: rule(["/a", path], exempt=True),
+        lambda: gate(rules=[], bans=BanPolicy(signals={path: "ban"})),
+    ):
+        with pytest.raises(ConfigurationError, match=r"is not in Starlette's syntax, where .* write for example"):
+            make()
+
+
+@pytest.mark.parametrize(
+    "path", ["/$metadata", "/v1/items:batch", "/wiki/A_(b)", "/a+b", "/~me", "/a;b=1", "/@x", "/..\\windows"]
+)
+async def test_a_path_with_odd_letters_that_clients_send_is_taken(path: str) -> None:
+    assert await statuses(gate(rules=[rule(path, "1/hour")]), 2, path) == [200, 429]
 
 
 @pytest.mark.parametrize("number", range(len(BAD)))

@@ -526,11 +526,6 @@ def test_options_that_cannot_go_together_are_refused(options: dict[str, Any], wo
         Rule("/render", **options)
 
 
-def test_rules_say_what_they_hold() -> None:
-    assert repr(Rule("/render", concurrency=4)) == "<Rule '/render' 4 at a time>"
-    assert repr(RateLimit("5/minute", concurrency="4")) == "<RateLimit 5/1m; 4 at a time>"
-
-
 def test_a_store_that_counts_no_places_is_refused_when_the_gate_is_made() -> None:
     class Windows:
         def __getattr__(self, name: str) -> Any:

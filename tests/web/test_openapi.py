@@ -96,13 +96,16 @@ def test_without_a_limit_nothing_is_added() -> None:
 @pytest.mark.parametrize("by_name", [False, True])
 def test_the_rules_of_a_file_are_documented(by_name: bool, tmp_path: Path) -> None:
     path = tmp_path / "slidegate.toml"
-    path.write_text('[[rules]]\npath = "/a"\nlimits = "9/hour"\n', "utf-8")
+    store = tmp_path / "store"
+    path.write_text(f'store = "lmdb://{store}"\n[[rules]]\npath = "/a"\nlimits = "9/hour"\n', "utf-8")
     gate = RateLimitMiddleware.from_file
-    app = FastAPI(middleware=[Middleware(gate, path=path) if by_name else Middleware(gate, path)])
+    given: dict[str, Any] = {"observers": [print]}
+    app = FastAPI(middleware=[Middleware(gate, path=path, **given) if by_name else Middleware(gate, path, **given)])
     document_limits(app)
     app.get("/a")(get)
     app.get("/b")(get)
     assert limited(app.openapi()) == {"GET /a"}
+    assert not store.exists(), "before the start nothing is opened"
 
 
 def test_only_a_fastapi_application_can_be_documented() -> None:

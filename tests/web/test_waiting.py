@@ -7,9 +7,13 @@ from typing import Any
 
 import anyio
 import pytest
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route, WebSocketRoute
 from starlette.types import Message, Receive, Scope, Send
+from starlette.websockets import WebSocket
 
-from slidegate import Limiter, MemoryStore, RateLimitMiddleware, Rule
+from slidegate import Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule
 from slidegate.testing import FakeClock
 
 from ..asgi import call, hello, scope_of, statuses
@@ -152,3 +156,58 @@ async def test_never_more_than_the_amount_in_any_window_waiting_ones_included(tu
         turnstile.clock.advance("70ms")
     assert all(later - sooner >= 1_000_000 for sooner, later in zip(served_us, served_us[2:], strict=False))
     assert len(turnstile.waits_s) > 3
+
+
+class Losing:
+    """A server that hands a message out slowly, and has lost it where its reader is cancelled meanwhile."""
+
+    def __init__(self, *messages: Message, delay_s: float = 0.05) -> None:
+        self.messages = list(messages)
+        self.delay_s = delay_s
+        self.sent: list[Message] = []
+        self.cancelled = 0
+
+    async def receive(self) -> Message:
+        taken = self.messages.pop(0) if self.messages else None
+        try:
+            await asyncio.sleep(self.delay_s if taken else 3_600)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        assert taken is not None
+        return taken
+
+    async def send(self, message: Message) -> None:
+        self.sent.append(message)
+
+
+@pytest.mark.parametrize("kind", ["http", "websocket"])
+@pytest.mark.parametrize("at", ["window", "place", "endpoint"])
+async def test_a_server_that_loses_messages_when_a_read_is_cancelled_loses_none(at: str, kind: str) -> None:
+    async def read(request: Any) -> PlainTextResponse:
+        return PlainTextResponse(await request.body())
+
+    async def talk(socket: WebSocket) -> None:
+        await limit.check(socket)
+        await socket.accept()
+        await socket.send_text(await socket.receive_text())
+        await socket.close()
+
+    options: Any = {"concurrency": 1} if at == "place" else {"limits": "1/20ms"}
+    limit = RateLimit(**options, wait="10s") if at == "endpoint" else RateLimit("99/s")
+    rules = [] if at == "endpoint" else [Rule("*", **options, wait="10s")]
+    app = Starlette(routes=[Route("/", limit(read), methods=["POST"]), WebSocketRoute("/", talk)])
+    gate = RateLimitMiddleware(app, rules=rules)
+    come: dict[str, list[Message]] = {
+        "http": [{"type": "http.request", "body": b"a", "more_body": True}, {"type": "http.request", "body": b"b"}],
+        "websocket": [{"type": "websocket.connect"}, {"type": "websocket.receive", "text": "ab"}],
+    }
+    servers = [Losing(*come[kind]) for _ in range(4)]
+    async with asyncio.timeout(30):
+        await asyncio.gather(
+            *(gate(scope_of("/", "POST", type=kind), server.receive, server.send) for server in servers)
+        )
+    for server in servers:
+        heard = [message.get("body") or message.get("text", "").encode() for message in server.sent]
+        assert b"".join(heard) == b"ab"
+        assert server.cancelled == 0

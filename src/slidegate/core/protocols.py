@@ -197,7 +197,9 @@ class KeepsDeadline(Protocol):
     """A store that answers in time by itself, so that its `Limiter` sets no timer for each hit. Optional."""
 
     def keep_deadline(self, deadline_s: float) -> bool:
-        """Answer each hit from now on within so many seconds, or raise `StoreTimeout`.
+        """Answer what this thread asks from now on within so many seconds, or raise `StoreTimeout`.
+
+        A `Limiter` calls this before each question, because several with different deadlines may share a store.
 
         Returns:
             False if the store cannot promise it; then the `Limiter` sets its timers.

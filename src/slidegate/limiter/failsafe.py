@@ -81,7 +81,8 @@ class Failsafe:
         self._deadline_s = parse_duration_us(deadline, "deadline") / 1_000_000
         self._deadline = Deadline(self._deadline_s)
         # A timer for each request costs as much as a whole hit on a store of this host.
-        self._keeps_deadline = isinstance(store, KeepsDeadline) and store.keep_deadline(self._deadline_s)
+        self._keeper = store if isinstance(store, KeepsDeadline) else None
+        self._keeps_deadline = self._keeper is not None and self._keeper.keep_deadline(self._deadline_s)
         self.on_error = on_error
         """Decides when the store does not answer."""
         self._tell = tell
@@ -124,6 +125,8 @@ class Failsafe:
         if self._troubled and self._breakers.left_alone(checks):
             return self.instead("hit", checks, guarded)
         try:
+            if self._keeper is not None:
+                self._keeper.keep_deadline(self._deadline_s)
             answer = self._store.hit(checks, guarded)
         except ConfigurationError:
             raise
@@ -239,6 +242,8 @@ class Failsafe:
         if self._troubled and self._breakers.left_alone(checks):
             return default
         try:
+            if self._keeper is not None:
+                self._keeper.keep_deadline(self._deadline_s)
             answer = await within(question(), self._deadline_s)
         except (ConfigurationError, asyncio.CancelledError):
             self._breakers.probe_again(checks)

@@ -87,8 +87,8 @@ class Keys:
 
     def __init__(self, secret: bytes | None) -> None:
         self._spelling = _Spelling(os.urandom(32), True) if secret is None else _Spelling(secret)
-        self.known: dict[str, Known] = {}
-        self.questions: dict[str, dict[object, dict[str, Question]]] = {}
+        self.known: dict[AnyKey, Known] = {}
+        self.questions: dict[str, dict[object, dict[AnyKey, Question]]] = {}
         self._digests: dict[tuple[str, bytes], str] = {}
         self._made_of: dict[str, tuple[str, bytes]] = {}
         self._before: dict[str, str] = {}

@@ -146,12 +146,13 @@ class Limiter(BanCommands, EventCommands):
         return self._keys.learn(key)[0]
 
     async def hit(
-        self, key: str, limits: str | AnyLimit | Sequence[str | AnyLimit], cost: int = 1, *, rule: str = DEFAULT_RULE
+        self, key: AnyKey, limits: str | AnyLimit | Sequence[str | AnyLimit], cost: int = 1, *, rule: str = DEFAULT_RULE
     ) -> Decision:
         """Charge `cost` units to `key` if every limit has room for them.
 
         Args:
-            key: The client or whatever else is counted, for example ``"user:42"`` or an address.
+            key: The client or whatever else is counted, for example ``"user:42"``, an address, or
+                ``header("X-API-Key").of("k123")``.
             limits: ``"5/minute; 50/hour"``, a `Limit`, a `Quota`, or several.
             cost: Units, 0 or more. A cost of 0 charges nothing and passes while a unit is left.
             rule: A name. Different rules are counted apart, also under one key.
@@ -381,7 +382,7 @@ class Limiter(BanCommands, EventCommands):
     ) -> None:
         await self.close()
 
-    def _question(self, key: str, limits: str | AnyLimit | Sequence[str | AnyLimit], rule: str) -> Question:
+    def _question(self, key: AnyKey, limits: str | AnyLimit | Sequence[str | AnyLimit], rule: str) -> Question:
         """Return what to ask the store for one unit. From the second time on it is remembered."""
         again = True
         try:

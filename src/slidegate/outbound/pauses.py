@@ -1,8 +1,8 @@
 """How long a server wants to be left alone, as its answer says in header fields.
 
-In this order, the first that can be read: `Retry-After` (RFC 9110, 10.2.3) on 429 and 503; `RateLimit` with `r=0`
-(draft-ietf-httpapi-ratelimit-headers-11), whose `t`, or else the `w` of its policy, says when there is more; the older
-`X-RateLimit-Remaining: 0` with `X-RateLimit-Reset`.
+In this order, the first that can be read: `Retry-After` (RFC 9110, 10.2.3) on 429 and 503; `RateLimit` with nothing
+left (draft-ietf-httpapi-ratelimit-headers-11), which says when there is more, or else the window of its policy; the
+older `X-RateLimit-Remaining: 0` with `X-RateLimit-Reset`.
 
 Fields are somebody else's text: one that is longer than `MOST_CHARACTERS`, or cannot be read, is as good as none.
 The caller bounds the pause.
@@ -17,6 +17,8 @@ from math import ceil
 from typing import Any, Final
 
 import http_sf
+
+from ..core.draft_parameters import MORE_AFTER_S, REMAINING, WINDOW_S
 
 REFUSALS: Final = (429, 503)
 MOST_CHARACTERS: Final = 4_096
@@ -58,11 +60,11 @@ def _retry_after_s(headers: Mapping[str, str], now_s: float) -> float | None:
 
 def _rate_limit_s(headers: Mapping[str, str]) -> int | None:
     """Return the longest time until more becomes available, out of the items where nothing is left."""
-    windows = {name: _whole(given, "w") for name, given in _items(headers.get("ratelimit-policy"))}
+    windows = {name: _whole(given, WINDOW_S) for name, given in _items(headers.get("ratelimit-policy"))}
     spans = []
     for name, given in _items(headers.get("ratelimit")):
-        span_s = _whole(given, "t") if "t" in given else windows.get(name)
-        if _whole(given, "r") == 0 and span_s is not None:
+        span_s = _whole(given, MORE_AFTER_S) if MORE_AFTER_S in given else windows.get(name)
+        if _whole(given, REMAINING) == 0 and span_s is not None:
             spans.append(span_s)
     return max(spans, default=None)
 

@@ -7,11 +7,12 @@ answer is 429 or 503 and names a pause is sent again after it.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from time import time
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, NoReturn, Self
 
 import anyio
 import httpx
@@ -41,7 +42,8 @@ class LimitedTransport(httpx.AsyncBaseTransport):
         limits: The limits of the servers, ``"10/second; 1000/hour"``, a `Limit` or several. Each key has its own count.
         key: Returns the name under which a request is counted, or None if it is not limited; by default its host.
         limiter: The limiter that counts, for limits that several workers share; by default a new one in memory.
-        transport: The transport that sends; by default an `httpx.AsyncHTTPTransport`.
+        transport: The transport that sends; by default an `httpx.AsyncHTTPTransport`. A client of another library needs
+            one of its own library here.
         wait: How long a request may wait for its turns, that of a retry included, after it was handed in.
         wait_max: How many requests of one key may stand in line.
         retries: How often a request is sent again, after the pause that an answer of 429 names, or of 503 to a method
@@ -88,13 +90,21 @@ class LimitedTransport(httpx.AsyncBaseTransport):
         units = Units(self._limiter, check_name(name, "name"), own_limits)
         self._turns = Turns(self._limiter, units, wait_max)
         self._transport = httpx.AsyncHTTPTransport() if transport is None else transport
+        self._streams = _streams_of(self._transport)
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Wait for the turn of a request, send it, and return the answer as soon as its head has arrived.
 
         Raises:
             TurnTimeout: The turn would not come in time. Nothing was sent.
+            ConfigurationError: The transport that sends is of another library than the client.
         """
+        if not isinstance(request.stream, self._streams):
+            other = type(request).__module__.partition(".")[0]
+            raise ConfigurationError(
+                f"transport: expected one of {other}, as the client is, for example "
+                f"LimitedTransport(..., transport={other}.AsyncHTTPTransport()), not {self._transport!r}"
+            )
         key = self._key_of(request)
         if key is None:
             return await self._transport.handle_async_request(request)
@@ -113,6 +123,17 @@ class LimitedTransport(httpx.AsyncBaseTransport):
             await _let_go(answer, hold)
             answer, again = await self._send(key, request, hold)
         return answer
+
+    def handle_request(self, request: object) -> NoReturn:
+        """Refuse a client that does not await.
+
+        Raises:
+            ConfigurationError: Always.
+        """
+        raise ConfigurationError("LimitedTransport: expected a client that awaits, httpx.AsyncClient, not httpx.Client")
+
+    def __enter__(self) -> NoReturn:
+        self.handle_request(None)
 
     async def aclose(self) -> None:
         """Close the transport that sends, and the limiter if it is this one's own."""
@@ -192,6 +213,16 @@ class LimitedTransport(httpx.AsyncBaseTransport):
         if pause_us and (refused or not _all_spent(charged)):
             await self._turns.pause(key, pause_us, charged.now_us, f"{answer.status_code} of {key}")
         return refused and _can_be_sent_again(request, answer.status_code)
+
+
+def _streams_of(transport: object) -> type:
+    """Return what a request has to have as its stream: a transport of the network takes those of its own library."""
+    for kind in type(transport).__mro__:
+        library = sys.modules.get(kind.__module__.partition(".")[0])
+        if kind is getattr(library, "AsyncHTTPTransport", None):
+            found: type = getattr(library, "AsyncByteStream", object)
+            return found
+    return object
 
 
 async def _let_go(answer: httpx.Response, hold: Hold) -> None:

@@ -45,4 +45,5 @@ def _after() -> None:
         _held.pop().release()
 
 
-os.register_at_fork(before=_before, after_in_parent=_after, after_in_child=_after)
+if hasattr(os, "register_at_fork"):  # Windows has none
+    os.register_at_fork(before=_before, after_in_parent=_after, after_in_child=_after)

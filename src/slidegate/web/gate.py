@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
+import anyio
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..core.decision import Bucket, Check, Decision, Reason
@@ -18,7 +19,7 @@ from ..limiter.places.place_queue import PlaceQueues, lacking
 from ..limiter.places.waits import PASSED, REFUSED
 from .answers.refusal_events import RefusalEvents
 from .answers.refusals import Refusals, refused_by
-from .bans.outcomes import listening, strike_failed
+from .bans.outcomes import hear, listening
 from .bans.signals import AbuseWatch
 from .endpoints.endpoint_buckets import EndpointBuckets
 from .endpoints.rate_limit import carries_only_refusals
@@ -30,8 +31,7 @@ from .record import Record, Side, allowlisted
 from .rules.rule_set import RuleSet
 from .rules.user_functions import Calls
 from .scope_keys import RECORD, is_preflight
-from .settling import Settling
-from .waiting import wait_turn, while_there
+from .settling import FAILED, Settling, is_failure
 from .websockets.ban_sweep import OpenSockets
 from .websockets.held import Held
 from .websockets.message_limits import MessageCounter
@@ -97,8 +97,8 @@ class RequestGate:
         self._abuse = abuse
         self._strikes = bool(abuse.policies)
         self._prepares = messages is not None or bool(rules.reserving) or abuse.listens or rules.holds
-        self._timing = [shed for shed in rules.shedding if shed.latency_us]
-        self._prepares = self._prepares or bool(self._timing)
+        self._timing = any(shed.latency_us for shed in rules.shedding)
+        self._prepares = self._prepares or self._timing
         self._queues = limiter.internals.queues if rules.holds else None
         self.short = judge.at_once and rules.at_once and not abuse.policies
         self.sockets = OpenSockets(limiter.internals.find_ban)
@@ -145,10 +145,16 @@ class RequestGate:
         try:
             await self._app(scope, receive, send)
         except Exception as error:
-            if record.refused is None and self._abuse.listens and not record.answered:
-                await strike_failed(scope, record, side, error)
+            await self._fail(scope, record, decision, error)
             if not self.has_refused(record, error) or not outermost:
                 raise
+
+    async def _fail(self, scope: Scope, record: Record, decision: Decision, error: Exception) -> None:
+        """Settle reserved units, and strike, for the 500 that a server makes of an exception."""
+        if record.refused is None and not record.answered and is_failure(error):
+            await self._settling.settle(scope, decision, FAILED)
+            if self._abuse.listens:
+                await hear(500, scope, record, self.side)
 
     async def refuse(self, scope: Scope, receive: Receive, send: Send, decision: Decision) -> None:
         """Strike for a refusal by a limit, and answer the request."""
@@ -176,11 +182,11 @@ class RequestGate:
         record.unfinished |= self.rules.holds
         if decision.reason is _WAITED:
             record.waited = True
-            turn = await self._wait(receive, decision)
+            turn = await self._wait(receive, record, decision)
             if turn is None:
                 return None
             receive = turn
-        for shed in self._timing:
+        for shed in dict.fromkeys(self.rules.select(scope).shedding) if self._timing else ():
             send = shed.timed(send)
         if scope.get("method") == "OPTIONS" and is_preflight(scope):
             send = self._settling.by_endpoint(scope, send, decision)
@@ -215,32 +221,32 @@ class RequestGate:
             record.waited = step.decision.allowed
             record.unfinished |= step.decision.allowed
 
-        turn: Receive | None = None
+        there, channel = False, record.read_ahead(receive)
         try:
             with self.side.limiter.internals.waits.one() as waiting:
-                turn = await while_there(receive, wait)
-                if turn is not None:
+                there = await channel.while_there(wait)
+                if there:
                     waiting.outcome = PASSED if step.decision.allowed else REFUSED
         finally:
-            if turn is None:
+            if not there:
                 await hand_back([(self.side.limiter, step.decision)])
-        return turn
+        return channel if there else None
 
-    async def _wait(self, receive: Receive, decision: Decision) -> Receive | None:
+    async def _wait(self, receive: Receive, record: Record, decision: Decision) -> Receive | None:
         """Wait for the place that was booked, and return the channel to go on with.
 
         None if the client left meanwhile: its place is handed back then, as when the request is cancelled.
         """
-        turn: Receive | None = None
+        there, channel = False, record.read_ahead(receive)
         try:
             with self.side.limiter.internals.waits.one() as waiting:
-                turn = await wait_turn(receive, decision.wait_us)
-                if turn is not None:
+                there = await channel.while_there(lambda: anyio.sleep(decision.wait_us / 1_000_000))
+                if there:
                     waiting.outcome = PASSED
         finally:
-            if turn is None:
+            if not there:
                 await hand_back([(self.side.limiter, decision)])
-        return turn
+        return channel if there else None
 
     def _watch_over(self, scope: Scope, receive: Receive, send: Send, record: Record) -> Watched:
         """Return a websocket that ends when its client is banned."""
@@ -255,7 +261,7 @@ class RequestGate:
             if not allowlisted(record.steps):  # by a gate further in, after this one has let the request through
                 await _strike(scope, record)
 
-        return Watched(receive, send, guarded, banned, struck, self.sockets.add)
+        return Watched(record.read_ahead(receive), send, guarded, banned, struck, self.sockets.add)
 
     def has_refused(self, record: Record, error: BaseException) -> bool:
         """Tell whether a limit at an endpoint has refused the request, so that an exception ends here.
@@ -272,7 +278,7 @@ class RequestGate:
     async def end(self, scope: Scope, send: Send, record: Record) -> None:
         """Look back at a request when the application is done, and refuse it where nobody did."""
         self._look_back(scope, record)
-        await record.let_go()
+        await record.end()
         if record.refused is not None and not record.answered:
             # Nobody in between answered; the outermost `send` makes the refusal of the first message.
             first = "http.response.start" if scope["type"] == "http" else "websocket.close"

@@ -89,8 +89,9 @@ class Judge:
         self._figures = figures
         for bound in rules.bound():
             self.price(bound)
+        priorities: set[int] = set()
         for shed in rules.shedding:
-            shed.observe(self._internals.tell)
+            shed.join(self._internals.tell, priorities)
         self.at_once = not lists and self._internals.decide_at_once is not None
 
     def price(self, bound: BoundRule) -> None:

@@ -72,7 +72,8 @@ class RateLimitMiddleware(Breakable):
         bans: The policies that ban clients which keep abusing; one policy, or several with names of their own.
         on_refused: Makes the answer to a refused HTTP request, sync or async, from the request (which has no body here)
             and the decision.
-        headers: ``"draft"`` (RateLimit and RateLimit-Policy), ``"legacy"`` (X-RateLimit-*), ``"both"`` or None.
+        headers: ``"draft"`` (RateLimit and RateLimit-Policy of draft 11), ``"legacy"`` (X-RateLimit-*), ``"both"`` or
+            None.
         preflight_limits: The limits of a client's CORS preflights; rules count only preflights that come to an endpoint
             which takes OPTIONS. None for no limit.
         messages: The limits of messages over an accepted websocket: ``MessageLimits("10/second")``.
@@ -214,12 +215,13 @@ class RateLimitMiddleware(Breakable):
             app: The application to guard.
             path: The file. It is looked at again at most once a second, when requests come.
             observers: Called with events of the limiter that the file describes, ``config_reloaded`` and
-                ``config_rejected`` among them.
+                ``config_rejected`` among them. A limiter given in code has its own.
             on_tracked: The `on_exceeded` of the file's rules with ``action = "track"``.
-            options: Options of `RateLimitMiddleware`; they go before those of the file.
+            options: Options of `RateLimitMiddleware`; they go before those of the file. Beside a `limiter` the file
+                has no ``store``, ``deadline`` and ``on_error``.
 
         Raises:
-            ConfigurationError: The file cannot be used; the message names the line and the key.
+            ConfigurationError: The file cannot be used; the message names the path of the key.
         """
         # Most gates read no file, and everything that reads one is a tenth of what the package takes to be imported.
         from .config.file_gate import FileGate
@@ -261,7 +263,7 @@ class RateLimitMiddleware(Breakable):
             except BaseException as error:
                 if not self._gate.has_refused(request, error):
                     if request.unfinished:
-                        await request.let_go()
+                        await request.give_up(scope, error)
                     request.fail(error)
                     raise
             if request.unfinished:
@@ -307,7 +309,7 @@ class RateLimitMiddleware(Breakable):
                 await self._gate.serve(scope, receive, request.send_any, request, outermost=True)
             except BaseException as error:
                 if request.unfinished:
-                    await request.let_go()
+                    await request.give_up(scope, error)
                 request.fail(error)
                 raise
             if request.unfinished or request.userless:

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from ..core.bans.policy import BanPolicy
 from ..core.errors import ConfigurationError
+from ..limiter import Limiter
 from .endpoints.decorator import limits_of
 from .endpoints.per_route import takes_no_defaults
 from .endpoints.rate_limit import RateLimit
@@ -153,8 +154,9 @@ def _gates(app: Any) -> Iterator[_Gate]:
         if isinstance(kind, type) and issubclass(kind, RateLimitMiddleware):
             yield _gate_to_be(options)
         elif getattr(kind, "__func__", None) is RateLimitMiddleware.from_file.__func__:  # type: ignore[attr-defined]
-            # This one is only looked at; the application makes its own, which reports the findings.
-            yield _gate_of(kind(_nowhere, *args, **{**options, "silence": [*CODES]}).app)
+            # This one is only looked at; the application makes its own, which reports the findings and opens the store.
+            looked = {"silence": [*CODES], "limiter": Limiter(), "replace_store": True, "observers": ()}
+            yield _gate_of(kind(_nowhere, *args, **{**options, **looked}).app)
 
 
 def _gate_of(gate: RateLimitMiddleware) -> _Gate:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from functools import wraps
-from inspect import signature
+from inspect import Signature, signature
 from typing import Final, ParamSpec, TypeVar
 
 from ..core.errors import ConfigurationError, closest
@@ -40,6 +40,31 @@ def names_checked(init: Callable[_P, None]) -> Callable[_P, None]:
         init(*args, **options)
 
     return checked
+
+
+def signature_of(function: Callable[..., object]) -> Signature | None:
+    """Return the signature of a function of the user's, None if it does not tell."""
+    try:
+        return signature(function)
+    except Exception:  # some functions in C have none; from Python 3.14 on annotations may name what is not there
+        return None
+
+
+def check_takes(what: str, function: Callable[..., object], *given: str) -> None:
+    """Check that a function can be called with what it will be given: at a request its failure would be a log line.
+
+    Raises:
+        ConfigurationError: It takes more or less.
+    """
+    found = signature_of(function)
+    try:
+        if found is not None:
+            found.bind(*given)
+    except TypeError:
+        raise ConfigurationError(
+            f"{what}: expected a function of {' and '.join(given)}, for example lambda {', '.join(given)}: ..., "
+            f"not {function!r}, which takes {found}"
+        ) from None
 
 
 def expect(what: str, value: _T | None, kind: type[_T], example: str) -> _T | None:

@@ -6,7 +6,7 @@ the header fields and the statistics read them. Its `side` is the gate nearest a
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Set
+from collections.abc import Awaitable, Callable, Iterable, Sequence, Set
 from typing import Final, NamedTuple
 
 from starlette.types import Receive, Scope, Send
@@ -17,7 +17,8 @@ from .answers.tightest import tightest
 from .bans.signals import AbuseWatch
 from .endpoints.endpoint_buckets import EndpointBuckets
 from .finishing import hand_back
-from .settling import Reservation
+from .settling import FAILED, Reservation, is_failure, settle
+from .waiting import Ahead
 
 _ALLOWLISTED: Final = Reason.ALLOWLISTED
 LEFT: Final = Decision(False, Reason.LIMITED)
@@ -95,7 +96,7 @@ class Record:
     """
 
     __slots__ = (
-        "_steps", "answered", "asked", "first", "looked", "refused", "reserved", "side", "unfinished",
+        "_steps", "ahead", "answered", "asked", "first", "looked", "refused", "reserved", "side", "unfinished",
         "userless", "waited",
     )  # fmt: skip
 
@@ -107,6 +108,7 @@ class Record:
     unfinished: bool
     userless: bool
     waited: bool
+    ahead: list[Ahead]
     asked: list[tuple[object, str]]
     looked: list[str]
     reserved: list[Reservation]
@@ -174,6 +176,13 @@ class Record:
         reserved: list[Reservation] | None = getattr(self, "reserved", None)
         self.reserved = [reservation] if reserved is None else [*reserved, reservation]
 
+    def read_ahead(self, receive: Receive) -> Ahead:
+        """Return the channel of this request, to be read while it waits, until it ends."""
+        self.unfinished = True
+        channel = Ahead(receive)
+        self.ahead = [*getattr(self, "ahead", ()), channel]
+        return channel
+
     def names(self) -> set[str]:
         """Return the names of all rules that stand on the way of this request, counted or not."""
         return self.side.endpoints.names().union(*(step.side.names for step in self.steps))
@@ -202,6 +211,20 @@ class Record:
                 if not bucket.count_denied
             ]
         )
+
+    async def give_up(self, scope: Scope, error: BaseException) -> None:
+        """Settle what limits at endpoints have reserved, and let go, for an exception of the application's."""
+        if self.refused is None and not self.answered and is_failure(error):
+            await settle(scope, getattr(self, "reserved", ()), FAILED)
+        await self.end()
+
+    async def end(self) -> None:
+        """Let go of all that the request holds: the application is done."""
+        channels: Sequence[Ahead] = getattr(self, "ahead", ())
+        self.ahead = []  # as with `ENDED`: whoever holds the request shall not hold the server's channel
+        for channel in channels:
+            channel.close()
+        await self.let_go()
 
     async def let_go(self) -> None:
         """Hand back the places that the request holds, also if it is cancelled meanwhile. It does so once."""

@@ -7,9 +7,11 @@ only if an endpoint answers it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
+from starlette.requests import ClientDisconnect
 from starlette.types import Message, Scope, Send
+from starlette.websockets import WebSocketDisconnect
 
 from ..core.decision import Bucket, Decision
 from ..limiter import Limiter
@@ -18,6 +20,9 @@ from .rules.rule import Rule
 from .rules.rule_set import RuleSet
 from .rules.user_functions import Calls
 from .scope_keys import STATUS
+
+FAILED: Final[Message] = {"type": "http.response.start", "status": 500, "headers": ()}
+"""The start of the answer that a server makes of an exception, outside of all middlewares."""
 
 
 class Reservation(NamedTuple):
@@ -29,6 +34,11 @@ class Reservation(NamedTuple):
     calls: Calls
 
 
+def is_failure(error: BaseException) -> bool:
+    """Tell whether a server makes a 500 of an exception: not of one that says that the client has gone."""
+    return isinstance(error, Exception) and not isinstance(error, (ClientDisconnect, WebSocketDisconnect))
+
+
 def by_start(scope: Scope, send: Send, reserved: Sequence[Reservation]) -> Send:
     """Wrap `send` so that its first message, the start of a response, settles the units of limits at endpoints."""
     settled = False
@@ -37,15 +47,20 @@ def by_start(scope: Scope, send: Send, reserved: Sequence[Reservation]) -> Send:
         nonlocal settled
         if not settled:
             settled = True
-            status, fields = message.get("status", STATUS[message["type"]]), message.get("headers", ())
-            parts = []
-            for rule, limiter, decision, calls in reserved:
-                if not calls.counts(rule, status, fields, scope):
-                    parts += [(limiter, part) for part in decision.take_apart(held=False)]
-            await hand_back(parts)
+            await settle(scope, reserved, message)
         await send(message)
 
     return send_settled
+
+
+async def settle(scope: Scope, reserved: Sequence[Reservation], start: Message) -> None:
+    """Hand back the units of limits at endpoints that do not count an answer with this start."""
+    status, fields = start.get("status", STATUS[start["type"]]), start.get("headers", ())
+    parts = []
+    for rule, limiter, decision, calls in reserved:
+        if not calls.counts(rule, status, fields, scope):
+            parts += [(limiter, part) for part in decision.take_apart(held=False)]
+    await hand_back(parts)
 
 
 class Settling:
@@ -78,7 +93,7 @@ class Settling:
             nonlocal settled
             if message["type"] in STATUS and not settled:
                 settled = True
-                await self._settle(scope, decision, message)
+                await self.settle(scope, decision, message)
             await send(message)
 
         return send_settled
@@ -96,7 +111,7 @@ class Settling:
             if message["type"] in STATUS and not begun:
                 begun = True
                 if scope.get("endpoint") is not before:
-                    await self._settle(scope, decision, message)
+                    await self.settle(scope, decision, message)
                 else:
                     await self._return(decision)
             await send(message)
@@ -110,7 +125,7 @@ class Settling:
         places = [place for place, (bucket, _, _) in enumerate(checks) if bucket is not kept and not bucket.held]
         await hand_back([(self._limiter, decision.take_out(place)) for place in places])
 
-    async def _settle(self, scope: Scope, decision: Decision, start: Message) -> None:
+    async def settle(self, scope: Scope, decision: Decision, start: Message) -> None:
         """Hand back the units of rules that do not count an answer with this start."""
         if not decision.charge:
             return  # a refusal further in has handed everything back

@@ -1,52 +1,96 @@
-"""Waiting for a booked place, with an eye on the client: a client that leaves while it waits gives the place back.
+"""Waiting with an eye on the client: one that leaves while its request waits gives its place back.
 
 Only the receive channel says that a client has gone, so it is read while waiting, and its messages are handed on
-afterwards. It is read no further than the first piece of a longer body: the rest stays where it is, and the
-application notices a client that leaves then, as without the gate.
+afterwards. It is read no further than the first piece of a longer body, or one message of a websocket: the rest stays
+where it is, and the application notices a client that leaves then, as without the gate.
 """
 
 from __future__ import annotations
 
+import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Final
 
 import anyio
 from starlette.types import Message, Receive
 
+from ..limiter.running_loop import on_asyncio
+
 MAX_HELD: Final = 100
 """How many requests a gate's tarpit holds at once; further ones are answered at once."""
 
 
-async def wait_turn(receive: Receive, wait_us: int) -> Receive | None:
-    """Wait, and return the channel to go on with; None if the client left meanwhile."""
-    return await while_there(receive, lambda: anyio.sleep(wait_us / 1_000_000))
+class Ahead:
+    """A receive channel that is read ahead while somebody waits.
+
+    A read that has begun is kept for the next reader, and never cancelled: there are servers that lose the message
+    then, granian for one. Those for trio are channels of trio's own, which lose nothing.
+
+    Args:
+        receive: The channel.
+    """
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._early: deque[Message] = deque()
+        self._begun: asyncio.Future[Message] | None = None
+
+    async def __call__(self) -> Message:
+        """Return the next message."""
+        if self._early:
+            return self._early.popleft()
+        return await self._receive() if self._begun is None else await self._finish(self._begun)
+
+    async def while_there(self, wait: Callable[[], Awaitable[None]]) -> bool:
+        """Do some waiting; False if the client left meanwhile, which ends it."""
+
+        async def watch(waiting: anyio.CancelScope) -> None:
+            while self._goes_on():
+                self._early.append(await self._read())
+            if self._is_over():
+                waiting.cancel()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(watch, tasks.cancel_scope)
+            await wait()
+            tasks.cancel_scope.cancel()
+        return not self._is_over()
+
+    def close(self) -> None:
+        """End a read that has begun, because nobody reads any more."""
+        if self._begun is not None:
+            self._begun.cancel()
+            self._begun = None
+
+    def _goes_on(self) -> bool:
+        """Tell whether the channel may be read further: to the end of a request that is whole, to a message else."""
+        if not self._early:
+            return True
+        last = self._early[-1]
+        return not (last.get("more_body", False) or last["type"] == "websocket.receive" or self._is_over())
+
+    def _is_over(self) -> bool:
+        return bool(self._early) and self._early[-1]["type"].endswith(".disconnect")
+
+    async def _read(self) -> Message:
+        if not on_asyncio():
+            return await self._receive()
+        if self._begun is None:
+            self._begun = asyncio.ensure_future(self._receive())
+            self._begun.add_done_callback(_retrieve)
+        return await self._finish(self._begun)
+
+    async def _finish(self, begun: asyncio.Future[Message]) -> Message:
+        message = await asyncio.shield(begun)
+        self._begun = None
+        return message
 
 
-async def while_there(receive: Receive, wait: Callable[[], Awaitable[None]]) -> Receive | None:
-    """Do some waiting, and return the channel to go on with; None if the client left meanwhile, which ends it."""
-    early: list[Message] = []
-
-    async def watch(scope: anyio.CancelScope) -> None:
-        more = True
-        while more:
-            message = await receive()
-            early.append(message)
-            more = not message.get("more_body", False)
-            if message["type"].endswith(".disconnect"):
-                scope.cancel()
-                return
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(watch, tasks.cancel_scope)
-        await wait()
-        tasks.cancel_scope.cancel()
-    if early and early[-1]["type"].endswith(".disconnect"):
-        return None
-
-    async def replay() -> Message:
-        return early.pop(0) if early else await receive()
-
-    return replay
+def _retrieve(begun: asyncio.Future[Message]) -> None:
+    """Take the exception of a read that nobody waits for, or the event loop would report it."""
+    if not begun.cancelled():
+        begun.exception()
 
 
 class Tarpit:
@@ -60,7 +104,9 @@ class Tarpit:
         if self._held >= MAX_HELD:
             return True
         self._held += 1
+        ahead = Ahead(receive)
         try:
-            return await wait_turn(receive, delay_us) is not None
+            return await ahead.while_there(lambda: anyio.sleep(delay_us / 1_000_000))
         finally:
+            ahead.close()
             self._held -= 1

@@ -102,11 +102,14 @@ def heirs(path: str, processes: int, times: int, amount: int) -> Any:
     return [mine + hit_often(store, amount, 10), *counts]
 
 
-def starts(path: str, processes: int, rounds: int) -> Any:
-    """Processes open an environment that is not there yet, all at one moment."""
+def starts(path: str, processes: int, rounds: int, damaged: str) -> Any:
+    """Processes open an environment that is not there yet, or is damaged, all at one moment."""
     seen = []
     for turn in range(rounds):
         place = f"{path}-{turn}"
+        if damaged == "damaged":
+            LmdbStore(place, map_size=1 << 20).close()
+            overwrite_heads(place)
         secrets = os.pipe()
 
         def act(_: int, place: str = place, writing: int = secrets[1]) -> int:

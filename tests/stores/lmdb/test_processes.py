@@ -100,9 +100,10 @@ def test_children_of_a_process_with_an_open_store_open_their_own(tmp_path: Path)
 
 
 @pytest.mark.all
-@pytest.mark.parametrize("rounds", [10, pytest.param(100, marks=pytest.mark.deep)])
-def test_processes_that_start_at_once_make_one_environment(tmp_path: Path, rounds: int) -> None:
-    assert play("starts", tmp_path / "lmdb", 8, rounds) == [[20, 1]] * rounds
+@pytest.mark.parametrize("rounds", [60, pytest.param(400, marks=pytest.mark.deep)])
+@pytest.mark.parametrize("before", ["absent", "damaged"])
+def test_processes_that_start_at_once_make_one_environment(tmp_path: Path, before: str, rounds: int) -> None:
+    assert play("starts", tmp_path / "lmdb", 8, rounds, before) == [[20, 1]] * rounds
 
 
 @pytest.mark.all

@@ -6,12 +6,15 @@ import asyncio
 import fcntl
 import itertools
 import os
+import resource
 import shutil
 import signal
 import subprocess
 import sys
 import threading
+import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -307,6 +310,48 @@ async def test_in_a_full_file_keys_that_are_known_keep_their_limits(tmp_path: Pa
     store.close()
 
 
+@contextmanager
+def disk_of(size: int) -> Iterator[Callable[[], None]]:
+    """Let no file of this process grow beyond a size; yield what ends that."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+async def test_where_the_disk_is_full_before_the_file_keys_that_are_known_keep_their_limits(tmp_path: Path) -> None:
+    heard = RecordingObserver(without=["near_limit"])
+    store = LmdbStore(tmp_path / "lmdb", map_size=1 << 20)
+    limiter = Limiter(store, on_error="allow", observers=[heard])
+    known, numbers, reasons = dict.fromkeys(range(100), 0), itertools.count(), Counter[Reason]()
+    with disk_of(3 << 20) as more:
+        for _ in range(20):
+            for key in known:
+                decision = await limiter.hit(f"known:{key:>050}", "15/hour")
+                assert decision.reason is not Reason.UNAVAILABLE, key
+                known[key] += decision.allowed
+            for _ in range(700):
+                reasons[(await limiter.hit(f"new:{next(numbers):>050}", "5/hour")).reason] += 1
+        assert set(known.values()) == {15}
+        assert store.stats().shared_hits > 1_000
+        assert reasons[Reason.UNAVAILABLE], "the disk was never full"
+        assert sorted(heard.kinds) == ["keys_shared", "map_full", "map_grown", "store_failed"]
+        assert f"cannot grow to {4 << 20} bytes (File too large), so new keys" in heard.events[1].message
+        ban = await limiter.ban("known:0", "1h")
+        assert ban in [other async for other in limiter.bans()]
+        more()
+        until_s = time.monotonic() + 60
+        while heard.kinds.count("map_grown") < 2:
+            assert time.monotonic() < until_s
+            await limiter.hit("later", "1000000/hour")
+        held = store.stats().keys
+        await limiter.hit("last", "5/hour")
+        assert store.stats().keys == held + 1, "it has a window of its own"
+    store.close()
+
+
 async def test_a_full_file_can_be_opened_again_and_has_room_when_its_windows_have_ended(tmp_path: Path) -> None:
     clock = FakeClock()
     options: dict[str, Any] = {"map_size": 1 << 19, "max_map_size": 1 << 19, "clock": clock}
@@ -449,21 +494,41 @@ async def test_a_hit_that_waits_longer_than_the_deadline_is_given_up_and_not_cha
     store.close()
 
 
-async def test_a_store_keeps_the_shortest_deadline_it_is_given(store: LmdbStore) -> None:
-    assert store.keep_deadline(0.02) is True
-    assert store.keep_deadline(30.0) is True
-    with gate_held(store), pytest.raises(StoreTimeout, match=r"has been writing for 0.02 s; is it stopped\?"):
-        await _waited(store, ((bucket("5/hour"), "user:ann", 1),))
+@pytest.mark.parametrize("first", [0, 1])
+async def test_limiters_that_share_a_store_have_a_deadline_each(store: LmdbStore, first: int) -> None:
+    deadlines = ["20ms", "4s"]
+    made = {at: Limiter(store, deadline=deadlines[at], on_error="deny") for at in (first, 1 - first)}
+    short, long = made[0], made[1]
+    with gate_held(store) as gate:
+        waiting = [asyncio.create_task(long.hit("user:ann", "5/hour")) for _ in range(2)]
+        assert (await short.hit("user:ann", "5/hour")).reason is Reason.UNAVAILABLE
+        assert not any(task.done() for task in waiting)
+        fcntl.flock(gate, fcntl.LOCK_UN)
+        assert sorted(decision.remaining for decision in await asyncio.gather(*waiting)) == [3, 4]
 
 
-def test_without_an_event_loop_a_hit_waits_for_the_gate(store: LmdbStore, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("first", [0, 1])
+def test_limiters_that_share_a_store_have_a_deadline_each_in_threads_too(store: LmdbStore, first: int) -> None:
+    deadlines = ["20ms", "4s"]
+    made = {at: Limiter(store, deadline=deadlines[at], on_error="deny") for at in (first, 1 - first)}
+    answers: list[Decision] = []
+    with gate_held(store) as gate:
+        thread = threading.Thread(target=lambda: answers.append(made[1].sync.hit("user:ann", "5/hour")))
+        thread.start()
+        assert made[0].sync.hit("user:ann", "5/hour").reason is Reason.UNAVAILABLE
+        fcntl.flock(gate, fcntl.LOCK_UN)
+        thread.join()
+    assert [decision.remaining for decision in answers] == [4]
+
+
+def test_without_an_event_loop_a_hit_waits_for_the_gate(store: LmdbStore) -> None:
     asked = ((bucket("5/hour"), "user:ann", 1),)
     with gate_held(store) as gate:
         timer = threading.Timer(0.02, lambda: fcntl.flock(gate, fcntl.LOCK_UN))
         timer.start()
         assert store.hit(asked).remaining == 4  # type: ignore[union-attr]
         timer.join()
-    monkeypatch.setattr(store._turns, "patience_s", 0.02)
+    store.keep_deadline(0.02)
     with gate_held(store), pytest.raises(StoreTimeout, match=r"has been writing for 0.02 s"):
         store.hit(asked)
 

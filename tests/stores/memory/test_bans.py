@@ -201,7 +201,7 @@ def test_a_ban_that_is_over_makes_room_for_the_next_of_its_key() -> None:
     scene.bans.ban("bob", None, "", "eve")
     scene.strike("ann")
     scene.clock.advance("1m")
-    scene.wall.advance("10m")  # over by the wall clock, by which nothing is let go
+    scene.wall.advance("10m")  # over by the wall clock
     assert scene.strike("ann") == 2
     assert scene.active() == ["bob", "ann"]
 

@@ -383,3 +383,24 @@ def test_override_is_true_or_false() -> None:
 
 def test_limits_may_be_objects() -> None:
     assert [str(limit) for limit in gated(hello, [Limit(5, "1m")]).per_route] == ["5/1m"]
+
+
+@pytest.mark.parametrize("path", ["/health/", "/v1/health/", "/v1/"])
+@pytest.mark.parametrize("between", [True, False])
+async def test_an_exempt_route_that_ends_in_a_slash_is_exempt_behind_any_middleware(path: str, between: bool) -> None:
+    class Own:
+        def __init__(self, app: ASGIApp) -> None:
+            self.app = app
+
+        async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+            await self.app(scope, receive, send)
+
+    inner = [Route("/health/", health), Route("/", health), Route("/other/", page)]
+    own = [Middleware(Own)] if between else []
+    app = Starlette(
+        routes=[Route("/health/", health), Mount("/v1", routes=inner)],
+        middleware=[Middleware(RateLimitMiddleware, per_route="1/minute"), *own],
+    )
+    assert await statuses(app, 3, path) == [200] * 3
+    assert await statuses(app, 2, "/v1/other/") == [200, 429]
+    assert await statuses(app, 2, "/nothing/") == [404, 429]

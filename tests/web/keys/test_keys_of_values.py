@@ -101,6 +101,7 @@ async def test_a_customer_is_looked_at_charged_and_reset() -> None:
     (shown,) = [view for view in (await limiter.inspect(made)).windows if view.used]
     assert (shown.rule, shown.name, shown.used, shown.remaining) == ("api", "api", 3, 2)
     assert (await limiter.peek(made, "5/minute", rule="api")).remaining == 1
+    assert (await limiter.hit(made, "5/minute", rule="api")).remaining == 1
     await limiter.charge(made, "5/minute", 9, rule="api")
     assert not await _send(limiter, key, "k123")
     assert await limiter.reset(made) is True
@@ -112,7 +113,8 @@ async def test_a_sync_limiter_takes_them_as_well() -> None:
     def work() -> None:
         with Limiter(MemoryStore(clock=FakeClock())).sync as limiter:
             made = header("X-API-Key").of("k123")
-            assert limiter.charge(made, "5/minute", 3).remaining == 2
+            assert limiter.charge(made, "5/minute", 2).remaining == 3
+            assert limiter.hit(made, "5/minute").remaining == 2
             assert [view.used for view in limiter.inspect(made).windows] == [3]
             assert limiter.reset(made) is True
             limiter.charge(made, "5/minute", 3)

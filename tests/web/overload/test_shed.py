@@ -113,6 +113,55 @@ def test_a_loop_that_lags_and_late_answers_shed_load_until_they_are_over(limit: 
         runner.run(main())
 
 
+def run_stepped(main: Callable[[SteppedLoop], Any]) -> None:
+    loop = SteppedLoop()
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        runner.run(main(loop))
+
+
+BY_PATH = {"/pay": 9, "/news": 0}
+IMPORTANT_FIRST = {
+    "one rule": [Rule("*", shed=Shed(lag="20ms", priority=lambda request: BY_PATH[request.url.path]))],
+    "two rules": [Rule(path, shed=Shed(lag="20ms", priority=priority)) for path, priority in BY_PATH.items()],
+}
+
+
+@pytest.mark.parametrize("rules", IMPORTANT_FIRST.values(), ids=IMPORTANT_FIRST)
+def test_shedding_is_over_soon_and_spares_the_important_whichever_priorities_are_used(rules: list[Rule]) -> None:
+    async def main(loop: SteppedLoop) -> None:
+        async def service(scope: Scope, receive: Receive, send: Send) -> None:
+            await hello(scope, receive, send)
+
+        app = RateLimitMiddleware(service, rules=rules)
+        shed = dict.fromkeys(BY_PATH, 0)
+        ends_s = loop.time() + 6
+        while loop.time() < ends_s:
+            for path in BY_PATH:
+                shed[path] += (await call(app, path)).status == 503
+            loop.now_s += 0.2  # nothing else runs meanwhile
+            await asyncio.sleep(0.001)
+        assert 0 < shed["/pay"] < shed["/news"]
+        await asyncio.sleep(10.5)  # five seconds for each of the two
+        assert [(await call(app, path)).status for path in [*BY_PATH] * 20] == [200] * 40
+
+    run_stepped(main)
+
+
+def test_slow_answers_shed_no_requests_of_another_rule() -> None:
+    async def main(loop: SteppedLoop) -> None:
+        async def service(scope: Scope, receive: Receive, send: Send) -> None:
+            await asyncio.sleep(0.2 if scope["path"] == "/slow" else 0.001)
+            await hello(scope, receive, send)
+
+        rules = [Rule(path, shed=Shed(latency="20ms")) for path in ("/slow", "/fast")]
+        app = RateLimitMiddleware(service, rules=rules)
+        answers = [(await call(app, path)).status for path in ["/slow", "/fast"] * 100]
+        assert 503 in answers[::2]
+        assert 503 not in answers[1::2]
+
+    run_stepped(main)
+
+
 # -- the gate ----------------------------------------------------------------------------------------------------------
 
 
@@ -123,8 +172,8 @@ def overloaded(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     level = 0.0
 
     class Told(Controller):
-        def __init__(self) -> None:
-            super().__init__()
+        def __init__(self, *seen: set[int]) -> None:
+            super().__init__(*seen)
             self.level = level
             controllers.append(self)
 

@@ -321,6 +321,33 @@ async def test_a_route_that_fails_to_say_takes_no_limit_away() -> None:
     assert await statuses(gate, 1, "//login") == [429]
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"rules": [Rule("/a", exempt=True), Rule("/a", "1/minute", name="a")]},
+        {"rules": [Rule("/a", "1/minute", when=lambda request: True)]},
+        {"per_route": "1/minute"},
+    ],
+)
+async def test_what_fails_while_rules_are_chosen_is_no_way_past_them(options: Any) -> None:
+    class Shop(Starlette):
+        fails = False
+
+        @property
+        def routes(self) -> list[BaseRoute]:
+            if self.fails:
+                raise LookupError("the list of routes cannot be read")
+            return super().routes
+
+    app = Shop(routes=[Route("/a", page), Route("/b", page)])
+    gate = RateLimitMiddleware(app, **options, bans=BanPolicy())
+    assert (await call(gate, "/b")).status == 200
+    app.fails = True
+    assert await statuses(gate, 2, "/a") == [200, 429]
+    await gate.limiter.ban("203.0.113.9", "1h")
+    assert await statuses(gate, 1, "/a") == [403]
+
+
 async def test_an_odd_path_is_not_remembered_where_a_host_decides() -> None:
     inner = Starlette(routes=[Route("/{rest:path}", page)])
     routes = [Host("one.example", inner), Mount("/v1", routes=[Route("/v1/login", page)])]

@@ -11,7 +11,17 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
 
-from slidegate import ConfigurationError, Limiter, MemoryStore, RateLimitMiddleware, Rule, everyone, header
+from slidegate import (
+    ConfigurationError,
+    Limiter,
+    MemoryStore,
+    RateLimit,
+    RateLimitMiddleware,
+    Rule,
+    Shed,
+    everyone,
+    header,
+)
 from slidegate.testing import FakeClock
 
 from ...asgi import PEER, call, hello, scope_of, send_scope, statuses
@@ -207,3 +217,27 @@ async def test_odd_paths_and_methods_stand_in_header_fields_as_ascii() -> None:
     answer = await call(RateLimitMiddleware(hello, rules=[Rule("/caf\u00e9\r\n", "5/minute")]), "/caf\u00e9\r\n")
     assert answer.headers["ratelimit"].isascii()
     assert answer.headers["ratelimit"].isprintable()
+
+
+@pytest.mark.parametrize(
+    ("rule", "shown"),
+    [
+        (Rule("/render", concurrency=4), "<Rule '/render' 4 at a time>"),
+        (Rule("/a", "5/minute"), "<Rule '/a' 5/1m>"),
+        (Rule("/a", lambda request: "5/minute"), "<Rule '/a' by request>"),
+        (Rule("/a", exempt=True), "<Rule '/a' exempt>"),
+        (Rule("/a", action="block", name="shut"), "<Rule 'shut' block>"),
+        (Rule("/a", shed=Shed(lag="50ms")), "<Rule '/a' shed>"),
+        (Rule("/a", "5/minute", action="shadow"), "<Rule '/a' 5/1m shadow>"),
+        (RateLimit("5/minute", concurrency="4"), "<RateLimit 5/1m; 4 at a time>"),
+    ],
+    ids=repr,
+)
+def test_a_rule_says_what_it_does(rule: Rule | RateLimit, shown: str) -> None:
+    assert repr(rule) == shown
+
+
+def test_a_finding_about_a_block_says_that_it_blocks() -> None:
+    rules = [Rule("/a/{rest:path}", action="block"), Rule("/a/b", "5/minute")]
+    (found,) = RateLimitMiddleware(hello, rules=rules).findings
+    assert found.message.endswith("<Rule '/a/{rest|path}' block> comes first, covers it and ends the list")

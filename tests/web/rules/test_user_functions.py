@@ -47,7 +47,7 @@ async def test_a_cost_of_nothing_charges_nothing_and_passes_while_anything_is_le
     assert await statuses(app, 1, "/0") == [429]
 
 
-@pytest.mark.parametrize("answer", [raising, raising_later, lambda request, decision: None, lambda request: None])
+@pytest.mark.parametrize("answer", [raising, raising_later, lambda request, decision: None])
 async def test_an_on_refused_that_fails_gets_the_default_answer(answer: Any, caplog: pytest.LogCaptureFixture) -> None:
     app = RateLimitMiddleware(hello, rules=[Rule("*", "1/hour", name="api")], on_refused=answer)
     assert await statuses(app, 3) == [200, 429, 429]
@@ -121,3 +121,38 @@ async def test_whole_numbers_of_any_kind_cost_what_they_say_and_all_else_costs_1
 async def test_a_cost_function_that_fails_costs_one(cost: Any, caplog: pytest.LogCaptureFixture) -> None:
     assert await statuses(limited("rule", "2/hour", cost=cost, name="export"), 3) == [200, 200, 429]
     assert "'export'" in caplog.text
+
+
+class Odd:
+    """A function that equals everything and cannot be hashed, as an instance of a data class may."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+
+    def __call__(self, request: Any, *more: Any) -> Any:
+        return self.answer
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"when": Odd(True)},
+        {"key": Odd("all")},
+        {"cost": Odd(1)},
+        {"limits": Odd("1/hour")},
+        {"count_if": Odd(True)},
+        {"limits": Odd("1/hour"), "when": Odd(True), "key": Odd("all"), "cost": Odd(1), "count_if": Odd(True)},
+    ],
+)
+async def test_functions_are_told_apart_by_identity(options: Any) -> None:
+    last = Rule("*", "9/minute", name="last", when=Odd(False))
+    app = RateLimitMiddleware(hello, rules=[Rule("*", **{"limits": "1/hour", "name": "odd", **options}), last])
+    assert await statuses(app, 2) == [200, 429]
+    track = Rule("*", "1/hour", action="track", on_exceeded=Odd(None))
+    app = RateLimitMiddleware(hello, rules=[Rule("*", "1/hour"), track], on_refused=Odd(PlainTextResponse("no", 430)))
+    assert await statuses(app, 2) == [200, 430]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import re
-import weakref
+import tracemalloc
 from collections.abc import Iterable
 from typing import Any
 
@@ -23,15 +23,16 @@ from slidegate import (
     MemoryStore,
     MessageLimits,
     Networks,
+    Quota,
     RateLimitMiddleware,
     StoreUnavailable,
     everyone,
     header,
 )
 from slidegate.testing import FakeClock
-from slidegate.web.websockets import message_limits, watched
 
 from ...asgi import scope_of
+from ..test_waiting import Losing
 
 
 class Socket:
@@ -76,22 +77,25 @@ def texts(count: int) -> list[Message]:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
     """A clock that stands still, and that sleeping moves."""
-    clock = FakeClock()
+    clock = FakeClock(10**9)
 
     async def sleep(seconds: float) -> None:
         clock.advance(us=round(seconds * 1_000_000))
         await anyio.lowlevel.checkpoint()
 
-    monkeypatch.setattr(message_limits, "Limiter", lambda: Limiter(MemoryStore(clock=clock)))
-    monkeypatch.setattr(watched.anyio, "sleep", sleep)
+    monkeypatch.setattr("anyio.sleep", sleep)
     return clock
+
+
+def gate_at(clock: FakeClock, app: ASGIApp, messages: MessageLimits) -> RateLimitMiddleware:
+    return RateLimitMiddleware(app, rules=[], limiter=Limiter(MemoryStore(clock=clock)), messages=messages)
 
 
 async def test_the_eleventh_message_closes_with_1013_and_the_application_sees_a_disconnect(
     clock: FakeClock,
 ) -> None:
     app = Listener()
-    socket = await Socket([*texts(12), BYE]).run(RateLimitMiddleware(app, rules=[], messages=MessageLimits("10/s")))
+    socket = await Socket([*texts(12), BYE]).run(gate_at(clock, app, MessageLimits("10/s")))
     assert app.heard[:10] == texts(10)
     assert [(message["type"], message["code"]) for message in app.heard[10:]] == [("websocket.disconnect", 1013)]
     assert [message["type"] for message in socket.came] == ["websocket.accept", "websocket.close"]
@@ -101,7 +105,7 @@ async def test_the_eleventh_message_closes_with_1013_and_the_application_sees_a_
 
 async def test_dropped_messages_leave_no_trace_and_the_rest_goes_on(clock: FakeClock) -> None:
     app = Listener()
-    gate = RateLimitMiddleware(app, rules=[], messages=MessageLimits("10/s", beyond="drop"))
+    gate = gate_at(clock, app, MessageLimits("10/s", beyond="drop"))
     socket = await Socket([*texts(12), BYE]).run(gate)
     assert app.heard == [*texts(10), BYE]
     assert [message["type"] for message in socket.came] == ["websocket.accept"]
@@ -121,7 +125,7 @@ async def test_waiting_messages_all_arrive_in_order_and_no_window_holds_more_tha
 
         await app(scope, stamped, send)
 
-    gate = RateLimitMiddleware(stamping, rules=[], messages=MessageLimits("10/s", beyond="wait"))
+    gate = gate_at(clock, stamping, MessageLimits("10/s", beyond="wait"))
     await Socket([*texts(35), BYE]).run(gate)
     assert app.heard == [*texts(35), BYE]
     times = arrived[1:-1]
@@ -145,8 +149,7 @@ async def test_each_connection_counts_by_itself_or_all_of_a_client_or_of_a_key_t
     key: Any, expected: list[int], clock: FakeClock
 ) -> None:
     app = Listener()
-    limiter = Limiter(MemoryStore(clock=clock))
-    gate = RateLimitMiddleware(app, rules=[], limiter=limiter, messages=MessageLimits("3/s", key=key, beyond="drop"))
+    gate = gate_at(clock, app, MessageLimits("3/s", key=key, beyond="drop"))
     heard = []
     for client in ("203.0.113.1", "203.0.113.1", "203.0.113.2"):
         app.heard.clear()
@@ -157,7 +160,7 @@ async def test_each_connection_counts_by_itself_or_all_of_a_client_or_of_a_key_t
 
 async def test_a_key_counts_what_it_finds_in_the_handshake(clock: FakeClock) -> None:
     app = Listener()
-    gate = RateLimitMiddleware(app, rules=[], messages=MessageLimits("3/s", key=header("X-API-Key"), beyond="drop"))
+    gate = gate_at(clock, app, MessageLimits("3/s", key=header("X-API-Key"), beyond="drop"))
     heard = []
     for value in (b"a", b"b", b"a"):
         app.heard.clear()
@@ -185,40 +188,49 @@ async def test_after_the_close_a_send_fails_as_on_any_closed_connection_and_a_cl
             seen.append("disconnected")
         await send({"type": "websocket.close", "code": 1000})
 
-    socket = await Socket([*texts(2), BYE]).run(RateLimitMiddleware(talkative, rules=[], messages=MessageLimits("1/s")))
+    socket = await Socket([*texts(2), BYE]).run(gate_at(clock, talkative, MessageLimits("1/s")))
     assert seen == ["disconnected"]
     assert [message["type"] for message in socket.came] == ["websocket.accept", "websocket.send", "websocket.close"]
 
 
-@pytest.mark.interpreted("a compiled class cannot be derived from")
-async def test_nothing_of_a_connection_is_kept_when_it_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    alive: weakref.WeakSet[MemoryStore] = weakref.WeakSet()
-
-    class Counted(MemoryStore):
-        def __init__(self) -> None:
-            super().__init__()
-            alive.add(self)
-
-    monkeypatch.setattr(message_limits, "Limiter", lambda: Limiter(Counted()))
-    store = MemoryStore()
-    everybody_is_here = anyio.Event()
+async def bytes_of_sockets(messages: MessageLimits | None, count: int = 200) -> tuple[int, int]:
+    """Return what open websockets hold, and what is left of them when they are over and nothing was collected."""
+    go = anyio.Event()
 
     async def waiting(scope: Scope, receive: Receive, send: Send) -> None:
         await Listener()(scope, receive, send)
-        await everybody_is_here.wait()
+        await go.wait()
 
-    gate = RateLimitMiddleware(waiting, rules=[], limiter=Limiter(store), messages=MessageLimits("10/s"))
-    for _ in range(2):
+    gate = RateLimitMiddleware(waiting, rules=[], messages=messages)
+    await Socket([*texts(1), BYE]).run(RateLimitMiddleware(Listener(), rules=[], messages=messages))
+    gc.collect()
+    gc.disable()
+    tracemalloc.start()
+    try:
         async with anyio.create_task_group() as tasks:
-            for _ in range(200):
+            for _ in range(count):
                 tasks.start_soon(Socket([*texts(1), BYE]).run, gate)
             await anyio.wait_all_tasks_blocked()
-            assert len(alive) == 200
-            everybody_is_here.set()
-        everybody_is_here = anyio.Event()
-        gc.collect()
-        assert len(alive) == 0
-    assert store.stats().keys == 0, "nor in the limiter that all share"
+            held = tracemalloc.get_traced_memory()[0]
+            go.set()
+        return held // count, tracemalloc.get_traced_memory()[0] // count
+    finally:
+        tracemalloc.stop()
+        gc.enable()
+
+
+async def test_the_counts_of_a_connection_are_small_and_go_with_it() -> None:
+    held, left = await bytes_of_sockets(MessageLimits("10/s; 100/minute"))
+    bare_held, bare_left = await bytes_of_sockets(None)
+    assert held - bare_held < 2_000
+    assert left - bare_left < 500
+
+
+async def test_a_connection_may_have_a_quota(clock: FakeClock) -> None:
+    app = Listener()
+    gate = gate_at(clock, app, MessageLimits([Quota("3/day"), "2/s"], beyond="drop"))
+    await Socket([*texts(5), BYE]).run(gate)
+    assert app.heard == [*texts(2), BYE]
 
 
 async def test_clients_on_the_allowlist_and_http_requests_have_no_message_limit() -> None:
@@ -306,7 +318,7 @@ async def test_a_ban_ends_a_websocket_whose_message_waits(
     async def sleep(seconds: float) -> None:
         await limiter.ban("203.0.113.9", duration)
 
-    monkeypatch.setattr(watched.anyio, "sleep", sleep)
+    monkeypatch.setattr("anyio.sleep", sleep)
     socket = await Socket([*texts(5), BYE]).run(gate)
     assert [message["type"] for message in listener.heard] == ["websocket.receive", "websocket.disconnect"]
     assert (listener.heard[-1]["code"], socket.came[-1]["code"]) == (1008, 1008)
@@ -319,6 +331,21 @@ async def test_a_client_that_leaves_while_its_message_waits_is_not_waited_for(mo
         await Socket([*texts(2), BYE]).run(gate)
     assert [message["type"] for message in listener.heard] == ["websocket.receive", "websocket.disconnect"]
     assert listener.heard[-1] == BYE
+
+
+async def test_a_server_that_loses_messages_when_a_read_is_cancelled_loses_none_of_those_that_wait() -> None:
+    heard: list[Message] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await send({"type": "websocket.accept"})
+        heard.extend([await receive() for _ in range(15)])
+
+    server = Losing({"type": "websocket.connect"}, *texts(20), delay_s=0.015)
+    gate = RateLimitMiddleware(app, rules=[], messages=MessageLimits("1/20ms", beyond="wait"))
+    with anyio.fail_after(30):
+        await gate(scope_of("/", type="websocket"), server.receive, server.send)
+    assert heard == texts(15)
 
 
 async def test_a_store_that_fails_is_not_held_against_the_client() -> None:

@@ -25,6 +25,7 @@ MAX_KEY_BYTES: Final = 64
 RECENT: Final = 1_024
 """Of how many bans the objects are kept that were asked for lately: a client that is banned often comes again soon."""
 _SLACK: Final = 64
+_STEP: Final = 64
 _END_DIGITS: Final = 20
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _BITS: Final = {4: 32, 6: 128}
@@ -107,7 +108,7 @@ class BanChange(NamedTuple):
 
 
 class BanList:
-    """Bans by key, at most one each, with a heap of their ends to let go of those that are over.
+    """Bans by key, at most one each, with heaps of their ends to let go of those that are over by either clock.
 
     Attributes:
         by_key: The bans as they are held, those that are over and not let go of yet among them. To look at only.
@@ -119,7 +120,7 @@ class BanList:
         self.by_key: dict[str, Held] = {}
         # The bits of a prefix are packed, because a client can choose integers of one hash: it is modulo 2**61 - 1.
         self._networks: dict[int, dict[int, dict[bytes, str]]] = {4: {}, 6: {}}
-        self._ends: list[str] = []
+        self._ends: tuple[list[str], list[str]] = [], []  # in the store's time, and in Unix time
         self._recent: dict[str, Ban] = {}
 
     def __len__(self) -> int:
@@ -141,11 +142,11 @@ class BanList:
         if place is not None:
             version, prefix, value = place
             self._networks[version].setdefault(prefix, {})[value] = ban.key
-        if ban.ends_us is not None:
-            heappush(self._ends, _end(ban.ends_us, ban.key))
-            if len(self._ends) > 2 * len(self.by_key) + _SLACK:  # keys that were banned again and again
-                self._ends = [_end(other.ends_us, other.key) for other in self if other.ends_us is not None]
-                heapify(self._ends)
+        for clock, heap in enumerate(self._ends if ban.ends_us is not None else ()):
+            heappush(heap, _end(ban, clock))
+            if len(heap) > 2 * len(self.by_key) + _SLACK:  # keys that were banned again and again
+                heap[:] = [_end(other, clock) for other in self if other.ends_us is not None]
+                heapify(heap)
 
     def remove(self, key: str) -> Ban | None:
         """Take a ban out, and return it."""
@@ -196,20 +197,33 @@ class BanList:
         self._recent.pop(ban.key, None)
         return prolonged
 
-    def let_go(self, now_us: int, wall_us: int, most: int = 2) -> None:
-        """Forget bans that are over, looking at no more than `most` of those that should end first."""
-        first_later = _end(now_us + 1, "")
-        for _ in range(most):
-            if not self._ends or self._ends[0] >= first_later:
-                return
-            key = heappop(self._ends)[_END_DIGITS:]
-            ban = self.get(key)
-            if ban is None or ban.ends_us is None:
-                continue
-            if ban.is_over(now_us, wall_us):
-                self.remove(key)
-            else:
-                heappush(self._ends, _end(ban.ends_us, key))
+    def let_go(self, now_us: int, wall_us: int, most: int = 2) -> bool:
+        """Forget bans that are over, looking at no more than `most` by each clock; return whether any is left to see.
+
+        Those that should end first are looked at first.
+        """
+        left = False
+        for clock, (heap, moment_us) in enumerate(zip(self._ends, (now_us, wall_us), strict=True)):
+            first_later = _end_text(moment_us + 1)
+            for _ in range(most):
+                if not heap or heap[0] >= first_later:
+                    break
+                key = heappop(heap)[_END_DIGITS:]
+                ban = self.get(key)
+                if ban is None or ban.ends_us is None:
+                    continue
+                if ban.is_over(now_us, wall_us):
+                    self.remove(key)
+                else:
+                    heappush(heap, _end(ban, clock))
+            left |= bool(heap) and heap[0] < first_later
+        return left
+
+    def has_room(self, most: int, now_us: int, wall_us: int) -> bool:
+        """Return whether fewer than `most` bans are in force. Those that are over are forgotten as far as need be."""
+        while len(self) >= most and self.let_go(now_us, wall_us, _STEP):
+            pass
+        return len(self) < most
 
     def _made(self, key: str) -> Ban:
         """Return the ban of a key as an object, and keep it for a while."""
@@ -288,9 +302,15 @@ def _place(key: str) -> tuple[int, int, bytes] | None:
     return version, prefix, (first >> (_BITS[version] - prefix)).to_bytes(16, "big")
 
 
-def _end(ends_us: int, key: str) -> str:
-    """Return an end and its key as one text; texts of earlier ends are smaller, also for ends below 0."""
-    return f"{ends_us + 2**63:0{_END_DIGITS}d}{key}"
+def _end(ban: Ban, clock: int) -> str:
+    """Return the end of a ban in the store's time (clock 0) or in Unix time (1), and its key, as one text."""
+    assert ban.ends_us is not None, "a ban for ever has no end"
+    return _end_text(ban.wall_us + ban.ends_us - ban.made_us if clock else ban.ends_us) + ban.key
+
+
+def _end_text(moment_us: int) -> str:
+    """Return a moment as text: that of an earlier one is smaller, also below 0."""
+    return f"{moment_us + 2**63:0{_END_DIGITS}d}"
 
 
 def _moment(wall_us: int) -> datetime:

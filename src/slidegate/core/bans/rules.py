@@ -182,15 +182,16 @@ class BanRules:
     def _has_room(self, key: str, is_prefix: bool, now_us: int, wall_us: int) -> bool:
         """Tell whether one more automatic ban can be recorded."""
         bans, prefixes = self._records.list, self._records.prefixes
-        bans.let_go(now_us, wall_us, 64)
         bans.remove(key)  # the ban that it has is over, and the new one takes its place
+        has_room = bans.has_room(self._most, now_us, wall_us)
         share = self._most // PREFIX_SHARE
         if is_prefix and len(prefixes) >= share:
             known = [bans.get(prefix) for prefix in prefixes]
-            prefixes.intersection_update({ban.key for ban in known if ban is not None and ban.rung})
-        if len(bans) < self._most and (not is_prefix or len(prefixes) < share):
+            in_force = {ban.key for ban in known if ban is not None and ban.rung and not ban.is_over(now_us, wall_us)}
+            prefixes.intersection_update(in_force)
+        if has_room and (not is_prefix or len(prefixes) < share):
             return True
-        what = f"room for prefixes (one in {PREFIX_SHARE})" if is_prefix and len(bans) < self._most else "room"
+        what = f"room for prefixes (one in {PREFIX_SHARE})" if is_prefix and has_room else "room"
         message = f"no {what} is left among {self._most} bans, so {shown(key)} stays unbanned; raise max_bans"
         self._say(Event("bans_full", message, {"max_bans": self._most, "key": key}), "", now_us)
         return False
@@ -210,9 +211,15 @@ class BanRules:
             if not is_over:
                 standings.put(key, standing)
         if self._records.standings() >= self._most:
-            largest = max((other.standings for other in self._records.ledgers()), key=len)
-            key, _ = next(iter(largest.items()))
-            largest.take(key)
+            fronts = [
+                (other, *next(iter(other.standings.items()))) for other in self._records.ledgers() if other.standings
+            ]
+            for other, key, standing in fronts:
+                if other.is_over(standing, now_us):
+                    other.standings.take(key)
+                    return Standing()
+            largest, key, _ = max(fronts, key=lambda front: len(front[0].standings))
+            largest.standings.take(key)
             message = f"the strikes of {self._most} keys are remembered, so the oldest are forgotten; raise max_bans"
             self._say(Event("strikes_dropped", message, {"max_bans": self._most}), "", now_us)
         return Standing()

@@ -179,5 +179,6 @@ def _flush_all() -> None:
         courier.rest(True)
 
 
-os.register_at_fork(after_in_child=_begin_anew)
+if hasattr(os, "register_at_fork"):  # Windows has none
+    os.register_at_fork(after_in_child=_begin_anew)
 atexit.register(_flush_all)

@@ -183,4 +183,5 @@ def _forked() -> None:
         statistics.forget()
 
 
-os.register_at_fork(after_in_child=_forked)
+if hasattr(os, "register_at_fork"):  # Windows has none
+    os.register_at_fork(after_in_child=_forked)

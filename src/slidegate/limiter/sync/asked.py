@@ -20,7 +20,7 @@ Limits: TypeAlias = str | AnyLimit | Sequence[str | AnyLimit]
 class Asked(Protocol):
     """A `Limiter`, which this package cannot import: the limiter imports it."""
 
-    async def hit(self, key: str, limits: Limits, cost: int = 1, *, rule: str = ...) -> Decision:
+    async def hit(self, key: AnyKey, limits: Limits, cost: int = 1, *, rule: str = ...) -> Decision:
         """See `Limiter.hit`."""
 
     async def peek(self, key: AnyKey, limits: Limits, cost: int = 1, *, rule: str = ...) -> Decision:

@@ -236,5 +236,6 @@ async def _undo(task: asyncio.Task[T], undo: Undo[T]) -> None:
 LOOP_THREAD: Final = LoopThread()
 """The one of this process."""
 
-os.register_at_fork(after_in_child=LOOP_THREAD.forget)
+if hasattr(os, "register_at_fork"):  # Windows has none
+    os.register_at_fork(after_in_child=LOOP_THREAD.forget)
 atexit.register(LOOP_THREAD.end)

@@ -33,7 +33,7 @@ class SyncLimiter:
         self._limiter = limiter
         self._without_loop = without_loop
 
-    def hit(self, key: str, limits: Limits, cost: int = 1, *, rule: str = DEFAULT_RULE) -> Decision:
+    def hit(self, key: AnyKey, limits: Limits, cost: int = 1, *, rule: str = DEFAULT_RULE) -> Decision:
         """Charge `cost` units to `key` if every limit has room for them; see `Limiter.hit`.
 
         If the thread is interrupted while it waits for the store, as by Ctrl-C, the units are handed back.

@@ -219,7 +219,7 @@ SCHEMAS: Final[dict[str, Schema]] = {
         deadline_s=_or_null(_NUMBER),
         on_error=_or_null(_TEXT),
         gates=_list(_object(name=_TEXT, rules=_WHOLE)),
-        findings=_list(_object(code=_TEXT, message=_TEXT, link=_TEXT, gate=_TEXT)),
+        findings=_list(_object(code=_TEXT, message=_TEXT, gate=_TEXT)),
         workers=_WORKERS,
     ),
     "Lifted": _object(target=_TEXT),

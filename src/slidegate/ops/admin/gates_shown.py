@@ -103,7 +103,7 @@ def config_shown(limiter: Limiter) -> dict[str, Any]:
         "on_error": None if safe is None else safe.on_error,
         "gates": [{"name": name, "rules": len(gate.rules)} for name, gate in gates],
         "findings": [
-            {"code": finding.code, "message": finding.message, "link": finding.link, "gate": name}
+            {"code": finding.code, "message": finding.message, "gate": name}
             for name, gate in gates
             for finding in list(gate.findings)
         ],

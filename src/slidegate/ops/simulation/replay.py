@@ -101,7 +101,7 @@ class Replay:
             options |= {"rules": [Rule("*", limits, key=key)], "bans": bans}
             self.gate = RateLimitMiddleware(self._app, **options)
         else:
-            reading = Reading(Path(rules), {"limiter": limiter}, _never, _ignore, lambda: 0.0)
+            reading = Reading(Path(rules), {"limiter": limiter}, _never, _ignore, lambda: 0.0, replace_store=True)
             options = reading.options() | options | {"enabled": True}
             given = tuple(options["rules"])
             self.unwaited = tuple(rule.label for rule in given if rule.wait_us or rule.concurrency is not None)

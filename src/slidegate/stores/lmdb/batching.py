@@ -16,6 +16,7 @@ that was given up before it was done has charged nothing.
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -39,8 +40,8 @@ EAGER_TRIES: Final = 50
 PAUSE_S: Final = 0.001
 
 
-Item: TypeAlias = tuple[asyncio.Future[Any], Job, float]
-"""A job, the future that somebody awaits, and the time until which it is tried."""
+Item: TypeAlias = tuple[asyncio.Future[Any], Job, float, float]
+"""A job, the future that somebody awaits, the time until which it is tried, and how long that is."""
 
 
 class Outcome(NamedTuple):
@@ -49,6 +50,12 @@ class Outcome(NamedTuple):
     done: list[tuple[Item, Any]]
     failed: list[tuple[Item, Exception]]
     later: list[Item]
+
+
+class _Patience(threading.local):
+    """How long the jobs of each thread are tried."""
+
+    span_s = PATIENCE_S
 
 
 class Turns:
@@ -61,7 +68,7 @@ class Turns:
 
     def __init__(self, transact: Transact, *, in_thread: bool) -> None:
         self.transact = transact
-        self.patience_s = PATIENCE_S
+        self._patience = _Patience()
         self.in_thread = in_thread
         self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, _Turn] = WeakKeyDictionary()
         self._last: tuple[asyncio.AbstractEventLoop | None, _Turn] = None, _Turn(self)
@@ -80,9 +87,14 @@ class Turns:
         return turn.queue(loop, job) if turn.busy or self.in_thread else turn.now(loop, job)
 
     def keep_deadline(self, deadline_s: float) -> bool:
-        """Give jobs up by itself after so many seconds; return False if it cannot promise that."""
-        self.patience_s = min(self.patience_s, deadline_s)
+        """Give up the jobs of this thread after so many seconds from now on; return False if it may take longer."""
+        self._patience.span_s = min(PATIENCE_S, deadline_s)
         return not self.in_thread
+
+    @property
+    def patience_s(self) -> float:
+        """How long jobs of this thread are tried."""
+        return self._patience.span_s
 
     def executor(self) -> ThreadPoolExecutor | None:
         """Return the thread of this process, if jobs need one."""
@@ -111,7 +123,7 @@ class Turns:
 class _Turn:
     """The jobs of one event loop. `busy` is true while new ones have to wait."""
 
-    __slots__ = ("_lone", "_scheduled", "_tries", "_turns", "_until_s", "_waiting", "busy")
+    __slots__ = ("_lone", "_scheduled", "_tries", "_turns", "_waiting", "busy")
 
     def __init__(self, turns: Turns) -> None:
         self._turns = turns
@@ -119,7 +131,6 @@ class _Turn:
         self._scheduled = False
         self._tries = 0
         self._lone = LOOK_EVERY
-        self._until_s = 0.0
         self.busy = False
 
     def now(self, loop: asyncio.AbstractEventLoop, job: Job) -> Any:
@@ -135,10 +146,8 @@ class _Turn:
 
     def queue(self, loop: asyncio.AbstractEventLoop, job: Job) -> asyncio.Future[Any]:
         """Do a job later."""
-        future = loop.create_future()
-        if not self._waiting:
-            self._until_s = loop.time() + self._turns.patience_s
-        self._waiting.append((future, job, self._until_s))
+        future, patience_s = loop.create_future(), self._turns.patience_s
+        self._waiting.append((future, job, loop.time() + patience_s, patience_s))
         if not self._scheduled:
             self._schedule(loop)
         return future
@@ -166,10 +175,10 @@ class _Turn:
 
     def _tell(self, loop: asyncio.AbstractEventLoop, outcome: Outcome) -> None:
         """Give answers and errors to those who wait, and decide when to go on."""
-        for (future, _, _), answer in outcome.done:
+        for (future, *_), answer in outcome.done:
             if not future.done():
                 future.set_result(answer)
-        for (future, _, _), error in outcome.failed:
+        for (future, *_), error in outcome.failed:
             if not future.done():
                 future.set_exception(error)
         if not outcome.later:
@@ -183,14 +192,14 @@ class _Turn:
             if loop.time() < item[2]:
                 self._waiting.append(item)
             elif not item[0].done():
-                item[0].set_exception(_too_long(self._turns.patience_s))
+                item[0].set_exception(_too_long(item[3]))
         self._schedule(loop, PAUSE_S if self._tries >= EAGER_TRIES else 0.0)
 
 
 def _attempt(transact: Transact, items: list[Item]) -> Outcome:
     """Do jobs together; if that fails, do each by itself, so that a failing one fails alone."""
     try:
-        answers = transact([job for _, job, _ in items])
+        answers = transact([item[1] for item in items])
     except Exception as error:
         if len(items) == 1:
             return Outcome([], [(items[0], error)], [])

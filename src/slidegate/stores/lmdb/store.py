@@ -20,6 +20,14 @@ from os import PathLike
 from typing import Final, Literal
 
 try:
+    from fcntl import flock  # noqa: F401
+    from os import register_at_fork  # noqa: F401
+except ImportError:
+    raise ImportError(
+        "LmdbStore needs POSIX, as Linux and macOS have it; here use MemoryStore for one process, or RedisStore"
+    ) from None
+
+try:
     import lmdb  # noqa: F401 - without it, the error says what to install
 except ImportError as error:
     raise ImportError('LmdbStore needs the package lmdb: pip install "slidegate[lmdb]"') from error
@@ -83,7 +91,8 @@ class LmdbStore:
         map_size: Bytes that the file takes at first, 64 KiB to 1 TiB.
         max_map_size: Bytes that it may grow to, by doubling; by default 1 GiB, or `map_size` if that is more.
         max_keys: How many windows to hold. Beyond, further keys share cells, as in memory.
-        max_bans: How many bans, and the strikes of how many keys, to hold. Beyond, automatic bans are not recorded.
+        max_bans: How many bans in force to hold, and as many strikes: those of each key and policy count once. Beyond,
+            automatic bans are not recorded, and the oldest strikes are forgotten.
         place_lease: How long the places of a process that is gone stay taken, 1 s to 10 minutes. A process renews its
             lease three times as often.
         durability: With ``"fast"``, counts and bans survive the end of any process. With ``"safe"`` they are on the
@@ -153,7 +162,8 @@ class LmdbStore:
     def stats(self) -> LmdbStats:
         """Return the store's counters."""
         upkeep = self._transactions.upkeep
-        return LmdbStats(*self._env.sizes(), upkeep.evictions, upkeep.shared_hits)
+        sizes = self._transactions.read(lambda session: self._env.sizes(session.txn))
+        return LmdbStats(*sizes, upkeep.evictions, upkeep.shared_hits)
 
     def observe(self, observer: Observer) -> None:
         """Tell `observer` this store's events from now on, and those of its opening."""
@@ -170,7 +180,7 @@ class LmdbStore:
             close_environment(self._env)
 
     def keep_deadline(self, deadline_s: float) -> bool:
-        """Give calls up by itself, with `StoreTimeout`, after so many seconds; False if it cannot promise that."""
+        """Give up calls of this thread from now on, with `StoreTimeout`, after so many seconds; False if it may not."""
         return self._turns.keep_deadline(deadline_s)
 
     def answers_threads(self) -> bool:

@@ -14,14 +14,10 @@ from ...core.errors import StoreUnavailable
 from ...core.observers import Observers
 from ...core.protocols import Clock, Event
 from .batching import Job
-from .files.environment import Environment
-from .files.opening import BROKEN
+from .files.environment import LAST_PART, MIN_RESERVE, Environment, reserve
 from .session import Session, Upkeep
 
 SAY_FULL_EVERY_US: Final = 60_000_000
-RESERVE: Final = 16
-"""A full map gets another part of this size, for keys that are known: one in so many of its bytes."""
-MIN_RESERVE: Final = 2**18
 LARGEST_WINDOW: Final = 2_048
 """Bytes. A window takes less, so at least this many fit: the size of the file divided by this."""
 
@@ -75,10 +71,8 @@ class Transactions:
                 return ask(Session(txn, self._env.dbs, self._now_us(), self._max_keys, self._unix_us, Upkeep()))
             finally:
                 self._env.end_read(txn)
-        except BROKEN as error:
-            raise self._env.condemn(error) from error
         except lmdb.Error as error:
-            raise StoreUnavailable(f"lmdb: {self._env.path}: {error}") from error
+            raise self._env.failure(error) from error
 
     def write(self, jobs: Sequence[Job]) -> list[Any] | None:
         """Do jobs in one transaction and return their answers; None while another process or thread writes.
@@ -92,12 +86,10 @@ class Transactions:
                     return self._write(jobs)
                 except lmdb.MapFullError:
                     self._make_room()
-        except BROKEN as error:
-            raise self._env.condemn(error) from error
         except lmdb.MapFullError as error:
             raise StoreUnavailable(f"lmdb: {self._env.path} is full: {error}", concerns="key") from error
         except (lmdb.Error, OSError) as error:
-            raise StoreUnavailable(f"lmdb: {self._env.path}: {error}") from error
+            raise self._env.failure(error) from error
 
     def tell(self) -> None:
         """Tell the events that no observer was told yet."""
@@ -110,8 +102,8 @@ class Transactions:
         txn = env.begin()
         if txn is None:
             return None
-        is_full = env.held > self._most_bytes
-        most = self._most_keys(txn) if is_full else self._max_keys
+        fullness = env.fullness()
+        most = self._most_keys(txn) if fullness else self._max_keys
         session = Session(txn, env.dbs, self._now_us(), most, self._unix_us, self.upkeep)
         opened, failed, number = found = env.opened, env.failed, txn.id()
         if found != self._next:
@@ -122,7 +114,7 @@ class Transactions:
                     self._rescue(session)
                 answers = [job(session) for job in jobs]
                 session.save()
-                if is_full:
+                if fullness == LAST_PART:
                     self._check_room(txn)
                 env.look_after(txn, session.now_us)
             except BaseException:
@@ -136,10 +128,18 @@ class Transactions:
             for undo in session.undo:
                 undo()
             raise
-        if session.events or env.untold:
-            env.untold += session.events
-            self.tell()
+        self._end(session, fullness)
         return answers
+
+    def _end(self, session: Session, fullness: int) -> None:
+        """Tell what happened in a transaction, and what is known of the room."""
+        if session.events or self._env.untold:
+            self._env.untold += session.events
+            self.tell()
+        if self._env.stuck:
+            self._say_full(0, session.now_us)
+        elif not fullness:
+            self._windows = self._rows = _UNKNOWN
 
     def _rescue(self, session: Session) -> None:
         while self._env.salvage:
@@ -162,15 +162,14 @@ class Transactions:
         Raises:
             lmdb.MapFullError: There are more rows than when that part was begun.
         """
-        if self._env.held > self._most_bytes + _reserve(self._most_bytes):
-            rows = _rows(txn, self._env)
-            if self._rows == _UNKNOWN:
-                self._rows = max(rows, self._least_rows())
-            if rows > self._rows:
-                raise lmdb.MapFullError(_FULL)
+        rows = _rows(txn, self._env)
+        if self._rows == _UNKNOWN:
+            self._rows = max(rows, self._least_rows())
+        if rows > self._rows:
+            raise lmdb.MapFullError(_FULL)
 
     def _least_rows(self) -> int:
-        return self._most_bytes // LARGEST_WINDOW
+        return min(self._most_bytes, self._env.held) // LARGEST_WINDOW
 
     def _make_room(self) -> None:
         """Make the map larger; if it must not grow, delete all empty windows.
@@ -210,9 +209,9 @@ class Transactions:
             txn = env.begin()
             if txn is None:
                 return  # another process writes, and may make room
-        txn = env.grow(txn, most + _reserve(most))
+        txn = env.grow(txn, most + reserve(most))
         if txn is not None:
-            txn = env.grow(txn, most + _reserve(most) + MIN_RESERVE)
+            txn = env.grow(txn, most + reserve(most) + MIN_RESERVE)
         self._say_full(0, now_us)
         if txn is not None:
             env.abort(txn)
@@ -222,14 +221,12 @@ class Transactions:
         if now_us >= self._next_full_event_us:
             self._next_full_event_us = now_us + SAY_FULL_EVERY_US
             what = f"{gone} empty windows were deleted" if gone else "new keys are counted in shared cells"
-            message = f"{self._env.path} is full, so {what}; raise max_map_size"
+            stuck = self._env.stuck
+            remedy = "free some space" if stuck else "raise max_map_size"
+            message = f"{self._env.path} {stuck or 'is full'}, so {what}; {remedy}"
             self._env.untold.append(Event("map_full", message, {"gone": gone}))
         self.tell()
 
 
 def _rows(txn: Any, env: Environment) -> int:
     return sum(int(txn.stat(database)["entries"]) for database in (env.dbs.windows, env.dbs.cells, env.dbs.places))
-
-
-def _reserve(most: int) -> int:
-    return max(most // RESERVE, MIN_RESERVE)

@@ -70,7 +70,8 @@ class MemoryStore:
 
     Args:
         max_keys: How many windows to hold. Beyond, further keys share cells; see the module.
-        max_bans: How many bans, and the strikes of how many keys, to hold. Beyond, automatic bans are not recorded.
+        max_bans: How many bans in force to hold, and as many strikes: those of each key and policy count once. Beyond,
+            automatic bans are not recorded, and the oldest strikes are forgotten.
         clock: Returns microseconds; by default the monotonic clock. Tests pass `slidegate.testing.FakeClock`.
         wall_clock: Returns Unix time in microseconds, for bans and quotas; by default `clock` if one is given, else
             the clock of the system.

@@ -11,6 +11,7 @@ from time import time
 from typing import Final, Literal, TypeAlias
 
 from ...core.decision import Bucket, Decision, LimitState, binding_place, ceil_s, unequal_costs
+from ...core.draft_parameters import AMOUNT, MORE_AFTER_S, REMAINING, UNIT, WINDOW_S
 from ...core.kinds.any_limit import AnyLimit
 from ...core.kinds.calendar_quota import CalendarQuota
 from ...core.kinds.concurrency import Concurrency
@@ -36,10 +37,11 @@ def quote(text: str) -> str:
 
 
 def policy_item(name: str, limit: AnyLimit) -> str:
-    """Write one item of RateLimit-Policy: ``"api";q=100;w=10``. `w` only where the window is whole seconds."""
+    """Write one item of RateLimit-Policy: ``"api";q=100;w=10``. The window only where it is whole seconds."""
+    item = f"{quote(name)};{AMOUNT}={limit.amount}"
     if isinstance(limit, Concurrency):
-        return f'{quote(name)};q={limit.amount};qu="concurrent-requests"'
-    return f"{quote(name)};q={limit.amount}" + ("" if limit.window_s is None else f";w={limit.window_s}")
+        return f'{item};{UNIT}="concurrent-requests"'
+    return item if limit.window_s is None else f"{item};{WINDOW_S}={limit.window_s}"
 
 
 # Tuples without names: taking one with names apart takes twice the time.
@@ -126,8 +128,8 @@ class HeaderWriter:
         if self._draft:
             buckets = tuple(bucket for decision in asked for bucket, _, _ in decision.checks)
             # Nobody knows when a place is handed back.
-            later = "" if isinstance(state.limit, Concurrency) else f";t={ceil_s(state.more_after_us)}"
-            value = f"{quote(state.name)};r={state.remaining}{later}"
+            later = "" if isinstance(state.limit, Concurrency) else f";{MORE_AFTER_S}={ceil_s(state.more_after_us)}"
+            value = f"{quote(state.name)};{REMAINING}={state.remaining}{later}"
             fields += [self._policy(buckets), (b"ratelimit", value.encode())]
         if self._legacy:
             fields.append((b"x-ratelimit-limit", b"%d" % state.limit.amount))
@@ -141,7 +143,8 @@ class HeaderWriter:
         named = _named(asked)
         if any(isinstance(limit, Concurrency) for _, limit in named):
             return None
-        values = tuple(quote(name).encode().replace(b"%", b"%%") + b";r=%d;t=%d" for name, _ in named)
+        numbers = f";{REMAINING}=%d;{MORE_AFTER_S}=%d".encode()
+        values = tuple(quote(name).encode().replace(b"%", b"%%") + numbers for name, _ in named)
         return remember(self._known, asked, (self._policy(asked), values, tuple(limit.amount for _, limit in named)))
 
     def _policy(self, asked: Buckets) -> tuple[bytes, bytes]:

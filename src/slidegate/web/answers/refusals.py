@@ -25,6 +25,7 @@ from ...core.kinds.any_limit import AnyLimit
 from ...core.kinds.concurrency import Concurrency
 from ...core.memo import remember
 from ...core.windows.theory import NEVER, OPEN
+from ..options import check_takes
 from ..rules.user_functions import Calls, request_of
 from ..waiting import Tarpit
 from .foreign_fields import Fields, lowered, sendable
@@ -61,6 +62,8 @@ class Refusals:
     def __init__(self, policies: Mapping[str, BanPolicy], on_refused: Refused | None, calls: Calls) -> None:
         if on_refused is not None and not callable(on_refused):
             raise ConfigurationError(f"on_refused: expected a function of request and decision, not {on_refused!r}")
+        if on_refused is not None:
+            check_takes("on_refused", on_refused, "request", "decision")
         self._on_refused = on_refused
         self._calls = calls
         self._tarpit = Tarpit()

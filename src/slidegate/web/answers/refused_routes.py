@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Sequence
+from typing import Any, Final
 
+from starlette.convertors import Convertor
+from starlette.routing import Mount
 from starlette.types import ASGIApp, Scope
 
 from ...core.memo import remember
 from ...limiter.figures.statistics import UNROUTED
 from ..paths.below_root import below
+from ..paths.route_index import RouteIndex, Written, written_of
 from ..paths.routes import Place, walk
 
 _MEMO: Final = 2_048
@@ -25,7 +29,7 @@ class RefusedRoutes:
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._below: dict[int, tuple[object, list[Place]]] = {}
+        self._below: dict[int, tuple[object, RouteIndex[Place]]] = {}
         self._known: dict[tuple[int, str, str, str, str], tuple[str, object]] = {}
 
     def of(self, scope: Scope) -> str:
@@ -47,12 +51,27 @@ class RefusedRoutes:
         """Return the label of the route, for a path below the outermost router."""
         known = self._below.get(id(outermost))
         if known is None:
-            routed = [place for place in walk(outermost) if place.route.endpoint is not None]
-            known = remember(self._below, id(outermost), (outermost, routed), _MEMO_ROOTS)
-        return _led(known[1], connection, method, path)
+            try:
+                routed = [place for place in walk(outermost) if place.route.endpoint is not None]
+            except Exception:
+                return UNROUTED  # a router of the user's has failed, which is no reason not to refuse
+            known = remember(self._below, id(outermost), (outermost, RouteIndex(routed, _written)), _MEMO_ROOTS)
+        return _led(known[1].find(path), connection, method, path)
 
 
-def _led(places: list[Place], connection: str, method: str, path: str) -> str:
+def _written(place: Place) -> Written | None:
+    """Return the whole path of a place."""
+    path, convertors = "", dict[str, Convertor[Any]]()
+    for route in (*(mount for mount in place.mounts if isinstance(mount, Mount)), place.route):
+        found = written_of(route)
+        if found is None or not convertors.keys().isdisjoint(found[1].keys() - {"path"}):
+            return None
+        path += found[0].removesuffix("/{path:path}") if isinstance(route, Mount) else found[0]
+        convertors |= found[1]
+    return path, convertors
+
+
+def _led(places: Sequence[Place], connection: str, method: str, path: str) -> str:
     """Return the label of the place where a router leads a request: else one with other methods, as for a 405."""
     places = [place for place in places if place.connection == connection]
     for place in places:

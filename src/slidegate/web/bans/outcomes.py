@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from starlette.requests import ClientDisconnect
 from starlette.types import Message, Scope, Send
-from starlette.websockets import WebSocketDisconnect
 
 from ..record import Record, Side
 from ..scope_keys import STATUS
@@ -18,19 +16,13 @@ def listening(scope: Scope, send: Send, record: Record, side: Side) -> Send:
         nonlocal begun
         if message["type"] in STATUS and not begun:
             begun = True
-            await _hear(message.get("status", STATUS[message["type"]]), scope, record, side)
+            await hear(message.get("status", STATUS[message["type"]]), scope, record, side)
         await send(message)
 
     return send_heard
 
 
-async def strike_failed(scope: Scope, record: Record, side: Side, error: Exception) -> None:
-    """Strike for the 500 that a server makes of an exception, outside of all middlewares."""
-    if not isinstance(error, (ClientDisconnect, WebSocketDisconnect)):
-        await _hear(500, scope, record, side)
-
-
-async def _hear(status: int, scope: Scope, record: Record, side: Side) -> None:
+async def hear(status: int, scope: Scope, record: Record, side: Side) -> None:
     """Strike for a status, unless a gate made the answer, or spares the request."""
     if record.own_answer() or record.spared_by(side):
         return

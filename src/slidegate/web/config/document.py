@@ -1,4 +1,4 @@
-"""A configuration file and its errors: each names the file, the line, the key, the expectation and the closest name."""
+"""A configuration file and its errors: each names the file, the key, what was expected, and the closest name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ...core.errors import ConfigurationError, closest
 from ...netlists.whole_file import read_whole
-from .toml_lines import MAX_DEPTH, KeyPath, key_lines, line_of, path_text, too_deep
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -65,7 +64,11 @@ _SYNTAX: Final = re.compile(r"(.*) \(at (?:line (\d+), column (\d+)|end of docum
 
 MOST_BYTES: Final = 2 << 20
 """The size of a configuration; 20,000 rules are one MiB, and to read it takes a hundred times its size in memory."""
+MAX_DEPTH: Final = 32
+"""The largest number of names in a dotted key: every reader of TOML takes time in proportion to its square."""
 _DIGITS: Final = re.compile("[0-9][0-9_]{4000}")
+_BARE: Final = re.compile(r"[A-Za-z0-9_-]+")
+_DEEP: Final = re.compile(r"""(?<![A-Za-z0-9_-])(?:(?:[A-Za-z0-9_-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){32}""")
 
 
 class PlacedError(ConfigurationError):
@@ -85,7 +88,6 @@ class Document:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.data: dict[str, Any] = {}
-        self._lines: Mapping[KeyPath, int] = {}
 
     def read(self) -> None:
         """Read and parse the file.
@@ -110,10 +112,10 @@ class Document:
         text = ""
         try:
             text = content.decode("utf-8-sig")
-            if deep := too_deep(text):
-                raise PlacedError(f"{self.path}, line {deep}: a key is nested too deeply; expected at most {MAX_DEPTH}")
+            if deep := _DEEP.search(text):
+                line = text.count("\n", 0, deep.start()) + 1
+                raise PlacedError(f"{self.path}, line {line}: a key is nested too deeply; expected at most {MAX_DEPTH}")
             self.data = tomllib.loads(text)
-            self._lines = key_lines(text)
         except UnicodeDecodeError as error:
             raise PlacedError(f"{self.path}: is not UTF-8 text (byte {error.start})") from None
         except tomllib.TOMLDecodeError as error:
@@ -127,19 +129,13 @@ class Document:
             line = next((number for number, row in enumerate(text.split("\n"), 1) if _DIGITS.search(row)), 1)
             raise PlacedError(f"{self.path}, line {line}: a number has too many digits") from None
 
-    def line(self, path: Sequence[str | int]) -> int | None:
-        """Return the line of a key, or of the nearest table around it."""
-        return line_of(self._lines, path)
-
     def error(self, path: Sequence[str | int], text: str) -> ConfigurationError:
         """Make an error about a key."""
-        line = self.line(path)
-        where = "" if line is None else f", line {line}"
-        return PlacedError(f"{self.path}{where}: {path_text(path)}: {text}")
+        return PlacedError(f"{self.path}: {_path_text(path)}: {text}")
 
     @contextmanager
     def at(self, *path: str | int) -> Iterator[None]:
-        """Add file, line and key of the value at `path` to a `ConfigurationError` raised inside this block."""
+        """Add the file and the path of the value at `path` to a `ConfigurationError` raised inside this block."""
         try:
             yield
         except PlacedError:
@@ -158,7 +154,7 @@ class Document:
             raise self.error(path, text if colon and name == path[-1] else str(error)) from None
 
     def invalid(self, error: ValidationError) -> ConfigurationError:
-        """Make one error of everything that validation found, in the order of the lines."""
+        """Make one error of everything that validation found."""
         found = []
         for fact in error.errors(include_url=False):
             path, value = _place(self.data, fact["loc"])
@@ -171,8 +167,8 @@ class Document:
                 text = f"missing; expected {_example(path)}"
             else:
                 text = _wrong_value(fact["type"], fact["msg"], context, path, value)
-            found.append((self.line(path) or 0, str(self.error(path, text))))
-        return PlacedError("\n".join(text for _, text in sorted(found)))
+            found.append(str(self.error(path, text)))
+        return PlacedError("\n".join(found))
 
     def _syntax_error(self, text: str, message: str) -> ConfigurationError:
         found = _SYNTAX.fullmatch(message)
@@ -180,6 +176,15 @@ class Document:
         line = found[2] if found and found[2] else text.count("\n") + 1
         column = f", column {found[3]}" if found and found[3] else ""
         return PlacedError(f"{self.path}, line {line}{column}: not TOML: {what[:1].lower()}{what[1:]}")
+
+
+def _path_text(path: Sequence[str | int]) -> str:
+    """Write a path as people do: ``rules[2].limits``, ``signals."/.env"``."""
+    text = "".join(
+        f"[{part}]" if isinstance(part, int) else f".{part if _BARE.fullmatch(part) else json.dumps(part)}"
+        for part in path
+    )
+    return text.removeprefix(".")
 
 
 def _place(data: Any, location: Sequence[str | int]) -> tuple[tuple[str | int, ...], object]:

@@ -130,6 +130,7 @@ class FileGate(Breakable, Generic[G]):
         observers: Called with events of the limiter that the file describes.
         on_tracked: The `on_exceeded` of the file's rules with ``action = "track"``.
         clock: Returns seconds; measures the time between two looks at the file.
+        replace_store: Whether a limiter given in code replaces the file's store; else it is an error beside one.
         options: Options of `RateLimitMiddleware`; they go before those of the file.
 
     Attributes:
@@ -145,6 +146,7 @@ class FileGate(Breakable, Generic[G]):
         observers: Iterable[Observer] = (),
         on_tracked: Exceeded | None = None,
         clock: Callable[[], float] = time.monotonic,
+        replace_store: bool = False,
         **options: Any,
     ) -> None:
         self._guarded = app
@@ -161,8 +163,15 @@ class FileGate(Breakable, Generic[G]):
             if value is not None or name not in _NONE_IS_NOTHING
         }
         self._on_tracked = on_tracked
+        observers = tuple(observers)
+        if observers and "limiter" in self._code:
+            raise ConfigurationError(
+                "observers: they are for the limiter that the file describes; the one that is given has its own, for "
+                "example limiter=Limiter(store, observers=[function])"
+            )
         self._shared = _Shared(observers)
         self._clock = clock
+        self._replace_store = replace_store
         self._follower = Follower(self._take_over, clock, together=True)
         self.app: G = self._read()
         self.limiter.internals.gates.add(self)
@@ -198,7 +207,9 @@ class FileGate(Breakable, Generic[G]):
         await self.app(scope, receive, send)
 
     def _read(self) -> G:
-        reading = Reading(self._path, self._code, self._shared.limiter_at, self._on_tracked, self._clock)
+        reading = Reading(
+            self._path, self._code, self._shared.limiter_at, self._on_tracked, self._clock, self._replace_store
+        )
         try:
             options = reading.options()
         finally:

@@ -51,6 +51,8 @@ class Reading:
         limiter_at: Makes the limiter for a store's address, given its failure policy.
         on_tracked: The `on_exceeded` of the file's rules with ``action = "track"``.
         clock: Returns seconds; measures the time between two looks at the files of lists.
+        replace_store: Whether a limiter given in code replaces the file's store, as tools that only look on want it;
+            else it is an error beside one.
 
     Attributes:
         stamps: Every file that was read, with its stamp from before it was read; complete after an error too. Lists
@@ -64,6 +66,7 @@ class Reading:
         limiter_at: Callable[[str, FailurePolicy], Limiter],
         on_tracked: Exceeded | None = None,
         clock: Callable[[], float] = time.monotonic,
+        replace_store: bool = False,
     ) -> None:
         self.stamps: dict[Path, Stamp | None] = {path: stamp_of(path)}
         self._document = Document(path)
@@ -71,6 +74,7 @@ class Reading:
         self._limiter_at = limiter_at
         self._on_tracked = on_tracked
         self._clock = clock
+        self._replace_store = replace_store
 
     def options(self) -> dict[str, Any]:
         """Return the options for `RateLimitMiddleware`, those given in code among them.
@@ -104,6 +108,11 @@ class Reading:
                     options[name] = self._list(name, entries)
         if "limiter" not in self._code:
             options["limiter"] = self._limiter(found)
+        elif not self._replace_store:
+            for name in ("store", "deadline", "on_error"):
+                if name in found.model_fields_set:
+                    text = f"the limiter that the code gives has its own; leave out {name} here, or limiter= in code"
+                    raise self._document.error((name,), text)
         return options | dict(self._code)
 
     def _validated(self) -> schema.Configuration:
@@ -153,9 +162,8 @@ class Reading:
             with document.at("rules", number):
                 rule = self._rule(table, client, number)
             first = places.setdefault(rule.identity, number)
-            if first != number and not rule.exempt:
-                line = document.line(("rules", first))
-                text = f"counts in the same bucket as rules[{first}] in line {line}; {_way_out(rules[first], rule)}"
+            if first != number and rule.counts:
+                text = f"counts in the same bucket as rules[{first}]; {_way_out(rules[first], rule)}"
                 raise document.error(("rules", number, "path" if rule.name is None else "name"), text)
             rules.append(rule)
         return rules

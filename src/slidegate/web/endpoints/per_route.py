@@ -92,8 +92,12 @@ class PerRoute:
         method = scope.get("method", "")
         counting = [_named(one) for one in reached if one is not None and not _is_spared(one, method)]
         if not counting and None in reached:
-            counting = [_NO_ROUTE]
+            return self.anywhere()
         return [self._bound.get(name) or self._bind(name) for name in dict.fromkeys(counting)]
+
+    def anywhere(self) -> Sequence[BoundRule]:
+        """Return the bucket of requests that reach no route that is known."""
+        return [self._bound.get(_NO_ROUTE) or self._bind(_NO_ROUTE)]
 
     def _reached(self, scope: Scope) -> list[Reached | None]:
         """Return the ends of all ways that a request may take; None stands for no route."""
@@ -108,14 +112,20 @@ class PerRoute:
             return reached
         texts = list(self._readings(scope))
         # A slash at the end: routers redirect there or back, and a middleware may rewrite it so.
-        texts += [text.rstrip("/") or "/" for text in texts if text[-1:] == "/"]
+        slashless = {text.rstrip("/") or "/" for text in texts if text[-1:] == "/"}
+        texts += slashless
         others = list(dict.fromkeys(texts if first is not None else [*texts, f"{path}/"]))
         others = [text for text in others if text != path]
         if len(others) > _MOST_READINGS:
             # No honest client sends such a path. The last reading is the one of whoever tidies up everything.
             others = [*others[: _MOST_READINGS - 1], others[-1]]
             reached.append(None)
-        return [*reached, *(self._tree.reach({**scope, "path": text}) for text in others)]
+        for text in others:
+            end = self._tree.reach({**scope, "path": text})
+            # Where nothing answers without the slash but a redirect, that is no route of its own.
+            if end is not None or text not in slashless:
+                reached.append(end)
+        return reached
 
     def _readings(self, scope: Scope) -> Iterator[str]:
         """Yield the readings of a path, with the root that comes before it and without."""

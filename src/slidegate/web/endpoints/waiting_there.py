@@ -13,8 +13,8 @@ from ...core.decision import Check, Decision, Reason
 from ...limiter import Limiter
 from ...limiter.places.waits import PASSED, REFUSED
 from ..finishing import hand_back
-from ..record import LEFT
-from ..waiting import while_there
+from ..record import LEFT, Record
+from ..scope_keys import RECORD
 
 _RECEIVE = "_receive"
 """The attribute by which Starlette's requests and websockets read their messages."""
@@ -40,19 +40,20 @@ async def turn_at_endpoint(
         else:
             decision = await queues.wait(decision, ask)
 
-    turn = None
+    record: Record = request.scope[RECORD]
+    there, channel = False, record.read_ahead(vars(request).get(_RECEIVE, _nothing))
     try:
         with limiter.internals.waits.one() as waiting:
-            turn = await while_there(vars(request).get(_RECEIVE, _nothing), wait)
-            if turn is not None:
+            there = await channel.while_there(wait)
+            if there:
                 waiting.outcome = PASSED if decision.allowed else REFUSED
     finally:
-        if turn is None:
+        if not there:
             await hand_back([(limiter, decision)])
-    if turn is None:
+    if not there:
         return LEFT
     if _RECEIVE in vars(request):
-        vars(request)[_RECEIVE] = turn
+        vars(request)[_RECEIVE] = channel
     return decision
 
 

@@ -71,7 +71,10 @@ def examine(
         lists: Its block and allow lists, by the names of their options.
     """
     if switched_off:
-        yield Finding("SG110", f"slidegate is switched off ({switched_off}): every request passes")
+        yield Finding(
+            "SG110",
+            f"slidegate is switched off ({switched_off}): every request passes; where that is not meant, take it out",
+        )
     for address in (client, *(rule.key for rule in gate.rules)):
         if isinstance(address, ClientAddress):
             yield from _about_address(address)
@@ -90,29 +93,44 @@ def examine(
     trusted = {} if client.permissive else {"trusted": client.networks}
     for what, given in {**lists, **trusted}.items():
         for found in () if given is None else given.wide_ranges():
-            yield Finding("SG114", f"{what} holds everybody from {found}; no registry hands out networks as wide")
+            yield Finding(
+                "SG114",
+                f"{what} holds everybody from {found}; no registry hands out networks as wide: is it a slip, such as "
+                "/3 for /32?",
+            )
 
 
 def _about_address(client: ClientAddress) -> Iterator[Finding]:
     if client.permissive:
-        yield Finding("SG101", "most addresses are trusted proxies, so any client can name itself in a header")
+        yield Finding(
+            "SG101",
+            "most addresses are trusted proxies, so any client can name itself in a header; list the networks of your "
+            "proxies, or say how many stand in front: client_ip(trusted=1)",
+        )
     if client.ipv6_prefix > IPV6_PREFIX:
         yield Finding(
             "SG108",
             f"ipv6_prefix={client.ipv6_prefix}: one customer usually has a whole /64 and can use any number of its "
-            "addresses",
+            "addresses; 64 is the default",
         )
 
 
 def _about_order(gate: Guard) -> Iterator[Finding]:
     for earlier, later in hidden_rules(gate.rules):
-        yield Finding("SG104", f"{later!r} can never apply: {earlier!r} comes first, covers it and ends the list")
+        yield Finding(
+            "SG104",
+            f"{later!r} can never apply: {earlier!r} comes first, covers it and ends the list; put {later!r} first",
+        )
     for rule in gate.rules:
         if rule.blocks and rule.always:
             yield Finding("SG119", f"{rule!r} blocks every request; give it a path, methods or a condition (when=...)")
     last = next((rule for rule in gate.rules if rule.final and rule.always), None)
     if gate.per_route and last is not None:
-        yield Finding("SG104", f"per_route can never apply: {last!r} covers all requests and ends the list")
+        yield Finding(
+            "SG104",
+            f"per_route can never apply: {last!r} covers all requests and ends the list; give it a path, or leave out "
+            "one of them",
+        )
 
 
 def _about_places(gate: Guard) -> Iterator[Finding]:
@@ -155,7 +173,9 @@ def _about_layers(gate: Guard) -> Iterator[Finding]:
         if isinstance(layer, Guard):
             for name in sorted(names & {rule.name for rule in layer.rules}, key=str):
                 yield Finding(
-                    "SG105", f"rule {name!r} stands in two middlewares, one inside the other; it is charged once"
+                    "SG105",
+                    f"rule {name!r} stands in two middlewares, one inside the other; it is charged once: give them two "
+                    "names if they are two limits",
                 )
             limiters = gate.limiter.internals, layer.limiter.internals
             clocks = {id(limiter.clock) for limiter in limiters if limiter.per_process}
@@ -170,10 +190,16 @@ def _about_bans(gate: Guard, policies: Collection[BanPolicy]) -> Iterator[Findin
         for path in (signal for signal in policy.signals if isinstance(signal, str) and signal.startswith("/")):
             exempt = _exempting(gate.rules, path)
             if exempt is not None:
-                yield Finding("SG112", f"path {path!r} of policy {policy.name!r} never strikes: {exempt!r} exempts it")
+                yield Finding(
+                    "SG112",
+                    f"path {path!r} of policy {policy.name!r} never strikes: {exempt!r} exempts it; exempt narrower "
+                    "paths, or choose another honeypot",
+                )
             elif _bans_at_once(policy, path) and (label := _served(gate.app, path)):
                 yield Finding(
-                    "SG112", f"path {path!r} of policy {policy.name!r} bans the application's own visitors: {label}"
+                    "SG112",
+                    f"path {path!r} of policy {policy.name!r} bans the application's own visitors: {label}; take it "
+                    "out, or give it a weight below the amount of after=",
                 )
     shaken = [
         policy for policy in policies if policy.key is not None and re.search(_OF_THE_CLIENT, policy.key.identity)
@@ -182,7 +208,7 @@ def _about_bans(gate: Guard, policies: Collection[BanPolicy]) -> Iterator[Findin
         yield Finding(
             "SG113",
             f"policy {shaken[0].name!r} bans by {shaken[0].key.identity}, which the client chooses, and none bans by "
-            "address; add one that does",
+            'address; add one that does, such as BanPolicy("100/10m", name="addresses")',
         )
 
 

@@ -7,8 +7,6 @@ from typing import Final, NamedTuple
 
 from ...core.errors import ConfigurationError, closest
 
-PAGE: Final = "docs/reference/findings.md"
-
 CODES: Final = {
     "SG101": "most addresses are trusted proxies",
     "SG102": "a proxy's header comes in, and no proxy is trusted",
@@ -39,19 +37,14 @@ class Finding(NamedTuple):
 
     Attributes:
         code: Its kind, for example ``"SG103"``; give it to `silence` to turn the finding off.
-        message: The probable mistake.
+        message: The probable mistake, and the way out.
     """
 
     code: str
     message: str
 
-    @property
-    def link(self) -> str:
-        """The page and heading of the documentation."""
-        return f"{PAGE}#{self.code.lower()}"
-
     def __str__(self) -> str:
-        return f"{self.code}: {self.message} ({self.link})"
+        return f"{self.code}: {self.message}"
 
 
 def check_silence(silence: Iterable[str]) -> frozenset[str]:

@@ -60,7 +60,11 @@ class Watch:
             return
         if not host and "SG109" not in self._found:
             self._found.add("SG109")
-            yield Finding("SG109", f"the server names no peer: all such requests are one client, {UNKNOWN_PEER!r}")
+            yield Finding(
+                "SG109",
+                f"the server names no peer: all such requests are one client, {UNKNOWN_PEER!r}; behind a proxy on a "
+                'Unix socket write client_ip(trusted=["unix"])',
+            )
         if self._trusted or "SG102" in self._found:
             return
         for name, value in scope["headers"]:
@@ -70,7 +74,7 @@ class Watch:
                 yield Finding(
                     "SG102",
                     f"{name.decode().title()} came with a request and no proxy is trusted: if one stands in front, all "
-                    "its clients are counted as one",
+                    'its clients are counted as one; name it, for example client_ip(trusted=["10.0.0.0/8"])',
                 )
                 if self._policies and host:
                     yield self._about_bans(host)
@@ -94,4 +98,6 @@ class Watch:
             what = f"policy {met[0].name!r} bans the peer for what one client does: everybody behind it is shut out"
         else:
             what = f"the peer {host} is of a private network, which no policy bans: nobody behind it is ever banned"
-        return Finding("SG111", f"if a proxy stands in front, {what}")
+        return Finding(
+            "SG111", f'if a proxy stands in front, {what}; name it, for example client_ip(trusted=["10.0.0.0/8"])'
+        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 from uuid import UUID
 
 from starlette.convertors import Convertor, IntegerConvertor
@@ -14,6 +14,9 @@ from ...core.errors import ConfigurationError, closest
 from ..paths.below_root import route_path
 from ..paths.patterns import PathPattern
 from .key import Combined, Key, Value, check_parameter_name
+
+_MOST_DIGITS: Final = 4_300
+"""The longest number that Python and pydantic make of a text: reading a longer one takes time by the square."""
 
 
 class PathParam(Value):
@@ -103,9 +106,9 @@ def read_at(key: Key, path: str) -> Key:
 
 def _meaning(convertor: Convertor[Any], text: str) -> str:
     """Return the value of a parameter, however it is spelled: 1, 01 and 1.0 are one `{id:int}`."""
-    with suppress(ValueError):
+    with suppress(Exception):  # a convertor of the user's fails in the router too, and not before the count
         return str(convertor.convert(text))
-    if isinstance(convertor, IntegerConvertor):
+    if isinstance(convertor, IntegerConvertor) and len(text.strip()) <= _MOST_DIGITS:
         # Only a spelling as odd as 1.0 needs this.
         from decimal import Decimal
 

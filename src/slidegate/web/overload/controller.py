@@ -1,8 +1,8 @@
 """Decides how much load is shed: a level that rises while a limit is passed, and falls step by step afterwards.
 
-The level is looked at again every `TICK_S`. At 0 nothing is shed. Requests of priority p are shed in a share of
-``level - p``, so those of the next priority are touched only when nearly all below are shed. The few that always pass
-show when the overload is over.
+The level is looked at again every `TICK_S`. At 0 nothing is shed. Requests with n priorities below theirs among those
+that were seen are shed in a share of ``level - n``, so those of the next priority are touched only when nearly all
+below are shed. The few that always pass show when the overload is over.
 """
 
 from __future__ import annotations
@@ -28,13 +28,17 @@ HIGHEST: Final = 9
 class Controller:
     """The level of shedding of one event loop.
 
+    Args:
+        seen: The priorities that were seen, of all rules of a gate that shed.
+
     Attributes:
-        level: From 0, where nothing is shed, to the highest priority seen and `MOST`.
+        level: From 0, where nothing is shed, to the number of priorities below the highest one, and `MOST`.
     """
 
-    __slots__ = ("_lasting", "_owed", "_top", "level")
+    __slots__ = ("_lasting", "_owed", "_seen", "_top", "level")
 
-    def __init__(self) -> None:
+    def __init__(self, seen: set[int] | None = None) -> None:
+        self._seen = set() if seen is None else seen
         self.level = 0.0
         self._owed = [0.0] * (HIGHEST + 1)
         self._top = 0
@@ -52,17 +56,21 @@ class Controller:
             self.level = max(self.level - FALL, 0.0)
         elif self._lasting or load > SUDDEN:
             self._lasting = True
-            self.level = min(self.level + RISE * min(load, 3.0) * min(ticks, MOST_TICKS), self._top + MOST)
+            self.level = min(self.level + RISE * min(load, 3.0) * min(ticks, MOST_TICKS), self._below(self._top) + MOST)
         else:
             self._lasting = True
 
     def sheds(self, priority: int) -> bool:
         """Tell whether the next request of a priority, 0 to 9, is shed: evenly, so that the share holds exactly."""
+        self._seen.add(priority)
         self._top = max(self._top, priority)
-        share = self.level - priority
+        share = self.level - self._below(priority)
         if share <= 0:
             return False
         owed = self._owed[priority] + min(share, 1.0)
         shed = owed >= 1
         self._owed[priority] = owed - shed
         return shed
+
+    def _below(self, priority: int) -> int:
+        return sum(other < priority for other in self._seen)

@@ -19,6 +19,7 @@ from ...core.durations import format_duration
 from ...core.errors import ConfigurationError, quoted
 from ...core.limits import parse_duration_us
 from ...core.protocols import Event
+from ..options import check_takes
 from .controller import HIGHEST, TICK_S, Controller
 
 PriorityFunction: TypeAlias = Callable[[HTTPConnection], int | Awaitable[int]]
@@ -35,9 +36,10 @@ class Shed:
 
     Args:
         lag: How late the event loop may be, 1 ms to a minute; None for any.
-        latency: How long admitted requests may take to their first byte on average, 1 ms to an hour; None for any.
+        latency: How long admitted requests of the rule may take to their first byte on average, 1 ms to an hour; None
+            for any.
         priority: How important a request is, 0 to 9, or a function of the request, sync or async. The least important
-            requests are shed first.
+            requests are shed first, among those of all rules of the gate that shed.
 
     Raises:
         ConfigurationError: Neither limit is given, or a value cannot work.
@@ -54,18 +56,23 @@ class Shed:
             raise ConfigurationError('Shed: expected a limit, for example Shed(lag="50ms")')
         self.lag_us = _span("lag", lag, 60_000_000)
         self.latency_us = _span("latency", latency, 3_600_000_000)
-        if not callable(priority):
+        if callable(priority):
+            check_takes("priority", priority, "request")
+        else:
             check_priority(priority)
         self.priority = priority
         self._meters: WeakKeyDictionary[asyncio.AbstractEventLoop, _Meter] = WeakKeyDictionary()
         self._tell: list[Callable[[Event], None]] = []
+        self._seen: set[int] = set()
 
     def __repr__(self) -> str:
         limits = (("lag", self.lag_us), ("latency", self.latency_us))
         return f"<Shed {', '.join(f'{name}={format_duration(span_us)}' for name, span_us in limits if span_us)}>"
 
-    def observe(self, tell: Callable[[Event], None]) -> None:
-        """Tell of the beginning and the end of shedding from now on."""
+    def join(self, tell: Callable[[Event], None], seen: set[int]) -> None:
+        """Tell of the beginning and the end of shedding from now on, and share the priorities seen with other rules."""
+        if not self._tell:
+            self._seen = seen
         if tell not in self._tell:
             self._tell.append(tell)
 
@@ -98,7 +105,7 @@ class Shed:
             return None
         meter = self._meters.get(loop)
         if meter is None:
-            meter = self._meters[loop] = _Meter(loop, self.lag_us, self.latency_us, self._say)
+            meter = self._meters[loop] = _Meter(loop, self.lag_us, self.latency_us, self._say, self._seen)
         meter.wake()
         return meter
 
@@ -116,13 +123,19 @@ class _Meter:
         lag_us: The limit of its lag, or 0.
         latency_us: The limit of the mean latency, or 0.
         say: Called when shedding begins and ends, each at most once a second.
+        seen: The priorities that were seen.
     """
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, lag_us: int, latency_us: int, say: Callable[[bool, str], None]
+        self,
+        loop: asyncio.AbstractEventLoop,
+        lag_us: int,
+        latency_us: int,
+        say: Callable[[bool, str], None],
+        seen: set[int],
     ) -> None:
         self.loop = loop
-        self.controller = Controller()
+        self.controller = Controller(seen)
         self._lag_us = lag_us
         self._latency_us = latency_us
         self._say = say

@@ -63,12 +63,12 @@ class PathIndex:
 
     def find(self, text: str) -> list[int]:
         """Return the owners of all paths that a text may belong to, in no order, some perhaps twice."""
-        found = [*self._plain.get(text, ())]
-        if self._root is not None:
-            self._root.collect(text.split("/"), found)
-        if text[-1:] == "\n":
-            # A pattern ends before a final newline too.
-            found += self.find(text[:-1])
+        found: list[int] = []
+        # A pattern ends before one final newline too.
+        for ending in (text, text[:-1]) if text[-1:] == "\n" else (text,):
+            found += self._plain.get(ending, ())
+            if self._root is not None:
+                self._root.collect(ending.split("/"), found)
         return found
 
 

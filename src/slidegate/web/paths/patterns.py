@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 from urllib.parse import unquote
 
 from starlette.convertors import Convertor
 from starlette.routing import PARAM_REGEX, compile_path
 
 from ...core.errors import ConfigurationError
+
+_FOREIGN: Final = re.compile(r"<[^/]*>|/:[A-Za-z_]|\\[dwsDWSb.](?![A-Za-z])|\(.*[|].*\)|\[[^/]*\]|\.[+]|\(\?|[$]$|/\^")
+"""What regular expressions and other libraries write for a part that varies."""
 
 PathPattern: TypeAlias = tuple[re.Pattern[str], Mapping[str, Convertor[Any]]]
 """A regular expression for the paths that are meant, and the convertors of its parameters."""
@@ -39,6 +42,12 @@ def compile_pattern(path: object) -> PathPattern:
 
 def _check_reachable(path: str) -> None:
     """Check that requests can have a path: it is decoded, and holds no query, no fragment and no stray brace."""
+    foreign = _FOREIGN.search(path)
+    if foreign is not None:
+        raise ConfigurationError(
+            f"path: {path!r} is not in Starlette's syntax, where {foreign[0]!r} means itself; write for example "
+            '"/items/{id}", "/items/{id:int}", "/api/{rest:path}" for all below, or several paths, ["/a", "/b"]'
+        )
     end = re.search(r"[?#]", path)
     if end is not None:
         what = "query" if end[0] == "?" else "fragment"

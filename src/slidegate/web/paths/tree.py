@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
@@ -19,6 +19,7 @@ from starlette.types import Scope
 
 from .below_root import route_path
 from .layers import flat_routes, is_known, is_known_module, layers, own_root, scope_to_ask
+from .route_index import RouteIndex, written_of
 from .segments import Segments, segments
 
 _DEPTH: Final = 64
@@ -49,14 +50,16 @@ class Reached(NamedTuple):
 
 
 class _Way(NamedTuple):
-    """The way to an application: the text that mounts have read, their templates without and with hosts, and whether
-    all on it is known."""
+    """The way to an application: the text that mounts have read, their templates without and with hosts, whether all on
+    it is known, and how many routers were asked."""
 
     text: str = ""
     template: str = ""
     written: str = ""
     sure: bool = True
     depth: int = 0
+    asks: Callable[[Any, str], Iterable[Any]] = lambda router, path: flat_routes(router.routes)
+    """Returns the routes of a router that may take a path."""
 
 
 class Tree:
@@ -70,6 +73,7 @@ class Tree:
         self._app = app
         self._lists: Sequence[Sized] = ()
         self._size: int | None = None
+        self._indexes: dict[int, tuple[object, RouteIndex[Any]]] = {}
         self._rooted = self._varies = False
 
     def reach(self, scope: Scope) -> Reached | None:
@@ -80,6 +84,9 @@ class Tree:
                 return None
             # Something between the gate and its application does not show what it wraps.
             app, way = scope["app"], way._replace(sure=False)
+        else:
+            self.changed()
+            way = way._replace(asks=self._asks)
         try:
             return _enter(app, scope_to_ask(scope), way)
         except Exception:
@@ -114,10 +121,18 @@ class Tree:
             return False
         self._lists = list(_nested_routes(router.routes, 0))
         self._size = len(router.routes) + sum(map(len, self._lists))
+        self._indexes.clear()
         found = list(_peculiar(self._app, 0))
         self._rooted = "root" in found
         self._varies = "route" in found
         return True
+
+    def _asks(self, router: Any, path: str) -> Iterable[Any]:
+        known = self._indexes.get(id(router))
+        if known is None:
+            # Keep the router alive, or id() could be reused for another object.
+            known = self._indexes[id(router)] = router, RouteIndex(flat_routes(router.routes), written_of)
+        return known[1].find(path)
 
     @cached_property
     def _router(self) -> Any:
@@ -157,13 +172,13 @@ def _ask(router: Any, scope: Scope, way: _Way) -> Reached | None:
     if way.depth > _DEPTH:
         return None
     partial: Reached | None = None
-    for route in flat_routes(router.routes):
+    for route in way.asks(router, route_path(scope)):
         match, child = route.matches(scope)
         if match is Match.FULL:
             return _follow(route, scope, child, way._replace(written=way.written + _host(route, router)))
         if match is Match.PARTIAL and partial is None:
             partial = _at(route, scope, way)._replace(answers=False)
-    if partial is None and not _redirects(router, scope):
+    if partial is None and not _redirects(router, scope, way):
         return _frontend(router, scope, way)
     return partial
 
@@ -206,14 +221,14 @@ def _frontend(router: Any, scope: Scope, way: _Way) -> Reached | None:
     return _reached(way, path, _ALL_BELOW)
 
 
-def _redirects(router: Any, scope: Scope) -> bool:
+def _redirects(router: Any, scope: Scope, way: _Way) -> bool:
     """Return whether a router redirects to the path with, or without, a slash at its end."""
     path = route_path(scope)
     if scope["type"] != "http" or not getattr(router, "redirect_slashes", False) or path == "/":
         return False
     given: str = scope["path"]
     other = {**scope, "path": given.rstrip("/") if path.endswith("/") else given + "/"}
-    return any(route.matches(other)[0] is not Match.NONE for route in flat_routes(router.routes))
+    return any(route.matches(other)[0] is not Match.NONE for route in way.asks(router, route_path(other)))
 
 
 def _reached(way: _Way, rest: str, written: str, route: object = None, end: object = None) -> Reached:

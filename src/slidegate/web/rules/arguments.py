@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from inspect import Parameter, isclass, iscoroutinefunction, signature
+from inspect import Parameter, isclass, iscoroutinefunction
 from typing import Any, Final
 
 from ...core.errors import ConfigurationError
 from ...core.kinds.any_limit import AnyLimit
 from ..keys.key import KeyFunction
+from ..options import check_takes, signature_of
 from ..paths.patterns import compile_pattern
 
 _BY_PLACE: Final = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
@@ -58,6 +59,8 @@ def checked_function(key: KeyFunction | None) -> KeyFunction | None:
         raise ConfigurationError(f'key: expected client_ip(), header("X-API-Key") or a function, not {key!r}')
     if getattr(key, "__module__", "").startswith("slidegate."):
         raise ConfigurationError(f'key: {key!r} makes a key; call it, for example header("X-API-Key")')
+    if key is not None:
+        check_takes("key", key, "request")
     return key
 
 
@@ -70,6 +73,8 @@ def checked_condition(when: object) -> Any:
     if when is not None and (not callable(when) or isclass(when)):
         example = 'lambda request: "curl" in request.headers.get("user-agent", "")'
         raise ConfigurationError(f"when: expected a function of the request such as {example}, not {when!r}")
+    if when is not None:
+        check_takes("when", when, "request")
     return when
 
 
@@ -82,10 +87,10 @@ def checked_count_if(count_if: object) -> int:
     example = "lambda status: status == 401, or lambda status, headers, request: ..."
     if not callable(count_if) or iscoroutinefunction(count_if):
         raise ConfigurationError(f"count_if: expected a plain function such as {example}, not {count_if!r}")
-    try:
-        parameters = signature(count_if).parameters.values()
-    except (TypeError, ValueError):
-        return 1  # some functions in C have no signature
+    found = signature_of(count_if)
+    if found is None:
+        return 1
+    parameters = found.parameters.values()
     needed = [parameter for parameter in parameters if parameter.default is Parameter.empty]
     places = [parameter for parameter in needed if parameter.kind in _BY_PLACE]
     if len(places) > 3 or any(parameter.kind is Parameter.KEYWORD_ONLY for parameter in needed) or not parameters:

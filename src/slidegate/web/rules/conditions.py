@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from starlette.types import Scope
 
+from ..overload.shed import Shed
 from .rule_set import Met, RuleSet, Selection
 from .user_functions import Calls, request_of
 
@@ -15,19 +16,21 @@ from .user_functions import Calls, request_of
 async def settled(rules: RuleSet, selection: Selection, scope: Scope, calls: Calls) -> Selection:
     """Return the rules that a request meets, with their conditions asked: in their order, each function once."""
     request = request_of(scope)
-    answers: dict[object, bool | None] = {}
+    answers: dict[int, bool | None] = {}  # by identity: not every function can be hashed
     met: list[Met] = []
+    shedding: list[Shed] = []
     for rule, bound, ends in selection.open:
-        if rule.when not in answers:
-            answers[rule.when] = await calls.holds(rule, request)
-        holds = answers[rule.when]
+        if id(rule.when) not in answers:
+            answers[id(rule.when)] = await calls.holds(rule, request)
+        holds = answers[id(rule.when)]
         if holds is None:
             ends = ends and rule.blocks
         if holds is False or (holds is None and rule.exempt):
             continue
         if rule.shed is not None and not rule.shed.refuses(await calls.priority(rule, rule.shed, request)):
+            shedding.append(rule.shed)
             continue
         met.append(Met(rule, bound, ends))
         if ends:
             break
-    return rules.settle(scope, met)
+    return rules.settle(scope, met, shedding)

@@ -99,10 +99,7 @@ class Sight:
 
     def limited(self, rule: Rule) -> str | None:
         """Return the reading by which the limits of a rule apply; None if they do not apply."""
-        methods = rule.methods
-        if methods is not None and self._method not in methods and self._method.lower().upper() not in methods:
-            return None
-        if rule.connection is not None and self._type != rule.connection:
+        if not limits_kind(rule, self._type, self._method):
             return None
         if not rule.written or self.endless:
             return self._path
@@ -144,3 +141,11 @@ class Sight:
             return True
         rooted = written.rooted(self._prefix)
         return rooted and overlap(written.segments, (*segments(self._prefix), *reached.template[1:]))
+
+
+def limits_kind(rule: Rule, kind: str, method: str) -> bool:
+    """Return whether a limit holds requests of a type and a method, in whatever case the method is sent."""
+    methods = rule.methods
+    if methods is not None and method not in methods and method.lower().upper() not in methods:
+        return False
+    return rule.connection is None or kind == rule.connection

@@ -24,7 +24,7 @@ from ...core.statistics.hot_keys import MAX_CAPACITY
 from ...limiter import check_cost
 from ..keys.key import Key, KeyFunction
 from ..keys.path_param import bind
-from ..options import check_flag, expect, names_checked
+from ..options import check_flag, check_takes, expect, names_checked
 from ..overload.shed import Shed
 from ..paths.patterns import PathPattern, compile_pattern
 from ..paths.readings import Written
@@ -163,11 +163,15 @@ class Rule:
         if exempt and limits is not None:
             raise ConfigurationError(f"{self._call}: exempt requests are not counted; leave out limits or exempt=True")
         self.limits_function = limits if callable(limits) else None
+        if self.limits_function is not None:
+            check_takes("limits", self.limits_function, "request")
         default = () if callable(limits) and says_nobody(default_limits) else parse_limits(default_limits)
         self.limits = default if callable(limits) else () if limits is None else parse_limits(limits)
 
     def _read_counting(self, cost: int | CostFunction, count_if: CountIf | None, count_denied: bool) -> None:
         self.cost = cost if callable(cost) else self._fixed_cost(cost)
+        if callable(cost):
+            check_takes("cost", cost, "request")
         self.count_if: Callable[..., object] | None = count_if
         self.count_if_takes = 0 if count_if is None else checked_count_if(count_if)
         self.count_denied = check_flag("count_denied", count_denied)
@@ -177,6 +181,8 @@ class Rule:
             raise ConfigurationError(f'action: expected "limit", "shadow", "track" or "block", not {action!r}')
         if on_exceeded is not None and not callable(on_exceeded):
             raise ConfigurationError(f"on_exceeded: expected a function of key and decision, not {on_exceeded!r}")
+        if on_exceeded is not None:
+            check_takes("on_exceeded", on_exceeded, "key", "decision")
         if (on_exceeded is None) is (action == "track"):
             raise ConfigurationError('on_exceeded: it goes with action="track", and action="track" needs it')
         if action != "limit" and self.count_if is not None:
@@ -294,7 +300,9 @@ class Rule:
 
     def __repr__(self) -> str:
         limits = "by request" if self.limits_function is not None else "; ".join(map(str, self.all_limits))
-        return f"<Rule {self.label!r} {limits or 'exempt'}>"
+        action = "exempt" if self.exempt else "shed" if self.shed is not None else self.action
+        shown = filter(None, (limits, "" if action == "limit" else action))
+        return f"<Rule {self.label!r} {' '.join(shown)}>"
 
     @property
     def _call(self) -> str:
@@ -323,6 +331,11 @@ class Rule:
             *([] if self.when is None else [_function_name(self.when)]),
         )
         return f"{_label(paths)[:32]}:{blake2b(repr(facts).encode(), digest_size=8).hexdigest()}{suffix}"
+
+    @property
+    def counts(self) -> bool:
+        """Whether the rule counts requests; one that exempts or blocks them does not."""
+        return not (self.exempt or self.blocks)
 
     @property
     def all_limits(self) -> tuple[AnyLimit, ...]:

@@ -13,16 +13,18 @@ from ...core.errors import ConfigurationError
 from ...core.kinds.any_limit import AnyLimit
 from ...core.kinds.wire_names import unique_name, wire_names
 from ...core.limits import Limit, parse_limits
+from ...core.logs import logger
 from ...core.memo import remember
 from ...limiter import Limiter
 from ..keys.key import Key
 from ..keys.path_param import read_at
+from ..overload.shed import Shed
 from ..paths.below_root import route_path
 from ..paths.path_index import PathIndex
 from ..paths.tree import Tree, declares
 from ..scope_keys import SETTLED
 from .arguments import says_nobody
-from .matching import Sight
+from .matching import Sight, limits_kind
 from .rule import Limits, Rule
 from .tracking import HotWatch
 
@@ -58,7 +60,7 @@ class BoundRule:
         self.hot = None if rule.capacity is None else HotWatch(bucket, rule.capacity)
         self.places = places
         functions = (self.key_function, self.cost_function, rule.limits_function)
-        self.plain = functions == (None, None, None) and rule.concurrency is None
+        self.plain = all(function is None for function in functions) and rule.concurrency is None
         self._plans: dict[object, Bucket] = {}
 
     def check(self, scope: Scope, limiter: Limiter, client_key: str) -> Check:
@@ -123,6 +125,8 @@ class Selection(NamedTuple):
     """The rule that blocks the request; nothing limits it then."""
     open: tuple[Met, ...] = ()
     """The rules in their order, where conditions have to be asked first; then nothing else is known."""
+    shedding: tuple[Shed, ...] = ()
+    """The measures of the rules that have let the request pass and shed others."""
 
 
 class Defaults(Protocol):
@@ -137,6 +141,9 @@ class Defaults(Protocol):
 
     def changed(self) -> bool:
         """Return whether there are other routes than when this was asked last."""
+
+    def anywhere(self) -> Sequence[BoundRule]:
+        """Return those of a request whose route cannot be told."""
 
     def met(self) -> list[BoundRule]:
         """Return those that a request has met so far."""
@@ -172,10 +179,9 @@ class RuleSet:
                 )
             twin = by_identity.get(rule.identity)
             by_identity[rule.identity] = rule
-            if twin is not None and not (rule.exempt or rule.blocks):
+            if twin is not None and rule.counts:
                 raise ConfigurationError(f"rules: {twin!r} and {rule!r} are one bucket; {_way_out(twin, rule)}")
-            counts = not (rule.exempt or rule.blocks)
-            self._bound.append((rule, BoundRule(rule, *_buckets(rule, claim, taken)) if counts else None))
+            self._bound.append((rule, BoundRule(rule, *_buckets(rule, claim, taken)) if rule.counts else None))
         self.reserving = {bound.bucket.rule: rule for rule, bound in self._bound if bound and rule.count_if is not None}
         """Rules with a `count_if`, by the identity of their bucket; they refund answers that are not counted."""
         self.looking = {bound.bucket.rule for rule, bound in self._bound if bound and rule.action != "limit"}
@@ -202,9 +208,20 @@ class RuleSet:
             self.always = self._select({"type": "http", "path": "/"})[0]
 
     def select(self, scope: Scope) -> Selection:
-        """Return the rules that a request meets, in their order."""
+        """Return the rules that a request meets, in their order.
+
+        Where that fails, for example in a router of the user's, every limit counts the request, and nothing exempts it:
+        a failure is no way past the gate.
+        """
         if self.always is not None:
             return self.always
+        try:
+            return self._known_or_learned(scope)
+        except Exception:
+            logger.exception("the rules of a request cannot be told, so every limit counts it")
+            return _selected(self._every(scope))
+
+    def _known_or_learned(self, scope: Scope) -> Selection:
         if self._conditional and (settled := scope.get(SETTLED, {}).get((id(self), scope["path"]))) is not None:
             found: Selection = settled
             return found
@@ -213,9 +230,9 @@ class RuleSet:
         asked = scope["type"], scope.get("method", "GET"), scope["path"], scope.get("root_path", "")
         return self._known.get(asked) or self._learn(asked, scope)
 
-    def settle(self, scope: Scope, met: Sequence[Met]) -> Selection:
-        """Return, from now on, the rules of this request whose conditions hold."""
-        selection = _chosen(met)
+    def settle(self, scope: Scope, met: Sequence[Met], shedding: Sequence[Shed]) -> Selection:
+        """Return, from now on, the rules of this request whose conditions hold, and the measures that let it pass."""
+        selection = _chosen(met)._replace(shedding=tuple(shedding))
         scope.setdefault(SETTLED, {})[id(self), scope["path"]] = selection
         return selection
 
@@ -251,9 +268,16 @@ class RuleSet:
         if self._defaults is not None and not ended:
             met += [Met(bound.rule, bound, False) for bound in self._defaults.find(scope)]
             lasting = lasting and self._defaults.lasting
-        if any(rule.conditional for rule, _, _ in met):
-            return Selection((), plain=False, open=tuple(met)), lasting
-        return _chosen(met), lasting
+        return _selected(met), lasting
+
+    def _every(self, scope: Scope) -> list[Met]:
+        """Return all rules that count or block a request of this type and method, whatever its path."""
+        kind, method = scope["type"], scope.get("method", "GET")
+        found = [Met(rule, bound, rule.blocks) for rule, bound in self._bound if not rule.exempt]
+        found = [met for met in found if limits_kind(met.rule, kind, method)]
+        return (
+            found + [Met(bound.rule, bound, False) for bound in self._defaults.anywhere()] if self._defaults else found
+        )
 
     def _candidates(self, sight: Sight) -> Sequence[int]:
         """Return the places of the rules that may apply to a request, in their order."""
@@ -274,6 +298,13 @@ class RuleSet:
     def names(self) -> set[str]:
         """Return the names that users gave to rules."""
         return {rule.name for rule, _ in self._bound if rule.name is not None}
+
+
+def _selected(met: Sequence[Met]) -> Selection:
+    """Return the selection of some rules, which waits for their conditions where they have any."""
+    if any(rule.conditional for rule, _, _ in met):
+        return Selection((), plain=False, open=tuple(met))
+    return _chosen(met)
 
 
 def _chosen(met: Sequence[Met]) -> Selection:

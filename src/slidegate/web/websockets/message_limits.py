@@ -7,15 +7,19 @@ client that goes on sending is held back by the flow control of its own connecti
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final, Literal, TypeAlias
 
 from starlette.types import Message, Receive, Scope, Send
 
 from ...core.decision import Bucket, Decision, Reason
+from ...core.demand import enter_periods, judge_all
 from ...core.errors import ConfigurationError
 from ...core.kinds.any_limit import AnyLimit
 from ...core.limits import Limit, parse_limits
+from ...core.protocols import Clock
+from ...core.windows.bookings import Entry
+from ...core.windows.rings import new_count
 from ...limiter import Limiter
 from ..keys.client_ip import ClientAddress
 from ..keys.key import Key
@@ -98,13 +102,34 @@ class MessageCounter:
 
     def attach(self, scope: Scope, socket: Watched) -> Counted:
         """Return a connection with its messages counted."""
+        internals = self._limiter.internals
         if self._key == "connection":
-            # Counts that live as long as the connection need no store that others share, and go when it goes.
-            own = Limiter()
-            return Counted(socket, self._bucket, own, Held(own, scope, lambda _: "connection"), self._beyond)
+            return Counted(socket, OwnCounts(self._bucket, internals.statistics.now_us).hit, self._beyond)
         client_key, find = self._client.locate(scope)[0], self._key.find if isinstance(self._key, Key) else None
         key = Held(self._limiter, scope, lambda s: client_key if find is None else find(s, self._limiter, client_key))
-        return Counted(socket, self._bucket, self._limiter, key, self._beyond)
+        return Counted(socket, lambda: internals.decide(((self._bucket, key(), 1),), ()), self._beyond)
+
+
+class OwnCounts:
+    """The counts of one connection. They live as long as it does, so they need no store that others share.
+
+    Args:
+        bucket: The bucket of its messages.
+        clock: Returns Unix time in microseconds.
+    """
+
+    __slots__ = ("_checks", "_clock", "_windows")
+
+    def __init__(self, bucket: Bucket, clock: Clock) -> None:
+        self._checks = ((bucket, "connection", 1),)
+        self._clock = clock
+        self._windows: list[Entry] = [new_count(limit) for limit in bucket.limits]
+
+    def hit(self) -> Decision:
+        """Count a message."""
+        now_us = self._clock()
+        enter_periods(self._checks, self._windows, now_us, now_us)
+        return judge_all(self._checks, self._windows, now_us)
 
 
 class Counted:
@@ -112,17 +137,13 @@ class Counted:
 
     Args:
         socket: The connection.
-        bucket: The bucket of its messages.
-        limiter: The limiter that counts them.
-        key: Returns the key under which they are counted.
+        hit: Counts a message.
         beyond: The action on a message beyond the limit.
     """
 
-    def __init__(self, socket: Watched, bucket: Bucket, limiter: Limiter, key: Held[str], beyond: Beyond) -> None:
+    def __init__(self, socket: Watched, hit: Callable[[], Decision | Awaitable[Decision]], beyond: Beyond) -> None:
         self._socket = socket
-        self._bucket = bucket
-        self._key = key
-        self._limiter = limiter
+        self._count = hit
         self._beyond = beyond
 
     @property
@@ -153,5 +174,5 @@ class Counted:
                 return await self._socket.close(TRY_AGAIN_LATER, "message limit exceeded")
 
     async def _hit(self) -> Decision:
-        answer = self._limiter.internals.decide(((self._bucket, self._key(), 1),), ())
+        answer = self._count()
         return answer if isinstance(answer, Decision) else await answer

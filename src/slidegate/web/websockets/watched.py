@@ -10,6 +10,7 @@ import anyio
 from starlette.types import Message, Receive, Send
 
 from ...core.bans.in_force import Guarded
+from ..waiting import Ahead
 
 T = TypeVar("T")
 
@@ -21,7 +22,7 @@ class Watched:
     """A connection, seen from the application, that ends when its client is banned: at its next message, or before.
 
     Args:
-        receive: The server's channel.
+        receive: The server's channel, which is read ahead while a message waits.
         send: The server's channel.
         guarded: Returns the keys and addresses whose bans end it.
         banned: Tells whether a ban refuses the client now.
@@ -35,7 +36,7 @@ class Watched:
 
     def __init__(
         self,
-        receive: Receive,
+        receive: Ahead,
         send: Send,
         guarded: Callable[[], Sequence[Guarded]],
         banned: Callable[[], Awaitable[bool]],
@@ -53,7 +54,6 @@ class Watched:
         self._interrupted = False
         self.over = False
         self._last: Message | None = None
-        self._early: list[Message] = []
 
     @property
     def guarded(self) -> Sequence[Guarded]:
@@ -69,7 +69,7 @@ class Watched:
         """Return the next message, or a disconnect."""
         if self._last is not None:
             return self._last
-        message = self._early.pop() if self._early else await self._unless_interrupted(self._receive())
+        message = await self._unless_interrupted(self._receive())
         if message is None or self._interrupted:
             return await self.shut_out()
         if self._last is not None:
@@ -96,6 +96,7 @@ class Watched:
         if self._last is None:
             self._last = {"type": "websocket.disconnect", "code": code, "reason": reason}
             self.over = True
+            self._receive.close()
             await self._send({"type": "websocket.close", "code": code, "reason": reason})
         return self._last
 
@@ -133,21 +134,5 @@ class Watched:
 
     async def wait(self, wait_us: int) -> bool:
         """Wait, and tell whether the client is still there."""
-        await self._unless_interrupted(self._wait(wait_us))
-        return not self._interrupted and (not self._early or self._early[0]["type"] != "websocket.disconnect")
-
-    async def _wait(self, wait_us: int) -> None:
-        if not self._early:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._read_ahead, tasks.cancel_scope)
-                await anyio.sleep(wait_us / 1_000_000)
-                tasks.cancel_scope.cancel()
-        else:
-            await anyio.sleep(wait_us / 1_000_000)
-
-    async def _read_ahead(self, waiting: anyio.CancelScope) -> None:
-        """Read one message: the channel says in no other way that the client has gone."""
-        message = await self._receive()
-        self._early.append(message)
-        if message["type"] == "websocket.disconnect":
-            waiting.cancel()
+        waiting = self._receive.while_there(lambda: anyio.sleep(wait_us / 1_000_000))
+        return await self._unless_interrupted(waiting) is True

@@ -92,7 +92,7 @@ concurrency = 3
     [
         (None, "cannot be read"),
         (b"\0\xff\x1b[2J", "is not UTF-8"),
-        (b'rules = [{ path = "/", limits = "5/minit" }]', "line 1"),
+        (b'rules = [{ path = "/", limits = "5/minit" }]', "rules[0].limits"),
         (b"rulse = 3", "did you mean 'rules'"),
     ],
 )

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from ....core.errors import ConfigurationError, quoted
 from ..access_record import AccessRecord, Skip
 from .custom_times import NGINX_TIMES, TimePiece, apache_time, time_of_pieces
-from .parts import record, request_of, request_of_parts, scaled, size_of, status_of
+from .parts import QUOTED_TEXT, record, request_of, request_of_parts, scaled, size_of, status_of
 
 _MOST_CHARACTERS: Final = 8_192
 _EXAMPLES: Final = (
@@ -179,14 +179,13 @@ def _shape(template: str, piece: _Piece, before: str, after: _Piece) -> str:
             f"between them, {_EXAMPLES}"
         )
     if before.endswith('"') and after.text.startswith('"'):
-        return r'(?:[^"\\]++|\\.)*+'
+        return QUOTED_TEXT
     if not after.text:
         return r".*+"
     if piece.text in ("$remote_user", "%u"):
         return r'[^"]{0,256}?'  # it may hold blanks
     # An address list has blanks behind its commas, also where no quotation marks are around it.
-    entry = f"[^{re.escape(after.text[0])}]"
-    return f"(?:,\\ |{entry})*+" if after.text[0] == " " else f"{entry}*+"
+    return r"(?:[^, ]++|, ?+)*" if after.text[0] == " " else f"[^{re.escape(after.text[0])}]*+"
 
 
 def _record(time_us: int | None, found: Mapping[str, str]) -> AccessRecord | Skip:

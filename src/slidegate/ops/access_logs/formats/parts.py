@@ -11,8 +11,10 @@ from typing import Final
 
 from ..access_record import AccessRecord, Skip
 
-# Possessive (`*+`), so that a hostile line cannot make the pattern walk back and forth.
-QUOTED: Final = r'"((?:[^"\\]++|\\.)*+)"'
+# A text matches in one way alone, so that a hostile line cannot make the pattern walk back and forth. No group is
+# possessive: CPython before 3.11.5 matches such groups wrongly.
+QUOTED_TEXT: Final = r'[^"\\]*+(?:\\.[^"\\]*+)*'
+QUOTED: Final = f'"({QUOTED_TEXT})"'
 _REQUEST: Final = re.compile(r"([A-Za-z][\w-]*+) (\S++) HTTP/[0-9](?:\.[0-9])?", re.ASCII)
 _METHOD: Final = re.compile(r"[A-Za-z][\w-]*+", re.ASCII)
 _AMOUNT: Final = re.compile(r"[0-9]{1,18}(?:\.[0-9]{1,12})?", re.ASCII)

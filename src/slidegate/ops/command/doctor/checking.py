@@ -19,15 +19,16 @@ from ....core.errors import ConfigurationError, StoreUnavailable
 from ....core.logs import logger
 from ....limiter import Limiter
 from ....limiter.open_store import open_store
+from ....web.findings.codes import Finding
 from ....web.middleware import RateLimitMiddleware
 from ..exits import FINDINGS
 from ..output import Output, clean, with_output
 from ..running.served import imported, put_on_path
 from ..stored.opened import VARIABLE
-from .diagnosis import Diagnosis, about_fields, about_gates, about_routes, about_store
+from .diagnosis import about_fields, about_gates, about_routes, about_store
 from .started import gates_in, started
 
-_COLUMNS: Final = ("code", "message", "link")
+_COLUMNS: Final = ("code", "message")
 
 
 @click.command()
@@ -71,7 +72,7 @@ def _silent() -> Iterator[None]:
         logger.setLevel(before)
 
 
-async def _about_app(app: Any) -> list[Diagnosis]:
+async def _about_app(app: Any) -> list[Finding]:
     async with started(app):
         gates = list(dict.fromkeys(gates_in(app)))
         found = [*about_gates(gates), *about_fields(app), *about_routes(app, gates)]
@@ -80,12 +81,12 @@ async def _about_app(app: Any) -> list[Diagnosis]:
     return found
 
 
-async def _about_file(out: Output, path: Path) -> list[Diagnosis]:
-    RateLimitMiddleware.from_file(_nothing, path, limiter=Limiter())
+async def _about_file(out: Output, path: Path) -> list[Finding]:
+    RateLimitMiddleware.from_file(_nothing, path, limiter=Limiter(), replace_store=True)
     options: dict[str, Any] = {}
     if not _is_made(path):
         out.note(f"{path}: its store is not there yet, and a check makes none")
-        options["limiter"] = Limiter()
+        options = {"limiter": Limiter(), "replace_store": True}
     gate = RateLimitMiddleware.from_file(_nothing, path, **options).app
     try:
         return [*about_gates([gate]), *[one async for one in about_store(gate.limiter, repr(gate.limiter.store))]]
@@ -104,7 +105,7 @@ def _is_made(path: Path) -> bool:
     except StoreUnavailable:
         return False
     except ConfigurationError:
-        pass  # the gate says it, with the line of the file; it makes nothing of such an address
+        pass  # the gate says it, with the key in the file; it makes nothing of such an address
     return True
 
 
@@ -112,19 +113,19 @@ async def _nothing(scope: Scope, receive: Receive, send: Send) -> None:
     """Stand where an application would."""
 
 
-def _show(out: Output, target: str, found: Sequence[Diagnosis]) -> None:
+def _show(out: Output, target: str, found: Sequence[Finding]) -> None:
     if out.form == "github":
         out.write(_annotations(target, found))
     elif out.form != "text":
         out.rows(_COLUMNS, found)
     else:
-        out.say(*(f"{one.code}: {one.message} ({one.link})" for one in found) if found else ("Nothing was found.",))
+        out.say(*(str(one) for one in found) if found else ("Nothing was found.",))
 
 
-def _annotations(target: str, found: Iterable[Diagnosis]) -> Iterator[str]:
+def _annotations(target: str, found: Iterable[Finding]) -> Iterator[str]:
     file = f"file={_property(target)}," if Path(target).exists() else ""
     for one in found:
-        yield f"::warning {file}title={one.code}::{_data(f'{one.message} ({one.link})')}"
+        yield f"::warning {file}title={one.code}::{_data(one.message)}"
 
 
 def _data(text: str) -> str:

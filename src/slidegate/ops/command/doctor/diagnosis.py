@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from inspect import isawaitable
 from statistics import median
 from time import perf_counter_ns, time_ns
-from typing import Final, NamedTuple
+from typing import Final
 
 from starlette.middleware.cors import CORSMiddleware
 
@@ -14,7 +14,7 @@ from ....core.errors import StoreError
 from ....core.logs import written
 from ....core.protocols import KeepsFigures
 from ....limiter import Limiter
-from ....web.findings.codes import PAGE
+from ....web.findings.codes import Finding
 from ....web.middleware import RateLimitMiddleware
 from ....web.paths.layers import layers
 from .routes_seen import matches_nothing, places_of, uncovered
@@ -34,35 +34,19 @@ _ASKED: Final = 20
 _MOST_AHEAD_US: Final = 2_000_000
 
 
-class Diagnosis(NamedTuple):
-    """One finding.
-
-    Attributes:
-        code: Its code, which never changes.
-        message: The probable mistake, and the way out.
-        link: The page and heading of the documentation.
-    """
-
-    code: str
-    message: str
-    link: str
-
-
-def diagnosed(code: str, message: str) -> Diagnosis:
-    """Return a finding that only `slidegate check` has, with its link."""
-    return Diagnosis(code, message, f"{PAGE}#{code.lower()}")
-
-
-def about_gates(gates: Sequence[RateLimitMiddleware]) -> Iterator[Diagnosis]:
+def about_gates(gates: Sequence[RateLimitMiddleware]) -> Iterator[Finding]:
     """Yield the start-up findings of the gates."""
     if not gates:
-        yield diagnosed("SG201", "the application has no RateLimitMiddleware, so nothing is limited")
+        yield Finding(
+            "SG201",
+            "the application has no RateLimitMiddleware, so nothing is limited; write "
+            'app.add_middleware(RateLimitMiddleware, limits="100/minute")',
+        )
     for gate in gates:
-        for finding in gate.findings:
-            yield Diagnosis(finding.code, finding.message, finding.link)
+        yield from gate.findings
 
 
-async def about_store(limiter: Limiter, name: str) -> AsyncIterator[Diagnosis]:
+async def about_store(limiter: Limiter, name: str) -> AsyncIterator[Finding]:
     """Yield the findings about a store; it is asked a few times, and nothing is counted."""
     if limiter.internals.per_process:
         return
@@ -81,20 +65,26 @@ async def about_store(limiter: Limiter, name: str) -> AsyncIterator[Diagnosis]:
                 ahead_us = await answer - time_ns() / 1_000
             taken_us.append((perf_counter_ns() - before_ns) / 1_000)
     except StoreError as error:
-        yield diagnosed("SG202", f"{name} does not answer: {written(error, str)}")
+        yield Finding(
+            "SG202", f"{name} does not answer: {written(error, str)}; is the address right, and the server up?"
+        )
         return
     if abs(ahead_us) > _MOST_AHEAD_US:
-        yield diagnosed("SG207", f"the clock of {name} differs from this host's by {ahead_us / 1_000_000:+.1f} s")
+        yield Finding(
+            "SG207",
+            f"the clock of {name} differs from this host's by {ahead_us / 1_000_000:+.1f} s; let both follow a time "
+            "server",
+        )
     safe = limiter.internals.failsafe
     if safe is not None and taken_us and median(taken_us) * 2 > safe.deadline_us:
-        yield diagnosed(
+        yield Finding(
             "SG203",
             f"{name} answers in {median(taken_us) / 1_000:.1f} ms, more than half of the deadline of "
             f"{safe.deadline_us / 1_000:.1f} ms; raise the deadline, or move the store nearer",
         )
 
 
-def about_fields(app: object) -> Iterator[Diagnosis]:
+def about_fields(app: object) -> Iterator[Finding]:
     """Yield the finding that CORSMiddleware outside a gate exposes no fields of it."""
     stack = getattr(app, "middleware_stack", None) or app
     for layer in layers(stack):
@@ -105,19 +95,23 @@ def about_fields(app: object) -> Iterator[Diagnosis]:
             names = {name.strip() for name in exposed.split(",")}
             hidden = [field for field in FIELDS if field.lower() not in names]
             if hidden and "*" not in names:
-                yield diagnosed(
+                yield Finding(
                     "SG204",
                     f"CORSMiddleware does not expose {', '.join(hidden)}; write expose_headers={list(FIELDS)!r}",
                 )
 
 
-def about_routes(app: object, gates: Sequence[RateLimitMiddleware]) -> Iterator[Diagnosis]:
+def about_routes(app: object, gates: Sequence[RateLimitMiddleware]) -> Iterator[Finding]:
     """Yield the findings about routes without rules, and rules without routes."""
     places = places_of(app)
     if not gates or not places:
         return
     for place in uncovered(gates, places):
-        yield diagnosed("SG205", f"no rule covers {place.label}; write a rule for it, or one with exempt=True")
+        yield Finding("SG205", f"no rule covers {place.label}; write a rule for it, or one with exempt=True")
     for gate in gates:
         for rule, path in matches_nothing(gate.rules, places):
-            yield diagnosed("SG206", f"path {path!r} of rule {rule.label!r} matches no route")
+            yield Finding(
+                "SG206",
+                f"path {path!r} of rule {rule.label!r} matches no route; write it with the prefix of its router, or "
+                "drop it",
+            )

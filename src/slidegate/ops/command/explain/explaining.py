@@ -73,7 +73,7 @@ async def _nothing(scope: Scope, receive: Receive, send: Send) -> None:
 def _of_file(path: Path) -> Iterator[_Subject]:
     """Yield the limits of each rule of a configuration file, and those of each route."""
     # A limiter of its own: the store that the file names is not touched.
-    gate = RateLimitMiddleware.from_file(_nothing, path, limiter=Limiter()).app
+    gate = RateLimitMiddleware.from_file(_nothing, path, limiter=Limiter(), replace_store=True).app
     for rule in gate.rules:
         if rule.all_limits:
             yield _Subject(f"rule {rule.label}", tuple(rule.all_limits))

@@ -99,7 +99,7 @@ def check_file(path: Path) -> None:
     Raises:
         ConfigurationError: The file cannot be used.
     """
-    RateLimitMiddleware.from_file(_nothing, path, limiter=Limiter())
+    RateLimitMiddleware.from_file(_nothing, path, limiter=Limiter(), replace_store=True)
 
 
 async def _nothing(scope: Scope, receive: Receive, send: Send) -> None:

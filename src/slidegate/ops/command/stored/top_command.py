@@ -76,13 +76,18 @@ def _view(shown: dict[str, Any], out: Output) -> Group:
     table = Table("client", "requests", "refused", box=None, pad_edge=False)
     for row in shown["clients"][:SHOWN]:
         table.add_row(Text(clean(row["client"])), str(row["requests"]), str(row["refused"]))
-    return Group(*parts, table, Text("q ends it", style="dim"))
+    return Group(*parts, table, Text("q or Ctrl-C ends it", style="dim"))
 
 
 @contextmanager
 def _keys() -> Iterator[Any]:
     """Read single keys; yield a function that waits so many seconds and tells whether q was pressed."""
-    if sys.stdin is None or not sys.stdin.isatty():
+    try:
+        import termios
+        import tty
+    except ImportError:  # on Windows Ctrl-C ends it
+        termios = None  # type: ignore[assignment]
+    if termios is None or sys.stdin is None or not sys.stdin.isatty():
 
         def waited(seconds: float) -> bool:
             time.sleep(seconds)
@@ -90,9 +95,6 @@ def _keys() -> Iterator[Any]:
 
         yield waited
         return
-    import termios
-    import tty
-
     file = sys.stdin.fileno()
     before = termios.tcgetattr(file)
 

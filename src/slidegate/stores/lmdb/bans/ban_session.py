@@ -34,6 +34,7 @@ class BanSession:
         self._clock = now_us
         self._wall = wall_us
         self._steady = Steady()
+        self._most = most
         self._rules = BanRules(self, most)
         self._ban_rows: BanRows | None = None
         self._ledgers: LedgerRows | None = None
@@ -92,6 +93,7 @@ class BanSession:
 
     def load(self, rows: Sequence[Row]) -> int:
         """Take over the rows of a `dump`; of two bans of a key the one that lasts longer stays."""
+        self.make_sure(len(rows))
         moments = self.moments()
         return self._rules.load(from_rows(rows, *moments), *moments)
 
@@ -115,17 +117,33 @@ class BanSession:
         last = ban_rows.last()
         if self.list.is_whole and last > self._seen:
             if self._seen < 0 or ban_rows.is_far_from(self._seen):
-                self.forget()
-                self._seen, self._row, self.list.is_whole = last, b"", False
+                self._begin(ban_rows)
                 if ban_rows.are_few():
-                    self.list.reads_from = ban_rows
-                    self._read_part(ban_rows)
-                    self._row, self.list.is_whole = None, True
+                    self._read_all(ban_rows)
             else:
                 self._follow(ban_rows)
         self.list.reads_from = None if self.list.is_whole else ban_rows
         self._ban_rows = ban_rows
         self._ledgers = LedgerRows(ban_rows.txn, ban_rows.dbs)
+
+    def make_sure(self, more: int) -> None:
+        """Read all bans at once where, by the rows, there is no room for some more: only the list tells who is over."""
+        rows = self._ban_rows
+        if not self.list.is_whole and rows is not None and rows.count() + more > self._most:
+            writes_to = self.list.writes_to
+            self._begin(rows)
+            self._read_all(rows)
+            self.list.writes_to = writes_to
+
+    def _begin(self, ban_rows: BanRows) -> None:
+        """Begin to read all bans."""
+        self.forget()
+        self._seen, self._row, self.list.is_whole = ban_rows.last(), b"", False
+
+    def _read_all(self, ban_rows: BanRows) -> None:
+        while self._row is not None:
+            self._read_part(ban_rows)
+        self.list.is_whole = True
 
     def read_on(self, ban_rows: BanRows) -> None:
         """Read some more of the bans, and after them the changes that were made meanwhile."""

@@ -32,11 +32,10 @@ from ....core.bans.rows import Bans, Row, to_rows
 from ....core.bans.standing_view import KeptStandings
 from ....core.barred import Barred
 from ....core.decision import Check
-from ....core.errors import StoreError, StoreUnavailable
+from ....core.errors import StoreError
 from ....core.protocols import Clock
 from ..batching import Turns
 from ..files.environment import Environment
-from ..files.opening import BROKEN
 from ..session import Session
 from .ban_codec import salvage
 from .ban_rows import LAST, BanRows, records_of
@@ -107,11 +106,7 @@ class LmdbBans:
 
     def count(self) -> int:
         """Return how many bans are written: those in force, and those that ended lately."""
-        txn = self._env.read()
-        try:
-            return int(txn.stat(self._env.dbs.bans)["entries"])
-        finally:
-            self._env.end_read(txn)
+        return self._read_rows(lambda rules, ban_rows: ban_rows.count())
 
     def history(self) -> list[BanChange] | Awaitable[list[BanChange]]:
         """Return the last 10,000 changes, oldest first."""
@@ -198,6 +193,8 @@ class LmdbBans:
             rules = self._open(ban_rows, session.txn.get(LAST, None, session.dbs.meta))
             rules.list.writes_to = ban_rows
             try:
+                if self._reading is None or self._reading.is_closed():  # nobody reads on
+                    rules.make_sure(1)
                 answer = do(rules)
                 rules.close(ban_rows)
             finally:
@@ -222,10 +219,8 @@ class LmdbBans:
                         rules.leave()
             finally:
                 self._env.end_read(txn)
-        except BROKEN as error:
-            raise self._env.condemn(error) from error
         except lmdb.Error as error:
-            raise StoreUnavailable(f"lmdb: {self._env.path}: {error}") from error
+            raise self._env.failure(error) from error
 
     def _open(self, ban_rows: BanRows, number: bytes | None) -> BanSession:
         opened, _ = self._known

@@ -69,9 +69,8 @@ class WrittenList(BanList):
             self.writes_to.put(prolonged)
         return prolonged
 
-    def let_go(self, now_us: int, wall_us: int, most: int = 2) -> None:
-        if self.reads_from is None:
-            super().let_go(now_us, wall_us, most)
+    def let_go(self, now_us: int, wall_us: int, most: int = 2) -> bool:
+        return self.reads_from is None and super().let_go(now_us, wall_us, most)
 
     def _networks_of(self, address: Address) -> tuple[bytes, ...]:
         """Return the rows of all networks that an address lies in."""

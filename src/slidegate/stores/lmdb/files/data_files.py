@@ -10,6 +10,7 @@ Other processes that have it open trust it already, and may be writing to it.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import stat
@@ -38,6 +39,10 @@ NETWORKED: Final = frozenset(
 )
 DOUBTFUL: Final = frozenset(["overlay", "aufs", "ecryptfs"])
 
+_REMEDIES: Final = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "free some space, or "),
+    errno.EROFS: "mount its file system for writing, or ",
+}
 _MOUNTS: Final = Path("/proc/self/mountinfo")
 _PAGE_HEAD: Final = Struct("=QHHHH")  # number, unused, flags, lower, upper
 _META: Final = Struct("=IIQQ IHHQQQQQ IHHQQQQQ QQ")  # see MDB_meta in LMDB's mdb.c
@@ -48,15 +53,17 @@ _NEWER_HEAD: Final = 24  # where LMDB 1.0 writes its mark
 
 
 def check_directory(path: Path) -> None:
-    """Make the directory of an environment if it is not there, and check that nobody else can put files into it.
+    """Make the directory of an environment if it is not there, and check that nobody else can write what it holds.
 
     Raises:
         ConfigurationError: It cannot be used; the message names the reason, the owner and the remedy.
     """
     try:
         path.mkdir(mode=0o700, exist_ok=True)
-        found = path.stat()
-        linked = [path / name for name in (DATA, LOCK) if (path / name).is_symlink()]
+        modes = {path: path.stat().st_mode}
+        for name in (DATA, LOCK):
+            with suppress(FileNotFoundError):
+                modes[path / name] = (path / name).lstat().st_mode
     except FileNotFoundError:
         raise ConfigurationError(f"lmdb: {path.parent} does not exist; make it, or choose another path") from None
     except FileExistsError:
@@ -65,10 +72,13 @@ def check_directory(path: Path) -> None:
         ) from None
     except OSError as error:
         raise unusable(path, error) from error
-    if found.st_mode & stat.S_IWOTH:
-        raise ConfigurationError(f"lmdb: everybody may write to {path}, and change counts and bans; chmod o-w {path}")
-    for link in linked:
-        raise ConfigurationError(f"lmdb: {link} is a symbolic link; remove it, or choose another path")
+    for place, mode in modes.items():
+        if stat.S_ISLNK(mode):
+            raise ConfigurationError(f"lmdb: {place} is a symbolic link; remove it, or choose another path")
+        if mode & stat.S_IWOTH:
+            raise ConfigurationError(
+                f"lmdb: everybody may write to {place}, and change counts and bans; chmod o-w {place}"
+            )
 
 
 def check_file_system(path: Path, mounts: Iterable[str] | None = None) -> str:
@@ -114,7 +124,7 @@ def unusable(path: Path, error: OSError) -> ConfigurationError:
     place = Path(error.filename or path)
     problem = f"lmdb: {place} cannot be used: {error.strerror or error}"
     if not isinstance(error, PermissionError):
-        return ConfigurationError(f"{problem}; free some space, or choose another path")
+        return ConfigurationError(f"{problem}; {_REMEDIES.get(error.errno or 0, '')}choose another path")
     for known in (place, *place.parents):
         with suppress(OSError):
             found = known.stat()
@@ -131,11 +141,11 @@ class Damaged(StoreUnavailable):
 
 
 def check_data(path: Path, *, every_page: bool) -> None:
-    """Check that the data file of a directory can be given to LMDB. Nobody else may write to it meanwhile.
+    """Check that the data file of a directory can be given to LMDB. This process holds its gate: nobody writes to it.
 
     Args:
         path: The directory.
-        every_page: Whether to look at every page, and not only at the head; no other process may have the file open.
+        every_page: Whether to look at every page, and not only at the head.
 
     Raises:
         Damaged: It cannot be given to LMDB.
@@ -210,10 +220,13 @@ def _check_head(path: Path) -> str:
 
 
 def set_aside(path: Path) -> Path:
-    """Keep a damaged data file under another name, and return that name."""
+    """Keep a damaged data file, whose gate this process holds, under another name, and return that name.
+
+    LMDB's lock file goes first: as soon as the name is free, another process may make both files anew.
+    """
     kept = path.with_name(f"{path.name}.corrupt-{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}")
-    path.rename(kept)
     (path.parent / LOCK).unlink(missing_ok=True)
+    path.rename(kept)
     return kept
 
 

@@ -16,11 +16,13 @@ while nobody is in a transaction.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,12 +35,21 @@ from . import opening
 from .data_files import DATA, LOCK
 from .host_clock import RECORD_EVERY_US, boot_id, boot_us, wall_us, written
 from .layout import CLOCK, SCHEMA, WRITTEN_SCHEMA, Databases
-from .opening import POLL_S, Options, open_files, take_room, whole_size, writes_through
+from .opening import BROKEN, POLL_S, Options, open_files, take_room, whole_size, writes_through
 from .read_only import open_to_read
 from .readers import Readers
 
 _IN_PROCESS_S: Final = 0.05
 _BEFORE_FORK_S: Final = 5.0
+_LOOK_EVERY: Final = 16  # commits, between two looks at how full the file is
+_GROW_AGAIN_S: Final = 1.0
+_DOUBT_AGAIN_S: Final = 1.0
+_NO_DAMAGE: Final = (OSError, lmdb.DiskError, lmdb.MapFullError, lmdb.MemoryError, lmdb.ReadersFullError)
+RESERVE: Final = 16
+"""A full file has another part of this size, for keys that are known: one in so many of its bytes."""
+MIN_RESERVE: Final = 2**18
+FULL: Final = 1
+LAST_PART: Final = 2
 _TOO_SHORT: Final = "its head names pages that the file does not have"
 _NO_DATABASES: Final = Databases(*(None,) * len(Databases._fields))  # type: ignore[arg-type]
 
@@ -80,6 +91,10 @@ class Environment:
         self._looked_us = 0
         self._inodes = (0, 0)
         self._suspect = (0, "")
+        self._doubt_again_s = 0.0
+        self._commits = 0
+        self._stuck = (0, "")  # the size at which growing failed last, and why
+        self._grow_again_s = 0.0
         self._readers = Readers(path, options.max_map_size)
         self._leaves = False  # whether to close the files after this transaction
         self._open(opening.PATIENCE_S)
@@ -122,12 +137,21 @@ class Environment:
         raise lmdb.CorruptedError(_TOO_SHORT)
 
     def commit(self, txn: Any) -> None:
-        """Commit a transaction, and let others write."""
+        """Commit a transaction, make the map larger before it is full, and let others write."""
         try:
-            txn.commit()
-        except BaseException:
-            self.failed += 1
-            raise
+            try:
+                txn.commit()
+            except BaseException:
+                self.failed += 1
+                raise
+            self._commits += 1
+            if (
+                not self._commits % _LOOK_EVERY
+                and self.held < self.options.max_map_size
+                and self._has_less_than(spare(self.held))
+            ):
+                with suppress(lmdb.Error):
+                    self._grow(self.options.max_map_size)
         finally:
             self._let_others()
 
@@ -205,13 +229,13 @@ class Environment:
             if self._lmdb.info()["map_size"] > before:
                 return True
             size = min(2 * before, most)
-            if size <= before:
+            if size <= before or (self.stuck and time.monotonic() < self._grow_again_s):
                 return False
             try:
                 take_room(self._file, size, self.options)
             except OSError as error:
-                message = f"{self.path} cannot grow to {size} bytes: {error.strerror}"
-                self.untold.append(Event("map_full", message, {"gone": 0}))
+                self._stuck = before, f"cannot grow to {size} bytes ({error.strerror})"
+                self._grow_again_s = time.monotonic() + _GROW_AGAIN_S
                 return False
             self._lmdb.set_mapsize(size)
             self.held = size
@@ -265,35 +289,51 @@ class Environment:
         self.untold += self._readers.look(self._lmdb)
         self._leaves = not self._are_ours() or txn.get(SCHEMA, None, self.dbs.meta) != WRITTEN_SCHEMA
 
-    def sizes(self) -> tuple[int, int, int]:
+    def sizes(self, txn: Any) -> tuple[int, int, int]:
         """Return the number of windows, and how many bytes of the file have been used and are held."""
-        txn = self.read()
-        try:
-            info = self._lmdb.info()
-            used = (info["last_pgno"] + 1) * self._lmdb.stat()["psize"]
-            return txn.stat(self.dbs.windows)["entries"], used, info["map_size"]
-        finally:
-            self.end_read(txn)
+        return txn.stat(self.dbs.windows)["entries"], self._used(), self._lmdb.info()["map_size"]
 
     def has_room(self, more: int) -> bool:
         """Tell, in a writing transaction, whether so many bytes fit besides all else; a file that may grow has room."""
-        if self.held * 2 <= self.options.max_map_size:
+        if self.held * 2 <= self.options.max_map_size and not self.stuck:
             return True
-        used = (self._lmdb.info()["last_pgno"] + 1) * self._lmdb.stat()["psize"]
-        return bool(used + 2 * more <= self.held - self.held // 8)
+        return self._used() + 2 * more <= self.held - self.held // 8
+
+    @property
+    def stuck(self) -> str:
+        """Why the file could not grow when that was last tried; empty if it could."""
+        size, why = self._stuck
+        return why if self.held <= size else ""
+
+    def fullness(self) -> int:
+        """Return how full the file is: 0, `FULL` if it gets no new windows, or `LAST_PART` if it gets no new rows."""
+        if self.stuck:  # the last part of what there is has to do
+            return LAST_PART if self._has_less_than(spare(self.held) // 2) else FULL
+        most = self.options.max_map_size
+        return (self.held > most) + (self.held > most + reserve(most))
+
+    def _has_less_than(self, unused: int) -> bool:
+        """Return whether less than so many bytes of the file were never used."""
+        return self.held - self._used() < unused
+
+    def _used(self) -> int:
+        return int((self._lmdb.info()["last_pgno"] + 1) * self._lmdb.stat()["psize"])
 
     # -- opening and closing -----------------------------------------------------------------------------------------
 
-    def condemn(self, error: Exception) -> StoreUnavailable:
-        """Close a data file that turned out to be damaged: it is set aside when the files are opened next.
+    def failure(self, error: Exception) -> StoreUnavailable:
+        """Return the error to raise for one that LMDB or the system raised.
 
-        Returns:
-            The error to raise.
+        LMDB says nearly anything of a file that was damaged in place. So the files are closed, and opened anew at the
+        next use: another process may have mended them, and else they are checked. What LMDB calls damaged is set aside.
         """
-        with self._lock, self._map:
-            self._suspect = self._inodes[0], str(error)
-            self._close()
-        return StoreUnavailable(f"lmdb: {self.path} is damaged: {error}")
+        broken, no_room = isinstance(error, BROKEN), os.strerror(errno.EDQUOT) in str(error)
+        if broken or not (isinstance(error, _NO_DAMAGE) or no_room or time.monotonic() < self._doubt_again_s):
+            with self._lock, self._map:
+                self._doubt_again_s = time.monotonic() + _DOUBT_AGAIN_S
+                self._suspect = self._inodes[0], str(error) if broken else ""
+                self._close()
+        return StoreUnavailable(f"lmdb: {self.path}{' is damaged' if broken else ''}: {error}")
 
     def close(self) -> None:
         """Close the files."""
@@ -354,6 +394,17 @@ class Environment:
         self.untold += events
         self.salvage += salvage
         self.opened += 1
+        self._suspect = (0, "")
+
+
+def reserve(most: int) -> int:
+    """Return how many bytes a file of `most` bytes has besides, for keys that are known."""
+    return max(most // RESERVE, MIN_RESERVE)
+
+
+def spare(held: int) -> int:
+    """Return how many bytes of a file are kept for keys that are known, in case the disk has no more."""
+    return min(reserve(held), held // 4)
 
 
 _environments: HeldWeakly[Environment] = HeldWeakly()

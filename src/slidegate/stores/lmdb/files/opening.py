@@ -91,7 +91,7 @@ def open_files(path: Path, options: Options, patience_s: float, suspect: tuple[i
         path: Its directory, without symbolic links.
         options: How to open it.
         patience_s: How long to wait for another process that writes or opens it.
-        suspect: The inode of a data file that must not be used any more, and why.
+        suspect: The inode of a data file that must not be used any more, and why; without a reason it is checked.
 
     Raises:
         ConfigurationError: The files cannot be used; the message says what would help.
@@ -107,7 +107,7 @@ def open_files(path: Path, options: Options, patience_s: float, suspect: tuple[i
             opened = _open(path, options, file, suspect, events, salvage)
         except BaseException as error:
             try:
-                if not _put_right(path / DATA, error, events, salvage):
+                if not _put_right(path / DATA, file, error, events, salvage):
                     raise
             finally:
                 os.close(file)
@@ -185,13 +185,15 @@ def take_gate(path: Path, open_data: Callable[[], int], patience_s: float) -> in
         time.sleep(POLL_S)
 
 
-def _put_right(data: Path, error: BaseException, events: list[Event], salvage: list[Path]) -> bool:
+def _put_right(data: Path, file: int, error: BaseException, events: list[Event], salvage: list[Path]) -> bool:
     """Set a damaged data file aside; return whether another attempt may succeed.
+
+    A file that is not at its path any more was moved or deleted meanwhile, whatever the error says.
 
     Raises:
         ConfigurationError: It is not damaged, and cannot be used.
     """
-    if isinstance(error, _Moved):
+    if isinstance(error, (_Moved, FileNotFoundError)) or (isinstance(error, Exception) and not is_file_at(file, data)):
         return True
     if isinstance(error, (Damaged, *BROKEN)):
         try:
@@ -218,11 +220,11 @@ def _open(
     path: Path, options: Options, file: int, suspect: tuple[int, str], events: list[Event], salvage: list[Path]
 ) -> Opened:
     inode, size, alone = os.fstat(file).st_ino, whole_size(file), True
-    if inode == suspect[0]:
+    if inode == suspect[0] and suspect[1]:
         raise Damaged(suspect[1])
     if size:
         alone = nobody_else_has(path / LOCK)
-        check_data(path, every_page=alone)
+        check_data(path, every_page=alone or inode == suspect[0])
         if not (path / LOCK).exists():
             _start_apart(path, file)
             raise _Moved

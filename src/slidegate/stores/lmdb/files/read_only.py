@@ -28,7 +28,7 @@ def open_to_read(path: Path, options: Options, patience_s: float, suspect: tuple
         path: Its directory, without symbolic links.
         options: How to open it.
         patience_s: How long to wait for another process that writes or opens it.
-        suspect: The inode of a data file that must not be used any more, and why.
+        suspect: The inode of a data file that must not be used any more, and why; without a reason it is checked.
 
     Raises:
         StoreUnavailable: The files are not there, or cannot be read; the message names the reason.
@@ -36,7 +36,7 @@ def open_to_read(path: Path, options: Options, patience_s: float, suspect: tuple
     """
     file = _gate(path, patience_s)
     try:
-        if os.fstat(file).st_ino == suspect[0]:
+        if os.fstat(file).st_ino == suspect[0] and suspect[1]:
             raise StoreUnavailable(f"lmdb: {path} is damaged: {suspect[1]}")
         opened = _open(path, options, file)
     except (ConfigurationError, lmdb.Error) as error:

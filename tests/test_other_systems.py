@@ -1,0 +1,87 @@
+"""What works where names and modules of POSIX are missing, as on Windows; here they are hidden from a new process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from .redis_servers import RedisServer, needs_redis
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# Other libraries are imported first: each has its own ways on Windows, which are not tried here.
+PROGRAM = """
+import asyncio, multiprocessing, os, signal, sys, time
+import click, fastapi, httpx, itsdangerous, pydantic, redis.asyncio, rich.live, starlette.testclient, tomli_w, uvicorn
+
+for module in ("fcntl", "grp", "pty", "pwd", "resource", "termios", "tty"):
+    sys.modules[module] = None
+for owner, names in {
+    asyncio: "open_unix_connection start_unix_server",
+    os: "fork forkpty register_at_fork getuid geteuid getgid getegid sched_getaffinity uname posix_fallocate fchmod "
+    "chown fchown mkfifo O_CLOEXEC O_NOFOLLOW O_NONBLOCK O_NOCTTY",
+    signal: "pthread_sigmask SIGHUP SIGUSR1 SIGUSR2 SIGALRM SIGKILL setitimer alarm",
+    time: "clock_gettime clock_gettime_ns CLOCK_BOOTTIME CLOCK_MONOTONIC",
+}.items():
+    for name in names.split():
+        delattr(owner, name)
+
+from slidegate import BanPolicy, Limiter, RateLimit, RateLimitMiddleware, Rule
+from slidegate.dashboard import Dashboard
+from slidegate.ops.command import main
+
+limiter = Limiter.from_url(sys.argv[1])
+app = fastapi.FastAPI()
+app.add_middleware(
+    RateLimitMiddleware, limiter=limiter, rules=[Rule("/a", "2/hour")], bans=BanPolicy(signals={"/.env": "ban"})
+)
+app.mount("/gate", Dashboard(limiter, token="a-token-of-this-test-alone"))
+app.get("/a")(lambda: None)
+app.get("/b", dependencies=[fastapi.Depends(RateLimit("1/hour"))])(lambda: None)
+with starlette.testclient.TestClient(app, "http://localhost", client=("203.0.113.9", 1)) as client:
+    paths = ("/a", "/a", "/a", "/b", "/b", "/gate/", "/.env", "/b")
+    print(*(client.get(path).status_code for path in paths))
+print(*(limiter.sync.hit("user:1", "1/hour").allowed for _ in range(2)))
+limiter.sync.close()
+print(*(main(words.split()) for words in sys.argv[2:]), file=sys.stderr)
+"""
+LOG = "tests/ops/samples/combined.log"
+
+
+def run(store: str, *commands: str) -> tuple[list[str], list[str]]:
+    """Run gate, dashboard and commands; return what stands in the lines of both streams."""
+    ended = subprocess.run(
+        [sys.executable, "-c", PROGRAM, store, *commands],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    out, errors = ended.stdout.splitlines(), ended.stderr.splitlines()
+    assert out[:2] == ["200 200 429 200 429 200 403 403", "True False"], ended.stderr
+    return out[2:], errors
+
+
+def test_gate_dashboard_and_command_line_work_and_lmdb_says_what_it_needs() -> None:
+    commands = (
+        "explain 5/minute",
+        "check examples/slidegate.toml",
+        f"simulate {LOG} --limit 60/minute",
+        f"suggest {LOG}",
+        "bans list --store lmdb:///var/lib/app",
+    )
+    out, errors = run("memory://", *commands)
+    assert errors[-1] == "0 0 0 0 2", errors
+    assert errors[-2].startswith("slidegate: store address: LmdbStore needs POSIX")
+    assert len(out) > 4
+
+
+@needs_redis
+def test_redis_works() -> None:
+    with RedisServer() as server:
+        out, errors = run(server.url, f"bans list --store {server.url}", f"top --once --store {server.url}")
+    assert errors[-1] == "0 0", errors
+    assert any("203.0.113.9" in line for line in out)
