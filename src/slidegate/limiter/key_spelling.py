@@ -193,7 +193,10 @@ def check_secret(secret: object) -> bytes:
     Raises:
         ConfigurationError: It is too short or too long.
     """
-    encoded = secret.encode() if isinstance(secret, str) else secret
+    try:
+        encoded = secret.encode() if isinstance(secret, str) else secret
+    except UnicodeEncodeError:  # half a character
+        encoded = None
     if not isinstance(encoded, bytes) or not 16 <= len(encoded) <= 64:
         # A value of the wrong length may be a secret all the same, so the message does not repeat it.
         raise ConfigurationError("secret: expected 16 to 64 bytes, for example from secrets.token_hex(32)")

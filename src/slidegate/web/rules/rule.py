@@ -15,7 +15,7 @@ from starlette.requests import HTTPConnection
 
 from ...core.decision import Decision
 from ...core.durations import format_duration
-from ...core.errors import ConfigurationError
+from ...core.errors import ConfigurationError, quoted
 from ...core.kinds.any_limit import AnyLimit
 from ...core.kinds.concurrency import Concurrency
 from ...core.kinds.wire_names import unique_name, wire_names
@@ -294,7 +294,7 @@ class Rule:
         for limit in self.limits if self.limits_function is None else ():
             if cost > limit.amount:
                 raise ConfigurationError(
-                    f"cost: {cost} is more than {str(limit)!r} allows, so {self._call} could never pass"
+                    f"cost: {quoted(cost)} is more than {str(limit)!r} allows, so {self._call} could never pass"
                 )
         return cost
 
