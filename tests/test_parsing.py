@@ -9,11 +9,14 @@ room, and a half of what a quadratic reader takes.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import itertools
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 from urllib.parse import quote
 
@@ -23,13 +26,42 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
 
-from slidegate import BanPolicy, ConfigurationError, RateLimitMiddleware, Rule, path_param
-from slidegate.core import parse_duration_us, parse_limits
+from slidegate import (
+    BanPolicy,
+    ConfigurationError,
+    Limit,
+    Limiter,
+    MemoryStore,
+    MessageLimits,
+    Networks,
+    Quota,
+    RateLimit,
+    RateLimitMiddleware,
+    Rule,
+    Shed,
+    client_ip,
+    cookie,
+    header,
+    path_param,
+    query,
+)
+from slidegate.core import (
+    Concurrency,
+    CounterWindow,
+    HotKeys,
+    MetricWindow,
+    RollingTotals,
+    TimestampWindow,
+    parse_duration_us,
+    parse_limits,
+)
 from slidegate.core.addresses import canonical_key, parse_network
+from slidegate.httpx import LimitedTransport
 from slidegate.netlists.formats import FORMATS, read_entries
 from slidegate.ops.access_logs import parse_line
 from slidegate.ops.access_logs.line_parser import LineParser
 from slidegate.ops.command import main
+from slidegate.stores.redis import RedisStore
 from slidegate.web.config.document import Document
 from slidegate.web.keys.forwarded import read_node, split_forwarded, split_list
 
@@ -178,6 +210,100 @@ def test_a_configuration_is_read_in_proportion_to_its_length(shape: str) -> None
             seconds(document, make(4 * SHORT)) for _ in range(3)
         )
         assert grown < 32, f"{grown:.0f} times as long as an eighth of it"
+
+
+# -- of any size -----------------------------------------------------------------------------------------------------
+
+DIGITS = "1" * 5_000
+HUGE_TEXTS = (
+    DIGITS,
+    f"-{DIGITS}",
+    f"0.{DIGITS}",
+    "1e400",
+    "9" * 30,
+    "\u0661" * 5_000,
+    "\u00b2",
+    "\0",
+    "\ud800",
+    "x" * 100_000,
+    f"{DIGITS}/minute",
+    f"5/{DIGITS}s",
+    f"5/minute @{DIGITS}",
+    f"{DIGITS}-01",
+    f"{DIGITS}:00",
+    f"192.0.2.0/{DIGITS}",
+    f"redis://localhost:{DIGITS}",
+    f"memory://?max_keys={DIGITS}",
+)
+HUGE_NUMBERS = (
+    10**5_000,
+    -(10**5_000),
+    2**64,
+    -1,
+    1e308,
+    -1e308,
+    float("inf"),
+    float("nan"),
+    timedelta.max,
+    timedelta.min,
+)
+MADE: tuple[tuple[Callable[..., object], dict[str, object]], ...] = (
+    (Limit, {"amount": 5, "window": "1m"}),
+    *((Quota, {"text": f"5/{unit}"}) for unit in ("day", "week", "month", "year")),
+    (Concurrency, {"amount": 4}),
+    (parse_limits, {"limits": "5/minute"}),
+    (parse_duration_us, {"value": "5s"}),
+    (BanPolicy, {}),
+    *((make, {**path, "limits": "5/minute", "wait": "5s"}) for make, path in ((Rule, {"path": "/"}), (RateLimit, {}))),
+    (Rule, {"path": "/", "limits": "500/minute", "lease": 2}),
+    (MessageLimits, {"limits": "5/minute"}),
+    (Shed, {"lag": "1s"}),
+    (RateLimitMiddleware, {"app": None, "limits": "5/minute"}),
+    *((key, {"name": "x"}) for key in (header, cookie, query, path_param)),
+    (client_ip, {"trusted": ["192.0.2.0/24"]}),
+    (Networks, {}),
+    (Limiter, {}),
+    (Limiter.from_url, {"url": "memory://"}),
+    (MemoryStore, {}),
+    (RedisStore, {"client": "redis://localhost"}),
+    (CounterWindow, {"slices": 5, "slice_us": 1}),
+    (MetricWindow, {"slices": 5, "slice_us": 1}),
+    (TimestampWindow, {"window_us": 5}),
+    (RollingTotals, {"slice_us": 1, "windows_us": [5]}),
+    (HotKeys, {"capacity": 5, "threshold": 5, "window": "5s"}),
+    (LimitedTransport, {"limits": "5/minute"}),
+)
+
+
+def given_to(annotation: str) -> Iterator[object]:
+    """Yield values of the types that a parameter takes, and huge; a list of each too, where it takes several."""
+    for types, values in (
+        (("str", "AnyLimit", "Limits"), HUGE_TEXTS),
+        (("int", "float", "Whole", "timed"), HUGE_NUMBERS),
+    ):
+        if any(re.search(rf"\b{kind}", annotation) for kind in types):
+            yield from values
+            if re.search("Iterable|Sequence", annotation):
+                yield from ([value] for value in values)
+            if "Mapping" in annotation:
+                yield from ({"refused": value} for value in values)
+                yield from ({value: 1} for value in values)
+
+
+@pytest.mark.parametrize("made", range(len(MADE)), ids=lambda place: f"{MADE[place][0].__qualname__}-{place}")
+def test_whatever_is_huge_is_taken_or_a_clear_error(made: int) -> None:
+    make, usual = MADE[made]
+    make(**usual)
+    failed = []
+    for name, parameter in inspect.signature(make).parameters.items():
+        for value in given_to(str(parameter.annotation)):
+            try:
+                make(**{**usual, name: value})
+            except ConfigurationError:
+                pass
+            except Exception as error:
+                failed.append(f"{name}: {type(value).__name__}: {type(error).__name__}: {error!s:.60}")
+    assert failed == []
 
 
 @pytest.mark.parametrize("command", ["suggest", "simulate"])

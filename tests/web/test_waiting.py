@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import anyio
@@ -211,3 +212,21 @@ async def test_a_server_that_loses_messages_when_a_read_is_cancelled_loses_none(
         heard = [message.get("body") or message.get("text", "").encode() for message in server.sent]
         assert b"".join(heard) == b"ab"
         assert server.cancelled == 0
+
+
+@pytest.mark.xfail(
+    strict=True, raises=AssertionError, reason="a wait that asks again when its turn comes is built by `3 one-ring`"
+)
+async def test_a_clock_that_steps_back_while_a_request_waits_lets_nobody_in_too_early() -> None:
+    ahead_us = 0
+    limiter = Limiter(MemoryStore(clock=lambda: time.monotonic_ns() // 1_000 + ahead_us))
+    app = RateLimitMiddleware(hello, limiter=limiter, rules=[Rule("*", "2/100s", wait="200s", name="slow")])
+    assert await statuses(app, 2) == [200, 200]
+    ahead_us = 99_800_000
+    waiting = asyncio.create_task(call(app))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    ahead_us = 10_000_000  # by the store's time the first two leave in 90 s
+    done, _ = await asyncio.wait([waiting], timeout=5)
+    waiting.cancel()
+    assert not done, "three within 100 s of the store's time"

@@ -16,7 +16,7 @@ from itertools import chain, islice
 from typing import Final, Self
 
 from .addresses import BITS, format_network, parse_address, parse_network
-from .errors import ConfigurationError
+from .errors import ConfigurationError, quoted
 from .public_space import HALF, public_addresses, wide_ranges
 
 _RUN: Final = 4_096
@@ -42,8 +42,8 @@ class Networks:
 
     def __init__(self, networks: Iterable[object] = (), *, strict: bool = True) -> None:
         if isinstance(networks, (str, bytes)) or not isinstance(networks, Iterable):
-            raise ConfigurationError(f'networks: expected a list, for example ["192.0.2.0/24"], not {networks!r}')
-        self._merge(parse_network(str(network), strict=strict) for network in networks)
+            raise ConfigurationError(f'networks: expected a list, for example ["192.0.2.0/24"], not {quoted(networks)}')
+        self._merge(parse_network(_text(network), strict=strict) for network in networks)
 
     @classmethod
     def of_ranges(cls, ranges: Iterable[tuple[int, int, int]]) -> Self:
@@ -137,3 +137,8 @@ def _in_order(ranges: Iterable[tuple[int, int, int]]) -> Iterator[tuple[int, int
     rest = iter(ranges)
     runs = list(iter(lambda: sorted(islice(rest, _RUN)), []))
     return merge(*runs)
+
+
+def _text(network: object) -> str:
+    """Return a network as text; Python does not write a number of thousands of digits."""
+    return quoted(network) if isinstance(network, int) else str(network)

@@ -23,6 +23,7 @@ WEEKDAYS: Final = ("monday", "tuesday", "wednesday", "thursday", "friday", "satu
 _DAYS: Final = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 _TEXT: Final = r"(?P<amount>[0-9]{1,18}+) *+(?:/|per\b) *+(?P<unit>[A-Za-z]++)"
 _TIME: Final = "([01][0-9]|2[0-3]):([0-5][0-9])"
+_DAY: Final = "[0-9]{1,2}"
 _DATE: Final = "(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
 
 
@@ -114,23 +115,24 @@ class Quota(AnyLimit):
 
 def _anchor(unit: Unit, starts: int | str | None) -> tuple[Anchor, str]:
     """Return where periods of a unit start, and how that is spelled."""
+    given = starts if isinstance(starts, str) else ""
     if unit == "day":
-        match = re.fullmatch(_TIME, "00:00" if starts is None else str(starts))
+        match = re.fullmatch(_TIME, "00:00" if starts is None else given)
         if match is not None:
             return Anchor(minute=int(match[1]) * 60 + int(match[2])), match[0]
         expected = 'a time of day, for example "06:00"'
     elif unit == "week":
-        weekday = "monday" if starts is None else str(starts).lower()
+        weekday = "monday" if starts is None else given.lower()
         if weekday in WEEKDAYS:
             return Anchor(weekday=WEEKDAYS.index(weekday)), weekday
         expected = 'a day of the week, for example "monday"'
     elif unit == "month":
-        day = 1 if starts is None else int(starts) if isinstance(starts, str) and starts.isdecimal() else starts
+        day = 1 if starts is None else int(given) if re.fullmatch(_DAY, given) else starts
         if isinstance(day, int) and not isinstance(day, bool) and 1 <= day <= 31:
             return Anchor(day=day), str(day)
         expected = "a day of the month from 1 to 31, for example 15"
     else:
-        match = re.fullmatch(_DATE, "01-01" if starts is None else str(starts))
+        match = re.fullmatch(_DATE, "01-01" if starts is None else given)
         if match is not None and int(match[2]) <= _DAYS[int(match[1]) - 1]:
             return Anchor(month=int(match[1]), day=int(match[2])), match[0]
         expected = 'a month and a day, for example "04-01"'

@@ -105,7 +105,10 @@ class Keys:
 
 
 def _keyed(secret: object) -> blake2b:
-    encoded = secret.encode() if isinstance(secret, str) else secret
+    try:
+        encoded = secret.encode() if isinstance(secret, str) else secret
+    except UnicodeEncodeError:  # half a character
+        encoded = None
     if not isinstance(encoded, bytes) or not 16 <= len(encoded) <= 64:
         # A value of the wrong length may be a secret all the same, so the message does not repeat it.
         raise ConfigurationError("secret: expected 16 to 64 bytes, for example from secrets.token_hex(32)")

@@ -9,7 +9,7 @@ from typing import Final, Self
 
 from ..core.bans.in_force import Guarded
 from ..core.decision import Bucket, Check, Decision
-from ..core.errors import ConfigurationError
+from ..core.errors import ConfigurationError, quoted
 from ..core.limits import AnyLimit, check_name, parse_limits
 from ..core.memo import MEMO_SIZE, remember
 from ..core.protocols import Observer, Store
@@ -400,5 +400,5 @@ def check_cost(cost: object, what: str = "cost") -> int:
         ConfigurationError: The value is no such number.
     """
     if not isinstance(cost, int) or isinstance(cost, bool) or cost < 0:
-        raise ConfigurationError(f"{what}: expected a whole number, 0 or more, for example 1, not {cost!r}")
+        raise ConfigurationError(f"{what}: expected a whole number, 0 or more, for example 1, not {quoted(cost)}")
     return cost

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sys
 import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from typing import Any
 
 import pytest
 
 import slidegate.stores.memory.store
 import slidegate.stores.memory.tables
+from slidegate import Quota
 from slidegate.core import (
     Bucket,
     ConfigurationError,
@@ -34,6 +37,7 @@ from slidegate.testing.contract import StoreContract
 
 from ...hurry import hurried
 
+SECOND_US = 1_000_000
 MINUTE_US = 60_000_000
 HOUR_US = 3_600_000_000
 
@@ -494,3 +498,78 @@ def test_a_demand_without_checks_is_answered_at_once_and_does_what_is_due() -> N
     assert store.hit(()).now_us == clock()
     store.bans.ban("203.0.113.9", HOUR_US, "by hand", "somebody")
     assert store.hit((), ("203.0.113.9",)).reason is Reason.BANNED
+
+
+# -- what one limit needs, others do not pay for -----------------------------------------------------------------------
+
+
+def calls_of(store: MemoryStore, demands: list[tuple[Any, ...]]) -> int:
+    """Return how many calls of Python functions some hits make."""
+    calls = 0
+
+    def count(frame: object, event: str, arg: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(count)
+    try:
+        for demand in demands:
+            store.hit(demand)
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+COMMON = Bucket("everyone", parse_limits("1000000/hour"))
+
+
+def one_that_waits(store: MemoryStore, clock: FakeClock) -> None:
+    waits = Bucket("waits", parse_limits("2/s; 9/minute"), wait_us=SECOND_US, wait_max=5)
+    for _ in range(4):
+        store.hit(((waits, "ann", 1), (COMMON, "all", 1)))
+
+
+def one_whose_refusals_count(store: MemoryStore, clock: FakeClock) -> None:
+    for _ in range(4):
+        store.hit(((Bucket("counted", parse_limits("2/s; 9/minute"), count_denied=True), "ann", 1),))
+
+
+def a_quota(store: MemoryStore, clock: FakeClock) -> None:
+    store.hit(((Bucket("quota", (Quota("9/day"), *parse_limits("9/s"))), "ann", 1),))
+
+
+def a_moment_without_room(store: MemoryStore, clock: FakeClock) -> None:
+    crowd = Bucket("crowd", parse_limits("5/s"))
+    for number in range(store.max_keys + 100):
+        store.hit(((crowd, f"user:{number}", 1),))
+    assert store.stats().shared_hits
+
+
+def a_ban_that_ends(store: MemoryStore, clock: FakeClock) -> None:
+    store.bans.ban("user:eve", SECOND_US, "why", "me")
+
+
+@pytest.mark.parametrize("routes", [10, 1_000])
+@pytest.mark.parametrize(
+    "event", [one_that_waits, one_whose_refusals_count, a_quota, a_moment_without_room, a_ban_that_ends]
+)
+def test_hits_of_other_limits_cost_what_they_did_before(
+    routes: int, event: Callable[[MemoryStore, FakeClock], None]
+) -> None:
+    clock = FakeClock(10**12)
+    store = MemoryStore(clock=clock, max_keys=5_000)
+    buckets = [Bucket(f"route:{number}", parse_limits("1000/day; 50/hour")) for number in range(routes)]
+    single = Bucket("single", parse_limits("50/hour"))
+    demands: list[tuple[Any, ...]] = [((buckets[number * 7 % routes], "ann", 1),) for number in range(200)]
+    demands += [((single, "ann", 1),), ((buckets[3], "ann", 1), (COMMON, "all", 1))] * 100
+
+    def measured() -> int:
+        clock.advance("2h")  # what came before is over, and tables are looked after
+        for _ in range(3):
+            calls_of(store, demands)
+            clock.advance("1s")
+        return calls_of(store, demands)
+
+    before = measured()
+    event(store, clock)
+    assert measured() <= 1.1 * before

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, Final, Literal, TypeAlias
 
 from ..durations import format_duration
-from ..errors import ConfigurationError, closest
+from ..errors import ConfigurationError, closest, quoted
 from ..limits import MAX_NAME, MAX_WINDOW_US, Limit, check_name, check_whole, parse_duration_us, parse_limits
 
 MAX_EXACT: Final = 64
@@ -129,7 +129,7 @@ class BanPolicy:
         set_field("action", _choice(action, ("ban", "shadow"), "action"))
         set_field("answer", _choice(answer, ("problem", "drop", "tarpit"), "answer"))
         if not isinstance(status, int) or status not in (403, 429):
-            raise ConfigurationError(f"status: expected 403 or 429, not {status!r}")
+            raise ConfigurationError(f"status: expected 403 or 429, not {quoted(status)}")
         set_field("status", status)
         set_field("delay_us", _span_us(delay, "delay", "5s", least_us=1_000, most_us=60_000_000))
         set_field("most", _one_limit(most, "most", "100/minute"))
@@ -167,9 +167,9 @@ class BanPolicy:
         if longest_us < duration_us:
             raise ConfigurationError(f"longest: {longest!r} is shorter than duration, {duration!r}; it is the most")
         if not _is_number(factor) or not (factor == 1 or _MIN_FACTOR <= factor <= _MAX_FACTOR):  # type: ignore[operator]
-            raise ConfigurationError(f"factor: expected 1, or {_MIN_FACTOR} to {_MAX_FACTOR}, not {factor!r}")
+            raise ConfigurationError(f"factor: expected 1, or {_MIN_FACTOR} to {_MAX_FACTOR}, not {quoted(factor)}")
         if not _is_number(jitter) or not 0 <= jitter <= 1:  # type: ignore[operator]
-            raise ConfigurationError(f"jitter: expected a part from 0 to 1, for example 0.1, not {jitter!r}")
+            raise ConfigurationError(f"jitter: expected a part from 0 to 1, for example 0.1, not {quoted(jitter)}")
         ladder = [duration_us]
         while factor != 1 and ladder[-1] < longest_us:
             ladder.append(min(int(duration_us * factor ** len(ladder)), longest_us))  # type: ignore[operator]
@@ -181,7 +181,7 @@ class BanPolicy:
         limit = _one_limit(after, "prefix_after", "4/1h")
         if not 2 <= limit.amount <= MAX_EXACT:
             raise ConfigurationError(
-                f'prefix_after: expected 2 to {MAX_EXACT} addresses, for example "4/1h", not {after!r}'
+                f'prefix_after: expected 2 to {MAX_EXACT} addresses, for example "4/1h", not {quoted(after)}'
             )
         name = self.name + PREFIX_NAME
         if len(name) > MAX_NAME:
@@ -198,7 +198,7 @@ def _one_limit(value: str | Limit, what: str, example: str) -> Limit:
     except ConfigurationError as error:
         raise ConfigurationError(f"{what}: {error}") from None
     if len(limits) != 1:
-        raise ConfigurationError(f'{what}: expected one, for example "{example}", not {value!r}')
+        raise ConfigurationError(f'{what}: expected one, for example "{example}", not {quoted(value)}')
     return limits[0]
 
 
@@ -207,32 +207,32 @@ def _span_us(value: Any, what: str, example: str, *, least_us: int = 1_000_000, 
     if not least_us <= span_us <= most_us:
         raise ConfigurationError(
             f'{what}: expected {format_duration(least_us)} to {format_duration(most_us)}, for example "{example}", '
-            f"not {value!r}"
+            f"not {quoted(value)}"
         )
     return span_us
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < math.inf
 
 
 def _flag(value: object, what: str) -> bool:
     if not isinstance(value, bool):
-        raise ConfigurationError(f"{what}: expected True or False, not {value!r}")
+        raise ConfigurationError(f"{what}: expected True or False, not {quoted(value)}")
     return value
 
 
 def _choice(value: object, choices: tuple[str, ...], what: str) -> str:
     if value not in choices:
         names = ", ".join(f'"{choice}"' for choice in choices)
-        raise ConfigurationError(f"{what}: expected one of {names}, not {value!r}{closest(str(value), choices)}")
+        raise ConfigurationError(f"{what}: expected one of {names}, not {quoted(value)}{closest(str(value), choices)}")
     return str(value)
 
 
 def _check_signals(signals: object) -> Mapping[str | int, Weight]:
     if not isinstance(signals, Mapping):
         raise ConfigurationError(
-            f"signals: expected what strikes and how heavily, for example {_EXAMPLE}, not {signals!r}"
+            f"signals: expected what strikes and how heavily, for example {_EXAMPLE}, not {quoted(signals)}"
         )
     checked: dict[str | int, Weight] = {}
     for signal, weight in signals.items():
@@ -240,11 +240,11 @@ def _check_signals(signals: object) -> Mapping[str | int, Weight]:
         if not _is_signal(known):
             hint = closest(signal, SIGNALS) if isinstance(signal, str) else ""
             raise ConfigurationError(
-                f'signals: {signal!r} is no status from 100 to 599, no class such as "4xx", no path and none of '
+                f'signals: {quoted(signal)} is no status from 100 to 599, no class such as "4xx", no path and none of '
                 f"{', '.join(SIGNALS)}; for example {_EXAMPLE}{hint}"
             )
         if weight != "ban":
-            check_whole(weight, 1, 1_000_000, f"signals: weight of {signal!r}", 'or "ban", for example 1')
+            check_whole(weight, 1, 1_000_000, f"signals: weight of {quoted(signal)}", 'or "ban", for example 1')
         checked[known] = weight
     return MappingProxyType(checked)
 

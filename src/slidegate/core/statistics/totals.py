@@ -24,7 +24,7 @@ from collections.abc import Iterable
 from threading import Lock
 from typing import Final
 
-from ..errors import ConfigurationError, Whole
+from ..errors import ConfigurationError, Whole, quoted
 from ..limits import check_whole
 
 MAX_SLICES: Final = 1_000_000
@@ -56,7 +56,7 @@ class RollingTotals:
         self.dropped = 0
         self._windows: dict[int, int] = {}
         if not isinstance(windows_us, Iterable):
-            raise ConfigurationError(f"windows_us: expected several lengths, {example}, not {windows_us!r}")
+            raise ConfigurationError(f"windows_us: expected several lengths, {example}, not {quoted(windows_us)}")
         for given in windows_us:
             window_us = check_whole(given, 1, MAX_SLICES * self.slice_us, "windows_us", example)
             if window_us % self.slice_us:
@@ -91,7 +91,7 @@ class RollingTotals:
             ValueError: The amount is not a whole number: sums of floats would drift.
         """
         if type(amount) is not int:
-            raise ValueError(f"amount: expected a whole number, for example 1999 cents, not {amount!r}")
+            raise ValueError(f"amount: expected a whole number, for example 1999 cents, not {quoted(amount)}")
         number = now_us // self.slice_us
         with self._lock:
             if number != self._newest:

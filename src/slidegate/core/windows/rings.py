@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from copy import copy
 from itertools import accumulate
-from typing import TypeAlias
+from typing import TypeAlias, overload
 
-from ..limits import AnyLimit, Limit
+from ..limits import AnyLimit, Concurrency, Limit
 from .counters import CounterWindow
 from .periods import PeriodCount
+from .places import Places
 from .timestamps import TimestampWindow
 
 Ring: TypeAlias = TimestampWindow | CounterWindow
@@ -18,9 +19,19 @@ Resting: TypeAlias = Ring | PeriodCount
 """The count that a store keeps for a key under a limit, unless something is booked there."""
 
 
-def new_count(limit: AnyLimit) -> Resting:
+@overload
+def new_count(limit: Concurrency) -> Places: ...  # type: ignore[overload-overlap]
+
+
+@overload
+def new_count(limit: AnyLimit) -> Resting: ...
+
+
+def new_count(limit: AnyLimit) -> Resting | Places:
     """Return an empty count of the kind that `limit` needs."""
-    return new_window(limit) if isinstance(limit, Limit) else PeriodCount()
+    if isinstance(limit, Limit):
+        return Places() if isinstance(limit, Concurrency) else new_window(limit)
+    return PeriodCount()
 
 
 def new_window(limit: Limit) -> Ring:

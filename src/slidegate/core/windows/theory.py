@@ -35,7 +35,7 @@ from __future__ import annotations
 
 from typing import Final, Protocol, TypeAlias
 
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, quoted
 
 NEVER: Final = -1
 """The wait of a cost that is larger than the limit."""
@@ -101,11 +101,11 @@ class Window(Protocol):
 def check_positive(value: object, what: str, example: str = "10") -> int:
     """Return a length if it is a whole number above 0."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ConfigurationError(f"{what}: expected a whole number above 0, for example {example}, not {value!r}")
+        raise ConfigurationError(f"{what}: expected a whole number above 0, for example {example}, not {quoted(value)}")
     return value
 
 
 def refuse_negative(units: int) -> None:
     """Refuse to spend less than nothing."""
     if units < 0:
-        raise ValueError(f"units: expected 0 or more, not {units!r}")
+        raise ValueError(f"units: expected 0 or more, not {quoted(units)}")

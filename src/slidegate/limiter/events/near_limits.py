@@ -11,7 +11,7 @@ from typing import Final
 
 from ...core.bans.in_force import Guarded, shown
 from ...core.decision import Check, Decision
-from ...core.errors import ConfigurationError
+from ...core.errors import ConfigurationError, quoted
 from ...core.protocols import Clock, Event
 from ...stores.forks import hold_over_fork
 from ..onlooking.notes import AtOnce, Decide
@@ -43,7 +43,9 @@ class NearLimits:
 
     def __init__(self, share: float, now_us: Clock, tell: Callable[[Event], None]) -> None:
         if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1:
-            raise ConfigurationError(f"near_limit: expected a share above 0 and up to 1, such as 0.8, not {share!r}")
+            raise ConfigurationError(
+                f"near_limit: expected a share above 0 and up to 1, such as 0.8, not {quoted(share)}"
+            )
         self._share = share
         self._now_us = now_us
         self._tell = tell

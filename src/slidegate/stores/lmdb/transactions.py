@@ -128,7 +128,8 @@ class Transactions:
             for undo in session.undo:
                 undo()
             raise
-        self._end(session, fullness)
+        if fullness or self._windows != _UNKNOWN or session.events or env.untold:
+            self._end(session, fullness)
         return answers
 
     def _end(self, session: Session, fullness: int) -> None:

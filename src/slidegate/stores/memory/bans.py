@@ -21,6 +21,8 @@ from ...core.protocols import Clock, Event
 
 _COUNTED: Final = 1_000
 """How many bans that have ended are forgotten when the others are counted."""
+_LET_GO_EVERY: Final = 64
+"""Demands while anybody is banned, between two looks for bans that have ended: nobody pays for those for ever."""
 
 
 class MemoryStandings:
@@ -163,6 +165,7 @@ class MemoryBans:
         self._records = MemoryRecords()
         self._rules = BanRules(self._records, most)
         self.list = self._records.list
+        self._judged = 0
 
     def find(self, guarded: Sequence[Guarded]) -> Ban | None:
         """Return the ban in force that refuses one of `guarded`, the one that lasts longest. Changes nothing."""
@@ -171,6 +174,9 @@ class MemoryBans:
 
     def judge(self, checks: Sequence[Check], guarded: Sequence[Guarded], *, prolong: bool) -> Barred | None:
         """Return the refusal of a demand by a ban, if there is one. The store holds the lock."""
+        self._judged += 1
+        if not self._judged % _LET_GO_EVERY:
+            self.list.let_go(*self._moments(), most=_LET_GO_EVERY)
         bans = self.list.named((*guarded, *[key for _, key, _ in checks]))
         if not bans:
             return None  # most requests end here

@@ -33,7 +33,8 @@ from ...core.limits import AnyLimit
 from ...core.observers import Observers
 from ...core.protocols import Clock, Event, Observer
 from ...core.quotas import Quota
-from ...core.windows.bookings import Entry
+from ...core.windows.bookings import BookedWindow, Entry
+from ...core.windows.periods import PeriodCount
 from ...core.windows.rings import Resting
 from ...core.windows.theory import NEVER, Reading, check_positive
 from ...core.windows.views import Snapshot
@@ -58,6 +59,8 @@ IDLE_US: Final = 60_000_000
 """How long an empty table is kept at least: dropping one and making it again costs more than a table holds."""
 
 MAX_BOUND_BUCKETS: Final = 4_096
+_NOT_PLAIN: Final = frozenset((BookedWindow, PeriodCount))
+"""Windows that have to be brought up to now before anything is asked of them."""
 
 Single: TypeAlias = tuple[dict[str, Entry], int, Table]
 """The live windows of a table, the amount of its limit, and the table."""
@@ -103,8 +106,6 @@ class MemoryStore:
         self._numbers = count()
         self._bound: dict[Bucket, tuple[tuple[Table, AnyLimit], ...]] = {}
         self._single: dict[Bucket, Single] = {}  # those with one window
-        self._with_quotas: set[Bucket] = set()
-        self._plain = True  # until a bucket comes whose refusals do more than refuse
         self._observers = Observers()
         self._hot, self._generations = HotStorey(HOT_WINDOWS), Generations()
         self._shared = Shared(os.urandom(32), self._hot, self._generations)
@@ -323,22 +324,21 @@ class MemoryStore:
     def _hit(self, checks: Sequence[Check], now_us: int) -> Decision:
         windows: list[Entry] = []
         asked: list[tuple[Entry, int, int]] = []
-        distinct = True
+        plain, in_cells = True, False
         for bucket, key, cost in checks:
+            plain = plain and not (bucket.count_denied or bucket.wait_us)
             for table, limit in self._bound.get(bucket) or self._bind(bucket, now_us):
                 window = table.windows.get(key) or self._window(table, key, now_us)
-                distinct = distinct and window not in windows
+                plain = plain and type(window) not in _NOT_PLAIN and window not in windows
+                in_cells = in_cells or bool(table.cells)
                 windows.append(window)
                 asked.append((window, limit.amount, cost))
-        plain = distinct and self._plain
-        if self._with_quotas and not self._with_quotas.isdisjoint([bucket for bucket, _, _ in checks]):
-            plain = False
-            enter_periods(checks, windows, now_us, self.unix_us())
         if plain:
             decision = judge(checks, asked, windows, now_us)
         else:
+            enter_periods(checks, windows, now_us, self.unix_us())
             decision = judge_and_keep(checks, self._flat(checks, now_us), windows, now_us)
-        if plain and not self._shared_hits:
+        if plain and not in_cells:
             decision.charge = [self._generations.latest] * len(decision.charge)
         else:
             name_charges(decision, self._flat(checks, now_us))
@@ -373,19 +373,15 @@ class MemoryStore:
             self._unbind()
         bound = tuple((self._table(bucket, limit, now_us), limit) for limit in bucket.limits)
         self._bound[bucket] = bound
-        if bucket.count_denied or bucket.wait_us:
-            self._plain = False
-        if any(isinstance(limit, Quota) for limit in bucket.limits):
-            self._with_quotas.add(bucket)
-        elif len(bound) == 1 and not (bucket.count_denied or bucket.wait_us):
+        if len(bound) == 1 and not (bucket.count_denied or bucket.wait_us):
             ((table, limit),) = bound
-            self._single[bucket] = table.windows, limit.amount, table
+            if not isinstance(limit, Quota):
+                self._single[bucket] = table.windows, limit.amount, table
         return bound
 
     def _unbind(self) -> None:
         self._bound.clear()
         self._single.clear()
-        self._with_quotas.clear()
 
     def _table(self, bucket: Bucket, limit: AnyLimit, now_us: int) -> Table:
         table = self._tables.get(_identity(bucket, limit))

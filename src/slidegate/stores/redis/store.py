@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import Awaitable, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -69,7 +70,8 @@ class RedisStore:
             request may take is the limiter's `deadline`.
         place_lease: How long the places of a process that is gone stay taken, 1 s to 10 minutes. A process renews its
             places three times as often.
-        max_bans: How many bans, and the strikes of how many keys, to hold. Beyond, automatic bans are not recorded.
+        max_bans: How many bans in force, and how many strikes, those of each key and policy counted once. Beyond,
+            automatic bans are not recorded.
         max_waiting: How many requests of an event loop may wait in line for a slow server.
         read_only: Whether nothing is made where nothing of slidegate stands under the prefix: every answer is
             `StoreUnavailable` then. For tools that look on.
@@ -372,7 +374,7 @@ def _look_at(future: asyncio.Future[Any]) -> None:
 
 def _check(client: object, prefix: object, max_bans: object, max_waiting: object, clock: object) -> None:
     """Refuse arguments that cannot work; see `RedisStore`."""
-    if not isinstance(prefix, str) or not 0 < len(prefix) <= 64 or set(prefix) & set("{}*?[]\\"):
+    if not isinstance(prefix, str) or not 0 < len(prefix) <= 64 or re.search(r"[{}*?\[\]\\\ud800-\udfff]", prefix):
         raise ConfigurationError(
             f'prefix: expected 1 to 64 characters, none of {{}}*?[]\\, for example "slidegate", not {prefix!r}'
         )

@@ -235,10 +235,10 @@ def _read_trusted(trusted: object) -> tuple[Networks, bool, int]:
         return trusted, False, 0
     if isinstance(trusted, int):
         if isinstance(trusted, bool) or not 1 <= trusted <= MAX_HOPS:
-            raise ConfigurationError(f"trusted: expected 1 to {MAX_HOPS} proxies, {_EXAMPLE}, not {trusted!r}")
+            raise ConfigurationError(f"trusted: expected 1 to {MAX_HOPS} proxies, {_EXAMPLE}, not {quoted(trusted)}")
         return Networks(), False, trusted
     if isinstance(trusted, (str, bytes)) or not isinstance(trusted, Iterable):
-        raise ConfigurationError(f"trusted: expected a list of networks, {_EXAMPLE}, not {trusted!r}")
+        raise ConfigurationError(f"trusted: expected a list of networks, {_EXAMPLE}, not {quoted(trusted)}")
     entries = list(trusted)
     try:
         return Networks(entry for entry in entries if entry != UNIX), UNIX in entries, 0

@@ -16,7 +16,7 @@ from starlette.requests import HTTPConnection
 from starlette.types import Message, Send
 
 from ...core.durations import format_duration
-from ...core.errors import ConfigurationError
+from ...core.errors import ConfigurationError, quoted
 from ...core.limits import parse_duration_us
 from ...core.protocols import Event
 from ..options import check_takes
@@ -198,7 +198,7 @@ def check_priority(priority: object) -> int:
     """
     if not isinstance(priority, int) or isinstance(priority, bool) or not 0 <= priority <= HIGHEST:
         raise ConfigurationError(
-            f"priority: expected a whole number from 0 to {HIGHEST}, for example 5, not {priority!r}"
+            f"priority: expected a whole number from 0 to {HIGHEST}, for example 5, not {quoted(priority)}"
         )
     return priority
 

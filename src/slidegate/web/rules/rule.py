@@ -14,7 +14,7 @@ from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 
 from ...core.decision import Decision, unique_name, wire_names
-from ...core.errors import ConfigurationError
+from ...core.errors import ConfigurationError, quoted
 from ...core.limits import AnyLimit, Concurrency, Limit, check_name, check_whole, parse_duration_us, parse_limits
 from ...core.statistics.hot_keys import MAX_CAPACITY
 from ...limiter import check_cost
@@ -259,7 +259,7 @@ class Rule:
         for limit in self.limits if self.limits_function is None else ():
             if cost > limit.amount:
                 raise ConfigurationError(
-                    f"cost: {cost} is more than {str(limit)!r} allows, so {self._call} could never pass"
+                    f"cost: {quoted(cost)} is more than {str(limit)!r} allows, so {self._call} could never pass"
                 )
         return cost
 

@@ -68,6 +68,7 @@ class Environment:
         held: How many bytes are mapped.
         untold: Events that no observer was told yet.
         salvage: Damaged files that were set aside, and may hold bans.
+        stuck: Why the file could not grow when that was last tried; empty if it could.
 
     Raises:
         ConfigurationError: The files cannot be used; the message says what would help.
@@ -81,6 +82,7 @@ class Environment:
         self.opened = 0
         self.failed = 0
         self.held = 0
+        self.stuck = ""
         self.untold: list[Event] = []
         self.salvage: list[Path] = []
         self._lmdb: Any = None
@@ -93,7 +95,6 @@ class Environment:
         self._suspect = (0, "")
         self._doubt_again_s = 0.0
         self._commits = 0
-        self._stuck = (0, "")  # the size at which growing failed last, and why
         self._grow_again_s = 0.0
         self._readers = Readers(path, options.max_map_size)
         self._leaves = False  # whether to close the files after this transaction
@@ -234,11 +235,11 @@ class Environment:
             try:
                 take_room(self._file, size, self.options)
             except OSError as error:
-                self._stuck = before, f"cannot grow to {size} bytes ({error.strerror})"
+                self.stuck = f"cannot grow to {size} bytes ({error.strerror})"
                 self._grow_again_s = time.monotonic() + _GROW_AGAIN_S
                 return False
             self._lmdb.set_mapsize(size)
-            self.held = size
+            self._hold(size)
             self.untold.append(Event("map_grown", f"{self.path} has grown to {size} bytes", {"bytes": size}))
             return True
 
@@ -271,7 +272,12 @@ class Environment:
         # If nothing is written through the map, the file is shorter than the map, and LMDB cuts nothing off.
         size = max(whole_size(self._file), self._lmdb.info()["map_size"]) if writes_through(self.options) else 0
         self._lmdb.set_mapsize(size)
-        self.held = self._lmdb.info()["map_size"]
+        self._hold(self._lmdb.info()["map_size"])
+
+    def _hold(self, size: int) -> None:
+        if size > self.held:
+            self.stuck = ""
+        self.held = size
 
     def look_after(self, txn: Any, now_us: int) -> None:
         """About once a second, record the time, and check that files and layout are still those that were opened.
@@ -299,18 +305,12 @@ class Environment:
             return True
         return self._used() + 2 * more <= self.held - self.held // 8
 
-    @property
-    def stuck(self) -> str:
-        """Why the file could not grow when that was last tried; empty if it could."""
-        size, why = self._stuck
-        return why if self.held <= size else ""
-
     def fullness(self) -> int:
         """Return how full the file is: 0, `FULL` if it gets no new windows, or `LAST_PART` if it gets no new rows."""
         if self.stuck:  # the last part of what there is has to do
             return LAST_PART if self._has_less_than(spare(self.held) // 2) else FULL
         most = self.options.max_map_size
-        return (self.held > most) + (self.held > most + reserve(most))
+        return 0 if self.held <= most else FULL if self.held <= most + reserve(most) else LAST_PART
 
     def _has_less_than(self, unused: int) -> bool:
         """Return whether less than so many bytes of the file were never used."""
@@ -390,7 +390,7 @@ class Environment:
         open_now = open_to_read if self.options.read_only else open_files
         opened = open_now(self.path, self.options, patience_s, self._suspect)
         self._lmdb, self._file, self.dbs, self._offset_us, self._inodes, events, salvage = opened
-        self.held = self._lmdb.info()["map_size"]
+        self.held, self.stuck = self._lmdb.info()["map_size"], ""
         self.untold += events
         self.salvage += salvage
         self.opened += 1

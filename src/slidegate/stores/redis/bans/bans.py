@@ -222,11 +222,15 @@ class RedisBans(RefreshedBans):
 
     async def _check_room(self, known: Bans) -> None:
         # Bans made by hand are always recorded, so those that are read need no room either.
-        bans = {ban.key for ban in known.bans if ban.rung and self.list.get(ban.key) is None}
-        standings, held = {bytes_of(key) for _, key, _ in known.standings}, set[bytes]()
+        with self._lock:
+            times = self._time.now_us()
+            in_force = {ban.key for ban in self.list if not ban.is_over(*times)}
+        bans = {ban.key for ban in known.bans if ban.rung} - in_force
+        standings, held = {standing[:2] for standing in known.standings}, set[tuple[str, str]]()
         if standings:
-            held = {key async for part in self._scan(self._keys[5], self._lane()) for key in part[::2]}
-        for what, new, have in (("bans", bans, len(self.list)), ("standings", standings - held, len(held))):
+            lane = self._lane()
+            held = {standing[:2] async for part in self._scan(self._keys[5], lane) for standing in _standings_in(part)}
+        for what, new, have in (("bans", bans, len(in_force)), ("standings", standings - held, len(held))):
             if new and len(new) + have > self._most:
                 raise ConfigurationError(f"bans: no room for {len(new)} more {what}; raise max_bans={self._most}")
 

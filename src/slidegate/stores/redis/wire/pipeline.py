@@ -310,6 +310,7 @@ async def remove(wire: Wire, pattern: bytes) -> int:
     while True:
         place, names = await wire.ask(b"SCAN", place, b"MATCH", pattern, b"COUNT", SCAN_PART)
         # Each by itself, because in a cluster they lie in different slots, and all of a part in one round trip.
-        removed += sum(await asyncio.gather(*(wire.ask(b"UNLINK", name) for name in names)))
+        counts: list[int] = await asyncio.gather(*(wire.ask(b"UNLINK", name) for name in names))
+        removed += sum(counts)
         if place == b"0":
             return removed

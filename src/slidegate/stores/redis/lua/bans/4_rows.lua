@@ -6,7 +6,7 @@
 --   list        a ban for each key, see banned/     ends       keys by the end of their ban
 --   changes     keys by the number of their last change, the latest `MOST_CHANGES`
 --   history     the latest `MOST_HISTORY` changes, newest first
---   standings   for each key, how it stands under each policy     over       keys by the moment when they are forgotten
+--   standings   for each key, how it stands under each policy     over       these standings by when they are forgotten
 --   prefixes    keys that may be prefixes banned by a policy
 
 local MOST_CHANGES, MOST_HISTORY = 4096, 10000
@@ -113,11 +113,13 @@ local function remember(kind, ban, by)
   redis.call("PEXPIRE", KEYS[HISTORY], LONGEST_MS)
 end
 
--- Forget bans that are over, at most so many.
+-- Forget bans that are over, at most so many; return how many there were.
 local function let_go(most)
-  for _, key in ipairs(redis.call("ZRANGEBYSCORE", KEYS[ENDS], "-inf", text_of(now), "LIMIT", 0, most)) do
+  local over = redis.call("ZRANGEBYSCORE", KEYS[ENDS], "-inf", text_of(now), "LIMIT", 0, most)
+  for _, key in ipairs(over) do
     remove_ban(key)
   end
+  return #over
 end
 
 -- Note until when each part lives: 0 where there is none, -1 for ever.

@@ -38,11 +38,19 @@ local function over_at(s)
   return ends
 end
 
+-- The member of `over` for a standing.
+local function member_of(key, name)
+  return pack("<H", #name) .. name .. key
+end
+
 local function keep_standings(key, found)
   local parts, ends = {}, 0
   for name, s in pairs(found) do
     local over = over_at(s)
-    if over > now then
+    if over <= now then
+      redis.call("ZREM", KEYS[OVER], member_of(key, name))
+    else
+      redis.call("ZADD", KEYS[OVER], text_of(over), member_of(key, name))
       ends = max(ends, over)
       local head = pack("<I4i8i8i8i8HH", s.rung, s.last, s.until_at, s.window, s.forgive, #s.strikes, #name)
       parts[#parts + 1] = head .. name
@@ -53,27 +61,34 @@ local function keep_standings(key, found)
   end
   if ends == 0 then
     redis.call("HDEL", KEYS[STANDINGS], key)
-    redis.call("ZREM", KEYS[OVER], key)
     return
   end
   redis.call("HSET", KEYS[STANDINGS], key, table.concat(parts))
-  redis.call("ZADD", KEYS[OVER], text_of(ends), key)
   keep(STANDINGS, ends)
   keep(OVER, ends)
 end
 
--- Make room for the standing of one more key; tell whether one had to be forgotten that was not over.
+local function forget_standing(member)
+  redis.call("ZREM", KEYS[OVER], member)
+  local size = unpack_from("<H", member)
+  local name, key = sub(member, 3, size + 2), sub(member, size + 3)
+  local found = standings_of(key)
+  if found[name] then
+    found[name] = nil
+    keep_standings(key, found)
+  end
+end
+
+-- Make room for one more standing; tell whether one had to be forgotten that was not over.
 local function make_room(most)
-  for _, key in ipairs(redis.call("ZRANGEBYSCORE", KEYS[OVER], "-inf", text_of(now), "LIMIT", 0, 2)) do
-    redis.call("HDEL", KEYS[STANDINGS], key)
-    redis.call("ZREM", KEYS[OVER], key)
+  local over = redis.call("ZRANGEBYSCORE", KEYS[OVER], "-inf", text_of(now), "LIMIT", 0, 2)
+  for _, member in ipairs(over) do
+    forget_standing(member)
   end
   if redis.call("ZCARD", KEYS[OVER]) < most then
     return false
   end
-  local first = redis.call("ZRANGE", KEYS[OVER], 0, 0)[1]
-  redis.call("HDEL", KEYS[STANDINGS], first)
-  redis.call("ZREM", KEYS[OVER], first)
+  forget_standing(redis.call("ZRANGE", KEYS[OVER], 0, 0)[1])
   return true
 end
 

@@ -23,9 +23,10 @@ end
 
 -- Whether one more automatic ban can be recorded.
 local function has_room(key, is_prefix, most)
-  let_go(64)
   if ban_of(key) then -- it is over, and what is recorded takes its place
     remove_ban(key)
+  end
+  while let_go(64) > 0 and banned.many() >= most do
   end
   local share = floor(most / 10)
   local full_of_prefixes = false
@@ -33,7 +34,7 @@ local function has_room(key, is_prefix, most)
     if redis.call("SCARD", KEYS[PREFIXES]) >= share then
       for _, prefix in ipairs(redis.call("SMEMBERS", KEYS[PREFIXES])) do
         local ban = ban_of(prefix)
-        if not ban or ban.rung == 0 then
+        if not ban or ban.rung == 0 or is_over(ban) then
           redis.call("SREM", KEYS[PREFIXES], prefix)
         end
       end
@@ -69,8 +70,11 @@ local function strike(policy, key, weight, reason, source, most)
     return nil
   end
   local found = standings_of(key)
-  if not next(found) and make_room(most) then
-    tell(DROPPED, nil, key)
+  if not found[policy.name] then
+    if make_room(most) then
+      tell(DROPPED, nil, key)
+    end
+    found = standings_of(key) -- another one of this key may have made room
   end
   local s = found[policy.name] or { rung = 0, last = 0, until_at = 0, strikes = {} }
   found[policy.name] = s
@@ -140,11 +144,11 @@ end
 function commands.unban()
   local key, by = ARGV[3], ARGV[4]
   local ban, forgotten = ban_of(key), false
-  for _, s in pairs(standings_of(key)) do
+  for name, s in pairs(standings_of(key)) do
     forgotten = forgotten or over_at(s) > now
+    redis.call("ZREM", KEYS[OVER], member_of(key, name))
   end
   redis.call("HDEL", KEYS[STANDINGS], key)
-  redis.call("ZREM", KEYS[OVER], key)
   if ban then
     remove_ban(key)
     note_change(key)
