@@ -7,14 +7,16 @@ LMDB unless each commit waits for a disk. For all other stores a thread with an 
 from __future__ import annotations
 
 from collections.abc import Coroutine
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from ...core.errors import ConfigurationError
 from ...core.protocols import AnswersThreads
 from ..deadlines import COMMAND_DEADLINE_S
 from ..internals import Internals
 from ..running_loop import on_loop
-from .portal import PORTAL
+
+if TYPE_CHECKING:
+    from .portal import SharedPortal
 
 T = TypeVar("T")
 
@@ -34,7 +36,8 @@ class WithoutLoop:
 
     def __init__(self, internals: Internals) -> None:
         store, safe = internals.store, internals.failsafe
-        self._at_once = internals.per_process or (isinstance(store, AnswersThreads) and store.answers_threads())
+        at_once = internals.per_process or (isinstance(store, AnswersThreads) and store.answers_threads())
+        self._portal = None if at_once else _shared_portal()
         self._most_s = GRACE_S + (0.0 if safe is None else STEPS * safe.deadline_us / 1_000_000)
 
     def ask(self, work: Coroutine[Any, Any, T]) -> T:
@@ -58,11 +61,12 @@ class WithoutLoop:
         try:
             self._run(work, _COMMAND_S)
         finally:
-            PORTAL.release(self)
+            self.release()
 
     def release(self) -> None:
         """Need the event loop no longer."""
-        PORTAL.release(self)
+        if self._portal is not None:
+            self._portal.release(self)
 
     def _run(self, work: Coroutine[Any, Any, T], most_s: float) -> T:
         if on_loop():
@@ -72,7 +76,16 @@ class WithoutLoop:
                 "meanwhile; write `await limiter.hit(...)`, or with limiter.limited `async with` or `async def`, or "
                 "call it in a thread, as with asyncio.to_thread"
             )
-        return _answer(work) if self._at_once else PORTAL.run(self, work, most_s)
+        return _answer(work) if self._portal is None else self._portal.run(self, work, most_s)
+
+
+def _shared_portal() -> SharedPortal:
+    # Only here: most processes need none. And not later: a child that is forked while another thread imports cannot.
+    import anyio._backends._asyncio  # noqa: F401
+
+    from .portal import PORTAL
+
+    return PORTAL
 
 
 def _answer(work: Coroutine[Any, Any, T]) -> T:
