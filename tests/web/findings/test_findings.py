@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi import Depends, FastAPI, Request
+from fastapi.testclient import TestClient
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -23,6 +25,7 @@ from slidegate import (
     Limiter,
     MemoryStore,
     Networks,
+    RateLimit,
     RateLimitMiddleware,
     Rule,
     client_ip,
@@ -382,3 +385,34 @@ async def test_a_honeypot_that_a_rule_exempts_is_found_and_never_strikes(number:
 def test_a_ban_that_a_client_can_shake_off_is_found(keys: list[Any], shaken: bool) -> None:
     policies = [BanPolicy(name=f"p{number}", key=key) for number, key in enumerate(keys)]
     assert codes(gate(bans=policies)) == ["SG113"] * shaken
+
+
+def test_a_limited_helper_that_is_not_async_is_found_at_the_start(caplog: pytest.LogCaptureFixture) -> None:
+    limit = RateLimit("5/second")
+
+    @limit
+    def endpoint(request: Request) -> str:
+        return "endpoint"
+
+    @limit
+    def dependency(request: Request) -> str:
+        return "dependency"
+
+    @limit
+    async def asynchronous(request: Request) -> str:
+        return "helper"
+
+    @limit
+    def helper(request: Request) -> str:
+        return "helper"
+
+    app = FastAPI()
+    app.get("/endpoint")(endpoint)
+    app.get("/dependency", dependencies=[Depends(dependency)])(lambda: "ok")
+    app.get("/not/awaited")(lambda request: helper(request) and asynchronous(request))
+    app.add_middleware(RateLimitMiddleware, limits="900/hour")
+    with TestClient(app) as client:
+        assert client.get("/endpoint").json() == "endpoint"
+    (said,) = [line for line in caplog.messages if line.startswith("SG121")]
+    assert f"{helper.__qualname__!r} a coroutine function" in said
+    assert "write `async def`, and await it" in said

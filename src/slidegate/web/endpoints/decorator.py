@@ -13,6 +13,7 @@ from functools import partial, wraps
 from inspect import Parameter, Signature
 from types import CodeType, FrameType
 from typing import Any, Final, Protocol
+from weakref import WeakSet
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import HTTPConnection, Request
@@ -26,6 +27,8 @@ LIMIT: Final = "__slidegate_limit__"
 """The attribute of a decorated endpoint that holds its `RateLimit`."""
 _REPLACED_BY: Final = "__slidegate_replaced_by__"
 _CONNECTION: Final = "slidegate_connection"
+_PLAIN: Final[WeakSet[Any]] = WeakSet()
+"""Every decorated function that is not async: called by anything but a framework it returns a coroutine."""
 MARKS: Final[list[bool]] = []
 """Holds something as soon as a limit stands on an endpoint, which then may be on the wrong side."""
 
@@ -109,6 +112,29 @@ def check_places(app: object) -> None:
             )
 
 
+def plain_helpers(app: object) -> list[str]:
+    """Return the names of decorated functions that are not async and that no route and no dependency leads to.
+
+    Whoever calls one gets a coroutine, and unless it is awaited neither the function nor its limit runs. Only those in
+    a module with an endpoint of the application are told: others may belong to another application.
+    """
+    used: set[int] = set()
+    modules = set()
+    for place in walk(app):
+        calls = [place.route.endpoint, *_dependencies(getattr(place.route, "dependant", None))]
+        used |= {id(function) for call in calls for function in layers(call)}
+        modules.add(getattr(place.route.endpoint, "__module__", None))
+    found = [function for function in list(_PLAIN) if id(function) not in used and function.__module__ in modules]
+    return sorted(function.__qualname__ for function in found)
+
+
+def _dependencies(dependant: Any) -> Iterator[Any]:
+    """Yield the functions that FastAPI calls before an endpoint."""
+    for needed in getattr(dependant, "dependencies", ()):
+        yield needed.call
+        yield from _dependencies(needed)
+
+
 def check_endpoint(scope: Scope) -> None:
     """Check the same of the endpoint that has just answered a request: its route may have been added after the start.
 
@@ -160,6 +186,8 @@ def _limited_function(limit: EndpointLimit, endpoint: Callable[..., Any]) -> Cal
         return await answer if inspect.isawaitable(answer) else answer
 
     vars(limited)["__signature__"] = signature
+    if not is_async:
+        _PLAIN.add(limited)
     return limited
 
 

@@ -28,6 +28,7 @@ CODES: Final = {
     "SG118": "an exemption exempts from nothing",
     "SG119": "a rule blocks every request",
     "SG120": "a few websockets can hold everybody's places",
+    "SG121": "a limited function is not awaited",
 }
 """Every code, with its subject."""
 
