@@ -255,7 +255,6 @@ MADE: tuple[tuple[Callable[..., object], dict[str, object]], ...] = (
     (parse_duration_us, {"value": "5s"}),
     (BanPolicy, {}),
     *((make, {**path, "limits": "5/minute", "wait": "5s"}) for make, path in ((Rule, {"path": "/"}), (RateLimit, {}))),
-    (Rule, {"path": "/", "limits": "500/minute", "lease": 2}),
     (MessageLimits, {"limits": "5/minute"}),
     (Shed, {"lag": "1s"}),
     (RateLimitMiddleware, {"app": None, "limits": "5/minute"}),

@@ -174,9 +174,10 @@ class MemoryBans:
 
     def judge(self, checks: Sequence[Check], guarded: Sequence[Guarded], *, prolong: bool) -> Barred | None:
         """Return the refusal of a demand by a ban, if there is one. The store holds the lock."""
-        self._judged += 1
-        if not self._judged % _LET_GO_EVERY:
-            self.list.let_go(*self._moments(), most=_LET_GO_EVERY)
+        if prolong:  # a look changes nothing
+            self._judged += 1
+            if not self._judged % _LET_GO_EVERY:
+                self.list.let_go(*self._moments(), most=_LET_GO_EVERY)
         bans = self.list.named((*guarded, *[key for _, key, _ in checks]))
         if not bans:
             return None  # most requests end here
