@@ -35,4 +35,5 @@ def test_memory_does_not_grow(kind: str) -> None:
         return peak
 
     peak_bytes(10)
-    assert peak_bytes(20_000) < 1.2 * peak_bytes(4_000)
+    # Threads of other tests may take some memory meanwhile. Eight bytes a call would be twice as much.
+    assert peak_bytes(20_000) < peak_bytes(4_000) + 64_000
