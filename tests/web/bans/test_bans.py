@@ -36,7 +36,7 @@ from slidegate import (
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.web import waiting
 
-from ...asgi import PEER, Answer, scope_of, send_scope
+from ...asgi import PEER, Answer, page, scope_of, send_scope
 from ..websockets.test_message_limits import BYE, Listener, Socket, texts
 
 
@@ -147,9 +147,7 @@ async def test_refusals_further_in_strike_under_the_policies_further_out_and_onc
 
 
 async def test_a_refusal_at_an_endpoint_strikes() -> None:
-    @RateLimit("1/day")
-    async def limited(request: Request) -> Response:
-        return PlainTextResponse("ok")
+    limited = RateLimit("1/day")(page)
 
     house = House(Starlette(routes=[Route("/", limited)]), rules=[], bans=policy())
     assert [await house.status() for _ in range(5)] == [200, 429, 429, 429, 403]
@@ -456,9 +454,7 @@ async def test_preflights_neither_strike_nor_are_struck() -> None:
 
 
 async def test_what_the_rules_of_one_gate_exempt_its_policies_never_strike_for() -> None:
-    @RateLimit("1/day")
-    async def limited(request: Request) -> Response:
-        return PlainTextResponse("ok")
+    limited = RateLimit("1/day")(page)
 
     async def struck(request: Request) -> Response:
         return PlainTextResponse(str(await strike(request, "ban")))
