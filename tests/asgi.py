@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import anyio
+from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -99,3 +100,8 @@ async def statuses(app: ASGIApp, count: int, path: str = "/", method: str = "GET
 
 async def hello(scope: Scope, receive: Receive, send: Send) -> None:
     await PlainTextResponse("hi")(scope, receive, send)
+
+
+async def page(request: Request) -> PlainTextResponse:
+    """Answer, as an endpoint."""
+    return PlainTextResponse("hi")

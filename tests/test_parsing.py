@@ -22,8 +22,6 @@ from urllib.parse import quote
 
 import pytest
 from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
 
 from slidegate import (
@@ -65,7 +63,7 @@ from slidegate.stores.redis import RedisStore
 from slidegate.web.config.document import Document
 from slidegate.web.keys.forwarded import read_node, split_forwarded, split_list
 
-from .asgi import call, hello
+from .asgi import call, hello, page
 
 SHORT, LONG = 4_000, 32_000
 SUSPICIOUS_S = 0.1
@@ -110,10 +108,6 @@ def document(text: str) -> None:
     """Read a configuration file, and where its keys stand."""
     made = Document(Path("slidegate.toml"))
     made.parse(text.encode(errors="replace"))
-
-
-async def page(request: Request) -> PlainTextResponse:
-    return PlainTextResponse("page")
 
 
 ROUTES = [Route("/a", page), Route("/items/{id}", page), Mount("/v1", routes=[Route("/{x}/b", page)])]

@@ -65,29 +65,6 @@ async def test_a_refusal_by_one_limit_charges_no_other(limiter: Limiter, clock: 
     assert [state.remaining for state in (await limiter.peek("ann", limits, 0)).states] == [0, 90]
 
 
-async def test_the_longest_wait_is_the_one_to_tell(limiter: Limiter, clock: FakeClock) -> None:
-    limits = "1/10s; 1/47s"
-    await limiter.hit("ann", limits)
-    clock.advance("7s")
-    refused = await limiter.hit("ann", limits)
-    assert [state.retry_after_us for state in refused.states] == [3 * SECOND_US, 40 * SECOND_US]
-    assert (refused.retry_after, refused.limit) == (40, Limit(1, "47s"))
-
-
-async def test_a_peek_charges_nothing(limiter: Limiter) -> None:
-    for _ in range(10):
-        assert (await limiter.peek("ann", "5/minute")).remaining == 4
-    assert (await limiter.peek("ann", "5/minute", 6)).reason == "too_large"
-    assert (await limiter.hit("ann", "5/minute", 5)).remaining == 0
-
-
-async def test_a_refund_hands_back_once(limiter: Limiter) -> None:
-    decision = await limiter.hit("ann", "5/minute", 5)
-    assert await limiter.refund(decision) is True
-    assert await limiter.refund(decision) is False
-    assert (await limiter.hit("ann", "5/minute")).remaining == 4
-
-
 async def test_a_reset_forgets_a_key_however_it_is_spelled(limiter: Limiter) -> None:
     await limiter.hit("2001:db8::1", "5/minute", 5, rule="login")
     await limiter.hit("2001:db8::1", "5/minute", 5)
@@ -101,15 +78,6 @@ async def test_limits_may_be_text_objects_or_several(limiter: Limiter) -> None:
     for limits in ("5/minute", limit, [limit], (limit,), "5 per 60 s", parse_limits("5/m")):
         decision = await limiter.hit("ann", limits)
     assert (decision.allowed, decision.remaining) == (False, 0)
-
-
-async def test_several_buckets_are_charged_together_or_not_at_all(limiter: Limiter) -> None:
-    tight, wide = Bucket("tight", parse_limits("5/minute")), Bucket("wide", parse_limits("100/minute"))
-    assert await limiter.hit_all([(tight, "ann", 5), (wide, "everyone", 10)])
-    refused = await limiter.hit_all([(tight, "ann", 1), (wide, "everyone", 10)])
-    assert [state.remaining for state in refused.states] == [0, 90]
-    assert not await limiter.peek_all([(tight, "ann", 1)])
-    assert (await limiter.peek_all([(wide, "everyone", 90)])).remaining == 0
 
 
 async def test_a_list_that_is_changed_afterwards_changes_no_decision(limiter: Limiter) -> None:
@@ -145,18 +113,6 @@ async def test_more_spellings_than_are_remembered_change_no_answer(limiter: Limi
     for number in range(5_000):
         assert (await limiter.hit(f"user:{number}", f"{number + 100}/minute")).remaining == number + 99
     assert (await limiter.hit("user:0", "100/minute")).remaining == 98
-
-
-async def test_a_store_that_has_to_be_awaited_gives_the_same_answers(clock: FakeClock) -> None:
-    store = SlowStore(clock)
-    limiter = Limiter(store)
-    decision = await limiter.hit("ann", "5/minute")
-    assert (decision.remaining, (await limiter.peek("ann", "5/minute")).remaining) == (4, 3)
-    assert await limiter.refund(decision) is True
-    assert await limiter.reset("ann") is True
-    bucket = Bucket("rule", parse_limits("5/minute"))
-    assert (await limiter.hit_all([(bucket, "ann", 1)])).remaining == 4
-    assert (await limiter.peek_all([(bucket, "ann", 1)])).remaining == 3
 
 
 async def test_a_limiter_closes_once_however_often_it_is_asked() -> None:

@@ -32,7 +32,7 @@ from slidegate import (
 from slidegate.testing import FakeClock
 from slidegate.web.findings import first_requests
 
-from ..asgi import Answer, call, hello, scope_of, send_scope, statuses
+from ..asgi import Answer, call, hello, page, scope_of, send_scope, statuses
 from .websockets.test_message_limits import BYE, Socket
 
 
@@ -496,10 +496,7 @@ async def test_the_place_of_an_endpoint_comes_back(how: str, watched: int, monke
 async def test_a_websocket_can_ask_for_a_place_after_it_was_accepted() -> None:
     store = MemoryStore()
 
-    async def answer(request: Request) -> Response:
-        return PlainTextResponse("hi")
-
-    app = with_endpoint(RateLimit(concurrency=1), answer, store)
+    app = with_endpoint(RateLimit(concurrency=1), page, store)
     sent = (await send_scope(app, scope_of("/talk", type="websocket"))).messages
     assert [message["type"] for message in sent] == ["websocket.accept", "websocket.send", "websocket.close"]
     assert (sent[1]["text"], store.places_held()) == ("1", 0)

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
 from starlette.types import Receive, Scope, Send
 
@@ -37,7 +36,7 @@ from slidegate.core.statistics.buffered import MOST_NOTED
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.web.findings import first_requests
 
-from ..asgi import hello, scope_of, send_scope
+from ..asgi import hello, page, scope_of, send_scope
 from .gates import nothing_decorated
 
 TEXT = 60_000
@@ -100,9 +99,7 @@ CHOICES: dict[str, Callable[[str], dict[str, Any]]] = {
 
 
 def made(limiter: Limiter) -> RateLimitMiddleware:
-    @RateLimit("1000/hour", key=lambda request: request.url.path)
-    async def ok(request: Any) -> PlainTextResponse:
-        return PlainTextResponse("ok")
+    ok = RateLimit("1000/hour", key=lambda request: request.url.path)(page)
 
     rest = [Route("/{rest:path}", ok, methods=["GET", "POST", "OPTIONS"])]
     rules = [
@@ -189,12 +186,10 @@ async def test_however_many_values_clients_choose_few_of_them_are_remembered() -
 
 
 async def test_figures_that_wait_to_be_counted_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def ok(request: Any) -> PlainTextResponse:
-        return PlainTextResponse("ok")
 
     monkeypatch.setattr(first_requests, "WATCHED", 1)
     limiter = Limiter()
-    app = RateLimitMiddleware(Starlette(routes=[Route("/", ok)]), limits="1000000/hour", limiter=limiter)
+    app = RateLimitMiddleware(Starlette(routes=[Route("/", page)]), limits="1000000/hour", limiter=limiter)
     with nothing_decorated():
         for _ in range(2 * MOST_NOTED):
             await send_scope(app, scope_of())

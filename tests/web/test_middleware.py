@@ -12,7 +12,7 @@ from starlette.applications import Starlette
 from starlette.background import BackgroundTask
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, StreamingResponse
+from starlette.responses import StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.types import Message, Receive, Scope, Send
 
@@ -29,15 +29,11 @@ from slidegate import (
 )
 from slidegate.testing import FakeClock
 
-from ..asgi import PEER, Answer, call, hello, scope_of, send_scope, statuses
+from ..asgi import PEER, Answer, call, hello, page, scope_of, send_scope, statuses
 
 
 def limiter() -> Limiter:
     return Limiter(MemoryStore(clock=FakeClock()))
-
-
-async def page(request: Request) -> PlainTextResponse:
-    return PlainTextResponse("hi")
 
 
 async def test_the_one_liner_limits_each_client() -> None:

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 from starlette.applications import Starlette
-from starlette.requests import HTTPConnection, Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.requests import HTTPConnection
+from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
@@ -39,7 +39,7 @@ from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.web.answers import header_fields
 from slidegate.web.findings import first_requests
 
-from ..asgi import PEER, call, hello, scope_of, statuses
+from ..asgi import PEER, call, hello, page, scope_of, statuses
 from .gates import nothing_decorated
 
 OTHERS: Final = Networks(["192.0.2.77"])
@@ -368,9 +368,6 @@ async def test_a_client_that_leaves_while_its_refusal_is_made_is_recorded_as_ref
         made.set()
         await asyncio.Event().wait()
         raise AssertionError("nobody sets the event")
-
-    async def page(request: Request) -> Response:
-        return PlainTextResponse("hi")
 
     app = Starlette(routes=[Route("/", RateLimit("1/hour", name="own")(page))])
     app.add_middleware(RateLimitMiddleware, rules=[], limiter=(limiter := Limiter()), on_refused=slow)

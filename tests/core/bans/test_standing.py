@@ -25,14 +25,6 @@ def strikes(standing: Standing, policy: BanPolicy, *at_s: float) -> list[bool]:
 # -- strikes ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_strike_that_makes_enough_in_the_window_bans() -> None:
-    policy = BanPolicy("5/60s")
-    assert strikes(Standing(), policy, 0, 10, 20, 30, 59.999) == [False] * 4 + [True]
-    assert strikes(Standing(), policy, 0, 10, 20, 30, 75) == [False] * 5
-    assert strikes(Standing(), policy, 0, 10, 20, 30, 60) == [False] * 5  # the window is open at its far end
-    assert strikes(Standing(), policy, 0, 10, 20, 30, 59.999999) == [False] * 4 + [True]
-
-
 def test_a_heavy_strike_stands_for_several_and_no_weight_is_too_heavy() -> None:
     policy = BanPolicy("5/minute")
     standing = Standing()
@@ -43,25 +35,6 @@ def test_a_heavy_strike_stands_for_several_and_no_weight_is_too_heavy() -> None:
         standing = Standing()
         assert standing.strike(policy, 0, weight)
         assert standing.weight_at(policy.after.window_us, 0) == 5
-
-
-def test_a_ban_takes_the_strikes_that_led_to_it() -> None:
-    policy = BanPolicy("3/hour", "1s", jitter=0)
-    standing = Standing()
-    assert strikes(standing, policy, 0, 1, 2) == [False, False, True]
-    standing.ban(policy, "ann", 2 * SECOND_US)
-    assert standing.weight_at(policy.after.window_us, 2 * SECOND_US) == 0
-    assert strikes(standing, policy, 3, 4, 5) == [False, False, True]
-
-
-def test_strikes_while_banned_are_not_counted() -> None:
-    policy = BanPolicy("3/hour", "10s", jitter=0)
-    standing = Standing()
-    strikes(standing, policy, 0, 0, 0)
-    assert standing.ban(policy, "ann", 0) == 10 * SECOND_US
-    assert strikes(standing, policy, 0, 5, 9, 9.999999) == [False] * 4
-    assert (standing.strikes, standing.last_us) == ([], 0)
-    assert strikes(standing, policy, 10, 10, 10) == [False, False, True]
 
 
 def test_a_ban_that_was_due_and_not_made_is_due_again_at_the_next_strike() -> None:

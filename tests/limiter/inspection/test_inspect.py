@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from slidegate import (
@@ -30,7 +28,7 @@ from slidegate.core import Concurrency
 from slidegate.limiter.inspection.looking import MOST_BUCKETS, TOGETHER
 from slidegate.testing import FakeClock
 
-from ...asgi import PEER, call, hello, scope_of, send_scope
+from ...asgi import PEER, call, hello, page, scope_of, send_scope
 from ..remote_stores import RemoteStore, SickStore
 
 CLIENT = "203.0.113.9"
@@ -49,9 +47,7 @@ def labels(view: Any) -> list[tuple[str, int]]:
 async def test_the_rules_of_all_gates_endpoints_and_routes_are_asked(clock: FakeClock) -> None:
     limiter = Limiter(MemoryStore(clock=clock))
 
-    @RateLimit("7/minute", name="at-the-endpoint")
-    async def limited(request: Request) -> PlainTextResponse:
-        return PlainTextResponse("hello")
+    limited = RateLimit("7/minute", name="at-the-endpoint")(page)
 
     routes = Starlette(routes=[Route("/limited", limited)])
     inner = RateLimitMiddleware(routes, per_route="40/minute", limiter=limiter)

@@ -6,21 +6,15 @@ from typing import Any
 
 import pytest
 from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp
 
 from slidegate import BanPolicy, Limiter, MemoryStore, Networks, RateLimitMiddleware
 
-from ...asgi import statuses
+from ...asgi import page, statuses
 from .visits import HOST, TOKEN, Browser, House, said
 
 HERE = {"host": HOST}
-
-
-async def page(request: Request) -> PlainTextResponse:
-    return PlainTextResponse("page")
 
 
 def mounted(house: House, **options: Any) -> tuple[Starlette, ASGIApp]:

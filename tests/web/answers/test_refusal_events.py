@@ -30,14 +30,10 @@ from slidegate import (
 from slidegate.limiter.events.kinds import KINDS
 from slidegate.testing import FakeClock
 
-from ...asgi import PEER, call, hello, scope_of, send_scope, statuses
+from ...asgi import PEER, call, hello, page, scope_of, send_scope, statuses
 
 OTHER = "198.51.100.7"
 TWICE: Any = RateLimit("2/minute", name="tight")
-
-
-async def page(request: Request) -> PlainTextResponse:
-    return PlainTextResponse("hi")
 
 
 async def limited(request: Request) -> PlainTextResponse:

@@ -33,7 +33,7 @@ from slidegate.limiter.figures import statistics
 from slidegate.limiter.figures.stats import Stats, Traffic
 from slidegate.testing import FakeClock, RecordingObserver
 
-from ...asgi import scope_of, send_scope
+from ...asgi import page, scope_of, send_scope
 from ...hurry import hurried
 
 MS = 1_000
@@ -265,8 +265,6 @@ async def test_a_gate_around_an_application_knows_its_routes_before_they_are_ask
 
 
 async def test_one_endpoint_of_two_applications_is_two_routes_when_their_requests_alternate() -> None:
-    async def page(request: Request) -> Response:
-        return PlainTextResponse("hi")
 
     apps = {name: Starlette(routes=[Route(f"/{name}/{{id}}", page)]) for name in ("left", "right")}
 

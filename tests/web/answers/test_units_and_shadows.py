@@ -15,6 +15,7 @@ from starlette.testclient import TestClient
 from slidegate import Limiter, RateLimit, RateLimitMiddleware, Rule
 from slidegate.limiter.figures.publisher import Publisher
 
+from ...asgi import page
 from ...limiter.figures.shared_store import Board
 
 
@@ -23,13 +24,9 @@ async def costly(request: Request) -> PlainTextResponse:
     return PlainTextResponse("costly")
 
 
-async def item(request: Request) -> PlainTextResponse:
-    return PlainTextResponse("an item")
-
-
 def site(limiter: Limiter, *rules: Rule, **options: Any) -> TestClient:
     gate = Middleware(RateLimitMiddleware, limiter=limiter, rules=list(rules), **options)
-    return TestClient(Starlette(routes=[Route("/item", item), Route("/costly", costly)], middleware=[gate]))
+    return TestClient(Starlette(routes=[Route("/item", page), Route("/costly", costly)], middleware=[gate]))
 
 
 @pytest.fixture

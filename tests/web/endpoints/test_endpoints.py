@@ -37,7 +37,7 @@ from slidegate import (
 )
 from slidegate.testing import FakeClock
 
-from ...asgi import PEER, call, scope_of, send_scope, statuses
+from ...asgi import PEER, call, page, scope_of, send_scope, statuses
 
 GATE = Middleware(RateLimitMiddleware, rules=[])
 Limited = Annotated[None, Depends(RateLimit("2/hour"))]
@@ -53,10 +53,6 @@ def starlette(*routes: Any) -> Starlette:
 
 def fastapi(**options: Any) -> FastAPI:
     return FastAPI(middleware=[GATE], **options)
-
-
-async def page(request: Request) -> Response:
-    return PlainTextResponse("hi")
 
 
 def sync_page(request: Request) -> Response:
@@ -404,7 +400,7 @@ async def test_where_no_router_says_the_function_is_the_bucket() -> None:
     paths = ["/one/1", "/two", "/one/2", "/two"]
     answers = [await call(gate, path) for path in paths]
     assert [answer.status for answer in answers] == [200, 200, 429, 429]
-    assert json.loads(answers[2].body)["violated-policies"] == [f"{__name__}.page"]
+    assert json.loads(answers[2].body)["violated-policies"] == [f"{page.__module__}.page"]
 
 
 async def test_routes_added_while_running_are_found() -> None:

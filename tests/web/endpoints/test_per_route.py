@@ -19,12 +19,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from slidegate import ConfigurationError, Limit, Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule
 from slidegate.testing import FakeClock
 
-from ...asgi import call, hello, scope_of, send_scope, statuses
+from ...asgi import call, hello, page, scope_of, send_scope, statuses
 from ..gates import charged
-
-
-async def page(request: Any) -> PlainTextResponse:
-    return PlainTextResponse("hi")
 
 
 async def other(request: Any) -> PlainTextResponse:
@@ -110,10 +106,7 @@ async def test_an_exempt_endpoint_is_not_counted() -> None:
 
 
 async def test_an_exemption_leaves_rules_and_limits_at_the_endpoint_as_they_are() -> None:
-    @RateLimit.exempt
-    @RateLimit("3/minute")
-    async def limited(request: Any) -> PlainTextResponse:
-        return PlainTextResponse("hi")
+    limited = RateLimit.exempt(RateLimit("3/minute")(page))
 
     app = site(Route("/a", limited), Route("/health", health), rules=[Rule("/health", "1/minute")])
     assert await statuses(app, 4, "/a") == [200, 200, 200, 429]
@@ -126,13 +119,9 @@ async def test_a_405_of_an_exempt_route_is_counted() -> None:
 
 
 async def test_a_limit_with_override_takes_the_place_of_the_defaults_and_another_stands_beside_them() -> None:
-    @RateLimit("3/minute", override=True)
-    async def more(request: Any) -> PlainTextResponse:
-        return PlainTextResponse("hi")
+    more = RateLimit("3/minute", override=True)(page)
 
-    @RateLimit("3/minute")
-    async def beside(request: Any) -> PlainTextResponse:
-        return PlainTextResponse("hi")
+    beside = RateLimit("3/minute")(page)
 
     app = site(Route("/more", more), Route("/beside", beside))
     assert await statuses(app, 4, "/more") == [200, 200, 200, 429]

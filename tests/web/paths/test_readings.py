@@ -21,12 +21,8 @@ from starlette.types import ASGIApp
 
 from slidegate import BanPolicy, RateLimit, RateLimitMiddleware, Rule, combine, everyone, path_param
 
-from ...asgi import call, hello, scope_of, send_scope, statuses
+from ...asgi import call, hello, page, scope_of, send_scope, statuses
 from ..gates import charged
-
-
-async def page(request: Request) -> PlainTextResponse:
-    return PlainTextResponse("hi")
 
 
 def routed(rules: list[Rule], *routes: BaseRoute) -> Starlette:
@@ -179,9 +175,7 @@ async def test_a_frontends_file_is_counted_however_its_path_is_spelt(tmp_path: P
 
 
 async def test_a_shared_function_counts_in_the_bucket_of_its_route_however_the_path_is_spelt() -> None:
-    @RateLimit("1/minute")
-    async def shared(request: Request) -> PlainTextResponse:
-        return PlainTextResponse("hi")
+    shared = RateLimit("1/minute")(page)
 
     app = routed([], Mount("/v1", routes=[Route("/login", shared), Route("/other", shared)]))
     assert await statuses(app, 1, "/v1/login") == [200]

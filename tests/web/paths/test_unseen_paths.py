@@ -10,18 +10,12 @@ from typing import Any
 import pytest
 from fastapi import APIRouter, FastAPI
 from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
 from starlette.types import Receive, Scope, Send
 
 from slidegate import Limiter, RateLimitMiddleware, Rule
 
-from ...asgi import hello, scope_of, statuses
-
-
-async def page(request: Request) -> PlainTextResponse:
-    return PlainTextResponse("hi")
+from ...asgi import hello, page, scope_of, statuses
 
 
 class Still(Starlette):

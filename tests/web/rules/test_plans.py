@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
-from starlette.requests import HTTPConnection, Request
+from starlette.requests import HTTPConnection
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from slidegate import BanPolicy, ConfigurationError, Decision, Limiter, RateLimit, RateLimitMiddleware, Rule
 from slidegate.testing import RecordingObserver
 
-from ...asgi import PEER, call, hello, scope_of, send_scope, statuses
+from ...asgi import PEER, call, hello, page, scope_of, send_scope, statuses
 
 NOBODY = [
     "nobody", " Nobody ", "NOBODY", "0/minute", "00 / 1m", "0 per 2 hours", "-0/s", "5/minute; 0/hour", "x: 0/s @9",
@@ -93,9 +93,6 @@ async def test_on_refused_can_tell_and_figures_name_the_rule() -> None:
 
 async def test_at_an_endpoint_nobody_passes_and_what_was_charged_before_goes_back() -> None:
     limiter = Limiter()
-
-    async def page(request: Request) -> PlainTextResponse:
-        return PlainTextResponse("hi")
 
     async def plan(request: HTTPConnection) -> str:
         return "0/minute"

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
@@ -26,7 +24,7 @@ from slidegate import (
 )
 from slidegate.testing import FakeClock
 
-from ...asgi import Answer, hello
+from ...asgi import Answer, hello, page
 from ...asgi import call as ask
 
 NOON_US = 1_735_732_800_000_000  # 2025-01-01T12:00Z
@@ -61,14 +59,8 @@ def test_a_quota_stands_at_an_endpoint_and_comes_from_a_function() -> None:
     def plan(request: object) -> object:
         return Quota("1/day")
 
-    @RateLimit(Quota("2/week", starts="sunday"))
-    async def page(request: Request) -> PlainTextResponse:
-        return PlainTextResponse("fine")
-
-    async def plain(request: Request) -> PlainTextResponse:
-        return PlainTextResponse("fine")
-
-    app = Starlette(routes=[Route("/page", page), Route("/plan", plain)])
+    weekly = RateLimit(Quota("2/week", starts="sunday"))(page)
+    app = Starlette(routes=[Route("/page", weekly), Route("/plan", page)])
     gate = RateLimitMiddleware(app, rules=[Rule("/plan", plan)], limiter=limiter_at(FakeClock(NOON_US)))  # type: ignore[arg-type]
     assert [call(gate, path="/page").status for _ in range(3)] == [200, 200, 429]
     assert [call(gate, path="/plan").status for _ in range(2)] == [200, 429]

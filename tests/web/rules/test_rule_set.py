@@ -12,15 +12,13 @@ import pytest
 from fastapi import FastAPI
 from starlette.applications import Starlette
 from starlette.convertors import CONVERTOR_TYPES, Convertor, register_url_convertor
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse
 from starlette.routing import Host, Mount, Route, WebSocketRoute
 from starlette.types import ASGIApp, Scope
 
 from slidegate import Limiter, RateLimitMiddleware, Rule, path_param
 from slidegate.web.findings.hidden_rules import hidden_rules
 
-from ...asgi import hello, scope_of, send_scope
+from ...asgi import hello, page, scope_of, send_scope
 from ..gates import checks
 
 PLENTY = "1000000/minute"
@@ -52,10 +50,6 @@ def slashed() -> Iterator[None]:
     register_url_convertor("slashed", Slashed())
     yield
     del CONVERTOR_TYPES["slashed"]
-
-
-async def page(request: Request) -> PlainTextResponse:
-    return PlainTextResponse("hi")
 
 
 def random_path(dice: Random) -> str:

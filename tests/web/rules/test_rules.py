@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
 
 from slidegate import (
@@ -24,7 +22,7 @@ from slidegate import (
 )
 from slidegate.testing import FakeClock
 
-from ...asgi import PEER, call, hello, scope_of, send_scope, statuses
+from ...asgi import PEER, call, hello, page, scope_of, send_scope, statuses
 
 
 async def charged(rules: list[Rule], path: str = "/", method: str = "GET", **more: Any) -> list[str]:
@@ -110,9 +108,6 @@ async def test_exempt_and_final_end_the_list_and_what_stands_before_them_applies
 
 
 async def test_paths_are_those_below_root_path_at_the_place_of_the_gate() -> None:
-    async def page(request: Request) -> PlainTextResponse:
-        return PlainTextResponse("hi")
-
     inside = Starlette(
         routes=[Mount("/v1", routes=[Route("/login", page)],
                       middleware=[Middleware(RateLimitMiddleware, rules=[Rule("/login", "1/hour")])])]
