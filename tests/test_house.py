@@ -133,6 +133,15 @@ def dev(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, env={**os.environ, **variables}, capture_output=True, text=True)
 
 
+def test_the_package_names_every_python_that_the_tests_run_on() -> None:
+    workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text("utf-8")
+    tested = re.search(r"python: \[(.+)\]", workflow)
+    assert tested is not None
+    named = [found[1] for name in PROJECT["classifiers"] if (found := re.fullmatch(r".* :: Python :: (3\.\d+)", name))]
+    assert [f'"{version}"' for version in named] == tested[1].split(", ")
+    assert PROJECT["requires-python"] == f">={named[0]}"
+
+
 def test_the_readme_names_two_commands_and_dev_py_has_them() -> None:
     readme = (ROOT / "README.md").read_text("utf-8")
     assert "```bash\npython3 dev.py demo\npython3 dev.py test\n```" in readme
