@@ -26,7 +26,7 @@ from .answers.refusals import Refusals, Refused
 from .answers.sending import ENDED, Outgoing
 from .bans.signals import AbuseWatch
 from .broken import Breakable, end_start
-from .endpoints.decorator import check_places, plain_helpers
+from .endpoints.decorator import check_places, unawaited
 from .endpoints.endpoint_buckets import EndpointBuckets
 from .endpoints.per_route import PerRoute
 from .endpoints.rate_limit import put_users_last
@@ -324,13 +324,13 @@ class RateLimitMiddleware(Breakable):
                 try:
                     check_places(app := scope.get("app", self.app))
                     put_users_last(walk(app))
-                    for name in plain_helpers(app):
+                    for caller, name in unawaited(app):
                         self._say(
                             Finding(
                                 "SG121",
-                                f"@RateLimit makes {name!r} a coroutine function, and no route or dependency leads to "
-                                "it: a call that is not awaited runs neither it nor its limit; write `async def`, and "
-                                "await it, or limiter.limited(...) around a plain function",
+                                f"{caller!r} calls {name!r}, which @RateLimit made a coroutine function, so neither it "
+                                "nor its limit runs; write `async def` for both, and await it, or put "
+                                "limiter.limited(...) in the place of RateLimit",
                             )
                         )
                     self._gate.look_for_tools()

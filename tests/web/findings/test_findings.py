@@ -387,32 +387,35 @@ def test_a_ban_that_a_client_can_shake_off_is_found(keys: list[Any], shaken: boo
     assert codes(gate(bans=policies)) == ["SG113"] * shaken
 
 
-def test_a_limited_helper_that_is_not_async_is_found_at_the_start(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_limited_function_that_is_called_where_nobody_awaits_it_is_found_at_the_start(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     limit = RateLimit("5/second")
-
-    @limit
-    def endpoint(request: Request) -> str:
-        return "endpoint"
-
-    @limit
-    def dependency(request: Request) -> str:
-        return "dependency"
-
-    @limit
-    async def asynchronous(request: Request) -> str:
-        return "helper"
 
     @limit
     def helper(request: Request) -> str:
         return "helper"
 
+    def wrong(request: Request) -> str:
+        return f"{helper(request)}"
+
+    @limit
+    def dependency(request: Request) -> object:
+        return helper(request)
+
+    async def right(request: Request) -> str:
+        return await helper(request)  # type: ignore[no-any-return,misc]
+
     app = FastAPI()
-    app.get("/endpoint")(endpoint)
-    app.get("/dependency", dependencies=[Depends(dependency)])(lambda: "ok")
-    app.get("/not/awaited")(lambda request: helper(request) and asynchronous(request))
+    app.get("/helper")(helper)
+    app.get("/wrong")(wrong)
+    app.get("/dependency", dependencies=[Depends(dependency)])(right)
     app.add_middleware(RateLimitMiddleware, limits="900/hour")
     with TestClient(app) as client:
-        assert client.get("/endpoint").json() == "endpoint"
-    (said,) = [line for line in caplog.messages if line.startswith("SG121")]
-    assert f"{helper.__qualname__!r} a coroutine function" in said
-    assert "write `async def`, and await it" in said
+        assert client.get("/helper").json() == "helper"
+    said = [line for line in caplog.messages if line.startswith("SG121")]
+    callers = [dependency.__qualname__, wrong.__qualname__]
+    assert [line.partition(",")[0] for line in said] == [
+        f"SG121: {one!r} calls {helper.__qualname__!r}" for one in callers
+    ]
+    assert all("write `async def` for both, and await it" in line for line in said)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial, wraps
 from inspect import Parameter, Signature
 from types import CodeType, FrameType
@@ -28,7 +29,7 @@ LIMIT: Final = "__slidegate_limit__"
 _REPLACED_BY: Final = "__slidegate_replaced_by__"
 _CONNECTION: Final = "slidegate_connection"
 _PLAIN: Final[WeakSet[Any]] = WeakSet()
-"""Every decorated function that is not async: called by anything but a framework it returns a coroutine."""
+"""Every decorated function that was not async before."""
 MARKS: Final[list[bool]] = []
 """Holds something as soon as a limit stands on an endpoint, which then may be on the wrong side."""
 
@@ -112,20 +113,23 @@ def check_places(app: object) -> None:
             )
 
 
-def plain_helpers(app: object) -> list[str]:
-    """Return the names of decorated functions that are not async and that no route and no dependency leads to.
+def unawaited(app: object) -> list[tuple[str, str]]:
+    """Return (caller, name) of each decorated function that an endpoint or a dependency names that cannot await it.
 
-    Whoever calls one gets a coroutine, and unless it is awaited neither the function nor its limit runs. Only those in
-    a module with an endpoint of the application are told: others may belong to another application.
+    A decorated function is a coroutine function, also where it was none. A caller that is not async gets a coroutine,
+    and neither the function nor its limit runs.
     """
-    used: set[int] = set()
-    modules = set()
+    found = set()
     for place in walk(app):
-        calls = [place.route.endpoint, *_dependencies(getattr(place.route, "dependant", None))]
-        used |= {id(function) for call in calls for function in layers(call)}
-        modules.add(getattr(place.route.endpoint, "__module__", None))
-    found = [function for function in list(_PLAIN) if id(function) not in used and function.__module__ in modules]
-    return sorted(function.__qualname__ for function in found)
+        for call in (place.route.endpoint, *_dependencies(getattr(place.route, "dependant", None))):
+            core = list(layers(call))[-1]
+            if not inspect.isfunction(core) or inspect.iscoroutinefunction(core):
+                continue
+            with suppress(ValueError):  # a variable of an enclosing function that has no value yet
+                variables = inspect.getclosurevars(core)
+                named = (*variables.nonlocals.values(), *variables.globals.values())
+                found |= {(core.__qualname__, f.__qualname__) for f in named if inspect.isfunction(f) and f in _PLAIN}
+    return sorted(found)
 
 
 def _dependencies(dependant: Any) -> Iterator[Any]:
