@@ -153,13 +153,10 @@ async def test_only_the_rule_that_does_not_count_hands_back() -> None:
 
 
 async def test_the_start_of_the_response_settles_though_the_client_has_gone() -> None:
-    async def late(scope: Scope, receive: Receive, send: Send) -> None:
-        await PlainTextResponse("hi")(scope, receive, send)
-
     async def broken_send(message: Any) -> None:
         raise OSError("the client is gone")
 
-    app = guarded(late, "1/hour")
+    app = guarded(hello, "1/hour")
     for _ in range(3):
         with pytest.raises(OSError, match="gone"):
             await app(scope_of(), None, broken_send)  # type: ignore[arg-type]
