@@ -167,15 +167,21 @@ async def test_no_request_waits_longer_than_the_deadline_for_a_store_that_hangs(
     assert ward.heard.events[0].message.endswith("no answer within 0.02 s")
 
 
-async def test_a_store_that_answers_by_futures_is_given_up_in_time_as_well() -> None:
-    ward = Ward("local")
+def answers_later(ward: Ward) -> list[asyncio.Future[Decision]]:
+    """Have hits answered by futures, which are returned as they are made."""
     made: list[asyncio.Future[Decision]] = []
 
-    def never(checks: Sequence[Check], guarded: Sequence[Any] = ()) -> asyncio.Future[Decision]:
+    def later(checks: Sequence[Check], guarded: Sequence[Any] = ()) -> asyncio.Future[Decision]:
         made.append(asyncio.get_running_loop().create_future())
         return made[-1]
 
-    ward.store.hit = never
+    ward.store.hit = later
+    return made
+
+
+async def test_a_store_that_answers_by_futures_is_given_up_in_time_as_well() -> None:
+    ward = Ward("local")
+    made = answers_later(ward)
     decisions = await asyncio.gather(*(ward.hit() for _ in range(5)))
     assert [bool(decision) for decision in decisions] == [True] * 3 + [False] * 2
     assert {str(future.exception()) for future in made} == {"no answer within 0.02 s"}
@@ -313,13 +319,7 @@ async def test_the_place_of_a_request_that_is_cancelled_as_its_answer_comes_is_h
     ward = Ward("local", deadline="60s")
     limits = Bucket("jobs", [Concurrency(1)]), Bucket("units", [Limit(5, "1h")])
     checks = [(bucket, "ann", 1) for bucket in limits]
-    made: list[asyncio.Future[Decision]] = []
-
-    def later(checks: Sequence[Check], guarded: Sequence[Any] = ()) -> asyncio.Future[Decision]:
-        made.append(asyncio.get_running_loop().create_future())
-        return made[-1]
-
-    ward.store.hit = later  # type: ignore[method-assign]
+    made = answers_later(ward)
     if ends == "refused":
         ward.store.inner.hit(checks)
     task = asyncio.create_task(ward.limiter.hit_all(checks))

@@ -19,6 +19,7 @@ from slidegate.testing import FakeClock
 
 from ...asgi import PEER, call, scope_of, send_scope, statuses
 from ..limited import AT, as_dependency, gate_of, limited
+from ..test_waiting import channel
 
 everywhere = pytest.mark.parametrize("at", AT)
 
@@ -144,19 +145,9 @@ async def test_a_streamed_body_is_whole_for_an_endpoint_that_waited() -> None:
             {"type": "http.request", "body": b"a", "more_body": True},
             {"type": "http.request", "body": b"b", "more_body": False},
         ]
-        sent: list[Message] = []
-
-        async def receive() -> Message:
-            if pieces:
-                return pieces.pop(0)
-            await asyncio.Event().wait()
-            raise AssertionError
-
-        async def send(message: Message) -> None:
-            sent.append(message)
-
-        await gate(scope_of(method="POST"), receive, send)
-        return b"".join(message.get("body", b"") for message in sent)
+        client = Leaving()
+        await gate(scope_of(method="POST"), channel(*pieces), client.send)
+        return b"".join(message.get("body", b"") for message in client.sent)
 
     assert await asyncio.gather(post(), post()) == [b"ab", b"ab"]
 
