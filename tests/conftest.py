@@ -13,6 +13,8 @@ from hypothesis import settings
 from slidegate.core.protocols import Event
 from slidegate.limiter.events.kinds import KINDS
 
+from .redis_servers import RedisServer
+
 settings.register_profile("default", deadline=None, print_blob=True)
 settings.register_profile("deep", max_examples=10_000, deadline=None, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
@@ -24,6 +26,13 @@ def rng() -> random.Random:
     seed = int(os.environ.get("SLIDEGATE_TEST_SEED", 0)) or random.SystemRandom().getrandbits(32)
     print(f"SLIDEGATE_TEST_SEED={seed}")  # noqa: T201 - pytest shows it where a test fails
     return random.Random(seed)
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[RedisServer]:
+    """A server that all tests share: they empty it first, or have a prefix of their own, and leave it as it is."""
+    with RedisServer() as running:
+        yield running
 
 
 odd_events: list[str] = []

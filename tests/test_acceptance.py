@@ -10,8 +10,6 @@ from fastapi import Depends, FastAPI
 from httpx import Response
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.testclient import TestClient
 from starlette.types import ASGIApp
@@ -32,6 +30,8 @@ from slidegate import (
 )
 from slidegate.core import CounterWindow, Limit, parse_limits
 from slidegate.testing import FakeClock
+
+from .asgi import page
 
 PROXY = "10.0.0.1"
 
@@ -188,58 +188,24 @@ def dependency() -> ASGIApp:
     return app
 
 
-def decorated_fastapi(kind: str) -> ASGIApp:
+def decorated() -> ASGIApp:
     app = FastAPI()
     app.add_middleware(RateLimitMiddleware, rules=[])
-    if kind == "sync":
 
-        @app.get("/search")
-        @RateLimit("5/second")
-        def search() -> str:
-            return "found"
-
-    else:
-
-        @app.get("/search")
-        @RateLimit("5/second")
-        async def search_later() -> str:
-            return "found"
+    @app.get("/search")
+    @RateLimit("5/second")
+    async def search() -> str:
+        return "found"
 
     return app
 
 
-def decorated_starlette(kind: str) -> ASGIApp:
-    @RateLimit("5/second")
-    def search(request: Request) -> PlainTextResponse:
-        return PlainTextResponse("found")
-
-    @RateLimit("5/second")
-    async def search_later(request: Request) -> PlainTextResponse:
-        return PlainTextResponse("found")
-
-    route = Route("/search", search if kind == "sync" else search_later)
-    return Starlette(routes=[route], middleware=[Middleware(RateLimitMiddleware, rules=[])])
+def middleware_of_a_route() -> ASGIApp:
+    gate = Middleware(RateLimitMiddleware, limits="5/second")
+    return Starlette(routes=[Route("/search", page, middleware=[gate])])
 
 
-def route_middleware() -> ASGIApp:
-    async def search(request: Request) -> PlainTextResponse:
-        return PlainTextResponse("found")
-
-    route = Route("/search", search, middleware=[Middleware(RateLimitMiddleware, limits="5/second")])
-    return Starlette(routes=[route])
-
-
-@pytest.mark.parametrize(
-    "app",
-    [
-        pytest.param(dependency, id="dependency"),
-        pytest.param(lambda: decorated_fastapi("sync"), id="decorator, fastapi, sync"),
-        pytest.param(lambda: decorated_fastapi("async"), id="decorator, fastapi, async"),
-        pytest.param(lambda: decorated_starlette("sync"), id="decorator, starlette, sync"),
-        pytest.param(lambda: decorated_starlette("async"), id="decorator, starlette, async"),
-        pytest.param(route_middleware, id="middleware of a route"),
-    ],
-)
+@pytest.mark.parametrize("app", [dependency, decorated, middleware_of_a_route])
 def test_an_endpoint_is_held_to_five_a_second(app: Callable[[], ASGIApp], steady_ns: FakeClock) -> None:
     client = TestClient(app())
     assert [client.get("/search").status_code for _ in range(6)] == [200] * 5 + [429]

@@ -7,11 +7,9 @@ import pickle
 
 import pytest
 
-from slidegate import Quota
 from slidegate.core import (
     NEVER,
     OPEN,
-    AnyLimit,
     Bucket,
     Concurrency,
     ConfigurationError,
@@ -20,8 +18,6 @@ from slidegate.core import (
     parse_limits,
 )
 from slidegate.core.decision import Decision, Reason
-from slidegate.core.demand import enter_periods, judge_all
-from slidegate.core.windows.rings import new_count
 from slidegate.stores.memory.store import MemoryStore
 
 
@@ -64,15 +60,6 @@ def test_places_are_taken_up_to_the_amount_and_free_when_handed_back() -> None:
     assert places.spend(0, 2, 3) == (2, 0, 0, NEVER)
     assert [places.remove(0, 0, units) for units in (0, 3, 2, 1)] == [False, False, True, False]
     assert places.spend(10**15, 2, 0) == (0, 0, 0, 0), "a cost of nothing passes where a place is free"
-
-
-@pytest.mark.parametrize(
-    "limit", [Limit(2, "1m"), Limit(2, "1m", resolution=1), Quota("2/day"), Concurrency(2)], ids=str
-)
-def test_a_count_is_made_for_each_kind_of_limit(limit: AnyLimit) -> None:
-    checks, counts = ((Bucket("rule", [limit]), "ann", 1),), [new_count(limit)]
-    enter_periods(checks, counts, 0, 0)
-    assert [judge_all(checks, counts, 0).allowed for _ in range(3)] == [True, True, False]
 
 
 def test_no_step_of_the_clock_moves_a_place() -> None:

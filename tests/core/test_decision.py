@@ -173,8 +173,3 @@ def test_the_limit_shown_is_that_of_the_brute_force() -> None:
                 spent, count = spent + cost, count + 1
             fits.append(count)
         assert fits[int(state.name[1:])] == min(fits), f"{amounts} {checks} {seen}"
-
-
-def test_a_decision_about_no_limit_has_nothing_to_wait_for() -> None:
-    decision = Decision(True, Reason.OK, 0)
-    assert (decision.more_after_us, decision.more_after, decision.reset_after_us) == (0, 0, 0)

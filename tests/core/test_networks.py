@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import threading
 from collections.abc import Iterable
 from itertools import pairwise
 from typing import TypeAlias
@@ -294,24 +293,3 @@ def test_something_that_is_not_a_list_is_named(networks: object) -> None:
 
 def test_host_bits_are_cleared_where_that_is_asked_for() -> None:
     assert Networks(["10.1.2.3/8", "2001:db8::1/64"], strict=False) == Networks(["10.0.0.0/8", "2001:db8::/64"])
-
-
-# -- many ------------------------------------------------------------------------------------------------------------
-
-
-def test_a_set_is_looked_up_from_many_threads_at_once() -> None:
-    found = Networks(f"10.{number >> 8}.{number & 255}.0/25" for number in range(5_000))
-    wrong: list[int] = []
-
-    def look() -> None:
-        for number in range(5_000):
-            base = 10 << 24 | number << 8
-            if not found.covers(4, base + 127) or found.covers(4, base + 128):
-                wrong.append(number)
-
-    threads = [threading.Thread(target=look) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []

@@ -11,8 +11,6 @@ import anyio
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from starlette.responses import PlainTextResponse
-from starlette.types import Receive, Scope, Send
 
 from slidegate import BanPolicy, ConfigurationError, Limit, Limiter, RateLimitMiddleware, Reason, Rule
 from slidegate.core.decision import Bucket, Check, Decision
@@ -23,7 +21,7 @@ from slidegate.limiter.deadlines import MOST_DONE, Deadline
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import FakeClock, RecordingObserver
 
-from ..asgi import call, hello, scope_of, send_scope
+from ..asgi import call, hello
 from .remote_stores import SickStore
 
 LONG = 10.0
@@ -81,24 +79,6 @@ async def test_local_counts_in_this_process_while_the_store_is_away(error: Excep
     assert [(await ward.hit()).reason for _ in range(5)] == ["ok", "ok", "ok", "limited", "limited"]
     assert ward.heard.kinds == ["store_failed"]
     assert ward.heard.events[0].details["on_error"] == "local"
-
-
-async def test_every_question_without_an_answer_is_counted_also_where_nothing_is_said(inline: bool) -> None:
-    ward = Ward("deny", inline=inline)
-    safe = ward.limiter.internals.failsafe
-    assert safe is not None
-    await ward.hit()
-    assert (safe.failures, safe.away) == (0, False)
-    ward.fall_ill()
-    for _ in range(20):
-        await ward.hit()
-    assert ward.heard.kinds == ["store_failed"]
-    assert 1 < safe.failures < 20, "a store that fails again and again is left alone for a while"
-    assert safe.away
-    before = safe.failures
-    ward.recover()
-    assert await ward.hit()
-    assert (safe.failures, safe.away) == (before, False)
 
 
 async def test_after_a_failure_a_request_passes_both_so_recovery_is_no_burst(inline: bool) -> None:
@@ -187,15 +167,21 @@ async def test_no_request_waits_longer_than_the_deadline_for_a_store_that_hangs(
     assert ward.heard.events[0].message.endswith("no answer within 0.02 s")
 
 
-async def test_a_store_that_answers_by_futures_is_given_up_in_time_as_well() -> None:
-    ward = Ward("local")
+def answers_later(ward: Ward) -> list[asyncio.Future[Decision]]:
+    """Have hits answered by futures, which are returned as they are made."""
     made: list[asyncio.Future[Decision]] = []
 
-    def never(checks: Sequence[Check], guarded: Sequence[Any] = ()) -> asyncio.Future[Decision]:
+    def later(checks: Sequence[Check], guarded: Sequence[Any] = ()) -> asyncio.Future[Decision]:
         made.append(asyncio.get_running_loop().create_future())
         return made[-1]
 
-    ward.store.hit = never
+    ward.store.hit = later
+    return made
+
+
+async def test_a_store_that_answers_by_futures_is_given_up_in_time_as_well() -> None:
+    ward = Ward("local")
+    made = answers_later(ward)
     decisions = await asyncio.gather(*(ward.hit() for _ in range(5)))
     assert [bool(decision) for decision in decisions] == [True] * 3 + [False] * 2
     assert {str(future.exception()) for future in made} == {"no answer within 0.02 s"}
@@ -333,13 +319,7 @@ async def test_the_place_of_a_request_that_is_cancelled_as_its_answer_comes_is_h
     ward = Ward("local", deadline="60s")
     limits = Bucket("jobs", [Concurrency(1)]), Bucket("units", [Limit(5, "1h")])
     checks = [(bucket, "ann", 1) for bucket in limits]
-    made: list[asyncio.Future[Decision]] = []
-
-    def later(checks: Sequence[Check], guarded: Sequence[Any] = ()) -> asyncio.Future[Decision]:
-        made.append(asyncio.get_running_loop().create_future())
-        return made[-1]
-
-    ward.store.hit = later  # type: ignore[method-assign]
+    made = answers_later(ward)
     if ends == "refused":
         ward.store.inner.hit(checks)
     task = asyncio.create_task(ward.limiter.hit_all(checks))
@@ -583,15 +563,12 @@ async def test_a_store_that_fails_now_and_then_is_not_said_each_time() -> None:
 
 
 async def test_the_gate_answers_503_when_denied_and_passes_when_allowed() -> None:
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await PlainTextResponse("ok")(scope, receive, send)
-
     for chosen, status in (("deny", 503), ("allow", 200), ("local", 200)):
         ward = Ward(chosen)
         ward.fall_ill()
         bans = BanPolicy("1/1h", signals={"refused": 1, 200: 5})
-        gate = RateLimitMiddleware(app, rules=[Rule("*", "100/hour")], limiter=ward.limiter, bans=bans)
-        answer = await send_scope(gate, scope_of())
+        gate = RateLimitMiddleware(hello, rules=[Rule("*", "100/hour")], limiter=ward.limiter, bans=bans)
+        answer = await call(gate)
         assert answer.status == status
         if status == 503:
             assert answer.headers["retry-after"] == "1"

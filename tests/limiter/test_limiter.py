@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import ipaddress
 import tracemalloc
 from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -90,23 +88,6 @@ async def test_a_list_that_is_changed_afterwards_changes_no_decision(limiter: Li
     assert [state.key for state in (*decision.states, *peeked.states)] == ["ann", "ann"]
     assert await limiter.refund(decision) is True
     assert [(await limiter.peek_all([(bucket, key, 0)])).remaining for key in ("ann", "bob")] == [5, 2]
-
-
-def test_threads_that_bring_new_limits_and_keys_disturb_nobody() -> None:
-    limiter = Limiter(MemoryStore(clock=FakeClock()))
-
-    async def work(thread: int) -> int:
-        admitted = 0
-        for number in range(300):
-            admitted += (
-                await limiter.hit("everyone", f"{number + 1}/{thread + number + 1}m", rule=f"rule-{number % 7}")
-            ).allowed
-            admitted += (await limiter.hit(f"{thread}-{number}", "1/hour")).allowed
-        return admitted
-
-    with ThreadPoolExecutor(6) as pool:
-        admitted = list(pool.map(lambda thread: asyncio.run(work(thread)), range(6)))
-    assert admitted == [600] * 6
 
 
 async def test_more_spellings_than_are_remembered_change_no_answer(limiter: Limiter) -> None:

@@ -26,23 +26,6 @@ def written(directory: Path, content: str | bytes) -> Path:
     return path
 
 
-def test_a_file_holds_one_entry_a_line_and_comments(tmp_path: Path) -> None:
-    path = written(
-        tmp_path, "\ufeff# head\r\n\r\n192.0.2.0/24 # office\r\n ; nothing\r\n\t2001:db8::/32;SBL1\r\n198.51.100.7"
-    )
-    assert Networks.from_file(path) == Networks(["192.0.2.0/24", "2001:db8::/32", "198.51.100.7"])
-    assert Networks.from_file(str(path)) == Networks.from_file(path)
-
-
-def test_a_line_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    path = written(tmp_path, "192.0.2.0/24\n\n10.0.0.1/8\n")
-    with pytest.raises(
-        ConfigurationError, match=r"blocked\.netset, line 3: network: '10\.0\.0\.1/8' has host bits set"
-    ):
-        Networks.from_file(path)
-    assert "10.9.9.9" in Networks.from_file(path, strict=False)
-
-
 def test_a_line_of_other_bytes_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="line 2: network: "):
         Networks.from_file(written(tmp_path, b"192.0.2.1\n\xff\xfe\x00\n"))

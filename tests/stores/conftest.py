@@ -1,4 +1,4 @@
-"""Servers that tests of stores share. A test that stops or fills one starts its own."""
+"""Further servers that tests of stores share. A test that stops or fills one starts its own."""
 
 from __future__ import annotations
 
@@ -7,12 +7,6 @@ from collections.abc import Iterator
 import pytest
 
 from ..redis_servers import VALKEY, RedisCluster, RedisServer
-
-
-@pytest.fixture(scope="session")
-def server() -> Iterator[RedisServer]:
-    with RedisServer() as running:
-        yield running
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,7 @@ from slidegate.testing import FakeClock
 from slidegate.testing.contract.player import settle
 
 from ..redis_servers import RedisCluster, RedisServer, needs_redis
+from .redis.stores import store_at
 
 MINUTE_US = 60_000_000
 ASKED = ((Bucket("rule", parse_limits("1000/hour")), "ann", 1),)
@@ -87,8 +88,7 @@ async def redis_rows(store: RedisStore) -> None:
 
 @needs_redis
 async def test_every_key_of_figures_has_a_time_to_live_and_one_prefix(server: RedisServer) -> None:
-    store = RedisStore(server.url, prefix="ttl", timeout=20)
-    try:
+    async with store_at(server, prefix="ttl") as store:
         await redis_rows(store)
         keys = server.command("KEYS", "ttl:{bans}:figures:*")
         assert len(keys) == 3
@@ -96,28 +96,20 @@ async def test_every_key_of_figures_has_a_time_to_live_and_one_prefix(server: Re
             assert MINUTE_US // 1_000 - 30_000 < server.command("PTTL", key) <= MINUTE_US // 1_000 + 2
         assert await store.clear() == 0
         assert server.command("KEYS", "ttl:{bans}:figures:*") == []
-    finally:
-        await store.close()
 
 
 @needs_redis
 async def test_the_list_of_workers_forgets_the_dead_while_others_write(server: RedisServer) -> None:
     clock = FakeClock(1_700_000_000_000_000)
-    store = RedisStore(server.url, prefix="dead", clock=clock, timeout=20)
-    try:
+    async with store_at(server, prefix="dead", clock=clock) as store:
         for number in range(50):
             await store.write_figures(b"%08d" % number, [FigureRow("workers", 0, b"x", MINUTE_US)])
             clock.advance(us=MINUTE_US // 4)
         assert len(await store.read_figures("workers", 0, 0)) == 3
         assert server.command("HLEN", "dead:{bans}:figures:workers:0") == 4
-    finally:
-        await store.close()
 
 
 @needs_redis
 async def test_a_cluster_keeps_figures_where_the_bans_are(cluster: RedisCluster) -> None:
-    store = RedisStore(cluster.url, prefix="figures", timeout=20)
-    try:
+    async with store_at(cluster) as store:
         await redis_rows(store)
-    finally:
-        await store.close()

@@ -101,21 +101,6 @@ def test_the_reference_on_traffic_worked_out_by_hand() -> None:
     assert model.peek(checks, 20).allowed
 
 
-def test_the_reference_never_lets_a_cost_above_the_amount_pass() -> None:
-    model = Model()
-    verdict, _ = model.hit([(Bucket("rule", parse_limits("3/minute")), "ann", 4)], 0)
-    assert verdict == Verdict(False, Reason.TOO_LARGE, None, (Answer(3, None, 0, 0),))
-
-
-def test_the_reference_forgets_one_key() -> None:
-    model, bucket = Model(), Bucket("rule", parse_limits("3/minute"))
-    for key in ("ann", "bob"):
-        model.hit([(bucket, key, 3)], 0)
-    model.reset("ann")
-    assert model.peek([(bucket, "ann", 3)], 0).allowed
-    assert not model.peek([(bucket, "bob", 1)], 0).allowed
-
-
 def test_drawn_bytes_make_the_same_program_every_time_and_none_make_an_empty_one() -> None:
     rolled = bytes(range(256)) * 2
     assert program(rolled) == program(rolled)

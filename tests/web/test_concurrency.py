@@ -495,7 +495,6 @@ async def test_the_place_of_an_endpoint_comes_back(how: str, watched: int, monke
 
 async def test_a_websocket_can_ask_for_a_place_after_it_was_accepted() -> None:
     store = MemoryStore()
-
     app = with_endpoint(RateLimit(concurrency=1), page, store)
     sent = (await send_scope(app, scope_of("/talk", type="websocket"))).messages
     assert [message["type"] for message in sent] == ["websocket.accept", "websocket.send", "websocket.close"]

@@ -55,25 +55,6 @@ async def test_a_request_waits_as_long_as_it_has_to_and_is_then_served(turnstile
     assert turnstile.waits_s == [0.5]
 
 
-async def test_a_wait_that_would_be_too_long_is_refused_at_once(turnstile: Turnstile) -> None:
-    app = gate(hello, turnstile)
-    assert await statuses(app, 3) == [200, 200, 429]
-    assert turnstile.waits_s == []
-
-
-async def test_only_so_many_wait_at_a_time(turnstile: Turnstile) -> None:
-    app = gate(hello, turnstile, wait_max=1)
-    await statuses(app, 2)
-    turnstile.clock.advance("500ms")
-    turnstile.opened.clear()
-    async with asyncio.TaskGroup() as tasks:
-        waiting = tasks.create_task(call(app))
-        await asyncio.sleep(0)
-        assert (await call(app)).status == 429
-        turnstile.opened.set()
-    assert waiting.result().status == 200
-
-
 def channel(*messages: Message) -> Receive:
     queue = list(messages)
 
@@ -87,34 +68,6 @@ def channel(*messages: Message) -> Receive:
 
 async def send_nothing(message: Message) -> None:
     raise AssertionError(f"nothing should be sent, but {message}")
-
-
-@pytest.mark.parametrize("before", [[], [{"type": "http.request", "body": b"", "more_body": False}]])
-async def test_a_client_that_leaves_while_waiting_gives_the_place_back(
-    before: list[Message], turnstile: Turnstile
-) -> None:
-    app = gate(hello, turnstile, wait_max=1)
-    await statuses(app, 2)
-    turnstile.clock.advance("500ms")
-    turnstile.opened.clear()
-    await app(scope_of(), channel(*before, {"type": "http.disconnect"}), send_nothing)
-    turnstile.opened.set()
-    assert await statuses(app, 1) == [200], "the place is free for the next one"
-
-
-async def test_a_cancelled_request_gives_the_place_back(turnstile: Turnstile) -> None:
-    app = gate(hello, turnstile, wait_max=1)
-    await statuses(app, 2)
-    turnstile.clock.advance("500ms")
-    turnstile.opened.clear()
-    waiting = asyncio.create_task(call(app))
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    waiting.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await waiting
-    turnstile.opened.set()
-    assert await statuses(app, 1) == [200]
 
 
 async def test_what_came_while_waiting_reaches_the_application_in_order(turnstile: Turnstile) -> None:

@@ -249,15 +249,6 @@ def test_what_a_callback_raises_goes_to_the_caller_and_the_rest_is_told_later() 
     assert sorted(told) == ["a", "b"]
 
 
-def test_without_callbacks_the_hot_keys_can_still_be_read() -> None:
-    keys = HotKeys(10, 1, "5s")
-    for _ in range(3):
-        keys.hit("busy", 0)
-    assert keys.hot(0) == {"busy": 3}
-    keys.hit("quiet", 10**8)
-    assert keys.hot(10**8) == {}
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -278,15 +269,10 @@ def test_what_cannot_work_is_refused(arguments: dict[str, Any], said: str) -> No
 # -- threads -------------------------------------------------------------------------------------------------------
 
 
-def eight_threads_meet_at_every_slice(keys: HotKeys, rounds: int) -> None:
-    """Hit in 8 threads at the first moment of every slice and see that nothing is lost."""
+def test_eight_threads_that_meet_at_the_change_of_a_slice_lose_nothing() -> None:
+    (keys, ear), rounds = listened(10, 10, 100_000, slices=50), 50
     race(lambda number, thread: keys.hit(f"t{thread % 4}", number * keys.slice_us), rounds)
     assert keys.hot((rounds - 1) * keys.slice_us) == {f"t{thread}": 2 * rounds for thread in range(THREADS // 2)}
-
-
-def test_eight_threads_that_meet_at_the_change_of_a_slice_lose_nothing() -> None:
-    keys, ear = listened(10, 10, 100_000, slices=50)
-    eight_threads_meet_at_every_slice(keys, 50)
     assert sorted(ear.told) == [("hot", f"t{thread}") for thread in range(4)]
 
 

@@ -236,17 +236,13 @@ def test_a_quantile_is_the_nearest_rank(share: float, rank: int) -> None:
 # -- threads -------------------------------------------------------------------------------------------------------
 
 
-def eight_threads_meet_at_every_slice(window: MetricWindow, rounds: int) -> None:
-    """Record in 8 threads at the first moment of every slice and see that nothing is lost."""
+def test_eight_threads_that_meet_at_the_change_of_a_slice_lose_nothing() -> None:
+    window, rounds = MetricWindow(60, 1_000), 60
     race(lambda number, thread: window.record(number * window.slice_us, "pass", f"t{thread}", rt_us=thread), rounds)
     read = window.read((rounds - 1) * window.slice_us)
     assert read.events == {"pass": THREADS * rounds, **{f"t{thread}": rounds for thread in range(THREADS)}}
     assert (read.rt.count, read.rt.sum_us) == (THREADS * rounds, sum(range(THREADS)) * rounds)
     assert window.dropped == 0
-
-
-def test_eight_threads_that_meet_at_the_change_of_a_slice_lose_nothing() -> None:
-    eight_threads_meet_at_every_slice(MetricWindow(60, 1_000), 60)
 
 
 def test_eight_threads_with_clocks_apart_lose_nothing(rng: random.Random) -> None:

@@ -145,14 +145,9 @@ def test_an_amount_that_would_drift_is_refused_and_changes_nothing(amount: Any) 
 # -- threads -------------------------------------------------------------------------------------------------------
 
 
-def eight_threads_meet_at_every_slice(totals: RollingTotals, rounds: int) -> None:
-    """Add in 8 threads at the first moment of every slice and see that nothing is lost."""
-    (window_us,) = totals.windows_us
+def test_eight_threads_that_meet_at_the_change_of_a_slice_lose_nothing() -> None:
+    totals, rounds = RollingTotals(10, [1_000]), 100
     race(lambda number, thread: totals.add(number * totals.slice_us, thread - 2), rounds)
     end_us = (rounds - 1) * totals.slice_us
-    assert totals.running(end_us) == {window_us: rounds * sum(thread - 2 for thread in range(THREADS))}
+    assert totals.running(end_us) == {1_000: rounds * sum(thread - 2 for thread in range(THREADS))}
     assert totals.completed(end_us + totals.slice_us) == totals.running(end_us)
-
-
-def test_eight_threads_that_meet_at_the_change_of_a_slice_lose_nothing() -> None:
-    eight_threads_meet_at_every_slice(RollingTotals(10, [1_000]), 100)

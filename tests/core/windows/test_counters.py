@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slidegate.core import CounterWindow, Limit, TimestampWindow, convert, new_window
+from slidegate.core import CounterWindow, Limit, PeriodCount, TimestampWindow, convert, new_window
 from slidegate.core.limits import MAX_RESOLUTION
 from slidegate.core.windows.counters import MAX_SLICE_COUNT
 
@@ -83,7 +83,7 @@ def test_adding_nothing_changes_nothing_not_even_time() -> None:
 
 
 def test_a_negative_count_is_an_error() -> None:
-    for window in (CounterWindow(slices=3, slice_us=100), TimestampWindow(300)):
+    for window in (CounterWindow(slices=3, slice_us=100), TimestampWindow(300), PeriodCount()):
         with pytest.raises(ValueError, match=r"units: expected 0 or more, not -1"):
             window.add(0, -1)
 

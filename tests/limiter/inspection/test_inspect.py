@@ -46,9 +46,7 @@ def labels(view: Any) -> list[tuple[str, int]]:
 
 async def test_the_rules_of_all_gates_endpoints_and_routes_are_asked(clock: FakeClock) -> None:
     limiter = Limiter(MemoryStore(clock=clock))
-
     limited = RateLimit("7/minute", name="at-the-endpoint")(page)
-
     routes = Starlette(routes=[Route("/limited", limited)])
     inner = RateLimitMiddleware(routes, per_route="40/minute", limiter=limiter)
     rules = [

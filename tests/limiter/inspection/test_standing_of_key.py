@@ -16,11 +16,10 @@ from slidegate.core.bans.standing_view import KeptStanding, PolicyStanding, poli
 from slidegate.limiter.inspection.standing_of_key import MOST_POLICIES, networks_around
 from slidegate.testing import FakeClock
 
+from ...asgi import hello
+
 HOUR_US = 3_600_000_000
 SCANNERS = BanPolicy("20/10m", "1h", jitter=0, name="scanners", prefix_after="2/1h")
-
-
-async def nowhere(scope: object, receive: object, send: object) -> None: ...
 
 
 def brief(stands: PolicyStanding) -> tuple[str, str, int, int | None, int]:
@@ -86,13 +85,13 @@ async def test_the_policies_of_gates_say_how_many_strikes_ban_also_those_of_a_fi
     limiter = Limiter()
     await limiter.strike("user:eve", SCANNERS, 3)
     assert [stands.needed for stands in (await limiter.standing("user:eve")).policies] == [None]
-    gate = RateLimitMiddleware(nowhere, limits="5/minute", limiter=limiter, bans=SCANNERS)  # type: ignore[arg-type]
+    gate = RateLimitMiddleware(hello, limits="5/minute", limiter=limiter, bans=SCANNERS)
     assert [stands.needed for stands in (await limiter.standing("user:eve")).policies] == [20]
     del gate
     file = tmp_path / "slidegate.toml"
     policy = '[bans.scanners]\nafter = "30/10m"\nduration = "1h"\n'
     file.write_text(f'[[rules]]\npath = "*"\nlimits = "5/minute"\n{policy}')
-    follower = RateLimitMiddleware.from_file(nowhere, file, limiter=limiter)  # type: ignore[arg-type]
+    follower = RateLimitMiddleware.from_file(hello, file, limiter=limiter)
     assert [stands.needed for stands in (await limiter.standing("user:eve")).policies] == [30]
     assert follower
 

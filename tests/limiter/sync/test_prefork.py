@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -36,12 +35,6 @@ def admitted(url: str, method: str) -> int:
     assert not limiter.sync.hit("everybody", f"{AMOUNT}/hour"), "the parent goes on"
     limiters.pop(url).sync.close()
     return parent + sum(children)
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
-    with RedisServer() as server:
-        yield server
 
 
 @pytest.mark.parametrize(("method", "options"), [("fork", ""), ("spawn", ""), ("fork", "?durability=safe")])

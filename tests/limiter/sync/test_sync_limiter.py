@@ -6,7 +6,7 @@ import asyncio
 import fcntl
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -129,12 +129,6 @@ def test_threads_together_get_exactly_the_amount(url: str, amount: int, tmp_path
     limiter = Limiter.from_url(url.format(tmp_path / "limits"), deadline="60s")
     with limiter.sync:
         assert storm(limiter, amount) == amount
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
-    with RedisServer() as server:
-        yield server
 
 
 @needs_redis

@@ -23,15 +23,10 @@ PATIENCE_S = 60.0
 POLICY = BanPolicy("40/10m", "1h")
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
-    with RedisServer() as server:
-        yield server
-
-
 @pytest.fixture(params=["memory", "lmdb", pytest.param("redis", marks=needs_redis)])
 def limiter(request: pytest.FixtureRequest, tmp_path: Path, server: RedisServer) -> Iterator[Limiter]:
     url = {"memory": "memory://", "lmdb": f"lmdb://{tmp_path / 'limits'}", "redis": server.url}[request.param]
+    server.command("FLUSHALL")
     limiter = Limiter.from_url(url, deadline="60s")
     with limiter.sync:
         yield limiter

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -15,12 +15,6 @@ from ...redis_servers import RedisServer, needs_redis
 from .visits import READ_TOKEN, TOKEN, Browser, Tool, with_token
 
 pytestmark = needs_redis
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
-    with RedisServer() as running:
-        yield running
 
 
 @pytest.fixture

@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 import slidegate
@@ -34,13 +32,9 @@ from slidegate.limiter.figures.statistics import MAX_SERIES
 from slidegate.prometheus import PrometheusMetrics
 from slidegate.testing import FakeClock
 
-from ...asgi import call, scope_of
+from ...asgi import call, page
 from ...limiter.test_failures import Ward
 from .reading import asked, documented, parsed, scraped
-
-
-def item(request: Request) -> PlainTextResponse:
-    return PlainTextResponse("an item")
 
 
 def metrics_of(limiter: Limiter, **options: Any) -> PrometheusMetrics:
@@ -54,7 +48,7 @@ class Site:
         self.clock = FakeClock(10**15)
         self.limiter = Limiter(MemoryStore(clock=self.clock, max_keys=50_000))
         self.metrics = metrics_of(self.limiter)
-        self.app = Starlette(routes=[Route("/items/{id}", item), Route("/other", item, methods=["GET", "POST"])])
+        self.app = Starlette(routes=[Route("/items/{id}", page), Route("/other", page, methods=["GET", "POST"])])
         self.app.add_middleware(
             RateLimitMiddleware,
             limiter=self.limiter,
@@ -216,19 +210,13 @@ async def storm(site: Site, rng: random.Random, requests: int) -> None:
     """Send requests in each of which everything that a client can choose is another."""
     letters = string.ascii_letters + string.digits + "\"\\\n%{}'<\u202e"
 
-    async def receive() -> Any:
-        return {"type": "http.request", "body": b"", "more_body": False}
-
-    async def send(message: Any) -> None:
-        pass
-
     for number in range(requests):
         word = "".join(rng.choices(letters, k=rng.randrange(1, 12)))
         path = rng.choice([f"/items/{word}", f"/{word}/{number}", f"/other/{word}"])
         method = rng.choice(["GET", "POST", "BREW", word.upper() or "GET"])
         client = f"2001:db8:{rng.getrandbits(16):x}:{rng.getrandbits(16):x}::1"
         headers = {"X-API-Key": f"{word}{number}", "Host": f"{number}.example"}
-        await site.app(scope_of(path, method, client=(client, 1), headers=headers), receive, send)
+        await call(site.app, path, method, client=(client, 1), headers=headers)
 
 
 async def test_random_paths_and_clients_leave_the_number_of_series_as_it_was(rng: random.Random) -> None:
@@ -243,7 +231,7 @@ async def test_random_paths_and_clients_leave_the_number_of_series_as_it_was(rng
 
 async def test_beyond_the_most_series_of_the_statistics_further_routes_are_one() -> None:
     site = Site()
-    site.app.routes.extend(Route(f"/route{number}", item) for number in range(MAX_SERIES + 50))
+    site.app.routes.extend(Route(f"/route{number}", page) for number in range(MAX_SERIES + 50))
     for number in range(MAX_SERIES + 50):
         await call(site.app, f"/route{number}")
     told = await scraped(site.metrics.app)

@@ -22,6 +22,8 @@ from slidegate.ops.simulation.replay import Replay
 from slidegate.ops.simulation.simulated import Simulated
 from slidegate.testing import FakeClock
 
+from ...asgi import send_scope
+
 ROOT = Path(__file__).resolve().parents[3]
 SAMPLE = ROOT / "examples" / "demo" / "sample.log"
 DATA = Path(os.environ.get("SLIDEGATE_DATA") or ROOT.parent / "shared" / "data") / "logs"
@@ -71,16 +73,7 @@ async def statuses_of(records: list[AccessRecord], rules: Path) -> list[int | No
             found.append(None)
             continue
         scope["headers"].append((b"x-status", str(one.status or 200).encode()))
-        messages: list[Any] = []
-
-        async def send(message: Any, messages: list[Any] = messages) -> None:
-            messages.append(message)
-
-        async def receive() -> Any:
-            return {"type": "http.request", "body": b"", "more_body": False}
-
-        await gate(scope, receive, send)
-        found.append(messages[0]["status"])
+        found.append((await send_scope(gate, scope)).status)
     return found
 
 

@@ -316,14 +316,6 @@ def test_an_import_keeps_the_later_strikes() -> None:
 # -- policies of one name --------------------------------------------------------------------------------------------
 
 
-def test_a_policy_that_changed_goes_on_with_its_strikes_and_rungs() -> None:
-    scene = Scene()
-    scene.strike("ann", BanPolicy("500/minute", "10m", jitter=0), 2)
-    assert scene.strike("ann", PLAIN) == 1
-    scene.advance("10m")
-    assert scene.strike("ann", BanPolicy("1/s", "1s", factor=5, jitter=0)) == 2
-
-
 def test_a_policy_that_only_reported_can_ban_at_once() -> None:
     scene = Scene()
     scene.strike("ann", BanPolicy("3/minute", "10m", jitter=0, action="shadow"), 3)
@@ -481,17 +473,6 @@ def test_the_history_is_bounded() -> None:
         scene.bans.ban("ann", SECOND_US, str(number), "eve")
     history = scene.bans.history()
     assert (len(history), history[0].ban.reason, history[-1].ban.reason) == (10_000, "50", "10049")
-
-
-@pytest.mark.parametrize("max_bans", [0, -1, 1.5, True, "5", None])
-def test_max_bans_that_cannot_be_are_named(max_bans: object) -> None:
-    with pytest.raises(ConfigurationError, match="max_bans: expected a whole number above 0, for example 100_000, not"):
-        MemoryStore(max_bans=max_bans)  # type: ignore[arg-type]
-
-
-def test_a_wall_clock_that_cannot_be_called_is_named() -> None:
-    with pytest.raises(ConfigurationError, match="wall_clock: expected a function that returns microseconds, not 5"):
-        MemoryStore(wall_clock=5)  # type: ignore[arg-type]
 
 
 # -- the garbage collector -------------------------------------------------------------------------------------------

@@ -9,12 +9,9 @@ import pytest
 from hypothesis import given
 
 from slidegate.core import Bucket, Decision, Reason, parse_limits
-from slidegate.limiter import Limiter
 from slidegate.stores.memory.store import MemoryStore
 from slidegate.testing import FakeClock
 from slidegate.testing.contract.programs import Ask, Debt, Mode, Program, Refund, Step, programs
-
-SECOND_US = 1_000_000
 
 
 def bucket(limits: str, *, count_denied: bool = False) -> Bucket:
@@ -80,17 +77,6 @@ def test_no_window_holds_more_than_the_amount_with_those_who_wait(program: Progr
 
 
 # -- debts and refusals that count -----------------------------------------------------------------------------------
-
-
-async def test_debts_are_charged_through_the_limiter() -> None:
-    clock = FakeClock()
-    limiter = Limiter(MemoryStore(clock=clock))
-    owed = await limiter.charge("ann", "10/minute", 25, rule="tokens")
-    assert (owed.allowed, owed.remaining, owed.reset_after) == (True, 0, 60)
-    assert not await limiter.hit("ann", "10/minute", rule="tokens")
-    assert await limiter.hit("ann", "10/minute")
-    assert await limiter.refund(owed) is True
-    assert await limiter.hit("ann", "10/minute", 10, rule="tokens")
 
 
 @pytest.mark.parametrize("limits", ["10/minute", "1000/minute"])

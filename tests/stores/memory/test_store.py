@@ -458,18 +458,20 @@ def test_time_goes_on_by_itself() -> None:
 # -- making one ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("max_keys", [0, -1, 1.5, True, "5", None, 10**5 + 0.5])
-def test_max_keys_that_cannot_be_are_named(max_keys: object) -> None:
+@pytest.mark.parametrize("option", ["max_keys", "max_bans"])
+@pytest.mark.parametrize("value", [0, -1, 1.5, True, "5", None, 10**5 + 0.5])
+def test_a_bound_that_cannot_be_is_named(option: str, value: Any) -> None:
     with pytest.raises(
-        ConfigurationError, match=r"max_keys: expected a whole number above 0, for example 100_000, not"
+        ConfigurationError, match=f"{option}: expected a whole number above 0, for example 100_000, not"
     ):
-        MemoryStore(max_keys=max_keys)  # type: ignore[arg-type]
+        MemoryStore(**{option: value})
 
 
+@pytest.mark.parametrize("option", ["clock", "wall_clock"])
 @pytest.mark.parametrize("clock", [0, "monotonic", object()])
-def test_a_clock_that_cannot_be_called_is_named(clock: object) -> None:
-    with pytest.raises(ConfigurationError, match="clock: expected a function that returns microseconds, not"):
-        MemoryStore(clock=clock)  # type: ignore[arg-type]
+def test_a_clock_that_cannot_be_called_is_named(option: str, clock: Any) -> None:
+    with pytest.raises(ConfigurationError, match=f"{option}: expected a function that returns microseconds, not"):
+        MemoryStore(**{option: clock})
 
 
 def test_a_store_needs_no_thread() -> None:

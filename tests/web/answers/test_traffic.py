@@ -265,7 +265,6 @@ async def test_a_gate_around_an_application_knows_its_routes_before_they_are_ask
 
 
 async def test_one_endpoint_of_two_applications_is_two_routes_when_their_requests_alternate() -> None:
-
     apps = {name: Starlette(routes=[Route(f"/{name}/{{id}}", page)]) for name in ("left", "right")}
 
     async def choose(scope: Scope, receive: Receive, send: Send) -> None:
@@ -339,12 +338,6 @@ async def test_who_was_admitted_by_waiting_is_told_apart() -> None:
                 tasks.create_task(site.ask("/stream"))
     assert site.stats().total.seen.count("occupied_pass") == 1
     assert site.stats().total.passed == 5
-
-
-async def test_one_switch_turns_it_off() -> None:
-    site = Site(statistics=False)
-    await site.ask("/items/1")
-    assert (site.stats().rules, site.stats().routes, site.stats().total.passed) == ({}, {}, 0)
 
 
 async def test_figures_leave_as_time_goes_by() -> None:

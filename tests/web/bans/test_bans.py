@@ -36,7 +36,7 @@ from slidegate import (
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.web import waiting
 
-from ...asgi import PEER, Answer, page, scope_of, send_scope
+from ...asgi import PEER, Answer, hello, page, scope_of, send_scope
 from ..websockets.test_message_limits import BYE, Listener, Socket, texts
 
 
@@ -138,10 +138,7 @@ async def test_refusals_further_in_strike_under_the_policies_further_out_and_onc
     def wrapped(app: ASGIApp) -> ASGIApp:
         return RateLimitMiddleware(app, limits="1/day", limiter=limiter, bans=shared)
 
-    async def plain(scope: Scope, receive: Receive, send: Send) -> None:
-        await PlainTextResponse("ok")(scope, receive, send)
-
-    outer = RateLimitMiddleware(wrapped(plain), rules=[], limiter=limiter, bans=[shared, policy("5/10m", name="own")])
+    outer = RateLimitMiddleware(wrapped(hello), rules=[], limiter=limiter, bans=[shared, policy("5/10m", name="own")])
     seen = [(await send_scope(outer, scope_of())).status for _ in range(5)]
     assert seen == [200, 429, 429, 429, 403]
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import random
-import threading
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -15,7 +13,6 @@ import pytest
 
 from slidegate import Limiter, MemoryStore, RateLimitMiddleware, Rule
 from slidegate.testing import FakeClock, RecordingObserver
-from slidegate.web.config.file_options import Reading
 
 from ...asgi import call, hello, statuses
 from ..gates import end_of_looks
@@ -112,16 +109,6 @@ async def test_a_file_that_vanishes_keeps_the_rules_at_work_until_it_is_back(des
     await desk.pause(app)
     assert desk.heard.kinds == ["config_rejected", "config_reloaded"]
     assert await statuses(app, 2) == [200, 429]
-
-
-async def test_a_file_that_is_still_being_written_is_not_read(desk: Desk) -> None:
-    app = desk.gate(PLAIN)
-    for size in range(5):
-        desk.write('limits = "1/hour"\n' + "#" * size)
-        desk.clock.advance("1s")
-        assert (await call(app, client=("192.0.2.1", size))).headers["ratelimit-policy"].endswith("q=3;w=3600")
-    await desk.pause(app)
-    assert (await call(app)).headers["ratelimit-policy"].endswith("q=1;w=3600")
 
 
 async def test_between_two_looks_the_file_system_is_left_alone(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,39 +227,6 @@ async def test_the_lifespan_passes_untouched(desk: Desk) -> None:
     assert seen == [(scope, anyio.sleep_forever, anyio.sleep_forever)]
 
 
-async def test_no_request_waits_for_the_file_not_even_the_one_that_looks(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    app = desk.gate(PLAIN)
-    begun, go_on = threading.Event(), threading.Event()
-    options = Reading.options
-    read = 0
-
-    def slow(reading: Reading) -> dict[str, Any]:
-        nonlocal read
-        read += 1
-        begun.set()
-        assert go_on.wait(60)
-        return options(reading)
-
-    monkeypatch.setattr(Reading, "options", slow)
-    desk.write(PLAIN.replace("3/hour", "1/hour"))
-    desk.clock.advance("1s")
-    assert await statuses(app, 1) == [200]
-    end_of_looks()
-    desk.clock.advance("10s")
-    assert await statuses(app, 1) == [200], "the one that looks"
-    assert await asyncio.to_thread(begun.wait, 60)
-    for answer in (200, 429):
-        desk.clock.advance("1s")
-        assert await statuses(app, 1) == [answer], "others"
-    go_on.set()
-    await asyncio.to_thread(end_of_looks)
-    assert read == 1, "nor is it read twice at a time"
-    assert desk.heard.kinds == ["config_reloaded"]
-    assert "q=1;" in (await call(app)).headers["ratelimit-policy"]
-
-
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_many_reloads_under_load_lose_no_request_and_no_count(backend: str, desk: Desk) -> None:
     seed = random.randrange(2**32)
@@ -355,17 +309,6 @@ async def test_a_policy_that_cannot_be_used_leaves_the_one_at_work(desk: Desk) -
 
 
 # -- what may be taken ---------------------------------------------------------------------------------------------
-
-
-async def test_a_file_that_is_renamed_into_place_is_taken_at_the_next_look(desk: Desk) -> None:
-    app = desk.gate(PLAIN)
-    for number in range(1, 4):
-        fresh = desk.path.with_name("slidegate.fresh")
-        fresh.write_text(PLAIN.replace("3/hour", f"{number}/day"))
-        fresh.replace(desk.path)
-        await desk.look(app)
-        assert f"q={number};w=86400" in (await call(app)).headers["ratelimit-policy"]
-    assert desk.heard.kinds.count("config_reloaded") == 3
 
 
 async def test_a_link_that_leads_elsewhere_is_taken_at_the_next_look(desk: Desk) -> None:

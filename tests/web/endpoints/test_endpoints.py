@@ -403,16 +403,6 @@ async def test_where_no_router_says_the_function_is_the_bucket() -> None:
     assert json.loads(answers[2].body)["violated-policies"] == [f"{page.__module__}.page"]
 
 
-async def test_routes_added_while_running_are_found() -> None:
-    app = fastapi()
-    app.get("/a", dependencies=[Depends(RateLimit("1/hour"))])(lambda: "hi")
-    assert await statuses(app, 2, "/a") == [200, 429]
-    app.get("/b/{n}", dependencies=[Depends(RateLimit("1/hour"))])(lambda: "hi")
-    answers = [await call(app, path) for path in ("/b/1", "/b/2")]
-    assert [answer.status for answer in answers] == [200, 429]
-    assert json.loads(answers[1].body)["violated-policies"] == ["GET /b/{n}"]
-
-
 async def test_unknown_paths_are_the_middlewares_to_count() -> None:
     app = FastAPI(
         middleware=[Middleware(RateLimitMiddleware, limits="3/hour")], dependencies=[Depends(RateLimit("1/hour"))]
@@ -510,17 +500,6 @@ async def test_a_request_that_an_endpoint_refuses_is_charged_nowhere() -> None:
     assert (await gate.peek(PEER, "10/hour", rule="outer")).remaining == 8  # after the peek's own unit
     assert (await inner_gate.peek(PEER, "10/hour", rule="inner")).remaining == 8
     assert (await inner_gate.peek("everyone", "5/hour", rule="all")).remaining == 3
-
-
-async def test_what_counts_refused_requests_keeps_them() -> None:
-    gate = limiter()
-    app = RateLimitMiddleware(
-        Starlette(routes=[Route("/", RateLimit("1/hour")(page))]),
-        limiter=gate,
-        rules=[Rule("*", "10/hour", name="outer", count_denied=True)],
-    )
-    assert await statuses(app, 4) == [200, 429, 429, 429]
-    assert (await gate.peek(PEER, "10/hour", rule="outer")).remaining == 5
 
 
 async def test_the_nearest_middleware_is_the_one_whose_limiter_and_client_are_used() -> None:
@@ -711,10 +690,6 @@ def test_a_decorated_endpoint_keeps_its_face() -> None:
     assert "requestBody" not in operation
 
 
-def test_it_shows_its_limits() -> None:
-    assert repr(RateLimit("5/second; 50/hour")) == "<RateLimit 5/1s; 50/1h>"
-
-
 def test_a_sync_endpoint_still_runs_in_a_thread() -> None:
     app = fastapi()
 
@@ -727,31 +702,14 @@ def test_a_sync_endpoint_still_runs_in_a_thread() -> None:
 
 
 async def test_limits_that_look_alike_are_two_limits_and_each_counts() -> None:
-    app = FastAPI()
-    app.add_middleware(RateLimitMiddleware, rules=[])
+    app = fastapi()
 
-    @app.get("/a", dependencies=[Depends(RateLimit("100/minute"))])
-    @RateLimit("2/minute")
-    async def a() -> int:
-        return 1
-
-    @app.get("/b")
+    @app.get("/")
     @RateLimit("2/minute", key=lambda request: request.headers.get("x-tenant"))
     @RateLimit("2/minute", key=lambda request: request.headers.get("x-account"))
-    async def b() -> int:
+    async def get() -> int:
         return 1
 
-    router = APIRouter(dependencies=[Depends(RateLimit("2/minute"))])
-
-    @router.get("/c")
-    async def c() -> int:
-        return 1
-
-    app.include_router(router, dependencies=[Depends(RateLimit("100/minute"))])
-    assert await statuses(app, 3, "/a") == [200, 200, 429]
-    assert await statuses(app, 3, "/c") == [200, 200, 429]
     for who, other in (("x-tenant", "x-account"), ("x-account", "x-tenant")):
-        answers = [
-            (await call(app, "/b", headers={who: f"victim-{who}", other: f"{who}-{n}"})).status for n in range(3)
-        ]
+        answers = [(await call(app, headers={who: f"victim-{who}", other: f"{who}-{n}"})).status for n in range(3)]
         assert answers == [200, 200, 429]

@@ -1,4 +1,4 @@
-"""A request waits for its turn at an endpoint, in whatever form its limit stands there."""
+"""A request waits for its turn, wherever its limit stands: in a rule, or at an endpoint in any form."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ from slidegate import BanPolicy, Limiter, MemoryStore, RateLimit, RateLimitMiddl
 from slidegate.testing import FakeClock
 
 from ...asgi import PEER, call, scope_of, send_scope, statuses
-from ..limited import FORMS, as_dependency, gate_of, limited
+from ..limited import AT, as_dependency, gate_of, limited
+from ..test_waiting import channel
 
-in_every_form = pytest.mark.parametrize("at", FORMS)
+everywhere = pytest.mark.parametrize("at", AT)
 
 
 async def _status(gate: ASGIApp) -> int:
     return (await call(gate)).status
 
 
-@in_every_form
-async def test_a_request_waits_for_its_turn_at_an_endpoint(at: str) -> None:
+@everywhere
+async def test_a_request_waits_for_its_turn(at: str) -> None:
     # However slow the machine is, all four come at one moment.
     gate = limited(at, "2/50ms", wait="10s")
     assert await asyncio.gather(*(_status(gate) for _ in range(4))) == [200] * 4
@@ -36,7 +37,7 @@ async def test_a_request_waits_for_its_turn_at_an_endpoint(at: str) -> None:
     assert sum(series.seen.count("occupied_pass") for series in figures.rules.values()) == 2
 
 
-@in_every_form
+@everywhere
 async def test_no_more_wait_than_may_and_none_longer_than_it_may(at: str) -> None:
     gate = limited(at, "1/hour", wait="10s")
     assert await statuses(gate, 2) == [200, 429]
@@ -65,7 +66,7 @@ class Leaving:
 
 
 @pytest.mark.parametrize("cancelled", [False, True])
-@in_every_form
+@everywhere
 async def test_the_place_of_a_client_that_leaves_is_handed_back(at: str, cancelled: bool) -> None:
     limiter = Limiter(MemoryStore(clock=FakeClock()))
     gate = limited(at, "1/10s", limiter=limiter, wait="1h", name="slow")
@@ -144,19 +145,9 @@ async def test_a_streamed_body_is_whole_for_an_endpoint_that_waited() -> None:
             {"type": "http.request", "body": b"a", "more_body": True},
             {"type": "http.request", "body": b"b", "more_body": False},
         ]
-        sent: list[Message] = []
-
-        async def receive() -> Message:
-            if pieces:
-                return pieces.pop(0)
-            await asyncio.Event().wait()
-            raise AssertionError
-
-        async def send(message: Message) -> None:
-            sent.append(message)
-
-        await gate(scope_of(method="POST"), receive, send)
-        return b"".join(message.get("body", b"") for message in sent)
+        client = Leaving()
+        await gate(scope_of(method="POST"), channel(*pieces), client.send)
+        return b"".join(message.get("body", b"") for message in client.sent)
 
     assert await asyncio.gather(post(), post()) == [b"ab", b"ab"]
 

@@ -232,19 +232,6 @@ async def test_a_file_that_cannot_be_used_keeps_the_list_and_is_said_once(
     assert found(lists, "203.0.113.7") == "a"
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no such pipes")
-async def test_a_pipe_in_the_place_of_a_file_keeps_the_list_and_no_request_waits(desk: Desk) -> None:
-    path = desk.write("a.netset", "198.51.100.0/24\n")
-    lists = desk.lists(path)
-    path.unlink()
-    os.mkfifo(path)
-    await desk.pause(lists)
-    assert found(lists, "198.51.100.7") == "a"
-    (event,) = desk.heard.events
-    assert event.kind == "list_rejected"
-    assert "expected a file that can be read again, no pipe or device" in event.message
-
-
 async def test_a_list_of_nothing_is_taken_where_it_is_meant_and_is_a_warning(
     desk: Desk, caplog: pytest.LogCaptureFixture
 ) -> None:

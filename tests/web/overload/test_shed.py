@@ -129,10 +129,7 @@ IMPORTANT_FIRST = {
 @pytest.mark.parametrize("rules", IMPORTANT_FIRST.values(), ids=IMPORTANT_FIRST)
 def test_shedding_is_over_soon_and_spares_the_important_whichever_priorities_are_used(rules: list[Rule]) -> None:
     async def main(loop: SteppedLoop) -> None:
-        async def service(scope: Scope, receive: Receive, send: Send) -> None:
-            await hello(scope, receive, send)
-
-        app = RateLimitMiddleware(service, rules=rules)
+        app = RateLimitMiddleware(hello, rules=rules)
         shed = dict.fromkeys(BY_PATH, 0)
         ends_s = loop.time() + 6
         while loop.time() < ends_s:

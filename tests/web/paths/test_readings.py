@@ -176,7 +176,6 @@ async def test_a_frontends_file_is_counted_however_its_path_is_spelt(tmp_path: P
 
 async def test_a_shared_function_counts_in_the_bucket_of_its_route_however_the_path_is_spelt() -> None:
     shared = RateLimit("1/minute")(page)
-
     app = routed([], Mount("/v1", routes=[Route("/login", shared), Route("/other", shared)]))
     assert await statuses(app, 1, "/v1/login") == [200]
     assert await statuses(app, 1, "/v1//login\n", raw_path=b"/") == [429]

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from ....redis_servers import RedisServer, needs_redis
+from ....redis_servers import needs_redis
 from .stores_at_hand import fill, touch
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
-    with RedisServer() as server:
-        yield server
 
 
 @pytest.fixture(params=["lmdb", pytest.param("redis", marks=needs_redis)])
