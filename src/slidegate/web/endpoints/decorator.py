@@ -122,7 +122,7 @@ def unawaited(app: object) -> list[tuple[str, str]]:
     found = set()
     for place in walk(app):
         for call in (place.route.endpoint, *_dependencies(getattr(place.route, "dependant", None))):
-            core = list(layers(call))[-1]
+            core = next(reversed([*layers(call)]), None)  # a frontend has no endpoint
             if not inspect.isfunction(core) or inspect.iscoroutinefunction(core):
                 continue
             with suppress(ValueError):  # a variable of an enclosing function that has no value yet
