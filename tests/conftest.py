@@ -1,4 +1,4 @@
-"""What all tests share: how hard Hypothesis tries, and random numbers that say where they come from."""
+"""What all tests share: how hard Hypothesis tries, random numbers that say where they come from, and a server."""
 
 from __future__ import annotations
 

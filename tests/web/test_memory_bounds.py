@@ -100,7 +100,6 @@ CHOICES: dict[str, Callable[[str], dict[str, Any]]] = {
 
 def made(limiter: Limiter) -> RateLimitMiddleware:
     ok = RateLimit("1000/hour", key=lambda request: request.url.path)(page)
-
     rest = [Route("/{rest:path}", ok, methods=["GET", "POST", "OPTIONS"])]
     rules = [
         Rule("*", "9/hour", name="client"),
@@ -186,7 +185,6 @@ async def test_however_many_values_clients_choose_few_of_them_are_remembered() -
 
 
 async def test_figures_that_wait_to_be_counted_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
-
     monkeypatch.setattr(first_requests, "WATCHED", 1)
     limiter = Limiter()
     app = RateLimitMiddleware(Starlette(routes=[Route("/", page)]), limits="1000000/hour", limiter=limiter)

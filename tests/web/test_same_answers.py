@@ -253,41 +253,25 @@ def check(
         asyncio.run(compare(rules, options, beside, requests))
 
 
+STORIES: Final[dict[str, st.SearchStrategy[Any]]] = {
+    "rules": st.sampled_from(RULES),
+    "options": OPTIONS,
+    "beside": st.sampled_from(list(BESIDE)),
+    "decorated": st.booleans(),
+}
+
+
 @settings(deadline=None)
-@given(
-    st.sampled_from(RULES),
-    OPTIONS,
-    st.sampled_from(list(BESIDE)),
-    st.lists(REQUESTS, min_size=1, max_size=6),
-    st.booleans(),
-)
-def test_answers_counts_figures_and_events_do_not_depend_on_what_no_request_meets(
-    rules: Callable[[], list[Rule]],
-    options: dict[str, Any],
-    beside: str,
-    requests: list[dict[str, Any]],
-    decorated: bool,
-) -> None:
-    check(rules, options, beside, requests, decorated)
+@given(**STORIES, requests=st.lists(REQUESTS, min_size=1, max_size=6))
+def test_answers_counts_figures_and_events_do_not_depend_on_what_no_request_meets(**story: Any) -> None:
+    check(**story)
 
 
 @pytest.mark.deep
 @settings(max_examples=5_000, deadline=None)
-@given(
-    st.sampled_from(RULES),
-    OPTIONS,
-    st.sampled_from(list(BESIDE)),
-    st.lists(REQUESTS, min_size=1, max_size=25),
-    st.booleans(),
-)
-def test_nor_do_they_over_many_long_stories(
-    rules: Callable[[], list[Rule]],
-    options: dict[str, Any],
-    beside: str,
-    requests: list[dict[str, Any]],
-    decorated: bool,
-) -> None:
-    check(rules, options, beside, requests, decorated)
+@given(**STORIES, requests=st.lists(REQUESTS, min_size=1, max_size=25))
+def test_nor_do_they_over_many_long_stories(**story: Any) -> None:
+    check(**story)
 
 
 # -- what a request leaves in memory -----------------------------------------------------------------------------------

@@ -134,8 +134,10 @@ def test_what_comes_while_a_buffer_is_emptied_is_counted_next_time() -> None:
 # -- threads -------------------------------------------------------------------------------------------------------
 
 
-def eight_threads_note_and_read(window: BufferedWindow, rounds: int) -> None:
-    """Note in 8 threads, of which some read, and see that nothing is lost and nothing is counted twice."""
+@pytest.mark.interpreted("a constant that the test replaces is a part of the compiled code")
+def test_eight_threads_that_note_and_read_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buffered, "MOST_NOTED", 3)
+    window, rounds = BufferedWindow(60, 1_000), 60
     own = [Outcome("pass", f"t{thread}", rt=True) for thread in range(THREADS)]
 
     def act(number: int, thread: int) -> None:
@@ -148,9 +150,3 @@ def eight_threads_note_and_read(window: BufferedWindow, rounds: int) -> None:
     read = window.read(rounds)
     assert read.events == {"pass": THREADS * rounds, **{f"t{thread}": rounds for thread in range(THREADS)}}
     assert (read.rt.count, read.rt.sum_us) == (THREADS * rounds, sum(range(THREADS)) * rounds)
-
-
-@pytest.mark.interpreted("a constant that the test replaces is a part of the compiled code")
-def test_eight_threads_that_note_and_read_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(buffered, "MOST_NOTED", 3)
-    eight_threads_note_and_read(BufferedWindow(60, 1_000), 60)

@@ -34,7 +34,7 @@ from slidegate.stores.redis import RedisStore
 from slidegate.testing import FakeClock
 
 from ...asgi import call
-from ...redis_servers import RedisServer, needs_redis
+from ...redis_servers import needs_redis
 from .office import NOW_US, TOKEN, Office, Operator, names
 
 
@@ -301,41 +301,39 @@ async def test_the_configuration_is_shown_without_a_secret() -> None:
 
 
 @pytest.mark.parametrize("kind", ["lmdb", pytest.param("redis", marks=needs_redis)])
-async def test_each_worker_answers_for_all(kind: str, tmp_path: Path) -> None:
-    server = RedisServer() if kind == "redis" else None
-    try:
-        if server is not None:
-            server.__enter__()
-        stores = [RedisStore(server.url) if server is not None else LmdbStore(tmp_path) for _ in range(2)]
-        async with Limiter(stores[0], deadline="30s") as one, Limiter(stores[1], deadline="30s") as other:
-            offices = Office(one), Office(other)
-            for office, client in zip(offices, ("198.51.100.1", "198.51.100.2"), strict=True):
-                await office.visit("/shadow", times=24, client=client)
-            await one.ban("user:1", "1h")
-            await other.ban("user:2", "1h")
-            for office in offices:
-                office.hear()
-                await office.limiter.internals.figures.publish()
-            for office in offices:
-                operator = office.operator()
-                stats = await operator.get("stats")
-                assert len(stats["workers"]) == 2
-                assert (stats["total"]["passed"], stats["total"]["refused"]) == (40, 8)
-                clients = (await operator.get("clients"))["clients"]
-                assert [(found["key"], found["requests"], found["refused"]) for found in clients] == [
-                    ("198.51.100.1", 24, 4), ("198.51.100.2", 24, 4),
-                ]  # fmt: skip
-                assert [found["nearest"]["used"] for found in clients] == [20, 20]
-                refusals = (await operator.get("refusals"))["refusals"]
-                assert sorted(names(refusals, "client")) == ["198.51.100.1"] * 4 + ["198.51.100.2"] * 4
-                assert len(set(names(refusals, "worker"))) == 2
-                events = await operator.get("events", kind="banned")
-                assert {event["details"]["key"] for event in events["events"]} == {"user:1", "user:2"}
-                assert (await operator.get("events", after=events["next"]))["events"] == []
-                (rule,) = (await operator.get("shadow"))["rules"]
-                assert {found["key"] for found in rule["clients"]} == {"198.51.100.1", "198.51.100.2"}
-                config = await operator.get("config")
-                assert (len(config["workers"]), config["per_process"], config["on_error"]) == (2, False, "local")
-    finally:
-        if server is not None:
-            server.__exit__(None, None, None)
+async def test_each_worker_answers_for_all(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    if kind == "redis":
+        server = request.getfixturevalue("server")
+        server.command("FLUSHALL")
+        stores: list[RedisStore] | list[LmdbStore] = [RedisStore(server.url) for _ in range(2)]
+    else:
+        stores = [LmdbStore(tmp_path) for _ in range(2)]
+    async with Limiter(stores[0], deadline="30s") as one, Limiter(stores[1], deadline="30s") as other:
+        offices = Office(one), Office(other)
+        for office, client in zip(offices, ("198.51.100.1", "198.51.100.2"), strict=True):
+            await office.visit("/shadow", times=24, client=client)
+        await one.ban("user:1", "1h")
+        await other.ban("user:2", "1h")
+        for office in offices:
+            office.hear()
+            await office.limiter.internals.figures.publish()
+        for office in offices:
+            operator = office.operator()
+            stats = await operator.get("stats")
+            assert len(stats["workers"]) == 2
+            assert (stats["total"]["passed"], stats["total"]["refused"]) == (40, 8)
+            clients = (await operator.get("clients"))["clients"]
+            assert [(found["key"], found["requests"], found["refused"]) for found in clients] == [
+                ("198.51.100.1", 24, 4), ("198.51.100.2", 24, 4),
+            ]  # fmt: skip
+            assert [found["nearest"]["used"] for found in clients] == [20, 20]
+            refusals = (await operator.get("refusals"))["refusals"]
+            assert sorted(names(refusals, "client")) == ["198.51.100.1"] * 4 + ["198.51.100.2"] * 4
+            assert len(set(names(refusals, "worker"))) == 2
+            events = await operator.get("events", kind="banned")
+            assert {event["details"]["key"] for event in events["events"]} == {"user:1", "user:2"}
+            assert (await operator.get("events", after=events["next"]))["events"] == []
+            (rule,) = (await operator.get("shadow"))["rules"]
+            assert {found["key"] for found in rule["clients"]} == {"198.51.100.1", "198.51.100.2"}
+            config = await operator.get("config")
+            assert (len(config["workers"]), config["per_process"], config["on_error"]) == (2, False, "local")

@@ -11,7 +11,7 @@ import gc
 import random
 import tracemalloc
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 
@@ -30,10 +30,10 @@ from slidegate.testing import FakeClock, RecordingObserver
 
 from ...asgi import PEER, call, hello
 from ...fault_proxy import FaultProxy
-from ...redis_servers import RedisServer, ReplicaPair, needs_redis
+from ...redis_servers import ReplicaPair, needs_redis
 from .faults import FAULTS, Place
 
-pytestmark = needs_redis
+pytestmark = [needs_redis, pytest.mark.usefixtures("impatient")]
 
 DEADLINE_S = 0.25
 PLENTY_S = 5.0
@@ -45,26 +45,6 @@ QUICKEST = "half-open sockets"
 """The fault that every run shows; `dev.py test --all` shows the others."""
 SECRET = b"s" * 32
 BUCKET = Bucket("hit", parse_limits(LIMIT))
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
-    with RedisServer() as server:
-        yield server
-
-
-@pytest.fixture
-async def place(server: RedisServer) -> AsyncIterator[Place]:
-    if not server.runs:
-        server.start()
-    server.command("FLUSHALL")
-    async with FaultProxy(server.port) as proxy:
-        yield Place(server, proxy)
-
-
-@pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(breakers, "OPEN_US", 100_000)
 
 
 class Site:

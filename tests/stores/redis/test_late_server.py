@@ -6,7 +6,7 @@ import asyncio
 import random
 import socket
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,7 +21,6 @@ from slidegate import (
     header,
 )
 from slidegate.core.errors import StoreError, StoreUnavailable
-from slidegate.limiter import breakers
 from slidegate.limiter.deadlines import Deadline
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import RecordingObserver
@@ -30,6 +29,8 @@ from ...asgi import Answer, call, hello
 from ...fault_proxy import FaultProxy
 from ...redis_servers import RedisServer, free_port, needs_redis
 from .faults import FAULTS, Place
+
+pytestmark = pytest.mark.usefixtures("impatient")
 
 DEADLINE_S = 0.25
 BOUND_S = 10.0
@@ -43,24 +44,6 @@ KEYS = {
     "cookie": cookie("session"),
     "combined": combine(client_ip(), combine(header("X-API-Key"), cookie("session"))),
 }
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
-    with RedisServer() as server:
-        yield server
-
-
-@pytest.fixture
-async def place(server: RedisServer) -> AsyncIterator[Place]:
-    server.command("FLUSHALL")
-    async with FaultProxy(server.port) as proxy:
-        yield Place(server, proxy)
-
-
-@pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(breakers, "OPEN_US", 100_000)
 
 
 @pytest.fixture

@@ -16,7 +16,9 @@ from slidegate import Limiter, MemoryStore, RateLimit, RateLimitMiddleware
 from slidegate.testing import FakeClock
 
 from ..paths.route_trees import Tree
-from ..paths.test_route_trees import ask
+from ..paths.test_route_trees import ask, directory
+
+__all__ = ["directory"]
 
 AMOUNT = 3
 REQUESTS = 40
@@ -118,12 +120,6 @@ async def search(seed: int, directory: Path, windows: int, *, lenient: bool) -> 
         full += sum(count == AMOUNT for count in served.values())
         clock.advance("61s")
     return full
-
-
-@pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    (tmp_path / "a.js").write_text("1")
-    return tmp_path
 
 
 @pytest.mark.parametrize("lenient", [False, True])

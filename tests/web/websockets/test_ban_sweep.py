@@ -6,8 +6,7 @@ import asyncio
 import gc
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from slidegate.stores.redis import RedisStore
 from slidegate.web.websockets import ban_sweep as sockets
 
 from ...asgi import scope_of
-from ...redis_servers import RedisServer, needs_redis
+from ...redis_servers import needs_redis
 from ..test_hand_backs import until
 from ..test_servers import BOUND_S, SERVERS, Serve, serving
 
@@ -129,29 +128,23 @@ async def test_a_ban_by_another_key_than_the_address_closes_it_too() -> None:
         stays.cancel()
 
 
-@contextmanager
-def two_workers(store: str, path: Path) -> Iterator[tuple[Limiter, Limiter]]:
-    if store == "lmdb":
-        yield Limiter(LmdbStore(path)), Limiter(LmdbStore(path))
-    else:
-        with RedisServer() as server:
-            yield tuple(Limiter(RedisStore(server.url), deadline="5s") for _ in range(2))  # type: ignore[misc]
-
-
 @pytest.mark.parametrize("store", ["lmdb", pytest.param("redis", marks=needs_redis)])
-async def test_a_ban_that_another_worker_makes_closes_it(store: str, tmp_path: Path) -> None:
-    with two_workers(store, tmp_path) as (limiter, other):
-        gate = RateLimitMiddleware(listener, rules=[], limiter=limiter)
+async def test_a_ban_that_another_worker_makes_closes_it(
+    store: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    if store == "lmdb":
+        limiter, other = (Limiter(LmdbStore(tmp_path)) for _ in range(2))
+    else:
+        server = request.getfixturevalue("server")
+        server.command("FLUSHALL")
+        limiter, other = (Limiter(RedisStore(server.url), deadline="5s") for _ in range(2))
+    async with limiter, other:
         idle = Connection()
-        try:
-            async with asyncio.timeout(BOUND_S):
-                (ends,) = await opened(gate, idle)
-                await other.ban("203.0.113.9", "1h")
-                await ends
-            assert idle.codes == [1008]
-        finally:
-            await limiter.close()
-            await other.close()
+        async with asyncio.timeout(BOUND_S):
+            (ends,) = await opened(RateLimitMiddleware(listener, rules=[], limiter=limiter), idle)
+            await other.ban("203.0.113.9", "1h")
+            await ends
+        assert idle.codes == [1008]
 
 
 async def test_one_question_is_about_many_and_exactly_the_banned_of_them_are_closed() -> None:
