@@ -10,7 +10,7 @@ import zoneinfo
 import pytest
 
 from slidegate import ConfigurationError, Limit, Limiter, MemoryStore, Quota, parse_limits
-from slidegate.core import Bucket
+from slidegate.core import Bucket, PeriodCount
 from slidegate.testing import FakeClock
 
 NEW_YEAR_US = 1_735_689_600_000_000  # 2025-01-01T00:00Z
@@ -129,3 +129,10 @@ def test_quotas_of_a_rule_are_told_apart_by_their_periods() -> None:
     limits = parse_limits(["100/minute", Quota("5/day"), Quota("9/month"), Quota("9/month", zone="Asia/Tokyo")])
     assert Bucket("api", limits).names == ("api-60", "api-day", "api-month", "api-month-2")
     assert [(limit.window_s, limit.said) for limit in limits[:2]] == [(60, "100 per 1m"), (None, "5 per day")]
+
+
+def test_a_period_is_counted_until_its_end_in_the_time_of_the_store() -> None:
+    count = PeriodCount()
+    count.enter(1_000, 50)
+    assert count.spend(100, 5, 3) == (3, 1_050, 1_050, 0)
+    assert (count.total(1_049), count.total(1_050)) == (3, 0)
