@@ -16,6 +16,7 @@ from slidegate.limiter.events.kinds import KINDS
 from .redis_servers import RedisServer
 
 settings.register_profile("default", deadline=None, print_blob=True)
+settings.register_profile("transport", max_examples=40, deadline=None, print_blob=True)
 settings.register_profile("deep", max_examples=10_000, deadline=None, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
@@ -31,7 +32,7 @@ from slidegate import (
 from slidegate.core import CounterWindow, Limit, parse_limits
 from slidegate.testing import FakeClock
 
-from .asgi import page
+from .asgi import call, page
 
 PROXY = "10.0.0.1"
 
@@ -96,8 +97,13 @@ class Visitor:
         key: str = "",
     ) -> list[int]:
         headers = {"X-Forwarded-For": f"198.51.100.7, {client}", **({"X-API-Key": key} if key else {})}
-        sender = TestClient(self._app, client=(peer, 1234), headers=headers)
-        return [sender.request(method, path).status_code for _ in range(count)]
+
+        async def ask() -> list[int]:
+            return [
+                (await call(self._app, path, method, client=(peer, 1234), headers=headers)).status for _ in range(count)
+            ]
+
+        return asyncio.run(ask())
 
     def answer(self, path: str, client: str = "203.0.113.9", method: str = "GET") -> Response:
         sender = TestClient(self._app, client=(PROXY, 1234), headers={"X-Forwarded-For": client})

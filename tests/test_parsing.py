@@ -65,8 +65,8 @@ from slidegate.web.keys.forwarded import read_node, split_forwarded, split_list
 
 from .asgi import call, hello, page
 
-SHORT, LONG = 4_000, 32_000
-SUSPICIOUS_S = 0.1
+SHORT, LONG = 2_000, 16_000
+SUSPICIOUS_S = 0.05
 """A reader that is done with a long text in this time need not be measured twice."""
 PIECES = (
     *" \t\n,;:/@#.=-+|%\"\\'[](){}<>10axé\0",

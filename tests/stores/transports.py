@@ -6,6 +6,11 @@ processes, random programs of windows and of bans find what is different there.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import settings
+
 from slidegate.testing.contract import StoreContract
 
 RANDOM = ("test_answers_are_those_of_the_reference", "test_bans_are_those_of_the_reference")
@@ -13,6 +18,14 @@ RANDOM = ("test_answers_are_those_of_the_reference", "test_bans_are_those_of_the
 
 class RandomContract(StoreContract):
     """The contract without the tests that are examples; a subclass provides `make_store`."""
+
+    @pytest.fixture(autouse=True)
+    def _fewer_programs(self) -> Iterator[None]:
+        """Play fewer programs than on the store itself, whose arithmetic it is; with `deep` as many."""
+        before = settings.get_current_profile_name()
+        settings.load_profile("transport" if before == "default" else before)
+        yield
+        settings.load_profile(before)
 
 
 for _name in dir(StoreContract):
