@@ -135,4 +135,5 @@ def test_a_period_is_counted_until_its_end_in_the_time_of_the_store() -> None:
     count = PeriodCount()
     count.enter(1_000, 50)
     assert count.spend(100, 5, 3) == (3, 1_050, 1_050, 0)
+    assert count.spend(100, 5, 3) == (3, 1_050, 1_050, 950), "a unit too many has to wait for the end of the period"
     assert (count.total(1_049), count.total(1_050)) == (3, 0)

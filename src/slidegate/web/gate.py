@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-import anyio
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..core.decision import Bucket, Check, Decision, Reason
@@ -239,7 +238,7 @@ class RequestGate:
         there, channel = False, record.read_ahead(receive)
         try:
             with self.side.limiter.internals.waits.one() as waiting:
-                there = await channel.while_there(lambda: anyio.sleep(decision.wait_us / 1_000_000))
+                there = await channel.while_there_us(decision.wait_us)
                 if there:
                     waiting.outcome = PASSED
         finally:

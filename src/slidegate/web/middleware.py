@@ -26,13 +26,13 @@ from .answers.refusals import Refusals, Refused
 from .answers.sending import ENDED, Outgoing
 from .bans.signals import AbuseWatch
 from .broken import Breakable, end_start
-from .endpoints.decorator import check_places, unawaited
+from .endpoints.decorator import check_places
 from .endpoints.endpoint_buckets import EndpointBuckets
 from .endpoints.per_route import PerRoute
 from .endpoints.rate_limit import put_users_last
 from .findings.at_start import examine
 from .findings.codes import Finding, check_silence
-from .findings.defaults import about_defaults
+from .findings.defaults import about_callers, about_defaults
 from .findings.first_requests import Watch
 from .finishing import with_last_figures
 from .gate import RequestGate
@@ -324,15 +324,8 @@ class RateLimitMiddleware(Breakable):
                 try:
                     check_places(app := scope.get("app", self.app))
                     put_users_last(walk(app))
-                    for caller, name in unawaited(app):
-                        self._say(
-                            Finding(
-                                "SG121",
-                                f"{caller!r} calls {name!r}, which @RateLimit made a coroutine function, so neither it "
-                                "nor its limit runs; write `async def` for both, and await it, or put "
-                                "limiter.limited(...) in the place of RateLimit",
-                            )
-                        )
+                    for finding in about_callers(app):
+                        self._say(finding)
                     self._gate.look_for_tools()
                 except ConfigurationError as error:
                     await end_start(error, scope, receive, send)

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 from ..core.bans.policy import BanPolicy
 from ..core.errors import ConfigurationError
 from ..limiter import Limiter
-from .endpoints.decorator import limits_of
+from .endpoints.decorator import dependencies, limits_of
 from .endpoints.per_route import takes_no_defaults
 from .endpoints.rate_limit import RateLimit
 from .findings.codes import CODES
@@ -179,8 +179,8 @@ async def _nowhere(scope: object, receive: object, send: object) -> None:
 
 
 def _is_limited(place: Place, method: str, gates: Iterable[_Gate]) -> bool:
-    decorated = any(limit.rule.action == "limit" for limit in limits_of(place.route.endpoint))
-    if decorated or _depends(getattr(place.route, "dependant", None)):
+    needed = (call for call in dependencies(place.route) if isinstance(call, RateLimit))
+    if any(limit.rule.action == "limit" for limit in (*limits_of(place.route.endpoint), *needed)):
         return True
     asked = segments(place.route.path)
     spared = takes_no_defaults(place.route, place.route.endpoint, method)
@@ -195,14 +195,6 @@ def _limits(gate: _Gate, method: str, asked: Segments, *, spared: bool) -> bool:
         if _ends(rule, method, asked):
             return False
     return gate.defaults and not spared
-
-
-def _depends(dependant: Any) -> bool:
-    """Return whether a limit is among the dependencies of a route, or among theirs."""
-    return any(
-        (isinstance(needed.call, RateLimit) and needed.call.rule.action == "limit") or _depends(needed)
-        for needed in getattr(dependant, "dependencies", ())
-    )
 
 
 def _ends(rule: Rule, method: str, asked: Segments) -> bool:

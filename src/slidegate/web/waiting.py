@@ -57,6 +57,10 @@ class Ahead:
             tasks.cancel_scope.cancel()
         return not self._is_over()
 
+    async def while_there_us(self, wait_us: int) -> bool:
+        """Wait so long; False if the client left meanwhile, which ends it."""
+        return await self.while_there(lambda: anyio.sleep(wait_us / 1_000_000))
+
     def close(self) -> None:
         """End a read that has begun, because nobody reads any more."""
         if self._begun is not None:
@@ -106,7 +110,7 @@ class Tarpit:
         self._held += 1
         ahead = Ahead(receive)
         try:
-            return await ahead.while_there(lambda: anyio.sleep(delay_us / 1_000_000))
+            return await ahead.while_there_us(delay_us)
         finally:
             ahead.close()
             self._held -= 1

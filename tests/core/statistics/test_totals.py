@@ -72,6 +72,7 @@ class Plain:
 @example(Program(2, [20], 0, [(0, 1), (1, 1), (1, 1)]))
 def test_totals_are_those_of_a_plain_list_at_every_moment(made: Program) -> None:
     totals, plain = RollingTotals(made.slice_us, made.windows_us), Plain(made)
+    assert totals.windows_us == tuple(made.windows_us)
     now_us = made.start_us
     for span_us, amount in made.moves:
         now_us = max(now_us + span_us, 0)

@@ -59,9 +59,9 @@ class Refusals:
     """
 
     def __init__(self, policies: Mapping[str, BanPolicy], on_refused: Refused | None, calls: Calls) -> None:
-        if on_refused is not None and not callable(on_refused):
-            raise ConfigurationError(f"on_refused: expected a function of request and decision, not {on_refused!r}")
         if on_refused is not None:
+            if not callable(on_refused):
+                raise ConfigurationError(f"on_refused: expected a function of request and decision, not {on_refused!r}")
             check_takes("on_refused", on_refused, "request", "decision")
         self._on_refused = on_refused
         self._calls = calls

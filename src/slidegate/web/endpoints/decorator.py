@@ -121,7 +121,7 @@ def unawaited(app: object) -> list[tuple[str, str]]:
     """
     found = set()
     for place in walk(app):
-        for call in (place.route.endpoint, *_dependencies(getattr(place.route, "dependant", None))):
+        for call in (place.route.endpoint, *dependencies(place.route)):
             core = next(reversed([*layers(call)]), None)  # a frontend has no endpoint
             if not inspect.isfunction(core) or inspect.iscoroutinefunction(core):
                 continue
@@ -132,11 +132,13 @@ def unawaited(app: object) -> list[tuple[str, str]]:
     return sorted(found)
 
 
-def _dependencies(dependant: Any) -> Iterator[Any]:
-    """Yield the functions that FastAPI calls before an endpoint."""
-    for needed in getattr(dependant, "dependencies", ()):
-        yield needed.call
-        yield from _dependencies(needed)
+def dependencies(route: object) -> Iterator[Any]:
+    """Yield everything that FastAPI calls before the endpoint of a route; nothing for a route of another kind."""
+    waiting = [getattr(route, "dependant", None)]
+    while waiting:
+        for needed in getattr(waiting.pop(), "dependencies", ()):
+            yield getattr(needed, "call", None)
+            waiting.append(needed)
 
 
 def check_endpoint(scope: Scope) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from hashlib import blake2b
 from inspect import isclass
-from typing import Any, Final
+from typing import Final
 
 from starlette.types import Scope
 
@@ -25,7 +25,7 @@ from ..paths.routes import methods_of
 from ..paths.tree import Reached, Tree
 from ..rules.rule import Rule
 from ..rules.rule_set import BoundRule
-from .decorator import layers, limits_of
+from .decorator import dependencies, layers, limits_of
 from .exemption import EXEMPT
 from .rate_limit import RateLimit
 
@@ -163,7 +163,7 @@ def takes_no_defaults(route: object, end: object, method: str) -> bool:
         end: Its endpoint, or that application.
         method: The method of a request, which a class may answer with a function of its own; empty for a websocket.
     """
-    if _is_marked(end) or _depends(getattr(route, "dependant", None)):
+    if _is_marked(end) or any(map(_is_instead, dependencies(route))):
         return True
     if not isclass(end):
         return False
@@ -177,13 +177,9 @@ def _is_marked(end: object) -> bool:
     return any(isinstance(limit, RateLimit) and limit.override for limit in limits_of(end))
 
 
-def _depends(dependant: Any) -> bool:
-    """Return whether an exemption, or a limit in the place of defaults, is among the dependencies of a route."""
-    for needed in getattr(dependant, "dependencies", ()):
-        call = getattr(needed, "call", None)
-        if call is RateLimit.exempt or (isinstance(call, RateLimit) and call.override) or _depends(needed):
-            return True
-    return False
+def _is_instead(call: object) -> bool:
+    """Return whether a dependency is an exemption, or a limit in the place of defaults."""
+    return call is RateLimit.exempt or (isinstance(call, RateLimit) and call.override)
 
 
 def _named(reached: Reached) -> str:

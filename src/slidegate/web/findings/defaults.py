@@ -1,4 +1,4 @@
-"""Checks of limits for each route: whether routes are seen, and whether exemptions have something to exempt from."""
+"""Checks of limits for each route and at endpoints: whether routes are seen, exemptions exempt and functions run."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, Final, Protocol
 from starlette.types import Scope
 
 from ...core.limits import AnyLimit
+from ..endpoints.decorator import unawaited
 from ..endpoints.per_route import takes_no_defaults
 from ..paths.layers import layers
 from ..paths.routes import Place, walk
@@ -48,6 +49,16 @@ def about_defaults(gate: Defaulting, scope: Scope) -> Iterator[Finding]:
                 'to it; write per_route="60/minute", or Rule(path, exempt=True) before other rules',
             )
             return
+
+
+def about_callers(app: object) -> Iterator[Finding]:
+    """Yield the findings about functions that call a limited one and cannot await it."""
+    for caller, name in unawaited(app):
+        yield Finding(
+            "SG121",
+            f"{caller!r} calls {name!r}, which @RateLimit made a coroutine function, so neither it nor its limit runs; "
+            "write `async def` for both, and await it, or put limiter.limited(...) in the place of RateLimit",
+        )
 
 
 def _takes_no_defaults(place: Place) -> bool:

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeVar
 
-import anyio
 from starlette.types import Message, Receive, Send
 
 from ...core.bans.in_force import Guarded
@@ -129,5 +128,4 @@ class Watched:
 
     async def wait(self, wait_us: int) -> bool:
         """Wait, and tell whether the client is still there."""
-        waiting = self._receive.while_there(lambda: anyio.sleep(wait_us / 1_000_000))
-        return await self._unless_interrupted(waiting) is True
+        return await self._unless_interrupted(self._receive.while_there_us(wait_us)) is True

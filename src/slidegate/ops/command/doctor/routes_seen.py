@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
-from ....web.endpoints.decorator import limits_of
+from ....web.endpoints.decorator import dependencies, limits_of
 from ....web.endpoints.per_route import takes_no_defaults
 from ....web.endpoints.rate_limit import RateLimit
 from ....web.middleware import RateLimitMiddleware
@@ -74,11 +74,4 @@ def _has_own_limit(place: Place) -> bool:
         return True
     if any(isinstance(getattr(one, "dependency", one), RateLimit) for one, _ in place.above):
         return True
-    return _depends(getattr(place.route, "dependant", None), 0)
-
-
-def _depends(dependant: Any, depth: int) -> bool:
-    if dependant is None or depth > 32:
-        return False
-    below = getattr(dependant, "dependencies", ())
-    return isinstance(getattr(dependant, "call", None), RateLimit) or any(_depends(one, depth + 1) for one in below)
+    return any(isinstance(call, RateLimit) for call in dependencies(place.route))
