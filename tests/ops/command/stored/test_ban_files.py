@@ -42,6 +42,7 @@ def test_an_import_that_ends_half_way_has_written_whole_batches(how: signal.Sign
         assert any(b"10000 bans are imported" in line for line in process.stderr)
         process.send_signal(how)
         said = process.stderr.read().decode()
+        process.wait(60)  # its errors end before it does
     assert process.returncode == (130 if how == signal.SIGINT else -signal.SIGKILL), said
     if how == signal.SIGINT:
         assert "10000 bans are imported, and not all" in said
