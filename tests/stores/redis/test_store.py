@@ -140,8 +140,8 @@ class TestCluster(AtServer, RandomContract):
     running = "cluster"
 
     async def play(self, program: Program, *, looks: bool = False) -> None:
-        # Demands of several keys never wait here, and what a refusal would count is not peeked at.
-        await super().play(program._replace(modes=()), looks=looks)
+        # What a refusal of several keys would count is not peeked at.
+        await super().play(program._replace(count_denied=()), looks=looks)
 
 
 # -- batching ----------------------------------------------------------------------------------------------------------
