@@ -185,6 +185,19 @@ async def test_a_value_of_somebody_else_fails_its_own_key_alone(server: RedisSer
 
 
 @needs_redis
+@pytest.mark.parametrize(
+    "row", ['"<BI4BHi8", 2, 7, 1, 0, 0', '"<BI4Bi8I4I4", 1, 7, 4, 0, 0, 0'], ids=["version", "kind"]
+)
+async def test_a_window_that_this_version_does_not_know_is_not_read(server: RedisServer, row: str) -> None:
+    async with store_at(server, readable=True) as store:
+        await hit(store, "ann")
+        rewrite = f"local f = redis.call('HKEYS', KEYS[1])[1]; redis.call('HSET', KEYS[1], f, struct.pack({row}))"
+        server.command("EVAL", rewrite, "1", f"{store._prefix}:w:{{ann}}")
+        with pytest.raises(StoreUnavailable, match="written by another version of slidegate"):
+            await hit(store, "ann")
+
+
+@needs_redis
 async def test_scripts_that_are_forgotten_are_sent_again_and_charged_once(server: RedisServer) -> None:
     async with store_at(server) as store:
         policy = BanPolicy("5/minute", name="p")
