@@ -11,7 +11,6 @@ import pytest
 
 from slidegate import MemoryStore
 from slidegate.core import (
-    BookedWindow,
     Bucket,
     CounterWindow,
     Decision,
@@ -59,7 +58,6 @@ SAMPLES: list[tuple[Any, tuple[str, ...]]] = [
     (Behind(CHECK, (CHECK, CHECK)), (*OF_DECISION, "demand")),
     (spent(CounterWindow(3, 10)), (*OF_RING, "slice_count", "slice_us")),
     (spent(TimestampWindow(100)), (*OF_RING, "window_us")),
-    (BookedWindow(TimestampWindow(100), LIMIT, 5), ("spent", "newest_us", "leaves_us", "limit")),
     (Places(3), OF_RING),
     (PeriodCount(), OF_RING),
     (summary(), ("start_us", "span_us", "events", "rt", "first")),

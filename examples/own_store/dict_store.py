@@ -18,15 +18,14 @@ from time import monotonic_ns, time_ns
 from typing import TypeAlias
 
 from slidegate import StoreError
-from slidegate.core import Bucket, Check, Clock, ConfigurationError, Decision, Limit, Observer
+from slidegate.core import Bucket, Check, Clock, ConfigurationError, Decision, Limit, Note, Observer
 from slidegate.core.bans.in_force import Guarded
 from slidegate.core.demand import charge_all, enter_periods, judge_all
 from slidegate.core.limits import AnyLimit
 from slidegate.core.observers import Observers
 from slidegate.core.quotas import Quota
-from slidegate.core.windows.bookings import BookedWindow, Entry, Note
 from slidegate.core.windows.periods import PeriodCount
-from slidegate.core.windows.rings import Ring, convert, new_count
+from slidegate.core.windows.rings import Entry, Ring, convert, new_count
 from slidegate.core.windows.views import Snapshot
 from slidegate.stores.memory.bans import MemoryBans
 
@@ -96,13 +95,11 @@ class DictStore:
             for charged, (place, limit, cost) in zip(decision.charge, _asked(decision.checks), strict=False):
                 note = charged if isinstance(charged, Note) else Note(charged, decision.now_us, cost)
                 window, _ = self._windows.get(place, (None, limit))
-                if window is None or not (window is note.window or _ring(window) is _ring(note.window)):
+                if window is None or window is not note.window:
                     continue
                 if isinstance(window, PeriodCount) and isinstance(limit, Quota):
                     window.enter(limit.period_at(unix_us).end_us, now_us - unix_us)
                 changed |= window.remove(now_us, note.spent_us, note.units)
-                if note.waits and isinstance(window, BookedWindow):
-                    changed |= window.leave(note.spent_us)
             if changed:
                 decision.charge = ()
             return changed
@@ -168,12 +165,10 @@ class DictStore:
         window, before = self._windows[place]
         if before.exact == limit.exact or not isinstance(limit, Limit):
             return window
-        if isinstance(window, BookedWindow):
-            return window.converted(limit, now_us)
         return convert(window, limit, now_us) if isinstance(window, Ring) else window
 
     def _keep(self, checks: Sequence[Check], windows: Sequence[Entry], now_us: int) -> None:
-        """Keep the windows that hold something; the core may have put others into the list."""
+        """Keep the windows that hold something."""
         for (place, limit, _), window in zip(_asked(checks), windows, strict=True):
             if place in self._windows or window.spent:
                 self._windows[place] = window, limit
@@ -194,11 +189,6 @@ def _asked(checks: Sequence[Check]) -> Iterator[tuple[Place, AnyLimit, int]]:
     for bucket, key, cost in checks:
         for limit in bucket.limits:
             yield (bucket.rule, limit.same_window, key), limit, cost
-
-
-def _ring(window: Entry) -> object:
-    """Return the ring of a window, which stays the same when something is booked beside it."""
-    return window.ring if isinstance(window, BookedWindow) else window
 
 
 def _monotonic_us() -> int:

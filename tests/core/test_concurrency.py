@@ -84,14 +84,6 @@ def test_a_refusal_that_counts_is_charged_also_for_lack_of_a_place_and_a_place_c
     assert store.places_held() == 2
 
 
-def test_a_request_that_waits_for_a_window_holds_its_place_meanwhile() -> None:
-    store = MemoryStore()
-    patient, held = Bucket("rule", (Limit(1, "1m"),), wait_us=60_000_000, wait_max=1), Bucket("rule", (Concurrency(2),))
-    decisions = [store.hit(((patient, "ann", 1), (held, "ann", 1))) for _ in range(2)]
-    assert [decision.reason for decision in decisions] == [Reason.OK, Reason.WAITED]
-    assert store.places_held() == 2
-
-
 def test_a_refusal_shows_what_can_never_pass_before_what_nobody_knows_before_what_ends() -> None:
     buckets = [Bucket(name, (Concurrency(1),)) for name in ("ends", "open", "never")]
     readings = [(1, 0, 0, 5), (1, 0, 0, OPEN), (1, 0, 0, NEVER)]

@@ -131,14 +131,13 @@ class Traffic:
 
     def __init__(self, store: MemoryStore | LmdbStore, clock: FakeClock, dice: Dice) -> None:
         self.store, self.clock, self.dice = store, clock, dice
-        self.amounts = {"times": 4, "counts": 9, "waits": 4, "waits long": 9}
+        self.amounts = {"times": 4, "counts": 9}
         self.admitted: list[Admitted] = []
         self.decisions: list[Decision] = []
 
     def bucket(self, rule: str) -> Bucket:
         limit = Limit(self.amounts[rule], timedelta(microseconds=HOLD_US), resolution=4)
-        waits = rule.startswith("waits")
-        return Bucket(rule, [limit], wait_us=2 * HOLD_US if waits else 0, wait_max=3 if waits else 0)
+        return Bucket(rule, [limit])
 
     def run(self) -> None:
         while self.dice:
@@ -173,9 +172,7 @@ class Traffic:
         wait_us = decision.retry_after_us
         if patient and wait_us:
             self.clock.advance(us=wait_us - 1)
-            if not any(self.amounts.keys() & {"waits", "waits long"} & {bucket.rule for bucket, _, _ in checks}):
-                # Else what is booked in the cell may have been in the way, and is not any more in a window of its own.
-                assert not hit(self.store, *checks)
+            assert not hit(self.store, *checks)
             self.clock.advance(us=1)
             assert self.hit(*checks), f"refused after {wait_us} us, which were to be enough"
 
@@ -185,9 +182,8 @@ class Traffic:
         assert (peeked.reason, peeked.states) == (decision.reason, decision.states)
         if decision:
             self.decisions.append(decision)
-            at_us = self.clock.now_us + decision.wait_us
             for bucket, key, cost in checks:
-                one = Admitted((bucket.rule, key), at_us, cost, bucket.limits[0].amount, decision)
+                one = Admitted((bucket.rule, key), self.clock.now_us, cost, bucket.limits[0].amount, decision)
                 self.admitted.append(one)
                 self.check(one)
         return decision

@@ -5,6 +5,7 @@ from __future__ import annotations
 from .addresses import parse_address
 from .calendar import Anchor, Calendar, Period
 from .decision import Bucket, Check, Decision, LimitState, Reason
+from .demand import Note
 from .errors import ConfigurationError, InvalidKey, SlidegateError
 from .limits import AnyLimit, Concurrency, Limit, parse_duration_us, parse_limits
 from .networks import Networks
@@ -26,7 +27,6 @@ from .statistics.hot_keys import HotKeys
 from .statistics.metrics import MetricWindow
 from .statistics.summary import MetricSummary
 from .statistics.totals import RollingTotals
-from .windows.bookings import BookedWindow, Note
 from .windows.counters import CounterWindow
 from .windows.periods import PeriodCount
 from .windows.places import Places
@@ -41,7 +41,6 @@ __all__ = [
     "Anchor",
     "AnswersThreads",
     "AnyLimit",
-    "BookedWindow",
     "Bucket",
     "Calendar",
     "Check",

@@ -243,13 +243,9 @@ class Limit(AnyLimit):
         """See `AnyLimit.said`."""
         return f"{self.amount} per {format_duration(self.window_us)}"
 
-    def counts_from_us(self, at_us: int) -> int:
-        """Return when a unit spent at `at_us` starts to count: then, or with its slice."""
-        return at_us if self.exact else at_us - at_us % self.slice_us
-
     def leaves_us(self, at_us: int) -> int:
         """Return when a unit spent at `at_us` has left."""
-        return self.counts_from_us(at_us) + (self.window_us if self.exact else self.span_us + self.slice_us)
+        return at_us + self.window_us if self.exact else at_us - at_us % self.slice_us + self.span_us + self.slice_us
 
     def __str__(self) -> str:
         name = f"{self.name}: " if self.name is not None else ""

@@ -169,9 +169,9 @@ class Store(Protocol):
     def reset_all(self) -> bool | Awaitable[bool]:
         """Forget the windows of all keys under every rule; False where there were none.
 
-        Quotas and the bookings of those who wait are forgotten with them, and no earlier charge is handed back any
-        more. Places stay taken, because the requests are under way; bans and strikes stay. Afterwards
-        every process asks the windows as they are now: a refusal that it remembers is given up in about a second.
+        Quotas are forgotten with them, and no earlier charge is handed back any more. Places stay taken, because the
+        requests are under way; bans and strikes stay. Afterwards every process asks the windows as they are now: a
+        refusal that it remembers is given up in about a second.
         """
 
     def inspect(self, key: str, buckets: Sequence[Bucket]) -> Snapshot | Awaitable[Snapshot]:

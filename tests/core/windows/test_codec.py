@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slidegate.core import BookedWindow, Limit, new_window
-from slidegate.core.windows.bookings import Entry
+from slidegate.core import Limit, new_window
 from slidegate.core.windows.codec import expires_us, keeps_times, pack_window, unpack_window
+from slidegate.core.windows.rings import Resting
 
 WINDOW = "1m"
 EXACT, COUNTED = Limit(5, WINDOW, resolution=8), Limit(9, WINDOW, resolution=8)
@@ -18,7 +18,7 @@ SECOND_US = 1_000_000
 
 steps = st.lists(
     st.tuples(
-        st.sampled_from(["spend", "charge", "remove", "back", "book", "leave", "switch"]),
+        st.sampled_from(["spend", "charge", "remove", "back", "switch"]),
         st.integers(0, 20 * SECOND_US),
         st.integers(0, 12),
     ),
@@ -31,7 +31,7 @@ class Life:
 
     def __init__(self, limit: Limit) -> None:
         self.limit = limit
-        self.window: Entry = new_window(limit)
+        self.window: Resting = new_window(limit)
         self.now_us = 10**9
         self.spent_us: list[int] = []
 
@@ -39,8 +39,6 @@ class Life:
         """Do one thing to the window."""
         self.now_us += -span_us if kind == "back" else span_us
         window, now_us = self.window, self.now_us
-        if isinstance(window, BookedWindow):
-            window.settle(now_us)
         match kind:
             case "spend":
                 window.spend(now_us, self.limit.amount, units)
@@ -49,19 +47,10 @@ class Life:
                 window.charge(now_us, units, self.limit.resolution)
             case "remove" if self.spent_us:
                 window.remove(now_us, self.spent_us.pop(), units)
-            case "book":
-                if not isinstance(window, BookedWindow):
-                    self.window = window = BookedWindow(window, self.limit, now_us)
-                window.settle(now_us)
-                window.book(now_us, now_us + span_us, units, waits=units % 2 == 0)
-            case "leave" if isinstance(window, BookedWindow):
-                window.leave(now_us + span_us)
             case "switch":
                 # What a store does when an amount crosses the resolution.
                 self.limit = COUNTED if self.limit is EXACT else EXACT
                 self.window = unpack_window(pack_window(window), self.limit, now_us)
-        if isinstance(self.window, BookedWindow) and not self.window.settle(now_us):
-            self.window = self.window.ring  # as a store does when all bookings have come
 
     def answers(self) -> list[object]:
         """Ask everything that there is to ask, now and later."""
@@ -69,11 +58,7 @@ class Life:
         for later_us in (0, 1, SECOND_US, 30 * SECOND_US, 61 * SECOND_US, 130 * SECOND_US):
             window = copy(self.window)
             now_us = self.now_us + later_us
-            if isinstance(window, BookedWindow):
-                window.settle(now_us)
-                seen += [window.waiting(), window.room_us(now_us, self.limit.amount, 1)]
-            else:
-                seen += [window.wait_us(now_us, room) for room in range(-1, 12)]
+            seen += [window.wait_us(now_us, room) for room in range(-1, 12)]
             seen += [window.spent, window.newest_us, window.leaves_us if window.spent else 0]
         return seen
 

@@ -140,8 +140,8 @@ class TestCluster(AtServer, RandomContract):
     running = "cluster"
 
     async def play(self, program: Program, *, looks: bool = False) -> None:
-        # Demands of several keys never wait here, and what a refusal would count is not peeked at.
-        await super().play(program._replace(modes=()), looks=looks)
+        # What a refusal of several keys would count is not peeked at.
+        await super().play(program._replace(count_denied=()), looks=looks)
 
 
 # -- batching ----------------------------------------------------------------------------------------------------------
@@ -181,6 +181,19 @@ async def test_a_value_of_somebody_else_fails_its_own_key_alone(server: RedisSer
         answers = await asyncio.gather(*(hit(store, key) for key in ("ann", "bob", "ann")), return_exceptions=True)
         assert [isinstance(answer, StoreUnavailable) for answer in answers] == [True, False, True]
         with pytest.raises(StoreUnavailable, match="WRONGTYPE"):
+            await hit(store, "ann")
+
+
+@needs_redis
+@pytest.mark.parametrize(
+    "row", ['"<BI4BHi8", 2, 7, 1, 0, 0', '"<BI4Bi8I4I4", 1, 7, 4, 0, 0, 0'], ids=["version", "kind"]
+)
+async def test_a_window_that_this_version_does_not_know_is_not_read(server: RedisServer, row: str) -> None:
+    async with store_at(server, readable=True) as store:
+        await hit(store, "ann")
+        rewrite = f"local f = redis.call('HKEYS', KEYS[1])[1]; redis.call('HSET', KEYS[1], f, struct.pack({row}))"
+        server.command("EVAL", rewrite, "1", f"{store._prefix}:w:{{ann}}")
+        with pytest.raises(StoreUnavailable, match="written by another version of slidegate"):
             await hit(store, "ann")
 
 

@@ -127,12 +127,12 @@ class Twin:
         self.plain[rule] = Bucket(self.plain[rule].rule, limits)
 
     def _checks(self, demand: Sequence[tuple[int, str, int]], plain: bool = False) -> list[Check]:
-        modes = self.program.modes
-        return [(self.plain[rule] if plain else _with(self.plain[rule], modes[rule]), *rest) for rule, *rest in demand]
+        counts = [not plain and counted for counted in self.program.count_denied]
+        return [(_counting(self.plain[rule], counts[rule]), *rest) for rule, *rest in demand]
 
 
-def _with(bucket: Bucket, mode: Any) -> Bucket:
-    return Bucket(bucket.rule, bucket.limits, bucket.names, **mode._asdict())
+def _counting(bucket: Bucket, count_denied: bool) -> Bucket:
+    return Bucket(bucket.rule, bucket.limits, bucket.names, count_denied=True) if count_denied else bucket
 
 
 MAX_BANS = 40

@@ -1,1 +1,1 @@
-"""The arithmetic of windows: the theory, the two rings, places to wait for, and their bytes."""
+"""The arithmetic of windows: the theory, the two rings, quotas, places, and their bytes."""

@@ -15,11 +15,10 @@ from __future__ import annotations
 from typing import Final, TypeAlias
 
 from ..limits import AnyLimit
-from .bookings import Entry
 from .codec import COUNT, COUNTS, TIME, TIMES, load_ring, newest_us, pack_window
 from .counters import CounterWindow
 from .periods import PeriodCount
-from .rings import Resting
+from .rings import Entry, Resting
 from .theory import Reading
 from .timestamps import TimestampWindow
 

@@ -16,7 +16,10 @@ Ring: TypeAlias = TimestampWindow | CounterWindow
 """Either of the two rings."""
 
 Resting: TypeAlias = Ring | PeriodCount
-"""The count that a store keeps for a key under a limit, unless something is booked there."""
+"""The count that a store keeps for a key under a limit or a quota."""
+
+Entry: TypeAlias = Resting | Places
+"""The count of one key under one limit, as a store holds it."""
 
 
 @overload
@@ -27,7 +30,7 @@ def new_count(limit: Concurrency) -> Places: ...  # type: ignore[overload-overla
 def new_count(limit: AnyLimit) -> Resting: ...
 
 
-def new_count(limit: AnyLimit) -> Resting | Places:
+def new_count(limit: AnyLimit) -> Entry:
     """Return an empty count of the kind that `limit` needs."""
     if isinstance(limit, Limit):
         return Places() if isinstance(limit, Concurrency) else new_window(limit)

@@ -3,7 +3,7 @@
 A store gives copies of its windows and the moment of the look, a `Snapshot`; everything else is worked out here, for
 each kind of count alike::
 
-    counts   |  3  |  0  |  7  |  1  |     slices of one length, the running one last, then those that are booked
+    counts   |  3  |  0  |  7  |  1  |     slices of one length, the running one last
     times    |           |    | |          a slice of no length for each moment at which units were spent
     quota    |          11           |     one slice, the period
     places   no slices: nobody knows when a place is handed back
@@ -20,11 +20,10 @@ from typing import NamedTuple
 
 from ..limits import AnyLimit
 from ..quotas import Quota
-from .bookings import BookedWindow, Entry
 from .counters import CounterWindow
 from .periods import PeriodCount
 from .places import Places
-from .rings import Ring
+from .rings import Entry, Ring
 
 
 class Snapshot(NamedTuple):
@@ -58,7 +57,7 @@ class WindowView(NamedTuple):
     """The limit's name on the wire."""
     limit: AnyLimit
     used: int
-    """Units that count now, those that are booked included."""
+    """Units that count now."""
     remaining: int
     """Units left, never below 0."""
     retry_after_us: int | None
@@ -82,10 +81,7 @@ def view_of(rule: str, label: str, name: str, limit: AnyLimit, window: Entry, no
         window: The window, which is looked at: expired units leave it. A quota's is in the period of now.
         now_us: The store's time.
     """
-    if isinstance(window, BookedWindow):
-        window.settle(now_us)
-    else:
-        window.wait_us(now_us, window.spent)  # drops expired units
+    window.wait_us(now_us, window.spent)  # drops expired units
     used = window.spent
     wait_us = copy(window).spend(now_us, limit.amount, 1)[3]
     return WindowView(
@@ -110,13 +106,9 @@ def _slices(window: Entry, limit: AnyLimit, now_us: int) -> Iterator[WindowSlice
         start_us = limit.period_at(window.end_us - 1).start_us + window.ahead_us
         yield WindowSlice(start_us, window.newest_us, window.leaves_us, window.spent)
         return
-    ring: Ring = window.ring if isinstance(window, BookedWindow) else window
-    length_us = ring.slice_us if isinstance(ring, CounterWindow) else 0
-    for start_us, count in _of_ring(ring, now_us):
+    length_us = window.slice_us if isinstance(window, CounterWindow) else 0
+    for start_us, count in _of_ring(window, now_us):
         yield WindowSlice(start_us, start_us + length_us, limit.leaves_us(start_us), count)
-    if isinstance(window, BookedWindow):
-        for start_us, count in window._booked:
-            yield WindowSlice(start_us, start_us + length_us, limit.leaves_us(start_us), count)
 
 
 def _of_ring(ring: Ring, now_us: int) -> Iterator[tuple[int, int]]:

@@ -8,12 +8,11 @@ from functools import partial
 from hashlib import blake2b
 from typing import Any
 
-from ...core.decision import Bucket, Check, Decision, Reason
-from ...core.demand import LIMITED, OK, TOO_LARGE, charge_all, enter_periods, holds_places, judge_all
+from ...core.decision import Bucket, Check, Decision
+from ...core.demand import LIMITED, OK, TOO_LARGE, Note, charge_all, enter_periods, holds_places, judge_all
 from ...core.limits import AnyLimit
 from ...core.memo import remember
 from ...core.quotas import Quota
-from ...core.windows.bookings import BookedWindow, Note
 from ...core.windows.periods import PeriodCount
 from ...core.windows.theory import NEVER
 from ...core.windows.views import Snapshot
@@ -36,7 +35,7 @@ class Judge:
         self._bound: dict[Bucket, tuple[tuple[bytes, AnyLimit], ...]] = {}
 
     def hit(self, checks: Sequence[Check], session: Session, *, looks: bool = False) -> Decision:
-        """Charge all windows or none, or book them, or charge a refusal; where it only `looks`, without places."""
+        """Charge all windows or none, or charge a refusal; where it only `looks`, without places."""
         now_us = session.now_us
         if len(checks) == 1:
             bucket, key, cost = checks[0]
@@ -58,14 +57,8 @@ class Judge:
         windows = [slot.window for slot in slots]
         enter_periods(checks, windows, session.now_us, session.unix_us())
         decision = judge_all(checks, windows, now_us)
-        for found, window in zip(slots, windows, strict=True):
-            found.window = window  # a new one, if this was its first booking
         if decision.charge and not looks:
             decision.charge = self._noted(checks, decision.charge, slots, session)
-        if decision.reason is Reason.WAITED:
-            for (key, digest), found in zip(self._names(checks), slots, strict=True):
-                if found.shared:
-                    session.wait_in_cell(key, digest, now_us + decision.wait_us)
         return decision
 
     def inspect(self, key: str, buckets: Sequence[Bucket], session: Session) -> Snapshot:
@@ -106,8 +99,6 @@ class Judge:
                     unix_us = session.unix_us()
                     slot.window.enter(limit.period_at(unix_us).end_us, session.now_us - unix_us)
                 changed |= slot.window.remove(session.now_us, note.spent_us, note.units)
-                if note.waits and isinstance(slot.window, BookedWindow):
-                    changed |= slot.window.leave(note.spent_us)
         if changed:
             session.undo.append(partial(decision.charge.extend, charge))
             decision.charge.clear()
@@ -130,7 +121,7 @@ class Judge:
             if isinstance(slot, PlaceRow):
                 noted.append(session.places_of(self._held).take(slot, limit.amount))
             elif isinstance(note, Note):
-                noted.append(Charged(slot, note.spent_us, note.units, note.waits))
+                noted.append(Charged(slot, note.spent_us, note.units))
             else:
                 noted.append(slot)
         return noted
@@ -142,9 +133,9 @@ class Judge:
         ]
 
     def _bind_plain(self, bucket: Bucket) -> tuple[bytes, AnyLimit] | None:
-        """Return the digest and the limit of a bucket that has one window, and neither waits nor counts refusals."""
+        """Return the digest and the limit of a bucket that has one window, and counts no refusals."""
         bound = self._bound.get(bucket) or self._bind(bucket)
-        if len(bound) != 1 or bucket.count_denied or bucket.wait_us or bucket.held:
+        if len(bound) != 1 or bucket.count_denied or bucket.held:
             return None
         if isinstance(bound[0][1], Quota):
             return None

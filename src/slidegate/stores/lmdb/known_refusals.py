@@ -13,7 +13,6 @@ from typing import NamedTuple
 from ...core.decision import Check, Decision
 from ...core.demand import LIMITED
 from ...core.memo import remember
-from ...core.windows.bookings import BookedWindow
 from ...core.windows.codec import pack_window
 from ...core.windows.periods import PeriodCount
 from ...core.windows.theory import Reading
@@ -39,12 +38,11 @@ class Refusals:
     def remember(self, decision: Decision, slots: Sequence[Slot]) -> None:
         """Record a refusal by the windows of `slots`, unless the next demand may be answered in another way.
 
-        A window with bookings is read each time, because bookings move with the clock; and so is the count of a quota,
-        because its period ends by another clock.
+        The count of a quota is read each time, because its period ends by another clock.
         """
-        if any(bucket.count_denied or bucket.wait_us for bucket, _, _ in decision.checks):
+        if any(bucket.count_denied for bucket, _, _ in decision.checks):
             return
-        if any(isinstance(slot.window, BookedWindow | PeriodCount) for slot in slots):
+        if any(isinstance(slot.window, PeriodCount) for slot in slots):
             return
         until_us = min(reading[1] for reading in decision.readings if reading[0])
         rows = [(slot.row, slot.shared, pack_window(slot.window)) for slot in slots]

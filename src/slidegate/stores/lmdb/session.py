@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from hashlib import blake2b
 from typing import Any, Final
 
@@ -10,14 +11,13 @@ from ...core.limits import AnyLimit
 from ...core.memo import remember
 from ...core.protocols import Clock, Event
 from ...core.quotas import KEPT_US
-from ...core.windows.bookings import Entry
 from ...core.windows.codec import end_us, expires_us, keeps_times, pack_window, unpack_window
-from ...core.windows.rings import new_count
-from ..memory.tables import SHARED_CELLS, copy_of_cell
+from ...core.windows.rings import Resting, new_count
+from ..memory.tables import SHARED_CELLS
 from .files.layout import Databases
 from .places.own_places import OwnPlaces
 from .places.place_rows import PlacesInFile
-from .window_rows import CELL, DUE, HEAD, HEAD_BYTES, ROW_VERSION, WAITS, Slot, first_row_of, new_serial, row_of
+from .window_rows import CELL, DUE, HEAD, HEAD_BYTES, ROW_VERSION, Slot, first_row_of, new_serial, row_of
 
 SWEEP_STEP: Final = 16
 SWEEP_PAUSE_US: Final = 100_000
@@ -86,7 +86,6 @@ class Session:
     __slots__ = (
         "_held",
         "_max_keys",
-        "_waiters",
         "asked",
         "banned",
         "dbs",
@@ -121,7 +120,6 @@ class Session:
         if now_us < upkeep.latest_us:
             upkeep.hot.clear()  # after a step back of the clock, a row is read as another window
         upkeep.latest_us = now_us
-        self._waiters: dict[bytes, int] = {}  # rows of keys that wait in their cells, and until when
 
     def slot(self, key: str, digest: bytes, limit: AnyLimit) -> Slot:
         """Return the window that counts `key`: its own, else a new one if there is room, else its cell."""
@@ -184,11 +182,6 @@ class Session:
                 self._put(slot, packed)
                 (_, _, _, due_us) = HEAD.unpack_from(slot.packed)
                 self.txn.put(DUE.pack(due_us) + slot.row, b"c" if slot.shared else b"", db=self.dbs.ends)
-        for row, until_us in self._waiters.items():
-            if self._waits_until_us(row) < 0:
-                self.txn.put(DUE.pack(until_us) + WAITS + row, b"c", db=self.dbs.ends)
-            self.txn.put(WAITS + row, HEAD.pack(ROW_VERSION, 0, 0, until_us), db=self.dbs.cells)
-        self._waiters.clear()
         if self.places is not None:
             self.wrote |= self.places.save()
         if self.now_us >= self.upkeep.sweep_due_us:
@@ -199,11 +192,6 @@ class Session:
         if self.places is None:
             self.places = PlacesInFile(self.txn, self.dbs, self.now_us, held, self.undo, self.events)
         return self.places
-
-    def wait_in_cell(self, key: str, digest: bytes, until_us: int) -> None:
-        """Record that a key has a booking in its cell."""
-        row = row_of(key, digest)
-        self._waiters[row] = max(until_us, self._waiters.get(row, until_us), self._waits_until_us(row))
 
     def forget(self, key: str) -> bool:
         """Delete the windows of a key, and return whether there were any."""
@@ -284,13 +272,10 @@ class Session:
         if self._held < 0:
             self._held = self.txn.stat(self.dbs.windows)["entries"]
         if self._held < self._max_keys:
+            self._held += 1
             if cell is None or not cell.holds_anything(self.now_us):
-                self._held += 1
                 return self._make(row, new_count(limit), limit, shared=False)
-            if max(self._waiters.get(row, -1), self._waits_until_us(row)) <= self.now_us:
-                self._held += 1
-                own = copy_of_cell(cell.window, self.now_us)
-                return self._make(row, own, limit, shared=False, origin=cell.serial)
+            return self._make(row, copy(cell.window), limit, shared=False, origin=cell.serial)
         self.upkeep.shared_hits += 1
         if self.now_us >= self.upkeep.next_shared_event_us:
             self.upkeep.next_shared_event_us = limit.leaves_us(self.now_us)
@@ -298,11 +283,6 @@ class Session:
             self.events.append(Event("keys_shared", message, {"max_keys": self._max_keys}))
         return cell or self._make(place, new_count(limit), limit, shared=True)
 
-    def _make(self, row: bytes, window: Entry, limit: AnyLimit, *, shared: bool, origin: int = 0) -> Slot:
+    def _make(self, row: bytes, window: Resting, limit: AnyLimit, *, shared: bool, origin: int = 0) -> Slot:
         slot = self.loaded[row] = Slot(window, limit, row, shared, new_serial(), origin, b"")
         return slot
-
-    def _waits_until_us(self, row: bytes) -> int:
-        """Return until when the key of a row waits in its cell; -1 if it does not wait."""
-        packed = self.txn.get(WAITS + row, None, self.dbs.cells)
-        return -1 if packed is None or packed[0] != ROW_VERSION else int(HEAD.unpack_from(packed)[3])

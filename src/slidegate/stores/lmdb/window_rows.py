@@ -4,7 +4,6 @@ A window's row is found by its key, a byte that no text contains, and a digest o
 
     windows   key 0xff digest(rule, window, resolution)    version, serial, origin, expiry, ring (`core.windows.codec`)
     cells     number of the cell, digest                   the same, for keys that share a cell
-    cells     0xff, row of a window                        the same without a ring, for a key that waits in its cell
     ends      when to look again, row                      nothing for a window, a byte for a cell
 
 So all windows of a client lie side by side, mostly on one page, and `Session.forget` finds them.
@@ -28,16 +27,14 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from ...core.limits import AnyLimit
-from ...core.windows.bookings import Entry
+from ...core.windows.rings import Resting
 
-ROW_VERSION: Final = 2
+ROW_VERSION: Final = 3
 """A change of it raises `layout.SCHEMA_VERSION` too."""
 HEAD: Final = Struct("=BIIq")
 HEAD_BYTES: Final = HEAD.size
 DUE: Final = Struct(">q")
 CELL: Final = Struct(">H")
-WAITS: Final = b"\xff"
-"""What the row of a key that waits in its cell begins with: more than the first byte of any cell's number."""
 
 _BETWEEN: Final = b"\xff"
 _serials = count(getrandbits(31))
@@ -60,7 +57,7 @@ class Slot:
     __slots__ = ("limit", "origin", "packed", "row", "seen_in", "serial", "shared", "window")
 
     def __init__(
-        self, window: Entry, limit: AnyLimit, row: bytes, shared: bool, serial: int, origin: int, packed: bytes
+        self, window: Resting, limit: AnyLimit, row: bytes, shared: bool, serial: int, origin: int, packed: bytes
     ) -> None:
         self.window = window
         self.limit = limit
@@ -82,7 +79,6 @@ class Charged(NamedTuple):
     slot: Slot
     spent_us: int
     units: int
-    waits: bool = False
 
 
 def row_of(key: str, digest: bytes) -> bytes:

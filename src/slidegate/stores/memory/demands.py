@@ -1,35 +1,21 @@
-"""The windows of a demand in the tables of a memory store: bookings are stored, charges are named and handed back."""
+"""The charges of a demand in the tables of a memory store: how they are named and handed back."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TypeAlias
 
-from ...core.decision import Check, Decision, Reason
-from ...core.demand import judge_all
+from ...core.decision import Decision
+from ...core.demand import Note
 from ...core.limits import AnyLimit
 from ...core.protocols import Clock
 from ...core.quotas import Quota
-from ...core.windows.bookings import BookedWindow, Entry, Note
 from ...core.windows.periods import PeriodCount
+from ...core.windows.rings import Entry
 from .generations import Charged
 from .tables import Table
 
 Flat: TypeAlias = list[tuple[Table, AnyLimit, str, int]]
 """A demand, limit by limit: the table of its window, the limit, the key and the cost."""
-
-
-def judge_and_keep(checks: Sequence[Check], flat: Flat, windows: list[Entry], now_us: int) -> Decision:
-    """Like `judge_all`; then store each `BookedWindow` that it created in the place of its ring."""
-    before = windows.copy()
-    decision = judge_all(checks, windows, now_us)
-    for (table, _, key, _), window, after in zip(flat, before, windows, strict=True):
-        if after is not window:
-            table.replace(key, window, after)
-    if decision.reason is Reason.WAITED:
-        for table, _, key, _ in flat:
-            table.wait_in_cell(key, now_us + decision.wait_us)
-    return decision
 
 
 def name_charges(decision: Decision, flat: Flat) -> Decision:
@@ -54,8 +40,6 @@ def hand_back(decision: Decision, flat: Flat, now_us: int, unix_us: Clock) -> bo
                 at_us = unix_us()
                 window.enter(limit.period_at(at_us).end_us, now_us - at_us)
             changed |= window.remove(now_us, charged.spent_us, charged.units)
-            if charged.waits and isinstance(window, BookedWindow):
-                changed |= window.leave(charged.spent_us)
     if changed:
         decision.charge = ()
     return changed
@@ -65,5 +49,5 @@ def _name(charged: Entry | Note, now_us: int, table: Table, key: str, cost: int)
     generation = table.generations.latest
     in_cell = key not in table.rows
     if isinstance(charged, Note):
-        return Charged(generation, charged.spent_us, charged.units, charged.waits, in_cell)
+        return Charged(generation, charged.spent_us, charged.units, in_cell)
     return Charged(generation, now_us, cost, in_cell=True) if in_cell else generation

@@ -22,10 +22,8 @@ class Charged(NamedTuple):
 
     generation: int
     spent_us: int
-    """The moment from which the units count; it may be in the future."""
+    """The moment by which the window finds the units."""
     units: int
-    waits: bool = False
-    """Whether one of the places of the window was taken."""
     in_cell: bool = False
     """Whether the shared cell of the key was charged."""
 

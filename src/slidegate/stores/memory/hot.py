@@ -3,8 +3,7 @@
 A key that is asked for while it is at rest comes up, and a key that is too many goes down, one for one. Where the
 storey is full, that is one that came up long ago in one case out of 32; else it is the newcomer, which goes down again
 at once. So a walk through very many keys pushes nearly nothing out, and does not pay for moving either, while a key
-that is asked for often comes up within some dozens of hits, and stays up while it spends. A window with bookings stays
-up until they are over.
+that is asked for often comes up within some dozens of hits, and stays up while it spends.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Final, Protocol
 
-from ...core.windows.bookings import Entry
+from ...core.windows.rings import Entry
 
 HOT_WINDOWS: Final = 16_384
 """How many live windows a store holds: the garbage collector walks them in a few milliseconds."""
@@ -28,7 +27,7 @@ class Floor(Protocol):
     windows: dict[str, Entry]
 
     def lay_down(self, key: str) -> None:
-        """Pack the window of a key, if it is up and has no bookings."""
+        """Pack the window of a key, if it is up."""
 
 
 class HotStorey:

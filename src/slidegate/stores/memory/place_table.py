@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from itertools import islice
 
-from ...core.windows.bookings import Entry
 from ...core.windows.places import Places
-from ...core.windows.rings import Ring
+from ...core.windows.rings import Entry, Ring
 from ...core.windows.theory import Reading
 from ...core.windows.timestamps import TimestampWindow
 from .cold import Rows
@@ -67,9 +66,6 @@ class PlaceTable(Table):
 
     def step_back(self, now_us: int, generation: int) -> None:
         """Do nothing: places know no time."""
-
-    def wait_in_cell(self, key: str, until_us: int) -> None:
-        """Do nothing: there are no cells."""
 
     def visit(self, now_us: int, most: int) -> tuple[int, int]:
         """Let go of entries without a place; see `Table.visit`. They count as no keys of the store."""

@@ -9,10 +9,10 @@ from __future__ import annotations
 from ...core.limits import AnyLimit
 from ...core.protocols import Clock
 from ...core.quotas import KEPT_US
-from ...core.windows.bookings import Entry
 from ...core.windows.codec import end_us
 from ...core.windows.packed import Row
 from ...core.windows.periods import PeriodCount
+from ...core.windows.rings import Entry
 from .tables import Shared, Table
 
 

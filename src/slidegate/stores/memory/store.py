@@ -33,15 +33,14 @@ from ...core.limits import AnyLimit
 from ...core.observers import Observers
 from ...core.protocols import Clock, Event, Observer
 from ...core.quotas import Quota
-from ...core.windows.bookings import BookedWindow, Entry
 from ...core.windows.periods import PeriodCount
-from ...core.windows.rings import Resting
+from ...core.windows.rings import Entry
 from ...core.windows.theory import NEVER, Reading, check_positive
 from ...core.windows.views import Snapshot
 from ..forks import hold_over_fork
 from ..system_clock import system_us
 from .bans import MemoryBans
-from .demands import Flat, hand_back, judge_and_keep, name_charges
+from .demands import Flat, hand_back, name_charges
 from .generations import Charged, Generations
 from .hot import HOT_WINDOWS, HotStorey
 from .place_table import PlaceTable
@@ -59,8 +58,6 @@ IDLE_US: Final = 60_000_000
 """How long an empty table is kept at least: dropping one and making it again costs more than a table holds."""
 
 MAX_BOUND_BUCKETS: Final = 4_096
-_NOT_PLAIN: Final = frozenset((BookedWindow, PeriodCount))
-"""Windows that have to be brought up to now before anything is asked of them."""
 
 Single: TypeAlias = tuple[dict[str, Entry], int, Table]
 """The live windows of a table, the amount of its limit, and the table."""
@@ -326,10 +323,10 @@ class MemoryStore:
         asked: list[tuple[Entry, int, int]] = []
         plain, in_cells = True, False
         for bucket, key, cost in checks:
-            plain = plain and not (bucket.count_denied or bucket.wait_us)
+            plain = plain and not bucket.count_denied
             for table, limit in self._bound.get(bucket) or self._bind(bucket, now_us):
                 window = table.windows.get(key) or self._window(table, key, now_us)
-                plain = plain and type(window) not in _NOT_PLAIN and window not in windows
+                plain = plain and type(window) is not PeriodCount and window not in windows
                 in_cells = in_cells or bool(table.cells)
                 windows.append(window)
                 asked.append((window, limit.amount, cost))
@@ -337,7 +334,7 @@ class MemoryStore:
             decision = judge(checks, asked, windows, now_us)
         else:
             enter_periods(checks, windows, now_us, self.unix_us())
-            decision = judge_and_keep(checks, self._flat(checks, now_us), windows, now_us)
+            decision = judge_all(checks, windows, now_us)
         if plain and not in_cells:
             decision.charge = [self._generations.latest] * len(decision.charge)
         else:
@@ -373,7 +370,7 @@ class MemoryStore:
             self._unbind()
         bound = tuple((self._table(bucket, limit, now_us), limit) for limit in bucket.limits)
         self._bound[bucket] = bound
-        if len(bound) == 1 and not (bucket.count_denied or bucket.wait_us):
+        if len(bound) == 1 and not bucket.count_denied:
             ((table, limit),) = bound
             if not isinstance(limit, Quota):
                 self._single[bucket] = table.windows, limit.amount, table
@@ -434,16 +431,13 @@ class MemoryStore:
         if table.take_over(key, now_us):
             return None
         room = self._keys < self.max_keys
-        own: Resting | None = None
         if table.has_cells or not room:
             number = table.cell_of(key)
             table.take_over(number, now_us)
-            cell = table.cells.get(number)
-            own = table.first_window(key, number, cell, now_us) if room else None
-            if own is None:
+            if not room:
                 self._share(table.limit, now_us)
                 return table.open_cell(number)
-            table.begin(key, own, number)
+            table.begin(key, table.first_window(table.cells.get(number), now_us), number)
         else:
             table.begin(key)
         self._keys += 1
@@ -478,8 +472,8 @@ class MemoryStore:
             cell = table.find(number, now_us)
             made = sum(isinstance(other, str) and there.find(other, now_us) is None for there, other in copies)
             if self._keys + made < self.max_keys:
-                window = table.first_window(key, number, cell, now_us)
-            if window is None:
+                window = table.first_window(cell, now_us)
+            else:
                 window, place = cell, number
         copies.setdefault((table, place), copy(window) if window is not None else table.new_window())
         return table, place

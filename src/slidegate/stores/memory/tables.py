@@ -14,11 +14,10 @@ from typing import Final, NamedTuple, TypeAlias
 
 from ...core.limits import AnyLimit, Limit
 from ...core.limits import Identity as Window
-from ...core.windows.bookings import BookedWindow, Entry
 from ...core.windows.packed import Row, load_row, newest_of, row_of, spend_counts, spend_times
 from ...core.windows.periods import PeriodCount
 from ...core.windows.places import Places
-from ...core.windows.rings import Resting, convert, new_count
+from ...core.windows.rings import Entry, Resting, convert, new_count
 from ...core.windows.theory import Reading
 from .cold import DICT_BITS, Rows
 from .generations import Charged, Generations
@@ -84,7 +83,6 @@ class Table:
         "secret",
         "since",
         "twin",
-        "waiters",
         "windows",
     )
 
@@ -103,7 +101,6 @@ class Table:
         self.since: dict[str | int, int] = {}  # by key or cell: the generation of its last upheaval, if it had one
         self.kept: dict[str, int] = {}  # keys that were reset: until when a charge of before could be handed back
         self.copies: dict[str, tuple[int, int]] = {}  # keys that moved out of a cell: its generation, and theirs
-        self.waiters: dict[int, dict[str, int]] = {}  # by cell: the keys that wait there, and until when
         self._walk: Iterator[str | int] | None = None  # the places that this round of visits has still to come to
         self._spend_packed = spend_times if limit.exact else spend_counts
         self._scratch = self.new_window()  # a ring to read rows into
@@ -156,10 +153,9 @@ class Table:
         return window
 
     def lay_down(self, key: str) -> None:
-        """Pack the window of a key, if it is up and has no bookings."""
-        window = self.windows.get(key)
-        if window is not None and not isinstance(window, BookedWindow):
-            del self.windows[key]
+        """Pack the window of a key, if it is up."""
+        window = self.windows.pop(key, None)
+        if window is not None:
             self.rows.put(key, row_of(window))
 
     def spend_at_rest(self, key: str, now_us: int, amount: int, cost: int) -> Reading | None:
@@ -227,16 +223,6 @@ class Table:
         if self.generations.stepped:
             self.since[place] = self.generations.latest
 
-    def replace(self, key: str, window: Entry, by: Entry) -> None:
-        """Put another window where `key` is counted, which is where `window` is, unless it is there already."""
-        own = self.windows.get(key)
-        if own is by:  # a demand may name a window twice
-            return
-        if own is window:
-            self.windows[key] = by
-        else:
-            self.cells[self.cell_of(key)] = by
-
     def find(self, place: str | int, now_us: int) -> Entry | None:
         """Return the window of a key or a cell, or a converted copy of what the twin holds, if there is one.
 
@@ -245,10 +231,7 @@ class Table:
         window = self._look(place)
         if window is None and self.twin is not None and (moved := self.twin._look(place)) is not None:
             assert isinstance(self.limit, Limit), "only rings have a twin"
-            assert not isinstance(moved, PeriodCount), "only rings have a twin"
-            if isinstance(moved, BookedWindow):
-                return copy(moved).converted(self.limit, now_us)
-            assert not isinstance(moved, Places), "places have no twin"
+            assert not isinstance(moved, PeriodCount | Places), "only rings have a twin"
             return convert(moved, self.limit, now_us)
         return window
 
@@ -263,8 +246,6 @@ class Table:
         if isinstance(place, int):
             del twin.cells[place]
             self.cells[place] = window
-            if place in twin.waiters:
-                self.waiters[place] = twin.waiters.pop(place)
         else:
             twin.drop(place)
             self.rows.put(place, 0)
@@ -274,24 +255,15 @@ class Table:
         self.idle = False
         return True
 
-    def first_window(self, key: str, number: int, cell: Entry | None, now_us: int) -> Resting | None:
-        """Return the first window of a key's own, given its cell; None where it has to stay in the cell.
+    def first_window(self, cell: Entry | None, now_us: int) -> Resting:
+        """Return the first window of a key's own, given its cell.
 
-        The key's units in the cell cannot be told from those of others, so it takes a copy of all of them. Bookings
-        stay in the cell, and so does a key that made one there.
+        The key's units in the cell cannot be told from those of others, so it takes a copy of all of them.
         """
         if cell is None or not self.holds(cell, now_us):
             return self.new_window()
-        for table in (self, self.twin):
-            if table is not None and table.waiters.get(number, {}).get(key, now_us) > now_us:
-                return None
-        return copy_of_cell(cell, now_us)
-
-    def wait_in_cell(self, key: str, until_us: int) -> None:
-        """Remember that a key has booked something in its cell, if that is where it is counted."""
-        if key not in self.rows:
-            waiters = self.waiters.setdefault(self.cell_of(key), {})
-            waiters[key] = max(until_us, waiters.get(key, until_us))
+        assert not isinstance(cell, Places), "places have no cells"
+        return copy(cell)
 
     def charged(self, key: str, charge: Charged) -> list[Entry]:
         """Return the windows that hold a charge: where it was made, and the copy that was made of its cell since.
@@ -328,7 +300,7 @@ class Table:
         forgotten = self.rows, self.cells
         self.rows, self.cells = Rows(), {}
         self.windows.clear()  # not a new dict: the store holds this one
-        for memo in (self.since, self.kept, self.copies, self.waiters):
+        for memo in (self.since, self.kept, self.copies):
             memo.clear()
         self._floor = generation
         return forgotten
@@ -399,35 +371,18 @@ class Table:
             row = self.rows.get(key)
             if row is None or (row and self.holds_at_rest(row, now_us)):
                 return False
-        else:
-            if isinstance(window, BookedWindow):
-                if window.settle(now_us):
-                    return False
-                self.windows[key] = window = window.ring
-                self.lay_down(key)
-            if self.holds(window, now_us):
-                return False
+        elif self.holds(window, now_us):
+            return False
         if now_us < self.kept.get(key, now_us):
             return False  # or nothing would tell charges of before the reset from those in a new window
         self.drop(key)
         return True
 
     def _visit_cell(self, number: int, now_us: int) -> None:
-        """Let go of a cell if it is empty, and of those who wait there no more."""
+        """Let go of a cell if it is empty."""
         cell = self.cells.get(number)
-        if cell is None:
-            return
-        if number in self.waiters:
-            self.waiters[number] = {waiter: us for waiter, us in self.waiters[number].items() if us > now_us}
-            if not self.waiters[number]:
-                del self.waiters[number]
-        if isinstance(cell, BookedWindow):
-            if cell.settle(now_us):
-                return
-            self.cells[number] = cell = cell.ring
-        if not self.holds(cell, now_us):
+        if cell is not None and not self.holds(cell, now_us):
             del self.cells[number]
-            self.waiters.pop(number, None)
             self.since.pop(number, None)
 
 
@@ -435,13 +390,3 @@ def cell_number(key: str, secret: bytes) -> int:
     """Return the number of the shared cell of a key."""
     digest = blake2b(key.encode("utf-8", "surrogatepass"), key=secret, digest_size=4).digest()
     return int.from_bytes(digest, "big") % SHARED_CELLS
-
-
-def copy_of_cell(cell: Entry, now_us: int) -> Resting:
-    """Return a copy of the units that count now in a cell; its bookings stay there."""
-    own = copy(cell)
-    if isinstance(own, BookedWindow):
-        own.settle(now_us)
-        return own.ring
-    assert not isinstance(own, Places), "places have no cells"
-    return own

@@ -76,7 +76,7 @@ class Answers:
         self._heard_s = float("-inf")
 
     def learn(self, decision: Decision, clock: ServerClock, hand_backs: int, *, lasts: bool) -> None:
-        """Remember the answer to a hit where it is a refusal that `lasts`: one beside bookings may not.
+        """Remember the answer to a hit where it is a refusal that `lasts`: one for want of a place may not.
 
         Args:
             decision: The answer.
@@ -94,7 +94,7 @@ class Answers:
             self.forget(checks)  # the charge has changed what other demands see
         if hand_backs != self.hand_backs:
             return
-        if not lasts or any(bucket.wait_us for bucket, _, _ in checks) or (counts and self._charge is None):
+        if not lasts or (counts and self._charge is None):
             return
         if max(len(self.known), len(self._about)) >= MEMO_SIZE:
             self.clear()

@@ -1,8 +1,8 @@
 """The scripts that Redis runs, and how requests and answers are packed for it.
 
-A request is a byte for the operation, the number of its asks, and the asks: the place of the key, the cost, the number
-of the check, and the limit. The requests of a call stand one behind the other. An answer is a byte for the outcome and
-a reading for each ask; see ``lua/windows/7_call.lua``.
+A request is a byte for the operation, the number of its asks, and the asks: the place of the key, the cost and the
+limit. The requests of a call stand one behind the other. An answer is a byte for the outcome and a reading for each
+ask; see ``lua/windows/7_call.lua``.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from ...core.limits import AnyLimit, Limit
 from ...core.memo import remember
 from ...core.protocols import Clock
 from ...core.quotas import Quota
-from ...core.windows.bookings import Entry
 from ...core.windows.codec import unpack_window
 from ...core.windows.places import Places
+from ...core.windows.rings import Entry
 from ...core.windows.theory import OPEN
 from .faults import refusal, unexpected
 from .key_names import Names
 from .places.held_places import HeldPlaces, Place
 
 HIT, PEEK, CHARGE, REFUND, RESET, LOOK, GLANCE, RENEW, INSPECT = 1, 2, 3, 4, 5, 6, 7, 8, 9
-OK, LIMITED, TOO_LARGE, WAITED, NOTHING, CHANGED, BANNED, UNSETTLED, LET_GO, FAILED = 0, 1, 2, 3, 4, 5, 6, 7, 8, 255
+OK, LIMITED, TOO_LARGE, NOTHING, CHANGED, BANNED, UNSETTLED, LET_GO, FAILED = 0, 1, 2, 3, 4, 5, 6, 7, 255
 PLACES: Final = 4
 """The mode of a limit that is no window, but places."""
 QUOTA: Final = 2
@@ -36,21 +36,21 @@ QUOTA: Final = 2
 MOST_UNITS: Final = 2**32 - 1
 """No window can hold more, so no larger cost makes a difference."""
 
-Charged: TypeAlias = "int | tuple[int, int, int, int] | Place"
+Charged: TypeAlias = "int | tuple[int, int, int] | Place"
 """The charge of one reading: the window's serial, if the cost was charged at the time of the decision; else serial,
-moment, units and whether a place to wait was taken; or the place that is held."""
+moment and units; or the place that is held."""
 
 REQUEST: Final = Struct("<BH")
-_ASK: Final = Struct("<HIH")
-_ONE_ASK: Final = Struct("<BHHIH45s")
-_NOTE: Final = Struct("<HIqIB")
-_PLAN: Final = Struct("<8sIqHqHBqI")
-_PLACES_PLAN: Final = Struct("<8sI8sHqHBqI")
+_ASK: Final = Struct("<HI")
+_ONE_ASK: Final = Struct("<BHHI41s")
+_NOTE: Final = Struct("<HIqI")
+_PLAN: Final = Struct("<8sIqHqHBq")
+_PLACES_PLAN: Final = Struct("<8sI8sHqHBq")
 _RENEWAL: Final = Struct("<H")
 _ONE: Final = Struct("<BQqqqI")
 _ONE_BYTES: Final = _ONE.size
 _READING: Final = Struct("<QqqqI")
-_CHARGED: Final = Struct("<qIB")
+_CHARGED: Final = Struct("<qI")
 _LENGTH: Final = Struct("<I")
 _TAKEN: Final = Struct("<BQ")
 _REASONS: Final = {
@@ -58,7 +58,6 @@ _REASONS: Final = {
     LIMITED: Reason.LIMITED,
     UNSETTLED: Reason.LIMITED,
     TOO_LARGE: Reason.TOO_LARGE,
-    WAITED: Reason.WAITED,
 }
 
 
@@ -118,14 +117,14 @@ class Packing:
             bucket, key, cost = checks[0]
             plan = self._lone_plans.get(bucket)
             if plan is not None and cost < MOST_UNITS:
-                return _ONE_ASK.pack(what, 1, names.setdefault(self._name_of(key), len(names)), cost, 0, plan)
+                return _ONE_ASK.pack(what, 1, names.setdefault(self._name_of(key), len(names)), cost, plan)
         parts = []
-        for number, (bucket, key, cost) in enumerate(checks):
+        for bucket, key, cost in checks:
             if bucket.held:
                 place, plan = self._places(bucket, key, self._held.worker, names)
-                parts.append(_ASK.pack(place, 1, number) + plan)
+                parts.append(_ASK.pack(place, 1) + plan)
                 continue
-            ask = _ASK.pack(self.place_of(key, names), min(cost, MOST_UNITS), number)
+            ask = _ASK.pack(self.place_of(key, names), min(cost, MOST_UNITS))
             parts += [ask + plan for plan in self._plans.get(bucket) or self._plan(bucket)]
         return REQUEST.pack(what, len(parts)) + b"".join(parts)
 
@@ -138,14 +137,14 @@ class Packing:
                 at += 1
                 if isinstance(held, Place):
                     set_at, plan = self._places(bucket, key, held.worker, names)
-                    parts.append(_NOTE.pack(set_at, held.serial, 0, 1, 0) + plan)
+                    parts.append(_NOTE.pack(set_at, held.serial, 0, 1) + plan)
                 continue
             place = self.place_of(key, names)
             for plan in self._plans.get(bucket) or self._plan(bucket):
                 noted = charged[at]
                 at += 1
                 if noted is not None and not isinstance(noted, Place):
-                    note = (noted, decision.now_us, min(cost, MOST_UNITS), 0) if isinstance(noted, int) else noted
+                    note = (noted, decision.now_us, min(cost, MOST_UNITS)) if isinstance(noted, int) else noted
                     parts.append(_NOTE.pack(place, *note) + plan)
         return REQUEST.pack(REFUND, len(parts)) + b"".join(parts)
 
@@ -165,7 +164,7 @@ class Packing:
         (limit,) = bucket.limits
         field = self._fields.get(bucket.rule) or remember(self._fields, bucket.rule, _field(bucket.rule, limit))
         name = self._names.places_of(key, field)
-        plan = _PLACES_PLAN.pack(field, limit.amount, worker, 0, self._held.lease_us, 0, PLACES, 0, 0)
+        plan = _PLACES_PLAN.pack(field, limit.amount, worker, 0, self._held.lease_us, 0, PLACES, 0)
         return names.setdefault(name, len(names)), plan
 
     def _plan(self, bucket: Bucket) -> tuple[bytes, ...]:
@@ -174,7 +173,7 @@ class Packing:
             field = _field(bucket.rule, limit)
             if isinstance(limit, Limit):
                 ring = limit.amount, limit.window_us, limit.resolution, limit.slice_us, limit.slices
-                plans.append(_PLAN.pack(field, *ring, bucket.count_denied, bucket.wait_us, bucket.wait_max))
+                plans.append(_PLAN.pack(field, *ring, bucket.count_denied, 0))
             else:
                 plans.append(self._plan_of_quota(field, limit, bucket.count_denied))
         if not all(isinstance(limit, Limit) for limit in bucket.limits):
@@ -184,10 +183,10 @@ class Packing:
         return remember(self._plans, bucket, tuple(plans))
 
     def _plan_of_quota(self, field: bytes, quota: AnyLimit, count_denied: bool) -> bytes:
-        """Pack a quota; the ends of three periods stand where lengths and the time to wait do for a window."""
+        """Pack a quota: the ends of three periods, two of them where a window has lengths."""
         assert isinstance(quota, Quota), "there are two kinds of limits"
         start_us, end_us, next_end_us = quota.period_at(self._unix_us())
-        return _PLAN.pack(field, quota.amount, start_us, 0, end_us, 0, QUOTA | count_denied, next_end_us, 0)
+        return _PLAN.pack(field, quota.amount, start_us, 0, end_us, 0, QUOTA | count_denied, next_end_us)
 
 
 def _field(rule: str, limit: AnyLimit) -> bytes:
@@ -216,11 +215,11 @@ def decision_of(answer: bytes, what: int, checks: Sequence[Check], now_us: int) 
     if len(rows) != asked or any(row[3] < OPEN for row in rows):
         raise unexpected("", answer)
     charge: Any = ()
-    if what in (HIT, CHARGE) and status in (OK, WAITED):
+    if what in (HIT, CHARGE) and status == OK:
         charge = [serial for *_, serial in rows]
         notes = [*_CHARGED.iter_unpack(answer[end:])]
         charge = [(serial, *note) for serial, note in zip(charge, notes, strict=True)] if notes else charge
-    return Decision(status in (OK, WAITED), _REASONS[status], now_us, checks, [row[:4] for row in rows], charge)
+    return Decision(status == OK, _REASONS[status], now_us, checks, [row[:4] for row in rows], charge)
 
 
 def windows_of(answer: bytes, limits: Sequence[AnyLimit], now_us: int) -> list[Entry]:

@@ -27,7 +27,6 @@ from .packing import (
     REQUEST,
     RESET,
     UNSETTLED,
-    WAITED,
     Charged,
     Packing,
     decision_of,
@@ -101,7 +100,7 @@ class Demand:
 
     def missed(self, answer: bytes, now_us: int) -> None:
         """Hand back the places that were taken for a request that was given up; units of windows stay charged."""
-        if self._asked_us is None or answer[0] not in (OK, WAITED):
+        if self._asked_us is None or answer[0] != OK:
             return
         decision = decision_of(answer, self.what, self.checks, now_us)
         if decision.charge:

@@ -48,11 +48,9 @@ class Desk:
         return await settle(self.store.reset_all())
 
 
-def bucket(
-    limits: str, rule: str = "rule", *, count_denied: bool = False, wait_us: int = 0, wait_max: int = 0
-) -> Bucket:
+def bucket(limits: str, rule: str = "rule", *, count_denied: bool = False) -> Bucket:
     """Return a bucket for limits as text."""
-    return Bucket(rule, parse_limits(limits), count_denied=count_denied, wait_us=wait_us, wait_max=wait_max)
+    return Bucket(rule, parse_limits(limits), count_denied=count_denied)
 
 
 def at_a_desk(test: Callable[[Any, Desk], Awaitable[None]]) -> Callable[[Any], None]:

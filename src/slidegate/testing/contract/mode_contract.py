@@ -1,4 +1,4 @@
-"""The part of the store contract about debts, refusals that count, and places to wait for."""
+"""The part of the store contract about debts, refusals that count, and reservations."""
 
 from __future__ import annotations
 
@@ -67,70 +67,6 @@ class ModesContract:
         counting = bucket("3/minute", count_denied=True)
         assert (await desk.hit((counting, "ann", 4))).reason is Reason.TOO_LARGE
         assert (await desk.hit((counting, "ann", 1))).remaining == 2
-
-    @at_a_desk
-    async def test_who_may_wait_gets_a_place_at_the_moment_when_it_fits(self, desk: Desk) -> None:
-        for rule in RINGS:
-            asked = (bucket(rule, rule, wait_us=90 * SECOND_US, wait_max=2), "ann", 1)
-            spent = await desk.hit((asked[0], "ann", 5))
-            waited = await desk.hit(asked)
-            assert (waited.allowed, waited.reason, waited.remaining) == (True, Reason.WAITED, 0)
-            assert waited.wait_us == spent.reset_after_us
-            assert (await desk.hit(asked)).wait_us == waited.wait_us
-            refused = await desk.hit(asked)  # two wait already
-            assert (refused.reason, refused.retry_after_us) == (Reason.LIMITED, waited.wait_us)
-            desk.clock.advance(us=waited.wait_us)
-            assert (await desk.hit((asked[0], "ann", 3))).remaining == 0
-
-    @at_a_desk
-    async def test_who_would_wait_too_long_is_refused(self, desk: Desk) -> None:
-        asked = (bucket("1/minute", wait_us=10 * SECOND_US, wait_max=5), "ann", 1)
-        await desk.hit(asked)
-        desk.clock.advance(us=50 * SECOND_US - 1)
-        assert (await desk.hit(asked)).reason is Reason.LIMITED
-        desk.clock.advance(us=1)
-        assert (await desk.peek(asked)).wait_us == 10 * SECOND_US
-        assert (await desk.hit(asked)).wait_us == 10 * SECOND_US
-        assert (await desk.hit(asked)).retry_after_us == 70 * SECOND_US  # behind the one that waits
-
-    @at_a_desk
-    async def test_a_place_is_handed_back_once(self, desk: Desk) -> None:
-        for rule in RINGS:
-            asked = (bucket(rule, rule, wait_us=90 * SECOND_US, wait_max=1), "ann", 1)
-            await desk.hit((asked[0], "ann", 5))
-            first = await desk.hit(asked)
-            assert await desk.refund(first) is True
-            assert await desk.refund(first) is False
-            second = await desk.hit(asked)
-            assert second.wait_us == first.wait_us
-            desk.clock.advance(us=second.wait_us)
-            assert (await desk.peek(asked)).remaining == 3
-            assert await desk.refund(second) is True  # an ordinary charge by now
-            assert (await desk.peek(asked)).remaining == 4
-
-    @at_a_desk
-    async def test_everybody_makes_room_for_who_waits(self, desk: Desk) -> None:
-        waiting, plain = bucket("2/minute", wait_us=60 * SECOND_US, wait_max=5), bucket("2/minute")
-        early = await desk.hit((waiting, "ann", 1))
-        await desk.hit((waiting, "ann", 1))
-        desk.clock.advance("30s")
-        assert (await desk.hit((waiting, "ann", 2))).wait_us == 30 * SECOND_US
-        assert await desk.refund(early) is True
-        refused = await desk.hit((plain, "ann", 1))  # there is room now, and none when the two come
-        assert (refused.reason, refused.retry_after_us) == (Reason.LIMITED, 90 * SECOND_US)
-
-    @at_a_desk
-    async def test_a_demand_waits_where_every_bucket_without_room_allows_it(self, desk: Desk) -> None:
-        waiting = bucket("1/10s", "waiting", wait_us=10 * SECOND_US, wait_max=5)
-        short = bucket("1/5s", "short", wait_us=1 * SECOND_US, wait_max=5)
-        plain = bucket("3/minute", "plain")
-        assert await desk.hit((waiting, "ann", 1), (plain, "ann", 1))
-        waited = await desk.hit((waiting, "ann", 1), (plain, "ann", 1))
-        assert [state.retry_after_us for state in waited.states] == [10 * SECOND_US, 0]
-        await desk.hit((short, "ann", 1))
-        assert (await desk.hit((waiting, "ann", 1), (short, "ann", 1))).reason is Reason.LIMITED
-        assert (await desk.hit((plain, "ann", 2))).reason is Reason.LIMITED  # one of three waits
-        assert (await desk.hit((plain, "ann", 1))).remaining == 0
 
     @at_a_desk
     async def test_no_more_than_the_amount_is_reserved_at_a_time(self, desk: Desk) -> None:

@@ -12,7 +12,7 @@ from ...core.limits import Limit
 from ...core.protocols import Store
 from ..clock import FakeClock
 from ..reference.model import Model, Note, verdict_of
-from .programs import Align, Ask, Change, Debt, Look, Mode, Move, Refund, Reset, Step
+from .programs import Align, Ask, Change, Debt, Look, Move, Refund, Reset, Step
 
 Answered = TypeVar("Answered")
 Demand: TypeAlias = tuple[tuple[int, str, int], ...]
@@ -33,18 +33,18 @@ class Player:
         store: An empty store that tells the time by `clock`.
         clock: The clock, at the program's start.
         rules: The limits of each rule.
-        modes: The mode of each rule; by default none has any.
+        count_denied: Whether each rule counts refusals; by default none does.
     """
 
     def __init__(
-        self, store: Store, clock: FakeClock, rules: Sequence[Sequence[Limit]], modes: Sequence[Mode] = ()
+        self, store: Store, clock: FakeClock, rules: Sequence[Sequence[Limit]], count_denied: Sequence[bool] = ()
     ) -> None:
         self.store = store
         self.clock = clock
         self.model = Model()
-        self.modes = modes or [Mode()] * len(rules)
+        self.count_denied = count_denied or [False] * len(rules)
         self.plain = [Bucket(f"rule-{number}", limits) for number, limits in enumerate(rules)]
-        self.buckets = [_with_mode(*pair) for pair in zip(self.plain, self.modes, strict=True)]
+        self.buckets = [_counting(*pair) for pair in zip(self.plain, self.count_denied, strict=True)]
         self.named: set[tuple[int, str]] = set()
         self.charged: list[tuple[Decision, list[Note]]] = []
 
@@ -55,7 +55,7 @@ class Player:
                 await self._play(move)
             except AssertionError as error:
                 played = "".join(f"\n  {move}" for move in moves[: number + 1])
-                rules = [*zip(self.buckets, self.modes, strict=True)]
+                rules = [*zip(self.buckets, self.count_denied, strict=True)]
                 raise AssertionError(f"{error}\nat {self.clock} after{played}\nwith {rules}") from error
 
     async def _play(self, move: Move) -> None:
@@ -84,7 +84,7 @@ class Player:
     async def _ask(self, demand: Demand, patient: bool, plain: bool) -> None:
         wait_us = await self._hit(demand, plain)
         if patient and wait_us:
-            # Without modes: one would charge the refusal, or turn it into a wait of a microsecond.
+            # Plainly: else the refusal would be charged.
             self.clock.advance(us=wait_us - 1)
             same(await self._hit(demand, plain=True), 1)
             self.clock.advance(us=1)
@@ -142,7 +142,7 @@ class Player:
         assert isinstance(old, Limit), "programs have windows alone"
         changed[number] = Limit(amount, timedelta(microseconds=old.window_us), resolution=old.resolution)
         self.plain[rule] = Bucket(bucket.rule, changed)
-        self.buckets[rule] = _with_mode(self.plain[rule], self.modes[rule])
+        self.buckets[rule] = _counting(self.plain[rule], self.count_denied[rule])
         if changed[number].exact is not old.exact:
             self.charged.clear()  # a charge that is kept in another way cannot be found again
 
@@ -151,8 +151,8 @@ class Player:
         return [(buckets[rule], key, cost) for rule, key, cost in demand]
 
 
-def _with_mode(bucket: Bucket, mode: Mode) -> Bucket:
-    return Bucket(bucket.rule, bucket.limits, bucket.names, **mode._asdict())
+def _counting(bucket: Bucket, count_denied: bool) -> Bucket:
+    return Bucket(bucket.rule, bucket.limits, bucket.names, count_denied=count_denied)
 
 
 def same(answered: object, expected: object) -> None:

@@ -18,18 +18,10 @@ YEAR_2100_US = 4_102_444_800_000_000
 Choice = TypeVar("Choice")
 
 
-class Mode(NamedTuple):
-    """What else a bucket does with a demand that it has no room for."""
-
-    count_denied: bool = False
-    wait_us: int = 0
-    wait_max: int = 0
-
-
 class Ask(NamedTuple):
     """Ask for (rule, key, cost) together.
 
-    `patient`: on a refusal, wait as long as it says and ask again. `plain`: as if no rule had a mode.
+    `patient`: on a refusal, wait as long as it says and ask again. `plain`: as if no rule counted refusals.
     """
 
     demand: tuple[tuple[int, str, int], ...]
@@ -86,11 +78,11 @@ Move: TypeAlias = Ask | Look | Debt | Refund | Reset | Step | Align | Change
 
 
 class Program(NamedTuple):
-    """Rules and their modes, the time at first, and the moves."""
+    """Rules and whether each counts refusals, the time at first, and the moves."""
 
     start_us: int
     rules: tuple[tuple[Limit, ...], ...]
-    modes: tuple[Mode, ...]
+    count_denied: tuple[bool, ...]
     moves: list[Move]
 
 
@@ -134,17 +126,6 @@ class Dice:
         """Choose one to three limits of different windows."""
         drawn = [self.limit() for _ in range(self.pick((1, 1, 2, 3)))]
         return tuple({limit.same_window: limit for limit in drawn}.values())
-
-    def mode(self, limits: Sequence[Limit]) -> Mode:
-        """Choose a mode: mostly none, or a wait that reaches less or farther than a window."""
-        limit = self.pick(limits)
-        kind = self.below(8)
-        if kind < 3:
-            return Mode()
-        if kind == 3:
-            return Mode(count_denied=True)
-        wait_us = self.pick((limit.window_us, limit.slice_us, 1 + self.below(3 * limit.window_us)))
-        return Mode(kind == 4, wait_us, self.pick((2, 1, 5, 20)))
 
     def cost(self, limits: Sequence[Limit]) -> int:
         """Choose a cost: little, nothing, a part of a limit, all of it, or too much."""
@@ -199,14 +180,14 @@ def program(rolled: bytes) -> Program:
     """Make a program out of drawn bytes: rules, a time to start at, and moves until the bytes are used up."""
     dice = Dice(rolled)
     rules = tuple(dice.rule() for _ in range(dice.pick((1, 1, 2, 3))))
-    modes = tuple(dice.mode(limits) for limits in rules)
+    count_denied = tuple(dice.pick((False, False, True)) for _ in rules)
     start_us = dice.pick((0, dice.below(10**9), YEAR_2100_US))
     moves = []
     while dice:
         move = dice.move(rules)
         if move is not None:
             moves.append(move)
-    return Program(start_us, rules, modes, moves)
+    return Program(start_us, rules, count_denied, moves)
 
 
 def programs() -> st.SearchStrategy[Program]:

@@ -191,21 +191,6 @@ class QuotasContract:
         for left in (4, 3, 2):
             assert [state.remaining for state in (await desk.hit((strict, "ann", 1))).states] == [0, left]
 
-    @at_a_desk
-    async def test_nobody_waits_for_a_quota_and_a_window_beside_it_may_be_waited_for(self, desk: Desk) -> None:
-        desk.clock.set(unix_us("2101-05-05T12:00:00"))
-        waiting = held("1/second", Quota("3/day"), wait_us=5 * SECOND_US, wait_max=5)
-        asked = (waiting, "ann", 1)
-        await desk.hit(asked)
-        second = await desk.hit(asked)
-        assert (second.reason, second.wait_us) == (Reason.WAITED, SECOND_US)
-        third = await desk.hit(asked)
-        assert (third.reason, third.wait_us, third.states[1].remaining) == (Reason.WAITED, 2 * SECOND_US, 0)
-        refused = await desk.hit(asked)
-        assert (refused.reason, refused.retry_after_us) == (Reason.LIMITED, 12 * HOUR_US)
-        assert await desk.refund(third) is True
-        assert (await desk.peek((held(Quota("3/day")), "ann", 0))).remaining == 1
-
     def test_counts_of_quotas_are_those_of_a_slow_model(self) -> None:
         """Hits, debts, refunds, resets and steps of the clock, over several quotas at once."""
         with asyncio.Runner() as runner:

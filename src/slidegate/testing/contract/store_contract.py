@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from hypothesis import given, settings
 
-from ...core.decision import Reason
+from ...core.decision import Bucket, Reason
 from ...core.limits import parse_limits
 from ...core.protocols import Store
 from ..clock import FakeClock
@@ -243,16 +243,14 @@ class StoreContract(ModesContract, PlacesContract, QuotasContract, FiguresContra
             desk.clock.advance(us=40 * SECOND_US)
 
     @at_a_desk
-    async def test_a_place_that_moved_with_the_clock_is_not_taken_from_another(self, desk: Desk) -> None:
-        for rule in ("2/minute", "20/minute @10"):
-            asked, amount = bucket(rule, rule, wait_us=900 * SECOND_US, wait_max=9), bucket(rule).limits[0].amount
-            full, first, second = [await desk.hit((asked, "ann", amount)) for _ in range(3)]
-            # Now the second comes when the first should have come.
-            desk.clock.advance(us=first.wait_us - second.wait_us)
-            waits = await desk.peek((asked, "ann", amount))
-            assert await desk.refund(first) is False
-            assert (await desk.peek((asked, "ann", amount))).wait_us == waits.wait_us
-            assert await desk.refund(full) is False
+    async def test_whoever_may_wait_is_refused_like_anybody(self, desk: Desk) -> None:
+        waiting = Bucket("rule", parse_limits("2/minute"), wait_us=90 * SECOND_US, wait_max=5)
+        await desk.hit((waiting, "ann", 2))
+        refused = await desk.hit((waiting, "ann", 1))
+        assert (refused.reason, refused.retry_after_us) == (Reason.LIMITED, 60 * SECOND_US)
+        assert await desk.refund(refused) is False
+        desk.clock.advance("60s")
+        assert (await desk.hit((waiting, "ann", 1))).remaining == 1
 
     @at_a_desk
     async def test_a_changed_amount_keeps_its_counts(self, desk: Desk) -> None:

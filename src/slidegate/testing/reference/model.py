@@ -18,7 +18,6 @@ class Verdict(NamedTuple):
     reason: Reason
     retry_after_us: int | None
     answers: tuple[Answer, ...]
-    wait_us: int = 0
 
 
 def verdict_of(decision: Decision) -> Verdict:
@@ -27,7 +26,7 @@ def verdict_of(decision: Decision) -> Verdict:
         Answer(state.remaining, state.retry_after_us, state.more_after_us, state.reset_after_us)
         for state in decision.states
     )
-    return Verdict(decision.allowed, decision.reason, decision.retry_after_us, tuple(answers), decision.wait_us)
+    return Verdict(decision.allowed, decision.reason, decision.retry_after_us, tuple(answers))
 
 
 class Note(NamedTuple):
@@ -37,7 +36,6 @@ class Note(NamedTuple):
     time_us: int
     units: int
     steps: int
-    waits: bool = False
 
 
 class Model:
@@ -47,25 +45,16 @@ class Model:
         self._windows: dict[tuple[str, str, int, int], ModelWindow] = {}
 
     def hit(self, checks: Sequence[Check], now_us: int) -> tuple[Verdict, list[Note]]:
-        """Charge every check or none, or book it; return the answer and, for `refund`, the charges."""
+        """Charge every check or none; return the answer and, for `refund`, the charges."""
         asked = self._asked(checks, now_us)
         waits = _waits(asked, now_us)
         notes: list[Note] = []
         reason = Reason.TOO_LARGE if None in waits else Reason.LIMITED if any(waits) else Reason.OK
         if reason is Reason.LIMITED:
-            longest_us = max(wait_us for wait_us in waits if wait_us is not None)
-            lacking = {(ask.bucket, ask.key) for ask, wait_us in zip(asked, waits, strict=True) if wait_us}
-            waiting = [ask for ask in asked if (ask.bucket, ask.key) in lacking]
-            if all(
-                longest_us <= ask.bucket.wait_us and len(ask.window.waiting) < ask.bucket.wait_max for ask in waiting
-            ):
-                reason = Reason.WAITED
-                notes = [_book(ask, now_us + longest_us, ask in waiting) for ask in asked]
-            else:
-                denied = [ask for ask in asked if ask.bucket.count_denied]
-                for ask in denied:
-                    ask.window.charge(now_us, ask.cost)
-                waits = _waits(asked, now_us) if denied else waits
+            denied = [ask for ask in asked if ask.count_denied]
+            for ask in denied:
+                ask.window.charge(now_us, ask.cost)
+            waits = _waits(asked, now_us) if denied else waits
         elif reason is Reason.OK:
             notes = _charge(asked, now_us)
         return _sum_up(asked, waits, reason, now_us), notes
@@ -84,13 +73,9 @@ class Model:
     def refund(self, charged: list[Note], now_us: int) -> bool:
         """Hand back the units that have not left yet; tell whether there were any."""
         changed = False
-        for window, time_us, units, steps, waits in charged:
-            if steps != window.steps:
-                continue
-            changed |= window.hand_back(time_us, units, now_us)
-            if waits and time_us > now_us:
-                window.waiting.remove(time_us)
-                changed = True
+        for window, time_us, units, steps in charged:
+            if steps == window.steps:
+                changed |= window.hand_back(time_us, units, now_us)
         charged.clear()
         return changed
 
@@ -105,7 +90,7 @@ class Model:
 
     def _asked(self, checks: Sequence[Check], now_us: int) -> list[Ask]:
         asked = [
-            Ask(self._window(bucket, key, limit), limit, cost, bucket, key)
+            Ask(self._window(bucket, key, limit), limit, cost, bucket.count_denied)
             for bucket, key, cost in checks
             for limit in bucket.limits
             if isinstance(limit, Limit)
@@ -125,30 +110,12 @@ class Ask(NamedTuple):
     window: ModelWindow
     limit: Limit
     cost: int
-    bucket: Bucket
-    key: str
+    count_denied: bool
 
 
 def _waits(asked: Sequence[Ask], now_us: int) -> list[int | None]:
-    """Return how long each limit holds the demand up, until all have room at one moment."""
-    waits: list[int | None] = [0] * len(asked)
-    longest_us = 0
-    while True:
-        later = [ask.window.wait_us(ask.limit.amount, ask.cost, now_us, now_us + longest_us) for ask in asked]
-        waits = [
-            wait_us if later_us == longest_us else later_us for wait_us, later_us in zip(waits, later, strict=True)
-        ]
-        last_us = max((later_us for later_us in later if later_us is not None), default=0)
-        if None in later or last_us == longest_us:
-            return waits
-        longest_us = last_us
-
-
-def _book(ask: Ask, moment_us: int, waits: bool) -> Note:
-    if waits:
-        ask.window.waiting.append(moment_us)
-    ask.window.put(ask.window.starts_us(moment_us), ask.cost)
-    return Note(ask.window, moment_us, ask.cost, ask.window.steps, waits)
+    """Return how long each limit holds the demand up."""
+    return [ask.window.wait_us(ask.limit.amount, ask.cost, now_us) for ask in asked]
 
 
 def _charge(asked: Sequence[Ask], now_us: int) -> list[Note]:
@@ -158,6 +125,5 @@ def _charge(asked: Sequence[Ask], now_us: int) -> list[Note]:
 def _sum_up(asked: Sequence[Ask], waits: Sequence[int | None], reason: Reason, now_us: int) -> Verdict:
     answers = [ask.window.answer(ask.limit.amount, wait_us, now_us) for ask, wait_us in zip(asked, waits, strict=True)]
     longest_us = max((wait_us for wait_us in waits if wait_us), default=0)
-    allowed = reason in (Reason.OK, Reason.WAITED)
-    retry_after_us = None if reason is Reason.TOO_LARGE else 0 if allowed else longest_us
-    return Verdict(allowed, reason, retry_after_us, tuple(answers), longest_us if allowed else 0)
+    retry_after_us = None if reason is Reason.TOO_LARGE else longest_us
+    return Verdict(reason is Reason.OK, reason, retry_after_us, tuple(answers))

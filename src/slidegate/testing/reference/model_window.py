@@ -6,12 +6,9 @@ remembered between two questions. That makes it slow, and easy to believe.
 * Kept as times (amount <= resolution), a charge of time t counts from t on and leaves at ``t + W``.
 * Kept as counts, it counts with its slice, from ``t // s * s`` on, and leaves at ``(t // s + k + 1) * s``.
 
-A charge of a time to come is a booking. A moment has room for a cost if it fits then, and beside the bookings of
-every moment at which it still counts.
-
 A window is looked after when a request names it, whether the request passes or not: expired units are struck off, then
-units ahead of a clock that stepped back are moved to now, and bookings by as much as the clock. Where anything was
-moved, the window is another one to refunds: a charge from before has not kept the moment by which it would be found.
+units ahead of a clock that stepped back are moved to now. Where anything was moved, the window is another one to
+refunds: a charge from before has not kept the moment by which it would be found.
 """
 
 from __future__ import annotations
@@ -31,7 +28,7 @@ class Answer(NamedTuple):
 
 
 class Charge:
-    """`cost` units spent or booked at `time_us`. Compared by identity."""
+    """`cost` units spent at `time_us`. Compared by identity."""
 
     __slots__ = ("cost", "time_us")
 
@@ -57,9 +54,7 @@ class ModelWindow:
         self.slice_us = -(-window_us // resolution)
         self.slices = -(-window_us // self.slice_us)
         self.exact: bool | None = None
-        self.seen_us = 0
         self.charges: list[Charge] = []
-        self.waiting: list[int] = []
         self.carried = Charge(0, 0)
         self.steps = 0  # how often a clock that stepped back has moved anything
 
@@ -75,61 +70,38 @@ class ModelWindow:
 
     def touch(self, amount: int, now_us: int) -> None:
         """Bring the window to `now_us` and to the kind that `amount` needs."""
-        step_us = max(self.seen_us - now_us, 0)
-        booked = [charge for charge in self.charges if charge.time_us > self.seen_us]
-        self.steps += step_us > 0 and bool(booked or self.waiting)
-        for charge in booked if step_us else ():
-            charge.time_us = self.starts_us(charge.time_us - step_us)
-        due = [charge for charge in booked if charge.time_us <= now_us]
-        booked = [charge for charge in booked if charge.time_us > now_us]
-        if self.exact:
-            self._keep_as_times(due)
-        self.waiting = [moment - step_us for moment in self.waiting if moment - step_us > now_us]
-        self.seen_us = now_us
         self._strike_off(now_us)
         exact = amount <= self.resolution
         if self.exact is not None and exact is not self.exact:
             self.exact = exact
             if exact:
-                self._become_times(now_us, booked)
+                self._become_times(now_us)
             else:
-                self._become_counts(now_us, booked)
+                self._become_counts(now_us)
             self._strike_off(now_us)
         self.exact = exact
-        spent = [charge for charge in self.charges if charge not in booked]
-        self.steps += any(self.starts_us(charge.time_us) > now_us for charge in spent)
-        for charge in spent:
+        self.steps += any(self.starts_us(charge.time_us) > now_us for charge in self.charges)
+        for charge in self.charges:
             charge.time_us = min(charge.time_us, now_us)
         self._cap()
 
     def spent(self, at_us: int) -> int:
         """Return the units that count at a moment that is not in the past."""
-        return sum(
-            charge.cost for charge in self.charges if self.starts_us(charge.time_us) <= at_us < self.leaves_us(charge)
-        )
+        return sum(charge.cost for charge in self.charges if at_us < self.leaves_us(charge))
 
-    def wait_us(self, amount: int, cost: int, now_us: int, from_us: int | None = None) -> int | None:
-        """Return how long a cost has to wait until a moment, not before `from_us`, has room; None if none ever will."""
+    def wait_us(self, amount: int, cost: int, now_us: int) -> int | None:
+        """Return how long a cost has to wait until there is room; None if there never will be."""
         need = max(cost, 1)  # a cost of 0 passes only while something is left
         if need > amount:
             return None
-        from_us = now_us if from_us is None else from_us
-        marks = {mark for charge in self.charges for mark in (self.starts_us(charge.time_us), self.leaves_us(charge))}
-        moments = [from_us, *sorted(mark for mark in marks if mark > from_us)]
-        return next(moment - now_us for moment in moments if self._has_room(amount, cost, moment))
-
-    def _has_room(self, amount: int, cost: int, at_us: int) -> bool:
-        if self.spent(at_us) + max(cost, 1) > amount:
-            return False
-        leaves_us = self.leaves_us(Charge(at_us, cost))
-        later = {self.starts_us(charge.time_us) for charge in self.charges}
-        return not cost or all(self.spent(mark) + cost <= amount for mark in later if at_us < mark < leaves_us)
+        moments = [now_us, *sorted(self.leaves_us(charge) for charge in self.charges)]
+        return next(moment - now_us for moment in moments if self.spent(moment) + need <= amount)
 
     def charge(self, now_us: int, cost: int) -> int:
         """Charge whatever the limit; return how many units may come back."""
         if self.exact:
             kept = min(cost, self.resolution)
-            spent = sum(charge.cost for charge in self.charges if charge.time_us <= now_us)
+            spent = sum(charge.cost for charge in self.charges)
             pushed_out = min(max(spent + kept - self.resolution, 0), kept)
             self._drop(pushed_out)
             self.put(now_us, kept)
@@ -158,7 +130,7 @@ class ModelWindow:
         return True
 
     def answer(self, amount: int, wait_us: int | None, now_us: int) -> Answer:
-        """Return the answer of the window now; booked units count as taken."""
+        """Return the answer of the window now."""
         leaving = [self.leaves_us(charge) - now_us for charge in self.charges]
         remaining = max(amount - sum(charge.cost for charge in self.charges), 0)
         return Answer(remaining, wait_us, min(leaving, default=0), max(leaving, default=0))
@@ -174,14 +146,6 @@ class ModelWindow:
             units -= gone
         self.charges = [charge for charge in self.charges if charge.cost]
 
-    def _keep_as_times(self, due: list[Charge]) -> None:
-        """Keep no more of the units that were booked for one moment, as counts, than may be kept as times."""
-        room: dict[int, int] = {}
-        for charge in due:
-            charge.cost = min(charge.cost, room.get(charge.time_us, self.resolution))
-            room[charge.time_us] = room.get(charge.time_us, self.resolution) - charge.cost
-        self._drop(0)
-
     def _cap(self) -> None:
         """Let no slice count more than it can."""
         room: dict[int, int] = {}
@@ -191,15 +155,15 @@ class ModelWindow:
             room[start_us] = room.get(start_us, MOST_IN_A_SLICE) - charge.cost
         self._drop(0)
 
-    def _become_times(self, now_us: int, booked: list[Charge]) -> None:
+    def _become_times(self, now_us: int) -> None:
         """Counts become times at the end of their slice; units beyond the resolution are carried as one number.
 
         No amount that is kept as times is larger than the resolution, so the carried units bind none of them. They
         count again when the amount is raised to one that is kept as counts.
         """
         room = self.resolution
-        kept = [charge for charge in reversed(self.charges) if charge in booked]
-        for charge in reversed([charge for charge in self.charges if charge not in booked]):
+        kept: list[Charge] = []
+        for charge in reversed(self.charges):
             end_us = (charge.time_us // self.slice_us + 1) * self.slice_us
             time_us = min(end_us - 1, now_us)
             here = min(charge.cost, room)
@@ -211,10 +175,8 @@ class ModelWindow:
                 kept.append(charge)
         self.charges = kept[::-1]
 
-    def _become_counts(self, now_us: int, booked: list[Charge]) -> None:
+    def _become_counts(self, now_us: int) -> None:
         """Times become counts in their slice, the carried ones in the slice of the newest of them."""
         if self.carried.cost and self.carried.time_us > now_us - self.window_us:
             self.charges.insert(0, self.carried)
         self.carried = Charge(0, 0)
-        for charge in booked:
-            charge.time_us = self.starts_us(charge.time_us)

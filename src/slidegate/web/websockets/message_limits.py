@@ -17,8 +17,7 @@ from ...core.demand import enter_periods, judge_all
 from ...core.errors import ConfigurationError
 from ...core.limits import AnyLimit, Limit, parse_limits
 from ...core.protocols import Clock
-from ...core.windows.bookings import Entry
-from ...core.windows.rings import new_count
+from ...core.windows.rings import Entry, new_count
 from ...limiter import Limiter
 from ..keys.client_ip import ClientAddress
 from ..keys.key import Key

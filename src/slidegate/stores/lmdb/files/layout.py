@@ -15,7 +15,7 @@ from ....core.errors import ConfigurationError, StoreUnavailable
 from .data_files import Damaged
 from .host_clock import boot_id, boot_us, offset_us, wall_us, written
 
-SCHEMA_VERSION: Final = 3
+SCHEMA_VERSION: Final = 4
 SCHEMA: Final = b"schema"
 CLOCK: Final = b"clock"
 WRITTEN_SCHEMA: Final = bytes([SCHEMA_VERSION, 255 - SCHEMA_VERSION])

@@ -3,8 +3,7 @@
 All keys are looked at first, at the same time; a demand that one of them refuses changes nothing. Otherwise all are
 charged, again at the same time. Where one refuses after all, because somebody came between, the others are handed
 back, also when the request was given up meanwhile: never more than the limits, though somebody else may be refused by
-units that are handed back a moment later. Where a process dies in between, units stay charged for a window. Such
-demands never wait for room.
+units that are handed back a moment later. Where a process dies in between, units stay charged for a window.
 """
 
 from __future__ import annotations
@@ -108,7 +107,7 @@ class Spread:
                 ]
                 # Another node has another clock, so each note says its moment.
                 noted = part.charge[first:last] if charged else ()
-                notes[at] = [(note, part.now_us, cost, 0) if isinstance(note, int) else note for note in noted]
+                notes[at] = [(note, part.now_us, cost) if isinstance(note, int) else note for note in noted]
                 first = last
         whole = [reading for at in range(len(self._checks)) for reading in readings[at]]
         reason = _reason([part.reason for part in parts], whole)
@@ -123,8 +122,8 @@ def _reason(reasons: Iterable[Reason], readings: Iterable[Reading]) -> Reason:
 
 
 def plain(bucket: Bucket) -> Bucket:
-    """Return a bucket with the same windows that neither waits nor counts refusals."""
-    if not bucket.count_denied and not bucket.wait_us:
+    """Return a bucket with the same windows that counts no refusals."""
+    if not bucket.count_denied:
         return bucket
     return Bucket(bucket.rule, bucket.limits, bucket.names, label=bucket.label)
 

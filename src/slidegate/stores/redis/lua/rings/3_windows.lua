@@ -77,8 +77,10 @@ local function unpack_ring(packed, limit, from)
     return w
   elseif kind == 2 then
     _, w.surplus, w.surplus_at, w.spent, w.newest, rest = unpack_from("<BI8i8Hi8", packed, from)
-  else
+  elseif kind == 1 then
     _, w.spent, w.newest, rest = unpack_from("<BHi8", packed, from)
+  else
+    error("a window was written by another version of slidegate", 0)
   end
   w.older = sub(packed, rest)
   w.leaves = w.spent > 0 and time_at(w, 0) + w.window or 0

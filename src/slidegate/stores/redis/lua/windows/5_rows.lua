@@ -1,8 +1,8 @@
 -- Windows in Redis: a hash for each key that is counted, a field for each rule and window. A call reads each at most
 -- once, works on the copy, and writes what has changed at its end.
 
--- The limits of a call, each unpacked once. A limit takes 45 bytes, and is found again by them.
-local LIMIT_BYTES = 45
+-- The limits of a call, each unpacked once. A limit takes 41 bytes, and is found again by them.
+local LIMIT_BYTES = 41
 local QUOTA = 2 -- a mode, to which that of counting refusals may be added: no window, but a period
 local PLACES = 4 -- a mode: no window, but places; the worker and the length of its lease stand where others have times
 local limits = {}
@@ -12,14 +12,15 @@ local function limit_at(arg, at)
   local limit = limits[text]
   if not limit then
     limit = { field = sub(text, 1, 8) }
-    limit.amount, limit.window, limit.resolution, limit.slice, limit.slices, limit.modes, limit.may_wait,
-      limit.may_queue = unpack_from("<I4i8Hi8HBi8I4", text, 9)
+    local last_end -- of a quota
+    limit.amount, limit.window, limit.resolution, limit.slice, limit.slices, limit.modes, last_end =
+      unpack_from("<I4i8Hi8HBi8", text, 9)
     limit.exact = limit.amount <= limit.resolution
     if limit.modes == PLACES then
-      limit.worker, limit.lease, limit.window, limit.may_wait = sub(text, 13, 20), limit.slice, 0, 0
+      limit.worker, limit.lease, limit.window = sub(text, 13, 20), limit.slice, 0
     elseif limit.modes >= QUOTA then
-      limit.ends = { limit.window, limit.slice, limit.may_wait }
-      limit.modes, limit.may_wait, limit.window, limit.slice = limit.modes % QUOTA, 0, 0, 0
+      limit.ends = { limit.window, limit.slice, last_end }
+      limit.modes, limit.window, limit.slice = limit.modes % QUOTA, 0, 0
     end
     limits[text] = limit
   end
@@ -50,11 +51,7 @@ local function read(place, limit, now)
       if version ~= VERSION then
         error("a window was written by another version of slidegate", 0)
       end
-      if unpack_from("<B", value, from) == 4 then
-        w = booking().unpack(value, limit, from)
-      else
-        w = unpack_ring(value, limit, from)
-      end
+      w = unpack_ring(value, limit, from)
       w.serial = serial
     else
       w = false
@@ -72,7 +69,7 @@ local function fitting(w, limit, now)
   elseif w.places or w.exact == limit.exact then
     return w
   end
-  return w.booked and booking().converted(w, limit, now) or converted(w, limit, now)
+  return converted(w, limit, now)
 end
 
 -- The window of a key, new if there is none.
@@ -97,10 +94,6 @@ local function expiry(w)
   if w.surplus then
     ends = max(ends, w.surplus_at + w.window)
   end
-  if w.booked then
-    local waits = w.waiting[#w.waiting] or 0
-    ends = max(ends, waits, #w.booked > 0 and booking().newest(w) + w.span or 0)
-  end
   return ends
 end
 
@@ -116,12 +109,8 @@ local function save(now, slack_ms)
         if w.places then
           placing().save(w, now, slack_ms)
         elseif expires > 0 then
-          local head = pack("<BI4", VERSION, w.serial)
-          if w.booked and (#w.booked > 0 or #w.waiting > 0) then
-            head = head .. booking().pack(w)
-          end
           set[#set + 1] = field
-          set[#set + 1] = head .. pack_ring(w)
+          set[#set + 1] = pack("<BI4", VERSION, w.serial) .. pack_ring(w)
         else
           gone[#gone + 1] = field
         end

@@ -1,54 +1,29 @@
 -- The operations on all windows of a demand at once, as core/demand.py: all of them are charged or none.
 
-local OK, LIMITED, TOO_LARGE, WAITED, NOTHING, CHANGED, UNSETTLED, LET_GO = 0, 1, 2, 3, 4, 5, 7, 8
+local OK, LIMITED, TOO_LARGE, NOTHING, CHANGED, UNSETTLED, LET_GO = 0, 1, 2, 3, 4, 6, 7
 local COUNT_DENIED = 1
 
 local HIT, PEEK, CHARGE, REFUND, RESET, LOOK, GLANCE, RENEW, INSPECT = 1, 2, 3, 4, 5, 6, 7, 8, 9
 
 local function make_judge()
-  -- An ask: window `w`, `limit`, `cost`, `check` (which check of the demand), `ahead` (units that the demand asks of
-  -- the same window before).
-  local function room_of(ask, now, from)
-    local w, limit = ask.w, ask.limit
-    if w.booked then
-      return booking().room(w, from, limit.amount, ask.cost, ask.ahead)
-    end
-    local wait = ring_of(w).wait(w, now, limit.amount - ask.ahead - max(ask.cost, 1))
-    return wait < 0 and wait or max(now + wait, from)
-  end
-
+  -- An ask: window `w`, `limit`, `cost`, `ahead` (units that the demand asks of the same window before).
+  --
   -- How long each window holds the demand up, and the longest; NEVER as the longest if one does for ever, OPEN if one
   -- does until a place is handed back.
   local function waits_of(asks, now)
-    local waits, from = {}, now
-    while true do
-      local latest, negative = from, 0
-      for place, ask in ipairs(asks) do
-        local room = room_of(ask, now, from)
-        if room < 0 then
-          waits[place] = room
-          negative = (room == NEVER or negative == NEVER) and NEVER or OPEN
-        elseif room > from then
-          waits[place] = room - now
-        else
-          waits[place] = waits[place] or 0
-        end
-        latest = max(latest, room)
+    local waits, longest, negative = {}, 0, 0
+    for place, ask in ipairs(asks) do
+      local wait = ring_of(ask.w).wait(ask.w, now, ask.limit.amount - ask.ahead - max(ask.cost, 1))
+      waits[place] = wait
+      longest = max(longest, wait)
+      if wait < 0 then
+        negative = (wait == NEVER or negative == NEVER) and NEVER or OPEN
       end
-      if negative < 0 then
-        return waits, negative
-      elseif latest == from then
-        return waits, latest - now
-      end
-      from = latest
     end
+    return waits, negative < 0 and negative or longest
   end
 
   local function reading(w, wait)
-    if w.booked then
-      local b = booking()
-      return pack("<I8i8i8i8I4", b.spent(w), b.leaves(w), b.newest(w), wait, w.serial)
-    end
     return pack("<I8i8i8i8I4", w.spent, w.leaves, w.newest, wait, w.serial)
   end
 
@@ -61,59 +36,11 @@ local function make_judge()
     return table.concat(parts)
   end
 
-  local function book(asks, waits, longest, lacking, now)
-    local booked, notes = {}, {}
-    for place, ask in ipairs(asks) do
-      local again, w = booked[ask.w], ask.w
-      booked[w] = true
-      if w.places then
-        placing().add(w, now) -- it is held while the request waits
-        notes[place] = pack("<i8I4B", now, 1, 0)
-      elseif w.ends then
-        periods_ring().add(w, now, ask.cost)
-        notes[place] = pack("<i8I4B", now, ask.cost, 0)
-      else
-        if not w.booked then
-          booking().open(w, now)
-        end
-        local waiting = lacking[ask.check] and not again
-        booking().book(w, now, now + longest, ask.cost, waiting)
-        notes[place] = pack("<i8I4B", now + longest, ask.cost, waiting and 1 or 0)
-      end
-    end
-    return answer(WAITED, asks, waits, table.concat(notes))
-  end
-
-  -- Whether the demand is to wait for room: every check that lacks it allows that, and has a place left.
-  local function may_book(asks, waits, longest)
-    local lacking = {}
-    for place, ask in ipairs(asks) do
-      lacking[ask.check] = lacking[ask.check] or waits[place] ~= 0
-    end
-    for place, ask in ipairs(asks) do
-      if ask.w.ends then
-        if waits[place] > 0 then
-          return nil
-        end
-      elseif lacking[ask.check] then
-        local queued = ask.w.booked and #ask.w.waiting or 0
-        if ask.w.places or longest > ask.limit.may_wait or queued >= ask.limit.may_queue then
-          return nil
-        end
-      end
-    end
-    return lacking
-  end
-
-  -- Which refusal it is: UNSETTLED where a window has bookings. Those move as far as the clock has stepped back since
-  -- the last look at the window, so each refusal beside them has to be a look, and no worker may give it from memory.
-  -- Nor may it where a place is missing, which is handed back at any moment.
-  local function limited(asks, waits)
-    for place, ask in ipairs(asks) do
-      if waits[place] == OPEN then
-        return UNSETTLED
-      end
-      if ask.w.booked and (#ask.w.booked > 0 or #ask.w.waiting > 0) then
+  -- Which refusal it is: UNSETTLED where a place is missing. It is handed back at any moment, so no worker may give such
+  -- a refusal from memory.
+  local function limited(waits)
+    for _, wait in ipairs(waits) do
+      if wait == OPEN then
         return UNSETTLED
       end
     end
@@ -121,11 +48,6 @@ local function make_judge()
   end
 
   local function hit(asks, now)
-    for _, ask in ipairs(asks) do
-      if ask.w.booked then
-        booking().settle(ask.w, now)
-      end
-    end
     local waits, longest = waits_of(asks, now)
     if longest == 0 then
       local parts = { pack("<B", OK) }
@@ -137,10 +59,6 @@ local function make_judge()
     elseif longest == NEVER then
       return answer(TOO_LARGE, asks, waits)
     end
-    local lacking = longest ~= OPEN and may_book(asks, waits, longest)
-    if lacking then
-      return book(asks, waits, longest, lacking, now)
-    end
     local denied = false
     for _, ask in ipairs(asks) do
       if ask.limit.modes == COUNT_DENIED then
@@ -151,29 +69,21 @@ local function make_judge()
     if denied then
       waits = waits_of(asks, now)
     end
-    return answer(limited(asks, waits), asks, waits)
+    return answer(limited(waits), asks, waits)
   end
 
   -- Say which windows have room, and charge nothing: a part of a demand whose other keys lie elsewhere. It is a look
   -- all the same: units ahead of now move back, unless it is only a glance.
   local function look(asks, now)
-    for _, ask in ipairs(asks) do
-      if ask.w.booked then
-        booking().settle(ask.w, now)
-      end
-    end
     local waits, longest = waits_of(asks, now)
-    return answer(longest == 0 and OK or longest == NEVER and TOO_LARGE or limited(asks, waits), asks, waits)
+    return answer(longest == 0 and OK or longest == NEVER and TOO_LARGE or limited(waits), asks, waits)
   end
 
   local function charge(asks, now)
     local zeros, notes = {}, {}
     for place, ask in ipairs(asks) do
-      if ask.w.booked then
-        booking().settle(ask.w, now)
-      end
       local kept = ring_of(ask.w).charge(ask.w, now, ask.cost, ask.limit.resolution)
-      zeros[place], notes[place] = 0, pack("<i8I4B", now, kept, 0)
+      zeros[place], notes[place] = 0, pack("<i8I4", now, kept)
     end
     return answer(OK, asks, zeros, table.concat(notes))
   end
@@ -181,19 +91,19 @@ local function make_judge()
   local function refund(arg, at, many, now)
     local found = {}
     for place = 1, many do
-      local key, serial, spent_at, units, waits, rest = unpack_from("<HI4i8I4B", arg, at)
+      local key, serial, spent_at, units, rest = unpack_from("<HI4i8I4", arg, at)
       local limit = limit_at(arg, rest)
-      found[place] = { read(key + 1, limit, now), serial, spent_at, units, waits == 1, limit }
+      found[place] = { read(key + 1, limit, now), serial, spent_at, units, limit }
       at = rest + LIMIT_BYTES
     end
     local changed, let_go = false, false
     for _, note in ipairs(found) do
-      local w, serial, spent_at, units, waits, limit = unpack(note)
+      local w, serial, spent_at, units, limit = unpack(note)
       if limit.worker then
         let_go = placing().let_go(w, limit.worker .. pack("<I4", serial), now) or let_go
         w = false
       end
-      local ring = w and (w.booked and booking() or ring_of(w))
+      local ring = w and ring_of(w)
       if w and w.ends then
         ring.enter(w, limit.ends, now)
       elseif w then
@@ -201,7 +111,6 @@ local function make_judge()
       end
       if w and w.serial == serial then
         changed = ring.remove(w, now, spent_at, units) or changed
-        changed = waits and w.booked and booking().leave(w, spent_at) or changed
       end
     end
     return pack("<B", changed and CHANGED or let_go and LET_GO or NOTHING)
@@ -228,15 +137,18 @@ local function make_judge()
   local function inspect(asks)
     local parts = { pack("<B", OK) }
     for place, ask in ipairs(asks) do
-      local w, row = ask.w
-      if w.places then
-        row = pack("<BI8", 0, w.spent)
-      else
-        row = (w.booked and booking().pack(w) or "") .. pack_ring(w)
-      end
+      local row = ask.w.places and pack("<BI8", 0, ask.w.spent) or pack_ring(ask.w)
       parts[place + 1] = pack("<I4", #row) .. row
     end
     return table.concat(parts)
+  end
+
+  local function copied(w)
+    local twin = {}
+    for name, value in pairs(w) do
+      twin[name] = value
+    end
+    return twin
   end
 
   -- A copy of a window for a look, the same one each time it is asked for.
@@ -249,7 +161,7 @@ local function make_judge()
         w = placing().copy(known)
         w.worker, w.lease = limit.worker, limit.lease
       else
-        w = known and booking().copy(known) or new_window(limit, limit.exact)
+        w = known and copied(known) or new_window(limit, limit.exact)
       end
       w.serial = w.serial or 0
     end
@@ -260,11 +172,11 @@ local function make_judge()
   local function asks_of(arg, at, many, now, imagined)
     local asks, units, copies = {}, {}, {}
     for place = 1, many do
-      local key, cost, check, rest = unpack_from("<HI4H", arg, at)
+      local key, cost, rest = unpack_from("<HI4", arg, at)
       local limit = limit_at(arg, rest)
       at = rest + LIMIT_BYTES
       local w = imagined and imagine(key + 1, limit, now, copies) or window(key + 1, limit, now)
-      asks[place] = { w = w, limit = limit, cost = cost, check = check, ahead = units[w] or 0 }
+      asks[place] = { w = w, limit = limit, cost = cost, ahead = units[w] or 0 }
       units[w] = (units[w] or 0) + cost
     end
     return asks
@@ -291,7 +203,7 @@ end
 
 local judge
 
--- Most requests: one limit without modes, and nothing booked.
+-- Most requests: one limit without modes.
 local function hit_one(w, limit, cost, now)
   local ring = ring_of(w)
   local wait = ring.wait(w, now, limit.amount - max(cost, 1))
@@ -299,11 +211,10 @@ local function hit_one(w, limit, cost, now)
     ring.add(w, now, cost)
     return pack("<BI8i8i8i8I4", OK, w.spent, w.leaves, w.newest, 0, w.serial)
   end
-  local status = wait == NEVER and TOO_LARGE or wait == OPEN and UNSETTLED or LIMITED
-  return pack("<BI8i8i8i8I4", status, w.spent, w.leaves, w.newest, wait, w.serial)
+  return pack("<BI8i8i8i8I4", wait == NEVER and TOO_LARGE or LIMITED, w.spent, w.leaves, w.newest, wait, w.serial)
 end
 
-local ASK_BYTES, NOTE_BYTES, SERIAL_BYTES = 8, 19, 4
+local ASK_BYTES, NOTE_BYTES, SERIAL_BYTES = 6, 18, 4
 
 -- How many bytes a request takes behind its head.
 local function bytes_of(what, many)
@@ -317,10 +228,10 @@ end
 
 local function handle(what, many, arg, at, now)
   if what == HIT and many == 1 then
-    local key, cost, _, rest = unpack_from("<HI4H", arg, at)
+    local key, cost, rest = unpack_from("<HI4", arg, at)
     local limit = limit_at(arg, rest)
     local w = window(key + 1, limit, now)
-    if not w.booked and limit.modes == 0 and limit.may_wait == 0 then
+    if limit.modes == 0 then
       return hit_one(w, limit, cost, now)
     end
   end

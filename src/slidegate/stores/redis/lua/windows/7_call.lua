@@ -6,7 +6,7 @@
 -- none where bans have changed and ARGV[4] is empty: the caller asks again, and sends the guards of the requests. Then
 -- they are judged here, by the bans that stand here, whatever changes meanwhile.
 
-local FAILED, BANNED = 255, 6
+local FAILED, BANNED = 255, 5
 local STATE_PARTS = 3
 local now, slack_ms, with_meta
 now, serials, slack_ms, with_meta = unpack_from("<i8I4I4B", ARGV[1])

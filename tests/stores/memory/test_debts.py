@@ -1,4 +1,4 @@
-"""Debts, refusals that count and bookings in the memory store: bounds, memory and many at once."""
+"""Debts and refusals that count in the memory store: bounds, and memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import given
 from slidegate.core import Bucket, Decision, Reason, parse_limits
 from slidegate.stores.memory.store import MemoryStore
 from slidegate.testing import FakeClock
-from slidegate.testing.contract.programs import Ask, Debt, Mode, Program, Refund, Step, programs
+from slidegate.testing.contract.programs import Ask, Debt, Program, Refund, Step, programs
 
 
 def bucket(limits: str, *, count_denied: bool = False) -> Bucket:
@@ -22,14 +22,14 @@ def bucket(limits: str, *, count_denied: bool = False) -> Bucket:
 
 
 class Ledger:
-    """Plays a program to a store and notes what may go on at which moment; time only goes on."""
+    """Plays a program to a store and notes what was let through at which moment; time only goes on."""
 
     def __init__(self, program: Program) -> None:
         self.clock = FakeClock(program.start_us)
         self.store = MemoryStore(clock=self.clock)
         self.buckets = [
-            Bucket(f"rule-{place}", limits, **mode._asdict())
-            for place, (limits, mode) in enumerate(zip(program.rules, program.modes, strict=True))
+            Bucket(f"rule-{place}", limits, count_denied=counts)
+            for place, (limits, counts) in enumerate(zip(program.rules, program.count_denied, strict=True))
         ]
         self.plain = [Bucket(bucket.rule, bucket.limits) for bucket in self.buckets]
         self.let_through: list[Decision] = []
@@ -56,7 +56,7 @@ class Ledger:
         charges = defaultdict(list)
         for decision in self.let_through:
             for asked, key, cost in decision.checks:
-                charges[asked.rule, key].append((decision.now_us + decision.wait_us, cost))
+                charges[asked.rule, key].append((decision.now_us, cost))
         return [
             f"{spent} in {limit} of {rule} for {key} from {first_us}"
             for (rule, key), spending in charges.items()
@@ -68,12 +68,8 @@ class Ledger:
 
 
 @given(programs())
-def test_no_window_holds_more_than_the_amount_with_those_who_wait(program: Program) -> None:
-    modes = tuple(
-        mode if mode.wait_us else Mode(wait_us=rule[0].window_us, wait_max=9)
-        for mode, rule in zip(program.modes, program.rules, strict=True)
-    )
-    assert Ledger(program._replace(modes=modes)).breaches() == []
+def test_no_window_holds_more_than_the_amount_beside_debts_and_refusals_that_count(program: Program) -> None:
+    assert Ledger(program).breaches() == []
 
 
 # -- debts and refusals that count -----------------------------------------------------------------------------------
