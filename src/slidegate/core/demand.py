@@ -91,7 +91,7 @@ def judge_all(checks: Sequence[Check], windows: list[Entry], now_us: int) -> Dec
         lacking = {ask.check for ask, wait_us in zip(asked, waits, strict=True) if wait_us}
         longest_us = max(waits)
         asking = [(ask, wait_us) for ask, wait_us in zip(asked, waits, strict=True) if ask.check in lacking]
-        if all(_may_wait(ask, wait_us, longest_us) for ask, wait_us in asking):
+        if longest_us < 0 and all(_may_wait(ask, wait_us, longest_us) for ask, wait_us in asking):
             return _book(checks, asked, windows, waits, lacking, now_us)
         denied = [ask for ask in asked if ask.bucket.count_denied]
         for ask in denied:

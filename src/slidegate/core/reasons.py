@@ -11,7 +11,7 @@ class Reason(StrEnum):
     OK = "ok"
     """Every limit had room."""
     WAITED = "waited"
-    """Let through after a wait: a place is booked for `Decision.wait_us` from now."""
+    """Let through after a wait for room."""
     LIMITED = "limited"
     """A limit had no room; `Decision.retry_after` says when it will."""
     TOO_LARGE = "too_large"
