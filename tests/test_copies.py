@@ -55,7 +55,7 @@ SAMPLES: list[tuple[Any, tuple[str, ...]]] = [
     (Barred("a list", None, 5, (CHECK,)), OF_DECISION),
     (RuleBlock("nobody", 404), (*OF_DECISION, "status")),
     (Unserved(False, (CHECK,), 9), OF_DECISION),
-    (Behind(CHECK, (CHECK, CHECK)), (*OF_DECISION, "demand")),
+    (Behind(CHECK, (CHECK, CHECK)), (*OF_DECISION, "check")),
     (spent(CounterWindow(3, 10)), (*OF_RING, "slice_count", "slice_us")),
     (spent(TimestampWindow(100)), (*OF_RING, "window_us")),
     (Places(3), OF_RING),

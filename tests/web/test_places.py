@@ -13,15 +13,15 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from slidegate import Decision, Limiter, MemoryStore, RateLimitMiddleware, Rule, StoreUnavailable
+from slidegate import Limiter, MemoryStore, RateLimitMiddleware, Rule, StoreUnavailable
 from slidegate.core import Bucket, Concurrency
 from slidegate.core.protocols import HoldsPlaces
-from slidegate.limiter.places.place_queue import PlaceQueues
 from slidegate.testing import FakeClock
 from slidegate.web.record import Record
 
-from ..asgi import call, hello
+from ..asgi import PEER, call, hello
 from ..redis_servers import VALKEY, RedisCluster, RedisServer, needs_redis, needs_valkey
+from ..virtual_time import VirtualTime
 from .places_traffic import AMOUNTS, play
 
 BOUND_S = 60
@@ -205,23 +205,14 @@ async def hello_after_a_turn(scope: Any, receive: Any, send: Any) -> None:
     await hello(scope, receive, send)
 
 
-async def test_a_place_that_comes_back_elsewhere_is_found_by_asking_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slidegate.limiter.places.place_queue.PAUSE_S", 0.0)
-    queues, bucket = PlaceQueues(), Bucket("rule", (Concurrency(1),), wait_us=20_000_000, wait_max=1)
-    store = MemoryStore()
-    first = store.hit([(bucket, "ann", 1)])
-    refused = store.hit([(bucket, "ann", 1)])
-    asked = 0
-
-    async def ask(checks: Any) -> Decision:
-        nonlocal asked
-        asked += 1
-        if asked == 2:
-            store.refund(first)  # by another process, which calls nobody here
-        return store.hit(checks)
-
-    assert await queues.wait(refused, ask)
-    assert (asked, store.places_held()) == (2, 1)
-    assert await queues.wait(first, ask) is first, "who was not refused does not wait"
-    queues.freed([(bucket, "ann", 1)])
-    assert queues.behind([(bucket, "ann", 1)]) is None
+async def test_a_place_that_comes_back_elsewhere_is_found_by_asking_again() -> None:
+    virtual, store = VirtualTime(), MemoryStore(clock=FakeClock())
+    gate = RateLimitMiddleware(hello, limiter=Limiter(store), rules=[Rule("*", concurrency=1, wait="20s", name="one")])
+    held = store.hit([(Bucket("one", (Concurrency(1),)), PEER, 1)])
+    waiting = asyncio.create_task(call(gate))
+    await asyncio.sleep(5.05)
+    assert not waiting.done()
+    store.refund(held)  # by another process, which calls nobody here
+    assert (await waiting).status == 200
+    assert virtual.passed_s == pytest.approx(5.1, abs=0.01)
+    assert store.places_held() == 0

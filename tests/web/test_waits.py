@@ -13,9 +13,10 @@ from slidegate import Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule
 from slidegate.testing import FakeClock
 
 from ..asgi import call, hello, scope_of
-from .test_waiting import Turnstile, channel, gate, send_nothing, turnstile
+from ..virtual_time import VirtualTime
+from .test_waiting import channel, gate, send_nothing, some_turns, virtual
 
-__all__ = ["turnstile"]
+__all__ = ["virtual"]
 
 
 def waited(limiter: Limiter) -> dict[str, tuple[int, float]]:
@@ -26,38 +27,35 @@ def waited(limiter: Limiter) -> dict[str, tuple[int, float]]:
     }
 
 
-async def some_turns() -> None:
-    """Let other tasks run until they have nothing to do but wait."""
-    for _ in range(20):
-        await asyncio.sleep(0)
-
-
-async def test_a_booked_wait_is_counted(turnstile: Turnstile) -> None:
-    app = gate(hello, turnstile)
+async def test_a_wait_is_counted(virtual: VirtualTime) -> None:
+    app = gate(hello, virtual)
     for _ in range(2):
         await call(app)
-    turnstile.clock.advance("500ms")
-    turnstile.opened.clear()
+    virtual.clock.advance("500ms")
     async with asyncio.TaskGroup() as tasks:
         waiting = tasks.create_task(call(app))
         await some_turns()
         assert app.limiter.internals.waits.waiting == 1
         assert waited(app.limiter) == {}
-        turnstile.opened.set()
     assert waiting.result().status == 200
     assert app.limiter.internals.waits.waiting == 0
     assert waited(app.limiter) == {"passed": (1, 0.5)}
 
 
-async def test_a_client_that_leaves_while_it_waits_is_counted_as_one_that_left(turnstile: Turnstile) -> None:
-    app = gate(hello, turnstile)
+async def test_a_client_that_leaves_while_it_waits_is_counted_as_one_that_left(virtual: VirtualTime) -> None:
+    app = gate(hello, virtual)
     for _ in range(2):
         await call(app)
-    turnstile.clock.advance("500ms")
-    turnstile.opened.clear()
+    virtual.clock.advance("500ms")
     await app(scope_of(), channel({"type": "http.disconnect"}), send_nothing)
     assert waited(app.limiter) == {"left": (1, 0.0)}
     assert app.limiter.internals.waits.waiting == 0
+
+
+async def test_who_is_refused_at_once_has_not_waited(virtual: VirtualTime) -> None:
+    app = gate(hello, virtual)
+    assert [(await call(app)).status for _ in range(3)] == [200, 200, 429]
+    assert waited(app.limiter) == {}
 
 
 @pytest.mark.parametrize("frees", [True, False])
@@ -86,9 +84,8 @@ async def test_a_place_that_is_waited_for_is_counted_with_what_came_of_it(frees:
     assert waited(limiter) == {"passed" if frees else "refused": (1, 0.0)}
 
 
-async def test_a_wait_at_an_endpoint_is_counted(turnstile: Turnstile, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slidegate.web.endpoints.waiting_there.anyio.sleep", turnstile.sleep)
-    limiter = Limiter(MemoryStore(clock=turnstile.clock))
+async def test_a_wait_at_an_endpoint_is_counted(virtual: VirtualTime) -> None:
+    limiter = Limiter(MemoryStore(clock=virtual.clock))
     app: Any = FastAPI()
 
     @app.get("/", dependencies=[Depends(RateLimit("2/s", wait="600ms"))])
@@ -98,6 +95,6 @@ async def test_a_wait_at_an_endpoint_is_counted(turnstile: Turnstile, monkeypatc
     app.add_middleware(RateLimitMiddleware, limiter=limiter, limits="100/s")
     for _ in range(2):
         await call(app)
-    turnstile.clock.advance("500ms")
+    virtual.clock.advance("500ms")
     assert (await call(app)).status == 200
     assert waited(limiter) == {"passed": (1, 0.5)}

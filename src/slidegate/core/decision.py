@@ -93,8 +93,8 @@ class LimitState(NamedTuple):
     remaining: int
     """Units left now, never below 0."""
     retry_after_us: int | None
-    """How long this limit refuses the request's cost, or made it wait: 0 if it does not, None if for ever, or until a
-    place is handed back."""
+    """How long this limit refuses the request's cost: 0 if it does not, None if for ever, or until a place is handed
+    back."""
     more_after_us: int
     """How long until the oldest spent unit leaves: 0 if nothing is spent, or if it is a place."""
     reset_after_us: int
@@ -231,14 +231,6 @@ class Decision:
         """Units left under the binding limit; None where no limit was asked."""
         state = self.binding
         return state.remaining if state else None
-
-    @property
-    def wait_us(self) -> int:
-        """Microseconds that the caller has to wait before it goes on: 0 unless the reason is WAITED.
-
-        The units count from then on. A caller that gives up while waiting hands its place back with a refund.
-        """
-        return max(reading[3] for reading in self.readings) if self.reason is Reason.WAITED else 0
 
     @property
     def retry_after_us(self) -> int | None:

@@ -293,8 +293,7 @@ class Failsafe:
         own = self._here.hit_too(local, checks, guarded)
         if not own.allowed:
             return self._take_back(shared, own)
-        shown = own if own.wait_us > shared.wait_us else shared
-        return Parted(shown, [(self._store, shared), (local, own)])
+        return Parted(shared, [(self._store, shared), (local, own)])
 
     async def _take_back(self, shared: Decision, own: Decision) -> Decision:
         await to_the_end(self.refund(shared))

@@ -34,8 +34,8 @@ from .inspection.known_buckets import KnownBuckets
 from .key_spelling import Keys
 from .onlooking.gates import Gates
 from .onlooking.notes import AtOnce, Decide, Notes
-from .places.place_queue import PlaceQueues
 from .places.waits import Waits
+from .waiting import WaitingLines
 
 
 class Internals:
@@ -60,7 +60,7 @@ class Internals:
         has_secret: Whether digests are keyed with a secret of the user's.
         known_buckets: The buckets that somebody may have counted in here.
         failsafe: Asks a store that can fail; None for one in memory.
-        queues: The requests that wait for places.
+        lines: The requests that wait for their turn.
         gates: The gates that ask this limiter.
         console: What operators look at, once they do.
         waits: Counts the requests that wait, and how long.
@@ -100,7 +100,7 @@ class Internals:
         shared = store if isinstance(store, KeepsFigures) else None
         self.figures = Publisher(shared, self.statistics)
         self.all_workers = AllWorkers(shared, self.statistics, self.figures)
-        self.queues = PlaceQueues()
+        self.lines = WaitingLines(self)
         self.gates = Gates()
         self.known_buckets = KnownBuckets()
         self.console: object | None = None
@@ -165,7 +165,7 @@ class Internals:
             answer = self.store.refund(decision)
             return answer if isinstance(answer, bool) else await answer
         finally:
-            self.queues.freed(decision.checks)
+            self.lines.freed(decision.checks)
 
     def expect_places(self) -> None:
         """See that the store can hold requests to concurrency limits.

@@ -166,8 +166,7 @@ class Limiter(BanCommands, EventCommands):
     async def hit_all(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Decision:
         """Charge several buckets and keys together: all of them or none.
 
-        It never sleeps. A `Bucket` with `wait_us` may answer with `Decision.wait_us` above 0: a place is booked, the
-        caller sleeps that long and goes on, or hands the place back with `refund`.
+        It never waits: the `wait_us` of a `Bucket` is for gates and `limited`.
 
         Args:
             checks: (bucket, key, cost) each; the keys are at most 64 bytes long.
@@ -215,7 +214,7 @@ class Limiter(BanCommands, EventCommands):
         return await self.internals.charge(tuple(checks))
 
     async def refund(self, decision: Decision) -> bool:
-        """Hand back the units that `decision` charged, or the place that it booked.
+        """Hand back the units that `decision` charged.
 
         Returns:
             False, with nothing changed, for a refused decision, a second call, or a charge that has aged out.
@@ -226,18 +225,25 @@ class Limiter(BanCommands, EventCommands):
 
     async def reset(self, key: AnyKey) -> bool:
         """Forget the windows of `key` under every rule. Returns False if there were none."""
-        return await within(self.store.reset(self.key_for(key)))
+        text = self.key_for(key)
+        try:
+            return await within(self.store.reset(text))
+        finally:
+            self.internals.lines.reset(text)
 
     async def reset_all(self) -> bool:
         """Forget the windows of all keys under every rule, quotas too. Returns False if there were none.
 
-        Bans and strikes stay, and so do the places of requests under way. Those who wait for their turn go
-        on at the moment that they were told. Other workers give up the refusals that they know within a second.
+        Bans and strikes stay, and so do the places of requests under way. Who stands first in a line of this process
+        asks again at once. Other workers give up the refusals that they know within a second.
 
         Raises:
             StoreError: The store does not answer; some windows may be forgotten by then.
         """
-        return await within(self.store.reset_all())
+        try:
+            return await within(self.store.reset_all())
+        finally:
+            self.internals.lines.reset()
 
     async def inspect(
         self, key: AnyKey, rules: Mapping[str, str | AnyLimit | Sequence[str | AnyLimit]] | None = None

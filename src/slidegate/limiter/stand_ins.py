@@ -40,22 +40,22 @@ class Unserved(Decision):
 
 
 class Behind(Decision):
-    """The refusal of a request that comes behind others: as long as they wait, all places are taken.
+    """Stands for the refusal of a request that comes behind others in a line, and was not asked about.
 
     Args:
-        check: The check of the place.
+        check: The check for which the others wait.
         demand: All checks of the request.
     """
 
-    __slots__ = ("demand",)
+    __slots__ = ("check",)
 
     def __init__(self, check: Check, demand: Sequence[Check]) -> None:
-        taken = check[0].limits[0].amount
-        super().__init__(False, Reason.LIMITED, 0, (check,), ((taken, 0, 0, OPEN),))
-        self.demand = demand
+        readings = [(0, 0, 0, OPEN if asked is check else 0) for asked in demand for _ in asked[0].limits]
+        super().__init__(False, Reason.LIMITED, 0, demand, readings)
+        self.check = check
 
     def __getnewargs__(self) -> tuple[Any, ...]:
-        return self.checks[0], self.demand
+        return self.check, self.checks
 
 
 class Parted(Decision):

@@ -1,4 +1,4 @@
-"""Turns: for each key the tasks of a process stand in line, first come, first served.
+"""Turns: for each key the tasks of a process stand in one of the limiter's lines, first come, first served.
 
 Only the first in line asks the limiter. If that refuses, the first sleeps until the moment that the refusal names, and
 asks again: units of requests under way stay longer than a refusal can know, and other workers take units too.
@@ -21,6 +21,7 @@ from ..core.errors import SlidegateError, StoreError
 from ..core.memo import remember
 from ..core.protocols import Event
 from ..limiter import Limiter
+from ..limiter.waiters import LoopWaiter
 from .units import Hold, Units
 
 LOOK_AGAIN_S: Final = 1.0
@@ -46,16 +47,8 @@ class TurnTimeout(SlidegateError, httpx.PoolTimeout):
         self.retry_after_us = retry_after_us
 
 
-class _Line:
-    """The tasks that stand in line for one key."""
-
-    def __init__(self) -> None:
-        self.first = anyio.Lock()
-        self.length = 0
-
-
 class Turns:
-    """The lines of one transport.
+    """The turns of one transport.
 
     Args:
         limiter: The limiter that counts, and holds the pauses.
@@ -67,7 +60,7 @@ class Turns:
         self._limiter = limiter
         self._units = units
         self._longest_line = longest_line
-        self._lines: dict[str, _Line] = {}
+        self._lines = limiter.internals.lines
         self._paused_here: dict[str, float] = {}
 
     async def take(self, key: str, until_s: float) -> Hold:
@@ -80,18 +73,16 @@ class Turns:
         Raises:
             TurnTimeout: The turn would not come in time, or too many stand in line.
         """
-        line = self._lines.setdefault(key, _Line())
-        if line.length >= self._longest_line:
-            raise TurnTimeout(f"{line.length} requests stand in line for {key!r} already", key=key)
-        line.length += 1
+        waiter, name = LoopWaiter(), self._units.name(key)
+        line, _ = self._lines.join(name, waiter, self._longest_line)
+        if line is None:
+            raise TurnTimeout(f"{self._longest_line} requests stand in line for {key!r} already", key=key)
         try:
             with anyio.CancelScope(deadline=until_s):
-                async with line.first:
-                    return await self._take_first(key, until_s)
+                if await line.turn(waiter, until_s):
+                    return await self._take_first(key, until_s, waiter)
         finally:
-            line.length -= 1
-            if not line.length:
-                del self._lines[key]
+            self._lines.leave(name, waiter)
         raise TurnTimeout(f"the turn of a request for {key!r} did not come in time", key=key)
 
     async def pause(self, key: str, pause_us: int, now_us: int, reason: str) -> None:
@@ -116,7 +107,7 @@ class Turns:
         message = f"only this process pauses requests to {key!r} for {format_duration(pause_us)}: {failure}"
         self._limiter.internals.tell(Event("pause_unshared", message, {"key": key, "pause_us": pause_us}))
 
-    async def _take_first(self, key: str, until_s: float) -> Hold:
+    async def _take_first(self, key: str, until_s: float, waiter: LoopWaiter) -> Hold:
         while True:
             wait_us = self._pause_left_us(key)
             if wait_us == 0:
@@ -127,7 +118,7 @@ class Turns:
             if wait_us is None or anyio.current_time() + wait_us / 1_000_000 > until_s:
                 when = "never" if wait_us is None else f"in {ceil_s(wait_us)} s at the earliest"
                 raise TurnTimeout(f"the next turn for {key!r} comes {when}", key=key, retry_after_us=wait_us)
-            await anyio.sleep(min(wait_us / 1_000_000, LOOK_AGAIN_S))
+            await waiter.wait(min(wait_us / 1_000_000, LOOK_AGAIN_S))
 
     def _pause_left_us(self, key: str) -> int | None:
         if not self._paused_here:

@@ -20,10 +20,11 @@ from typing import Any, Final, TypeVar
 
 import anyio
 
-from ..core.decision import Decision
+from ..core.decision import Bucket, Decision
 from ..core.errors import ConfigurationError
 from ..core.limits import Limit
 from ..limiter import Limiter
+from ..limiter.inspection.known_buckets import OneBucket
 from ..limiter.uncancelled import to_the_end
 
 T = TypeVar("T")
@@ -66,27 +67,21 @@ class Units:
         self._limiter = limiter
         self._rule = rule
         self._limits = limits
+        self._bucket = Bucket(rule, limits)
+        self._known = OneBucket(self._bucket)
+        limiter.internals.known_buckets.add(self._known)
         self.move_after_s = min(limit.window_us for limit in limits) / 2_000_000
         """After how many seconds a unit is moved while its request is under way."""
 
+    def name(self, key: str) -> tuple[str, str]:
+        """Return the name of the line for a key."""
+        return self._rule, self._limiter.key_for(key)
+
     async def take(self, key: str) -> Decision:
-        """Charge a unit if there is room. A unit that is charged for a task that was cancelled meanwhile goes back."""
-        given_up, charged = False, None
-
-        async def ask() -> Decision:
-            nonlocal charged
-            charged = await self._limiter.hit(key, self._limits, rule=self._rule)
-            if given_up:
-                await self._limiter.refund(charged)
-            return charged
-
-        try:
-            return await self._to_the_end(ask())
-        except BaseException:
-            given_up = True
-            if charged is not None:
-                await self.hand_back(charged)
-            raise
+        """Charge a unit if there is room, for the first of a line. A task that is cancelled meanwhile pays nothing."""
+        internals = self._limiter.internals
+        known, guarded = internals.keys.learn(key)
+        return await internals.lines.ask(((self._bucket, known, 1),), guarded)
 
     async def move(self, key: str, decision: Decision) -> Decision:
         """Charge a unit now instead of when it was charged before; return the new charge."""

@@ -7,22 +7,20 @@ units, one that strikes for a status, and a websocket that ends with a ban.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ..core.decision import Bucket, Check, Decision, Reason
+from ..core.decision import Bucket, Decision, Reason
 from ..limiter import Limiter
-from ..limiter.places.place_queue import PlaceQueues, lacking
-from ..limiter.places.waits import PASSED, REFUSED
+from ..limiter.waiting import may_wait
 from .answers.refusal_events import RefusalEvents
 from .answers.refusals import Refusals, refused_by
 from .bans.outcomes import hear, listening
 from .bans.signals import AbuseWatch
 from .endpoints.endpoint_buckets import EndpointBuckets
 from .endpoints.rate_limit import carries_only_refusals
-from .finishing import hand_back
 from .judge import Beside, Judge
 from .keys.client_ip import ClientAddress
 from .paths.spared import find_spared
@@ -31,12 +29,12 @@ from .rules.rule_set import RuleSet
 from .rules.user_functions import Calls
 from .scope_keys import RECORD, is_preflight
 from .settling import FAILED, Settling, is_failure
+from .waiting import wait_in_line
 from .websockets.ban_sweep import OpenSockets
 from .websockets.message_limits import MessageCounter
 from .websockets.watched import Watched
 
-_WAITED: Final = Reason.WAITED  # CPython 3.11 takes a call to find a member
-_NOBODY: Final = Reason.NOBODY
+_NOBODY: Final = Reason.NOBODY  # CPython 3.11 takes a call to find a member
 
 
 class RequestGate:
@@ -97,7 +95,6 @@ class RequestGate:
         self._prepares = messages is not None or bool(rules.reserving) or abuse.listens or rules.holds
         self._timing = any(shed.latency_us for shed in rules.shedding)
         self._prepares = self._prepares or self._timing
-        self._queues = limiter.internals.queues if rules.holds else None
         self.short = judge.at_once and rules.at_once and not abuse.policies
         self.sockets = OpenSockets(limiter.internals.find_ban)
 
@@ -125,8 +122,8 @@ class RequestGate:
         decision = answer if isinstance(answer, Decision) else await answer
         spared = self._strikes and (decision.allowed or _is_limited(decision)) and self._spares(scope)
         record.note(decision, side, spared=spared)
-        if not decision.allowed and self._queues is not None:
-            turn = await self._stand_in_line(self._queues, scope, receive, record)
+        if not decision.allowed and self.rules.waits and may_wait(decision):
+            turn = await self._wait(scope, receive, record)
             if turn is None:
                 return
             receive, decision = turn, record.steps[-1].decision
@@ -135,11 +132,8 @@ class RequestGate:
                 await record.hand_back()
             await self.refuse(scope, receive, send, decision)
             return
-        if self._prepares or decision.reason is _WAITED or scope["type"] == "websocket" or scope["method"] == "OPTIONS":
-            prepared = await self._prepare(scope, receive, send, record, decision)
-            if prepared is None:
-                return
-            receive, send = prepared
+        if self._prepares or scope["type"] == "websocket" or scope["method"] == "OPTIONS":
+            receive, send = self._prepare(scope, receive, send, record, decision)
         try:
             await self._app(scope, receive, send)
         except Exception as error:
@@ -172,18 +166,11 @@ class RequestGate:
             return True
         return self.rules.select(scope).exempt or (scope.get("method") == "OPTIONS" and is_preflight(scope))
 
-    async def _prepare(
+    def _prepare(
         self, scope: Scope, receive: Receive, send: Send, record: Record, decision: Decision
-    ) -> tuple[Receive, Send] | None:
-        """Put the channels around a request that only some gates or requests need; None if the client left while it
-        waited."""
+    ) -> tuple[Receive, Send]:
+        """Put the channels around a request that only some gates or requests need."""
         record.unfinished |= self.rules.holds
-        if decision.reason is _WAITED:
-            record.waited = True
-            turn = await self._wait(receive, record, decision)
-            if turn is None:
-                return None
-            receive = turn
         for shed in dict.fromkeys(self.rules.select(scope).shedding) if self._timing else ():
             send = shed.timed(send)
         if scope.get("method") == "OPTIONS" and is_preflight(scope):
@@ -197,54 +184,22 @@ class RequestGate:
             return (socket if self._messages is None else self._messages.attach(scope, socket)).channels
         return receive, send
 
-    async def _stand_in_line(
-        self, queues: PlaceQueues, scope: Scope, receive: Receive, record: Record
-    ) -> Receive | None:
-        """Wait for a place if the request may, and note what came of it in the record.
+    async def _wait(self, scope: Scope, receive: Receive, record: Record) -> Receive | None:
+        """Wait in line, and note what came of it in the record.
 
         Returns:
             The channel to go on with; None if the client left meanwhile.
         """
         step = record.steps[-1]
-        if lacking(step.decision) is None:
-            return receive
         client_key, address = self._client.locate(scope)
-        guarded = self._abuse.guarded(scope, client_key, address)
-
-        async def ask(checks: Sequence[Check]) -> Decision:
-            return await self.side.limiter.hit_all(checks, guarded)
-
-        async def wait() -> None:
-            step.decision = await queues.wait(step.decision, ask)
-            record.waited = step.decision.allowed
-            record.unfinished |= step.decision.allowed
-
-        there, channel = False, record.read_ahead(receive)
-        try:
-            with self.side.limiter.internals.waits.one() as waiting:
-                there = await channel.while_there(wait)
-                if there:
-                    waiting.outcome = PASSED if step.decision.allowed else REFUSED
-        finally:
-            if not there:
-                await hand_back([(self.side.limiter, step.decision)])
-        return channel if there else None
-
-    async def _wait(self, receive: Receive, record: Record, decision: Decision) -> Receive | None:
-        """Wait for the place that was booked, and return the channel to go on with.
-
-        None if the client left meanwhile: its place is handed back then, as when the request is cancelled.
-        """
-        there, channel = False, record.read_ahead(receive)
-        try:
-            with self.side.limiter.internals.waits.one() as waiting:
-                there = await channel.while_there_us(decision.wait_us)
-                if there:
-                    waiting.outcome = PASSED
-        finally:
-            if not there:
-                await hand_back([(self.side.limiter, decision)])
-        return channel if there else None
+        channel, guarded = record.read_ahead(receive), self._abuse.guarded(scope, client_key, address)
+        record.waited = True
+        decision = await wait_in_line(channel, self.side.limiter, step.decision, guarded)
+        if decision is None:
+            return None
+        step.decision, record.waited = decision, decision.allowed
+        self.judge.note_units(decision)
+        return channel
 
     def _watch_over(self, scope: Scope, receive: Receive, send: Send, record: Record) -> Watched:
         """Return a websocket that ends when its client is banned."""

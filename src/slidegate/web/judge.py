@@ -17,7 +17,7 @@ from ..core.decision import Bucket, Check, Decision, Reason
 from ..core.errors import StoreError
 from ..core.memo import remember
 from ..limiter import Limiter
-from ..limiter.places.place_queue import lacking
+from ..limiter.waiting import may_wait
 from .bans.signals import AbuseWatch, Offence
 from .endpoints.waiting_there import turn_at_endpoint
 from .keys.client_ip import GONE, ClientAddress
@@ -75,6 +75,7 @@ class Judge:
     ) -> None:
         self._limiter = limiter
         self._internals = limiter.internals
+        self._lines = limiter.internals.lines
         self._rules = rules
         self._client = client
         self._blocklist = blocklist
@@ -188,7 +189,7 @@ class Judge:
         if self._preflight is not None:
             checks.append((self._preflight, client_key, 1))
         if checks:
-            return await self._limiter.hit_all(checks, guarded)
+            return await self._hit(checks, guarded)
         answer = self._uncounted(guarded)
         return answer if isinstance(answer, Decision) else await answer
 
@@ -242,7 +243,7 @@ class Judge:
         checks: list[Check] = []
         for bound in limiting:
             checks.append(bound.check(scope, limiter, client_key))  # noqa: PERF401 - a comprehension is a call on 3.11
-        return self._internals.decide(checks, guarded)
+        return self._lines.decide(checks, guarded)
 
     async def decide_at(self, bound: BoundRule, request: HTTPConnection) -> Decision | None:
         """Decide about a limit at an endpoint, where the request has its body; None if it is not counted."""
@@ -252,7 +253,7 @@ class Judge:
             await self._onlookers.look(bound, request.scope, client_key, request)
             return None
         if bound.plain:
-            answer = self._internals.decide((bound.check(request.scope, self._limiter, client_key),), guarded)
+            answer = self._lines.decide((bound.check(request.scope, self._limiter, client_key),), guarded)
             decision = answer if isinstance(answer, Decision) else await answer
         else:
             if bound.rule.concurrency is not None:
@@ -261,23 +262,17 @@ class Judge:
             if not checks:
                 return None
             decision = await self._hit(checks, guarded)
-            if decision.allowed and self._figures:
-                self._note_units(checks)
-        if bound.rule.wait_us and (decision.reason is Reason.WAITED or lacking(decision) is not None):
-            return await turn_at_endpoint(request, decision, self._limiter, guarded)
+        if bound.rule.wait_us and may_wait(decision):
+            decision = await turn_at_endpoint(request, decision, self._limiter, guarded)
+        self.note_units(decision)
         return decision
 
     async def _hit(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Decision:
-        """Put one question to the limiter, unless a limits function says that nobody may pass: a ban goes before it.
-
-        Nothing is asked about a request that comes behind others which wait for its place.
-        """
+        """Put one question to the limiter, unless a limits function says that nobody may pass: a ban goes before it."""
         shut = next((bucket for bucket, _, _ in checks if not bucket.limits), None)
         if shut is None:
-            behind = self._internals.queues.behind(checks)
-            if behind is not None:
-                return behind
-            return await self._limiter.hit_all(checks, guarded)
+            answer = self._lines.decide(checks, guarded)
+            return answer if isinstance(answer, Decision) else await answer
         decision = await self._limiter.hit_all((), guarded)
         return Barred(shut.label, reason=Reason.NOBODY) if decision.allowed else decision
 
@@ -285,14 +280,13 @@ class Judge:
         """Decide with the help of the user's functions."""
         counted = await self._checks(selection, scope, client_key)
         decision = await self._hit(counted, guarded)
-        if decision.allowed and self._figures:
-            self._note_units(counted)
+        self.note_units(decision)
         return decision if counted or not decision.allowed else _EXEMPT
 
-    def _note_units(self, counted: Sequence[Check]) -> None:
+    def note_units(self, decision: Decision) -> None:
         """Count the units that functions have asked for, beyond those that each request of the rule costs."""
         statistics = self._internals.statistics
-        for bucket, _, cost in counted:
+        for bucket, _, cost in decision.checks if decision.allowed and self._figures else ():
             extra = 0 if bucket.held else cost - statistics.costs.get(bucket.label, 1)
             if extra:
                 statistics.add(bucket.label, "extra_units", extra)

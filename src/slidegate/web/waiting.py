@@ -1,4 +1,4 @@
-"""Waiting with an eye on the client: one that leaves while its request waits gives its place back.
+"""Waiting with an eye on the client: one that leaves while its request waits leaves its line.
 
 Only the receive channel says that a client has gone, so it is read while waiting, and its messages are handed on
 afterwards. It is read no further than the first piece of a longer body, or one message of a websocket: the rest stays
@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 import anyio
 from starlette.types import Message, Receive
 
+from ..core.bans.in_force import Guarded
+from ..core.decision import Decision
+from ..limiter import Limiter
 from ..limiter.running_loop import on_asyncio
+from .finishing import hand_back
 
 MAX_HELD: Final = 100
 """How many requests a gate's tarpit holds at once; further ones are answered at once."""
@@ -89,6 +93,27 @@ class Ahead:
         message = await asyncio.shield(begun)
         self._begun = None
         return message
+
+
+async def wait_in_line(
+    channel: Ahead, limiter: Limiter, decision: Decision, guarded: Sequence[Guarded]
+) -> Decision | None:
+    """Wait in line with a request that may, and return the last decision; None if its client left meanwhile.
+
+    A client that leaves just when it is let in, or whose request is cancelled then, is charged nothing.
+    """
+
+    async def wait() -> None:
+        nonlocal decision
+        decision = await limiter.internals.lines.wait(decision, guarded)
+
+    there = False
+    try:
+        there = await channel.while_there(wait)
+    finally:
+        if not there:
+            await hand_back([(limiter, decision)])
+    return decision if there else None
 
 
 def _retrieve(begun: asyncio.Future[Message]) -> None:

@@ -5,7 +5,11 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import os
 import pickle
+import signal
+import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -18,35 +22,27 @@ from slidegate.testing import FakeClock
 from ..remote_stores import SickStore, SlowStore
 
 
-class Turnstile:
-    """Stands for both kinds of sleep: notes how long a call waits, and moves the clock on."""
-
-    def __init__(self) -> None:
-        self.clock = FakeClock(10**9)
-        self.waits_s: list[float] = []
-        self.error: BaseException | None = None
-
-    def sleep(self, wait_s: float) -> None:
-        self.waits_s.append(wait_s)
-        if self.error is not None:
-            raise self.error
-        self.clock.advance(us=round(wait_s * 1_000_000))
-
-    async def sleep_async(self, wait_s: float) -> None:
-        self.sleep(wait_s)
-
-
 @pytest.fixture
-def turnstile(monkeypatch: pytest.MonkeyPatch) -> Turnstile:
-    turnstile = Turnstile()
-    monkeypatch.setattr("slidegate.limiter.sync.limited.time.sleep", turnstile.sleep)
-    monkeypatch.setattr("slidegate.limiter.sync.limited.anyio.sleep", turnstile.sleep_async)
-    return turnstile
+def clock() -> FakeClock:
+    return FakeClock(10**9)
 
 
 @pytest.fixture(params=["memory", "a store that is awaited"])
-def limiter(request: pytest.FixtureRequest, turnstile: Turnstile) -> Iterator[Limiter]:
-    store: Any = MemoryStore(clock=turnstile.clock) if request.param == "memory" else SlowStore(turnstile.clock)
+def limiter(request: pytest.FixtureRequest, clock: FakeClock) -> Iterator[Limiter]:
+    store: Any = MemoryStore(clock=clock) if request.param == "memory" else SlowStore(clock)
+    made = Limiter(store, deadline="60s")
+    yield made
+    made.sync.close()
+
+
+@pytest.fixture(params=["memory", "a store that is awaited"])
+def real(request: pytest.FixtureRequest) -> Iterator[Limiter]:
+    """A limiter by the time of the system."""
+
+    def now_us() -> int:
+        return time.monotonic_ns() // 1_000
+
+    store: Any = MemoryStore(clock=now_us) if request.param == "memory" else SlowStore(now_us)
     made = Limiter(store, deadline="60s")
     yield made
     made.sync.close()
@@ -67,7 +63,7 @@ def outcomes(call: Callable[[], object], times: int) -> list[object]:
 # -- functions -----------------------------------------------------------------------------------------------------
 
 
-def test_a_function_runs_as_often_as_the_limit_says(limiter: Limiter, turnstile: Turnstile) -> None:
+def test_a_function_runs_as_often_as_the_limit_says(limiter: Limiter, clock: FakeClock) -> None:
     ran: list[str] = []
 
     @limiter.limited("2/10s", key="mail")
@@ -77,7 +73,7 @@ def test_a_function_runs_as_often_as_the_limit_says(limiter: Limiter, turnstile:
 
     assert outcomes(lambda: send("ann"), 4) == ["sent", "sent", 10.0, 10.0]
     assert ran == ["ann", "ann"]
-    turnstile.clock.advance("10s")
+    clock.advance("10s")
     assert send(to="bob") == "sent"
 
 
@@ -193,74 +189,124 @@ def test_what_a_block_raises_comes_out_and_its_unit_stays_spent(limiter: Limiter
 # -- waiting -------------------------------------------------------------------------------------------------------
 
 
-def test_a_call_waits_for_its_turn_or_is_refused(limiter: Limiter, turnstile: Turnstile) -> None:
-    waiting = limiter.limited("2/second", key="all", wait="600ms")
-    assert outcomes(waiting(one), 2) == [1, 1]
-    assert outcomes(waiting(one), 1) == [1.0], "longer than it may wait"
-    turnstile.clock.advance("500ms")
-    assert outcomes(waiting(one), 1) == [1]
-    assert turnstile.waits_s == [0.5]
+def test_a_call_waits_for_its_turn_or_is_refused(real: Limiter) -> None:
+    assert outcomes(real.limited("1/50ms", key="all", wait="20s")(one), 4) == [1] * 4
+    hourly = outcomes(real.limited("1/hour", key="hourly", wait="20s")(one), 2)
+    assert hourly == [1, pytest.approx(3600, abs=20)], "longer than it may wait"
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, LookupError])
-def test_a_thread_that_is_interrupted_in_its_wait_hands_the_place_back(
-    limiter: Limiter, turnstile: Turnstile, error: type[BaseException]
-) -> None:
-    waiting = limiter.limited("1/second", key="all", wait="1s")(one)
+def test_calls_of_threads_and_tasks_wait_in_one_line(real: Limiter) -> None:
+    waiting = real.limited("1/20ms", key="all", wait="20s", rule="calls")
+    most = 0
+
+    async def task() -> None:
+        async with waiting:
+            pass
+
+    def thread() -> None:
+        with waiting:
+            pass
+
+    async def main() -> None:
+        nonlocal most
+        calls = [asyncio.create_task(asyncio.to_thread(thread)) for _ in range(4)]
+        calls += [asyncio.create_task(task()) for _ in range(4)]
+        while not all(call.done() for call in calls):
+            most = max(most, real.internals.waits.waiting)
+            await asyncio.sleep(0.001)
+        await asyncio.gather(*calls)
+
+    began_s = time.monotonic()
+    asyncio.run(main())
+    assert time.monotonic() - began_s >= 0.14
+    assert most > 1
+    assert real.internals.lines.lines == {}
+
+
+class Interrupt(BaseException):
+    """Stands for the end of a thread's patience, such as Ctrl-C."""
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs timers of POSIX")
+def test_a_thread_that_is_interrupted_in_its_wait_is_charged_nothing(real: Limiter) -> None:
+    waiting = real.limited("1/hour", key="all", wait="2h", rule="hourly")(one)
     waiting()
-    turnstile.error = error()
-    for _ in range(3):
-        with pytest.raises(error):
+
+    def interrupt(*_: object) -> None:
+        raise Interrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        with pytest.raises(Interrupt):
             waiting()
-    turnstile.error = None
-    assert outcomes(waiting, 1) == [1], "the place is free"
-    assert turnstile.waits_s == [1.0] * 4
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert real.internals.lines.lines == {}
+    seen = real.sync.peek("all", "1/hour", rule="hourly")
+    assert seen.retry_after_us is not None
+    assert seen.retry_after_us <= 3_600_000_000
 
 
-def test_a_task_that_is_cancelled_in_its_wait_hands_the_place_back(
-    limiter: Limiter, turnstile: Turnstile, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    waiting = limiter.limited("1/second", key="all", wait="1s")
-    waits: list[float] = []
-    asleep = asyncio.Event()
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_child_does_not_stand_behind_those_who_wait_in_its_parent() -> None:
+    limiter = Limiter()
+    waiting = limiter.limited("1/hour", key="all", wait="2h", rule="hourly")(one)
+    waiting()
+    thread = threading.Thread(target=waiting)
+    thread.start()
+    while not limiter.internals.waits.waiting:
+        time.sleep(0.001)
+    child = os.fork()
+    if not child:
+        try:
+            signal.alarm(20)
+            limiter.store.reset("all")  # type: ignore[unused-coroutine]
+            waiting()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    limiter.sync.reset("all")
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+def test_a_task_that_is_cancelled_in_its_wait_is_charged_nothing(limiter: Limiter) -> None:
+    waiting = limiter.limited("1/10s", key="all", wait="1h", rule="slow")
 
     async def enter() -> None:
         async with waiting:
             pass
 
     async def main() -> None:
-        async def sleep(wait_s: float) -> None:
-            waits.append(wait_s)
-            asleep.set()
-            await asyncio.Event().wait()
-
         await enter()
-        monkeypatch.setattr("slidegate.limiter.sync.limited.anyio.sleep", sleep)
         for _ in range(3):
-            asleep.clear()
             task = asyncio.create_task(enter())
-            await asleep.wait()
+            while not limiter.internals.waits.waiting:  # noqa: ASYNC110 - nobody tells
+                await asyncio.sleep(0)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
+        assert (await limiter.peek("all", "1/10s", rule="slow")).retry_after_us == 10_000_000
 
     asyncio.run(main())
-    assert waits == [1.0] * 3
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_functions_are_limited_on_both_kinds_of_loops(backend: str, turnstile: Turnstile) -> None:
-    limiter = Limiter(MemoryStore(clock=turnstile.clock))
+def test_functions_are_limited_on_both_kinds_of_loops(backend: str) -> None:
+    limiter = Limiter()
 
-    @limiter.limited("1/10s", key="all", wait="10s")
-    async def tick() -> int:
-        return 1
+    @limiter.limited("1/50ms", key="all", wait="20s")
+    async def tick() -> float:
+        return time.monotonic()
 
-    async def main() -> list[int]:
+    async def main() -> list[float]:
         return [await tick(), await tick()]
 
-    assert anyio.run(main, backend=backend) == [1, 1]
-    assert turnstile.waits_s == [10.0]
+    sooner, later = anyio.run(main, backend=backend)
+    assert later - sooner >= 0.045
 
 
 # -- refusals ------------------------------------------------------------------------------------------------------
@@ -279,8 +325,8 @@ def test_a_refusal_carries_its_decision(limiter: Limiter) -> None:
     assert banned.value.retry_after_s is None
 
 
-def test_a_refusal_goes_from_process_to_process(turnstile: Turnstile) -> None:
-    limited = Limiter(MemoryStore(clock=turnstile.clock)).limited("1/10s", key="all", rule="numbers")(one)
+def test_a_refusal_goes_from_process_to_process(clock: FakeClock) -> None:
+    limited = Limiter(MemoryStore(clock=clock)).limited("1/10s", key="all", rule="numbers")(one)
     limited()
     with pytest.raises(RateLimited, match=r"numbers is refused for 10 s: limited") as refused:
         limited()
@@ -328,7 +374,7 @@ async def async_key() -> str:
     [
         (generator, "generator"),
         (async_generator, "generator"),
-        (Turnstile, "expected a function"),
+        (Interrupt, "expected a function"),
         (classmethod(one), "below @classmethod"),
         (5, "expected a function"),
     ],
@@ -343,7 +389,7 @@ def test_what_is_no_function_is_refused_where_it_is_decorated(function: Any, mes
     [
         ({"key": 5}, "key: expected text"),
         ({"key": async_key}, "a plain function"),
-        ({"key": Turnstile}, "a plain function"),
+        ({"key": Interrupt}, "a plain function"),
         ({"key": "all", "cost": 6}, "cost: expected a whole number from 0 to 5"),
         ({"key": "all", "wait": "0s"}, "wait: expected more than nothing"),
         ({"key": "all", "rule": "a:b"}, "rule: "),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import re
 import tracemalloc
@@ -28,6 +29,7 @@ from slidegate import (
 from slidegate.testing import FakeClock
 
 from ...asgi import scope_of
+from ...virtual_time import VirtualTime
 from ..test_waiting import Losing
 
 
@@ -71,16 +73,9 @@ def texts(count: int) -> list[Message]:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+async def clock() -> FakeClock:
     """A clock that stands still, and that sleeping moves."""
-    clock = FakeClock(10**9)
-
-    async def sleep(seconds: float) -> None:
-        clock.advance(us=round(seconds * 1_000_000))
-        await anyio.lowlevel.checkpoint()
-
-    monkeypatch.setattr("anyio.sleep", sleep)
-    return clock
+    return VirtualTime().clock
 
 
 def gate_at(clock: FakeClock, app: ASGIApp, messages: MessageLimits) -> RateLimitMiddleware:
@@ -273,19 +268,19 @@ def test_an_option_of_before_is_answered_with_the_one_that_took_its_place(old: s
 
 @pytest.mark.parametrize("duration", ["1d", "permanent"])
 @pytest.mark.parametrize("key", ["client", "connection"])
-async def test_a_ban_ends_a_websocket_whose_message_waits(
-    duration: str, key: Any, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_ban_ends_a_websocket_whose_message_waits(duration: str, key: Any, clock: FakeClock) -> None:
     listener, limiter = Listener(), Limiter(MemoryStore(clock=clock))
     gate = RateLimitMiddleware(
         listener, rules=[], limiter=limiter, messages=MessageLimits("1/hour", key=key, beyond="wait")
     )
 
-    async def sleep(seconds: float) -> None:
+    async def ban() -> None:
+        await asyncio.sleep(60)
         await limiter.ban("203.0.113.9", duration)
 
-    monkeypatch.setattr("anyio.sleep", sleep)
+    banning = asyncio.create_task(ban())
     socket = await Socket([*texts(5), BYE]).run(gate)
+    await banning
     assert [message["type"] for message in listener.heard] == ["websocket.receive", "websocket.disconnect"]
     assert (listener.heard[-1]["code"], socket.came[-1]["code"]) == (1008, 1008)
 

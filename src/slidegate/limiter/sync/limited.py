@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from functools import partial, wraps
@@ -11,16 +10,16 @@ from hashlib import blake2b
 from types import TracebackType
 from typing import Any, Final, ParamSpec, TypeAlias, TypeVar, cast
 
-import anyio
-
-from ...core.decision import Bucket, Decision
+from ...core.bans.in_force import Guarded
+from ...core.decision import Bucket, Check, Decision
 from ...core.errors import ConfigurationError, SlidegateError, quoted
 from ...core.limits import MAX_NAME, AnyLimit, check_name, check_whole, parse_duration_us, parse_limits
 from ..inspection.known_buckets import OneBucket
 from ..internals import Internals
-from ..uncancelled import to_the_end
+from ..waiters import ThreadWaiter
+from ..waiting import may_wait
 from .asked import Limits
-from .without_loop import WithoutLoop
+from .without_loop import WithoutLoop, at_once
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -130,33 +129,24 @@ class Limited:
         """Do nothing: what the block spent stays spent."""
 
     def _take(self, bucket: Bucket, key: str) -> Decision:
-        """Take the units, and the turn where that comes later."""
-        decision = self._without_loop.ask(self._ask(bucket, key))
-        if decision.wait_us:
-            try:
-                time.sleep(decision.wait_us / 1_000_000)
-            except BaseException:
-                self._without_loop.ask(self._internals.refund(decision))
-                raise
-        return decision
+        """Take the units, after a wait in line where they come later."""
+        known, guarded = self._internals.keys.learn(key)
+        decision = self._without_loop.ask(self._ask(((bucket, known, self._cost),), guarded))
+        if may_wait(decision):
+            waiter = ThreadWaiter(self._without_loop.ask)
+            decision = at_once(self._internals.lines.wait(decision, guarded, waiter))
+        return _unless_refused(decision)
 
     async def _take_async(self, bucket: Bucket, key: str) -> Decision:
-        decision = await self._ask(bucket, key)
-        if decision.wait_us:
-            try:
-                await anyio.sleep(decision.wait_us / 1_000_000)
-            except BaseException:
-                await to_the_end(self._internals.refund(decision))
-                raise
-        return decision
-
-    async def _ask(self, bucket: Bucket, key: str) -> Decision:
         known, guarded = self._internals.keys.learn(key)
-        answer = self._internals.decide(((bucket, known, self._cost),), guarded)
-        decision = answer if isinstance(answer, Decision) else await answer
-        if not decision.allowed:
-            raise RateLimited(decision)
-        return decision
+        decision = await self._ask(((bucket, known, self._cost),), guarded)
+        if may_wait(decision):
+            decision = await self._internals.lines.wait(decision, guarded)
+        return _unless_refused(decision)
+
+    async def _ask(self, checks: Sequence[Check], guarded: Sequence[Guarded]) -> Decision:
+        answer = self._internals.lines.decide(checks, guarded)
+        return answer if isinstance(answer, Decision) else await answer
 
     def _key_of(self, args: tuple[Any, ...], options: dict[str, Any]) -> str:
         return self._key if isinstance(self._key, str) else self._key(*args, **options)
@@ -171,6 +161,12 @@ class Limited:
     def _bucket(self, rule: str) -> Bucket:
         waiting = MOST_WAITING if self._wait_us else 0
         return Bucket(self._rule or rule, self._limits, wait_us=self._wait_us, wait_max=waiting)
+
+
+def _unless_refused(decision: Decision) -> Decision:
+    if not decision.allowed:
+        raise RateLimited(decision)
+    return decision
 
 
 def _checked_key(key: object) -> LimitedKey:

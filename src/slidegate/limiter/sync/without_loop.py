@@ -36,8 +36,8 @@ class WithoutLoop:
 
     def __init__(self, internals: Internals) -> None:
         store, safe = internals.store, internals.failsafe
-        at_once = internals.per_process or (isinstance(store, AnswersThreads) and store.answers_threads())
-        self._portal = None if at_once else _shared_portal()
+        alone = internals.per_process or (isinstance(store, AnswersThreads) and store.answers_threads())
+        self._portal = None if alone else _shared_portal()
         self._most_s = GRACE_S + (0.0 if safe is None else STEPS * safe.deadline_us / 1_000_000)
 
     def ask(self, work: Coroutine[Any, Any, T]) -> T:
@@ -76,7 +76,7 @@ class WithoutLoop:
                 "meanwhile; write `await limiter.hit(...)`, or with limiter.limited `async with` or `async def`, or "
                 "call it in a thread, as with asyncio.to_thread"
             )
-        return _answer(work) if self._portal is None else self._portal.run(self, work, most_s)
+        return at_once(work) if self._portal is None else self._portal.run(self, work, most_s)
 
 
 def _shared_portal() -> SharedPortal:
@@ -88,8 +88,8 @@ def _shared_portal() -> SharedPortal:
     return PORTAL
 
 
-def _answer(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine that waits for nothing to its end."""
+def at_once(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that never suspends to its end."""
     try:
         work.send(None)
     except StopIteration as done:

@@ -8,20 +8,16 @@ without an end of its own was cancelled: the client left.
 
 from __future__ import annotations
 
-from typing import Final
-
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Scope
 from starlette.websockets import WebSocketDisconnect
 
-from ...core.decision import Decision, Reason
+from ...core.decision import Decision
 from ...core.statistics.buffered import MOST_NOTED
 from ...limiter.figures.series import Series
 from ..record import LEFT, Record
 from ..scope_keys import STATUS
 from .feed import PASSED, Feed, class_of, counted_by, outcome
-
-_WAITED: Final = Reason.WAITED
 
 
 class Visit(Record):
@@ -135,14 +131,14 @@ class Visit(Record):
             return
         self.answered, self.feed = True, None
         now = feed.now()
-        left = self.refused is LEFT
+        in_vain = self.waited and not self.steps[-1].decision.allowed
+        left = in_vain or self.refused is LEFT
         if self.steps and not left and self.own_answer():  # a client that was held in a tarpit, for example
             self._refuse(feed, self.steps[-1].decision if self.refused is None else self.refused, now, status)
             return
         events = (how,) if status is None else (class_of(status), how)
         series = feed.series_of_passed(self.scope, counted_by(self))
-        in_vain = any(step.decision.reason is _WAITED and not step.decision.charge for step in self.steps)
-        if not self.steps or left or in_vain:
+        if not self.steps or left:
             series.note(outcome(*events), now, now, now)  # it never came to the application
         else:
             series.note(outcome("pass", *events, rt=True), self._since(feed), now, now)

@@ -189,9 +189,10 @@ class RuleSet:
         for place, (rule, _) in enumerate(self._bound):
             for path, (_, convertors) in zip(rule.paths, rule.patterns, strict=False):
                 self._index.add(path, convertors, place)
-        waiting = any(rule.wait_us and rule.concurrency is None for rule in rules)
-        self.at_once = not self.reserving and not self.looking and not waiting
-        """Whether no rule settles its units later or only looks on, and none waits but those that are not plain."""
+        self.waits = any(rule.wait_us for rule in rules)
+        """Whether a rule lets requests wait."""
+        self.at_once = not self.reserving and not self.looking and not self.waits
+        """Whether no rule settles its units later, only looks on, or lets requests wait."""
         self.holds = any(rule.concurrency is not None for rule in rules)
         """Whether a rule has a concurrency limit."""
         self._tree = Tree(app)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final, Literal, TypeAlias
 
+import anyio
 from starlette.types import Message, Receive, Scope, Send
 
 from ...core.decision import Bucket, Decision, Reason
@@ -19,6 +20,8 @@ from ...core.limits import AnyLimit, Limit, parse_limits
 from ...core.protocols import Clock
 from ...core.windows.rings import Entry, new_count
 from ...limiter import Limiter
+from ...limiter.waiting import may_wait
+from ..finishing import hand_back
 from ..keys.client_ip import ClientAddress
 from ..keys.key import Key
 from ..options import names_checked
@@ -29,6 +32,9 @@ Beyond: TypeAlias = Literal["close", "drop", "wait"]
 
 TRY_AGAIN_LATER: Final = 1013
 """The close code of a connection that went beyond a message limit (IANA's registry of close codes)."""
+FOR_EVER_US: Final = 10**15
+MOST_WAITING: Final = 2**31
+_BANNED: Final = Decision(False, Reason.BANNED)
 
 
 class MessageLimits:
@@ -87,7 +93,10 @@ class MessageCounter:
     """
 
     def __init__(self, messages: MessageLimits, limiter: Limiter, client: ClientAddress, claimed: str) -> None:
-        self._bucket = Bucket(claimed, messages.limits)
+        waits = messages.beyond == "wait"
+        self._bucket = Bucket(
+            claimed, messages.limits, wait_us=FOR_EVER_US if waits else 0, wait_max=MOST_WAITING if waits else 0
+        )
         self._key = messages.key
         self._beyond = messages.beyond
         self._limiter = limiter
@@ -104,7 +113,8 @@ class MessageCounter:
             return Counted(socket, OwnCounts(self._bucket, internals.statistics.now_us).hit, self._beyond)
         client_key, find = self._client.locate(scope)[0], self._key.find if isinstance(self._key, Key) else None
         key = client_key if find is None else find(scope, self._limiter, client_key)
-        return Counted(socket, lambda: internals.decide(((self._bucket, key, 1),), ()), self._beyond)
+        checks = ((self._bucket, key, 1),)
+        return Counted(socket, lambda: internals.lines.decide(checks, ()), self._beyond, self._limiter)
 
 
 class OwnCounts:
@@ -136,12 +146,20 @@ class Counted:
         socket: The connection.
         hit: Counts a message.
         beyond: The action on a message beyond the limit.
+        limiter: The limiter in whose lines messages wait; None where none comes before another, as in one connection.
     """
 
-    def __init__(self, socket: Watched, hit: Callable[[], Decision | Awaitable[Decision]], beyond: Beyond) -> None:
+    def __init__(
+        self,
+        socket: Watched,
+        hit: Callable[[], Decision | Awaitable[Decision]],
+        beyond: Beyond,
+        limiter: Limiter | None = None,
+    ) -> None:
         self._socket = socket
         self._count = hit
         self._beyond = beyond
+        self._limiter = limiter
 
     @property
     def channels(self) -> tuple[Receive, Send]:
@@ -156,11 +174,10 @@ class Counted:
                 return message
             decision = await self._hit()
             while self._beyond == "wait" and not decision.allowed and decision.reason is not Reason.BANNED:
-                if not await self._socket.wait(decision.retry_after_us or 0):
+                later = await self._wait(decision)
+                if later is None:
                     return await self._socket.receive()
-                if await self._socket.banned():
-                    return await self._socket.shut_out()
-                decision = await self._hit()
+                decision = later
             if decision.allowed:
                 return message
             if decision.reason is Reason.BANNED:
@@ -169,6 +186,26 @@ class Counted:
                 await self._socket.struck()
             if self._beyond == "close":
                 return await self._socket.close(TRY_AGAIN_LATER, "message limit exceeded")
+
+    async def _wait(self, refused: Decision) -> Decision | None:
+        """Wait for room, and return what the counts say then; None if the client has left."""
+        limiter, decision = self._limiter, refused
+
+        async def wait() -> None:
+            nonlocal decision
+            if limiter is not None and may_wait(refused):
+                decision = await limiter.internals.lines.wait(refused, self._socket.guarded)
+            else:
+                await anyio.sleep((refused.retry_after_us or 0) / 1_000_000)
+                decision = _BANNED if await self._socket.banned() else await self._hit()
+
+        there = False
+        try:
+            there = await self._socket.while_there(wait)
+        finally:
+            if not there and limiter is not None:
+                await hand_back([(limiter, decision)])
+        return decision if there else None
 
     async def _hit(self) -> Decision:
         answer = self._count()

@@ -126,6 +126,6 @@ class Watched:
         finally:
             self._waiting = None
 
-    async def wait(self, wait_us: int) -> bool:
-        """Wait, and tell whether the client is still there."""
-        return await self._unless_interrupted(self._receive.while_there_us(wait_us)) is True
+    async def while_there(self, wait: Callable[[], Awaitable[None]]) -> bool:
+        """Do some waiting, and tell whether the client is still there."""
+        return await self._unless_interrupted(self._receive.while_there(wait)) is True

@@ -1,0 +1,404 @@
+"""Waiting is one line: the requests of this process that may wait stand in it, first come, first served.
+
+There is a line for each rule and key, whatever the requests lack: units of a window, or places of a concurrency limit::
+
+    let in  <--  first  <--  second  <--  third        at most `Bucket.wait_max`
+                   |            '-----------'--------- sleep until they are called, or their bound is over
+                   '-- asks the store, sleeps until its retry-after, asks again
+
+Nothing is charged before its turn, so a line holds no units, places or locks, and the bound of a limit holds whoever
+else comes. Whoever leaves a line, let in or not, calls the next one; so does who hands something back. A place has no
+retry-after, and other workers hand back too, so the first asks for one every `PAUSE_S`. A request that comes while
+others wait is not charged before them: the store is asked what it would answer, no more. Between processes it is
+whoever asks first.
+
+Who cannot be let in before its bound is refused at once. With U units asked for by those ahead and itself, N of which
+fit in a window W, unit number U comes no sooner than unit number r = U - m * N (1 <= r <= N) and m windows, because
+each window takes N; and r units wait at least as long as fewer, which is what the store says of the request alone.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter, deque
+from collections.abc import Awaitable, Sequence
+from contextlib import ExitStack
+from threading import Lock
+from typing import Final, NamedTuple, Protocol, TypeAlias
+
+from ..core.bans.in_force import Guarded
+from ..core.decision import Bucket, Check, Decision, Reason
+from ..core.limits import AnyLimit, Concurrency, Limit
+from ..core.quotas import Quota
+from ..core.windows.theory import NEVER, OPEN
+from ..stores.forks import hold_over_fork
+from .onlooking.notes import Decide
+from .places.waits import PASSED, REFUSED, Wait, Waits
+from .stand_ins import Behind
+from .uncancelled import to_the_end
+from .waiters import LoopWaiter, Waiter
+
+PAUSE_S: Final = 0.1
+"""How long the first of a line waits for a place before it asks again without having been called."""
+LATE_US: Final = 10_000
+"""How late timers may be, before the bound of a wait counts it: else the second of a burst would miss its turn."""
+
+Name: TypeAlias = tuple[str, str]
+"""The identity of a rule, and a key."""
+NOBODY: Final[Counter[Bucket]] = Counter()
+
+
+class Asks(Protocol):
+    """Asks the store: the `Internals` of a limiter."""
+
+    waits: Waits
+
+    @property
+    def decide(self) -> Decide:
+        """Charges every check or none."""
+
+    async def peek(self, checks: Sequence[Check], guarded: Sequence[Guarded]) -> Decision:
+        """Say what `decide` would answer now."""
+
+    async def refund(self, decision: Decision) -> bool:
+        """Hand the units of a decision back."""
+
+
+class Line:
+    """Those who wait under one name."""
+
+    __slots__ = ("units", "waiters")
+
+    def __init__(self) -> None:
+        self.waiters: deque[Waiter] = deque()
+        self.units: Counter[Bucket] = Counter()
+        """What they will be charged; units of one rule lie in the same windows only if their bucket is the same."""
+
+    def starts_with(self, waiter: Waiter) -> bool:
+        """Tell whether somebody stands first."""
+        return bool(self.waiters) and self.waiters[0] is waiter
+
+    async def turn(self, waiter: Waiter, until_s: float) -> bool:
+        """Wait until somebody stands first; False if the time is over before."""
+        while not self.starts_with(waiter):
+            left_s = until_s - waiter.now_s()
+            if left_s <= 0:
+                return False
+            await waiter.wait(left_s)
+        return True
+
+
+class WaitingLines:
+    """The lines of one limiter.
+
+    Args:
+        asks: Asks the store.
+
+    Attributes:
+        lines: The lines in which somebody stands, by their name.
+    """
+
+    def __init__(self, asks: Asks) -> None:
+        self._asks = asks
+        self._lock = Lock()
+        hold_over_fork(self._lock)
+        self._process = os.getpid()
+        self.lines: dict[Name, Line] = {}
+
+    def decide(self, checks: Sequence[Check], guarded: Sequence[Guarded]) -> Decision | Awaitable[Decision]:
+        """Charge every check or none, unless others wait in line before a request: then nothing is asked yet.
+
+        Where refusals are charged the line is the way of all that may wait, or each would be charged as refused before
+        it waits.
+        """
+        for check in checks:
+            bucket = check[0]
+            if bucket.wait_us and (bucket.count_denied or (self.lines and (bucket.rule, check[1]) in self.lines)):
+                return Behind(check, checks)
+        return self._asks.decide(checks, guarded)
+
+    def freed(self, checks: Sequence[Check]) -> None:
+        """Call those who wait for what some checks had charged: it was handed back."""
+        for bucket, key, _ in checks if self.lines else ():
+            self._call((bucket.rule, key))
+
+    def reset(self, key: str | None = None) -> None:
+        """Call those who wait under a key, or under any: its windows are forgotten."""
+        for name in list(self.lines):
+            if key is None or name[1] == key:
+                self._call(name)
+
+    def join(
+        self, name: Name, waiter: Waiter, most: int, units: Sequence[Check] = ()
+    ) -> tuple[Line | None, Counter[Bucket]]:
+        """Go to the end of a line; `leave` it afterwards.
+
+        Args:
+            name: Whose line.
+            waiter: Who waits.
+            most: How many may stand in it.
+            units: What is to be charged.
+
+        Returns:
+            The line, None if it is full, and the units of those ahead by their bucket.
+        """
+        with self._lock:
+            if self._process != os.getpid():  # those who waited in the parent never come to their turn in a child
+                self._process = os.getpid()
+                self.lines.clear()
+            line = self.lines.get(name)
+            if line is None:
+                line = self.lines[name] = Line()
+            ahead = line.units.copy()
+            if len(line.waiters) >= most:
+                return None, ahead
+            line.waiters.append(waiter)
+            line.units.update(_units(name, units))
+            return line, ahead
+
+    def leave(self, name: Name, waiter: Waiter, units: Sequence[Check] = ()) -> None:
+        """Leave a line, and call the one who stands first then."""
+        with self._lock:
+            line = self.lines[name]
+            line.waiters.remove(waiter)
+            line.units.subtract(_units(name, units))
+            if not line.waiters:
+                del self.lines[name]
+        self._call(name)
+
+    def _call(self, name: Name) -> None:
+        with self._lock:
+            line = self.lines.get(name)
+            if line is not None:
+                line.waiters[0].call()
+
+    async def wait(self, refused: Decision, guarded: Sequence[Guarded] = (), waiter: Waiter | None = None) -> Decision:
+        """Wait in line, as long as the rules of a request allow.
+
+        Args:
+            refused: The refusal of the request, or its `Behind`.
+            guarded: Further keys whose bans refuse.
+            waiter: How it waits; by default in the event loop that runs.
+
+        Returns:
+            What the store answered at last. A decision that lets the request through after a wait says `WAITED`.
+        """
+        request = _Request(self, self._asks, refused, guarded, LoopWaiter() if waiter is None else waiter)
+        return await request.wait()
+
+    async def ask(self, checks: Sequence[Check], guarded: Sequence[Guarded]) -> Decision:
+        """Ask the store whether the first of a line may pass. Who is cancelled meanwhile is charged nothing."""
+        # The one question of those who stand first: here `first_in_line=True` goes down to the store.
+        answer = self._asks.decide(checks, guarded)
+        return answer if isinstance(answer, Decision) else await self._unless_cancelled(answer)
+
+    async def _unless_cancelled(self, answer: Awaitable[Decision]) -> Decision:
+        given_up, decision = False, None
+
+        async def heard() -> Decision:
+            nonlocal decision
+            decision = await answer
+            if given_up:
+                await self._asks.refund(decision)
+            return decision
+
+        try:
+            return await to_the_end(heard())
+        except BaseException:
+            given_up = True
+            if decision is not None:
+                await to_the_end(self._asks.refund(decision))
+            raise
+
+
+class _Request:
+    """One request that waits."""
+
+    def __init__(
+        self,
+        lines: WaitingLines,
+        asks: Asks,
+        refused: Decision,
+        guarded: Sequence[Guarded],
+        waiter: Waiter,
+    ) -> None:
+        self._lines = lines
+        self._asks = asks
+        self._demand = refused.checks
+        self._guarded = guarded
+        self._waiter = waiter
+        self._last: Decision | None = None if isinstance(refused, Behind) else refused
+        self._name, self._most, self._bound_us = _place(refused)
+        self._began_s = waiter.now_s()
+        self._counts = ExitStack()
+        self._counted: Wait | None = None
+        # Its own questions would be charged as refusals.
+        self._charged = any(bucket.count_denied for bucket, _, _ in self._demand)
+
+    async def wait(self) -> Decision:
+        """See `WaitingLines.wait`."""
+        if self._last is None and self._name not in self._lines.lines:
+            self._last = await self._ask()
+        if self._last is not None and (self._last.allowed or not self._has_time(self._last)):
+            return await self._end(self._last)
+        with self._counts:
+            decision = await self._stand()
+            while decision is None:  # it lacks something else now, for which others stand in another line
+                decision = await self._stand()
+            if self._counted is not None:
+                self._counted.outcome = PASSED if decision.allowed else REFUSED
+                if decision.reason is Reason.OK:
+                    decision.reason = Reason.WAITED
+            return decision
+
+    async def _stand(self) -> Decision | None:
+        """Stand in one line; None to go to another one."""
+        name = self._name
+        line, ahead = self._lines.join(name, self._waiter, self._most, self._demand)
+        if line is None:
+            return await self._turned_away(ahead)
+        try:
+            if not line.starts_with(self._waiter):
+                self._last = await self._peek()
+                if not self._has_time(self._last, ahead):
+                    return await self._turned_away(ahead)
+                self._count()
+                if not await line.turn(self._waiter, self._until_s + LATE_US / 1_000_000):
+                    return await self._turned_away(NOBODY)
+                self._last = None
+            return await self._first()
+        finally:
+            self._lines.leave(name, self._waiter, self._demand)
+
+    async def _first(self) -> Decision | None:
+        """Ask, and sleep until the answer says, as the first of the line."""
+        while True:
+            decision = self._last = await self._ask() if self._last is None else self._last
+            lacks = _lacks(decision)
+            if not lacks or not self._has_time(decision):
+                return await self._end(decision)
+            name, self._most, _ = _place(decision)
+            if name != self._name:
+                self._name = name
+                return None
+            wait_s = max(lack.wait_us for lack in lacks) / 1_000_000
+            if any(lack.wait_us == OPEN for lack in lacks):
+                left_s = max(self._until_s - self._waiter.now_s(), LATE_US / 1_000_000)
+                wait_s = max(wait_s, min(PAUSE_S, left_s))
+            self._count()
+            await self._waiter.wait(wait_s)
+            self._last = None
+
+    def _count(self) -> None:
+        """Count it as one that waits, now that it does."""
+        if self._counted is None:
+            self._counted = self._counts.enter_context(self._asks.waits.one())
+
+    async def _ask(self) -> Decision:
+        if self._charged:
+            decision = await self._peek()
+            if not decision.allowed:
+                return decision
+        return await self._waiter.answer(self._lines.ask(self._demand, self._guarded))
+
+    async def _peek(self) -> Decision:
+        return await self._waiter.answer(self._asks.peek(self._demand, self._guarded))
+
+    async def _end(self, decision: Decision) -> Decision:
+        """Return the last answer, after it was charged where refusals are."""
+        if decision.allowed or not self._charged:
+            return decision
+        return await self._waiter.answer(self._lines.ask(self._demand, self._guarded))
+
+    async def _turned_away(self, ahead: Counter[Bucket]) -> Decision:
+        """Return the refusal of a request that is not let in, whatever the store has room for now."""
+        decision = await self._peek()
+        if not decision.allowed or self._charged or not decision.readings:
+            return await self._end(decision)
+        readings = []
+        for asked, reading in zip(_asked(decision, self._name), decision.readings, strict=True):
+            places = isinstance(asked.limit, Concurrency)
+            wait_us = 0 if not asked.here else OPEN if places else max(_later_us(asked, ahead), 1)
+            readings.append((*reading[:3], wait_us))
+        return Decision(False, Reason.LIMITED, decision.now_us, decision.checks, readings)
+
+    @property
+    def _until_s(self) -> float:
+        return self._began_s + self._bound_us / 1_000_000
+
+    def _has_time(self, decision: Decision, ahead: Counter[Bucket] = NOBODY) -> bool:
+        """Tell whether a request that got an answer may be let in before its bound."""
+        lacks = _lacks(decision)
+        if lacks is None:
+            return False
+        self._bound_us = min([self._bound_us, *(lack.bucket.wait_us for lack in lacks)])
+        gone_us = max(round((self._waiter.now_s() - self._began_s) * 1_000_000) - LATE_US, 0)
+        left_us = self._bound_us - gone_us
+        waits = [_later_us(asked, ahead) for asked in _asked(decision, self._name)]
+        return left_us > 0 and max(waits, default=0) <= left_us
+
+
+class _Asked(NamedTuple):
+    """One limit of a demand, and what a store said of it."""
+
+    bucket: Bucket
+    key: str
+    limit: AnyLimit
+    cost: int
+    wait_us: int
+    here: bool
+    """Whether it is counted where those wait who stand in the same line."""
+
+
+def may_wait(decision: Decision) -> bool:
+    """Tell whether a request may wait: it was not let through, and all that it lacks will come back."""
+    return isinstance(decision, Behind) or (not decision.allowed and bool(_lacks(decision)))
+
+
+def _asked(decision: Decision, name: Name | None = None) -> list[_Asked]:
+    waits = iter(decision.readings)
+    return [
+        _Asked(bucket, key, limit, max(cost, 1), next(waits)[3], here=(bucket.rule, key) == name)
+        for bucket, key, cost in (decision.checks if decision.readings else ())
+        for limit in bucket.limits
+    ]
+
+
+def _lacks(decision: Decision) -> list[_Asked] | None:
+    """Return what a request lacks; None if it may not wait for it, or something else than limits refuses it."""
+    if not decision.allowed and not decision.readings:
+        return None
+    lacks = [asked for asked in _asked(decision) if asked.wait_us and not decision.allowed]
+    for bucket, _, limit, _, wait_us, _ in lacks:
+        # Nobody waits for the next day, and who asks for more than there is waits for ever.
+        if not bucket.wait_us or isinstance(limit, Quota) or wait_us == NEVER:
+            return None
+    return lacks
+
+
+def _place(decision: Decision) -> tuple[Name, int, int]:
+    """Return the line of a request that is not let through, how many may stand in it, and how long."""
+    if isinstance(decision, Behind):
+        bucket, key, _ = decision.check
+    else:
+        # In the line of what comes last it holds up nobody who lacks less.
+        bucket, key, *_ = max(_lacks(decision) or _asked(decision), key=lambda lack: lack.wait_us)
+    return (bucket.rule, key), bucket.wait_max, bucket.wait_us
+
+
+def _later_us(asked: _Asked, ahead: Counter[Bucket]) -> int:
+    """Return how long a request waits at least under one limit, behind the units of those ahead of it."""
+    _, _, limit, cost, wait_us, here = asked
+    units = ahead[asked.bucket] if here else 0
+    if not units or not isinstance(limit, Limit) or isinstance(limit, Concurrency):
+        return max(wait_us, 0)
+    windows, before = divmod(units + cost - 1, limit.amount)
+    return max(wait_us, windows * limit.window_us + (wait_us if before + 1 >= cost else 0), 0)
+
+
+def _units(name: Name, checks: Sequence[Check]) -> Counter[Bucket]:
+    units: Counter[Bucket] = Counter()
+    for bucket, key, cost in checks:
+        if (bucket.rule, key) == name:
+            units[bucket] += cost
+    return units

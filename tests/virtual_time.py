@@ -1,0 +1,40 @@
+"""An event loop whose time is a fake clock's: where nothing is left to do, the clock moves to the next timer."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import Any
+
+from slidegate.testing import FakeClock
+
+
+class VirtualTime:
+    """Makes the running event loop go by a clock, which tests may move as well.
+
+    Args:
+        clock: The clock; its microseconds are those of the loop.
+    """
+
+    def __init__(self, clock: FakeClock | None = None) -> None:
+        self.clock = FakeClock(10**9) if clock is None else clock
+        self.began_us = self.loop_us = self.clock()
+        loop: Any = asyncio.get_running_loop()
+        loop.time = lambda: self.loop_us / 1_000_000
+        self._select = loop._selector.select
+        loop._selector.select = self._jump
+
+    @property
+    def passed_s(self) -> float:
+        """The seconds that tasks have slept through."""
+        return (self.loop_us - self.began_us) / 1_000_000
+
+    def _jump(self, timeout: float | None = None) -> Any:
+        ready = self._select(0)
+        if not ready and timeout is None:  # only a thread can go on
+            return self._select(None)
+        if not ready and timeout:
+            span_us = max(math.ceil(timeout * 1_000_000 - 0.01), 1)
+            self.loop_us += span_us
+            self.clock.advance(us=span_us)
+        return ready
