@@ -9,18 +9,8 @@ from typing import Any
 
 import pytest
 
-from slidegate import MemoryStore
-from slidegate.core import (
-    Bucket,
-    CounterWindow,
-    Decision,
-    Limit,
-    MetricWindow,
-    PeriodCount,
-    Places,
-    Reason,
-    TimestampWindow,
-)
+from slidegate import Limiter, MemoryStore
+from slidegate.core import Bucket, CounterWindow, Decision, Limit, MetricWindow, Reason
 from slidegate.core.barred import Barred, RuleBlock
 from slidegate.core.decision import Check
 from slidegate.limiter.figures.stats import Stats, Traffic
@@ -31,14 +21,13 @@ BUCKET = Bucket("api", [LIMIT], ["a"], count_denied=True, wait_us=7, wait_max=3,
 CHECK: Check = (BUCKET, "192.0.2.1", 2)
 OF_BUCKET = ("rule", "label", "limits", "names", "count_denied", "held", "wait_us", "wait_max")
 OF_DECISION = ("allowed", "reason", "now_us", "checks", "readings", "charge", "states", "retry_after_us", "by", "ban")
-OF_RING = ("spent", "newest_us", "leaves_us", "refusal")
 DECISION = Decision(False, Reason.LIMITED, 10, (CHECK,), ((5, 40, 20, 30),), [None])
 
 
-def spent(window: Any) -> Any:
-    """Return a window after a charge and a refusal."""
-    window.spend(50, 5, 4)
-    window.wait_us(60, 1)
+def counted() -> CounterWindow:
+    """Return a window that has counted something."""
+    window = CounterWindow(3, 10)
+    window.add(50, 4)
     return window
 
 
@@ -56,10 +45,7 @@ SAMPLES: list[tuple[Any, tuple[str, ...]]] = [
     (RuleBlock("nobody", 404), (*OF_DECISION, "status")),
     (Unserved(False, (CHECK,), 9), OF_DECISION),
     (Behind(CHECK, (CHECK, CHECK)), (*OF_DECISION, "check")),
-    (spent(CounterWindow(3, 10)), (*OF_RING, "slice_count", "slice_us")),
-    (spent(TimestampWindow(100)), (*OF_RING, "window_us")),
-    (Places(3), OF_RING),
-    (PeriodCount(), OF_RING),
+    (counted(), ("resolution", "step_us", "_ring")),
     (summary(), ("start_us", "span_us", "events", "rt", "first")),
     (Traffic(summary()), ("seen",)),
     (Stats({"api": Traffic(summary())}, {}, Traffic(summary())), ("rules", "routes", "total")),
@@ -85,3 +71,15 @@ def test_a_copy_holds_what_the_original_holds(value: Any, names: tuple[str, ...]
 def test_a_copy_of_a_decision_of_two_stores_shows_the_same_part(way: str) -> None:
     original = Parted(DECISION, [(MemoryStore(), DECISION)] if way == "copy" else [])
     assert repr(WAYS[way](original).states) == repr(original.states)
+
+
+async def test_copies_of_a_decision_are_handed_back_once_and_a_pickled_one_never() -> None:
+    limiter = Limiter(MemoryStore())
+    for way in (copy.copy, copy.deepcopy):
+        decision = await limiter.hit("ann", "5/minute; 50/hour")
+        twin = way(decision)
+        assert not await limiter.refund(pickle.loads(pickle.dumps(decision)))
+        assert await limiter.refund(twin)
+        assert not await limiter.refund(decision)
+        assert not await limiter.refund(twin)
+    assert (await limiter.peek("ann", "5/minute; 50/hour", 0)).remaining == 5

@@ -49,7 +49,6 @@ from slidegate.core import (
     HotKeys,
     MetricWindow,
     RollingTotals,
-    TimestampWindow,
     parse_duration_us,
     parse_limits,
 )
@@ -261,7 +260,6 @@ MADE: tuple[tuple[Callable[..., object], dict[str, object]], ...] = (
     (RedisStore, {"client": "redis://localhost"}),
     (CounterWindow, {"slices": 5, "slice_us": 1}),
     (MetricWindow, {"slices": 5, "slice_us": 1}),
-    (TimestampWindow, {"window_us": 5}),
     (RollingTotals, {"slice_us": 1, "windows_us": [5]}),
     (HotKeys, {"capacity": 5, "threshold": 5, "window": "5s"}),
     (LimitedTransport, {"limits": "5/minute"}),

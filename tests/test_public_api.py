@@ -198,4 +198,4 @@ import slidegate.core
     ours = {name for name in loaded if name.startswith("slidegate.")}
     assert {name for name in ours if name.split(".")[1] != "core"} == set()
     assert {name.partition(".")[0] for name in loaded - ours} <= {"slidegate", *sys.stdlib_module_names}
-    assert "slidegate.core.windows.theory" in ours
+    assert "slidegate.core.ring" in ours

@@ -16,7 +16,7 @@ from .core.errors import ConfigurationError, InvalidKey, SlidegateError, StoreEr
 from .core.limits import Limit, parse_limits
 from .core.protocols import Event, Observer, Store
 from .core.quotas import Quota
-from .core.windows.views import WindowSlice, WindowView
+from .core.views import WindowSlice, WindowView
 from .limiter import Limiter
 from .limiter.events.hub import EventStats
 from .limiter.events.subscription import Subscription
@@ -27,8 +27,7 @@ from .limiter.key_spelling import KeyOf
 from .limiter.sync.limited import Limited, RateLimited
 from .limiter.sync.sync_limiter import SyncLimiter
 from .netlists.networks import Networks
-from .stores.memory.store import MemoryStore
-from .stores.memory.tables import MemoryStats
+from .stores.memory.store import MemoryStats, MemoryStore
 from .web.bans.strike import strike
 from .web.endpoints.charge import charge
 from .web.endpoints.rate_limit import LimitExceeded, RateLimit

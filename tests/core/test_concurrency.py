@@ -14,7 +14,6 @@ from slidegate.core import (
     Concurrency,
     ConfigurationError,
     Limit,
-    Places,
     parse_limits,
 )
 from slidegate.core.decision import Decision, Reason
@@ -54,18 +53,27 @@ def test_a_concurrency_limit_survives_copying_and_pickling() -> None:
     assert isinstance(copy.copy(limit), Concurrency)
 
 
-def test_places_are_taken_up_to_the_amount_and_free_when_handed_back() -> None:
-    places = Places()
-    assert [places.spend(0, 2, 1) for _ in range(3)] == [(1, 0, 0, 0), (2, 0, 0, 0), (2, 0, 0, OPEN)]
-    assert places.spend(0, 2, 3) == (2, 0, 0, NEVER)
-    assert [places.remove(0, 0, units) for units in (0, 3, 2, 1)] == [False, False, True, False]
-    assert places.spend(10**15, 2, 0) == (0, 0, 0, 0), "a cost of nothing passes where a place is free"
+def test_permits_are_taken_up_to_the_amount_and_free_when_given_back() -> None:
+    limit, window, states = Concurrency(2), b"", []
+    for _ in range(3):
+        window, state = limit.spend(window, 0, 1)
+        states.append(state)
+    assert states == [(1, 0, 0, 0), (2, 0, 0, 0), (2, 0, 0, OPEN)]
+    assert limit.spend(window, 0, 3)[1] == (2, 0, 0, NEVER)
+    assert [limit.remove(window, 0, 0, 0, units) for units in (0, 3)] == [None, None]
+    free = limit.remove(window, 0, 0, 0, 2)
+    assert free is not None
+    assert limit.spend(free, 10**15, 0)[1] == (0, 0, 0, 0), "a cost of nothing passes where a permit is free"
 
 
-def test_no_step_of_the_clock_moves_a_place() -> None:
-    places = Places(2)
-    assert not places.lies_ahead(-1)
-    assert copy.copy(places).wait_us(0, 1) == OPEN
+def test_no_time_frees_a_permit() -> None:
+    limit = Concurrency(2)
+    window, _ = limit.charge(b"", 10, 2)
+    for now_us in (0, 10**18):
+        assert limit.spend(limit.settle(window, now_us), now_us, 1)[1][3] == OPEN
+        assert limit.reset(window, now_us) == window
+    assert limit.expires_us(window) > 10**18
+    assert (limit.expires_us(b""), limit.mark(window)) == (0, 0)
 
 
 def test_a_demand_for_two_places_of_a_key_needs_both() -> None:

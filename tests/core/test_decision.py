@@ -8,13 +8,13 @@ import pytest
 
 from slidegate.core import NEVER, Bucket, Decision, Limit, Reason, parse_limits
 from slidegate.core.decision import Check, ceil_s
-from slidegate.core.windows.theory import Reading
+from slidegate.core.ring import WindowState
 
 SECOND_US = 1_000_000
 NOW_US = 1_000 * SECOND_US
 
 
-def decide(limits: str, *readings: Reading, cost: int = 1, rule: str = "api") -> Decision:
+def decide(limits: str, *readings: WindowState, cost: int = 1, rule: str = "api") -> Decision:
     """Make the decision of a store that saw `readings`, moments given in seconds from now."""
     seen = [
         (
@@ -130,7 +130,7 @@ def test_a_check_that_is_taken_out_leaves_the_rest_as_if_it_had_cost_nothing() -
     assert [state.remaining for state in decision.states] == [5, 50, 93]
     assert decision.charge == [None, None, "c"]
     assert decision.take_out(1).charge == ["c"]
-    assert (readings[0], notes[0]) == ((2, 60, 9, 0), "a"), "the store's own lists are not touched"
+    assert readings[0] == (2, 60, 9, 0), "the states of the store are not touched"
 
 
 @pytest.mark.parametrize(

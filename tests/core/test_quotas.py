@@ -10,7 +10,7 @@ import zoneinfo
 import pytest
 
 from slidegate import ConfigurationError, Limit, Limiter, MemoryStore, Quota, parse_limits
-from slidegate.core import Bucket, PeriodCount
+from slidegate.core import NEVER, Bucket
 from slidegate.testing import FakeClock
 
 NEW_YEAR_US = 1_735_689_600_000_000  # 2025-01-01T00:00Z
@@ -132,8 +132,12 @@ def test_quotas_of_a_rule_are_told_apart_by_their_periods() -> None:
 
 
 def test_a_period_is_counted_until_its_end_in_the_time_of_the_store() -> None:
-    count = PeriodCount()
-    count.enter(1_000, 50)
-    assert count.spend(100, 5, 3) == (3, 1_050, 1_050, 0)
-    assert count.spend(100, 5, 3) == (3, 1_050, 1_050, 950), "a unit too many has to wait for the end of the period"
-    assert (count.total(1_049), count.total(1_050)) == (3, 0)
+    quota, hour_us = Quota("5/day"), 3_600_000_000
+    window = quota.enter(b"", NEW_YEAR_US - 50, NEW_YEAR_US - hour_us)
+    window, state = quota.spend(window, NEW_YEAR_US - 50, 3)
+    ends_us = NEW_YEAR_US - 50 + hour_us
+    assert state == (3, ends_us, ends_us, 0)
+    assert quota.spend(window, NEW_YEAR_US, 3) == (window, (3, ends_us, ends_us, hour_us - 50))
+    assert quota.spend(window, NEW_YEAR_US, 6)[1][3] == NEVER
+    assert quota.enter(window, NEW_YEAR_US, NEW_YEAR_US - 1)[8:] != window[8:], "how far ahead it is, is looked at anew"
+    assert quota.state(quota.enter(window, ends_us, NEW_YEAR_US))[0] == 0

@@ -105,6 +105,25 @@ async def spend(store: Store, rule: Bucket) -> None:
 
 @needs_redis
 @pytest.mark.parametrize("where", ["server", "cluster"])
+async def test_another_worker_hands_nothing_back_that_was_charged_before(
+    where: str, request: pytest.FixtureRequest
+) -> None:
+    """Though others have spent as much in the same slice since."""
+    running, rule, clock = request.getfixturevalue(where), bucket("500/hour"), FakeClock()
+    async with store_at(running, clock=clock) as here, store_at(running, prefix=here._prefix, clock=clock) as there:
+        early = await settle(there.hit(((rule, "ann", 3),)))
+        clock.advance(us=1)
+        assert await here.reset_all() is True
+        assert await here.reset_all() is False
+        clock.advance(us=1)
+        late = await settle(here.hit(((rule, "ann", 3),)))
+        assert await settle(there.refund(early)) is False
+        assert (await settle(here.peek(((rule, "ann", 0),)))).remaining == 497
+        assert await settle(here.refund(late)) is True
+
+
+@needs_redis
+@pytest.mark.parametrize("where", ["server", "cluster"])
 async def test_windows_of_another_prefix_stay(where: str, request: pytest.FixtureRequest) -> None:
     running = request.getfixturevalue(where)
     async with store_at(running) as here, store_at(running) as there:

@@ -43,7 +43,7 @@ from slidegate import (
     parse_limits,
     strike,
 )
-from slidegate.core import AnyLimit, CounterWindow, TimestampWindow, new_window
+from slidegate.core import AnyLimit, CounterWindow
 from slidegate.httpx import LimitedTransport, TurnTimeout
 
 
@@ -253,7 +253,7 @@ window = CounterWindow(slices=10, slice_us=100_000)
 window.add(0, 2)
 assert_type(window.total(0), int)
 assert_type(window.slices(), list[tuple[int, int]])
-assert_type(new_window(limit), TimestampWindow | CounterWindow)
+assert_type(limit.spend(b"", 0, 1), tuple[bytes, tuple[int, int, int, int]])
 
 # -- requests to others --------------------------------------------------------------------------------------------
 

@@ -94,8 +94,8 @@ async def test_a_gate_that_lets_go_too_early_is_found_out() -> None:
     class Eager(MemoryStore):
         """Counts no place as taken."""
 
-        def hit(self, checks, guarded=()):  # type: ignore[no-untyped-def]
-            decision = super().hit(checks, guarded)
+        def hit(self, checks, guarded=(), **line):  # type: ignore[no-untyped-def]
+            decision = super().hit(checks, guarded, **line)
             if decision.charge:
                 self.refund(decision)
             return decision

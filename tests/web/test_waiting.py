@@ -176,9 +176,28 @@ async def test_a_wait_ends_at_its_bound_when_others_take_the_room(virtual: Virtu
     await crowd.come(2)
     await asyncio.sleep(0.999999)
     virtual.clock.advance(us=1)
-    assert await app.limiter.hit(PEER, "1/s", rule="slow")  # another worker
+    checks = (await app.limiter.peek(PEER, "1/s", rule="slow")).checks
+    assert app.limiter.store.hit(checks, first_in_line=True)  # the first of the line of another worker
     assert [ended[:2] for ended in await crowd.all()] == [(0, 200), (1, 429)]
     assert virtual.passed_s <= 1.5
+
+
+async def test_a_stream_of_others_does_not_starve_a_line(virtual: VirtualTime) -> None:
+    app = gate(hello, virtual, "2/s", wait="1h")
+    crowd = Crowd(app, virtual)
+    await crowd.come(5)
+    taken = 0
+    for _ in range(4_000):
+        await asyncio.sleep(0.001)
+        taken += (await app.limiter.hit(PEER, "2/s", rule="slow")).allowed
+    assert [(number, status, round(at_s, 1)) for number, status, at_s in await crowd.all()] == [
+        (0, 200, 0.0),
+        (1, 200, 0.0),
+        (2, 200, 1.0),
+        (3, 200, 1.0),
+        (4, 200, 2.0),
+    ]
+    assert taken == 2 + 1 + 1, "what those who wait do not need is for everybody"
 
 
 async def test_who_lacks_what_nobody_waits_for_is_refused_at_once(virtual: VirtualTime) -> None:

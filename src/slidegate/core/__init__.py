@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from .addresses import parse_address
+from .bans.in_force import Guarded
 from .calendar import Anchor, Calendar, Period
+from .counter_window import CounterWindow
+from .decide import charge_all, decide, enter_periods, refund_all
 from .decision import Bucket, Check, Decision, LimitState, Reason
-from .demand import Note
 from .errors import ConfigurationError, InvalidKey, SlidegateError
 from .limits import AnyLimit, Concurrency, Limit, parse_duration_us, parse_limits
 from .networks import Networks
+from .observers import Observers
 from .protocols import (
     AnswersThreads,
     Clock,
@@ -23,17 +26,12 @@ from .protocols import (
     Store,
 )
 from .quotas import Quota
+from .ring import NEVER, OPEN, WindowState
 from .statistics.hot_keys import HotKeys
 from .statistics.metrics import MetricWindow
 from .statistics.summary import MetricSummary
 from .statistics.totals import RollingTotals
-from .windows.counters import CounterWindow
-from .windows.periods import PeriodCount
-from .windows.places import Places
-from .windows.rings import Ring, convert, new_window
-from .windows.theory import NEVER, OPEN, Reading, Window
-from .windows.timestamps import TimestampWindow
-from .windows.views import Snapshot, WindowSlice, WindowView
+from .views import Snapshot, WindowSlice, WindowView
 
 __all__ = [
     "NEVER",
@@ -52,6 +50,7 @@ __all__ = [
     "Decision",
     "Event",
     "FigureRow",
+    "Guarded",
     "HasParts",
     "HoldsPlaces",
     "HotKeys",
@@ -63,26 +62,23 @@ __all__ = [
     "MetricSummary",
     "MetricWindow",
     "Networks",
-    "Note",
     "Observer",
+    "Observers",
     "Period",
-    "PeriodCount",
-    "Places",
     "Quota",
-    "Reading",
     "Reason",
-    "Ring",
     "RollingTotals",
     "SlidegateError",
     "Snapshot",
     "Store",
-    "TimestampWindow",
-    "Window",
     "WindowSlice",
+    "WindowState",
     "WindowView",
-    "convert",
-    "new_window",
+    "charge_all",
+    "decide",
+    "enter_periods",
     "parse_address",
     "parse_duration_us",
     "parse_limits",
+    "refund_all",
 ]

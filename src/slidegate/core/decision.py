@@ -7,12 +7,12 @@ read from it is worked out when they ask.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Self, TypeAlias
 
 from .bans.in_force import Ban
-from .limits import AnyLimit, Concurrency
+from .limits import AnyLimit, Concurrency, Limit
 from .reasons import Reason as Reason
-from .windows.theory import NEVER, OPEN, Reading
+from .ring import NEVER, OPEN, WindowState
 
 
 class Bucket:
@@ -29,9 +29,11 @@ class Bucket:
 
     Attributes:
         held: Whether a request holds what it is charged until it is handed back: a place, and not units of a window.
+        plain: Whether all its limits are windows that slide.
+        dated: Whether one of them is a quota, which goes by the calendar.
     """
 
-    __slots__ = ("count_denied", "held", "label", "limits", "names", "rule", "wait_max", "wait_us")
+    __slots__ = ("count_denied", "dated", "held", "label", "limits", "names", "plain", "rule", "wait_max", "wait_us")
 
     def __init__(
         self,
@@ -51,6 +53,8 @@ class Bucket:
         self.wait_max = wait_max
         self.limits = tuple(limits)
         self.held = any(isinstance(limit, Concurrency) for limit in self.limits)
+        self.dated = not all(isinstance(limit, Limit) for limit in self.limits)
+        self.plain = not (self.held or self.dated)
         self.names = tuple(names) if names is not None else wire_names(rule, self.limits)
 
     def __getnewargs__(self) -> tuple[str, Sequence[AnyLimit]]:
@@ -83,6 +87,25 @@ Check: TypeAlias = tuple[Bucket, str, int]
 """One thing to charge: the bucket, the key (at most 64 bytes) and the cost in units (0 or more)."""
 
 
+class Charge(list[Any]):
+    """What a decision charged, limit by limit: the state of the window, or (mark, units) by which the store finds it.
+
+    Copies of a decision share it, however deep, so that it is handed back once. A pickled one is empty: the decision
+    comes back as something to read.
+    """
+
+    __slots__ = ()
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
+
+    def __reduce__(self) -> tuple[type[Self], tuple[()]]:
+        return self.__class__, ()
+
+
 class LimitState(NamedTuple):
     """One limit's part in a decision. All spans are microseconds from `Decision.now_us`."""
 
@@ -112,7 +135,8 @@ class Decision:
         now_us: The store's time at the decision, in microseconds.
         checks: The checks of the demand: (bucket, key, cost) each.
         readings: The readings of the store, one for each limit of each check in turn; `states` says it in words.
-        charge: The store's own notes of what was charged, one for each reading, for `refund`; empty if nothing was.
+        charge: By what the store finds what was charged, one for each reading, for `refund`; empty if nothing was. All
+            copies of a decision share it, so it is handed back once; a pickled decision has none.
     """
 
     __slots__ = ("allowed", "charge", "checks", "now_us", "readings", "reason")
@@ -123,7 +147,7 @@ class Decision:
         reason: Reason,
         now_us: int = 0,
         checks: Sequence[Check] = (),
-        readings: Sequence[Reading] = (),
+        readings: Sequence[WindowState] = (),
         charge: Any = (),
     ) -> None:
         self.allowed = allowed
@@ -176,7 +200,7 @@ class Decision:
         """Return (bucket, key, cost, place of the limit in the bucket) of each reading."""
         return [(bucket, key, cost, at) for bucket, key, cost in self.checks for at in range(len(bucket.limits))]
 
-    def _state(self, bucket: Bucket, key: str, cost: int, at: int, reading: Reading) -> LimitState:
+    def _state(self, bucket: Bucket, key: str, cost: int, at: int, reading: WindowState) -> LimitState:
         spent, leaves_us, newest_us, wait_us = reading
         limit = bucket.limits[at]
         return LimitState(
@@ -203,13 +227,13 @@ class Decision:
             self.now_us,
             self.checks[place : place + 1],
             [self.readings[at] for at in own],
-            [self.charge[at] for at in own],
+            Charge([self.charge[at] for at in own]),
         )
-        readings, charge = list(self.readings), list(self.charge)
+        readings = list(self.readings)
         for at, (spent, leaves_us, newest_us, wait_us) in zip(own, part.readings, strict=True):
             readings[at] = spent - cost, leaves_us, newest_us, wait_us
-            charge[at] = None
-        self.readings, self.charge = readings, charge
+            self.charge[at] = None
+        self.readings = readings
         return part
 
     def take_apart(self, *, held: bool) -> Iterator[Decision]:
@@ -289,7 +313,9 @@ def unequal_costs(checks: Sequence[Check]) -> Sequence[int]:
     return ()
 
 
-def binding_place(allowed: bool, amounts: Sequence[int], readings: Sequence[Reading], costs: Sequence[int] = ()) -> int:
+def binding_place(
+    allowed: bool, amounts: Sequence[int], readings: Sequence[WindowState], costs: Sequence[int] = ()
+) -> int:
     """Return the place of the reading that decides, given each limit's amount, and the costs where they differ."""
     if not allowed:
         waits = [(reading[3] == NEVER, reading[3] == OPEN, reading[3]) for reading in readings]

@@ -96,3 +96,14 @@ def quoted(value: object) -> str:
     except Exception:
         text = written(value)
     return text if len(text) <= MOST_QUOTED else text[: MOST_QUOTED - 1] + "…"
+
+
+def check_positive(value: object, what: str, example: str = "10") -> int:
+    """Return a length if it is a whole number above 0.
+
+    Raises:
+        ConfigurationError: It is not.
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigurationError(f"{what}: expected a whole number above 0, for example {example}, not {quoted(value)}")
+    return value

@@ -18,8 +18,10 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Final, Self, TypeAlias, overload
 
+from . import permits, ring
 from .durations import SPACES, format_duration, read_span_us
 from .errors import ConfigurationError, quoted
+from .ring import WindowState
 
 Identity: TypeAlias = tuple[int, int | str]
 """A rule tells its counts apart by these two; the first is the length of a window, and 0 for other kinds."""
@@ -111,8 +113,9 @@ def check_whole(value: object, low: int, high: int, what: str, example: str) -> 
 class AnyLimit(ABC):
     """At most `amount` units of something: the base of `Limit`, `Quota` and `Concurrency`. Immutable.
 
-    A bucket takes limits of any kind, and a demand charges all or none. A store keeps for each the count that
-    `windows.rings.new_count` makes.
+    A bucket takes limits of any kind, and a demand charges all or none. What a key has spent is a *window*, which is
+    bytes: ``b""`` if that is nothing. Each kind of limit knows how to read and change its own, see `ring`, `periods`
+    and `permits`; a store only keeps them.
 
     Attributes:
         amount: Units, 1 to 2**31 - 1.
@@ -120,7 +123,8 @@ class AnyLimit(ABC):
         resolution: How many numbers a window may remember; 0 for other kinds.
         exact: Whether the time of every unit is kept.
         slice_us: How far the end of a unit may be from its own, in microseconds.
-        span_us: How long a unit counts after the newest moment of a reading, in microseconds.
+        span_us: How long a unit counts after its moment, in microseconds.
+        life_us: How long anything may count in a window of this length, in microseconds; 0 where nobody knows.
     """
 
     __slots__ = ()
@@ -131,6 +135,7 @@ class AnyLimit(ABC):
     exact: bool
     slice_us: int
     span_us: int
+    life_us: int
 
     def listed(self) -> Self:
         """Return this limit, as one of those that apply together.
@@ -164,6 +169,40 @@ class AnyLimit(ABC):
     def leaves_us(self, at_us: int) -> int:
         """Return the moment at which to look whether units that were spent at `at_us` have left."""
 
+    @abstractmethod
+    def spend(
+        self, window: bytes, now_us: int, cost: int, ahead: int = 0, first_in_line: bool = False
+    ) -> tuple[bytes, WindowState]:
+        """See `ring.spend`."""
+
+    @abstractmethod
+    def charge(self, window: bytes, now_us: int, units: int) -> tuple[bytes, int]:
+        """See `ring.charge`."""
+
+    @abstractmethod
+    def remove(self, window: bytes, now_us: int, spent_us: int, mark: int, units: int) -> bytes | None:
+        """See `ring.remove`."""
+
+    @abstractmethod
+    def settle(self, window: bytes, now_us: int) -> bytes:
+        """See `ring.settle`."""
+
+    @abstractmethod
+    def state(self, window: bytes, wait_us: int = 0) -> WindowState:
+        """See `ring.state`."""
+
+    @abstractmethod
+    def reset(self, window: bytes, now_us: int) -> bytes:
+        """See `ring.reset`."""
+
+    @abstractmethod
+    def expires_us(self, window: bytes) -> int:
+        """See `ring.expires_us`."""
+
+    @abstractmethod
+    def mark(self, window: bytes) -> int:
+        """Return by what `remove` finds the units that were spent last."""
+
     def _fill(self, **values: object) -> None:
         for name, value in values.items():
             object.__setattr__(self, name, value)
@@ -193,8 +232,20 @@ class Limit(AnyLimit):
     """k, the number of slices that make up the window: ``ceil(window_us / slice_us)``."""
     exact: bool = field(compare=False)
     """Whether the time of every unit is kept (``amount <= resolution``)."""
+    step_us: int = field(compare=False)
+    """Length of a slice of its ring: one microsecond where it is exact."""
     span_us: int = field(compare=False)
-    """How long a unit counts: from its own time, or from the end of its slice."""
+    """How long a unit counts after its moment, which is the last microsecond of its slice."""
+    life_us: int = field(compare=False)
+    """How long a unit counts at most, whatever the amount: k + 1 slices."""
+
+    spend = ring.spend
+    charge = ring.charge
+    remove = ring.remove
+    settle = ring.settle
+    state = ring.state
+    reset = ring.reset
+    expires_us = ring.expires_us
 
     def __init__(
         self,
@@ -220,7 +271,8 @@ class Limit(AnyLimit):
         slices = -(-window_us // slice_us)
         exact = amount <= resolution
         self._fill(amount=amount, window_us=window_us, resolution=resolution, name=name, slice_us=slice_us)
-        self._fill(slices=slices, exact=exact, span_us=window_us if exact else slices * slice_us)
+        self._fill(slices=slices, exact=exact, step_us=1 if exact else slice_us)
+        self._fill(span_us=window_us if exact else slices * slice_us + 1, life_us=(slices + 1) * slice_us)
 
     @property
     def same_window(self) -> Identity:
@@ -245,7 +297,11 @@ class Limit(AnyLimit):
 
     def leaves_us(self, at_us: int) -> int:
         """Return when a unit spent at `at_us` has left."""
-        return at_us + self.window_us if self.exact else at_us - at_us % self.slice_us + self.span_us + self.slice_us
+        return at_us - at_us % self.step_us + self.step_us - 1 + self.span_us
+
+    def mark(self, window: bytes) -> int:
+        """See `AnyLimit.mark`: the newest moment."""
+        return self.state(window)[2]
 
     def __str__(self) -> str:
         name = f"{self.name}: " if self.name is not None else ""
@@ -275,7 +331,24 @@ class Concurrency(Limit):
         if name is not None:
             check_name(name, "limit name")
         self._fill(amount=_places(amount), window_us=0, resolution=1, name=name)
-        self._fill(slice_us=0, slices=0, exact=True, span_us=0)
+        self._fill(slice_us=0, slices=0, exact=True, step_us=1, span_us=0, life_us=0)
+
+    spend = permits.spend
+    charge = permits.charge
+    remove = permits.remove
+    state = permits.state
+
+    def settle(self, window: bytes, now_us: int) -> bytes:
+        """See `AnyLimit.settle`: no permit leaves because time has passed."""
+        return window
+
+    def reset(self, window: bytes, now_us: int) -> bytes:
+        """See `AnyLimit.reset`: requests that are under way stay so."""
+        return window
+
+    def expires_us(self, window: bytes) -> int:
+        """See `AnyLimit.expires_us`: never while one is taken."""
+        return 2**63 - 1 if permits.taken(window) else 0
 
     def listed(self) -> Self:
         """Refuse to stand among limits: places have a bucket of their own.

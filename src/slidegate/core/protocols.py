@@ -12,7 +12,7 @@ from .bans.rows import Row
 from .bans.standing_view import KeptStandings
 from .decision import Bucket, Check, Decision
 from .logs import escaped
-from .windows.views import Snapshot
+from .views import Snapshot
 
 Clock: TypeAlias = Callable[[], int]
 """Returns the time in whole microseconds, not below 0. Its start does not matter, its rate does."""
@@ -144,10 +144,17 @@ class Store(Protocol):
     def bans(self) -> BanBook:
         """The bans that `hit` and `peek` obey."""
 
-    def hit(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Decision | Awaitable[Decision]:
+    def hit(
+        self, checks: Sequence[Check], guarded: Sequence[Guarded] = (), *, first_in_line: bool = False
+    ) -> Decision | Awaitable[Decision]:
         """Charge every check or none, in one step, and say everything about it.
 
         A ban of a key of `checks`, or of one of `guarded`, refuses; nothing is charged then.
+
+        Args:
+            checks: The demand.
+            guarded: Further keys, and addresses, whose bans refuse.
+            first_in_line: Whether the request is the first of those who wait: see `core.decide`.
         """
 
     def peek(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Decision | Awaitable[Decision]:
@@ -156,8 +163,8 @@ class Store(Protocol):
     def charge(self, checks: Sequence[Check]) -> Decision | Awaitable[Decision]:
         """Record every cost in one step, whatever the limits, and say what is left.
 
-        The decision is allowed, and can be refunded. A ring that cannot count so many units counts as many as it can,
-        see `Window.charge`: enough to refuse everything until they leave.
+        The decision is allowed, and can be refunded. A window counts at most 2**32 - 1 units, which is enough to refuse
+        everything until they leave.
         """
 
     def refund(self, decision: Decision) -> bool | Awaitable[bool]:
@@ -175,7 +182,7 @@ class Store(Protocol):
         """
 
     def inspect(self, key: str, buckets: Sequence[Bucket]) -> Snapshot | Awaitable[Snapshot]:
-        """Return copies of the windows that count `key` under each limit of some buckets. Changes nothing."""
+        """Return the windows that count `key` under each limit of some buckets. Changes nothing."""
 
     def observe(self, observer: Observer) -> None:
         """Tell `observer` about this store's events from now on."""

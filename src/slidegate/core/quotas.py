@@ -11,12 +11,11 @@ from dataclasses import dataclass, field
 from datetime import UTC, tzinfo
 from typing import Final, get_args
 
+from . import periods
 from .calendar import Anchor, Calendar, Period, Unit
 from .errors import ConfigurationError, quoted
 from .limits import MAX_AMOUNT, AnyLimit, Identity, check_name, check_whole
 
-KEPT_US: Final = 3_600_000_000
-"""How long a count outlives its period, so that a clock which is set back finds which period has begun."""
 EXAMPLE: Final = 'Quota("10000/month")'
 UNITS: Final[tuple[Unit, ...]] = get_args(Unit)
 WEEKDAYS: Final = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
@@ -57,6 +56,7 @@ class Quota(AnyLimit):
     exact: bool = field(compare=False)
     slice_us: int = field(compare=False)
     span_us: int = field(compare=False)
+    life_us: int = field(compare=False)
 
     def __init__(
         self, text: str, *, zone: str = "UTC", starts: int | str | None = None, name: str | None = None
@@ -76,7 +76,26 @@ class Quota(AnyLimit):
         anchor, spelled = _anchor(unit, starts)
         calendar = Calendar(unit, anchor, load_zone(zone))
         self._fill(amount=amount, unit=unit, starts=spelled, zone_name=zone, name=name, calendar=calendar)
-        self._fill(resolution=0, exact=False, slice_us=0, span_us=0)
+        self._fill(resolution=0, exact=False, slice_us=0, span_us=0, life_us=0)
+
+    spend = periods.spend
+    charge = periods.charge
+    remove = periods.remove
+    state = periods.state
+    reset = periods.reset
+    expires_us = periods.expires_us
+
+    def settle(self, window: bytes, now_us: int) -> bytes:
+        """See `AnyLimit.settle`: `enter` does it."""
+        return window
+
+    def mark(self, window: bytes) -> int:
+        """See `AnyLimit.mark`: the end of the period, in Unix time."""
+        return periods.end_us(window)
+
+    def enter(self, window: bytes, now_us: int, unix_us: int) -> bytes:
+        """Return a count in the period of a moment, which the store and Unix call by different numbers."""
+        return periods.enter(window, self.period_at(unix_us).end_us, now_us - unix_us)
 
     @property
     def same_window(self) -> Identity:
@@ -103,7 +122,7 @@ class Quota(AnyLimit):
 
     def leaves_us(self, at_us: int) -> int:
         """See `AnyLimit.leaves_us`; a period may end at any time."""
-        return at_us + KEPT_US
+        return at_us + periods.KEPT_US
 
     def __str__(self) -> str:
         name = f"{self.name}: " if self.name is not None else ""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from datetime import timedelta
-from inspect import isawaitable
+from inspect import isawaitable, signature
 from time import monotonic_ns
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 
@@ -75,6 +75,8 @@ class Failsafe:
     ) -> None:
         check_failure_policy(deadline, on_error)
         self._store = store
+        # One of somebody's own may keep no room for those who wait; then they take what others leave.
+        self._keeps_room = "first_in_line" in signature(store.hit).parameters
         self._deadline_s = parse_duration_us(deadline, "deadline") / 1_000_000
         self._deadline = Deadline(self._deadline_s)
         # A timer for each request costs as much as a whole hit on a store of this host.
@@ -108,14 +110,17 @@ class Failsafe:
         """The store of this process, as long as something that it counted or banned may count."""
         return self._here.store
 
-    def hit(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Decision | Awaitable[Decision]:
+    def hit(
+        self, checks: Sequence[Check], guarded: Sequence[Guarded] = (), *, first_in_line: bool = False
+    ) -> Decision | Awaitable[Decision]:
         """Charge every check or none; see `Store.hit`."""
         if self._troubled and self._breakers.left_alone(checks):
             return self.instead("hit", checks, guarded)
         try:
             if self._keeper is not None:
                 self._keeper.keep_deadline(self._deadline_s)
-            answer = self._store.hit(checks, guarded)
+            line = {"first_in_line": True} if first_in_line and self._keeps_room else {}
+            answer = self._store.hit(checks, guarded, **line)
         except ConfigurationError:
             raise
         except Exception as error:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..core.decision import Check, Decision, Reason
 from ..core.protocols import Store
-from ..core.windows.theory import OPEN
+from ..core.ring import OPEN
 
 
 class Unserved(Decision):

@@ -4,13 +4,13 @@ There is a line for each rule and key, whatever the requests lack: units of a wi
 
     let in  <--  first  <--  second  <--  third        at most `Bucket.wait_max`
                    |            '-----------'--------- sleep until they are called, or their bound is over
-                   '-- asks the store, sleeps until its retry-after, asks again
+                   '-- asks the store, sleeps until its retry-after or a second, asks again
 
 Nothing is charged before its turn, so a line holds no units, places or locks, and the bound of a limit holds whoever
-else comes. Whoever leaves a line, let in or not, calls the next one; so does who hands something back. A place has no
-retry-after, and other workers hand back too, so the first asks for one every `PAUSE_S`. A request that comes while
-others wait is not charged before them: the store is asked what it would answer, no more. Between processes it is
-whoever asks first.
+else comes. The store keeps what comes free for who stands first, so that a stream of others cannot starve a line.
+Whoever leaves a line, let in or not, calls the next one; so does who hands something back. A place has no retry-after,
+and other workers hand back too, so the first asks for one every `PAUSE_S`. A request that comes while others wait is
+not charged before them: the store is asked what it would answer, no more. Between processes it is whoever asks first.
 
 Who cannot be let in before its bound is refused at once. With U units asked for by those ahead and itself, N of which
 fit in a window W, unit number U comes no sooner than unit number r = U - m * N (1 <= r <= N) and m windows, because
@@ -30,7 +30,7 @@ from ..core.bans.in_force import Guarded
 from ..core.decision import Bucket, Check, Decision, Reason
 from ..core.limits import AnyLimit, Concurrency, Limit
 from ..core.quotas import Quota
-from ..core.windows.theory import NEVER, OPEN
+from ..core.ring import GRACE_US, KEPT_US, NEVER, OPEN
 from ..stores.forks import hold_over_fork
 from .onlooking.notes import Decide
 from .places.waits import PASSED, REFUSED, Wait, Waits
@@ -188,8 +188,7 @@ class WaitingLines:
 
     async def ask(self, checks: Sequence[Check], guarded: Sequence[Guarded]) -> Decision:
         """Ask the store whether the first of a line may pass. Who is cancelled meanwhile is charged nothing."""
-        # The one question of those who stand first: here `first_in_line=True` goes down to the store.
-        answer = self._asks.decide(checks, guarded)
+        answer = self._asks.decide(checks, guarded, first_in_line=True)
         return answer if isinstance(answer, Decision) else await self._unless_cancelled(answer)
 
     async def _unless_cancelled(self, answer: Awaitable[Decision]) -> Decision:
@@ -265,7 +264,7 @@ class _Request:
                 self._count()
                 if not await line.turn(self._waiter, self._until_s + LATE_US / 1_000_000):
                     return await self._turned_away(NOBODY)
-                self._last = None
+            self._last = None
             return await self._first()
         finally:
             self._lines.leave(name, self._waiter, self._demand)
@@ -281,7 +280,7 @@ class _Request:
             if name != self._name:
                 self._name = name
                 return None
-            wait_s = max(lack.wait_us for lack in lacks) / 1_000_000
+            wait_s = min(max(lack.wait_us for lack in lacks), KEPT_US) / 1_000_000
             if any(lack.wait_us == OPEN for lack in lacks):
                 left_s = max(self._until_s - self._waiter.now_s(), LATE_US / 1_000_000)
                 wait_s = max(wait_s, min(PAUSE_S, left_s))
@@ -392,6 +391,7 @@ def _later_us(asked: _Asked, ahead: Counter[Bucket]) -> int:
     units = ahead[asked.bucket] if here else 0
     if not units or not isinstance(limit, Limit) or isinstance(limit, Concurrency):
         return max(wait_us, 0)
+    wait_us = max(wait_us - GRACE_US, 0)  # the store keeps what is there for those ahead so much longer than they need
     windows, before = divmod(units + cost - 1, limit.amount)
     return max(wait_us, windows * limit.window_us + (wait_us if before + 1 >= cost else 0), 0)
 

@@ -6,11 +6,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from copy import copy
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any
 
 from slidegate.core import Bucket, Decision
+from slidegate.core.decision import Charge
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import FakeClock
 
@@ -59,7 +61,7 @@ class TwoProcesses:
         if self._calls % 2:
             target = self.store if place == "store" else self.store.bans
             return getattr(target, name)(*given)
-        return self._remote.call(place, self.path, self._clock.now_us, name, *given)
+        return self._remote.call(place, self.path, self._clock.now_us, name, *map(_with_charge, given))
 
     def hit(self, checks: Any, guarded: Any = ()) -> Any:
         return self._restored(self.turn("store", "hit", checks, guarded), checks)
@@ -93,6 +95,7 @@ class TwoProcesses:
     def _restored(self, answer: Any, checks: Any) -> Any:
         if isinstance(answer, Decision):
             answer.checks = checks  # the buckets of a copy are others
+            answer.charge = Charge(answer.charge)
         return answer
 
 
@@ -154,7 +157,15 @@ def serve(address: str) -> None:
                     answer = getattr(store if place == "store" else store.bans, name)(*map(known, given))
                 except Exception as error:
                     answer = error
-            pipe.send(answer)
+            pipe.send(_with_charge(answer))
+
+
+def _with_charge(sent: Any) -> Any:
+    """Return a decision with a charge that can be sent; a pickled one comes back as something to read."""
+    if isinstance(sent, Decision):
+        sent = copy(sent)
+        sent.charge = list(sent.charge)
+    return sent
 
 
 def _likeness(bucket: Bucket) -> tuple[Any, ...]:

@@ -24,9 +24,10 @@ from urllib.parse import quote
 
 import pytest
 
-from slidegate.core import Bucket, ConfigurationError, Decision, Reason, parse_limits
+from slidegate.core import Bucket, ConfigurationError, Decision, Quota, Reason, parse_limits
 from slidegate.core.bans.policy import BanPolicy
 from slidegate.core.errors import StoreTimeout
+from slidegate.core.ring import GRACE_US
 from slidegate.limiter import Limiter
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.lmdb.batching import LOOK_EVERY
@@ -202,6 +203,81 @@ async def test_a_known_refusal_ends_when_another_process_resets_or_refunds(store
     assert [decision.remaining for decision in charged] == [4, 3, 2, 1, 0, 0]
     in_another_process(store, lambda own: own.refund(charged[2]))
     assert (await limiter.hit("user:ann", "5/hour")).allowed
+
+
+@pytest.fixture
+def workers(tmp_path: Path) -> Iterator[Callable[[], tuple[Any, Any]]]:
+    """Make two stores on one file, with one clock; those that were made before are closed first."""
+    made: list[Any] = []
+    clock = FakeClock(10**12)
+
+    def close() -> None:
+        while made:
+            made.pop().close()
+
+    def make() -> tuple[Any, Any]:
+        close()
+        made.extend(LmdbStore(tmp_path / "shared", clock=clock, **SMALL) for _ in range(2))
+        return made[0], made[1]
+
+    yield make
+    close()
+
+
+def test_what_is_kept_for_the_first_in_line_is_kept_from_every_worker_and_no_longer(
+    workers: Callable[[], tuple[Any, Any]],
+) -> None:
+    asked = ((bucket("1/s"), "ann", 1),)
+    one, other = workers()
+    clock = one._now_us
+    assert one.hit(asked)
+    assert not other.hit(asked)
+    for is_used in (True, False):
+        clock.advance(us=one.hit(asked, first_in_line=True).retry_after_us)
+        assert [other.hit(asked).retry_after_us for _ in range(2)] == [GRACE_US] * 2
+        if is_used:
+            assert one.hit(asked, first_in_line=True)
+        else:
+            clock.advance(us=GRACE_US)
+            assert other.hit(asked)
+        assert not other.hit(asked)
+
+
+@pytest.mark.parametrize("limits", ["5/minute", "100/minute", "100/minute; 1000/hour", Quota("5/day")])
+def test_a_charge_of_before_a_reset_is_handed_back_by_nobody_and_after_no_restart(
+    workers: Callable[[], tuple[Any, Any]], limits: Any
+) -> None:
+    asked = Bucket("rule", parse_limits(limits))
+    for everything in (False, True):
+        one, other = workers()
+        amount = asked.limits[0].amount
+        early = one.hit(((asked, "ann", amount),))
+        assert early
+        assert other.reset_all() if everything else other.reset("ann")
+        one, other = workers()
+        one._now_us.advance(us=1)
+        late = one.hit(((asked, "ann", amount),))
+        assert late
+        assert [one.refund(early), other.refund(early)] == [False, False]
+        assert not other.hit(((asked, "ann", 1),))
+        assert other.refund(late) is True
+
+
+@pytest.mark.parametrize("limits", ["5/minute", "100/minute", Quota("5/day")])
+def test_a_refusal_writes_nothing(tmp_path: Path, limits: Any) -> None:
+    ticks, wall = FakeClock(10**12), FakeClock(10**15)
+    store: Any = LmdbStore(tmp_path / "lmdb", clock=ticks, wall_clock=wall, **SMALL)
+    asked = ((Bucket("rule", parse_limits(limits)), "ann", 1),)
+    while store.hit(asked):
+        pass
+    written = store._env._lmdb.info()["last_txnid"]
+    for _ in range(10):
+        ticks.advance(us=3)
+        wall.advance(us=7)
+        store._refusals.known.clear()
+        assert not store.hit(asked)
+    assert store._env._lmdb.info()["last_txnid"] == written
+    store.close()
 
 
 async def test_a_ban_by_another_process_holds_for_the_next_request(store: LmdbStore) -> None:

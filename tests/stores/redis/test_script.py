@@ -11,7 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slidegate.core.decision import Decision
+from slidegate.core.decision import Bucket, Decision
+from slidegate.core.limits import parse_limits
+from slidegate.core.quotas import Quota
+from slidegate.stores.memory.store import MemoryStore
 from slidegate.testing import FakeClock
 from slidegate.testing.contract.desk import bucket
 from slidegate.testing.contract.player import settle
@@ -78,3 +81,16 @@ async def test_a_refund_takes_nothing_from_others(server: RedisServer) -> None:
         assert await store.reset("bob")
         await hit("bob", 2)
         assert await settle(store.refund(forgotten)) is False
+
+
+async def test_a_quota_beside_a_window_keeps_nothing_for_those_who_wait(server: RedisServer) -> None:
+    clock = FakeClock(YEAR_2100_US)
+    asked = ((Bucket("rule", parse_limits(["2/second", Quota("3/day")])), "ann", 1),)
+    async with store_at(server, clock=clock) as store:
+        for both in (store, MemoryStore(clock=clock)):
+            clock.set(YEAR_2100_US)
+            answers = []
+            for step_us, first_in_line in ((0, False), (0, True), (0, True), (10**6, True), (0, True), (0, False)):
+                clock.advance(us=step_us)
+                answers.append((await settle(both.hit(asked, first_in_line=first_in_line))).retry_after_us)
+            assert answers == [0, 0, 1_000_000, 0, 86_399_000_000, 86_399_000_000]

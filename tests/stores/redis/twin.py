@@ -63,8 +63,9 @@ class Twin:
     async def _play(self, number: int, move: Move) -> None:
         match move:
             case Ask(demand, _, plain):
-                # Some demands ask one window twice.
-                self._both("hit", self._checks(demand + demand[:1] if number % 3 == 0 else demand, plain))
+                # Some demands ask one window twice, and some are the first in their line.
+                checks = self._checks(demand + demand[:1] if number % 3 == 0 else demand, plain)
+                self._both("hit", checks, first_in_line=number % 4 == 1)
             case Look(demand):
                 self._both("peek", self._checks(demand))
             case Debt(demand):
@@ -72,8 +73,9 @@ class Twin:
             case Refund(which):
                 await self._refund(which)
             case Reset(key):
+                await self._look_after_all()  # what is over is forgotten by both
                 self.memory.reset(key)
-                self.pending.append((self.store.reset(key), None))  # whether an empty window is one is a store's affair
+                self.pending.append((self.store.reset(key), None))  # units that have left may still be there
             case Step(span_us):
                 await self._go_to(self.clock.now_us + span_us)
             case Align(slice_us, offset_us):
@@ -93,8 +95,8 @@ class Twin:
         await self._answers()
         self.clock.set(max(now_us, self.clock.now_us))
 
-    def _both(self, what: str, checks: Sequence[Check]) -> None:
-        self.pending.append((getattr(self.store, what)(checks), getattr(self.memory, what)(checks)))
+    def _both(self, what: str, checks: Sequence[Check], **how: bool) -> None:
+        self.pending.append((getattr(self.store, what)(checks, **how), getattr(self.memory, what)(checks, **how)))
 
     async def _answers(self) -> None:
         pending, self.pending = self.pending, []
@@ -122,8 +124,6 @@ class Twin:
         limits = list(self.plain[rule].limits)
         old = limits[number]
         limits[number] = Limit(amount, timedelta(microseconds=old.window_us), resolution=old.resolution)
-        if limits[number].exact is not old.exact:
-            self.charged.clear()  # a charge that is kept in another way cannot be found again
         self.plain[rule] = Bucket(self.plain[rule].rule, limits)
 
     def _checks(self, demand: Sequence[tuple[int, str, int]], plain: bool = False) -> list[Check]:

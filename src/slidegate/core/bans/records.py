@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Final, Protocol
 
-from ..windows.rings import Ring, new_window
 from .in_force import BanChange, BanList
 from .policy import BanPolicy
 from .standing import Standing
@@ -41,21 +40,19 @@ class Ledger:
     Attributes:
         policy: The policy; None until its first strike, where its standings were loaded.
         standings: The standings of its keys.
-        made: The window of the bans that it made.
+        made: The window of the bans that it made, see `core.ring`.
     """
 
     def __init__(self, standings: Standings) -> None:
         self.policy: BanPolicy | None = None
         self.standings = standings
-        self.made: Ring | None = None
+        self.made = b""
 
-    def follow(self, policy: BanPolicy) -> Ring:
-        """Go on under a policy that may have changed, and return the window of the bans that it made."""
-        most, before = policy.most, self.policy.most if self.policy is not None else None
-        if self.made is None or before is None or (before.same_window, before.exact) != (most.same_window, most.exact):
-            self.made = new_window(most)
+    def follow(self, policy: BanPolicy) -> None:
+        """Go on under a policy that may have changed; one with another window counts its bans anew."""
+        if self.policy is not None and self.policy.most.same_window != policy.most.same_window:
+            self.made = b""
         self.policy = policy
-        return self.made
 
     def is_over(self, standing: Standing, now_us: int) -> bool:
         """Tell whether a standing has nothing left to remember."""

@@ -18,7 +18,6 @@ from ..decision import Check
 from ..durations import format_duration
 from ..errors import ConfigurationError
 from ..protocols import Event
-from ..windows.rings import Ring
 from .in_force import Ban, BanChange, lasts_longer, longest, shown
 from .policy import PREFIX_NAME, BanPolicy
 from .records import Ledger, Records
@@ -133,13 +132,13 @@ class BanRules:
         if ban is not None and not ban.is_over(now_us, wall_us):
             return None
         ledger = self._records.open_ledger(policy.name)
-        made = ledger.follow(policy)
+        ledger.follow(policy)
         standing = ledger.standings.take(key) or self._new_standing(ledger, now_us)
         if policy.action == "ban":
             standing.until_us = min(standing.until_us, now_us)  # none is in force: the last one ended by the wall clock
         made_ban = None
         if standing.strike(policy, now_us, weight, source) and self._may_ban(
-            policy, key, source, made, now_us, wall_us
+            policy, key, source, ledger, now_us, wall_us
         ):
             length_us = standing.ban(policy, key, now_us)
             ends_us, prolong_us = now_us + length_us, length_us if policy.prolong else 0
@@ -153,11 +152,12 @@ class BanRules:
             self.events.append(Event("shadow_banned", told, details))
         return made_ban
 
-    def _may_ban(self, policy: BanPolicy, key: str, source: str, made: Ring, now_us: int, wall_us: int) -> bool:
+    def _may_ban(self, policy: BanPolicy, key: str, source: str, ledger: Ledger, now_us: int, wall_us: int) -> bool:
         """Tell whether a ban that is due can be recorded, and whether the policy may make one more."""
         if policy.action == "ban" and not self._has_room(key, bool(source), now_us, wall_us):
             return False
-        if made.spend(now_us, policy.most.amount, 1)[3]:
+        ledger.made, (_, _, _, wait_us) = policy.most.spend(ledger.made, now_us, 1)
+        if wait_us:
             message = f"policy {policy.name!r} has made {policy.most} bans; {shown(key)} stays unbanned for now"
             self._say(Event("bans_capped", message, {"policy": policy.name, "key": key}), policy.name, now_us)
             return False

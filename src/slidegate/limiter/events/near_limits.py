@@ -58,8 +58,10 @@ class NearLimits:
     def noting(self, decide: Decide) -> Decide:
         """Return a function that decides as `decide` does, and looks at the decision."""
 
-        def decide_and_look(checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Decision | Awaitable[Decision]:
-            answer = decide(checks, guarded)
+        def decide_and_look(
+            checks: Sequence[Check], guarded: Sequence[Guarded] = (), *, first_in_line: bool = False
+        ) -> Decision | Awaitable[Decision]:
+            answer = decide(checks, guarded, first_in_line=first_in_line)
             if not isinstance(answer, Decision):
                 return self._look_later(answer)
             self.look(answer)

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from ...core.decision import Bucket
 from ...core.protocols import Store
-from ...core.windows.views import WindowView, view_of
+from ...core.views import WindowView, view_of
 from ..deadlines import within
 from ..running_loop import let_others_run
 

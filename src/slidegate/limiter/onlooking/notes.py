@@ -9,16 +9,24 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from threading import Lock
-from typing import Final, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from ...core.bans.in_force import Guarded
 from ...core.decision import Check, Decision
 
-Decide: TypeAlias = Callable[[Sequence[Check], Sequence[Guarded]], Decision | Awaitable[Decision]]
 AtOnce: TypeAlias = Callable[[Sequence[Check], Sequence[Guarded]], Decision]
 
 MOST_NOTED: Final = 256
 """How many decisions are noted before they are read."""
+
+
+class Decide(Protocol):
+    """A function that charges every check or none, as `Store.hit` does."""
+
+    def __call__(
+        self, checks: Sequence[Check], guarded: Sequence[Guarded] = (), *, first_in_line: bool = False
+    ) -> Decision | Awaitable[Decision]:
+        """Charge every check or none."""
 
 
 class Notes:
@@ -50,8 +58,10 @@ class Notes:
         """Return a function that decides as `decide` does, and notes the decision."""
         noted, note = self._noted, self._noted.append
 
-        def decide_and_note(checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Decision | Awaitable[Decision]:
-            answer = decide(checks, guarded)
+        def decide_and_note(
+            checks: Sequence[Check], guarded: Sequence[Guarded] = (), *, first_in_line: bool = False
+        ) -> Decision | Awaitable[Decision]:
+            answer = decide(checks, guarded, first_in_line=first_in_line)
             if not isinstance(answer, Decision):
                 return self._note_later(answer)
             note(answer)

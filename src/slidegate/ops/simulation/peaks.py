@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable
+from datetime import timedelta
+from functools import cache
 from typing import Final
 
 from ...core.limits import DEFAULT_RESOLUTION, MAX_AMOUNT, Limit
-from ...core.windows.counters import CounterWindow
 
 EXACT: Final = DEFAULT_RESOLUTION
 """The largest amount whose window is exact."""
@@ -36,7 +37,7 @@ class Peaks:
     def __init__(self, limits: tuple[Limit, ...]) -> None:
         self._limits = limits
         self._times: list[int] = []  # of the last 64 requests
-        self._rings: list[CounterWindow] = []
+        self._rings: list[bytes] = []
         self.exact = [0] * len(limits)
         self.counted = [0] * len(limits)
 
@@ -51,7 +52,7 @@ class Peaks:
         if self._rings:
             self._count(now_us)
         elif len(times) == EXACT:
-            self._rings = [CounterWindow(limit.slices, limit.slice_us) for limit in self._limits]
+            self._rings = [b""] * len(self._limits)
             for time_us in times:
                 self._count(time_us)
             self._count(now_us)
@@ -60,8 +61,8 @@ class Peaks:
             del times[0]
 
     def _count(self, now_us: int) -> None:
-        for place, ring in enumerate(self._rings):
-            spent = ring.spend(now_us, MAX_AMOUNT, 1)[0]
+        for place, limit in enumerate(_sliced(self._limits)):
+            self._rings[place], (spent, _, _, _) = limit.spend(self._rings[place], now_us, 1)
             if spent > self.counted[place]:
                 self.counted[place] = spent
 
@@ -73,6 +74,14 @@ class Peaks:
             amount: The amount of the limit.
         """
         return (self.exact if amount <= EXACT else self.counted)[place] > amount
+
+
+@cache
+def _sliced(limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
+    """Return limits of the same windows that refuse nobody, and count in slices."""
+    return tuple(
+        Limit(MAX_AMOUNT, timedelta(microseconds=limit.window_us), resolution=limit.resolution) for limit in limits
+    )
 
 
 def least(peaks: Iterable[Peaks], place: int) -> int:

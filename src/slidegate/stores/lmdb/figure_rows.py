@@ -80,7 +80,6 @@ class FiguresInFile:
                 txn.put(key, _UNTIL.pack(session.now_us + row.kept_us) + row.value, db=figures)
             else:
                 txn.delete(key, b"", figures)
-        session.wrote = True
         return True
 
     def read(self, shelf: str, first: int, last: int, session: Session) -> list[tuple[int, bytes, bytes]]:
@@ -106,7 +105,6 @@ class FiguresInFile:
                     break
                 if _UNTIL.unpack_from(cursor.value())[0] <= session.now_us:
                     cursor.delete()  # moves the cursor to the next row, if there is one
-                    session.wrote = True
                 else:
                     cursor.next()
             self._looked_at = bytes(cursor.key()) or b"\0"

@@ -1,8 +1,8 @@
 """Refusals that last.
 
-A refusal is remembered together with the rows that it was decided on. As long as these rows are the same, and nothing
-has expired in their windows, the same demand is refused. To find that out takes a reading transaction, which waits for
-nobody, and no look into the windows. A refund or a reset, in any process, changes a row.
+A refusal is remembered together with the windows that it was decided on. As long as their rows hold the same bytes, and
+nothing has left these windows, the same demand is refused. To find that out takes a reading transaction, which waits
+for nobody, and no look into the windows. A refund or a reset, in any process, changes a row.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ...core.decision import Check, Decision
-from ...core.demand import LIMITED
 from ...core.memo import remember
-from ...core.windows.codec import pack_window
-from ...core.windows.periods import PeriodCount
-from ...core.windows.theory import Reading
+from ...core.reasons import Reason
+from ...core.ring import HEAD as RING_HEAD
+from ...core.ring import WindowState
 from .session import Session
-from .window_rows import HEAD_BYTES, Slot
+from .window_rows import HEAD_BYTES
 
 
 class _Known(NamedTuple):
@@ -25,7 +24,7 @@ class _Known(NamedTuple):
 
     from_us: int
     until_us: int
-    readings: Sequence[Reading]
+    readings: Sequence[WindowState]
     rows: Sequence[tuple[bytes, bool, bytes]]
 
 
@@ -35,17 +34,19 @@ class Refusals:
     def __init__(self) -> None:
         self.known: dict[Sequence[Check], _Known] = {}
 
-    def remember(self, decision: Decision, slots: Sequence[Slot]) -> None:
-        """Record a refusal by the windows of `slots`, unless the next demand may be answered in another way.
+    def remember(self, decision: Decision, session: Session) -> None:
+        """Record the last refusal of a session, unless the next such demand may be answered in another way.
 
-        The count of a quota is read each time, because its period ends by another clock.
+        A refusal that counts changes its windows. The period of a quota ends by another clock, and a permit comes back
+        at any time. What is kept for those who wait is kept until then, and no longer.
         """
-        if any(bucket.count_denied for bucket, _, _ in decision.checks):
-            return
-        if any(isinstance(slot.window, PeriodCount) for slot in slots):
+        for bucket, _, _ in decision.checks:
+            if bucket.count_denied or not bucket.plain:
+                return
+        rows = [(row, windows is session.cells, windows[row]) for windows, row in session.asked]
+        if any(window and RING_HEAD.unpack_from(window)[5] > decision.now_us for _, _, window in rows):
             return
         until_us = min(reading[1] for reading in decision.readings if reading[0])
-        rows = [(slot.row, slot.shared, pack_window(slot.window)) for slot in slots]
         known = _Known(decision.now_us, until_us, decision.readings, rows)
         remember(self.known, tuple(decision.checks), known)
 
@@ -65,8 +66,8 @@ class Refusals:
         if known is None:
             return None
         for row, shared, window in known.rows:
-            packed = session.txn.get(row, None, session.dbs.cells if shared else session.dbs.windows)
-            if packed is None or packed[HEAD_BYTES:] != window:
+            stored = session.txn.get(row, None, session.dbs.cells if shared else session.dbs.windows)
+            if stored is None or stored[HEAD_BYTES:] != window:
                 self.known.pop(checks, None)
                 return None
         now_us = max(session.now_us, known.from_us)
@@ -77,4 +78,4 @@ class Refusals:
             (spent, leaves_us, newest_us, wait_us and wait_us - passed_us)
             for spent, leaves_us, newest_us, wait_us in known.readings
         ]
-        return Decision(False, LIMITED, now_us, checks, readings)
+        return Decision(False, Reason.LIMITED, now_us, checks, readings)

@@ -34,12 +34,12 @@ except ImportError as error:
 
 from ...core.bans.in_force import Guarded
 from ...core.decision import Bucket, Check, Decision
-from ...core.demand import LIMITED, holds_places
 from ...core.errors import ConfigurationError
 from ...core.limits import check_whole
 from ...core.place_lease import DEFAULT_PLACE_LEASE, place_lease_us
 from ...core.protocols import Clock, FigureRow, Observer
-from ...core.windows.views import Snapshot
+from ...core.reasons import Reason
+from ...core.views import Snapshot
 from ..memory.store import DEFAULT_MAX_BANS, DEFAULT_MAX_KEYS
 from ..system_clock import system_us
 from .bans.bans import LmdbBans
@@ -182,15 +182,18 @@ class LmdbStore:
         """Answer threads without an event loop in time; False where each commit waits for a disk."""
         return not self._turns.in_thread
 
-    def hit(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Decision | Awaitable[Decision]:
+    def hit(
+        self, checks: Sequence[Check], guarded: Sequence[Guarded] = (), *, first_in_line: bool = False
+    ) -> Decision | Awaitable[Decision]:
         """Charge every check or none, in one step, and return the decision."""
         if self._known or self.bans.any():
-            refused = self._known_refusal(tuple(checks), guarded)
+            refused = self._known_refusal(tuple(checks), guarded, first_in_line)
             if refused is not None:
                 return refused
-        if holds_places(checks):
-            self._keeper.start()
-        return self._turns.run(partial(self._hit, checks, guarded))
+        for bucket, _, _ in checks:
+            if bucket.held:
+                self._keeper.start()
+        return self._turns.run(partial(self._hit, checks, guarded, first_in_line))
 
     def peek(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Decision:
         """Return what `hit` would answer now. This changes nothing, and waits for no other process."""
@@ -205,22 +208,22 @@ class LmdbStore:
         return self._turns.run(partial(self._judge.refund, decision)) if decision.charge else False
 
     def reset(self, key: str) -> bool | Awaitable[bool]:
-        """Delete the windows of `key` under every rule; False if there were none.
+        """Forget what `key` has spent under every rule; False if that was nothing.
 
         Places stay taken, because the requests are under way. The units of the key in a shared cell stay: they cannot
         be told from those of other keys.
         """
-        return self._turns.run(lambda session: session.forget(key))
+        return self._turns.run(lambda session: session.reset(key))
 
     def reset_all(self) -> bool | Awaitable[bool]:
         """Delete the windows of all keys under every rule, and shared cells; False if there were none.
 
         Places stay taken, because the requests are under way.
         """
-        return self._turns.run(lambda session: session.forget_all())
+        return self._turns.run(lambda session: session.reset_all())
 
     def inspect(self, key: str, buckets: Sequence[Bucket]) -> Snapshot:
-        """Return copies of the windows that count `key` under some buckets. This waits for no other process."""
+        """Return the windows that count `key` under some buckets. This waits for no other process."""
         return self._transactions.read(partial(self._judge.inspect, key, buckets))
 
     def places_held(self) -> int:
@@ -243,27 +246,27 @@ class LmdbStore:
         """Return (number, worker, value) of the rows of a shelf; this waits for no other process."""
         return self._transactions.read(partial(self._figures.read, shelf, first, last))
 
-    def _hit(self, checks: Sequence[Check], guarded: Sequence[Guarded], session: Session) -> Decision:
+    def _hit(
+        self, checks: Sequence[Check], guarded: Sequence[Guarded], first_in_line: bool, session: Session
+    ) -> Decision:
         if session.banned:
             barred, prolongs = self.bans.judge(session, checks, guarded)
             if barred is not None:
                 return self.bans.prolong(barred, guarded, session) if prolongs else barred
-        decision = self._judge.hit(checks, session)
-        if decision.reason is LIMITED and session.asked:
-            self._refusals.remember(decision, session.asked)
+        decision = self._judge.hit(checks, session, first_in_line=first_in_line)
+        if decision.reason is Reason.LIMITED and not first_in_line:
+            self._refusals.remember(decision, session)
         return decision
 
     def _peek(self, checks: Sequence[Check], guarded: Sequence[Guarded], session: Session) -> Decision:
         barred, _ = self.bans.judge(session, checks, guarded)
-        if barred is not None:
-            return barred
-        decision = self._judge.hit(checks, session, looks=True)
-        decision.charge = ()
-        return decision
+        return self._judge.peek(checks, session) if barred is None else barred
 
-    def _known_refusal(self, checks: Sequence[Check], guarded: Sequence[Guarded]) -> Decision | None:
+    def _known_refusal(
+        self, checks: Sequence[Check], guarded: Sequence[Guarded], first_in_line: bool
+    ) -> Decision | None:
         """Return a refusal that needs nothing written; else None."""
-        lasts = self._refusals.lasts(checks, self._now_us())
+        lasts = not first_in_line and self._refusals.lasts(checks, self._now_us())
         if not lasts and not (self.bans.any() and self.bans.suspects(checks, guarded)):
             return None
         return self._transactions.read(partial(self._refuse, checks, guarded, lasts))

@@ -51,7 +51,6 @@ class Transactions:
         self._max_keys = max_keys
         self._next_full_event_us = 0
         self._opened = 0
-        self._next = 0, 0, 0  # what `_write` finds if nobody else has written meanwhile
         self._most_bytes = env.options.max_map_size
         self._windows = self._rows = _UNKNOWN  # how many of each a full file may hold
         self.observers = Observers()
@@ -105,9 +104,6 @@ class Transactions:
         fullness = env.fullness()
         most = self._most_keys(txn) if fullness else self._max_keys
         session = Session(txn, env.dbs, self._now_us(), most, self._unix_us, self.upkeep)
-        opened, failed, number = found = env.opened, env.failed, txn.id()
-        if found != self._next:
-            self.upkeep.alone_since = session.turn
         try:
             try:
                 if env.salvage:
@@ -118,11 +114,8 @@ class Transactions:
                     self._check_room(txn)
                 env.look_after(txn, session.now_us)
             except BaseException:
-                self.upkeep.hot.clear()  # while no other thread can use them
                 env.abort(txn)
                 raise
-            if session.wrote:  # a transaction that writes anything, in whatever process, takes a number
-                self._next = opened, failed, number + 1
             env.commit(txn)
         except BaseException:
             for undo in session.undo:

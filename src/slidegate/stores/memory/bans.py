@@ -18,6 +18,7 @@ from ...core.bans.standing_view import KeptStandings, kept_standings
 from ...core.barred import Barred
 from ...core.decision import Check
 from ...core.protocols import Clock, Event
+from ..forks import hold_over_fork
 
 _COUNTED: Final = 1_000
 """How many bans that have ended are forgotten when the others are counted."""
@@ -144,10 +145,9 @@ class Listed(Sequence[Ban]):
 
 
 class MemoryBans:
-    """Bans in this process; made by `MemoryStore`, and under its lock.
+    """Bans in this process; made by `MemoryStore`.
 
     Args:
-        lock: The store's.
         now_us: The store's clock.
         wall_us: Unix time, in microseconds; None for the system's.
         tell: Passes events on; called without the lock.
@@ -155,9 +155,10 @@ class MemoryBans:
     """
 
     def __init__(
-        self, lock: Lock, now_us: Clock, wall_us: Clock | None, tell: Callable[[Sequence[Event]], None], most: int
+        self, now_us: Clock, wall_us: Clock | None, tell: Callable[[Sequence[Event]], None], most: int
     ) -> None:
-        self._lock = lock
+        self._lock = Lock()
+        hold_over_fork(self._lock)
         self._clock = now_us
         self._wall = wall_us
         self._tell = tell
@@ -173,15 +174,16 @@ class MemoryBans:
             return self.list.find(guarded, *self._moments())
 
     def judge(self, checks: Sequence[Check], guarded: Sequence[Guarded], *, prolong: bool) -> Barred | None:
-        """Return the refusal of a demand by a ban, if there is one. The store holds the lock."""
-        if prolong:  # a look changes nothing
-            self._judged += 1
-            if not self._judged % _LET_GO_EVERY:
-                self.list.let_go(*self._moments(), most=_LET_GO_EVERY)
-        bans = self.list.named((*guarded, *[key for _, key, _ in checks]))
-        if not bans:
-            return None  # most requests end here
-        return self._rules.judge(bans, checks, *self._moments(), prolong=prolong)
+        """Return the refusal of a demand by a ban, if there is one."""
+        with self._lock:
+            if prolong:  # a look changes nothing
+                self._judged += 1
+                if not self._judged % _LET_GO_EVERY:
+                    self.list.let_go(*self._moments(), most=_LET_GO_EVERY)
+            bans = self.list.named((*guarded, *[key for _, key, _ in checks]))
+            if not bans:
+                return None  # most requests end here
+            return self._rules.judge(bans, checks, *self._moments(), prolong=prolong)
 
     def strike(self, policy: BanPolicy, key: str, weight: int, reason: str, prefix: str = "") -> Ban | None:
         """Count a strike, and ban the key if that is one too many; return the ban that was made by it."""

@@ -8,6 +8,8 @@ from typing import Final
 
 from ...core.memo import remember
 
+LAYOUT: Final = 2
+"""The version of the windows' bytes: those of another one lie under other names. ``lua/windows`` writes it as well."""
 TAG_BYTES: Final = 12
 """With the secret nobody can look for two keys that have one digest; by chance it takes some 10^14 keys."""
 
@@ -27,9 +29,9 @@ class Names:
 
     def __init__(self, prefix: str, *, readable: bool) -> None:
         self.meta = f"{prefix}:{{bans}}".encode()
-        self.windows = f"{prefix}:w:{{*".encode()
+        self.windows = f"{prefix}:w{LAYOUT}:{{*".encode()
         self.secret = b""
-        self._prefix = f"{prefix}:w:".encode()
+        self._prefix = f"{prefix}:w{LAYOUT}:".encode()
         self._places_prefix = f"{prefix}:p:".encode()
         self._readable = readable
         self._known: dict[str, bytes] = {}

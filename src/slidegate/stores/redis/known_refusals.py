@@ -65,18 +65,22 @@ class Answers:
 
     Attributes:
         hand_backs: How many refunds and resets this process has sent.
+        latest_us: The latest time of a server that this process has seen, or worked out.
     """
 
     def __init__(self, charge: Callable[[Sequence[Check]], object] | None) -> None:
         self._charge = charge
         self.known: dict[Sequence[Check], Known] = {}
         self.hand_backs = 0
+        self.latest_us = 0
         self._about: dict[str, set[Sequence[Check]]] = {}  # the demands that name a key
         self._hands = b""
         self._heard_s = float("-inf")
 
     def learn(self, decision: Decision, clock: ServerClock, hand_backs: int, *, lasts: bool) -> None:
-        """Remember the answer to a hit where it is a refusal that `lasts`: one for want of a place may not.
+        """Remember the answer to a hit where it is a refusal that `lasts`.
+
+        One for want of a place may not, nor one because units are kept for those who wait.
 
         Args:
             decision: The answer.
@@ -114,7 +118,14 @@ class Answers:
         known.given += 1
         if known.counts and known.given == 1:
             asyncio.get_running_loop().call_later(known.next_s - now_s, self._count, checks, known)
-        return known.again(checks)
+        again = known.again(checks)
+        self.saw(again.now_us)
+        return again
+
+    def saw(self, now_us: int) -> None:
+        """Note the time of a server."""
+        if now_us > self.latest_us:
+            self.latest_us = now_us
 
     def forget(self, checks: Sequence[Check]) -> None:
         """Forget the refusals that name a key of a demand."""

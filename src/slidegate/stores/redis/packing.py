@@ -14,45 +14,41 @@ from importlib import resources
 from struct import Struct, pack
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from ...core.decision import Bucket, Check, Decision, Reason
+from ...core.decision import Bucket, Charge, Check, Decision, Reason
 from ...core.limits import AnyLimit, Limit
 from ...core.memo import remember
 from ...core.protocols import Clock
 from ...core.quotas import Quota
-from ...core.windows.codec import unpack_window
-from ...core.windows.places import Places
-from ...core.windows.rings import Entry
-from ...core.windows.theory import OPEN
+from ...core.ring import MAX_UNITS, OPEN, WindowState
 from .faults import refusal, unexpected
 from .key_names import Names
 from .places.held_places import HeldPlaces, Place
 
 HIT, PEEK, CHARGE, REFUND, RESET, LOOK, GLANCE, RENEW, INSPECT = 1, 2, 3, 4, 5, 6, 7, 8, 9
 OK, LIMITED, TOO_LARGE, NOTHING, CHANGED, BANNED, UNSETTLED, LET_GO, FAILED = 0, 1, 2, 3, 4, 5, 6, 7, 255
-PLACES: Final = 4
-"""The mode of a limit that is no window, but places."""
+FIRST: Final = 16
+"""Added to `HIT` or `LOOK`: the request is the first of those who wait."""
 QUOTA: Final = 2
-"""The mode of a limit that is no window, but a quota; that of counting refusals may be added to it."""
-MOST_UNITS: Final = 2**32 - 1
-"""No window can hold more, so no larger cost makes a difference."""
+"""The mode of a limit that is a quota; that of counting refusals may be added to it."""
+PLACES: Final = 4
+"""The mode of a limit of places."""
 
-Charged: TypeAlias = "int | tuple[int, int, int] | Place"
-"""The charge of one reading: the window's serial, if the cost was charged at the time of the decision; else serial,
-moment and units; or the place that is held."""
+Charged: TypeAlias = "WindowState | tuple[int, int] | tuple[int, int, int] | Place"
+"""The charge of one limit: the state after its cost was charged; or mark and units, and the moment where that is not
+the decision's; or the place that is held."""
 
 REQUEST: Final = Struct("<BH")
 _ASK: Final = Struct("<HI")
-_ONE_ASK: Final = Struct("<BHHI41s")
-_NOTE: Final = Struct("<HIqI")
-_PLAN: Final = Struct("<8sIqHqHBq")
-_PLACES_PLAN: Final = Struct("<8sI8sHqHBq")
+_ONE_ASK: Final = Struct("<BHHI39s")
+_NOTE: Final = Struct("<HqqI")
+_PLAN: Final = Struct("<8sIqqqHB")
+_PLACES_PLAN: Final = Struct("<8sI8sqqHB")
 _RENEWAL: Final = Struct("<H")
-_ONE: Final = Struct("<BQqqqI")
+_ONE: Final = Struct("<BQqqq")
 _ONE_BYTES: Final = _ONE.size
-_READING: Final = Struct("<QqqqI")
-_CHARGED: Final = Struct("<qI")
+_STATE: Final = Struct("<Qqqq")
+_COUNTED: Final = Struct("<I")
 _LENGTH: Final = Struct("<I")
-_TAKEN: Final = Struct("<BQ")
 _REASONS: Final = {
     OK: Reason.OK,
     LIMITED: Reason.LIMITED,
@@ -116,7 +112,7 @@ class Packing:
         if len(checks) == 1:
             bucket, key, cost = checks[0]
             plan = self._lone_plans.get(bucket)
-            if plan is not None and cost < MOST_UNITS:
+            if plan is not None and cost < MAX_UNITS:
                 return _ONE_ASK.pack(what, 1, names.setdefault(self._name_of(key), len(names)), cost, plan)
         parts = []
         for bucket, key, cost in checks:
@@ -124,28 +120,36 @@ class Packing:
                 place, plan = self._places(bucket, key, self._held.worker, names)
                 parts.append(_ASK.pack(place, 1) + plan)
                 continue
-            ask = _ASK.pack(self.place_of(key, names), min(cost, MOST_UNITS))
+            ask = _ASK.pack(self.place_of(key, names), min(cost, MAX_UNITS))
             parts += [ask + plan for plan in self._plans.get(bucket) or self._plan(bucket)]
         return REQUEST.pack(what, len(parts)) + b"".join(parts)
 
-    def refund(self, decision: Decision, charged: Sequence[Charged | None], names: dict[bytes, int]) -> bytes:
-        """Pack a refund of everything that `decision` charged; `names` as for `demand`."""
-        parts, at = [], 0
+    def refund(
+        self, decision: Decision, charged: Sequence[Charged | None], latest_us: int, names: dict[bytes, int]
+    ) -> bytes:
+        """Pack a refund of everything that `decision` charged and that has not left.
+
+        Args:
+            decision: The decision.
+            charged: Its charges.
+            latest_us: The latest moment that is known of, see `core.decide.refund_all`.
+            names: As for `demand`.
+        """
+        parts, notes = [], iter(charged)
         for bucket, key, cost in decision.checks:
             if bucket.held:
-                held = charged[at]
-                at += 1
+                held = next(notes)
                 if isinstance(held, Place):
                     set_at, plan = self._places(bucket, key, held.worker, names)
                     parts.append(_NOTE.pack(set_at, held.serial, 0, 1) + plan)
                 continue
             place = self.place_of(key, names)
-            for plan in self._plans.get(bucket) or self._plan(bucket):
-                noted = charged[at]
-                at += 1
+            for limit, plan in zip(bucket.limits, self._plans.get(bucket) or self._plan(bucket), strict=True):
+                noted = next(notes)
                 if noted is not None and not isinstance(noted, Place):
-                    note = (noted, decision.now_us, min(cost, MOST_UNITS)) if isinstance(noted, int) else noted
-                    parts.append(_NOTE.pack(place, *note) + plan)
+                    mark, spent_us, units = note_of(noted, decision.now_us, cost)
+                    if isinstance(limit, Quota) or latest_us < mark + limit.span_us:
+                        parts.append(_NOTE.pack(place, mark, spent_us, units) + plan)
         return REQUEST.pack(REFUND, len(parts)) + b"".join(parts)
 
     def renewal(
@@ -164,7 +168,7 @@ class Packing:
         (limit,) = bucket.limits
         field = self._fields.get(bucket.rule) or remember(self._fields, bucket.rule, _field(bucket.rule, limit))
         name = self._names.places_of(key, field)
-        plan = _PLACES_PLAN.pack(field, limit.amount, worker, 0, self._held.lease_us, 0, PLACES, 0)
+        plan = _PLACES_PLAN.pack(field, limit.amount, worker, self._held.lease_us, 0, 0, PLACES)
         return names.setdefault(name, len(names)), plan
 
     def _plan(self, bucket: Bucket) -> tuple[bytes, ...]:
@@ -172,8 +176,8 @@ class Packing:
         for limit in bucket.limits:
             field = _field(bucket.rule, limit)
             if isinstance(limit, Limit):
-                ring = limit.amount, limit.window_us, limit.resolution, limit.slice_us, limit.slices
-                plans.append(_PLAN.pack(field, *ring, bucket.count_denied, 0))
+                ring = limit.amount, limit.step_us, limit.span_us, 0, limit.resolution
+                plans.append(_PLAN.pack(field, *ring, bucket.count_denied))
             else:
                 plans.append(self._plan_of_quota(field, limit, bucket.count_denied))
         if not all(isinstance(limit, Limit) for limit in bucket.limits):
@@ -183,15 +187,29 @@ class Packing:
         return remember(self._plans, bucket, tuple(plans))
 
     def _plan_of_quota(self, field: bytes, quota: AnyLimit, count_denied: bool) -> bytes:
-        """Pack a quota: the ends of three periods, two of them where a window has lengths."""
+        """Pack a quota: the ends of three periods where a ring has lengths."""
         assert isinstance(quota, Quota), "there are two kinds of limits"
         start_us, end_us, next_end_us = quota.period_at(self._unix_us())
-        return _PLAN.pack(field, quota.amount, start_us, 0, end_us, 0, QUOTA | count_denied, next_end_us)
+        return _PLAN.pack(field, quota.amount, start_us, end_us, next_end_us, 0, QUOTA | count_denied)
 
 
 def _field(rule: str, limit: AnyLimit) -> bytes:
     """Return the name of a window, whatever its amount, among those of a key."""
     return blake2b("\n".join((rule, *map(str, limit.same_window))).encode(), digest_size=8).digest()
+
+
+def note_of(charged: Sequence[int], now_us: int, cost: int) -> tuple[int, int, int]:
+    """Return by what a charge of a window is found: mark, moment and units.
+
+    Args:
+        charged: The charge.
+        now_us: The moment of its decision.
+        cost: What its check asked for.
+    """
+    if len(charged) == 4:
+        return charged[2], now_us, min(cost, MAX_UNITS)
+    mark, units, *moment = charged
+    return mark, moment[0] if moment else now_us, units
 
 
 def decision_of(answer: bytes, what: int, checks: Sequence[Check], now_us: int) -> Decision:
@@ -202,43 +220,42 @@ def decision_of(answer: bytes, what: int, checks: Sequence[Check], now_us: int) 
     """
     status = answer[0]
     if what == HIT and len(answer) == _ONE_BYTES and status != FAILED:
-        numbers = _ONE.unpack(answer)
-        if numbers[4] < OPEN:  # the wait
+        states = [_ONE.unpack(answer)[1:]]
+        if states[0][3] < OPEN:  # the wait
             raise unexpected("", answer)
         if status == OK:
-            return Decision(True, Reason.OK, now_us, checks, (numbers[1:5],), [numbers[5]])
-        return Decision(False, _REASONS[status], now_us, checks, (numbers[1:5],))
+            return Decision(True, Reason.OK, now_us, checks, states, Charge(states))
+        return Decision(False, _REASONS[status], now_us, checks, states)
     raise_failure(answer)
     asked = sum(len(bucket.limits) for bucket, _, _ in checks)
-    end = 1 + asked * _READING.size
-    rows = list(_READING.iter_unpack(answer[1:end]))
-    if len(rows) != asked or any(row[3] < OPEN for row in rows):
+    end = 1 + asked * _STATE.size
+    states = list(_STATE.iter_unpack(answer[1:end]))
+    if len(states) != asked or any(wait_us < OPEN for *_, wait_us in states):
         raise unexpected("", answer)
     charge: Any = ()
-    if what in (HIT, CHARGE) and status == OK:
-        charge = [serial for *_, serial in rows]
-        notes = [*_CHARGED.iter_unpack(answer[end:])]
-        charge = [(serial, *note) for serial, note in zip(charge, notes, strict=True)] if notes else charge
-    return Decision(status == OK, _REASONS[status], now_us, checks, [row[:4] for row in rows], charge)
+    if what == HIT and status == OK:
+        charge = Charge(states)
+    elif what == CHARGE and status == OK:
+        counted = _COUNTED.iter_unpack(answer[end:])
+        charge = Charge([(mark, units) for (_, _, mark, _), (units,) in zip(states, counted, strict=True)])
+    return Decision(status == OK, _REASONS[status], now_us, checks, states, charge)
 
 
-def windows_of(answer: bytes, limits: Sequence[AnyLimit], now_us: int) -> list[Entry]:
-    """Read the windows that answer an inspection, one for each limit.
+def windows_of(answer: bytes, many: int) -> list[bytes]:
+    """Read the windows that answer an inspection.
 
     Raises:
         StoreUnavailable: There are none.
     """
     raise_failure(answer)
-    windows: list[Entry] = []
+    windows: list[bytes] = []
     at = 1
-    for limit in limits:
+    for _ in range(many):
         (length,) = _LENGTH.unpack_from(answer, at)
-        row = answer[at + _LENGTH.size : at + _LENGTH.size + length]
         at += _LENGTH.size + length
-        if row[0]:
-            windows.append(unpack_window(row, limit, now_us))
-        else:
-            windows.append(Places(_TAKEN.unpack(row)[1]))
+        windows.append(answer[at - length : at])
+    if at != len(answer):
+        raise unexpected("", answer)
     return windows
 
 

@@ -9,8 +9,7 @@ from typing import NamedTuple
 from ...core.bans.in_force import Guarded
 from ...core.barred import Barred
 from ...core.decision import Bucket, Check, Decision
-from ...core.demand import enter_periods, holds_places
-from ...core.windows.views import Snapshot
+from ...core.views import Snapshot
 from .bans.ban_codec import UNGUARDED, pack_guards
 from .bans.ban_replica import guards_of
 from .bans.bans import RedisBans
@@ -19,6 +18,7 @@ from .packing import (
     BANNED,
     CHANGED,
     CHARGE,
+    FIRST,
     HIT,
     INSPECT,
     LET_GO,
@@ -35,6 +35,7 @@ from .packing import (
 )
 from .places.renewals import Renewals
 from .server_clock import ServerClock
+from .wire.batch import Unguarded
 
 
 class Tools(NamedTuple):
@@ -51,7 +52,7 @@ class Tools(NamedTuple):
 class Demand:
     """A hit, a peek or a charge."""
 
-    __slots__ = ("_asked_us", "_hand_backs", "_tools", "checks", "future", "guarded", "judged", "what")
+    __slots__ = ("_asked_us", "_first", "_hand_backs", "_tools", "checks", "future", "guarded", "judged", "what")
 
     def __init__(
         self,
@@ -61,15 +62,18 @@ class Demand:
         checks: Sequence[Check],
         guarded: Sequence[Guarded],
         judged: bytes | None,
+        *,
+        first_in_line: bool = False,
     ) -> None:
         self.future = future
         self._tools = tools
         self.what = what
+        self._first = first_in_line and what in (HIT, LOOK)
         self.checks = checks
         self.guarded = guarded
         self.judged = judged
         self._hand_backs = tools.answers.hand_backs
-        self._asked_us = tools.renewals.held.now_us() if holds_places(checks) else None
+        self._asked_us = tools.renewals.held.now_us() if any(bucket.held for bucket, _, _ in checks) else None
 
     @property
     def key(self) -> str | None:
@@ -78,7 +82,7 @@ class Demand:
 
     def pack(self, names: dict[bytes, int]) -> bytes:
         """See `Request`."""
-        return self._tools.packing.demand(self.what, self.checks, names)
+        return self._tools.packing.demand(self.what | FIRST if self._first else self.what, self.checks, names)
 
     def answered(self, answer: bytes, now_us: int, clock: ServerClock) -> Decision:
         """See `Request`."""
@@ -90,10 +94,11 @@ class Demand:
         if self._asked_us is not None and decision.charge:
             self._tools.renewals.hold(decision, self._asked_us)
         answers = self._tools.answers
+        answers.saw(now_us)
         if decision.allowed and not answers.known:
             return decision
         if self.what == HIT:
-            answers.learn(decision, clock, self._hand_backs, lasts=answer[0] != UNSETTLED)
+            answers.learn(decision, clock, self._hand_backs, lasts=answer[0] != UNSETTLED and not self._first)
         elif self.what == CHARGE:
             answers.forget(self.checks)
         return decision
@@ -121,16 +126,15 @@ class Demand:
         return self._tools.bans.refused(told, self.checks, prolong=self.what in (HIT, LOOK))
 
 
-class Refund:
+class Refund(Unguarded):
     """A refund of everything that a decision charged."""
 
-    __slots__ = ("_charged", "_decision", "_tools", "future", "judged")
+    __slots__ = ("_charged", "_decision", "_tools")
 
     def __init__(
         self, future: asyncio.Future[bool], tools: Tools, decision: Decision, charged: Sequence[Charged | None]
     ) -> None:
-        self.future = future
-        self.judged: bytes | None = None
+        super().__init__(future)
         self._tools = tools
         self._decision = decision
         self._charged = charged
@@ -142,36 +146,23 @@ class Refund:
 
     def pack(self, names: dict[bytes, int]) -> bytes:
         """See `Request`."""
-        return self._tools.packing.refund(self._decision, self._charged, names)
+        return self._tools.packing.refund(self._decision, self._charged, self._tools.answers.latest_us, names)
 
     def answered(self, answer: bytes, now_us: int, clock: ServerClock) -> bool:
         """See `Request`."""
         raise_failure(answer)
+        self._tools.answers.saw(now_us)
         self._tools.answers.forget([check for check in self._decision.checks if not check[0].held])
         return answer[0] in (CHANGED, LET_GO)
 
-    def missed(self, answer: bytes, now_us: int) -> None:
-        """See `Request`."""
 
-    def guards(self) -> bytes:
-        """See `Request`."""
-        return UNGUARDED
-
-    def held(self) -> None:
-        """See `Request`."""
-
-    def refused(self, told: bytes) -> None:
-        """See `Request`."""
-
-
-class Reset:
+class Reset(Unguarded):
     """A reset of the windows of a key."""
 
-    __slots__ = ("_tools", "future", "judged", "key")
+    __slots__ = ("_tools", "key")
 
     def __init__(self, future: asyncio.Future[bool], tools: Tools, key: str) -> None:
-        self.future = future
-        self.judged: bytes | None = None
+        super().__init__(future)
         self._tools = tools
         self.key = key
 
@@ -185,28 +176,14 @@ class Reset:
         self._tools.answers.forget_key(self.key)
         return answer[0] == CHANGED
 
-    def missed(self, answer: bytes, now_us: int) -> None:
-        """See `Request`."""
 
-    def guards(self) -> bytes:
-        """See `Request`."""
-        return UNGUARDED
-
-    def held(self) -> None:
-        """See `Request`."""
-
-    def refused(self, told: bytes) -> None:
-        """See `Request`."""
-
-
-class Inspection:
+class Inspection(Unguarded):
     """A look at the windows of a key under some buckets."""
 
-    __slots__ = ("_checks", "_tools", "future", "judged", "key")
+    __slots__ = ("_checks", "_tools", "key")
 
     def __init__(self, future: asyncio.Future[Snapshot], tools: Tools, key: str, buckets: Sequence[Bucket]) -> None:
-        self.future = future
-        self.judged: bytes | None = None
+        super().__init__(future)
         self._tools = tools
         self._checks = [(bucket, key, 0) for bucket in buckets]
         self.key = key
@@ -217,19 +194,4 @@ class Inspection:
 
     def answered(self, answer: bytes, now_us: int, clock: ServerClock) -> Snapshot:
         """See `Request`."""
-        windows = windows_of(answer, [limit for bucket, _, _ in self._checks for limit in bucket.limits], now_us)
-        enter_periods(self._checks, windows, now_us, now_us)  # the server's time is Unix time
-        return Snapshot(now_us, windows)
-
-    def missed(self, answer: bytes, now_us: int) -> None:
-        """See `Request`."""
-
-    def guards(self) -> bytes:
-        """See `Request`."""
-        return UNGUARDED
-
-    def held(self) -> None:
-        """See `Request`."""
-
-    def refused(self, told: bytes) -> None:
-        """See `Request`."""
+        return Snapshot(now_us, windows_of(answer, sum(len(bucket.limits) for bucket, _, _ in self._checks)))

@@ -24,13 +24,12 @@ from redis.asyncio import Redis, RedisCluster
 
 from ...core.bans.in_force import Guarded
 from ...core.decision import Bucket, Check, Decision
-from ...core.demand import holds_places
 from ...core.errors import ConfigurationError, StoreError, StoreUnavailable
 from ...core.limits import check_whole, parse_duration_us
 from ...core.observers import Observers
 from ...core.place_lease import DEFAULT_PLACE_LEASE, let_go, place_lease_us
 from ...core.protocols import Clock, FigureRow, Observer
-from ...core.windows.views import Snapshot
+from ...core.views import Snapshot
 from ..forks import hold_over_fork
 from ..memory.store import DEFAULT_MAX_BANS
 from ..system_clock import system_us
@@ -173,18 +172,22 @@ class RedisStore:
             return None
         return lane.part_of(key for _, key, _ in checks) if isinstance(lane, ClusterLane) else None
 
-    def hit(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Decision | Awaitable[Decision]:
+    def hit(
+        self, checks: Sequence[Check], guarded: Sequence[Guarded] = (), *, first_in_line: bool = False
+    ) -> Decision | Awaitable[Decision]:
         """Charge every check or none, in one step, and say everything about it."""
         bans, answers = self.bans, self._tools.answers
         judged = bans.number
         if bans.list.by_key and bans.judge(checks, guarded) is not None:
             barred = bans.at_once(checks, guarded)
-            return self._demand(HIT, checks, guarded, UNSEEN) if barred is None else barred
-        if answers.known and (refused := answers.answer(checks)) is not None:
+            if barred is not None:
+                return barred
+            judged = UNSEEN
+        elif answers.known and not first_in_line and (refused := answers.answer(checks)) is not None:
             return refused
         if self._is_cluster:
-            return self._demand(HIT, checks, guarded, judged)
-        return self._ask(HIT, checks, guarded, judged)
+            return self._demand(HIT, checks, guarded, judged, first_in_line=first_in_line)
+        return self._ask(HIT, checks, guarded, judged, first_in_line=first_in_line)
 
     def peek(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Awaitable[Decision]:
         """Say what `hit` would answer now. Changes nothing."""
@@ -227,14 +230,14 @@ class RedisStore:
         """
         lane = self._lane()
         self._tools.answers.forget_all_windows()
-        removed = await lane.remove(self._names.windows)
+        forgotten = await lane.reset(self._names.windows)
         # Answers that carry another number tell every worker to forget the refusals that it knows.
         await lane.ask(b"HINCRBY", self._shared.meta, b"hands", 1)
         self._tools.answers.forget_all_windows()
-        return removed > 0
+        return forgotten > 0
 
     def inspect(self, key: str, buckets: Sequence[Bucket]) -> Awaitable[Snapshot]:
-        """Return copies of the windows that count `key` under each limit of some buckets. Changes nothing."""
+        """Return the windows that count `key` under each limit of some buckets. Changes nothing."""
         lane = self._lane()
         request = Inspection(lane.loop.create_future(), self._tools, key, buckets)
         lane.add(request)
@@ -264,7 +267,7 @@ class RedisStore:
         stay taken.
         """
         lane = self._lane()
-        for made in (b":made:*", b":figures:*"):
+        for made in (b":made*:*", b":figures:*"):
             await lane.remove(self._shared.meta + made)
         await self.bans.clear()
         removed = await lane.remove(self._names.windows)
@@ -273,7 +276,7 @@ class RedisStore:
 
     def _hand_back(self, decision: Decision, charged: Sequence[Any]) -> asyncio.Future[bool]:
         lane = self._lane()
-        if holds_places(decision.checks):
+        if any(bucket.held for bucket, _, _ in decision.checks):
             self._renewals.catch_up(decision.checks)
         self._tools.answers.hand_back([check for check in decision.checks if not check[0].held])
         request = Refund(lane.loop.create_future(), self._tools, decision, charged)
@@ -299,21 +302,34 @@ class RedisStore:
             self._ask(CHARGE, part, (), None).add_done_callback(_look_at)
 
     def _demand(
-        self, what: int, checks: Sequence[Check], guarded: Sequence[Guarded], judged: bytes | None
+        self,
+        what: int,
+        checks: Sequence[Check],
+        guarded: Sequence[Guarded],
+        judged: bytes | None,
+        *,
+        first_in_line: bool = False,
     ) -> Awaitable[Decision]:
         if self._is_spread(checks):
-            return Spread(checks, partial(self._ask, judged=judged), self._hand_back_unheard).decide(what, guarded)
-        return self._ask(what, checks, guarded, judged)
+            ask = partial(self._ask, judged=judged, first_in_line=first_in_line)
+            return Spread(checks, ask, self._hand_back_unheard).decide(what, guarded)
+        return self._ask(what, checks, guarded, judged, first_in_line=first_in_line)
 
     def _ask(
-        self, what: int, checks: Sequence[Check], guarded: Sequence[Guarded], judged: bytes | None
+        self,
+        what: int,
+        checks: Sequence[Check],
+        guarded: Sequence[Guarded],
+        judged: bytes | None,
+        *,
+        first_in_line: bool = False,
     ) -> asyncio.Future[Decision]:
         lane, tools = self._lane(), self._tools
-        if holds_places(checks):
+        if any(bucket.held for bucket, _, _ in checks):
             self._renewals.catch_up(checks)
         if tools.answers.known and what in (HIT, CHARGE):
             tools.answers.forget(checks)  # they may be other ones when this has been answered
-        request = Demand(lane.loop.create_future(), tools, what, checks, guarded, judged)
+        request = Demand(lane.loop.create_future(), tools, what, checks, guarded, judged, first_in_line=first_in_line)
         lane.add(request)
         return request.future
 

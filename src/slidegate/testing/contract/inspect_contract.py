@@ -12,7 +12,7 @@ from ...core.decision import Bucket
 from ...core.limits import Concurrency, parse_limits
 from ...core.protocols import HoldsPlaces, Store
 from ...core.quotas import Quota
-from ...core.windows.views import WindowView, view_of
+from ...core.views import WindowView, view_of
 from ..clock import FakeClock
 from .desk import SECOND_US, Desk, at_a_desk, bucket
 from .player import Player, settle

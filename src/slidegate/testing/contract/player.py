@@ -115,18 +115,17 @@ class Player:
             same(await settle(self.store.refund(decision)), False)
 
     async def _reset(self, key: str) -> None:
+        await self.look_after_all()  # what is over is forgotten by both
         known = await settle(self.store.reset(key))
         if not any(named == key for _, named in self.named):
             same(known, False)
-        self.model.reset(key)
-        self.charged.clear()  # whether a charge from before can be told from later ones is the store's affair
+        self.model.reset(key, self.clock.now_us)
+        self.clock.advance(us=1)  # what is charged at the moment of a reset may be taken for a charge of before
 
     async def _step_back(self, span_us: int) -> None:
         # A store may drop expired units whenever it likes, as long as time goes on. Before it steps back,
         # every window is looked after, so that the store and the reference have let go of the same.
         await self.look_after_all()
-        if self.model.carries():
-            return  # a store may carry its surplus as long as it likes, too
         self.clock.set(max(self.clock.now_us + span_us, 0))
         await self.look_after_all()  # units ahead of now move back, which a store notices when it looks
 
@@ -143,8 +142,6 @@ class Player:
         changed[number] = Limit(amount, timedelta(microseconds=old.window_us), resolution=old.resolution)
         self.plain[rule] = Bucket(bucket.rule, changed)
         self.buckets[rule] = _counting(self.plain[rule], self.count_denied[rule])
-        if changed[number].exact is not old.exact:
-            self.charged.clear()  # a charge that is kept in another way cannot be found again
 
     def _checks(self, demand: Demand, plain: bool = False) -> list[Check]:
         buckets = self.plain if plain else self.buckets

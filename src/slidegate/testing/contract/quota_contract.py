@@ -73,6 +73,12 @@ class QuotaModel:
             adopted.append((place, amount, cost, self.counts[place][0]))
         return adopted
 
+    def forget(self, key: str) -> None:
+        """Forget what a key has spent."""
+        for place, (end_us, _) in self.counts.items():
+            if place[2] == key:
+                self.counts[place] = end_us, 0
+
     def add(self, places: Sequence[tuple[Place, int, int]]) -> bool:
         """Add units to the counts that are in the period still; return whether any was."""
         changed = False
@@ -212,6 +218,7 @@ class QuotasContract:
             held(Quota("20/month", starts=31), rule="second"),
         ]
         charged: list[tuple[Decision, list[tuple[Place, int, int]]]] = []
+        reset_us: dict[str, int] = {}
         try:
             for _ in range(30):
                 key, move = dice.choice(("ann", "bob")), dice.random()
@@ -224,13 +231,16 @@ class QuotasContract:
                     continue
                 if move < 0.4 and charged:
                     decision, units = charged.pop(dice.randrange(len(charged)))
+                    if decision.now_us <= reset_us.get(decision.checks[0][1], -1):
+                        continue  # the clock has stepped back behind a reset: whether it is handed back is not promised
                     model.enter(decision.checks, clock.now_us)
                     assert await desk.refund(decision) is model.add([(at, -cost, end) for at, cost, end in units])
                     continue
                 if move < 0.43:
                     await desk.reset(key)
-                    model.counts = {place: count for place, count in model.counts.items() if place[2] != key}
+                    model.forget(key)
                     charged = [entry for entry in charged if entry[0].checks[0][1] != key]
+                    reset_us[key] = clock.now_us
                     continue
                 asked = model.enter(checks, clock.now_us)
                 debt = move < 0.5

@@ -222,7 +222,7 @@ class StoreContract(ModesContract, PlacesContract, QuotasContract, FiguresContra
             early = await desk.hit((asked, "ann", amount // 2))
             desk.clock.advance(us=step_us)
             await desk.hit((asked, "ann", 0))  # here the store moves the units that lie ahead of now
-            desk.clock.advance(us=-step_us)
+            desk.clock.advance(us=6 * SECOND_US - step_us)  # beyond the slice of what was moved
             late = await desk.hit((asked, "ann", amount // 2))
             assert late.remaining == 0
             assert await desk.refund(early) is False

@@ -33,9 +33,10 @@ class Note(NamedTuple):
     """What one window was charged, for a refund."""
 
     window: ModelWindow
+    limit: Limit
     time_us: int
+    moment_us: int
     units: int
-    steps: int
 
 
 class Model:
@@ -43,6 +44,7 @@ class Model:
 
     def __init__(self) -> None:
         self._windows: dict[tuple[str, str, int, int], ModelWindow] = {}
+        self._latest_us = 0
 
     def hit(self, checks: Sequence[Check], now_us: int) -> tuple[Verdict, list[Note]]:
         """Charge every check or none; return the answer and, for `refund`, the charges."""
@@ -73,20 +75,22 @@ class Model:
     def refund(self, charged: list[Note], now_us: int) -> bool:
         """Hand back the units that have not left yet; tell whether there were any."""
         changed = False
-        for window, time_us, units, steps in charged:
-            if steps == window.steps:
-                changed |= window.hand_back(time_us, units, now_us)
-        charged.clear()
+        self._latest_us = max(self._latest_us, now_us)
+        for window, limit, time_us, moment_us, units in charged:
+            touched = deepcopy(window)  # a refund that changes nothing looks after nothing
+            touched.touch(limit.amount, now_us)
+            if self._latest_us < touched.leaves_us(moment_us) and touched.hand_back(time_us, moment_us, units):
+                window.charges, window.floor_us = touched.charges, touched.floor_us
+                changed = True
+        if changed:
+            charged.clear()
         return changed
 
-    def reset(self, key: str) -> None:
+    def reset(self, key: str, now_us: int) -> None:
         """Forget every window of a key."""
-        for identity in [identity for identity in self._windows if identity[1] == key]:
-            del self._windows[identity]
-
-    def carries(self) -> bool:
-        """Tell whether a lowered amount has made any window carry a surplus."""
-        return any(window.carried.cost for window in self._windows.values())
+        for identity, window in self._windows.items():
+            if identity[1] == key:
+                window.reset(now_us)
 
     def _asked(self, checks: Sequence[Check], now_us: int) -> list[Ask]:
         asked = [
@@ -95,6 +99,7 @@ class Model:
             for limit in bucket.limits
             if isinstance(limit, Limit)
         ]
+        self._latest_us = max(self._latest_us, now_us)
         for ask in asked:
             ask.window.touch(ask.limit.amount, now_us)
         return asked
@@ -119,7 +124,7 @@ def _waits(asked: Sequence[Ask], now_us: int) -> list[int | None]:
 
 
 def _charge(asked: Sequence[Ask], now_us: int) -> list[Note]:
-    return [Note(ask.window, now_us, ask.window.charge(now_us, ask.cost), ask.window.steps) for ask in asked]
+    return [Note(ask.window, ask.limit, now_us, *ask.window.charge(now_us, ask.cost)) for ask in asked]
 
 
 def _sum_up(asked: Sequence[Ask], waits: Sequence[int | None], reason: Reason, now_us: int) -> Verdict:

@@ -1,21 +1,22 @@
 """One window of the reference: every charge in a plain list, every answer counted out afresh.
 
-It knows when a charge starts to count and when it leaves, and nothing else: no ring, no running total, nothing
+It knows by which moment a charge counts and when it leaves, and nothing else: no bytes, no running total, nothing
 remembered between two questions. That makes it slow, and easy to believe.
 
-* Kept as times (amount <= resolution), a charge of time t counts from t on and leaves at ``t + W``.
-* Kept as counts, it counts with its slice, from ``t // s * s`` on, and leaves at ``(t // s + k + 1) * s``.
+* A charge counts by the last microsecond of its slice; where the amount is not above the resolution, by its own time.
+  It joins the newest charge where that one's moment has not passed.
+* It leaves ``W`` after its moment; where the amount is above the resolution, ``k`` slices after the end of its slice.
 
 A window is looked after when a request names it, whether the request passes or not: expired units are struck off, then
-units ahead of a clock that stepped back are moved to now. Where anything was moved, the window is another one to
-refunds: a charge from before has not kept the moment by which it would be found.
+units ahead of a clock that stepped back are moved to now. Where anything was moved, and where the key was reset,
+nothing that was charged before is handed back. A window that has nothing left to remember is as good as new.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-MOST_IN_A_SLICE = 2**32 - 1
+MOST_UNITS = 2**32 - 1
 
 
 class Answer(NamedTuple):
@@ -27,21 +28,8 @@ class Answer(NamedTuple):
     reset_after_us: int
 
 
-class Charge:
-    """`cost` units spent at `time_us`. Compared by identity."""
-
-    __slots__ = ("cost", "time_us")
-
-    def __init__(self, time_us: int, cost: int) -> None:
-        self.time_us = time_us
-        self.cost = cost
-
-    def __repr__(self) -> str:
-        return f"{self.cost} at {self.time_us}"
-
-
 class ModelWindow:
-    """Every charge of one window, oldest first.
+    """Every charge of one window: units by their moment.
 
     Args:
         window_us: Length of the window.
@@ -53,130 +41,71 @@ class ModelWindow:
         self.resolution = resolution
         self.slice_us = -(-window_us // resolution)
         self.slices = -(-window_us // self.slice_us)
-        self.exact: bool | None = None
-        self.charges: list[Charge] = []
-        self.carried = Charge(0, 0)
-        self.steps = 0  # how often a clock that stepped back has moved anything
+        self.exact = True
+        self.charges: dict[int, int] = {}
+        self.floor_us = -1
 
-    def starts_us(self, time_us: int) -> int:
-        """Return the moment from which a charge of a time counts."""
-        return time_us if self.exact else time_us - time_us % self.slice_us
+    def moment_us(self, time_us: int) -> int:
+        """Return the moment by which a charge of a time counts."""
+        return time_us if self.exact else (time_us // self.slice_us + 1) * self.slice_us - 1
 
-    def leaves_us(self, charge: Charge) -> int:
-        """Return the moment at which a charge no longer counts."""
-        if self.exact:
-            return charge.time_us + self.window_us
-        return (charge.time_us // self.slice_us + self.slices + 1) * self.slice_us
+    def leaves_us(self, moment_us: int) -> int:
+        """Return when a charge no longer counts."""
+        return moment_us + self.window_us if self.exact else moment_us + self.slices * self.slice_us + 1
 
     def touch(self, amount: int, now_us: int) -> None:
         """Bring the window to `now_us` and to the kind that `amount` needs."""
-        self._strike_off(now_us)
-        exact = amount <= self.resolution
-        if self.exact is not None and exact is not self.exact:
-            self.exact = exact
-            if exact:
-                self._become_times(now_us)
-            else:
-                self._become_counts(now_us)
-            self._strike_off(now_us)
-        self.exact = exact
-        self.steps += any(self.starts_us(charge.time_us) > now_us for charge in self.charges)
-        for charge in self.charges:
-            charge.time_us = min(charge.time_us, now_us)
-        self._cap()
+        self.exact = amount <= self.resolution
+        self.charges = {at_us: units for at_us, units in self.charges.items() if self.leaves_us(at_us) > now_us}
+        newest_us, latest_us = max(self.charges, default=-1), self.moment_us(now_us)
+        if newest_us - now_us >= (1 if self.exact else self.slice_us):
+            self.floor_us = max(self.floor_us, newest_us)
+            ahead = [at_us for at_us in self.charges if at_us > latest_us]
+            moved = sum(self.charges.pop(at_us) for at_us in ahead)
+            self.charges[latest_us] = self.charges.get(latest_us, 0) + moved
+        if not self.charges and now_us >= self.leaves_us(self.floor_us):
+            self.floor_us = -1
 
     def spent(self, at_us: int) -> int:
         """Return the units that count at a moment that is not in the past."""
-        return sum(charge.cost for charge in self.charges if at_us < self.leaves_us(charge))
+        return sum(units for moment_us, units in self.charges.items() if at_us < self.leaves_us(moment_us))
 
     def wait_us(self, amount: int, cost: int, now_us: int) -> int | None:
         """Return how long a cost has to wait until there is room; None if there never will be."""
         need = max(cost, 1)  # a cost of 0 passes only while something is left
         if need > amount:
             return None
-        moments = [now_us, *sorted(self.leaves_us(charge) for charge in self.charges)]
+        moments = [now_us, *sorted(map(self.leaves_us, self.charges))]
         return next(moment - now_us for moment in moments if self.spent(moment) + need <= amount)
 
-    def charge(self, now_us: int, cost: int) -> int:
-        """Charge whatever the limit; return how many units may come back."""
-        if self.exact:
-            kept = min(cost, self.resolution)
-            spent = sum(charge.cost for charge in self.charges)
-            pushed_out = min(max(spent + kept - self.resolution, 0), kept)
-            self._drop(pushed_out)
-            self.put(now_us, kept)
-            return kept - pushed_out
-        start_us = self.starts_us(now_us)
-        there = sum(charge.cost for charge in self.charges if self.starts_us(charge.time_us) == start_us)
-        kept = min(cost, MOST_IN_A_SLICE - there)
-        self.put(now_us, kept)
-        return kept
+    def charge(self, now_us: int, cost: int) -> tuple[int, int]:
+        """Charge whatever the limit; return the moment and how many units may come back."""
+        kept = min(cost, MOST_UNITS - self.spent(now_us))
+        newest_us = max(self.charges, default=-1)
+        moment_us = newest_us if newest_us >= now_us else self.moment_us(now_us)
+        if kept:
+            self.charges[moment_us] = self.charges.get(moment_us, 0) + kept
+        if len(self.charges) > 2 * self.resolution + 1:
+            oldest_us, second_us, *_ = sorted(self.charges)
+            self.charges[second_us] += self.charges.pop(oldest_us)
+        return moment_us, kept
 
-    def put(self, time_us: int, units: int) -> None:
-        """Add units of any time."""
-        if units:
-            self.charges.append(Charge(time_us, units))
-            self.charges.sort(key=lambda charge: charge.time_us)
-
-    def hand_back(self, time_us: int, units: int, now_us: int) -> bool:
+    def hand_back(self, time_us: int, moment_us: int, units: int) -> bool:
         """Take out units of one moment, as long as they are all there; units of one moment are all alike."""
-        self._strike_off(now_us)
-        there = [c for c in self.charges if self.starts_us(c.time_us) == self.starts_us(time_us)]
-        if not 0 < units <= sum(charge.cost for charge in there):
+        there = self.charges.get(moment_us, 0)
+        if time_us <= self.floor_us or not 0 < units <= there:
             return False
-        self.charges = [charge for charge in self.charges if charge not in there]
-        left = sum(charge.cost for charge in there) - units
-        self.put(there[0].time_us, left)
+        self.charges[moment_us] = there - units
+        self.charges = {at_us: left for at_us, left in self.charges.items() if left}
         return True
+
+    def reset(self, now_us: int) -> None:
+        """Forget every charge."""
+        if self.charges or self.floor_us >= 0:
+            self.charges, self.floor_us = {}, max(now_us, self.floor_us)
 
     def answer(self, amount: int, wait_us: int | None, now_us: int) -> Answer:
         """Return the answer of the window now."""
-        leaving = [self.leaves_us(charge) - now_us for charge in self.charges]
-        remaining = max(amount - sum(charge.cost for charge in self.charges), 0)
+        leaving = [self.leaves_us(moment_us) - now_us for moment_us in self.charges]
+        remaining = max(amount - sum(self.charges.values()), 0)
         return Answer(remaining, wait_us, min(leaving, default=0), max(leaving, default=0))
-
-    def _strike_off(self, now_us: int) -> None:
-        self.charges = [charge for charge in self.charges if self.leaves_us(charge) > now_us]
-
-    def _drop(self, units: int) -> None:
-        """Drop the oldest units."""
-        for charge in self.charges:
-            gone = min(units, charge.cost)
-            charge.cost -= gone
-            units -= gone
-        self.charges = [charge for charge in self.charges if charge.cost]
-
-    def _cap(self) -> None:
-        """Let no slice count more than it can."""
-        room: dict[int, int] = {}
-        for charge in () if self.exact else self.charges:
-            start_us = self.starts_us(charge.time_us)
-            charge.cost = min(charge.cost, room.get(start_us, MOST_IN_A_SLICE))
-            room[start_us] = room.get(start_us, MOST_IN_A_SLICE) - charge.cost
-        self._drop(0)
-
-    def _become_times(self, now_us: int) -> None:
-        """Counts become times at the end of their slice; units beyond the resolution are carried as one number.
-
-        No amount that is kept as times is larger than the resolution, so the carried units bind none of them. They
-        count again when the amount is raised to one that is kept as counts.
-        """
-        room = self.resolution
-        kept: list[Charge] = []
-        for charge in reversed(self.charges):
-            end_us = (charge.time_us // self.slice_us + 1) * self.slice_us
-            time_us = min(end_us - 1, now_us)
-            here = min(charge.cost, room)
-            room -= here
-            if here < charge.cost:
-                self.carried = Charge(max(self.carried.time_us, time_us), self.carried.cost + charge.cost - here)
-            if here:
-                charge.time_us, charge.cost = time_us, here
-                kept.append(charge)
-        self.charges = kept[::-1]
-
-    def _become_counts(self, now_us: int) -> None:
-        """Times become counts in their slice, the carried ones in the slice of the newest of them."""
-        if self.carried.cost and self.carried.time_us > now_us - self.window_us:
-            self.charges.insert(0, self.carried)
-        self.carried = Charge(0, 0)

@@ -23,7 +23,7 @@ from ...core.decision import Decision, Reason
 from ...core.errors import ConfigurationError
 from ...core.limits import AnyLimit, Concurrency
 from ...core.memo import remember
-from ...core.windows.theory import NEVER, OPEN
+from ...core.ring import NEVER, OPEN
 from ..options import check_takes
 from ..rules.user_functions import Calls, request_of
 from ..waiting import Tarpit

@@ -13,12 +13,11 @@ from typing import Final, Literal, TypeAlias
 import anyio
 from starlette.types import Message, Receive, Scope, Send
 
+from ...core.decide import Place, decide, enter_periods
 from ...core.decision import Bucket, Decision, Reason
-from ...core.demand import enter_periods, judge_all
 from ...core.errors import ConfigurationError
 from ...core.limits import AnyLimit, Limit, parse_limits
 from ...core.protocols import Clock
-from ...core.windows.rings import Entry, new_count
 from ...limiter import Limiter
 from ...limiter.waiting import may_wait
 from ..finishing import hand_back
@@ -125,18 +124,19 @@ class OwnCounts:
         clock: Returns Unix time in microseconds.
     """
 
-    __slots__ = ("_checks", "_clock", "_windows")
+    __slots__ = ("_checks", "_clock", "_places")
 
     def __init__(self, bucket: Bucket, clock: Clock) -> None:
         self._checks = ((bucket, "connection", 1),)
         self._clock = clock
-        self._windows: list[Entry] = [new_count(limit) for limit in bucket.limits]
+        windows = {limit.same_window: b"" for limit in bucket.limits}
+        self._places: list[Place] = [(windows, limit.same_window) for limit in bucket.limits]
 
     def hit(self) -> Decision:
         """Count a message."""
         now_us = self._clock()
-        enter_periods(self._checks, self._windows, now_us, now_us)
-        return judge_all(self._checks, self._windows, now_us)
+        enter_periods(self._checks, self._places, now_us, now_us)
+        return decide(self._checks, self._places, now_us)
 
 
 class Counted:

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from slidegate import MemoryStore
 from slidegate.core.decision import Bucket
 from slidegate.core.limits import Limit, parse_limits
-from slidegate.core.windows.rings import new_window
 from slidegate.ops.command.explain.bursts import back_after_us, most_units, steady_us
 from slidegate.ops.command.explain.courses import Spent, greedy, steady
 from slidegate.ops.command.explain.explaining import ROW_BYTES, memory_bytes
@@ -89,12 +88,12 @@ def test_the_steady_client_is_never_refused(limits: list[Limit], phase_us: int) 
 @given(LIMITS)
 def test_a_client_that_is_quicker_than_steady_is_refused(limit: Limit) -> None:
     pace_us = steady_us([limit]) - 1
-    window = new_window(limit)
+    window = b""
     start_us = ORIGIN_US - ORIGIN_US % limit.slice_us
     for step in range(limit.amount):
-        assert window.wait_us(start_us + step * pace_us, limit.amount - 1) == 0
-        window.add(start_us + step * pace_us)
-    assert window.wait_us(start_us + limit.amount * pace_us, limit.amount - 1) > 0
+        window, state = limit.spend(window, start_us + step * pace_us, 1)
+        assert state[3] == 0
+    assert limit.spend(window, start_us + limit.amount * pace_us, 1)[1][3] > 0
 
 
 @pytest.mark.parametrize("text", ["1/minute", "5/minute; 500/hour", "1000/minute"])
@@ -104,7 +103,6 @@ def test_memory_is_what_a_store_takes(text: str) -> None:
     keys = [f"client-{number:06}" for number in range(max(60_000 // units // len(limits), 20))][:1_000]
     clock = FakeClock(ORIGIN_US)
     store = MemoryStore(max_keys=100_000, clock=clock)
-    store._hot.most = 0  # all windows are at rest: live ones are few, and larger
     bucket = Bucket("explained", limits)
     store.hit([(bucket, "warm", 1)])
     tracemalloc.start()

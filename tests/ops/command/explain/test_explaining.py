@@ -23,7 +23,7 @@ A client gets at most, whenever the span begins:
            1,200 in 1d
 It may spend 5 at once, and come back after 1m.
 It is never refused at one request every 72s.
-It takes at most 606 bytes of memory beside its key.
+It takes at most 876 bytes of memory beside its key.
 
 greedy: takes each unit as soon as it is there
 ███▃                ███▃                |

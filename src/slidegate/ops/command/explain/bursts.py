@@ -1,6 +1,6 @@
 """The most that limits let through in a span of time, whenever the span begins.
 
-Each ring binds in its own way (see `core.windows.theory`). Units of a limit that keeps times leave W after they came,
+Each ring binds in its own way (see `core.ring`). Units of a limit that keeps times leave W after they came,
 so a span T holds at most N for each W that begins in it. Of a limit that counts in slices of s, any k + 1 slices that
 follow each other hold at most N, and a span T that begins with the last microsecond of a slice touches
 1 + ceil((T - 1) / s) slices: a burst there and another k slices later are closest.

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from ....core.limits import Limit
-from ....core.windows.rings import new_window
 from .bursts import steady_us
 
 _MOST_ASKED: Final = 20_000
@@ -37,16 +36,16 @@ def most_steps(limits: Sequence[Limit]) -> int:
 
 def greedy(limits: Sequence[Limit], start_us: int, span_us: int) -> Iterator[Spent]:
     """Yield the units of a client that takes each as soon as it is there, for at most `most_steps` moments."""
-    rings = [(limit, new_window(limit)) for limit in limits]
+    windows = [b""] * len(limits)
     now_us = start_us
     for _ in range(most_steps(limits)):
         if now_us >= start_us + span_us:
             return
-        units = min(limit.amount - ring.total(now_us) for limit, ring in rings)
-        for _, ring in rings:
-            ring.add(now_us, units)
+        windows = [limit.settle(window, now_us) for limit, window in zip(limits, windows, strict=True)]
+        units = min(limit.amount - limit.state(window)[0] for limit, window in zip(limits, windows, strict=True))
+        windows = [limit.charge(window, now_us, units)[0] for limit, window in zip(limits, windows, strict=True)]
         yield Spent(now_us, units)
-        now_us += max(ring.wait_us(now_us, limit.amount - 1) for limit, ring in rings)
+        now_us += max(limit.spend(window, now_us, 1)[1][3] for limit, window in zip(limits, windows, strict=True))
 
 
 def steady(limits: Sequence[Limit], start_us: int, span_us: int) -> Iterator[Spent]:
@@ -56,11 +55,12 @@ def steady(limits: Sequence[Limit], start_us: int, span_us: int) -> Iterator[Spe
     """
     wanted = span_us // steady_us(limits) // _FEW_STEPS + 1
     units = min(wanted, *(limit.amount for limit in limits))
-    rings = [(limit, new_window(limit)) for limit in limits]
+    windows = [b""] * len(limits)
     pace_us = steady_us(limits, units)
     for step in range(min(-(-span_us // pace_us), most_steps(limits))):
         now_us = start_us + step * pace_us
-        passes = all(ring.wait_us(now_us, limit.amount - units) == 0 for limit, ring in rings)
-        for _, ring in rings if passes else ():
-            ring.add(now_us, units)
+        spent = [limit.spend(window, now_us, units) for limit, window in zip(limits, windows, strict=True)]
+        passes = not any(wait_us for _, (_, _, _, wait_us) in spent)
+        if passes:
+            windows = [window for window, _ in spent]
         yield Spent(now_us, units if passes else 0)

@@ -13,8 +13,6 @@ from starlette.types import Receive, Scope, Send
 
 from ....core.durations import format_duration
 from ....core.limits import AnyLimit, Concurrency, Limit, parse_limits
-from ....core.windows.packed import row_of
-from ....core.windows.rings import new_window
 from ....limiter import Limiter
 from ....web.middleware import RateLimitMiddleware
 from ..output import Output, with_output
@@ -87,11 +85,11 @@ def memory_bytes(limits: Sequence[Limit]) -> int:
     """Return the most that a client takes in a memory store beside the text of its key, in bytes."""
     total = 0
     for limit in limits:
-        # Full: the times of all units, or a count in the oldest slice and one in the newest.
-        window = new_window(limit)
-        for step in range(limit.amount if limit.exact else 2):
-            window.add(limit.span_us + (step if limit.exact else step * limit.slices * limit.slice_us))
-        total += ROW_BYTES + getsizeof(row_of(window))
+        # Full: the times of all units, or a count in every slice.
+        window = b""
+        for step in range(limit.amount if limit.exact else limit.slices + 1):
+            window, _ = limit.spend(window, limit.span_us + step * limit.step_us, 1)
+        total += ROW_BYTES + getsizeof(window)
     return total
 
 

@@ -10,7 +10,7 @@ import click
 
 from ....core.bans.in_force import Ban, BanChange
 from ....core.errors import ConfigurationError
-from ....core.windows.views import WindowView
+from ....core.views import WindowView
 from ....limiter.inspection.looking import KeyView
 from ....limiter.inspection.standing_of_key import KeyStanding
 from ....limiter.key_spelling import AnyKey

@@ -2,7 +2,7 @@
 
 These rows are the ledgers and standings of `core.bans.records`, which the rules of bans read and change::
 
-    policies    policy                a few numbers of it, the number of its standings, the window of its bans
+    policies    policy                a few numbers of it, the number of its standings, the ring of its bans
     standings   policy NUL key        place in the queue, then the standing (`ban_codec`)
     struck      policy NUL place      key: the one that was struck longest ago comes first
 
@@ -20,7 +20,6 @@ from typing import Any, Final
 from ....core.bans.records import Ledger
 from ....core.bans.standing import Standing
 from ....core.limits import Limit
-from ....core.windows.codec import pack_window, unpack_window
 from ..files.layout import Databases
 from .ban_codec import pack_standing, row_of, text_of, unpack_standing
 
@@ -129,16 +128,16 @@ class LmdbLedger(Ledger):
                 self.policy = SimpleNamespace(  # type: ignore[assignment]
                     after=SimpleNamespace(window_us=after_us), forgive_us=forgive_us, most=most
                 )
-                self.made = unpack_window(row, most, 0, _POLICY.size)  # type: ignore[assignment]
+                self.made = row[_POLICY.size :]
 
     def packed(self) -> bytes:
         """Return the row to write."""
         policy, count = self.policy, len(self.standings)
-        if policy is None or self.made is None:
+        if policy is None:
             return _POLICY.pack(_VERSION, False, 0, 0, 0, 0, 0, count)
         most = policy.most
         head = (policy.after.window_us, policy.forgive_us, most.amount, most.window_us, most.resolution, count)
-        return _POLICY.pack(_VERSION, True, *head) + pack_window(self.made)
+        return _POLICY.pack(_VERSION, True, *head) + self.made
 
 
 class LedgerRows:

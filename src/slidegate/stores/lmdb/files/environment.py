@@ -64,7 +64,6 @@ class Environment:
     Attributes:
         dbs: The databases.
         opened: How often the files have been opened.
-        failed: How many commits have failed.
         held: How many bytes are mapped.
         untold: Events that no observer was told yet.
         salvage: Damaged files that were set aside, and may hold bans.
@@ -80,7 +79,6 @@ class Environment:
         self.options = options
         self.dbs: Databases
         self.opened = 0
-        self.failed = 0
         self.held = 0
         self.stuck = ""
         self.untold: list[Event] = []
@@ -140,11 +138,7 @@ class Environment:
     def commit(self, txn: Any) -> None:
         """Commit a transaction, make the map larger before it is full, and let others write."""
         try:
-            try:
-                txn.commit()
-            except BaseException:
-                self.failed += 1
-                raise
+            txn.commit()
             self._commits += 1
             if (
                 not self._commits % _LOOK_EVERY

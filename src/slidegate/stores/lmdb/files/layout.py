@@ -26,6 +26,8 @@ NAMES: Final = (
 )
 _OURS: Final = 5  # another program does not have more of these names by chance
 CELL_KEY: Final = b"cell_key"
+RESET: Final = b"reset"
+"""Under it stands the moment at which all windows were forgotten last."""
 
 
 class Databases(NamedTuple):

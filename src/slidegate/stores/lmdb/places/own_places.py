@@ -28,15 +28,17 @@ class Place(HeldPlace):
     Args:
         row: The row of its key.
         amount: How many places there are.
+        units: How many of them it is; a request asks for one.
         worker: The name under which it was taken.
     """
 
-    __slots__ = ("amount", "row", "worker")
+    __slots__ = ("amount", "row", "units", "worker")
 
-    def __init__(self, row: bytes, amount: int, worker: bytes) -> None:
+    def __init__(self, row: bytes, amount: int, units: int, worker: bytes) -> None:
         super().__init__()
         self.row = row
         self.amount = amount
+        self.units = units
         self.worker = worker
 
 
@@ -91,7 +93,7 @@ class OwnPlaces:
         """Return how many places this process holds, without those that were lost."""
         if self._process != os.getpid():
             return 0
-        return sum(place.worker == self.worker and not place.ended for place in self.all())
+        return sum(place.units for place in self.all() if place.worker == self.worker and not place.ended)
 
     def holds_any(self) -> bool:
         """Tell whether the lease has to be renewed."""

@@ -15,8 +15,9 @@ from functools import partial
 from struct import Struct
 from typing import Any, Final
 
+from ....core.decide import Place as Where
+from ....core.permits import PERMITS
 from ....core.protocols import Event
-from ....core.windows.places import Places
 from ..files.layout import Databases
 from .own_places import WORKER_BYTES, OwnPlaces, Place
 
@@ -34,22 +35,23 @@ class PlaceRow:
 
     Attributes:
         row: The key of its row.
-        window: The places that are taken, as the core counts them.
-        shared: False, as a place lies in no shared cell.
         others: How many places each other worker holds whose lease is not over.
         own: How many this process holds.
         stored: The row as it was read; empty for a new one.
     """
 
-    __slots__ = ("others", "own", "row", "shared", "stored", "window")
+    __slots__ = ("others", "own", "row", "stored")
 
     def __init__(self, row: bytes, others: dict[bytes, int], own: int, stored: bytes) -> None:
         self.row = row
-        self.window = Places(own + sum(others.values()))
-        self.shared = False
         self.others = others
         self.own = own
         self.stored = stored
+
+    @property
+    def taken(self) -> int:
+        """How many places are taken, by whomever."""
+        return self.own + sum(self.others.values())
 
 
 class PlacesInFile:
@@ -80,6 +82,7 @@ class PlacesInFile:
         self._undo = undo
         self._events = events
         self._rows: dict[bytes, PlaceRow] = {}
+        self._windows: dict[bytes, bytes] = {}  # for the core
         self._ends_us: dict[bytes, int] = {}  # of the leases of other workers
         self._lease_us = 0  # the end to write, if it changes
         self._over = b""  # the name that this process has given up
@@ -99,11 +102,18 @@ class PlacesInFile:
             found = self._rows[row] = PlaceRow(row, others, own, stored)
         return found
 
-    def take(self, found: PlaceRow, amount: int) -> Place:
-        """Record a place of this process that the core has counted; the transaction has to come to `attend` first."""
-        found.own += 1
-        place = Place(found.row, amount, self._held.worker)
-        known = self._held.of(found.row).places
+    def window(self, row: bytes, attends: bool) -> Where:
+        """Return where the core finds how many places of a row are taken, for one question."""
+        if attends:
+            self.attend()
+        self._windows[row] = PERMITS.pack(self.find(row).taken)
+        return self._windows, row
+
+    def take(self, row: bytes, amount: int, units: int) -> Place:
+        """Take places for which the core has found room; the transaction has to come to `attend` first."""
+        self.find(row).own += units
+        place = Place(row, amount, units, self._held.worker)
+        known = self._held.of(row).places
         known.add(place)
         self._undo.append(partial(known.discard, place))
         return place
@@ -117,9 +127,7 @@ class PlacesInFile:
         self._undo.append(partial(known.places.add, place))
         if place.worker != self._held.worker:
             return False
-        found = self.find(place.row)
-        found.own -= 1
-        found.window.spent -= 1
+        self.find(place.row).own -= place.units
         return True
 
     def attend(self) -> bool:
@@ -152,25 +160,22 @@ class PlacesInFile:
             for place in known.places:
                 if place.ended:
                     known.places.discard(place)
-            live = sum(place.worker == held.worker for place in known.places)
+            live = sum(place.units for place in known.places if place.worker == held.worker)
             if live != known.written:
-                found = self.find(row)
-                found.window.spent += live - found.own
-                found.own = live
+                self.find(row).own = live
             elif not live and not known.places:
                 held.rows.pop(row, None)
         if not was_over and any(place.worker != held.worker for place in held.all()):
             self._put_back()
         self._bury()
 
-    def save(self) -> bool:
-        """Write what has changed; return whether anything has."""
-        held, wrote = self._held, False
+    def save(self) -> None:
+        """Write what has changed."""
+        held = self._held
         if self._lease_us:
             self._undo.append(partial(setattr, held, "ends_us", held.ends_us))
             held.ends_us, self._lease_us = self._lease_us, 0
             self._txn.put(held.worker, _LEASE.pack(ROW_VERSION, held.ends_us), db=self._dbs.workers)
-            wrote = True
         if self._over:
             self._txn.delete(self._over, b"", self._dbs.workers)
             self._over = b""
@@ -183,14 +188,13 @@ class PlacesInFile:
                 self._txn.put(found.row, packed, db=self._dbs.places)
             else:
                 self._txn.delete(found.row, b"", self._dbs.places)
-            found.stored, wrote = packed, True
+            found.stored = packed
             known = held.of(found.row)
             self._undo.append(partial(setattr, known, "written", known.written))
             known.written = found.own
             if not found.own and not known.places:
                 self._undo.append(partial(held.rows.__setitem__, found.row, known))
                 del held.rows[found.row]
-        return wrote
 
     def _renew(self) -> None:
         self._lease_us = self._ends_us[self._held.worker] = self._now_us + self._held.lease_us
@@ -202,11 +206,10 @@ class PlacesInFile:
             for place in [place for place in known.places if place.worker != held.worker]:
                 found = self.find(row)
                 is_new = place.worker == self._over
-                if found.window.spent < place.amount:
+                if found.taken + place.units <= place.amount:
                     self._undo.append(partial(setattr, place, "worker", place.worker))
                     place.worker = held.worker
-                    found.own += 1
-                    found.window.spent += 1
+                    found.own += place.units
                     back += 1
                 else:
                     lost += is_new

@@ -9,6 +9,7 @@ from typing import Final
 from ....core.bans.in_force import Ban, BanChange, Guarded
 from ....core.bans.policy import BanPolicy
 from ....core.bans.standing import Standing, Strike
+from ..key_names import LAYOUT
 
 _FOR_EVER: Final = -1
 _MOST: Final = 2**32 - 1
@@ -16,7 +17,7 @@ _BAN: Final = Struct("<qqqqIH")
 _CHANGE: Final = Struct("<BqHH")
 _STANDING: Final = Struct("<IqqqqHH")
 _STRIKE: Final = Struct("<qQH")
-_POLICY: Final = Struct("<IqqqdqBBIqHqHHH")
+_POLICY: Final = Struct("<IqqqdqBBIHqqHH")
 _STEP: Final = Struct("<q")
 _KINDS: Final = {1: "banned", 2: "unbanned"}
 _TIME: Final = Struct("<q")
@@ -110,10 +111,9 @@ def pack_policy(policy: BanPolicy) -> bytes:
             policy.prolong,
             policy.action == "shadow",
             most.amount,
-            most.window_us,
             most.resolution,
-            most.slice_us,
-            most.slices,
+            most.step_us,
+            most.span_us,
             len(policy.ladder_us),
             len(name),
         )
@@ -125,7 +125,7 @@ def pack_policy(policy: BanPolicy) -> bytes:
 def made_name(policy: BanPolicy) -> str:
     """Return what the window of the bans that a policy made is called."""
     most = policy.most
-    return f"made:{policy.name}:{most.window_us}:{most.resolution}:{most.exact:d}"
+    return f"made{LAYOUT}:{policy.name}:{most.window_us}:{most.resolution}"
 
 
 def pack_guards(guarded: Sequence[Guarded]) -> bytes:

@@ -26,9 +26,9 @@ from ..bans.ban_replica import UNSEEN
 from ..faults import SICK, refusal
 from ..known_refusals import TRUST_S
 from ..packing import CHANGED, windows_script
-from ..wire.batch import STATE_PARTS, Request, deliver, fail, head
+from ..wire.batch import NO_BANS, STATE_PARTS, Request, deliver, fail, head
 from ..wire.connection import Wire
-from ..wire.pipeline import CLOSED, MOST_IN_CALL, remove
+from ..wire.pipeline import CLOSED, MOST_IN_CALL, Work, with_each
 from .node_finder import REDIRECTED, ClusterNodes, ignore
 from .nodes import MOST_REDIRECTIONS, Call, Node, Place, shown
 
@@ -38,8 +38,6 @@ PATIENCE_S: Final = 0.02
 """How long requests wait for news of bans: less than a limiter's deadline."""
 NEWS_AGAIN_S: Final = 0.1
 SAY_EVERY_S: Final = 60.0
-NO_BANS: Final = b"", b"", b""
-"""The number, life and guards in a call for another slot, which cannot see the bans."""
 
 _CHANGED: Final = bytes((CHANGED,))
 
@@ -60,12 +58,11 @@ class ClusterLane(ClusterNodes):
             await self._settled(self._open())
         return await self._ask(*command)
 
-    async def remove(self, pattern: bytes) -> int:
-        """See `Lane.remove`."""
+    async def _with_each(self, pattern: bytes, work: Work) -> int:
         if not self._ready:
             await self._settled(self._open())
         await self._look()  # nodes may have come and gone
-        return sum([await remove(await self._reach(self._node(place)), pattern) for place in {*self._serving}])
+        return sum([await with_each(await self._reach(self._node(place)), pattern, work) for place in {*self._serving}])
 
     def close(self) -> None:
         """See `Lane.close`."""

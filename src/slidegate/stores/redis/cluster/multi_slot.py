@@ -14,9 +14,10 @@ from typing import Any, Final, TypeAlias
 
 from ....core.bans.in_force import Guarded
 from ....core.barred import Barred
-from ....core.decision import Bucket, Check, Decision, Reason
-from ....core.windows.theory import NEVER, Reading
-from ..packing import CHARGE, GLANCE, HIT, LOOK
+from ....core.decision import Bucket, Charge, Check, Decision, Reason
+from ....core.ring import NEVER, WindowState
+from ..packing import CHARGE, GLANCE, HIT, LOOK, note_of
+from ..places.held_places import Place
 
 TRIES: Final = 3
 
@@ -94,7 +95,7 @@ class Spread:
             if isinstance(part, Barred):
                 return Barred(part.by, part.ban, part.now_us, self._checks)
         now_us = parts[0].now_us
-        readings: dict[int, list[Reading]] = {}
+        readings: dict[int, list[WindowState]] = {}
         notes: dict[int, list[Any]] = {}
         for group, part in zip(self._groups, parts, strict=True):
             ahead_us, first = now_us - part.now_us, 0
@@ -105,17 +106,25 @@ class Spread:
                     (spent, leaves_us + ahead_us, newest_us + ahead_us, wait_us)
                     for spent, leaves_us, newest_us, wait_us in part.readings[first:last]
                 ]
-                # Another node has another clock, so each note says its moment.
+                # Another node has another clock, so each charge says its moment.
                 noted = part.charge[first:last] if charged else ()
-                notes[at] = [(note, part.now_us, cost) if isinstance(note, int) else note for note in noted]
+                notes[at] = [_dated(note, part.now_us, cost) for note in noted]
                 first = last
         whole = [reading for at in range(len(self._checks)) for reading in readings[at]]
         reason = _reason([part.reason for part in parts], whole)
         charge = [note for at in range(len(self._checks)) for note in notes[at]]
-        return Decision(reason is Reason.OK, reason, now_us, self._checks, whole, charge)
+        return Decision(reason is Reason.OK, reason, now_us, self._checks, whole, Charge(charge))
 
 
-def _reason(reasons: Iterable[Reason], readings: Iterable[Reading]) -> Reason:
+def _dated(note: Any, now_us: int, cost: int) -> Any:
+    """Return the charge of a part with its moment."""
+    if isinstance(note, Place):
+        return note
+    mark, spent_us, units = note_of(note, now_us, cost)
+    return mark, units, spent_us
+
+
+def _reason(reasons: Iterable[Reason], readings: Iterable[WindowState]) -> Reason:
     if all(reason is Reason.OK for reason in reasons):
         return Reason.OK
     return Reason.TOO_LARGE if any(reading[3] == NEVER for reading in readings) else Reason.LIMITED

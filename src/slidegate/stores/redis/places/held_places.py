@@ -12,7 +12,7 @@ import os
 from asyncio import AbstractEventLoop
 from typing import Final
 
-from ....core.decision import Bucket, Decision
+from ....core.decision import Bucket, Charge, Decision
 from ....core.place_lease import HeldPlace
 from ....core.protocols import Clock
 from ...held_weakly import HeldWeakly
@@ -112,16 +112,16 @@ class HeldPlaces:
         return held
 
     def note(self, decision: Decision, loop: AbstractEventLoop, asked_us: int) -> None:
-        """Put places into the charge of a decision, where Redis has told their serials."""
-        worker, charge, at = self.worker, list(decision.charge), 0
+        """Put places into the charge of a decision, where Redis has told their serials in the place of moments."""
+        worker, charge, states, at = self.worker, list(decision.charge), list(decision.readings), 0
         for bucket, key, _ in decision.checks:
             if bucket.held:
-                told = charge[at]
-                serial = told if isinstance(told, int) else told[0]
+                taken, leaves_us, serial, wait_us = states[at]
+                states[at] = taken, leaves_us, 0, wait_us
                 place = charge[at] = Place(worker, serial, key, bucket, asked_us)
                 self.of(loop).add(place)
             at += len(bucket.limits)
-        decision.charge = charge
+        decision.readings, decision.charge = states, Charge(charge)
 
     def count(self) -> int:
         """Return how many places this process holds, without those that were lost."""

@@ -20,9 +20,9 @@ from ....core.errors import StoreError, StoreUnavailable
 from ....core.limits import AnyLimit
 from ....core.place_lease import RENEWALS
 from ....core.protocols import Event
-from ..bans.ban_codec import UNGUARDED
 from ..packing import Packing, raise_failure
 from ..server_clock import ServerClock
+from ..wire.batch import Unguarded
 from ..wire.pipeline import Lane
 from .held_places import HeldPlaces, Place
 
@@ -38,14 +38,13 @@ Fates: TypeAlias = tuple[int, int]
 """How many places were lost, and how many were put back."""
 
 
-class Renewal:
+class Renewal(Unguarded):
     """The renewal of places of one key and rule."""
 
-    __slots__ = ("_packing", "_places", "_sent", "future", "judged", "key")
+    __slots__ = ("_packing", "_places", "_sent", "key")
 
     def __init__(self, future: asyncio.Future[Fates], packing: Packing, places: Sequence[Place]) -> None:
-        self.future = future
-        self.judged: bytes | None = None
+        super().__init__(future)
         self._packing = packing
         self._places = places
         self._sent: Sequence[Place] = ()
@@ -67,19 +66,6 @@ class Renewal:
             back += fate == BACK
             place.lost = fate == LOST
         return lost, back
-
-    def missed(self, answer: bytes, now_us: int) -> None:
-        """See `Request`."""
-
-    def guards(self) -> bytes:
-        """See `Request`."""
-        return UNGUARDED
-
-    def held(self) -> None:
-        """See `Request`."""
-
-    def refused(self, told: bytes) -> None:
-        """See `Request`."""
 
 
 class Renewals:

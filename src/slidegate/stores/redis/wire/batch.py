@@ -14,6 +14,7 @@ from redis.asyncio.sentinel import SentinelConnectionPool
 
 from ....core.errors import StoreError, StoreUnavailable
 from ....core.protocols import Clock, Event
+from ..bans.ban_codec import UNGUARDED
 from ..bans.bans import RedisBans
 from ..faults import SICK, unexpected
 from ..packing import bans_script, windows_script
@@ -30,6 +31,9 @@ TEST_SLACK_MS: Final = 86_400_000
 
 STATE_PARTS: Final = 3
 """An answer begins with the time, the number of the last change of bans, and that of hand-backs."""
+
+NO_BANS: Final = b"", b"", b""
+"""The number, life and guards in a call that cannot see the bans, or need not."""
 
 _HEAD: Final = Struct("<qIIB")
 _TIME: Final = Struct("<q")
@@ -64,6 +68,33 @@ class Request(Protocol):
 
     def refused(self, told: bytes) -> Any:
         """Return the answer where Redis has found bans, None where it found none; see `RedisBans.refused`."""
+
+
+class Unguarded:
+    """A request that no ban refuses, and that changes nothing more once it was given up.
+
+    Args:
+        future: Gets the result.
+    """
+
+    __slots__ = ("future", "judged")
+
+    def __init__(self, future: asyncio.Future[Any]) -> None:
+        self.future = future
+        self.judged: bytes | None = None
+
+    def missed(self, answer: bytes, now_us: int) -> None:
+        """See `Request`."""
+
+    def guards(self) -> bytes:
+        """See `Request`."""
+        return UNGUARDED
+
+    def held(self) -> None:
+        """See `Request`."""
+
+    def refused(self, told: bytes) -> None:
+        """See `Request`."""
 
 
 @dataclass

@@ -16,18 +16,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from time import monotonic
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from hiredis import HiredisError
 
 from ....core.errors import StoreError, StoreUnavailable
+from ....core.protocols import Clock
 from ..bans.ban_refresh import LIFE_BYTES
 from ..faults import SICK, refusal
-from ..packing import Script, windows_script
-from .batch import STATE_PARTS, Request, Shared, deliver, fail, head, says_state, store_error
+from ..packing import CHANGED, REQUEST, RESET, Script, raise_failure, windows_script
+from .batch import NO_BANS, STATE_PARTS, Request, Shared, deliver, fail, head, says_state, store_error
 from .connection import Wire
 
 MOST_IN_CALL: Final = 64
@@ -43,6 +44,9 @@ RETRY_S: Final = 0.25
 RETRY_FOR_S: Final = 5.0
 """... for so long after the last request."""
 CLOSED: Final = "redis: the store is closed"
+
+Work: TypeAlias = Callable[[Wire, bytes], Awaitable[int]]
+"""Something to do with a key of a server."""
 
 
 class Lane:
@@ -87,9 +91,7 @@ class Lane:
         Raises:
             StoreError: None comes, or it is an error.
         """
-        while self._wire is None or not self._wire.open:
-            await self._settled(self._open())
-        return await self._wire.ask(*command)
+        return await (await self._reached()).ask(*command)
 
     async def run(self, script: Script, keys: Sequence[bytes], asked: Sequence[bytes | int]) -> Any:
         """Run a script by itself and return its answer.
@@ -127,9 +129,17 @@ class Lane:
         Raises:
             StoreError: Redis cannot be reached, or answers with an error.
         """
-        while self._wire is None or not self._wire.open:
-            await self._settled(self._open())
-        return await remove(self._wire, pattern)
+        return await self._with_each(pattern, _unlink)
+
+    async def reset(self, pattern: bytes) -> int:
+        """Forget what was spent in the windows of keys that match a pattern; return how many had spent anything.
+
+        The windows stay, so that they know until when what was charged is not handed back.
+
+        Raises:
+            StoreError: Redis cannot be reached, or answers with an error.
+        """
+        return await self._with_each(pattern, partial(_forget, self._shared.clock))
 
     def close(self) -> None:
         """Close the connection; waiting tasks get an error."""
@@ -140,6 +150,14 @@ class Lane:
         if self._wire is not None:
             self._wire.close(gone)
         self._fail_all(gone)
+
+    async def _with_each(self, pattern: bytes, work: Work) -> int:
+        return await with_each(await self._reached(), pattern, work)
+
+    async def _reached(self) -> Wire:
+        while self._wire is None or not self._wire.open:
+            await self._settled(self._open())
+        return self._wire
 
     def _go(self) -> None:
         """Write calls, as many as may be unanswered."""
@@ -304,13 +322,31 @@ async def _until_lost(wire: Wire) -> None:
     await wire.lost
 
 
-async def remove(wire: Wire, pattern: bytes) -> int:
-    """Remove the keys that match a pattern from one server; see `Lane.remove`."""
-    removed, place = 0, b"0"
+async def with_each(wire: Wire, pattern: bytes, work: Work) -> int:
+    """Do some work with the keys of one server that match a pattern; return the sum of its answers.
+
+    It is done with each by itself, because in a cluster they lie in different slots, and for all of a part in one round
+    trip.
+    """
+    total, place = 0, b"0"
     while True:
         place, names = await wire.ask(b"SCAN", place, b"MATCH", pattern, b"COUNT", SCAN_PART)
-        # Each by itself, because in a cluster they lie in different slots, and all of a part in one round trip.
-        counts: list[int] = await asyncio.gather(*(wire.ask(b"UNLINK", name) for name in names))
-        removed += sum(counts)
+        total += sum(await asyncio.gather(*(work(wire, name) for name in names)))
         if place == b"0":
-            return removed
+            return total
+
+
+async def _unlink(wire: Wire, name: bytes) -> int:
+    return int(await wire.ask(b"UNLINK", name))
+
+
+async def _forget(clock: Clock | None, wire: Wire, name: bytes) -> int:
+    script, asked = windows_script(), (1, name, head(clock, 0), *NO_BANS, REQUEST.pack(RESET, 0))
+    try:
+        answer = await wire.ask(b"EVALSHA", script.name, *asked)
+    except StoreUnavailable as error:
+        if "NOSCRIPT" not in str(error):
+            raise
+        answer = await wire.ask(b"EVAL", script.source, *asked)
+    raise_failure(answer[STATE_PARTS])
+    return int(answer[STATE_PARTS][0] == CHANGED)

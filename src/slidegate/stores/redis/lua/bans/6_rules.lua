@@ -11,9 +11,9 @@ end
 local function policy_at(arg, made_key)
   local p = { made_key = made_key, ladder = {} }
   local steps, name, at
-  p.amount, p.window, p.grain, p.forgive, p.jitter, p.longest, p.prolongs, p.shadow, p.most, p.most_window,
-    p.most_resolution, p.most_slice, p.most_slices, steps, name, at =
-    unpack_from("<I4i8i8i8di8BBI4i8Hi8HHH", arg)
+  p.amount, p.window, p.grain, p.forgive, p.jitter, p.longest, p.prolongs, p.shadow, p.most,
+    p.most_resolution, p.most_step, p.most_span, steps, name, at =
+    unpack_from("<I4i8i8i8di8BBI4Hi8i8HH", arg)
   for place = 1, steps do
     p.ladder[place], at = unpack_from("<i8", arg, at)
   end
@@ -51,16 +51,17 @@ end
 
 -- Count one more ban that a policy makes; false if it has made as many as it may.
 local function may_make(policy)
-  local limit = { window = policy.most_window, resolution = policy.most_resolution }
-  limit.slice, limit.slices, limit.exact = policy.most_slice, policy.most_slices, policy.most <= policy.most_resolution
+  local limit = { amount = policy.most, resolution = policy.most_resolution }
+  limit.step, limit.span = policy.most_step, policy.most_span
   local value = redis.call("GET", KEYS[policy.made_key])
-  local made = value and unpack_ring(value, limit, 1) or new_window(limit, limit.exact)
-  if ring_of(made).wait(made, now, policy.most - 1) ~= 0 then
+  local made = value and ring.unpack(value) or ring.new()
+  ring.settle(made, limit, now)
+  if ring.wait(made, limit, now, 1, 0) ~= 0 then
     return false
   end
-  ring_of(made).add(made, now, 1)
-  local left_ms = math.ceil((made.newest + made.span - now) / 1000) + slack_ms
-  redis.call("SET", KEYS[policy.made_key], pack_ring(made), "PX", left_ms)
+  ring.add(made, limit, now, 1)
+  local left_ms = math.ceil((ring.expires(made, limit) - now) / 1000) + slack_ms
+  redis.call("SET", KEYS[policy.made_key], ring.pack(made), "PX", left_ms)
   return true
 end
 

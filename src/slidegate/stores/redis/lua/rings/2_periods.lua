@@ -1,57 +1,79 @@
--- The count of a quota, as core/windows/periods.py: units, and when their period ends. A period begins where `ends` says
--- so, which holds the ends of three periods that follow each other, as the caller's clock sees them; the server's chooses.
+-- The count of a quota, as core/periods.py. A quota has `ends`, the ends of three periods that follow each other as the
+-- caller's clock sees them; the server's chooses. The server's time is Unix time, so none is ahead of the other.
 
-local KEPT = 3600000000 -- how long a count outlives its period, for a clock that is set back
+local PERIOD_KEPT_US = 3600000000
+local MAX_COUNT = 2 ^ 52
+local PERIOD = "<i8i8i8i8"
 
 local function make_periods()
   local periods = {}
 
-  function periods.enter(w, ends, now)
+  function periods.new()
+    return { dated = true, spent = 0, newest = 0, floor = -1, reserved = 0 }
+  end
+
+  function periods.unpack(packed, from)
+    local w, _ = periods.new(), nil
+    w.newest, _, w.floor, w.spent = unpack_from(PERIOD, packed, from)
+    return w
+  end
+
+  function periods.pack(w)
+    return pack(PERIOD, w.newest, 0, w.floor, w.spent)
+  end
+
+  -- Enter the period of now, unless the count is in a later one.
+  function periods.settle(w, limit, now)
     local place = 1
-    while ends[place] and ends[place] <= now do
+    while limit.ends[place] and limit.ends[place] <= now do
       place = place + 1
     end
-    local at = ends[place]
+    local at = limit.ends[place]
     if not at then
       error("the clock of a worker is behind the server's by more than a period of a quota; set it", 0)
     end
     if at > w.newest then
-      if w.newest > 0 then
-        renew(w) -- a charge of the period before is not handed back from this one
-      end
+      w.dirty = w.dirty or w.newest > 0 -- what is new need not be stored until something is spent
       w.spent, w.newest = 0, at
     end
-    w.leaves = w.newest
   end
 
-  function periods.look(w, now)
-  end
-
-  function periods.wait(w, now, room)
-    if w.spent <= room then
-      return 0
+  function periods.wait(w, limit, now, cost, ahead)
+    local wanted = max(cost, 1)
+    if ahead + wanted > limit.amount then
+      return NEVER
     end
-    return room < 0 and NEVER or w.newest - now
+    return w.spent + ahead + wanted > limit.amount and w.newest - now or 0
   end
 
-  function periods.add(w, now, units)
-    if units > 0 then
-      w.spent, w.dirty = min(w.spent + units, 2 ^ 52), true
-    end
+  function periods.add(w, _, _, units)
+    w.spent, w.dirty = w.spent + units, w.dirty or units > 0
   end
 
-  function periods.charge(w, now, units)
-    local before = w.spent
-    periods.add(w, now, units)
-    return w.spent - before
+  function periods.charge(w, limit, now, units)
+    local kept = min(units, MAX_COUNT - w.spent)
+    periods.add(w, limit, now, kept)
+    return kept
   end
 
-  function periods.remove(w, now, at, units)
-    if units < 1 or units > w.spent then
+  function periods.remove(w, _, spent_at, mark, units)
+    if mark ~= w.newest or units == 0 or units > w.spent or spent_at <= w.floor then
       return false
     end
     w.spent, w.dirty = w.spent - units, true
     return true
+  end
+
+  function periods.state(w)
+    return w.spent, w.newest, w.newest
+  end
+
+  function periods.reset(w, now)
+    w.spent, w.floor, w.dirty = 0, now, true
+  end
+
+  function periods.expires(w)
+    return w.newest > 0 and w.newest + PERIOD_KEPT_US or 0 -- also without units: the period before must not come again
   end
 
   return periods
@@ -59,7 +81,7 @@ end
 
 local made_periods
 
-local function periods_ring()
+local function periods_of_quotas()
   made_periods = made_periods or make_periods()
   return made_periods
 end

@@ -1,11 +1,12 @@
--- Places, as core/windows/places.py: at most `amount` requests of a key at a time. They lie in a sorted set of their own
--- for each key and rule. Each place is a member, the name of its worker and a serial, and its score is the moment until
+-- Places, as core/permits.py: at most `amount` requests of a key at a time. They lie in a sorted set of their own for
+-- each key and rule. Each place is a member, the name of its worker and a serial, and its score is the moment until
 -- which it is held unless its worker renews it. So a place that nobody renews is free when that moment has come.
 --
 -- The table of a set is asked as a window is. `taken` holds the members to write at the end of the call, and until when
 -- they are held; `left` holds those to remove.
 
 local OPEN = -2
+local serials -- the serial of the next place
 local LOST, RENEWED, BACK = 0, 1, 2
 local places
 
@@ -18,15 +19,25 @@ local function make_places()
 
   function p.read(key, now)
     local held = redis.call("ZCOUNT", key, "(" .. text_of(now), "+inf")
-    return { places = true, key = key, spent = held, leaves = 0, newest = 0, serial = 0, taken = {}, left = {} }
+    return { places = true, key = key, spent = held, serial = 0, taken = {}, left = {} }
   end
 
   function p.copy(w)
-    return { places = true, key = w.key, spent = w.spent, leaves = 0, newest = 0, serial = 0, taken = {}, left = {} }
+    return { places = true, key = w.key, spent = w.spent, serial = 0, taken = {}, left = {} }
   end
 
-  function p.wait(w, _, room)
-    return room < 0 and NEVER or w.spent > room and OPEN or 0
+  function p.settle() end
+
+  function p.wait(w, limit, _, cost, ahead)
+    if ahead + cost > limit.amount then
+      return NEVER
+    end
+    return w.spent + ahead + cost > limit.amount and OPEN or 0
+  end
+
+  -- The serial of the place that was taken last stands where others have a moment.
+  function p.state(w)
+    return w.spent, 0, w.serial
   end
 
   -- Until when a member is held; nil where it is no member.
@@ -37,19 +48,19 @@ local function make_places()
     return tonumber((redis.call("ZSCORE", w.key, member)))
   end
 
-  function p.add(w, now)
+  function p.add(w, limit, now)
     local member
     repeat
       w.serial = serials
-      member = w.worker .. pack("<I4", serials)
+      member = limit.worker .. pack("<I4", serials)
       serials = (serials + 1) % 4294967296
     until not held_until(w, member)
-    w.taken[member] = now + w.lease
+    w.taken[member] = now + limit.lease
     w.spent, w.dirty = w.spent + 1, true
   end
 
-  function p.charge(w, now)
-    p.add(w, now)
+  function p.charge(w, limit, now)
+    p.add(w, limit, now)
     return 1
   end
 
@@ -104,7 +115,7 @@ local function make_places()
   return p
 end
 
-function placing()
+local function placing()
   places = places or make_places()
   return places
 end

@@ -1,116 +1,111 @@
--- The operations on all windows of a demand at once, as core/demand.py: all of them are charged or none.
+-- The operations on all windows of a demand at once, as core/decide.py: all of them are charged or none.
 
 local OK, LIMITED, TOO_LARGE, NOTHING, CHANGED, UNSETTLED, LET_GO = 0, 1, 2, 3, 4, 6, 7
-local COUNT_DENIED = 1
-
 local HIT, PEEK, CHARGE, REFUND, RESET, LOOK, GLANCE, RENEW, INSPECT = 1, 2, 3, 4, 5, 6, 7, 8, 9
+local FIRST = 16 -- added to HIT or LOOK: the request is the first of those who wait
+
+local function reading(w, limit, wait)
+  local spent, leaves, newest = limit.kind.state(w, limit)
+  return pack("<I8i8i8i8", spent, leaves, newest, wait)
+end
 
 local function make_judge()
   -- An ask: window `w`, `limit`, `cost`, `ahead` (units that the demand asks of the same window before).
   --
-  -- How long each window holds the demand up, and the longest; NEVER as the longest if one does for ever, OPEN if one
-  -- does until a place is handed back.
-  local function waits_of(asks, now)
-    local waits, longest, negative = {}, 0, 0
+  -- How long each window holds the demand up; the longest of that; and the status of the answer. A refusal is UNSETTLED
+  -- where it may end at any moment: for want of a place, or of units that are kept for those who wait. No worker may
+  -- give such a refusal from memory.
+  local function waits_of(asks, now, first_in_line)
+    local waits, longest, status = {}, 0, OK
     for place, ask in ipairs(asks) do
-      local wait = ring_of(ask.w).wait(ask.w, now, ask.limit.amount - ask.ahead - max(ask.cost, 1))
-      waits[place] = wait
-      longest = max(longest, wait)
-      if wait < 0 then
-        negative = (wait == NEVER or negative == NEVER) and NEVER or OPEN
+      local wait, kept = ask.limit.kind.wait(ask.w, ask.limit, now, ask.cost, ask.ahead, first_in_line)
+      waits[place], longest = wait, max(longest, wait)
+      if wait == NEVER or status == TOO_LARGE then
+        status = TOO_LARGE
+      elseif wait == OPEN or kept or status == UNSETTLED then
+        status = UNSETTLED
+      elseif wait > 0 then
+        status = LIMITED
       end
     end
-    return waits, negative < 0 and negative or longest
+    return waits, longest, status
   end
 
-  local function reading(w, wait)
-    return pack("<I8i8i8i8I4", w.spent, w.leaves, w.newest, wait, w.serial)
-  end
-
-  local function answer(status, asks, waits, notes)
+  local function answer(status, asks, waits)
     local parts = { pack("<B", status) }
     for place, ask in ipairs(asks) do
-      parts[place + 1] = reading(ask.w, waits[place])
+      parts[place + 1] = reading(ask.w, ask.limit, waits[place])
     end
-    parts[#parts + 1] = notes
     return table.concat(parts)
   end
 
-  -- Which refusal it is: UNSETTLED where a place is missing. It is handed back at any moment, so no worker may give such
-  -- a refusal from memory.
-  local function limited(waits)
-    for _, wait in ipairs(waits) do
-      if wait == OPEN then
-        return UNSETTLED
+  -- Keep what comes free for the first in line, until it asks again.
+  local function reserve(asks, waits, until_at)
+    for place, ask in ipairs(asks) do
+      if waits[place] > 0 and not ask.w.dated then
+        ask.w.reserved, ask.w.dirty = until_at, true
       end
     end
-    return LIMITED
-  end
-
-  local function hit(asks, now)
-    local waits, longest = waits_of(asks, now)
-    if longest == 0 then
-      local parts = { pack("<B", OK) }
-      for place, ask in ipairs(asks) do
-        ring_of(ask.w).add(ask.w, now, ask.cost)
-        parts[place + 1] = reading(ask.w, 0)
-      end
-      return table.concat(parts)
-    elseif longest == NEVER then
-      return answer(TOO_LARGE, asks, waits)
-    end
-    local denied = false
-    for _, ask in ipairs(asks) do
-      if ask.limit.modes == COUNT_DENIED then
-        ring_of(ask.w).charge(ask.w, now, ask.cost, ask.limit.resolution)
-        denied = true
-      end
-    end
-    if denied then
-      waits = waits_of(asks, now)
-    end
-    return answer(limited(waits), asks, waits)
   end
 
   -- Say which windows have room, and charge nothing: a part of a demand whose other keys lie elsewhere. It is a look
   -- all the same: units ahead of now move back, unless it is only a glance.
-  local function look(asks, now)
-    local waits, longest = waits_of(asks, now)
-    return answer(longest == 0 and OK or longest == NEVER and TOO_LARGE or limited(waits), asks, waits)
+  local function look(asks, now, first_in_line)
+    local waits, longest, status = waits_of(asks, now, first_in_line)
+    if first_in_line and longest > 0 and status ~= TOO_LARGE then
+      reserve(asks, waits, now + min(longest, KEPT_US) + GRACE_US)
+    end
+    return answer(status, asks, waits), status
   end
 
-  local function charge(asks, now)
-    local zeros, notes = {}, {}
-    for place, ask in ipairs(asks) do
-      local kept = ring_of(ask.w).charge(ask.w, now, ask.cost, ask.limit.resolution)
-      zeros[place], notes[place] = 0, pack("<i8I4", now, kept)
+  local function hit(asks, now, first_in_line)
+    local told, status = look(asks, now, first_in_line)
+    if status == OK then
+      local parts = { pack("<B", OK) }
+      for place, ask in ipairs(asks) do
+        ask.limit.kind.add(ask.w, ask.limit, now, ask.cost)
+        parts[place + 1] = reading(ask.w, ask.limit, 0)
+      end
+      return table.concat(parts)
+    elseif status == TOO_LARGE then
+      return told
     end
-    return answer(OK, asks, zeros, table.concat(notes))
+    local denied = false
+    for _, ask in ipairs(asks) do
+      if ask.limit.count_denied and not first_in_line then
+        ask.limit.kind.charge(ask.w, ask.limit, now, ask.cost)
+        denied = true
+      end
+    end
+    return denied and answer(status, asks, (waits_of(asks, now, first_in_line))) or told
+  end
+
+  -- The readings, then how much of each cost was counted.
+  local function charge(asks, now)
+    local parts, counted = { pack("<B", OK) }, {}
+    for place, ask in ipairs(asks) do
+      counted[place] = pack("<I4", ask.limit.kind.charge(ask.w, ask.limit, now, ask.cost))
+      parts[place + 1] = reading(ask.w, ask.limit, 0)
+    end
+    return table.concat(parts) .. table.concat(counted)
   end
 
   local function refund(arg, at, many, now)
-    local found = {}
-    for place = 1, many do
-      local key, serial, spent_at, units, rest = unpack_from("<HI4i8I4", arg, at)
-      local limit = limit_at(arg, rest)
-      found[place] = { read(key + 1, limit, now), serial, spent_at, units, limit }
-      at = rest + LIMIT_BYTES
-    end
     local changed, let_go = false, false
-    for _, note in ipairs(found) do
-      local w, serial, spent_at, units, limit = unpack(note)
+    for _ = 1, many do
+      local key, mark, spent_at, units, rest = unpack_from("<Hi8i8I4", arg, at)
+      local limit = limit_at(arg, rest)
+      at = rest + LIMIT_BYTES
       if limit.worker then
-        let_go = placing().let_go(w, limit.worker .. pack("<I4", serial), now) or let_go
-        w = false
-      end
-      local ring = w and ring_of(w)
-      if w and w.ends then
-        ring.enter(w, limit.ends, now)
-      elseif w then
-        ring.look(w, now) -- where the clock has stepped back, the window is another one
-      end
-      if w and w.serial == serial then
-        changed = ring.remove(w, now, spent_at, units) or changed
+        let_go = placing().let_go(read(key + 1, limit, now), limit.worker .. pack("<I4", mark), now) or let_go
+      elseif read(key + 1, limit, now) then
+        local dirty = rows[key + 1][limit.field].dirty
+        local w = window(key + 1, limit, now)
+        if limit.kind.remove(w, now, spent_at, mark, units) then
+          changed = true
+        else
+          w.dirty = dirty -- a refund that finds nothing writes nothing
+        end
       end
     end
     return pack("<B", changed and CHANGED or let_go and LET_GO or NOTHING)
@@ -124,31 +119,14 @@ local function make_judge()
     return pack("<B", OK) .. placing().renew(w, limit, rest + LIMIT_BYTES, arg, many, now)
   end
 
-  local function forget(place)
-    local found = redis.call("DEL", KEYS[place]) > 0
-    for _, w in pairs(rows[place] or {}) do
-      found = found or (w and w.spent > 0)
-    end
-    rows[place] = {}
-    return pack("<B", found and CHANGED or NOTHING)
-  end
-
-  -- The windows as rows have them, each behind its length; places as a zero and how many are taken.
+  -- The windows in the bytes of core, each behind its length; places as how many are taken.
   local function inspect(asks)
     local parts = { pack("<B", OK) }
     for place, ask in ipairs(asks) do
-      local row = ask.w.places and pack("<BI8", 0, ask.w.spent) or pack_ring(ask.w)
+      local row = ask.w.places and pack("<I4", ask.w.spent) or ask.limit.kind.pack(ask.w)
       parts[place + 1] = pack("<I4", #row) .. row
     end
     return table.concat(parts)
-  end
-
-  local function copied(w)
-    local twin = {}
-    for name, value in pairs(w) do
-      twin[name] = value
-    end
-    return twin
   end
 
   -- A copy of a window for a look, the same one each time it is asked for.
@@ -159,14 +137,16 @@ local function make_judge()
       local known = read(place, limit, now)
       if limit.worker then
         w = placing().copy(known)
-        w.worker, w.lease = limit.worker, limit.lease
       else
-        w = known and copied(known) or new_window(limit, limit.exact)
+        w = limit.kind.new()
+        for number, value in pairs(known or {}) do
+          w[number] = value
+        end
       end
-      w.serial = w.serial or 0
+      copies[name] = w
     end
-    copies[name] = fitting(w, limit, now)
-    return copies[name]
+    limit.kind.settle(w, limit, now)
+    return w
   end
 
   local function asks_of(arg, at, many, now, imagined)
@@ -182,39 +162,41 @@ local function make_judge()
     return asks
   end
 
-  return function(what, arg, at, many, now)
+  return function(what, arg, at, many, now, first_in_line)
     if what == REFUND then
       return refund(arg, at, many, now)
     elseif what == RESET then
-      return forget(many + 1)
+      return pack("<B", forget(many + 1, now) and CHANGED or NOTHING)
     elseif what == RENEW then
       return renew_places(arg, at, many, now)
     end
     local asks = asks_of(arg, at, many, now, what == PEEK or what == GLANCE or what == INSPECT)
     if what == INSPECT then
       return inspect(asks)
-    end
-    if what == CHARGE then
+    elseif what == CHARGE then
       return charge(asks, now)
+    elseif what == LOOK or what == GLANCE then
+      return (look(asks, now, first_in_line))
     end
-    return ((what == LOOK or what == GLANCE) and look or hit)(asks, now)
+    return hit(asks, now, first_in_line)
   end
 end
 
 local judge
 
--- Most requests: one limit without modes.
-local function hit_one(w, limit, cost, now)
-  local ring = ring_of(w)
-  local wait = ring.wait(w, now, limit.amount - max(cost, 1))
+-- Most requests: one limit that counts no refusals.
+local function hit_one(place, limit, cost, now)
+  local w, kind = window(place, limit, now), limit.kind
+  local wait, kept = kind.wait(w, limit, now, cost, 0)
   if wait == 0 then
-    ring.add(w, now, cost)
-    return pack("<BI8i8i8i8I4", OK, w.spent, w.leaves, w.newest, 0, w.serial)
+    kind.add(w, limit, now, cost)
+    return pack("<B", OK) .. reading(w, limit, 0)
   end
-  return pack("<BI8i8i8i8I4", wait == NEVER and TOO_LARGE or LIMITED, w.spent, w.leaves, w.newest, wait, w.serial)
+  local status = wait == NEVER and TOO_LARGE or (wait == OPEN or kept) and UNSETTLED or LIMITED
+  return pack("<B", status) .. reading(w, limit, wait)
 end
 
-local ASK_BYTES, NOTE_BYTES, SERIAL_BYTES = 6, 18, 4
+local ASK_BYTES, NOTE_BYTES, SERIAL_BYTES = 6, 22, 4
 
 -- How many bytes a request takes behind its head.
 local function bytes_of(what, many)
@@ -230,11 +212,10 @@ local function handle(what, many, arg, at, now)
   if what == HIT and many == 1 then
     local key, cost, rest = unpack_from("<HI4", arg, at)
     local limit = limit_at(arg, rest)
-    local w = window(key + 1, limit, now)
-    if limit.modes == 0 then
-      return hit_one(w, limit, cost, now)
+    if not limit.count_denied then
+      return hit_one(key + 1, limit, cost, now)
     end
   end
   judge = judge or make_judge()
-  return judge(what, arg, at, many, now)
+  return judge(what % FIRST, arg, at, many, now, what >= FIRST)
 end

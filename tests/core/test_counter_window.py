@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slidegate.core import CounterWindow, Limit, PeriodCount, TimestampWindow, convert, new_window
-from slidegate.core.limits import MAX_RESOLUTION
-from slidegate.core.windows.counters import MAX_SLICE_COUNT
+from slidegate.core import CounterWindow
+from slidegate.core.ring import MAX_UNITS
 
 
 @given(
@@ -53,7 +52,6 @@ def test_looking_later_moves_all_three_readings_on_and_changes_nothing() -> None
     assert window.slices(310) == [(0, 1), (100, 0), (200, 0), (300, 0)]
     assert window.slices() == [(-300, 0), (-200, 0), (-100, 0), (0, 1)]
     assert window.slices(10**15)[-1] == (10**15, 0)
-    assert window.spent == 1
 
 
 def test_a_clock_that_runs_back_adds_to_the_newest_slice_and_revives_nothing() -> None:
@@ -76,59 +74,30 @@ def test_looking_at_a_moment_in_the_past_shows_the_newest_slice() -> None:
 
 
 def test_adding_nothing_changes_nothing_not_even_time() -> None:
-    for window in (CounterWindow(slices=3, slice_us=100), TimestampWindow(300)):
-        window.add(50, 2)
-        window.add(310, 0)
-        assert (window.spent, window.total(50), window.total(310)) == (2, 2, 2)
+    window = CounterWindow(slices=3, slice_us=100)
+    window.add(50, 2)
+    window.add(310, 0)
+    assert (window.total(50), window.total(310)) == (2, 2)
+    assert window.slices()[-1] == (0, 2)
 
 
 def test_a_negative_count_is_an_error() -> None:
-    for window in (CounterWindow(slices=3, slice_us=100), TimestampWindow(300), PeriodCount()):
-        with pytest.raises(ValueError, match=r"units: expected 0 or more, not -1"):
-            window.add(0, -1)
+    with pytest.raises(ValueError, match=r"units: expected 0 or more, not -1"):
+        CounterWindow(slices=3, slice_us=100).add(0, -1)
 
 
-def test_a_slice_that_would_overflow_is_an_error_and_stays_as_it_is() -> None:
+def test_a_window_that_would_overflow_is_an_error_and_stays_as_it_is() -> None:
     window = CounterWindow(slices=2, slice_us=100)
-    window.add(0, MAX_SLICE_COUNT)
-    with pytest.raises(ValueError, match=f"at most {MAX_SLICE_COUNT} units, not {MAX_SLICE_COUNT + 1}"):
-        window.add(50, 1)
-    window.add(100, MAX_SLICE_COUNT)
-    with pytest.raises(ValueError, match="at most"):
-        window.add(200, MAX_SLICE_COUNT + 1)
-    assert window.total(100) == 2 * MAX_SLICE_COUNT
-
-
-def test_more_than_fits_into_one_slice_stays_at_the_most_when_the_clock_steps_back() -> None:
-    window = CounterWindow(slices=2, slice_us=100)
-    window.add(100, MAX_SLICE_COUNT)
-    window.add(200, MAX_SLICE_COUNT)
-    assert window.wait_us(0, MAX_SLICE_COUNT - 1) == 300
-    assert window.spent == MAX_SLICE_COUNT
+    window.add(0, MAX_UNITS - 1)
+    with pytest.raises(ValueError, match=f"at most {MAX_UNITS} units, so there is no room for 2 more"):
+        window.add(150, 2)
+    window.add(150, 1)
+    assert (window.total(150), window.classic(250)) == (MAX_UNITS, 1)
+    window.add(300, MAX_UNITS - 1)
 
 
 @pytest.mark.parametrize("bad", [0, -1, 1.5, True, "10", None])
-@pytest.mark.parametrize("what", ["slices", "slice_us", "window_us"])
+@pytest.mark.parametrize("what", ["slices", "slice_us"])
 def test_a_ring_without_a_length_is_an_error(what: str, bad: object) -> None:
-    make = TimestampWindow if what == "window_us" else CounterWindow
-    lengths = {"window_us": 10} if what == "window_us" else {"slices": 10, "slice_us": 10}
     with pytest.raises(ValueError, match=f"{what}: expected a whole number above 0, for example 10, not {bad!r}"):
-        make(**{**lengths, what: bad})
-
-
-# -- moments ---------------------------------------------------------------------------------------------------------
-
-
-def test_moments_beyond_the_highest_resolution_push_out_the_oldest() -> None:
-    window = TimestampWindow(100)
-    window.add(0, 10)
-    window.add(1, MAX_RESOLUTION - 5)
-    assert (window.spent, window.total(99), window.total(100)) == (MAX_RESOLUTION, MAX_RESOLUTION, MAX_RESOLUTION - 5)
-
-
-def test_the_ring_that_is_needed_already_keeps_what_it_holds() -> None:
-    for amount in (10, 1_000):
-        limit = Limit(amount, "1m")
-        window = new_window(limit)
-        window.add(1_000_000, 3)
-        assert convert(window, limit, 2_000_000).total(2_000_000) == 3
+        CounterWindow(**{"slices": 10, "slice_us": 10, what: bad})  # type: ignore[arg-type]

@@ -1,0 +1,74 @@
+"""Counts by the slice, to be read in three ways."""
+
+from __future__ import annotations
+
+from .errors import Whole, check_positive, quoted
+from .ring import MAX_UNITS, charge, entries
+
+
+class CounterWindow:
+    """Counts of the running slice and the k full ones before it: a ring that refuses nothing.
+
+    Args:
+        slices: k, the number of slices that make up the window.
+        slice_us: Length of a slice, in microseconds. Slices start at multiples of it.
+
+    Raises:
+        ConfigurationError: An argument is not a whole number above 0.
+    """
+
+    __slots__ = ("_ring", "amount", "resolution", "span_us", "step_us")
+
+    def __init__(self, slices: Whole, slice_us: Whole) -> None:
+        self.resolution = check_positive(slices, "slices")
+        self.step_us = check_positive(slice_us, "slice_us")
+        self.span_us = self.resolution * self.step_us + 1
+        self.amount = MAX_UNITS
+        self._ring = b""
+
+    def add(self, now_us: int, units: int = 1) -> None:
+        """Count units now. Where the clock has stepped back, what lies ahead moves back into the slice of now.
+
+        Args:
+            now_us: The moment, in microseconds.
+            units: 0 or more; 0 changes nothing.
+
+        Raises:
+            ValueError: `units` is negative, or the window would count more than 2**32 - 1.
+        """
+        if units < 0:
+            raise ValueError(f"units: expected 0 or more, not {quoted(units)}")
+        ring, kept = charge(self, self._ring, now_us, units) if units else (self._ring, 0)
+        if kept < units:
+            raise ValueError(f"units: a window counts at most {MAX_UNITS} units, so there is no room for {units} more")
+        self._ring = ring
+
+    def total(self, now_us: int) -> int:
+        """Return the units in the k + 1 slices that end with that of `now_us`: the sum that limits hold to N."""
+        return self._sum(now_us, 0, self.resolution)
+
+    def classic(self, now_us: int) -> int:
+        """Return the units in the last k slices, the running one included: the reading of most libraries."""
+        return self._sum(now_us, 0, self.resolution - 1)
+
+    def completed(self, now_us: int) -> int:
+        """Return the units in the k full slices before the running one."""
+        return self._sum(now_us, 1, self.resolution)
+
+    def slices(self, now_us: int | None = None) -> list[tuple[int, int]]:
+        """Return (start in microseconds, count) of all k + 1 slices, oldest first.
+
+        Args:
+            now_us: The moment to look at; by default the newest slice that counted something.
+        """
+        slice_us = self.step_us
+        counts = {moment_us - slice_us + 1: units for moment_us, units in entries(self._ring)}
+        newest_us = max(counts, default=0)
+        running_us = newest_us if now_us is None else max(now_us - now_us % slice_us, newest_us)
+        starts = range(running_us - self.resolution * slice_us, running_us + 1, slice_us)
+        return [(start_us, counts.get(start_us, 0)) for start_us in starts]
+
+    def _sum(self, now_us: int, youngest: int, oldest: int) -> int:
+        """Sum the slices from `youngest` to `oldest` slices before the running one."""
+        last = self.resolution
+        return sum(count for _, count in self.slices(now_us)[last - oldest : last + 1 - youngest])

@@ -1,0 +1,283 @@
+"""The ring: what one key has spent under one limit, as bytes.
+
+A ring is a list of (moment, units), oldest first. The moment is the last microsecond of the slice in which the units
+were spent; where a limit is exact, a slice is one microsecond long. So both kinds of limits are one piece of code, and
+an amount that crosses the resolution converts nothing: an old entry leaves late, never early::
+
+        slice    q        q+1             q+k      q+k+1
+                 |--------|-- . . . . . --|--------|--------
+        spent    ^ anywhere in here       |        ^ slice q leaves here: k + 1 slices after its start
+                         ^ its moment
+
+A window of length W touches at most k + 1 aligned slices (k = ceil(W / s)), so as long as the sum over them stays
+within N, no window of length W holds more than N, wherever it starts. The classic reading of k slices lets twice as
+many through: N late in one slice, and N again (1 - 1/k) W later. The price of the extra slice is that a unit holds its
+place longer than W: at most W + s where s divides W, else less than W + 2 s. Of an exact limit a unit leaves W after
+its own time. The wait is known to the microsecond: entries leave one after the other, oldest first, and the first
+moment when enough have left is the answer.
+
+The bytes are the same in memory, in LMDB and in Redis, little-endian:
+
+=====================  ===============================================================================================
+head, 40 bytes         units in all, units of the newest entry (uint32 each); moment of the newest entry, of the oldest
+                       entry, `floor_us` and `reserved_us` (int64 each)
+entries, 12 bytes      those before the newest, oldest first: moment (int64), units (uint32)
+=====================  ===============================================================================================
+
+``floor_us``     charges made up to this moment cannot be handed back: the key was reset, or the clock stepped back
+                 (-1 for none);
+``reserved_us``  until then, units that come free belong to those who wait in a line.
+
+Nothing at all is ``b""``. Every function takes the limit first, so that `Limit` has them as methods, and returns new
+bytes: who asks several limits keeps the old ones until all agree.
+
+Where a clock runs back, moments ahead of now are moved back to now. Nothing spent comes back, and a key is held no
+longer than a window and a slice, however far the clock stepped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from struct import Struct
+from typing import Final, NamedTuple, Protocol, TypeAlias
+
+NEVER: Final = -1
+"""The wait of a cost that is larger than the limit."""
+OPEN: Final = -2
+"""The wait for a permit: it ends when somebody gives one back, and nobody knows when."""
+MAX_UNITS: Final = 2**32 - 1
+"""The most units of one ring, debts included; an amount is less than half of it."""
+KEPT_US: Final = 1_000_000
+"""How long units that come free are kept for those who wait at most, unless the first of them asks again: so nobody who
+gave up waiting holds others up for longer."""
+GRACE_US: Final = 50_000
+"""How much longer they are kept than until the first of them is to ask; and so long after that for the next one."""
+
+WindowState: TypeAlias = tuple[int, int, int, int]
+"""The state of one window after a question: units spent, when the oldest leave (a moment), the newest moment, and how
+long the request has to wait here (0, microseconds, `NEVER` or `OPEN`)."""
+
+HEAD: Final = Struct("<IIqqqq")
+ENTRY: Final = Struct("<qI")
+_NOTHING: Final = (0, 0, 0, 0, -1, 0)
+_unpack: Final = HEAD.unpack_from
+_pack: Final = HEAD.pack
+_HEAD_BYTES: Final = HEAD.size
+_ENTRY_BYTES: Final = ENTRY.size
+_pack_entry: Final = ENTRY.pack
+
+
+class RingLimit(Protocol):
+    """What a ring must know of its limit."""
+
+    @property
+    def amount(self) -> int:
+        """Units that a window may hold."""
+
+    @property
+    def resolution(self) -> int:
+        """How many numbers a window may remember."""
+
+    @property
+    def step_us(self) -> int:
+        """Length of a slice; 1 for an exact limit."""
+
+    @property
+    def span_us(self) -> int:
+        """How long units count after their moment."""
+
+
+class _NoLimit(NamedTuple):
+    """A limit that refuses nothing."""
+
+    amount: int
+    resolution: int
+    step_us: int
+    span_us: int
+
+
+def spend(
+    limit: RingLimit, window: bytes, now_us: int, cost: int, ahead: int = 0, first_in_line: bool = False
+) -> tuple[bytes, WindowState]:
+    """Spend units if there is room for them.
+
+    Args:
+        limit: The limit.
+        window: The ring.
+        now_us: The moment.
+        cost: Units; 0 spends nothing, and passes while there is room for one.
+        ahead: Units in the ring that the same demand has just spent: a cost that fits only without them never fits.
+        first_in_line: Whether units that are kept for those who wait are for this request.
+
+    Returns:
+        The ring afterwards, brought up to now, and its state.
+    """
+    span_us = limit.span_us
+    spent = units = newest_us = oldest_us = reserved_us = 0
+    floor_us = -1
+    if window:
+        spent, units, newest_us, oldest_us, floor_us, reserved_us = _unpack(window)
+        if now_us >= oldest_us + span_us or newest_us - now_us >= limit.step_us:
+            window = settle(limit, window, now_us)
+            spent, units, newest_us, oldest_us, floor_us, reserved_us = _unpack(window) if window else _NOTHING
+    wait_us = 0
+    excess = spent + (cost or 1) - limit.amount
+    if excess > 0 or now_us < reserved_us:
+        kept_until_us = 0 if first_in_line else reserved_us
+        wait_us = _wait_us(limit, window, now_us, excess, ahead + (cost or 1), kept_until_us)
+        reserved_us = min(reserved_us, now_us + GRACE_US)  # the next in line is called now
+    if wait_us or not cost:
+        return window, (spent, oldest_us + span_us if spent else 0, newest_us, wait_us)
+    if spent and now_us <= newest_us:
+        spent += cost
+        window = _pack(spent, units + cost, newest_us, oldest_us, floor_us, reserved_us) + window[_HEAD_BYTES:]
+        return window, (spent, oldest_us + span_us, newest_us, 0)
+    step_us = limit.step_us
+    moment_us = now_us - now_us % step_us + step_us - 1
+    if not spent:
+        return _pack(cost, cost, moment_us, moment_us, floor_us, reserved_us), (cost, moment_us + span_us, moment_us, 0)
+    spent += cost
+    older = window[_HEAD_BYTES:] + _pack_entry(newest_us, units)
+    window = _pack(spent, cost, moment_us, oldest_us, floor_us, reserved_us) + older
+    if len(older) > 2 * limit.resolution * _ENTRY_BYTES:
+        window = _merge_oldest(window)
+        return window, state(limit, window)
+    return window, (spent, oldest_us + span_us, moment_us, 0)
+
+
+def charge(limit: RingLimit, window: bytes, now_us: int, units: int) -> tuple[bytes, int]:
+    """Spend units whatever the limit, as many as a ring can count; return the ring and how many that were."""
+    window = settle(limit, window, now_us)
+    kept = min(units, MAX_UNITS - state(limit, window)[0])
+    no_limit = _NoLimit(MAX_UNITS, limit.resolution, limit.step_us, limit.span_us)
+    charged, _ = spend(no_limit, window, now_us, kept, 0, first_in_line=True)
+    reserved_us = _unpack(window)[5] if window else 0
+    return reserve(charged, reserved_us) if reserved_us > now_us else charged, kept
+
+
+def remove(limit: RingLimit, window: bytes, now_us: int, spent_us: int, mark: int, units: int) -> bytes | None:
+    """Hand back units that were spent.
+
+    Args:
+        limit: The limit.
+        window: The ring.
+        now_us: The moment.
+        spent_us: When they were spent.
+        mark: The moment of their entry: the newest one of the state after they were spent.
+        units: How many.
+
+    Returns:
+        The ring without them; None where they have left, or cannot be told from others any more.
+    """
+    window = settle(limit, window, now_us)
+    if not window or units <= 0 or spent_us <= _floor_us(window):
+        return None
+    kept = list(entries(window))
+    for place, (at_us, there) in enumerate(kept):
+        if at_us == mark and units <= there:
+            kept[place] = at_us, there - units
+            return _with(window, [entry for entry in kept if entry[1]])
+    return None
+
+
+def settle(limit: RingLimit, window: bytes, now_us: int) -> bytes:
+    """Return a ring without what has left, and with what lies ahead of now moved back to now."""
+    if not window:
+        return window
+    spent, _, newest_us, oldest_us, floor_us, reserved_us = _unpack(window)
+    span_us = limit.span_us
+    steps_back = newest_us - now_us >= limit.step_us
+    if spent and now_us < oldest_us + span_us and not steps_back:
+        return window
+    kept = [(at_us, units) for at_us, units in entries(window) if now_us < at_us + span_us]
+    if steps_back:
+        # Another charge may come to have the moment of an earlier one, so none of before can be handed back.
+        floor_us = max(floor_us, newest_us)
+        latest_us = _moment_us(limit, now_us)
+        moved = sum(units for at_us, units in kept if at_us >= latest_us)
+        kept = [(at_us, units) for at_us, units in kept if at_us < latest_us] + [(latest_us, moved)]
+    if not kept and now_us >= floor_us + span_us and now_us >= reserved_us:
+        return b""
+    return _with(_pack(0, 0, 0, 0, floor_us, reserved_us), kept)
+
+
+def state(limit: RingLimit, window: bytes, wait_us: int = 0) -> WindowState:
+    """Return the state of a ring that is settled, with a wait."""
+    if not window:
+        return 0, 0, 0, wait_us
+    spent, _, newest_us, oldest_us, _, _ = _unpack(window)
+    return spent, oldest_us + limit.span_us if spent else 0, newest_us, wait_us
+
+
+def reset(limit: RingLimit, window: bytes, now_us: int) -> bytes:
+    """Return an empty ring that remembers for a window that no earlier charge can be handed back."""
+    return _pack(0, 0, 0, 0, max(now_us, _floor_us(window)) if window else now_us, 0)
+
+
+def reserve(window: bytes, until_us: int) -> bytes:
+    """Return a ring whose units that come free until a moment belong to those who wait."""
+    numbers = _unpack(window) if window else _NOTHING
+    return _pack(*numbers[:-1], until_us) + window[_HEAD_BYTES:]
+
+
+def stepped_back(before: bytes, after: bytes) -> bool:
+    """Tell whether settling has moved units: then a ring has to be stored although nothing was spent in it."""
+    return bool(after) and _floor_us(after) > (_floor_us(before) if before else 0)
+
+
+def expires_us(limit: RingLimit, window: bytes) -> int:
+    """Return the moment from which a ring holds nothing any more, if nothing is added to it."""
+    if not window:
+        return 0
+    _, _, newest_us, _, floor_us, reserved_us = _unpack(window)
+    return int(max(newest_us + limit.span_us, floor_us + limit.span_us, reserved_us))
+
+
+def entries(window: bytes) -> Iterator[tuple[int, int]]:
+    """Yield (moment, units), oldest first."""
+    if window:
+        spent, units, newest_us, *_ = _unpack(window)
+        yield from ENTRY.iter_unpack(window[_HEAD_BYTES:])
+        if spent:
+            yield newest_us, units
+
+
+def _wait_us(limit: RingLimit, window: bytes, now_us: int, excess: int, wanted: int, reserved_us: int) -> int:
+    """Return how long until so many units have left; if there is room, until it is not kept for others any more."""
+    if wanted > limit.amount:
+        return NEVER
+    if excess <= 0:
+        left_us = max(reserved_us - now_us, 0)
+        return left_us if left_us <= KEPT_US + GRACE_US else 0  # else the clock has stepped back since
+    left = 0
+    leaves_us = [(moment_us + limit.span_us, left := left + units) for moment_us, units in entries(window)]
+    return next(at_us for at_us, left in leaves_us if left >= excess) - now_us
+
+
+def _moment_us(limit: RingLimit, now_us: int) -> int:
+    return now_us - now_us % limit.step_us + limit.step_us - 1
+
+
+def _floor_us(window: bytes) -> int:
+    floor_us: int = _unpack(window)[4]
+    return floor_us
+
+
+def _with(window: bytes, kept: list[tuple[int, int]]) -> bytes:
+    """Return a ring with other entries."""
+    *_, floor_us, reserved_us = _unpack(window)
+    if not kept:
+        return _pack(0, 0, 0, 0, floor_us, reserved_us)
+    newest_us, units = kept[-1]
+    head = _pack(sum(units for _, units in kept), units, newest_us, kept[0][0], floor_us, reserved_us)
+    return head + b"".join([_pack_entry(*entry) for entry in kept[:-1]])
+
+
+def _merge_oldest(window: bytes) -> bytes:
+    """Let the oldest units leave with those after them.
+
+    Debts and counted refusals alone bring so many entries. The newest `resolution` of them hold as many units as any
+    exact amount, so no answer changes by it but the count.
+    """
+    (_, first), (moment_us, second), *kept = entries(window)
+    return _with(window, [(moment_us, first + second), *kept])

@@ -1,1 +1,0 @@
-"""The arithmetic of windows: the theory, the two rings, quotas, places, and their bytes."""

@@ -1,0 +1,161 @@
+"""A shard: dicts of windows, the lock of their keys, and their part of the sweep.
+
+Python's garbage collector walks every object that may refer to another, so a million windows that were objects would
+hold a process up for half a second at a time. It walks no dict of text to bytes. And a dict that grows copies itself,
+so the keys of a large store lie in several.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from threading import Lock
+from typing import Final, TypeAlias
+
+from ...core.decide import Place
+from ...core.limits import AnyLimit
+from ...core.limits import Identity as Window
+from ...core.periods import KEPT_US, end_us
+from ...core.quotas import Quota
+
+SHARED_CELLS: Final = 4_096
+
+Identity: TypeAlias = tuple[str, Window]
+"""The rule, and what its limits share their counts by."""
+
+
+class Room:
+    """How many keys a store holds, over all its shards, and how many it may hold. Its lock is taken last.
+
+    Attributes:
+        keys: Keys that have windows of their own.
+        max_keys: The most of them.
+    """
+
+    __slots__ = ("_lock", "keys", "max_keys")
+
+    def __init__(self, max_keys: int) -> None:
+        self.keys = 0
+        self.max_keys = max_keys
+        self._lock = Lock()
+
+    def take(self) -> bool:
+        """Take room for one key; False if there is none."""
+        with self._lock:
+            if self.keys >= self.max_keys:
+                return False
+            self.keys += 1
+            return True
+
+    def give(self, keys: int) -> None:
+        """Give back the room of some keys."""
+        with self._lock:
+            self.keys -= keys
+
+
+class Table:
+    """The windows of one limit in one shard. Who asks it holds the shard's lock.
+
+    A key that was asked for lies in `fresh`. Once in the life of a window, what lies in `stale` is let go of, because
+    nobody has asked for it that long, and `fresh` becomes `stale`. So no window is looked at to find those that are
+    over, but those of quotas and permits, which have no such life.
+
+    Args:
+        identity: The rule and the window that the limits have in common.
+        limit: One of the limits that share these windows; its amount does not matter.
+        lock: The lock of the shard.
+        room: The room of the store.
+        steady: Whether time never runs back, so that a window is empty once nobody has asked for it during its life.
+
+    Attributes:
+        cells: The windows that keys share for which there was no room, by their number.
+    """
+
+    __slots__ = ("cells", "fresh", "identity", "limit", "lock", "room", "stale", "steady")
+
+    def __init__(self, identity: Identity, limit: AnyLimit, lock: Lock, room: Room, *, steady: bool) -> None:
+        self.identity = identity
+        self.limit = limit
+        self.lock = lock
+        self.room = room
+        self.steady = steady and limit.life_us > 0
+        self.fresh: dict[str, bytes] = {}
+        self.stale: dict[str, bytes] = {}
+        self.cells: dict[str, bytes] = {}
+
+    def place(self, key: str, secret: bytes) -> Place:
+        """Return where a key is counted that does not lie in `fresh`: there, or in a cell if there is no room.
+
+        Its first window is a copy of its cell, where its units may be. They cannot be told from those of others.
+
+        Args:
+            key: The key.
+            secret: The key of the digest that chooses a cell; nobody outside may know which keys meet there.
+        """
+        window = self.stale.pop(key, None)
+        if window is None:
+            own = self.room.take()
+            if self.cells or not own:
+                number = cell_of(key, secret)
+                if not own:
+                    self.cells.setdefault(number, b"")
+                    return self.cells, number
+                window = self.cells.get(number)
+        self.fresh[key] = window or b""
+        return self.fresh, key
+
+    def known(self, key: str, secret: bytes) -> Place:
+        """Return where a key is counted, as `place` does, but make nothing for a key that is not counted at all."""
+        for windows in (self.fresh, self.stale):
+            if key in windows:
+                return windows, key
+        number = cell_of(key, secret)
+        return (self.cells if number in self.cells else {number: b""}), number
+
+    def find(self, key: str, secret: bytes) -> tuple[bytes, bool]:
+        """Return the window of a key as `place` would, changing nothing; and whether it is its own."""
+        for windows in (self.fresh, self.stale):
+            if key in windows:
+                return windows[key], True
+        return self.cells.get(cell_of(key, secret), b"") if self.cells else b"", False
+
+    def reset(self, key: str, now_us: int) -> bool:
+        """Forget what a key of its own has spent; False if that was nothing."""
+        window = self.fresh.get(key) or self.stale.pop(key, b"")
+        if not window:
+            return False
+        window = self.limit.settle(window, now_us)
+        self.fresh[key] = self.limit.reset(window, now_us) if window else b""
+        return self.limit.state(window)[0] > self.limit.state(self.fresh[key])[0]
+
+    def turn(self, now_us: int, unix_us: int) -> dict[str, bytes]:
+        """Let go of what nobody has asked for during the life of a window, and return it."""
+        gone, self.stale, self.fresh = self.stale, self.fresh, {}
+        if not self.steady:
+            kept = {key: window for key, window in gone.items() if self._holds(window, now_us, unix_us)}
+            gone = {key: window for key, window in gone.items() if key not in kept}
+            self.stale.update(kept)
+        self.cells = {number: cell for number, cell in self.cells.items() if self._holds(cell, now_us, unix_us)}
+        self.room.give(len(gone))
+        return gone
+
+    def _holds(self, window: bytes, now_us: int, unix_us: int) -> bool:
+        """Tell whether a window holds anything; a quota's by the clock of the system, which may have been set."""
+        if isinstance(self.limit, Quota):
+            return unix_us < end_us(window) + KEPT_US
+        return now_us < self.limit.expires_us(window)
+
+    def clear(self) -> list[dict[str, bytes]]:
+        """Let go of everything, and return it."""
+        gone = [self.fresh, self.stale, self.cells]
+        self.room.give(len(self.fresh) + len(self.stale))
+        self.fresh, self.stale, self.cells = {}, {}, {}
+        return gone
+
+    def __bool__(self) -> bool:
+        return bool(self.fresh or self.stale or self.cells)
+
+
+def cell_of(key: str, secret: bytes) -> str:
+    """Return the number of the cell that a key shares with others, as text."""
+    digest = blake2b(key.encode("utf-8", "surrogatepass"), key=secret, digest_size=4).digest()
+    return str(int.from_bytes(digest, "big") % SHARED_CELLS)

@@ -1,0 +1,207 @@
+-- The ring, as core/ring.py: what one key has spent under one limit. A window is a table with the numbers of the head,
+-- `older` (the entries before the newest, packed), and `dirty` once it differs from what is stored.
+--
+-- A limit has `amount`, `resolution`, `step` and `span`. Numbers are doubles. Times are microseconds below 2^53, which
+-- is the year 2255, so sums and differences of them are exact, and so is `a % b`: the quotient is at least 1/b below the
+-- next whole number, which is more than rounding can add to it while a < 2^53.
+
+local NEVER = -1
+local MAX_UNITS, KEPT_US, GRACE_US = 4294967295, 1000000, 50000
+local HEAD, ENTRY, ENTRY_BYTES = "<I4I4i8i8i8i8", "<i8I4", 12
+local floor, max, min = math.floor, math.max, math.min
+local sub, find, byte = string.sub, string.find, string.byte
+local pack, unpack_from = struct.pack, struct.unpack
+
+local ring = {}
+
+function ring.new()
+  return { spent = 0, units = 0, newest = 0, oldest = 0, floor = -1, reserved = 0, older = "" }
+end
+
+function ring.unpack(packed, from)
+  local w, rest = {}, nil
+  w.spent, w.units, w.newest, w.oldest, w.floor, w.reserved, rest = unpack_from(HEAD, packed, from)
+  w.older = sub(packed, rest)
+  return w
+end
+
+function ring.pack(w)
+  return pack(HEAD, w.spent, w.units, w.newest, w.oldest, w.floor, w.reserved) .. w.older
+end
+
+local function moment_of(limit, now)
+  return now - now % limit.step + limit.step - 1
+end
+
+local function clear(w)
+  w.spent, w.units, w.newest, w.oldest, w.older = 0, 0, 0, 0, ""
+end
+
+-- Drop the entries up to a moment; there are some.
+local function drop(w, moment)
+  w.dirty = true
+  if w.newest <= moment then
+    clear(w)
+    return
+  end
+  local at, oldest, units = 1, w.newest, nil
+  while at < #w.older do
+    oldest, units = unpack_from(ENTRY, w.older, at)
+    if oldest > moment then
+      break
+    end
+    w.spent, oldest, at = w.spent - units, w.newest, at + ENTRY_BYTES
+  end
+  w.oldest, w.older = oldest, sub(w.older, at)
+end
+
+-- Move units ahead of the slice of now into it.
+local function step_back(w, limit, now)
+  local latest, at = moment_of(limit, now), #w.older - ENTRY_BYTES + 1
+  w.floor = max(w.floor, w.newest)
+  while at > 0 do
+    local moment, units = unpack_from(ENTRY, w.older, at)
+    if moment < latest then
+      break
+    end
+    w.units, at = w.units + units, at - ENTRY_BYTES
+  end
+  w.older, w.newest, w.dirty = sub(w.older, 1, at + ENTRY_BYTES - 1), latest, true
+  if w.older == "" then
+    w.oldest = latest
+  end
+end
+
+-- Bring a ring to now; everything else is asked of one that is.
+function ring.settle(w, limit, now)
+  if w.spent > 0 then
+    if now >= w.oldest + limit.span then
+      drop(w, now - limit.span)
+    end
+    if w.newest - now >= limit.step then
+      step_back(w, limit, now)
+    end
+  end
+  if w.spent == 0 and (w.floor >= 0 or w.reserved > 0) and now >= w.floor + limit.span and now >= w.reserved then
+    w.floor, w.reserved, w.dirty = -1, 0, true
+  end
+end
+
+-- How long a cost has to wait behind `ahead` units of the same demand; and whether only those who wait keep it out.
+function ring.wait(w, limit, now, cost, ahead, first_in_line)
+  local wanted = max(cost, 1)
+  local excess = w.spent + ahead + wanted - limit.amount
+  if ahead + wanted > limit.amount then
+    return NEVER
+  elseif excess > 0 then
+    local moment, at = w.oldest, 1
+    while excess > 0 do
+      local units
+      if at > #w.older then
+        moment = w.newest
+        break
+      end
+      moment, units, at = unpack_from(ENTRY, w.older, at)
+      excess = excess - units
+    end
+    return moment + limit.span - now
+  elseif not first_in_line and now < w.reserved and w.reserved - now <= KEPT_US + GRACE_US then
+    return w.reserved - now, true
+  end
+  return 0
+end
+
+-- Let the oldest units leave with those after them.
+local function merge_oldest(w)
+  local _, first = unpack_from(ENTRY, w.older)
+  local moment, second = unpack_from(ENTRY, w.older, 1 + ENTRY_BYTES)
+  w.older, w.oldest = pack(ENTRY, moment, first + second) .. sub(w.older, 1 + 2 * ENTRY_BYTES), moment
+end
+
+function ring.add(w, limit, now, units)
+  if units == 0 then
+    return
+  end
+  if now < w.reserved then
+    w.reserved = min(w.reserved, now + GRACE_US) -- the next in line is called now
+  end
+  if w.spent > 0 and now <= w.newest then
+    w.units = w.units + units
+  else
+    if w.spent > 0 then
+      w.older = w.older .. pack(ENTRY, w.newest, w.units)
+    end
+    w.newest, w.units = moment_of(limit, now), units
+    if w.spent == 0 then
+      w.oldest = w.newest
+    end
+    if #w.older > 2 * limit.resolution * ENTRY_BYTES then
+      merge_oldest(w)
+    end
+  end
+  w.spent, w.dirty = w.spent + units, true
+end
+
+-- Spend units whatever the limit; return how many could be counted.
+function ring.charge(w, limit, now, units)
+  local kept, reserved = min(units, MAX_UNITS - w.spent), w.reserved
+  ring.add(w, limit, now, kept)
+  w.reserved = reserved
+  return kept
+end
+
+-- Hand back units of the entry `mark`, which were spent at `spent_at`; false where they cannot be told from others.
+function ring.remove(w, now, spent_at, mark, units)
+  if w.spent == 0 or units == 0 or spent_at <= w.floor then
+    return false
+  end
+  local at, there = #w.older + 1, w.units
+  if mark ~= w.newest then
+    local moment
+    repeat
+      at = at - ENTRY_BYTES
+      if at < 1 then
+        return false
+      end
+      moment, there = unpack_from(ENTRY, w.older, at)
+    until moment <= mark
+    if moment ~= mark then
+      return false
+    end
+  end
+  if units > there then
+    return false
+  end
+  w.spent, w.dirty = w.spent - units, true
+  if mark ~= w.newest then
+    local left = units < there and pack(ENTRY, mark, there - units) or ""
+    w.older = sub(w.older, 1, at - 1) .. left .. sub(w.older, at + ENTRY_BYTES)
+  elseif units < there then
+    w.units = there - units
+  elseif w.older == "" then
+    clear(w)
+  else
+    w.newest, w.units = unpack_from(ENTRY, w.older, #w.older - ENTRY_BYTES + 1)
+    w.older = sub(w.older, 1, -ENTRY_BYTES - 1)
+  end
+  w.oldest = w.older == "" and w.newest or unpack_from(ENTRY, w.older)
+  return true
+end
+
+-- The numbers of a state: units spent, when the oldest leave, and the newest moment.
+function ring.state(w, limit)
+  return w.spent, w.spent > 0 and w.oldest + limit.span or 0, w.newest
+end
+
+function ring.reset(w, now)
+  clear(w)
+  w.floor, w.reserved, w.dirty = max(now, w.floor), 0, true
+end
+
+-- When nothing is left; 0 if that is so already.
+function ring.expires(w, limit)
+  if w.spent == 0 and w.floor < 0 and w.reserved == 0 then
+    return 0
+  end
+  return max(max(w.newest, w.floor) + limit.span, w.reserved)
+end
