@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, MutableMapping, Sequence
 from typing import Any, Final, TypeAlias
 
-from .decision import Charge, Check, Decision, Reason
+from .charge import Charge
+from .decision import Check, Decision, Reason
 from .limits import AnyLimit, Concurrency
 from .quotas import Quota
 from .ring import GRACE_US, KEPT_US, NEVER, WindowState, reserve

@@ -7,9 +7,10 @@ read from it is worked out when they ask.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any, NamedTuple, Self, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from .bans.in_force import Ban
+from .charge import Charge
 from .limits import AnyLimit, Concurrency, Limit
 from .reasons import Reason as Reason
 from .ring import NEVER, OPEN, WindowState
@@ -85,25 +86,6 @@ def unique_name(name: str, taken: Collection[str]) -> str:
 
 Check: TypeAlias = tuple[Bucket, str, int]
 """One thing to charge: the bucket, the key (at most 64 bytes) and the cost in units (0 or more)."""
-
-
-class Charge(list[Any]):
-    """What a decision charged, limit by limit: the state of the window, or (mark, units) by which the store finds it.
-
-    Copies of a decision share it, however deep, so that it is handed back once. A pickled one is empty: the decision
-    comes back as something to read.
-    """
-
-    __slots__ = ()
-
-    def __copy__(self) -> Self:
-        return self
-
-    def __deepcopy__(self, memo: object) -> Self:
-        return self
-
-    def __reduce__(self) -> tuple[type[Self], tuple[()]]:
-        return self.__class__, ()
 
 
 class LimitState(NamedTuple):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from slidegate.core import Bucket, Decision
-from slidegate.core.decision import Charge
+from slidegate.core.charge import Charge
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import FakeClock
 

@@ -14,7 +14,8 @@ from importlib import resources
 from struct import Struct, pack
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from ...core.decision import Bucket, Charge, Check, Decision, Reason
+from ...core.charge import Charge
+from ...core.decision import Bucket, Check, Decision, Reason
 from ...core.limits import AnyLimit, Limit
 from ...core.memo import remember
 from ...core.protocols import Clock

@@ -14,7 +14,8 @@ from typing import Any, Final, TypeAlias
 
 from ....core.bans.in_force import Guarded
 from ....core.barred import Barred
-from ....core.decision import Bucket, Charge, Check, Decision, Reason
+from ....core.charge import Charge
+from ....core.decision import Bucket, Check, Decision, Reason
 from ....core.ring import NEVER, WindowState
 from ..packing import CHARGE, GLANCE, HIT, LOOK, note_of
 from ..places.held_places import Place

@@ -12,7 +12,8 @@ import os
 from asyncio import AbstractEventLoop
 from typing import Final
 
-from ....core.decision import Bucket, Charge, Decision
+from ....core.charge import Charge
+from ....core.decision import Bucket, Decision
 from ....core.place_lease import HeldPlace
 from ....core.protocols import Clock
 from ...held_weakly import HeldWeakly
