@@ -56,7 +56,7 @@ def test_sweeping_goes_by_the_clock_of_the_system_and_keeps_a_count_that_is_need
         """Let a day pass on the clock of windows, in which other keys ask all the time."""
 
         async def ask() -> None:
-            for _ in range(40):
+            for _ in range(100):
                 ticks.advance(us=HOUR_US)
                 await settle(store.hit(other))
 
