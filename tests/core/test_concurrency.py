@@ -79,7 +79,7 @@ def test_no_time_frees_a_permit() -> None:
 def test_a_demand_for_two_places_of_a_key_needs_both() -> None:
     store, held = MemoryStore(), Bucket("held", (Concurrency(1),))
     refused = store.hit(((held, "ann", 1), (held, "ann", 1)))
-    assert (refused.allowed, refused.reason, store.places_held()) == (False, Reason.TOO_LARGE, 0)
+    assert (refused.allowed, refused.reason, store.permits_held()) == (False, Reason.TOO_LARGE, 0)
 
 
 def test_a_refusal_that_counts_is_charged_also_for_lack_of_a_place_and_a_place_can_be_charged_anyway() -> None:
@@ -87,9 +87,9 @@ def test_a_refusal_that_counts_is_charged_also_for_lack_of_a_place_and_a_place_c
     counting, held = Bucket("rule", (Limit(9, "1m"),), count_denied=True), Bucket("rule", (Concurrency(1),))
     assert store.charge(((held, "ann", 1),))
     assert not store.hit(((counting, "ann", 1), (held, "ann", 1)))
-    assert (store.peek(((counting, "ann", 0),)).remaining, store.places_held()) == (8, 1)
+    assert (store.peek(((counting, "ann", 0),)).remaining, store.permits_held()) == (8, 1)
     assert store.charge(((held, "ann", 1),))
-    assert store.places_held() == 2
+    assert store.permits_held() == 2
 
 
 def test_a_refusal_shows_what_can_never_pass_before_what_nobody_knows_before_what_ends() -> None:

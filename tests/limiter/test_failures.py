@@ -331,7 +331,7 @@ async def test_the_place_of_a_request_that_is_cancelled_as_its_answer_comes_is_h
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert ward.store.inner.places_held() == (ends == "refused")
+    assert ward.store.inner.permits_held() == (ends == "refused")
     left = {"refused": 3, "failed": 4, "admitted": 3}[ends]  # after one more
     assert ward.store.inner.peek(checks[1:]).remaining == left, "units stay charged"
 

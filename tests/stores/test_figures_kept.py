@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from slidegate import StoreUnavailable
-from slidegate.core import Bucket, FigureRow, parse_limits
+from slidegate.core import Bucket, StatsRow, parse_limits
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.lmdb.figure_rows import SHARE
 from slidegate.stores.redis import RedisStore
@@ -22,8 +22,8 @@ ASKED = ((Bucket("rule", parse_limits("1000/hour")), "ann", 1),)
 ANN, BOB = b"ann00000", b"bob00000"
 
 
-def rows(count: int, size: int, first: int = 0, kept_us: int = MINUTE_US) -> list[FigureRow]:
-    return [FigureRow("5s", number, bytes(size), kept_us) for number in range(first, first + count)]
+def rows(count: int, size: int, first: int = 0, kept_us: int = MINUTE_US) -> list[StatsRow]:
+    return [StatsRow("5s", number, bytes(size), kept_us) for number in range(first, first + count)]
 
 
 def entries(store: LmdbStore) -> int:
@@ -79,7 +79,7 @@ async def test_rows_outlive_the_process_and_are_those_of_all_stores_on_a_path(tm
 
 
 async def redis_rows(store: RedisStore) -> None:
-    await store.write_figures(ANN, [*rows(2, 5, 7), FigureRow("workers", 0, b"ann", MINUTE_US)])
+    await store.write_figures(ANN, [*rows(2, 5, 7), StatsRow("workers", 0, b"ann", MINUTE_US)])
     assert sorted(await store.read_figures("5s", 0, 40)) == [(7, ANN, bytes(5)), (8, ANN, bytes(5))]
     now_us = await store.figures_time()
     assert now_us > 1_600_000_000_000_000
@@ -103,7 +103,7 @@ async def test_the_list_of_workers_forgets_the_dead_while_others_write(server: R
     clock = FakeClock(1_700_000_000_000_000)
     async with store_at(server, prefix="dead", clock=clock) as store:
         for number in range(50):
-            await store.write_figures(b"%08d" % number, [FigureRow("workers", 0, b"x", MINUTE_US)])
+            await store.write_figures(b"%08d" % number, [StatsRow("workers", 0, b"x", MINUTE_US)])
             clock.advance(us=MINUTE_US // 4)
         assert len(await store.read_figures("workers", 0, 0)) == 3
         assert server.command("HLEN", "dead:{bans}:figures:workers:0") == 4

@@ -13,7 +13,7 @@ from ..core.bans.policy import BanPolicy
 from ..core.bans.targets import NetworkSet, ban_target, hand_ban_key
 from ..core.errors import ConfigurationError, quoted
 from ..core.limits import MAX_WINDOW_US, check_whole, parse_duration_us
-from ..core.protocols import BanBook, Store
+from ..core.store import BanStore, Store
 from .deadlines import in_turns, within
 from .inspection.standing_of_key import KeyStanding, policies_of, standing_of
 from .internals import Internals
@@ -169,7 +169,7 @@ class BanCommands:
         rows = [_row(number, line) for number, line in enumerate(lines, start=1)]
         return await within(self.store.bans.load(rows))
 
-    def _books(self) -> list[BanBook]:
+    def _books(self) -> list[BanStore]:
         """Return the bans of the store, behind the bans made here while it did not answer."""
         safe = self.internals.failsafe
         local = None if safe is None else safe.local

@@ -8,8 +8,8 @@ probe, and the others do not wait for the probe::
                                        ^                        |
                                        +------- failed ---------+
 
-A store with the methods of `HasParts` names the part that a question goes to; any other store is a single part. An
-error that concerns one key or one slot (`StoreError.concerns`) says nothing about its server, and is not counted.
+`Store.part_of` names the part that a question goes to; most stores are a single part. An error that concerns one key or
+one slot (`StoreError.concerns`) says nothing about its server, and is not counted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Hashable, Sequence
 from typing import Final
 
 from ..core.decision import Check
-from ..core.protocols import Clock, HasParts, Store
+from ..core.store import Clock, Store
 
 FAILURES_TO_OPEN: Final = 3
 OPEN_US: Final = 1_000_000
@@ -56,14 +56,10 @@ class Breakers:
     """
 
     def __init__(self, store: Store, probe_us: int, clock: Clock) -> None:
-        self._parts = store if isinstance(store, HasParts) else None
+        self.part_of = store.part_of
         self._probe_us = probe_us
         self._clock = clock
         self.troubled: dict[Hashable, Breaker] = {}
-
-    def part_of(self, checks: Sequence[Check]) -> Hashable:
-        """Return the part that answers a question about checks; about bans, if there are none."""
-        return WHOLE if self._parts is None else self._parts.part_of(checks)
 
     def left_alone(self, checks: Sequence[Check]) -> bool:
         """Return True while the circuit is open.

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from datetime import timedelta
-from inspect import isawaitable, signature
+from inspect import isawaitable
 from time import monotonic_ns
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 
@@ -27,7 +27,7 @@ from ..core.errors import ConfigurationError, StoreError, StoreTimeout, StoreUna
 from ..core.limits import parse_duration_us
 from ..core.logs import logger, written
 from ..core.place_lease import let_go
-from ..core.protocols import Clock, Event, KeepsDeadline, Store
+from ..core.store import Clock, Event, Store
 from ..stores.memory.store import MemoryStore
 from .breakers import WHOLE, Breakers
 from .deadlines import Deadline, within
@@ -75,13 +75,10 @@ class Failsafe:
     ) -> None:
         check_failure_policy(deadline, on_error)
         self._store = store
-        # One of somebody's own may keep no room for those who wait; then they take what others leave.
-        self._keeps_room = "first_in_line" in signature(store.hit).parameters
         self._deadline_s = parse_duration_us(deadline, "deadline") / 1_000_000
         self._deadline = Deadline(self._deadline_s)
         # A timer for each request costs as much as a whole hit on a store of this host.
-        self._keeper = store if isinstance(store, KeepsDeadline) else None
-        self._keeps_deadline = self._keeper is not None and self._keeper.keep_deadline(self._deadline_s)
+        self._keeps_deadline = store.keep_deadline(self._deadline_s)
         self.on_error = on_error
         """Decides when the store does not answer."""
         self._tell = tell
@@ -117,10 +114,8 @@ class Failsafe:
         if self._troubled and self._breakers.left_alone(checks):
             return self.instead("hit", checks, guarded)
         try:
-            if self._keeper is not None:
-                self._keeper.keep_deadline(self._deadline_s)
-            line = {"first_in_line": True} if first_in_line and self._keeps_room else {}
-            answer = self._store.hit(checks, guarded, **line)
+            self._store.keep_deadline(self._deadline_s)
+            answer = self._store.hit(checks, guarded, first_in_line=first_in_line)
         except ConfigurationError:
             raise
         except Exception as error:
@@ -228,8 +223,7 @@ class Failsafe:
         if self._troubled and self._breakers.left_alone(checks):
             return default
         try:
-            if self._keeper is not None:
-                self._keeper.keep_deadline(self._deadline_s)
+            self._store.keep_deadline(self._deadline_s)
             answer = await within(question(), self._deadline_s)
         except (ConfigurationError, asyncio.CancelledError):
             self._breakers.probe_again(checks)

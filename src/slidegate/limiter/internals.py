@@ -22,7 +22,7 @@ from ..core.bans.in_force import Ban, Guarded
 from ..core.bans.policy import BanPolicy
 from ..core.decision import Check, Decision, Reason
 from ..core.errors import ConfigurationError
-from ..core.protocols import Clock, Event, HoldsPlaces, KeepsFigures, Store
+from ..core.store import Clock, Event, Store
 from ..stores.memory.store import MemoryStore
 from .events.hub import EventHub, EventStats
 from .events.near_limits import NearLimits
@@ -97,9 +97,8 @@ class Internals:
         self.keys = Keys(secret)
         self.has_secret = secret is not None
         self.statistics = Statistics(self.clock, self.tell)
-        shared = store if isinstance(store, KeepsFigures) else None
-        self.figures = Publisher(shared, self.statistics)
-        self.all_workers = AllWorkers(shared, self.statistics, self.figures)
+        self.figures = Publisher(store.shared_stats, self.statistics)
+        self.all_workers = AllWorkers(store.shared_stats, self.statistics, self.figures)
         self.lines = WaitingLines(self)
         self.gates = Gates()
         self.known_buckets = KnownBuckets()
@@ -108,7 +107,6 @@ class Internals:
         self._near = NearLimits(near_limit, self.statistics.now_us, self.tell)
         self.waits = Waits(self.clock)
         self.closing: list[Callable[[], None]] = []
-        self._holds_places = isinstance(store, HoldsPlaces)
         self._claimed: dict[str, int] = {}
         self.lay_ways()
         events.on_change(self.lay_ways)
@@ -173,7 +171,7 @@ class Internals:
         Raises:
             ConfigurationError: It cannot.
         """
-        if not self._holds_places:
+        if self.store.permits_held() is None:
             raise ConfigurationError(f"concurrency: {self.store!r} counts no places; use MemoryStore(), for example")
 
     async def find_ban(self, guarded: Sequence[Guarded]) -> Ban | None:

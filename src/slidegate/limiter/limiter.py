@@ -12,7 +12,7 @@ from ..core.decision import Bucket, Check, Decision
 from ..core.errors import ConfigurationError, quoted
 from ..core.limits import AnyLimit, check_name, parse_limits
 from ..core.memo import MEMO_SIZE, remember
-from ..core.protocols import Observer, Store
+from ..core.store import BanStore, Observer, Store
 from ..stores.memory.store import MemoryStore
 from ..stores.system_clock import system_us
 from .ban_commands import BanCommands
@@ -65,8 +65,16 @@ class Limiter(BanCommands, EventCommands):
     ) -> None:
         if isinstance(store, str):
             raise ConfigurationError(f"store: expected a store object; write Limiter.from_url({store!r})")
-        if store is not None and (isinstance(store, type) or not callable(getattr(store, "hit", None))):
-            raise ConfigurationError(f"store: expected a store such as MemoryStore(), not {store!r}")
+        if store is not None and not isinstance(store, Store):
+            raise ConfigurationError(
+                f"store: expected a store such as MemoryStore(), not {store!r}; a store of your own derives from "
+                "slidegate.Store"
+            )
+        if store is not None and not isinstance(getattr(store, "bans", None), BanStore):
+            raise ConfigurationError(
+                f"store: {store!r} has no bans; set self.bans in its __init__, for example to "
+                "slidegate.stores.MemoryBans()"
+            )
         self.store: Store = store if store is not None else MemoryStore()
         """The store that holds the counts."""
         events = EventHub(self.store.unix_us if isinstance(self.store, MemoryStore) else system_us)

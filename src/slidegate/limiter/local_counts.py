@@ -18,7 +18,7 @@ from time import time_ns
 from ..core.bans.in_force import Ban, Guarded
 from ..core.bans.policy import BanPolicy
 from ..core.decision import Check, Decision
-from ..core.protocols import Clock, Event
+from ..core.store import Clock, Event
 from ..stores.forks import hold_over_fork
 from ..stores.memory.store import MemoryStore
 
@@ -52,7 +52,7 @@ class LocalCounts:
         with self._lock:
             due = not self._is_away() and self._clock() >= self._needed_until_us
             # Places may be held by requests that began while the shared store was away.
-            if due and self.made is not None and not self.made.places_held():
+            if due and self.made is not None and not self.made.permits_held():
                 self.made = None
             return self.made
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from slidegate.core.errors import StoreUnavailable
-from slidegate.core.protocols import Event, FigureRow
+from slidegate.core.store import Event, StatsRow
 from slidegate.limiter.figures.all_workers import AllWorkers
 from slidegate.limiter.figures.publisher import Publisher
 from slidegate.limiter.figures.statistics import Statistics
@@ -28,7 +28,7 @@ class Board:
             raise StoreUnavailable("away")
         return self.clock()
 
-    async def write_figures(self, worker: bytes, rows: Sequence[FigureRow]) -> None:
+    async def write_figures(self, worker: bytes, rows: Sequence[StatsRow]) -> None:
         if self.failing:
             raise StoreUnavailable("away")
         self.writings += 1

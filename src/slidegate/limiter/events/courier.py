@@ -21,7 +21,7 @@ from typing import Final, TypeAlias
 from weakref import WeakSet
 
 from ...core.logs import logger
-from ...core.protocols import Event
+from ...core.store import Event
 from .subscription import Subscription
 
 MOST_QUEUED: Final = 4_096

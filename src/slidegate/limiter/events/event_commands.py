@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from logging import WARNING
 from typing import TYPE_CHECKING
 
-from ...core.protocols import Observer
+from ...core.store import Observer
 from .hub import EventStats
 from .subscription import Subscription
 

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 import anyio
 
 from ...core.logs import logger
-from ...core.protocols import Clock, Event, Observer
+from ...core.store import Clock, Event, Observer
 from ...stores.forks import hold_over_fork
 from ..running_loop import on_loop
 from .courier import Courier

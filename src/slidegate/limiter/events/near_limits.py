@@ -12,7 +12,7 @@ from typing import Final
 from ...core.bans.in_force import Guarded, shown
 from ...core.decision import Check, Decision
 from ...core.errors import ConfigurationError, quoted
-from ...core.protocols import Clock, Event
+from ...core.store import Clock, Event
 from ...stores.forks import hold_over_fork
 from ..onlooking.notes import AtOnce, Decide
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from ...core.errors import ConfigurationError, closest
 from ...core.logs import logger
-from ...core.protocols import Event, Observer
+from ...core.store import Event, Observer
 from .kinds import KINDS
 
 LOG_EVERY_S: Final = 10.0

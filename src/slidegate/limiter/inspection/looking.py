@@ -7,7 +7,7 @@ from time import time_ns
 from typing import Final, NamedTuple
 
 from ...core.decision import Bucket
-from ...core.protocols import Store
+from ...core.store import Store
 from ...core.views import WindowView, view_of
 from ..deadlines import within
 from ..running_loop import let_others_run

@@ -11,7 +11,7 @@ from ...core.bans.in_force import Guarded
 from ...core.bans.policy import BanPolicy
 from ...core.bans.standing_view import PolicyStanding, policy_standing
 from ...core.errors import ConfigurationError
-from ...core.protocols import BanBook
+from ...core.store import BanStore
 from ..deadlines import within
 
 WIDEST: Final = {4: 16, 6: 24}
@@ -52,11 +52,13 @@ def policies_of(gates: Iterable[object]) -> list[BanPolicy]:
     return [policy for gate in gates if isinstance(gate, HasPolicies) for policy in gate.policies]
 
 
-async def standing_of(book: BanBook, key: str, guards: Sequence[Guarded], policies: Iterable[BanPolicy]) -> KeyStanding:
+async def standing_of(
+    bans: BanStore, key: str, guards: Sequence[Guarded], policies: Iterable[BanPolicy]
+) -> KeyStanding:
     """Return how a key stands.
 
     Args:
-        book: The bans of the store.
+        bans: The bans of the store.
         key: The key in its spelling.
         guards: The address that the key is, if it is one.
         policies: The policies that are known; of two of one name the last one counts.
@@ -70,7 +72,7 @@ async def standing_of(book: BanBook, key: str, guards: Sequence[Guarded], polici
         if policy.prefix is not None:
             known[policy.prefix.name] = policy.prefix
     keys = [key, *(network for network in networks_around(key, guards) if network != key)]
-    now_us, kept = await within(book.standings(keys))
+    now_us, kept = await within(bans.standings(keys))
     places = {name: place for place, name in enumerate(keys)}
     found = [stands for one in kept if (stands := policy_standing(one, known.get(one.policy), now_us)) is not None]
     found.sort(key=lambda stands: (places[stands.key], stands.policy))

@@ -10,7 +10,6 @@ from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from ...core.errors import ConfigurationError
-from ...core.protocols import AnswersThreads
 from ..deadlines import COMMAND_DEADLINE_S
 from ..internals import Internals
 from ..running_loop import on_loop
@@ -36,7 +35,7 @@ class WithoutLoop:
 
     def __init__(self, internals: Internals) -> None:
         store, safe = internals.store, internals.failsafe
-        alone = internals.per_process or (isinstance(store, AnswersThreads) and store.answers_threads())
+        alone = internals.per_process or store.answers_threads()
         self._portal = None if alone else _shared_portal()
         self._most_s = GRACE_S + (0.0 if safe is None else STEPS * safe.deadline_us / 1_000_000)
 

@@ -9,8 +9,8 @@ from typing import Any, Final, TypeAlias
 
 from ...core.decide import Place
 from ...core.limits import AnyLimit
-from ...core.protocols import Clock, Event
 from ...core.quotas import Quota
+from ...core.store import Clock, Event
 from ..memory.shard import SHARED_CELLS
 from .files.layout import RESET, Databases
 from .places.own_places import OwnPlaces

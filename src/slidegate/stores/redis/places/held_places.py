@@ -15,7 +15,7 @@ from typing import Final
 from ....core.charge import Charge
 from ....core.decision import Bucket, Decision
 from ....core.place_lease import HeldPlace
-from ....core.protocols import Clock
+from ....core.store import Clock
 from ...held_weakly import HeldWeakly
 
 WORKER_BYTES: Final = 8

@@ -19,7 +19,7 @@ from ....core.decision import Check, Decision
 from ....core.errors import StoreError, StoreUnavailable
 from ....core.limits import AnyLimit
 from ....core.place_lease import RENEWALS
-from ....core.protocols import Event
+from ....core.store import Event
 from ..packing import Packing, raise_failure
 from ..server_clock import ServerClock
 from ..wire.batch import Unguarded
