@@ -22,6 +22,7 @@ from slidegate.testing.contract.player import settle
 from slidegate.testing.contract.programs import YEAR_2100_US
 
 from ..redis_servers import RedisCluster, RedisServer, needs_redis, needs_valkey
+from ..remote_stores import RemoteStore
 from .redis.stores import fresh_prefix, store_of
 
 TWO = Bucket("render", [Concurrency(2)])
@@ -214,14 +215,8 @@ async def test_a_place_that_nobody_can_hand_back_is_renewed_no_more(crew: Worker
     assert kept.allowed
 
 
-class Deaf:
+class Deaf(RemoteStore):
     """A store that cannot be told that a request has ended."""
-
-    def __init__(self, store: Any) -> None:
-        self._store = store
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
 
     def refund(self, decision: Decision) -> bool:
         raise StoreUnavailable("deaf")
@@ -230,8 +225,7 @@ class Deaf:
 async def test_a_place_whose_hand_back_failed_is_renewed_no_more(crew: Workers) -> None:
     holds, other = crew.hire(), crew.hire()
     kept = await take(holds)
-    deaf: Any = Deaf(holds)
-    assert await Limiter(deaf).refund(kept) is False
+    assert await Limiter(Deaf(inner=holds)).refund(kept) is False
     assert holds.permits_held() == 0
     crew.clock.advance(us=LEASE_US - 1)
     await renew(holds)
