@@ -9,9 +9,8 @@ from .counter_window import CounterWindow
 from .decide import charge_all, decide, enter_periods, refund_all
 from .decision import Bucket, Check, Decision, LimitState, Reason
 from .errors import ConfigurationError, InvalidKey, SlidegateError
-from .limits import AnyLimit, Concurrency, Limit, parse_duration_us, parse_limits
+from .limits import AnyLimit, Concurrency, Limit, Quota, parse_duration_us, parse_limits
 from .networks import Networks
-from .quotas import Quota
 from .ring import NEVER, OPEN, WindowState
 from .statistics.hot_keys import HotKeys
 from .statistics.metrics import MetricWindow

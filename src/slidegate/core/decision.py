@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from .bans.in_force import Ban
 from .charge import Charge
-from .limits import AnyLimit, Concurrency, Limit
+from .limits import AnyLimit, Concurrency, Limit, Quota
 from .reasons import Reason as Reason
 from .ring import NEVER, OPEN, WindowState
 
@@ -54,8 +54,8 @@ class Bucket:
         self.wait_max = wait_max
         self.limits = tuple(limits)
         self.held = any(isinstance(limit, Concurrency) for limit in self.limits)
-        self.dated = not all(isinstance(limit, Limit) for limit in self.limits)
-        self.plain = not (self.held or self.dated)
+        self.dated = any(isinstance(limit, Quota) for limit in self.limits)
+        self.plain = all(isinstance(limit, Limit) for limit in self.limits)
         self.names = tuple(names) if names is not None else wire_names(rule, self.limits)
 
     def __getnewargs__(self) -> tuple[str, Sequence[AnyLimit]]:

@@ -21,12 +21,12 @@ from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 from ..core.bans.in_force import Ban, Guarded
 from ..core.bans.policy import BanPolicy
+from ..core.charge import let_go
 from ..core.decision import Check, Decision
 from ..core.durations import format_duration
 from ..core.errors import ConfigurationError, StoreError, StoreTimeout, StoreUnavailable, closest
 from ..core.limits import parse_duration_us
 from ..core.logs import logger, written
-from ..core.place_lease import let_go
 from ..core.store import Clock, Event, Store
 from ..stores.memory.store import MemoryStore
 from .breakers import WHOLE, Breakers

@@ -33,10 +33,10 @@ except ImportError as error:
     raise ImportError('LmdbStore needs the package lmdb: pip install "slidegate[lmdb]"') from error
 
 from ...core.bans.in_force import Guarded
+from ...core.charge import DEFAULT_PLACE_LEASE, place_lease_us
 from ...core.decision import Bucket, Check, Decision
 from ...core.errors import ConfigurationError
 from ...core.limits import check_whole
-from ...core.place_lease import DEFAULT_PLACE_LEASE, place_lease_us
 from ...core.reasons import Reason
 from ...core.store import Clock, Observer, Store
 from ...core.views import Snapshot

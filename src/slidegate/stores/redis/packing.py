@@ -16,9 +16,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from ...core.charge import Charge
 from ...core.decision import Bucket, Check, Decision, Reason
-from ...core.limits import AnyLimit, Limit
+from ...core.limits import AnyLimit, Limit, Quota
 from ...core.memo import remember
-from ...core.quotas import Quota
 from ...core.ring import MAX_UNITS, OPEN, WindowState
 from ...core.store import Clock
 from .faults import refusal, unexpected

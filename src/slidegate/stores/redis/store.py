@@ -23,10 +23,10 @@ from typing import Any, Final
 from redis.asyncio import Redis, RedisCluster
 
 from ...core.bans.in_force import Guarded
+from ...core.charge import DEFAULT_PLACE_LEASE, let_go, place_lease_us
 from ...core.decision import Bucket, Check, Decision
 from ...core.errors import ConfigurationError, StoreError, StoreUnavailable
 from ...core.limits import check_whole, parse_duration_us
-from ...core.place_lease import DEFAULT_PLACE_LEASE, let_go, place_lease_us
 from ...core.store import Clock, Store
 from ...core.views import Snapshot
 from ..forks import hold_over_fork

@@ -9,8 +9,7 @@ from random import Random
 from hypothesis import given, settings
 
 from ...core.decision import Bucket
-from ...core.limits import Concurrency, parse_limits
-from ...core.quotas import Quota
+from ...core.limits import Concurrency, Quota, parse_limits
 from ...core.store import Store
 from ...core.views import WindowView, view_of
 from ..clock import FakeClock
