@@ -311,6 +311,23 @@ def binding_place(
     return place
 
 
+def refused_later(readings: Sequence[WindowState], decided_us: int, now_us: int, checks: Sequence[Check]) -> Decision:
+    """Return a refusal for lack of room as it reads at a later moment, as long as its windows are the same.
+
+    Args:
+        readings: The readings on which it was decided.
+        decided_us: When that was.
+        now_us: The later moment.
+        checks: The demand.
+    """
+    passed_us = now_us - decided_us
+    later = [
+        (spent, leaves_us, newest_us, wait_us and wait_us - passed_us)
+        for spent, leaves_us, newest_us, wait_us in readings
+    ]
+    return Decision(False, Reason.LIMITED, now_us, checks, later)
+
+
 def ceil_s(span_us: int) -> int:
     """Round microseconds up to whole seconds."""
     return -(-span_us // 1_000_000)

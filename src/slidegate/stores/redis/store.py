@@ -295,10 +295,10 @@ class RedisStore(Store):
         *,
         first_in_line: bool = False,
     ) -> Awaitable[Decision]:
+        ask = partial(self._ask, judged=judged, first_in_line=first_in_line)
         if self._is_spread(checks):
-            ask = partial(self._ask, judged=judged, first_in_line=first_in_line)
             return Spread(checks, ask, self._hand_back_unheard).decide(what, guarded)
-        return self._ask(what, checks, guarded, judged, first_in_line=first_in_line)
+        return ask(what, checks, guarded)
 
     def _ask(
         self,
