@@ -107,6 +107,7 @@ class Internals:
         self._near = NearLimits(near_limit, self.statistics.now_us, self.tell)
         self.waits = Waits(self.clock)
         self.closing: list[Callable[[], None]] = []
+        self._counts_permits = store.permits_held() is not None  # asked once: to count them may take long
         self._claimed: dict[str, int] = {}
         self.lay_ways()
         events.on_change(self.lay_ways)
@@ -171,7 +172,7 @@ class Internals:
         Raises:
             ConfigurationError: It cannot.
         """
-        if self.store.permits_held() is None:
+        if not self._counts_permits:
             raise ConfigurationError(f"concurrency: {self.store!r} counts no places; use MemoryStore(), for example")
 
     async def find_ban(self, guarded: Sequence[Guarded]) -> Ban | None:
