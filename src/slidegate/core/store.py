@@ -231,7 +231,7 @@ class SharedStats(ABC):
         """
 
 
-class Store(ABC):
+class Store:
     """Remembers windows and bans. Time belongs to the store.
 
     A method that needs no waiting returns its answer; one that does returns an awaitable of it. All of them
@@ -242,6 +242,12 @@ class Store(ABC):
     """The bans that `hit` and `peek` obey."""
     shared_stats: SharedStats | None = None
     """The statistics of several workers; None where the store keeps none."""
+
+    def __init_subclass__(cls) -> None:
+        # What an ABC does, without its metaclass: a compiled store would share the caches of that with all other
+        # stores, so that each of them were an instance of it.
+        abstract = (name for name in dir(cls) if getattr(getattr(cls, name, None), "__isabstractmethod__", False))
+        cls.__abstractmethods__ = frozenset(abstract)  # type: ignore[attr-defined]
 
     def __init__(self) -> None:
         self.observers = Observers()
