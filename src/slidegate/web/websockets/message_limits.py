@@ -130,12 +130,12 @@ class OwnCounts:
         self._checks = ((bucket, "connection", 1),)
         self._clock = clock
         windows = {limit.same_window: b"" for limit in bucket.limits}
-        self._places: list[Place] = [(windows, limit.same_window) for limit in bucket.limits]
+        self._places: list[Place] = [(limit, 1, windows, limit.same_window) for limit in bucket.limits]
 
     def hit(self) -> Decision:
         """Count a message."""
         now_us = self._clock()
-        enter_periods(self._checks, self._places, now_us, now_us)
+        enter_periods(self._places, now_us, now_us)
         return decide(self._checks, self._places, now_us)
 
 
