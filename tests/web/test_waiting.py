@@ -18,8 +18,10 @@ from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from slidegate import Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule, everyone, header
+from slidegate.testing import FakeClock
 
 from ..asgi import PEER, call, hello, scope_of, statuses
+from ..limiter.remote_stores import SickStore
 from ..virtual_time import VirtualTime
 
 
@@ -292,6 +294,37 @@ async def test_who_is_refused_at_the_end_of_a_wait_is_charged_once(virtual: Virt
         assert app.limiter.store.hit(checks, first_in_line=True)  # the first of the line of another worker
     assert [ended[:2] for ended in await crowd.all()] == [(0, 200), (1, 200), (2, 429)]
     assert (await app.limiter.peek(PEER, "4/2s", rule="slow")).remaining == 1
+
+
+@pytest.mark.parametrize("room", [False, True])
+async def test_one_that_is_cancelled_while_its_refusal_is_charged_is_not_charged_for_being_let_in(room: bool) -> None:
+    clock = FakeClock(10**9)
+    store: Any = SickStore(clock)
+    limiter = Limiter(store, deadline="60s")
+    rule = Rule("*", "2/10s", wait="1s", count_denied=True, name="slow")
+    app = RateLimitMiddleware(hello, limiter=limiter, rules=[rule])
+    assert await statuses(app, 2) == [200, 200]
+    asked: list[tuple[Any, asyncio.Future[Any]]] = []
+
+    def later(checks: Any, guarded: Any = ()) -> asyncio.Future[Any]:
+        asked.append((checks, asyncio.get_running_loop().create_future()))
+        return asked[-1][1]
+
+    store.hit = later
+    leaving = asyncio.create_task(call(app))
+    while not asked:  # noqa: ASYNC110 - nobody tells
+        await asyncio.sleep(0)
+    if room:
+        await limiter.reset(PEER)
+        clock.advance(us=1)
+    ((checks, answer),) = asked
+    answer.set_result(store.inner.hit(checks))
+    leaving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+    await some_turns()
+    clock.advance("9s")
+    assert (await limiter.peek(PEER, "9/10s", rule="slow")).remaining == (8 if room else 5)
 
 
 async def test_who_waits_for_a_place_in_vain_is_charged_where_refusals_count(virtual: VirtualTime) -> None:
