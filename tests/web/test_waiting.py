@@ -21,7 +21,7 @@ from slidegate import Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule
 from slidegate.testing import FakeClock
 
 from ..asgi import PEER, call, hello, scope_of, statuses
-from ..limiter.remote_stores import SickStore
+from ..remote_stores import SickStore
 from ..virtual_time import VirtualTime
 
 
