@@ -21,8 +21,7 @@ from .limiter import Limiter
 from .limiter.events.hub import EventStats
 from .limiter.events.subscription import Subscription
 from .limiter.figures.stats import AllStats, Chart, Point, Stats, Traffic, Worker
-from .limiter.inspection.looking import KeyView
-from .limiter.inspection.standing_of_key import KeyStanding
+from .limiter.inspect import KeyStanding, KeyView
 from .limiter.key_spelling import KeyOf
 from .limiter.sync.limited import Limited, RateLimited
 from .limiter.sync.sync_limiter import SyncLimiter

@@ -38,9 +38,9 @@ class Ward:
         self.heard = RecordingObserver(without=["refused", "near_limit"])
         self.store: Any = make_store(self.clock, inline=inline)
         self.limiter = Limiter(self.store, deadline=deadline, on_error=on_error, observers=[self.heard])
-        assert self.limiter.internals.failsafe is not None
-        self.limiter.internals.failsafe._clock = self.clock
-        self.safe = self.limiter.internals.failsafe
+        assert self.limiter.engine.failsafe is not None
+        self.limiter.engine.failsafe._clock = self.clock
+        self.safe = self.limiter.engine.failsafe
 
     def fall_ill(self) -> None:
         self.store.error = StoreUnavailable("gone")
@@ -163,7 +163,7 @@ async def test_no_request_waits_longer_than_the_deadline_for_a_store_that_hangs(
     for _ in range(5):
         await ward.hit()
     assert (await ward.limiter.peek("ann", "3/hour")).allowed is False
-    assert await ward.limiter.internals.find_ban(("ann",)) is None
+    assert await ward.limiter.engine.find_ban(("ann",)) is None
     assert ward.heard.events[0].message.endswith("no answer within 0.02 s")
 
 
@@ -285,7 +285,7 @@ async def test_an_exception_that_cannot_be_written_is_answered_like_any_other(
         "peek": lambda: ward.limiter.peek("ann", "3/hour"),
         "charge": lambda: ward.limiter.charge("ann", "3/hour", 1),
         "strike": lambda: ward.limiter.strike("ann", BanPolicy("3/10m", "1h"), reason="guessing"),
-        "banned": lambda: ward.limiter.internals.find_ban(("ann",)),
+        "banned": lambda: ward.limiter.engine.find_ban(("ann",)),
     }
     await questions[ask]()
     assert ward.heard.kinds == ["store_failed"]
@@ -345,7 +345,7 @@ async def test_bans_and_strikes_are_local_as_well_and_commands_say_that_it_faile
     ban = await ward.limiter.strike("ann", policy)
     assert ban is not None
     assert (await ward.hit()).ban == ban
-    assert await ward.limiter.internals.find_ban(("ann",)) == ban
+    assert await ward.limiter.engine.find_ban(("ann",)) == ban
     for command in (ward.limiter.ban("ann", "1h"), ward.limiter.unban("bob"), ward.limiter.reset("ann")):
         with pytest.raises(StoreUnavailable):
             await command
@@ -410,7 +410,7 @@ async def test_strikes_that_only_this_process_could_count_are_kept_while_hits_ar
     for _ in range(20):
         made = await ward.limiter.strike("ann", strike)
         assert (await ward.hit("100/hour")).allowed is (made is None)
-        await ward.limiter.internals.find_ban(("ann",))
+        await ward.limiter.engine.find_ban(("ann",))
         ward.clock.advance("1s")
     assert made is not None
 
@@ -574,7 +574,7 @@ async def test_the_gate_answers_503_when_denied_and_passes_when_allowed() -> Non
             assert answer.headers["retry-after"] == "1"
             assert b"#temporary-reduced-capacity" in answer.body
             assert ward.limiter.stats().total.refused == 1
-            assert await ward.limiter.internals.find_ban(("203.0.113.9",)) is None  # no abuse of the client's
+            assert await ward.limiter.engine.find_ban(("203.0.113.9",)) is None  # no abuse of the client's
 
 
 @given(st.lists(st.tuples(st.sampled_from(["hit", "ill", "well", "wait"]), st.integers(1, 3)), max_size=40))

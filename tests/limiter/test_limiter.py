@@ -199,7 +199,7 @@ def test_a_digest_of_a_kind_with_a_long_name_is_no_longer_than_a_key_may_be() ->
 
 
 def test_a_rule_is_claimed_once_under_its_own_name() -> None:
-    claim = Limiter().internals.claim
+    claim = Limiter().engine.claim
     assert [claim(rule) for rule in ("api", "login", "api", "api")] == ["api", "login", "api#2", "api#3"]
 
 

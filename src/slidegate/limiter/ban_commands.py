@@ -15,8 +15,8 @@ from ..core.errors import ConfigurationError, quoted
 from ..core.limits import MAX_WINDOW_US, check_whole, parse_duration_us
 from ..core.protocols import BanBook, Store
 from .deadlines import in_turns, within
-from .inspection.standing_of_key import KeyStanding, policies_of, standing_of
-from .internals import Internals
+from .engine import Engine
+from .inspect import KeyStanding, standing_of
 from .key_spelling import AnyKey, KeyOf
 
 PERMANENT: Final = "permanent"
@@ -30,7 +30,7 @@ class BanCommands:
     """
 
     store: Store
-    internals: Internals
+    engine: Engine
 
     async def ban(self, key: AnyKey, duration: str | float | timedelta, *, reason: str = "", by: str = "manual") -> Ban:
         """Ban an address, a network or a key; a ban that it has is replaced.
@@ -69,7 +69,7 @@ class BanCommands:
     async def banned(self, key: AnyKey) -> Ban | None:
         """Return the ban that refuses a key or address now, its own or that of a network; None if there is none."""
         known = self._ban_key(key)
-        _, guards = self.internals.keys.learn(key)
+        _, guards = self.engine.keys.learn(key)
         found = [await within(book.find((known, *guards))) for book in self._books()]
         return next((ban for ban in found if ban is not None), None)
 
@@ -89,14 +89,14 @@ class BanCommands:
             ConfigurationError: The key or a policy cannot be used.
             StoreError: The store does not answer.
         """
-        known = policies_of(self.internals.gates.listed()) if policies is None else list(policies)
+        known = self.engine.callers.policies() if policies is None else list(policies)
         for policy in known:
             if not isinstance(policy, BanPolicy):
                 raise ConfigurationError(
                     f'standing: expected policies such as BanPolicy("20/10m", "1h"), not {quoted(policy)}'
                 )
         spelled = self._ban_key(key)
-        return await standing_of(self.store.bans, spelled, self.internals.keys.learn(key)[1], known)
+        return await standing_of(self.store.bans, spelled, self.engine.keys.learn(key)[1], known)
 
     async def bans(self) -> AsyncIterator[Ban]:
         """Yield the bans in force."""
@@ -138,7 +138,7 @@ class BanCommands:
         target = ban_target(policy, self._ban_key(key), protected)
         if target is None:
             return None
-        answer = self.internals.strike_target(target, policy, weight, clean_reason(reason))
+        answer = self.engine.strike_target(target, policy, weight, clean_reason(reason))
         return await answer if isawaitable(answer) else answer
 
     async def export_bans(self) -> AsyncIterator[str]:
@@ -171,15 +171,15 @@ class BanCommands:
 
     def _books(self) -> list[BanBook]:
         """Return the bans of the store, behind the bans made here while it did not answer."""
-        safe = self.internals.failsafe
+        safe = self.engine.failsafe
         local = None if safe is None else safe.local
         return [self.store.bans] if local is None else [local.bans, self.store.bans]
 
     def _ban_key(self, key: AnyKey) -> str:
         if isinstance(key, KeyOf):
-            return hand_ban_key(self.internals.keys.learn(key)[0])
+            return hand_ban_key(self.engine.keys.learn(key)[0])
         ban_key(key)
-        return self.internals.keys.learn(key)[0]
+        return self.engine.keys.learn(key)[0]
 
 
 def _row(number: int, line: object) -> Any:

@@ -17,13 +17,13 @@ from ..stores.memory.store import MemoryStore
 from ..stores.system_clock import system_us
 from .ban_commands import BanCommands
 from .deadlines import within
+from .engine import Engine
 from .events.event_commands import EventCommands
 from .events.hub import EventHub
 from .events.near_limits import NEAR_LIMIT
 from .failsafe import DEADLINE, ON_ERROR, OnError, check_failure_policy
 from .figures.stats import AllStats, Chart, Stats
-from .inspection.looking import KeyView, look_at
-from .internals import Internals
+from .inspect import KeyView, look_at
 from .key_spelling import AnyKey, Question
 from .sync.limited import Limited, LimitedKey
 from .sync.sync_limiter import SyncLimiter
@@ -74,17 +74,16 @@ class Limiter(BanCommands, EventCommands):
             raise ConfigurationError(f"observers: expected a list of functions that take an Event, not {observers!r}")
         for observer in observers:
             events.subscribe(observer)
-        self.internals = Internals(self.store, secret, events, deadline, on_error, near_limit)
+        self.engine = Engine(self.store, secret, events, deadline, on_error, near_limit)
         """How the gates of this package ask the store. It is not for users: every release may change it."""
-        self._keys = self.internals.keys
+        self._keys = self.engine.keys
         self._known, self._questions = self._keys.known, self._keys.questions
         self.digest = self._keys.digest
         """Makes a key of at most 64 bytes of a kind and a value that must not be readable: ``kind#1f3a…``. It is the
         same for everybody who has the same secret, or none."""
         self._buckets: dict[str, dict[object, Bucket]] = {}
-        self._without_loop = WithoutLoop(self.internals)
+        self._without_loop = WithoutLoop(self.engine)
         self._remembered = 0  # how many questions are remembered
-        self.internals.known_buckets.lately = self._buckets
         self._closed = False
 
     @classmethod
@@ -157,10 +156,10 @@ class Limiter(BanCommands, EventCommands):
         if cost is not ONE_UNIT:
             ((bucket, text, _),) = checks
             checks = ((bucket, text, check_cost(cost)),)
-        decide = self.internals.decide_at_once
+        decide = self.engine.decide_at_once
         if decide is not None:
             return decide(checks, guarded)
-        answer = self.internals.decide(checks, guarded)
+        answer = self.engine.decide(checks, guarded)
         return answer if isinstance(answer, Decision) else await answer
 
     async def hit_all(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Decision:
@@ -178,7 +177,7 @@ class Limiter(BanCommands, EventCommands):
         """
         for _, _, cost in checks:
             check_cost(cost)
-        answer = self.internals.decide(tuple(checks), guarded)
+        answer = self.engine.decide(tuple(checks), guarded)
         return answer if isinstance(answer, Decision) else await answer
 
     async def peek(
@@ -192,7 +191,7 @@ class Limiter(BanCommands, EventCommands):
         """Say what `hit_all` would answer now. Changes nothing."""
         for _, _, cost in checks:
             check_cost(cost)
-        return await self.internals.peek(tuple(checks), guarded)
+        return await self.engine.peek(tuple(checks), guarded)
 
     async def charge(
         self, key: AnyKey, limits: str | AnyLimit | Sequence[str | AnyLimit], units: int, *, rule: str = DEFAULT_RULE
@@ -211,7 +210,7 @@ class Limiter(BanCommands, EventCommands):
         """Record units under several buckets and keys in one step; see `charge`."""
         for _, _, units in checks:
             check_cost(units, "units")
-        return await self.internals.charge(tuple(checks))
+        return await self.engine.charge(tuple(checks))
 
     async def refund(self, decision: Decision) -> bool:
         """Hand back the units that `decision` charged.
@@ -221,7 +220,7 @@ class Limiter(BanCommands, EventCommands):
         """
         if not isinstance(decision, Decision):
             raise ConfigurationError(f"refund: expected the Decision that `hit` returned, not {decision!r}")
-        return await self.internals.refund(decision)
+        return await self.engine.refund(decision)
 
     async def reset(self, key: AnyKey) -> bool:
         """Forget the windows of `key` under every rule. Returns False if there were none."""
@@ -229,7 +228,7 @@ class Limiter(BanCommands, EventCommands):
         try:
             return await within(self.store.reset(text))
         finally:
-            self.internals.lines.reset(text)
+            self.engine.lines.reset(text)
 
     async def reset_all(self) -> bool:
         """Forget the windows of all keys under every rule, quotas too. Returns False if there were none.
@@ -243,7 +242,7 @@ class Limiter(BanCommands, EventCommands):
         try:
             return await within(self.store.reset_all())
         finally:
-            self.internals.lines.reset()
+            self.engine.lines.reset()
 
     async def inspect(
         self, key: AnyKey, rules: Mapping[str, str | AnyLimit | Sequence[str | AnyLimit]] | None = None
@@ -262,7 +261,8 @@ class Limiter(BanCommands, EventCommands):
             StoreError: The store does not answer.
         """
         if rules is None:
-            buckets = self.internals.known_buckets.listed(self.internals.gates.listed())
+            lately = [bucket for named in list(self._buckets.values()) for bucket in list(named.values())]
+            buckets = self.engine.callers.buckets(lately)
         else:
             buckets = [Bucket(check_name(rule, "rule"), parse_limits(limits)) for rule, limits in rules.items()]
         return await look_at(self.store, self.key_for(key), buckets)
@@ -277,7 +277,7 @@ class Limiter(BanCommands, EventCommands):
         Raises:
             ConfigurationError: The window is longer than that.
         """
-        return self.internals.statistics.read(window)
+        return self.engine.statistics.read(window)
 
     async def stats_all(self, window: str | float | timedelta = "1m") -> AllStats:
         """Return the same of all workers that share the store: this one as it is, the others as they last published.
@@ -288,7 +288,7 @@ class Limiter(BanCommands, EventCommands):
             ConfigurationError: The window is longer than 24 hours.
             StoreError: The store does not answer.
         """
-        return await self.internals.all_workers.stats(window)
+        return await self.engine.all_workers.stats(window)
 
     def chart(
         self, window: str | float | timedelta = "1h", *, rule: str | None = None, route: str | None = None
@@ -303,7 +303,7 @@ class Limiter(BanCommands, EventCommands):
         Raises:
             ConfigurationError: The window is longer than 24 hours.
         """
-        return self.internals.statistics.chart(window, rule, route)
+        return self.engine.statistics.chart(window, rule, route)
 
     async def chart_all(
         self, window: str | float | timedelta = "1h", *, rule: str | None = None, route: str | None = None
@@ -314,7 +314,7 @@ class Limiter(BanCommands, EventCommands):
             ConfigurationError: The window is longer than 24 hours.
             StoreError: The store does not answer.
         """
-        return await self.internals.all_workers.chart(window, rule, route)
+        return await self.engine.all_workers.chart(window, rule, route)
 
     @property
     def sync(self) -> SyncLimiter:
@@ -346,13 +346,13 @@ class Limiter(BanCommands, EventCommands):
             ConfigurationError: A value cannot work.
             RateLimited: In the call, if it is refused.
         """
-        return Limited(self.internals, self._without_loop, limits, key, cost, wait, rule)
+        return Limited(self.engine, self._without_loop, limits, key, cost, wait, rule)
 
     async def close(self) -> None:
         """Close the store, and wait at most 5 seconds for observers. A second call does nothing."""
         if not self._closed:
             self._closed = True
-            await self.internals.close()
+            await self.engine.close()
             self._without_loop.release()
 
     async def __aenter__(self) -> Self:

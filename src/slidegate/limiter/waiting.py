@@ -32,7 +32,7 @@ from ..core.limits import AnyLimit, Concurrency, Limit
 from ..core.quotas import Quota
 from ..core.ring import GRACE_US, KEPT_US, NEVER, OPEN
 from ..stores.forks import hold_over_fork
-from .onlooking.notes import Decide
+from .listeners import Decide
 from .places.waits import PASSED, REFUSED, Wait, Waits
 from .stand_ins import Behind
 from .uncancelled import to_the_end

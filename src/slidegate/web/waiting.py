@@ -105,7 +105,7 @@ async def wait_in_line(
 
     async def wait() -> None:
         nonlocal decision
-        decision = await limiter.internals.lines.wait(decision, guarded)
+        decision = await limiter.engine.lines.wait(decision, guarded)
 
     there = False
     try:

@@ -96,7 +96,7 @@ async def full_store(scene: Scene, tmp_path: Path) -> None:
 
 async def full_statistics(scene: Scene, tmp_path: Path) -> None:
     for number in range(statistics.MAX_SERIES + 2):
-        scene.limiter.internals.statistics.series((f"rule{number}",), "GET /")
+        scene.limiter.engine.statistics.series((f"rule{number}",), "GET /")
 
 
 async def sick_store(scene: Scene, tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ async def lists(scene: Scene, tmp_path: Path) -> None:
 
 
 async def slow_observers(scene: Scene, tmp_path: Path) -> None:
-    scene.limiter.internals.events._tell_dropped(7)
+    scene.limiter.engine.events._tell_dropped(7)
 
 
 SCENES = {

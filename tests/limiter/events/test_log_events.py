@@ -51,11 +51,11 @@ class Site:
 
     def tell(self, count: int = 1, kind: str = "refused", **details: object) -> None:
         for _ in range(count):
-            self.limiter.internals.tell(Event(kind, f"about {kind}", {"rule": "api", **details}))
+            self.limiter.engine.tell(Event(kind, f"about {kind}", {"rule": "api", **details}))
             self.flush()
 
     def flush(self) -> None:
-        assert self.limiter.internals.events.flush(LONG_S)
+        assert self.limiter.engine.events.flush(LONG_S)
 
     @property
     def lines(self) -> list[str]:
@@ -107,7 +107,7 @@ def test_every_event_is_a_line_or_counted_in_one_and_lines_keep_their_limit(told
     for _ in range(20):
         site.clock.advance("1s")
         before = len(site.lines)
-        site.limiter.internals.events._rest(False)
+        site.limiter.engine.events._rest(False)
         summaries += len(site.lines) - before
     assert len(site.lines) - summaries + site.left_out == len(told)
     for moment in moments:
@@ -146,8 +146,8 @@ def test_the_end_of_the_interpreter_says_it_too() -> None:
         "from slidegate import Event, Limiter\n"
         "limiter = Limiter()\n"
         "limiter.log_events(each='1/ms')\n"
-        "for number in range(3000): limiter.internals.tell(Event('refused', 'no', {'rule': 'api'}))\n"
-        "limiter.internals.events.flush(60)\n"
+        "for number in range(3000): limiter.engine.tell(Event('refused', 'no', {'rule': 'api'}))\n"
+        "limiter.engine.events.flush(60)\n"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     lines = run.stderr.splitlines()
@@ -160,7 +160,7 @@ def test_the_end_of_the_interpreter_says_it_too() -> None:
 def test_kinds_that_are_logged_anyway_are_not_written_twice() -> None:
     site = Site()
     for kind in KINDS:
-        site.limiter.internals.tell(Event(kind, "x"))
+        site.limiter.engine.tell(Event(kind, "x"))
         site.flush()
         site.clock.advance("1s")
     assert [record.kind for record in site.kept.records] == [kind for kind in KINDS if not KINDS[kind].logged]
@@ -224,7 +224,7 @@ async def test_by_default_lines_go_to_a_logger_of_the_package(caplog: pytest.Log
     limiter.log_events()
     gate = RateLimitMiddleware(hello, limits="1/hour", limiter=limiter, bans=BanPolicy("99/10m", "1h"))
     await statuses(gate, 2)
-    assert limiter.internals.events.flush(LONG_S)
+    assert limiter.engine.events.flush(LONG_S)
     assert [(record.name, record.levelname) for record in caplog.records if record.name == log_events.LOGGER] == [
         ("slidegate.events", "WARNING")
     ] * 2

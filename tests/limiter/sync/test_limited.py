@@ -212,7 +212,7 @@ def test_calls_of_threads_and_tasks_wait_in_one_line(real: Limiter) -> None:
         calls = [asyncio.create_task(asyncio.to_thread(thread)) for _ in range(4)]
         calls += [asyncio.create_task(task()) for _ in range(4)]
         while not all(call.done() for call in calls):
-            most = max(most, real.internals.waits.waiting)
+            most = max(most, real.engine.waits.waiting)
             await asyncio.sleep(0.001)
         await asyncio.gather(*calls)
 
@@ -220,7 +220,7 @@ def test_calls_of_threads_and_tasks_wait_in_one_line(real: Limiter) -> None:
     asyncio.run(main())
     assert time.monotonic() - began_s >= 0.14
     assert most > 1
-    assert real.internals.lines.lines == {}
+    assert real.engine.lines.lines == {}
 
 
 class Interrupt(BaseException):
@@ -243,7 +243,7 @@ def test_a_thread_that_is_interrupted_in_its_wait_is_charged_nothing(real: Limit
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-    assert real.internals.lines.lines == {}
+    assert real.engine.lines.lines == {}
     seen = real.sync.peek("all", "1/hour", rule="hourly")
     assert seen.retry_after_us is not None
     assert seen.retry_after_us <= 3_600_000_000
@@ -256,7 +256,7 @@ def test_a_child_does_not_stand_behind_those_who_wait_in_its_parent() -> None:
     waiting()
     thread = threading.Thread(target=waiting)
     thread.start()
-    while not limiter.internals.waits.waiting:
+    while not limiter.engine.waits.waiting:
         time.sleep(0.001)
     child = os.fork()
     if not child:
@@ -284,7 +284,7 @@ def test_a_task_that_is_cancelled_in_its_wait_is_charged_nothing(limiter: Limite
         await enter()
         for _ in range(3):
             task = asyncio.create_task(enter())
-            while not limiter.internals.waits.waiting:  # noqa: ASYNC110 - nobody tells
+            while not limiter.engine.waits.waiting:  # noqa: ASYNC110 - nobody tells
                 await asyncio.sleep(0)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):

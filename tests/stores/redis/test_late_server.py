@@ -77,7 +77,7 @@ class Worker:
             while self.heard.kinds[-1:] == ["store_failed"]:
                 await self.limiter.hit("probe", "1000000/minute")
                 await asyncio.sleep(0.02)
-        store, safe = self.limiter.store, self.limiter.internals.failsafe
+        store, safe = self.limiter.store, self.limiter.engine.failsafe
         assert isinstance(store, RedisStore)
         assert safe is not None
         safe._deadline_s, safe._deadline, store._shared.timeout_s = BOUND_S, Deadline(BOUND_S), BOUND_S

@@ -11,14 +11,14 @@ from .hub import EventStats
 from .subscription import Subscription
 
 if TYPE_CHECKING:
-    from ..internals import Internals
+    from ..engine import Engine
     from .log_events import AnyLogger
 
 
 class EventCommands:
     """The part of a `Limiter` that deals with events."""
 
-    internals: Internals
+    engine: Engine
 
     def observe(self, observer: Observer, *, kinds: Iterable[str] | None = None, inline: bool = False) -> Subscription:
         """Tell a function about events from now on.
@@ -38,7 +38,7 @@ class EventCommands:
         Raises:
             ConfigurationError: `observer` cannot be called or is a coroutine function, or a kind is unknown.
         """
-        return self.internals.events.subscribe(observer, kinds, inline=inline)
+        return self.engine.events.subscribe(observer, kinds, inline=inline)
 
     def log_events(
         self,
@@ -70,8 +70,8 @@ class EventCommands:
         # Most limiters write no log.
         from .log_events import log_events
 
-        return log_events(self.internals, kinds, logger, level, most, each)
+        return log_events(self.engine, kinds, logger, level, most, each)
 
     def event_stats(self) -> EventStats:
         """Return how many events were delivered to observers in this process, how many wait, and how many were lost."""
-        return self.internals.event_stats()
+        return self.engine.event_stats()

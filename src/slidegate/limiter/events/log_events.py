@@ -23,7 +23,7 @@ from ...stores.memory.store import MemoryStore
 from .kinds import KINDS
 
 if TYPE_CHECKING:
-    from ..internals import Internals
+    from ..engine import Engine
     from .subscription import Subscription
 
 LOGGER: Final = "slidegate.events"
@@ -113,12 +113,12 @@ class LogEvents:
 
 
 def log_events(
-    internals: Internals, kinds: Iterable[str] | None, logger: AnyLogger | None, level: int, most: str, each: str
+    engine: Engine, kinds: Iterable[str] | None, logger: AnyLogger | None, level: int, most: str, each: str
 ) -> Subscription:
     """Do what `Limiter.log_events` does."""
     wanted = [kind for kind, known in KINDS.items() if not known.logged] if kinds is None else kinds
-    writes = LogEvents(getLogger(LOGGER) if logger is None else logger, level, most, each, internals.clock)
-    return internals.events.subscribe(writes, wanted, rest=writes.rest)
+    writes = LogEvents(getLogger(LOGGER) if logger is None else logger, level, most, each, engine.clock)
+    return engine.events.subscribe(writes, wanted, rest=writes.rest)
 
 
 def _shown(value: object) -> object:

@@ -1,20 +1,19 @@
 """Tells of keys that come near a limit, once a key and window.
 
-Its functions stand in the way of those that decide only while somebody hears `near_limit`; see `Internals`.
+It listens to decisions only while somebody hears `near_limit`; see `Engine.rebuild`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable
 from threading import Lock
 from typing import Final
 
-from ...core.bans.in_force import Guarded, shown
-from ...core.decision import Check, Decision
+from ...core.bans.in_force import shown
+from ...core.decision import Decision
 from ...core.errors import ConfigurationError, quoted
 from ...core.protocols import Clock, Event
 from ...stores.forks import hold_over_fork
-from ..onlooking.notes import AtOnce, Decide
 
 NEAR_LIMIT: Final = 0.8
 MOST_REMEMBERED: Final = 10_000
@@ -55,30 +54,6 @@ class NearLimits:
         self._purge_again_us = 0
         self.unsaid = 0
 
-    def noting(self, decide: Decide) -> Decide:
-        """Return a function that decides as `decide` does, and looks at the decision."""
-
-        def decide_and_look(
-            checks: Sequence[Check], guarded: Sequence[Guarded] = (), *, first_in_line: bool = False
-        ) -> Decision | Awaitable[Decision]:
-            answer = decide(checks, guarded, first_in_line=first_in_line)
-            if not isinstance(answer, Decision):
-                return self._look_later(answer)
-            self.look(answer)
-            return answer
-
-        return decide_and_look
-
-    def noting_at_once(self, decide: AtOnce) -> AtOnce:
-        """Do the same as `noting` for a function that never has to wait."""
-
-        def decide_and_look(checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Decision:
-            answer = decide(checks, guarded)
-            self.look(answer)
-            return answer
-
-        return decide_and_look
-
     def look(self, decision: Decision) -> None:
         """Tell of the keys that a decision has brought near a limit, or found there."""
         readings = decision.readings
@@ -101,11 +76,6 @@ class NearLimits:
         """Forget who was told of."""
         with self._lock:
             self._said = {}
-
-    async def _look_later(self, waiting: Awaitable[Decision]) -> Decision:
-        answer = await waiting
-        self.look(answer)
-        return answer
 
     def _is_news(self, about: tuple[str, int, str], left_us: int) -> bool:
         """Return whether nothing was told about this in its window, and remember that it is told now."""

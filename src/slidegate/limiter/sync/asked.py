@@ -10,8 +10,7 @@ from ...core.bans.in_force import Ban
 from ...core.bans.policy import BanPolicy
 from ...core.decision import Decision
 from ...core.limits import AnyLimit
-from ..inspection.looking import KeyView
-from ..inspection.standing_of_key import KeyStanding
+from ..inspect import KeyStanding, KeyView
 from ..key_spelling import AnyKey
 
 Limits: TypeAlias = str | AnyLimit | Sequence[str | AnyLimit]

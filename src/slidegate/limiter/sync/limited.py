@@ -14,8 +14,8 @@ from ...core.bans.in_force import Guarded
 from ...core.decision import Bucket, Check, Decision
 from ...core.errors import ConfigurationError, SlidegateError, quoted
 from ...core.limits import MAX_NAME, AnyLimit, check_name, check_whole, parse_duration_us, parse_limits
-from ..inspection.known_buckets import OneBucket
-from ..internals import Internals
+from ..engine import Engine
+from ..inspect import BucketCaller
 from ..waiters import ThreadWaiter
 from ..waiting import may_wait
 from .asked import Limits
@@ -63,7 +63,7 @@ class Limited:
 
     def __init__(
         self,
-        internals: Internals,
+        engine: Engine,
         without_loop: WithoutLoop,
         limits: Limits,
         key: LimitedKey,
@@ -71,7 +71,7 @@ class Limited:
         wait: str | float | timedelta | None,
         rule: str | None,
     ) -> None:
-        self._internals = internals
+        self._engine = engine
         self._without_loop = without_loop
         self._limits = parse_limits(limits)
         self._key = _checked_key(key)
@@ -91,8 +91,8 @@ class Limited:
         """
         _check_function(function)
         bucket = self._bucket(_name_of(function))
-        known = OneBucket(bucket)
-        self._internals.known_buckets.add(known)
+        known = BucketCaller(bucket)
+        self._engine.callers.add(known)
         if not _is_async(function):
 
             @wraps(function)
@@ -130,22 +130,22 @@ class Limited:
 
     def _take(self, bucket: Bucket, key: str) -> Decision:
         """Take the units, after a wait in line where they come later."""
-        known, guarded = self._internals.keys.learn(key)
+        known, guarded = self._engine.keys.learn(key)
         decision = self._without_loop.ask(self._ask(((bucket, known, self._cost),), guarded))
         if may_wait(decision):
             waiter = ThreadWaiter(self._without_loop.ask)
-            decision = at_once(self._internals.lines.wait(decision, guarded, waiter))
+            decision = at_once(self._engine.lines.wait(decision, guarded, waiter))
         return _unless_refused(decision)
 
     async def _take_async(self, bucket: Bucket, key: str) -> Decision:
-        known, guarded = self._internals.keys.learn(key)
+        known, guarded = self._engine.keys.learn(key)
         decision = await self._ask(((bucket, known, self._cost),), guarded)
         if may_wait(decision):
-            decision = await self._internals.lines.wait(decision, guarded)
+            decision = await self._engine.lines.wait(decision, guarded)
         return _unless_refused(decision)
 
     async def _ask(self, checks: Sequence[Check], guarded: Sequence[Guarded]) -> Decision:
-        answer = self._internals.lines.decide(checks, guarded)
+        answer = self._engine.lines.decide(checks, guarded)
         return answer if isinstance(answer, Decision) else await answer
 
     def _key_of(self, args: tuple[Any, ...], options: dict[str, Any]) -> str:

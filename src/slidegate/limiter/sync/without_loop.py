@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from ...core.errors import ConfigurationError
 from ...core.protocols import AnswersThreads
 from ..deadlines import COMMAND_DEADLINE_S
-from ..internals import Internals
+from ..engine import Engine
 from ..running_loop import on_loop
 
 if TYPE_CHECKING:
@@ -31,12 +31,12 @@ class WithoutLoop:
     """Asks in a thread without an event loop.
 
     Args:
-        internals: Those of the limiter.
+        engine: Those of the limiter.
     """
 
-    def __init__(self, internals: Internals) -> None:
-        store, safe = internals.store, internals.failsafe
-        alone = internals.per_process or (isinstance(store, AnswersThreads) and store.answers_threads())
+    def __init__(self, engine: Engine) -> None:
+        store, safe = engine.store, engine.failsafe
+        alone = engine.per_process or (isinstance(store, AnswersThreads) and store.answers_threads())
         self._portal = None if alone else _shared_portal()
         self._most_s = GRACE_S + (0.0 if safe is None else STEPS * safe.deadline_us / 1_000_000)
 

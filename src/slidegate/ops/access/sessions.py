@@ -118,7 +118,7 @@ class Sessions:
         if not self._lasts(session):
             return Reason.LIMITED
         checks = _checks(session)
-        store, safe = self._limiter.store, self._limiter.internals.failsafe
+        store, safe = self._limiter.store, self._limiter.engine.failsafe
         if safe is None:
             answer = store.peek(checks)
             decision = answer if isinstance(answer, Decision) else await answer

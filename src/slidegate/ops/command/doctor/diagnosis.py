@@ -48,7 +48,7 @@ def about_gates(gates: Sequence[RateLimitMiddleware]) -> Iterator[Finding]:
 
 async def about_store(limiter: Limiter, name: str) -> AsyncIterator[Finding]:
     """Yield the findings about a store; it is asked a few times, and nothing is counted."""
-    if limiter.internals.per_process:
+    if limiter.engine.per_process:
         return
     taken_us: list[float] = []
     ahead_us = 0.0
@@ -74,7 +74,7 @@ async def about_store(limiter: Limiter, name: str) -> AsyncIterator[Finding]:
             f"the clock of {name} differs from this host's by {ahead_us / 1_000_000:+.1f} s; let both follow a time "
             "server",
         )
-    safe = limiter.internals.failsafe
+    safe = limiter.engine.failsafe
     if safe is not None and taken_us and median(taken_us) * 2 > safe.deadline_us:
         yield Finding(
             "SG203",

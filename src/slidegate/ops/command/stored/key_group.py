@@ -11,8 +11,7 @@ import click
 from ....core.bans.in_force import Ban, BanChange
 from ....core.errors import ConfigurationError
 from ....core.views import WindowView
-from ....limiter.inspection.looking import KeyView
-from ....limiter.inspection.standing_of_key import KeyStanding
+from ....limiter.inspect import KeyStanding, KeyView
 from ....limiter.key_spelling import AnyKey
 from ....web.middleware import RateLimitMiddleware
 from ..exits import NotFound

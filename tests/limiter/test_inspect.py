@@ -25,11 +25,11 @@ from slidegate import (
     StoreUnavailable,
 )
 from slidegate.core import Concurrency
-from slidegate.limiter.inspection.looking import MOST_BUCKETS, TOGETHER
+from slidegate.limiter.inspect import MAX_BUCKETS, TOGETHER
 from slidegate.testing import FakeClock
 
-from ...asgi import PEER, call, hello, page, scope_of, send_scope
-from ..remote_stores import RemoteStore, SickStore
+from ..asgi import PEER, call, hello, page, scope_of, send_scope
+from .remote_stores import RemoteStore, SickStore
 
 CLIENT = "203.0.113.9"
 
@@ -151,9 +151,9 @@ async def test_a_thousand_rules_are_asked_a_part_at_a_time_and_the_rest_is_count
 
     limiter = Limiter(Watched(clock))
     await limiter.hit("ann", "5/minute", rule="rule-0")
-    rules = {f"rule-{number}": "5/minute" for number in range(MOST_BUCKETS + 5)}
+    rules = {f"rule-{number}": "5/minute" for number in range(MAX_BUCKETS + 5)}
     view = await limiter.inspect("ann", rules)
-    assert (len(view.windows), view.left_out, max(sizes)) == (MOST_BUCKETS, 5, TOGETHER)
+    assert (len(view.windows), view.left_out, max(sizes)) == (MAX_BUCKETS, 5, TOGETHER)
     assert labels(view) == [("rule-0", 1)]
 
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from slidegate import BanPolicy, ConfigurationError, Limiter, MemoryStore, RateLimitMiddleware, header
 from slidegate.core.bans.standing import Standing, Strike
 from slidegate.core.bans.standing_view import KeptStanding, PolicyStanding, policy_standing
-from slidegate.limiter.inspection.standing_of_key import MOST_POLICIES, networks_around
+from slidegate.limiter.inspect import MAX_POLICIES, networks_around
 from slidegate.testing import FakeClock
 
-from ...asgi import hello
+from ..asgi import hello
 
 HOUR_US = 3_600_000_000
 SCANNERS = BanPolicy("20/10m", "1h", jitter=0, name="scanners", prefix_after="2/1h")
@@ -108,10 +108,10 @@ async def test_the_key_of_a_value_is_found_and_threads_ask_the_same() -> None:
 
 async def test_of_very_many_policies_the_rest_is_counted() -> None:
     limiter = Limiter()
-    for number in range(MOST_POLICIES + 3):
+    for number in range(MAX_POLICIES + 3):
         await limiter.strike("user:eve", BanPolicy(name=f"p{number:03}"))
     view = await limiter.standing("user:eve")
-    assert (len(view.policies), view.left_out) == (MOST_POLICIES, 3)
+    assert (len(view.policies), view.left_out) == (MAX_POLICIES, 3)
 
 
 @pytest.mark.parametrize("key", ["", "999.1.1.1", "1.2.3.4/33"])

@@ -1,13 +1,14 @@
 """How a limiter asks its store; the gates of this package use it, users do not.
 
-A `Limiter` reads what its users write: limits, keys, costs, durations. Behind it stands one `Internals`, which puts the
+A `Limiter` reads what its users write: limits, keys, costs, durations. Behind it stands one `Engine`, which puts the
 question to the store, by way of the failure policy where the store can fail::
 
-    Limiter.hit(key, limits)  --->  Internals.decide(checks, guarded)  --->  [failsafe ->] store.hit
-    gate: buckets and keys of its own  ---^
+    Limiter.hit(key, limits)  --->  Engine.decide(checks, guarded)  --->  [Failsafe.hit  --->]  store.hit
+    gate: buckets and keys of its own  ---^                         |
+                                                                    '--->  listeners, if there are any
 
 A gate checks its limits once, when it is made, and must not pay for a coroutine where the store answers at once. So it
-asks here, by `limiter.internals`. Nothing here is promised to users: every release may change it.
+asks here, by `limiter.engine`. Nothing here is promised to users: every release may change it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from inspect import isawaitable
-from typing import ClassVar
+from typing import ClassVar, cast
 from weakref import WeakSet
 
 from ..core.bans.in_force import Ban, Guarded
@@ -30,15 +31,14 @@ from .failsafe import Failsafe, OnError, check_failure_policy
 from .figures.all_workers import AllWorkers
 from .figures.publisher import Publisher
 from .figures.statistics import Statistics
-from .inspection.known_buckets import KnownBuckets
+from .inspect import Callers
 from .key_spelling import Keys
-from .onlooking.gates import Gates
-from .onlooking.notes import AtOnce, Decide, Notes
+from .listeners import AtOnce, Decide, Listener, heard
 from .places.waits import Waits
 from .waiting import WaitingLines
 
 
-class Internals:
+class Engine:
     """A store, and the one way to ask it.
 
     Args:
@@ -50,7 +50,7 @@ class Internals:
         near_limit: The share of a limit that is called near.
 
     Attributes:
-        counting: Whether limits count and refuse. A test may switch that off for all limiters; see `lay_ways`.
+        counting: Whether limits count and refuse. A test may switch that off for all limiters; see `rebuild`.
         per_process: Whether every process counts for itself.
         decide: Charges every check or none, without a coroutine of its own where the store answers at once.
         decide_at_once: Does the same where the store always answers at once; None for others.
@@ -58,10 +58,9 @@ class Internals:
         tell: Passes an event that happened above the store to the observers.
         keys: Spells keys.
         has_secret: Whether digests are keyed with a secret of the user's.
-        known_buckets: The buckets that somebody may have counted in here.
         failsafe: Asks a store that can fail; None for one in memory.
         lines: The requests that wait for their turn.
-        gates: The gates that ask this limiter.
+        callers: The middlewares, functions and transports that ask this limiter.
         console: What operators look at, once they do.
         waits: Counts the requests that wait, and how long.
         closing: Functions that are called before the store is closed. They must not raise.
@@ -101,17 +100,16 @@ class Internals:
         self.figures = Publisher(shared, self.statistics)
         self.all_workers = AllWorkers(shared, self.statistics, self.figures)
         self.lines = WaitingLines(self)
-        self.gates = Gates()
-        self.known_buckets = KnownBuckets()
+        self.callers = Callers()
         self.console: object | None = None
-        self._notes: Notes | None = None
+        self._listeners: tuple[Listener, ...] = ()
         self._near = NearLimits(near_limit, self.statistics.now_us, self.tell)
         self.waits = Waits(self.clock)
         self.closing: list[Callable[[], None]] = []
         self._holds_places = isinstance(store, HoldsPlaces)
         self._claimed: dict[str, int] = {}
-        self.lay_ways()
-        events.on_change(self.lay_ways)
+        self.rebuild()
+        events.on_change(self.rebuild)
         _every.add(self)
 
     @property
@@ -123,20 +121,10 @@ class Internals:
         """Return what `Limiter.event_stats` returns."""
         return self.events.stats()._replace(unsaid=self._near.unsaid)
 
-    def look_on(self, read: Callable[[Sequence[Decision]], object]) -> Notes:
-        """Have all further decisions read by an onlooker, many at once. There can be one onlooker.
-
-        Args:
-            read: Reads decisions, in their order. It must not raise.
-
-        Raises:
-            ConfigurationError: Another one looks on already.
-        """
-        if self._notes is not None:
-            raise ConfigurationError("look_on: somebody looks on already; one limiter has one onlooker")
-        self._notes = notes = Notes(read)
-        self.lay_ways()
-        return notes
+    def listen(self, listener: Listener) -> None:
+        """Have a function called with all further decisions."""
+        self._listeners = (*self._listeners, listener)
+        self.rebuild()
 
     def claim(self, rule: str) -> str:
         """Return a rule identity that nobody else has claimed: `rule` for the first caller, ``rule#2`` for the next."""
@@ -218,27 +206,23 @@ class Internals:
             self.statistics.forget()
             self._near.forget()
 
-    def lay_ways(self) -> None:
-        """Make the functions that decide, past those who look on, if there are any.
+    def rebuild(self) -> None:
+        """Put together the function that decides: it asks the store, and tells those who listen, if there are any.
 
-        Where limits do not count, they let everything pass, and ask no store.
+        Where limits do not count, it lets everything pass, and asks no store.
         """
-        at_once: AtOnce | None = self.store.hit if isinstance(self.store, MemoryStore) else None
-        decide = self._ask
-        for onlooker in (self._notes, self._near if self.events.near_limit else None):
-            if onlooker is not None:
-                at_once = at_once and onlooker.noting_at_once(at_once)
-                decide = onlooker.noting(decide)
-        if not self.counting:
-            at_once, decide = at_once and _let_pass, _let_pass
-        self.decide_at_once: AtOnce | None = at_once
+        decide = self._ask if self.counting else _let_pass
+        near = (self._near.look,) if self.events.near_limit else ()
+        if listeners := (*self._listeners, *near):
+            decide = heard(decide, listeners)
         self.decide: Decide = decide
+        self.decide_at_once: AtOnce | None = cast(AtOnce, decide) if self.per_process else None
 
 
-_every: WeakSet[Internals] = WeakSet()
+_every: WeakSet[Engine] = WeakSet()
 
 
-def every_internals() -> list[Internals]:
+def all_engines() -> list[Engine]:
     """Return those of all limiters of this process."""
     return list(_every)
 
