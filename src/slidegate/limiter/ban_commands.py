@@ -14,7 +14,7 @@ from ..core.bans.targets import NetworkSet, ban_target, hand_ban_key
 from ..core.errors import ConfigurationError, quoted
 from ..core.limits import MAX_WINDOW_US, check_whole, parse_duration_us
 from ..core.protocols import BanBook, Store
-from .deadlines import in_turns, within
+from .aio import in_turns, within
 from .engine import Engine
 from .inspect import KeyStanding, standing_of
 from .key_spelling import AnyKey, KeyOf
@@ -171,8 +171,8 @@ class BanCommands:
 
     def _books(self) -> list[BanBook]:
         """Return the bans of the store, behind the bans made here while it did not answer."""
-        safe = self.engine.failsafe
-        local = None if safe is None else safe.local
+        failover = self.engine.failover
+        local = None if failover is None else failover.local
         return [self.store.bans] if local is None else [local.bans, self.store.bans]
 
     def _ban_key(self, key: AnyKey) -> str:

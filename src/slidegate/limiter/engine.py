@@ -3,7 +3,7 @@
 A `Limiter` reads what its users write: limits, keys, costs, durations. Behind it stands one `Engine`, which puts the
 question to the store, by way of the failure policy where the store can fail::
 
-    Limiter.hit(key, limits)  --->  Engine.decide(checks, guarded)  --->  [Failsafe.hit  --->]  store.hit
+    Limiter.hit(key, limits)  --->  Engine.decide(checks, guarded)  --->  [Failover.hit  --->]  store.hit
     gate: buckets and keys of its own  ---^                         |
                                                                     '--->  listeners, if there are any
 
@@ -27,7 +27,7 @@ from ..core.protocols import Clock, Event, HoldsPlaces, KeepsFigures, Store
 from ..stores.memory.store import MemoryStore
 from .events.hub import EventHub, EventStats
 from .events.near_limits import NearLimits
-from .failsafe import Failsafe, OnError, check_failure_policy
+from .failover import Failover, OnError, check_failure_policy
 from .figures.all_workers import AllWorkers
 from .figures.publisher import Publisher
 from .figures.statistics import Statistics
@@ -58,7 +58,7 @@ class Engine:
         tell: Passes an event that happened above the store to the observers.
         keys: Spells keys.
         has_secret: Whether digests are keyed with a secret of the user's.
-        failsafe: Asks a store that can fail; None for one in memory.
+        failover: Asks a store that can fail; None for one in memory.
         lines: The requests that wait for their turn.
         callers: The middlewares, functions and transports that ask this limiter.
         console: What operators look at, once they do.
@@ -90,9 +90,7 @@ class Engine:
         check_failure_policy(deadline, on_error)
         self.per_process = isinstance(store, MemoryStore)
         # A store in memory has nothing to wait for, and needs nobody to stand in for it.
-        safe = None if self.per_process else Failsafe(store, deadline, on_error, self.tell)
-        self.failsafe = safe
-        self._ask: Decide = store.hit if safe is None else safe.hit
+        self.failover = None if self.per_process else Failover(store, deadline, on_error, self.tell)
         self.keys = Keys(secret)
         self.has_secret = secret is not None
         self.statistics = Statistics(self.clock, self.tell)
@@ -133,23 +131,23 @@ class Engine:
 
     async def peek(self, checks: Sequence[Check], guarded: Sequence[Guarded]) -> Decision:
         """Say what `decide` would answer now. Changes nothing."""
-        if self.failsafe is not None:
-            return await self.failsafe.peek(checks, guarded)
+        if self.failover is not None:
+            return await self.failover.peek(checks, guarded)
         answer = self.store.peek(checks, guarded)
         return answer if isinstance(answer, Decision) else await answer
 
     async def charge(self, checks: Sequence[Check]) -> Decision:
         """Record every cost, whatever the limits."""
-        if self.failsafe is not None:
-            return await self.failsafe.charge(checks)
+        if self.failover is not None:
+            return await self.failover.charge(checks)
         answer = self.store.charge(checks)
         return answer if isinstance(answer, Decision) else await answer
 
     async def refund(self, decision: Decision) -> bool:
         """Hand the units of a decision back; False if none could be handed back."""
         try:
-            if self.failsafe is not None:
-                return await self.failsafe.refund(decision)
+            if self.failover is not None:
+                return await self.failover.refund(decision)
             answer = self.store.refund(decision)
             return answer if isinstance(answer, bool) else await answer
         finally:
@@ -166,8 +164,8 @@ class Engine:
 
     async def find_ban(self, guarded: Sequence[Guarded]) -> Ban | None:
         """Return a ban that refuses one of some keys and addresses, if one is known."""
-        if self.failsafe is not None:
-            return await self.failsafe.find_ban(guarded)
+        if self.failover is not None:
+            return await self.failover.find_ban(guarded)
         answer = self.store.bans.find(guarded)
         return await answer if isawaitable(answer) else answer
 
@@ -175,13 +173,13 @@ class Engine:
         self, target: tuple[str, str], policy: BanPolicy, weight: int, reason: str
     ) -> Ban | Awaitable[Ban | None] | None:
         """Do what `Limiter.strike` does for a target that `ban_target` returned, with a clean reason."""
-        book = self.store.bans if self.failsafe is None else self.failsafe
+        book = self.store.bans if self.failover is None else self.failover
         return book.strike(policy, target[0], weight, reason, target[1])
 
     def unanswered(self) -> Decision:
         """Return the refusal of a request about which a store was asked in vain, with ``on_error="deny"``."""
-        assert self.failsafe is not None, "a store in memory answers"
-        return self.failsafe.instead("hit", ())
+        assert self.failover is not None, "a store in memory answers"
+        return self.failover.fallback("hit", ())
 
     async def close(self) -> None:
         """Publish the last figures, close the store, and let observers hear their queue."""
@@ -211,11 +209,13 @@ class Engine:
 
         Where limits do not count, it lets everything pass, and asks no store.
         """
-        decide = self._ask if self.counting else _let_pass
+        decide: Decide = self.store.hit if self.failover is None else self.failover.hit
+        if not self.counting:
+            decide = _let_pass
         near = (self._near.look,) if self.events.near_limit else ()
         if listeners := (*self._listeners, *near):
             decide = heard(decide, listeners)
-        self.decide: Decide = decide
+        self.decide = decide
         self.decide_at_once: AtOnce | None = cast(AtOnce, decide) if self.per_process else None
 
 

@@ -17,8 +17,7 @@ from ..core.errors import ConfigurationError
 from ..core.protocols import BanBook, Store
 from ..core.views import WindowView, view_of
 from ..stores.forks import hold_over_fork
-from .deadlines import within
-from .running_loop import let_others_run
+from .aio import let_others_run, within
 
 TOGETHER: Final = 32
 """How many buckets a store is asked for at a time: a few milliseconds of work for it and for this process."""

@@ -15,13 +15,13 @@ from ..core.memo import MEMO_SIZE, remember
 from ..core.protocols import Observer, Store
 from ..stores.memory.store import MemoryStore
 from ..stores.system_clock import system_us
+from .aio import within
 from .ban_commands import BanCommands
-from .deadlines import within
 from .engine import Engine
 from .events.event_commands import EventCommands
 from .events.hub import EventHub
 from .events.near_limits import NEAR_LIMIT
-from .failsafe import DEADLINE, ON_ERROR, OnError, check_failure_policy
+from .failover import DEADLINE, ON_ERROR, OnError, check_failure_policy
 from .figures.stats import AllStats, Chart, Stats
 from .inspect import KeyView, look_at
 from .key_spelling import AnyKey, Question

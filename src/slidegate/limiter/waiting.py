@@ -32,10 +32,10 @@ from ..core.limits import AnyLimit, Concurrency, Limit
 from ..core.quotas import Quota
 from ..core.ring import GRACE_US, KEPT_US, NEVER, OPEN
 from ..stores.forks import hold_over_fork
+from .aio import to_the_end
+from .decisions import Behind
 from .listeners import Decide
 from .places.waits import PASSED, REFUSED, Wait, Waits
-from .stand_ins import Behind
-from .uncancelled import to_the_end
 from .waiters import LoopWaiter, Waiter
 
 PAUSE_S: Final = 0.1

@@ -23,7 +23,7 @@ from ..core.errors import ConfigurationError
 from ..core.limits import Limit, check_name, check_whole, parse_duration_us, parse_limits
 from ..core.protocols import Event
 from ..limiter import Limiter
-from ..limiter.uncancelled import to_the_end
+from ..limiter.aio import to_the_end
 from .pauses import REFUSALS, read_pause_us
 from .turns import Turns, TurnTimeout
 from .units import Hold, Units, held_limit

@@ -24,8 +24,8 @@ from ..core.decision import Bucket, Decision
 from ..core.errors import ConfigurationError
 from ..core.limits import Limit
 from ..limiter import Limiter
+from ..limiter.aio import to_the_end
 from ..limiter.inspect import BucketCaller
-from ..limiter.uncancelled import to_the_end
 
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ from starlette.types import Message, Send
 
 from ..core.decision import Decision
 from ..limiter import Limiter
-from ..limiter.uncancelled import to_the_end
+from ..limiter.aio import to_the_end
 
 
 async def hand_back(parts: Sequence[tuple[Limiter, Decision]]) -> None:

@@ -155,8 +155,8 @@ def test_threads_get_answers_while_a_store_comes_and_goes(rng: random.Random) ->
 
     limiter = Limiter(Flapping(FakeClock(10**9), inline=True), on_error="local")
     clock = FakeClock(10**9)
-    assert limiter.engine.failsafe is not None
-    limiter.engine.failsafe._clock = clock
+    assert limiter.engine.failover is not None
+    limiter.engine.failover._clock = clock
 
     def ask(number: int) -> int:
         for step in range(600):

@@ -21,7 +21,7 @@ from slidegate import (
     header,
 )
 from slidegate.core.errors import StoreError, StoreUnavailable
-from slidegate.limiter.deadlines import Deadline
+from slidegate.limiter.aio import Deadline
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import RecordingObserver
 
@@ -77,9 +77,9 @@ class Worker:
             while self.heard.kinds[-1:] == ["store_failed"]:
                 await self.limiter.hit("probe", "1000000/minute")
                 await asyncio.sleep(0.02)
-        store, safe = self.limiter.store, self.limiter.engine.failsafe
+        store, failover = self.limiter.store, self.limiter.engine.failover
         assert isinstance(store, RedisStore)
-        assert safe is not None
+        assert failover is not None
         safe._deadline_s, safe._deadline, store._shared.timeout_s = BOUND_S, Deadline(BOUND_S), BOUND_S
         for lane in store._lanes.values():
             if lane._wire is not None:

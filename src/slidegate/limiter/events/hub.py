@@ -12,7 +12,7 @@ import anyio
 from ...core.logs import logger
 from ...core.protocols import Clock, Event, Observer
 from ...stores.forks import hold_over_fork
-from ..running_loop import on_loop
+from ..aio import on_loop
 from .courier import Courier
 from .subscription import Subscription
 

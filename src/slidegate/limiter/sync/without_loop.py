@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from ...core.errors import ConfigurationError
 from ...core.protocols import AnswersThreads
-from ..deadlines import COMMAND_DEADLINE_S
+from ..aio import COMMAND_DEADLINE_S, on_loop
 from ..engine import Engine
-from ..running_loop import on_loop
 
 if TYPE_CHECKING:
     from .portal import SharedPortal
@@ -35,10 +34,10 @@ class WithoutLoop:
     """
 
     def __init__(self, engine: Engine) -> None:
-        store, safe = engine.store, engine.failsafe
+        store, failover = engine.store, engine.failover
         alone = engine.per_process or (isinstance(store, AnswersThreads) and store.answers_threads())
         self._portal = None if alone else _shared_portal()
-        self._most_s = GRACE_S + (0.0 if safe is None else STEPS * safe.deadline_us / 1_000_000)
+        self._most_s = GRACE_S + (0.0 if failover is None else STEPS * failover.deadline_us / 1_000_000)
 
     def ask(self, work: Coroutine[Any, Any, T]) -> T:
         """Return the answer to a question about a request, which has the limiter's deadline.

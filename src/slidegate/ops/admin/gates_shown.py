@@ -90,7 +90,7 @@ def lists_shown(limiter: Limiter, events: Iterable[Logged] = ()) -> list[dict[st
 
 def config_shown(limiter: Limiter) -> dict[str, Any]:
     """Return the settings, without anything that is secret."""
-    safe = limiter.engine.failsafe
+    failover = limiter.engine.failover
     gates = gates_of(limiter)
     return {
         "version": release(),
@@ -98,8 +98,8 @@ def config_shown(limiter: Limiter) -> dict[str, Any]:
         "compiled": not (decision.__file__ or "").endswith(".py"),
         "store": shown(repr(limiter.store)),
         "per_process": limiter.engine.per_process,
-        "deadline_s": None if safe is None else safe.deadline_us / _S,
-        "on_error": None if safe is None else safe.on_error,
+        "deadline_s": None if failover is None else failover.deadline_us / _S,
+        "on_error": None if failover is None else failover.on_error,
         "gates": [{"name": name, "rules": len(gate.rules)} for name, gate in gates],
         "findings": [
             {"code": finding.code, "message": finding.message, "gate": name}

@@ -193,12 +193,12 @@ class ValuesOfLimiter:
         return {(kind, self.store): counts.get(kind, 0) for kind in self._kinds}
 
     def _failures(self) -> Values:
-        safe = self._engine.failsafe
-        return self._one(0 if safe is None else safe.failures)
+        failover = self._engine.failover
+        return self._one(0 if failover is None else failover.failures)
 
     def _store_up(self) -> Values:
-        safe = self._engine.failsafe
-        return self._one(0 if safe is not None and safe.away else 1)
+        failover = self._engine.failover
+        return self._one(0 if failover is not None and failover.away else 1)
 
     def _list_entries(self) -> Values:
         found: Values = {}

@@ -22,7 +22,7 @@ from ...core.bans.policy import BanPolicy
 from ...core.bans.targets import WIDEST, ban_target, range_target
 from ...core.errors import ConfigurationError, StoreError
 from ...limiter import Limiter
-from ...limiter.uncancelled import to_the_end
+from ...limiter.aio import to_the_end
 from ..keys.client_ip import UNKNOWN_PEER, ClientAddress
 from ..keys.key import Combined, Key, Value, everyone
 from ..keys.path_param import PathParam

@@ -74,12 +74,12 @@ async def about_store(limiter: Limiter, name: str) -> AsyncIterator[Finding]:
             f"the clock of {name} differs from this host's by {ahead_us / 1_000_000:+.1f} s; let both follow a time "
             "server",
         )
-    safe = limiter.engine.failsafe
-    if safe is not None and taken_us and median(taken_us) * 2 > safe.deadline_us:
+    failover = limiter.engine.failover
+    if failover is not None and taken_us and median(taken_us) * 2 > failover.deadline_us:
         yield Finding(
             "SG203",
             f"{name} answers in {median(taken_us) / 1_000:.1f} ms, more than half of the deadline of "
-            f"{safe.deadline_us / 1_000:.1f} ms; raise the deadline, or move the store nearer",
+            f"{failover.deadline_us / 1_000:.1f} ms; raise the deadline, or move the store nearer",
         )
 
 

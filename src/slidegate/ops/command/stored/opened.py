@@ -24,7 +24,7 @@ from ....core.errors import ConfigurationError, StoreError, StoreUnavailable
 from ....core.logs import logger
 from ....core.protocols import Event, Store
 from ....limiter import Limiter
-from ....limiter.deadlines import within
+from ....limiter.aio import within
 from ....limiter.key_spelling import AnyKey
 from ....limiter.open_store import open_store
 from ....stores.memory.store import MemoryStore

@@ -16,8 +16,8 @@ from slidegate import BanPolicy, ConfigurationError, Limit, Limiter, RateLimitMi
 from slidegate.core.decision import Bucket, Check, Decision
 from slidegate.core.errors import StoreError, StoreTimeout, StoreUnavailable
 from slidegate.core.limits import Concurrency
-from slidegate.limiter import breakers
-from slidegate.limiter.deadlines import MOST_DONE, Deadline
+from slidegate.limiter import failover
+from slidegate.limiter.aio import MAX_DONE, Deadline
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import FakeClock, RecordingObserver
 
@@ -38,9 +38,9 @@ class Ward:
         self.heard = RecordingObserver(without=["refused", "near_limit"])
         self.store: Any = make_store(self.clock, inline=inline)
         self.limiter = Limiter(self.store, deadline=deadline, on_error=on_error, observers=[self.heard])
-        assert self.limiter.engine.failsafe is not None
-        self.limiter.engine.failsafe._clock = self.clock
-        self.safe = self.limiter.engine.failsafe
+        assert self.limiter.engine.failover is not None
+        self.limiter.engine.failover._clock = self.clock
+        self.safe = self.limiter.engine.failover
 
     def fall_ill(self) -> None:
         self.store.error = StoreUnavailable("gone")
@@ -206,7 +206,7 @@ async def test_a_request_whose_answer_has_come_is_let_go_of_long_before_the_dead
     del futures, future
     await asyncio.sleep(0)
     alive = sum(ref() is not None for ref in seen)
-    assert alive <= 2 * len(hung) + MOST_DONE
+    assert alive <= 2 * len(hung) + MAX_DONE
     assert not any(future.done() for future in hung)
 
 
@@ -229,14 +229,14 @@ async def test_a_store_that_fails_again_and_again_is_left_alone_but_for_a_probe(
     ward.fall_ill()
     for _ in range(20):
         await ward.hit()
-    assert ward.store.asked == breakers.FAILURES_TO_OPEN
-    ward.clock.advance(us=breakers.OPEN_US)
+    assert ward.store.asked == failover.FAILURES_TO_OPEN
+    ward.clock.advance(us=failover.OPEN_US)
     await asyncio.gather(*(ward.hit() for _ in range(20)))
-    assert ward.store.asked == breakers.FAILURES_TO_OPEN + 1
+    assert ward.store.asked == failover.FAILURES_TO_OPEN + 1
     ward.store.error = None
     await ward.hit()
-    assert ward.store.asked == breakers.FAILURES_TO_OPEN + 1
-    ward.clock.advance(us=breakers.OPEN_US)
+    assert ward.store.asked == failover.FAILURES_TO_OPEN + 1
+    ward.clock.advance(us=failover.OPEN_US)
     await ward.hit()
     assert not ward.safe.away
     assert ward.heard.kinds == ["store_failed", "store_recovered"]
@@ -245,10 +245,10 @@ async def test_a_store_that_fails_again_and_again_is_left_alone_but_for_a_probe(
 async def test_a_probe_whose_client_leaves_is_followed_by_another() -> None:
     ward = Ward("deny", deadline="30s")
     ward.fall_ill()
-    for _ in range(breakers.FAILURES_TO_OPEN):
+    for _ in range(failover.FAILURES_TO_OPEN):
         await ward.hit()
     ward.store.error, ward.store.hangs = None, True
-    ward.clock.advance(us=breakers.OPEN_US)
+    ward.clock.advance(us=failover.OPEN_US)
     probe = asyncio.create_task(ward.limiter.hit("ann", "3/hour"))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
@@ -393,10 +393,10 @@ async def test_a_local_ban_is_shown_and_lifted_by_the_same_commands(inline: bool
 async def test_a_strike_may_be_the_probe_that_finds_the_store_well() -> None:
     ward = Ward("deny")
     ward.fall_ill()
-    for _ in range(breakers.FAILURES_TO_OPEN):
+    for _ in range(failover.FAILURES_TO_OPEN):
         await ward.hit()
     ward.store.error = None
-    ward.clock.advance(us=breakers.OPEN_US)
+    ward.clock.advance(us=failover.OPEN_US)
     await ward.limiter.strike("eve", BanPolicy("9/1h"))
     assert (await ward.hit()).allowed
     with pytest.raises(ConfigurationError):
@@ -490,7 +490,7 @@ def test_a_part_of_a_store_that_fails_takes_nobody_else_off_it(moves: list[tuple
             for _ in range(10):
                 await ward.limiter.hit(f"{place}:ann", "1000/hour")
             assert len(parts.parts_asked) == (
-                min(len(parts.parts_asked), breakers.FAILURES_TO_OPEN) if parts.sick.get(place) else 10
+                min(len(parts.parts_asked), failover.FAILURES_TO_OPEN) if parts.sick.get(place) else 10
             )
 
     asyncio.run(play())
@@ -518,7 +518,7 @@ async def test_an_error_about_one_key_is_no_sign_that_a_server_that_failed_is_we
         concerns: Any = "key" if number % 2 else "server"
         parts.sick["ann"] = StoreUnavailable("?", concerns=concerns)
         await ward.hit()
-    assert len(parts.parts_asked) == 2 * breakers.FAILURES_TO_OPEN - 1
+    assert len(parts.parts_asked) == 2 * failover.FAILURES_TO_OPEN - 1
 
 
 @pytest.mark.interpreted("a method of a compiled class cannot be replaced")
@@ -543,11 +543,11 @@ async def test_each_part_says_that_it_failed_and_that_it_answers_again() -> None
 @pytest.mark.interpreted("a method of a compiled class cannot be replaced")
 async def test_a_probe_that_meets_a_foreign_value_is_followed_by_another_at_once() -> None:
     ward, parts = parted()
-    for number in range(breakers.FAILURES_TO_OPEN + 1):
-        parts.sick["ann"] = StoreUnavailable("?", concerns="server" if number < breakers.FAILURES_TO_OPEN else "key")
+    for number in range(failover.FAILURES_TO_OPEN + 1):
+        parts.sick["ann"] = StoreUnavailable("?", concerns="server" if number < failover.FAILURES_TO_OPEN else "key")
         await ward.hit()
-        if number == breakers.FAILURES_TO_OPEN - 1:
-            ward.clock.advance(us=breakers.OPEN_US)
+        if number == failover.FAILURES_TO_OPEN - 1:
+            ward.clock.advance(us=failover.OPEN_US)
     parts.sick.clear()
     assert (await ward.hit()).allowed
 
