@@ -8,7 +8,7 @@ worker makes the same digest of a value from its first request on, and asks no s
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import Final, TypeAlias
 
@@ -16,6 +16,7 @@ from ..core.addresses import canonical_key, parse_address, parse_network
 from ..core.bans.in_force import MAX_KEY_BYTES, Guarded
 from ..core.decision import Check
 from ..core.errors import ConfigurationError, InvalidKey, quoted
+from ..core.limits import AnyLimit
 from ..core.memo import remember
 
 Known: TypeAlias = tuple[str, tuple[Guarded, ...]]
@@ -47,6 +48,9 @@ class KeyOf:
 AnyKey: TypeAlias = str | KeyOf
 """A key as the methods of a limiter take it."""
 
+Limits: TypeAlias = str | AnyLimit | Sequence[str | AnyLimit]
+"""Limits as the methods of a limiter take them."""
+
 Question: TypeAlias = tuple[tuple[Check], tuple[Guarded, ...]]
 """A demand of one check, and the address of its key, if it is one."""
 
@@ -63,7 +67,6 @@ class Keys:
 
     Attributes:
         known: A memo of keys and their spellings.
-        questions: A memo of a limiter, by rule, limits and key.
 
     Raises:
         ConfigurationError: The secret is too short or too long.
@@ -72,7 +75,6 @@ class Keys:
     def __init__(self, secret: str | bytes | None) -> None:
         self._hash = blake2b(person=_PERSON, digest_size=16) if secret is None else _keyed(secret)
         self.known: dict[AnyKey, Known] = {}
-        self.questions: dict[str, dict[object, dict[AnyKey, Question]]] = {}
         self._digests: dict[tuple[str, bytes], str] = {}
 
     def learn(self, key: AnyKey) -> Known:
@@ -85,6 +87,8 @@ class Keys:
             return key.spell(self), key.guarded
         if not isinstance(key, str) or not key:
             raise InvalidKey(f"key: expected {_EXPECTED}, not {quoted(key)}", _EXPECTED)
+        if (found := self.known.get(key)) is not None:
+            return found
         text = canonical_key(key)
         encoded = text.encode(errors="surrogatepass")
         if len(encoded) > MAX_KEY_BYTES:

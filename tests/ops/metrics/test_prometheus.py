@@ -33,7 +33,7 @@ from slidegate.prometheus import PrometheusMetrics
 from slidegate.testing import FakeClock
 
 from ...asgi import call, page
-from ...limiter.test_failures import Ward
+from ...limiter.test_failover import Ward
 from .reading import asked, documented, parsed, scraped
 
 

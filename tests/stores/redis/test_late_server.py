@@ -80,7 +80,7 @@ class Worker:
         store, failover = self.limiter.store, self.limiter.engine.failover
         assert isinstance(store, RedisStore)
         assert failover is not None
-        safe._deadline_s, safe._deadline, store._shared.timeout_s = BOUND_S, Deadline(BOUND_S), BOUND_S
+        failover._deadline_s, failover._deadline, store._shared.timeout_s = BOUND_S, Deadline(BOUND_S), BOUND_S
         for lane in store._lanes.values():
             if lane._wire is not None:
                 lane._wire._timeout_s = BOUND_S

@@ -16,9 +16,9 @@ from ...core.errors import ConfigurationError, SlidegateError, quoted
 from ...core.limits import MAX_NAME, AnyLimit, check_name, check_whole, parse_duration_us, parse_limits
 from ..engine import Engine
 from ..inspect import BucketCaller
+from ..key_spelling import Limits
 from ..waiters import ThreadWaiter
 from ..waiting import may_wait
-from .asked import Limits
 from .without_loop import WithoutLoop, at_once
 
 P = ParamSpec("P")

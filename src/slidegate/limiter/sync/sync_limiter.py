@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from types import TracebackType
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from ...core.bans.in_force import Ban
 from ...core.bans.policy import BanPolicy
 from ...core.decision import Decision
 from ..inspect import KeyStanding, KeyView
-from ..key_spelling import AnyKey
-from .asked import Asked, Limits
+from ..key_spelling import AnyKey, Limits
 from .without_loop import WithoutLoop
+
+if TYPE_CHECKING:
+    from ..limiter import Limiter
 
 DEFAULT_RULE: Final = "hit"
 
@@ -28,7 +30,7 @@ class SyncLimiter:
         StoreTimeout: The thread that asks the store stands still, for example in an observer that blocks.
     """
 
-    def __init__(self, limiter: Asked, without_loop: WithoutLoop) -> None:
+    def __init__(self, limiter: Limiter, without_loop: WithoutLoop) -> None:
         self._limiter = limiter
         self._without_loop = without_loop
 
