@@ -23,7 +23,7 @@ from ..core.bans.in_force import Ban, Guarded
 from ..core.bans.policy import BanPolicy
 from ..core.decision import Check, Decision, Reason
 from ..core.errors import ConfigurationError
-from ..core.protocols import Clock, Event, HoldsPlaces, KeepsFigures, Store
+from ..core.protocols import BanBook, Clock, Event, HoldsPlaces, KeepsFigures, Store
 from ..stores.memory.store import MemoryStore
 from .events.hub import EventHub, EventStats
 from .events.near_limits import NearLimits
@@ -91,6 +91,7 @@ class Engine:
         self.per_process = isinstance(store, MemoryStore)
         # A store in memory has nothing to wait for, and needs nobody to stand in for it.
         self.failover = None if self.per_process else Failover(store, deadline, on_error, self.tell)
+        self._backend: Store | Failover = store if self.failover is None else self.failover
         self.keys = Keys(secret)
         self.has_secret = secret is not None
         self.statistics = Statistics(self.clock, self.tell)
@@ -115,6 +116,10 @@ class Engine:
         """The clock given to a store of this process; None for the store's own."""
         return self.store.clock if isinstance(self.store, MemoryStore) else None
 
+    @property
+    def _bans(self) -> BanBook | Failover:
+        return self.store.bans if self.failover is None else self.failover
+
     def event_stats(self) -> EventStats:
         """Return what `Limiter.event_stats` returns."""
         return self.events.stats()._replace(unsaid=self._near.unsaid)
@@ -131,24 +136,18 @@ class Engine:
 
     async def peek(self, checks: Sequence[Check], guarded: Sequence[Guarded]) -> Decision:
         """Say what `decide` would answer now. Changes nothing."""
-        if self.failover is not None:
-            return await self.failover.peek(checks, guarded)
-        answer = self.store.peek(checks, guarded)
+        answer = self._backend.peek(checks, guarded)
         return answer if isinstance(answer, Decision) else await answer
 
     async def charge(self, checks: Sequence[Check]) -> Decision:
         """Record every cost, whatever the limits."""
-        if self.failover is not None:
-            return await self.failover.charge(checks)
-        answer = self.store.charge(checks)
+        answer = self._backend.charge(checks)
         return answer if isinstance(answer, Decision) else await answer
 
     async def refund(self, decision: Decision) -> bool:
         """Hand the units of a decision back; False if none could be handed back."""
         try:
-            if self.failover is not None:
-                return await self.failover.refund(decision)
-            answer = self.store.refund(decision)
+            answer = self._backend.refund(decision)
             return answer if isinstance(answer, bool) else await answer
         finally:
             self.lines.freed(decision.checks)
@@ -164,17 +163,14 @@ class Engine:
 
     async def find_ban(self, guarded: Sequence[Guarded]) -> Ban | None:
         """Return a ban that refuses one of some keys and addresses, if one is known."""
-        if self.failover is not None:
-            return await self.failover.find_ban(guarded)
-        answer = self.store.bans.find(guarded)
+        answer = self._bans.find(guarded)
         return await answer if isawaitable(answer) else answer
 
     def strike_target(
         self, target: tuple[str, str], policy: BanPolicy, weight: int, reason: str
     ) -> Ban | Awaitable[Ban | None] | None:
         """Do what `Limiter.strike` does for a target that `ban_target` returned, with a clean reason."""
-        book = self.store.bans if self.failover is None else self.failover
-        return book.strike(policy, target[0], weight, reason, target[1])
+        return self._bans.strike(policy, target[0], weight, reason, target[1])
 
     def unanswered(self) -> Decision:
         """Return the refusal of a request about which a store was asked in vain, with ``on_error="deny"``."""
@@ -209,9 +205,7 @@ class Engine:
 
         Where limits do not count, it lets everything pass, and asks no store.
         """
-        decide: Decide = self.store.hit if self.failover is None else self.failover.hit
-        if not self.counting:
-            decide = _let_pass
+        decide: Decide = self._backend.hit if self.counting else _let_pass
         near = (self._near.look,) if self.events.near_limit else ()
         if listeners := (*self._listeners, *near):
             decide = heard(decide, listeners)

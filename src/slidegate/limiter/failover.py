@@ -251,7 +251,7 @@ class Failover:
         local = self._local.keep(self._clock() + policy.after.window_us)
         return self._local.keep_ban(local.bans.strike(policy, key, weight, reason, prefix))
 
-    async def find_ban(self, guarded: Sequence[Guarded]) -> Ban | None:
+    async def find(self, guarded: Sequence[Guarded]) -> Ban | None:
         """Return a ban that refuses one of `guarded`; only bans made here are known while the store is away."""
         ban = await self.ask(lambda: self._store.bans.find(guarded), None)
         local = self.local
