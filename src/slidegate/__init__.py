@@ -18,8 +18,7 @@ from .core.protocols import Event, Observer, Store
 from .core.quotas import Quota
 from .core.views import WindowSlice, WindowView
 from .limiter import Limiter
-from .limiter.events.hub import EventStats
-from .limiter.events.subscription import Subscription
+from .limiter.events import EventStats, Subscription
 from .limiter.figures.stats import AllStats, Chart, Point, Stats, Traffic, Worker
 from .limiter.inspect import KeyStanding, KeyView
 from .limiter.key_spelling import KeyOf

@@ -25,8 +25,7 @@ from ..core.decision import Check, Decision, Reason
 from ..core.errors import ConfigurationError
 from ..core.protocols import BanBook, Clock, Event, HoldsPlaces, KeepsFigures, Store
 from ..stores.memory.store import MemoryStore
-from .events.hub import EventHub, EventStats
-from .events.near_limits import NearLimits
+from .events import EventHub, EventStats
 from .failover import Failover, OnError, check_failure_policy
 from .figures.all_workers import AllWorkers
 from .figures.publisher import Publisher
@@ -34,6 +33,7 @@ from .figures.statistics import Statistics
 from .inspect import Callers
 from .key_spelling import Keys
 from .listeners import AtOnce, Decide, Listener, heard
+from .near_limits import NearLimits
 from .places.waits import Waits
 from .waiting import WaitingLines
 

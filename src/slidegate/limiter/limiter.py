@@ -22,19 +22,18 @@ from ..stores.memory.store import MemoryStore
 from ..stores.system_clock import system_us
 from .aio import in_turns, within
 from .engine import Engine
-from .events.hub import EventHub, EventStats
-from .events.near_limits import NEAR_LIMIT
-from .events.subscription import Subscription
+from .events import EventHub, EventStats, Subscription
 from .failover import DEADLINE, ON_ERROR, OnError, check_failure_policy
 from .figures.stats import AllStats, Chart, Stats
 from .inspect import KeyStanding, KeyView, look_at, standing_of
 from .key_spelling import AnyKey, KeyOf, Limits, Question
+from .near_limits import NEAR_LIMIT
 from .sync.limited import Limited, LimitedKey
 from .sync.sync_limiter import DEFAULT_RULE, SyncLimiter
 from .sync.without_loop import WithoutLoop
 
 if TYPE_CHECKING:
-    from .events.log_events import AnyLogger
+    from .event_log import AnyLogger
 
 ONE_UNIT: Final = 1
 PERMANENT: Final = "permanent"
@@ -458,7 +457,7 @@ class Limiter:
         Raises:
             ConfigurationError: A value cannot work.
         """
-        from .events.log_events import log_events  # most limiters write no log
+        from .event_log import log_events  # most limiters write no log
 
         return log_events(self.engine, kinds, logger, level, most, each)
 

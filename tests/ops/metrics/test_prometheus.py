@@ -27,7 +27,7 @@ from slidegate import (
     header,
 )
 from slidegate.core.statistics.lifetime import BOUNDS_US
-from slidegate.limiter.events.kinds import KINDS
+from slidegate.limiter.events import KINDS
 from slidegate.limiter.figures.statistics import MAX_SERIES
 from slidegate.prometheus import PrometheusMetrics
 from slidegate.testing import FakeClock

@@ -15,7 +15,7 @@ from ...core.errors import ConfigurationError, SlidegateError
 from ...core.logs import escaped
 from ...core.protocols import Event
 from ...limiter import Limiter
-from ...limiter.events.subscription import Subscription
+from ...limiter.events import Subscription
 from ...stores.system_clock import system_us
 from ...web.keys.key import Key, cookie, header, query
 from .bans_shown import ban_of, ban_shown, bans_page

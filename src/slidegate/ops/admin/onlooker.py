@@ -22,7 +22,7 @@ from ...core.bans.in_force import MAX_KEY_BYTES, shown
 from ...core.decision import Bucket, Check, Decision
 from ...core.protocols import Clock, Event
 from ...core.statistics.hot_keys import HotKeys
-from ...limiter.events.kinds import KINDS
+from ...limiter.events import KINDS
 
 WINDOW_S: Final = 300
 """The time that the busiest clients are about."""

@@ -18,7 +18,7 @@ from ...core.networks import Networks
 from ...core.protocols import CountsBans, Event, HoldsPlaces
 from ...core.statistics.lifetime import BOUNDS_US, LifetimeTotals
 from ...limiter import Limiter
-from ...limiter.events.kinds import KINDS
+from ...limiter.events import KINDS
 from ...limiter.figures.series import Series
 from ...limiter.figures.stats import NO_ROUTE_AT_ALL
 from ...stores.memory.store import MemoryStore

@@ -18,9 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slidegate import ConfigurationError, Event, Limiter, MemoryStore
-from slidegate.limiter.events import courier as courier_module
-from slidegate.limiter.events.kinds import KINDS
-from slidegate.limiter.events.subscription import LOG_EVERY_S
+from slidegate.limiter import events
+from slidegate.limiter.events import KINDS, LOG_EVERY_S
 from slidegate.testing import FakeClock, RecordingObserver
 
 LONG_S = 60.0
@@ -172,7 +171,7 @@ def test_a_slow_observer_holds_up_no_request_and_what_does_not_fit_is_counted_an
 ) -> None:
     heard: list[Event] = []
     limiter = Limiter(observers=[heard.append])
-    monkeypatch.setattr(limiter.engine.events._courier, "_most", 10)
+    monkeypatch.setattr(limiter.engine.events, "_max_queued", 10)
     with caplog.at_level(logging.WARNING, logger="slidegate"), held_up(limiter) as let_go:
         tell(limiter, 25)  # would never return if it waited for the observer
         assert limiter.event_stats().dropped == 15
@@ -193,7 +192,7 @@ def test_a_slow_observer_holds_up_no_request_and_what_does_not_fit_is_counted_an
 def test_every_event_is_delivered_or_counted_as_dropped_and_reported(bursts: list[int], most: int) -> None:
     heard: list[Event] = []
     limiter = Limiter(observers=[heard.append])
-    limiter.engine.events._courier._most = most
+    limiter.engine.events._max_queued = most
     total = 0
     for burst in bursts:
         tell(limiter, burst, first=total)
@@ -208,7 +207,7 @@ def test_every_event_is_delivered_or_counted_as_dropped_and_reported(bursts: lis
 def test_threads_that_tell_at_once_lose_and_repeat_nothing() -> None:
     heard: list[Event] = []
     limiter = Limiter(observers=[heard.append])
-    limiter.engine.events._courier._most = 10**6
+    limiter.engine.events._max_queued = 10**6
     threads = [threading.Thread(target=tell, args=(limiter, 500, 1_000 * number)) for number in range(6)]
     for thread in threads:
         thread.start()
@@ -230,7 +229,7 @@ def test_an_observer_that_raises_is_logged_now_and_then_and_silences_no_other(
 
     heard: list[Event] = []
     now_s = [1000.0]
-    monkeypatch.setattr("slidegate.limiter.events.subscription.monotonic", lambda: now_s[0])
+    monkeypatch.setattr("slidegate.limiter.events.monotonic", lambda: now_s[0])
     limiter = Limiter(observers=[fails, heard.append])
     tell(limiter, 50)
     flushed(limiter)
@@ -324,7 +323,7 @@ async def test_closing_lets_observers_hear_what_is_queued() -> None:
 async def test_closing_waits_no_longer_than_it_may_and_says_how_many_are_left(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("slidegate.limiter.events.hub.CLOSE_S", 0.05)
+    monkeypatch.setattr("slidegate.limiter.events.CLOSE_S", 0.05)
     limiter = Limiter(observers=[lambda told: None])
     with held_up(limiter):
         tell(limiter, 3)
@@ -333,7 +332,7 @@ async def test_closing_waits_no_longer_than_it_may_and_says_how_many_are_left(
 
 
 def test_a_thread_without_work_ends_and_the_next_event_starts_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(courier_module, "IDLE_S", 0.01)
+    monkeypatch.setattr(events, "IDLE_S", 0.01)
     heard: list[Event] = []
     limiter = Limiter(observers=[heard.append])
     for number in range(3):

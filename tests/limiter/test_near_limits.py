@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from slidegate import ConfigurationError, Event, Limiter, MemoryStore, Quota, RateLimitMiddleware, Rule
 from slidegate.core.decision import Bucket
-from slidegate.limiter.events import near_limits
-from slidegate.limiter.events.kinds import KINDS
+from slidegate.limiter import near_limits
+from slidegate.limiter.events import KINDS
 from slidegate.testing import FakeClock, RecordingObserver
 
-from ...asgi import PEER, hello, statuses
+from ..asgi import PEER, hello, statuses
 
 
 class Site:

@@ -13,18 +13,18 @@ from logging import Logger, LoggerAdapter, getLogger
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from ...core.decision import Bucket
-from ...core.errors import ConfigurationError
-from ...core.limits import parse_limits
-from ...core.logs import escaped
-from ...core.protocols import Clock, Event
-from ...stores.forks import hold_over_fork
-from ...stores.memory.store import MemoryStore
-from .kinds import KINDS
+from ..core.decision import Bucket
+from ..core.errors import ConfigurationError
+from ..core.limits import parse_limits
+from ..core.logs import escaped
+from ..core.protocols import Clock, Event
+from ..stores.forks import hold_over_fork
+from ..stores.memory.store import MemoryStore
+from .events import KINDS
 
 if TYPE_CHECKING:
-    from ..engine import Engine
-    from .subscription import Subscription
+    from .engine import Engine
+    from .events import Subscription
 
 LOGGER: Final = "slidegate.events"
 MOST_SUBJECTS: Final = 1_024

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from threading import Lock
 from typing import Final
 
-from ...core.bans.in_force import shown
-from ...core.decision import Decision
-from ...core.errors import ConfigurationError, quoted
-from ...core.protocols import Clock, Event
-from ...stores.forks import hold_over_fork
+from ..core.bans.in_force import shown
+from ..core.decision import Decision
+from ..core.errors import ConfigurationError, quoted
+from ..core.protocols import Clock, Event
+from ..stores.forks import hold_over_fork
 
 NEAR_LIMIT: Final = 0.8
 MOST_REMEMBERED: Final = 10_000

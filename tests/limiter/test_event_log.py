@@ -17,12 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slidegate import BanPolicy, ConfigurationError, Event, Limiter, MemoryStore, RateLimitMiddleware, Rule
-from slidegate.limiter.events import courier, log_events
-from slidegate.limiter.events.kinds import KINDS
+from slidegate.limiter import event_log, events
+from slidegate.limiter.events import KINDS
 from slidegate.testing import FakeClock
 
-from ...asgi import call, hello, statuses
-from ...test_logs import EVIL
+from ..asgi import call, hello, statuses
+from ..test_logs import EVIL
 
 LONG_S = 60.0
 
@@ -107,7 +107,7 @@ def test_every_event_is_a_line_or_counted_in_one_and_lines_keep_their_limit(told
     for _ in range(20):
         site.clock.advance("1s")
         before = len(site.lines)
-        site.limiter.engine.events._rest(False)
+        site.limiter.engine.events.rest(False)
         summaries += len(site.lines) - before
     assert len(site.lines) - summaries + site.left_out == len(told)
     for moment in moments:
@@ -130,7 +130,7 @@ async def test_many_kinds_and_rules_are_one_line_when_the_limiter_is_closed(site
 
 
 def test_it_is_also_said_when_no_event_comes_for_a_while(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(courier, "IDLE_S", 0.01)
+    monkeypatch.setattr(events, "IDLE_S", 0.01)
     site.tell(7)
     site.clock.advance("1s")
     site.tell(kind="near_limit")
@@ -225,7 +225,7 @@ async def test_by_default_lines_go_to_a_logger_of_the_package(caplog: pytest.Log
     gate = RateLimitMiddleware(hello, limits="1/hour", limiter=limiter, bans=BanPolicy("99/10m", "1h"))
     await statuses(gate, 2)
     assert limiter.engine.events.flush(LONG_S)
-    assert [(record.name, record.levelname) for record in caplog.records if record.name == log_events.LOGGER] == [
+    assert [(record.name, record.levelname) for record in caplog.records if record.name == event_log.LOGGER] == [
         ("slidegate.events", "WARNING")
     ] * 2
 
