@@ -18,12 +18,12 @@ from .core.protocols import Event, Observer, Store
 from .core.quotas import Quota
 from .core.views import WindowSlice, WindowView
 from .limiter import Limiter
+from .limiter.decorator import Limited, RateLimited
 from .limiter.events import EventStats, Subscription
 from .limiter.figures.stats import AllStats, Chart, Point, Stats, Traffic, Worker
 from .limiter.inspect import KeyStanding, KeyView
 from .limiter.key_spelling import KeyOf
-from .limiter.sync.limited import Limited, RateLimited
-from .limiter.sync.sync_limiter import SyncLimiter
+from .limiter.sync import SyncLimiter
 from .netlists.networks import Networks
 from .stores.memory.store import MemoryStats, MemoryStore
 from .web.bans.strike import strike

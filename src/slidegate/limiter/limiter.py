@@ -21,6 +21,7 @@ from ..core.protocols import BanBook, Observer, Store
 from ..stores.memory.store import MemoryStore
 from ..stores.system_clock import system_us
 from .aio import in_turns, within
+from .decorator import Limited, LimitedKey
 from .engine import Engine
 from .events import EventHub, EventStats, Subscription
 from .failover import DEADLINE, ON_ERROR, OnError, check_failure_policy
@@ -28,9 +29,7 @@ from .figures.stats import AllStats, Chart, Stats
 from .inspect import KeyStanding, KeyView, look_at, standing_of
 from .key_spelling import AnyKey, KeyOf, Limits, Question
 from .near_limits import NEAR_LIMIT
-from .sync.limited import Limited, LimitedKey
-from .sync.sync_limiter import DEFAULT_RULE, SyncLimiter
-from .sync.without_loop import WithoutLoop
+from .sync import DEFAULT_RULE, SyncLimiter, WithoutLoop
 
 if TYPE_CHECKING:
     from .event_log import AnyLogger

@@ -19,7 +19,7 @@ from weakref import WeakSet
 import anyio
 from anyio.from_thread import BlockingPortal
 
-from ...core.errors import StoreTimeout, StoreUnavailable
+from ..core.errors import StoreTimeout, StoreUnavailable
 
 T = TypeVar("T")
 

@@ -27,10 +27,10 @@ from slidegate import (
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import FakeClock, RecordingObserver
 
-from ...hurry import hurried
-from ...redis_servers import RedisServer, needs_redis
-from ..remote_stores import SickStore, SlowStore
-from ..test_failover import LONG
+from ..hurry import hurried
+from ..redis_servers import RedisServer, needs_redis
+from .remote_stores import SickStore, SlowStore
+from .test_failover import LONG
 
 Make = Callable[[FakeClock, Path], Any]
 STORES: dict[str, Make] = {
@@ -274,7 +274,7 @@ def test_a_server_that_is_gone_hangs_no_thread() -> None:
 
 
 def test_a_loop_that_stands_still_hangs_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slidegate.limiter.sync.without_loop.GRACE_S", 0.05)
+    monkeypatch.setattr("slidegate.limiter.sync.GRACE_S", 0.05)
     released = threading.Event()
 
     class Standing(SlowStore):

@@ -14,8 +14,8 @@ import pytest
 from slidegate import BanPolicy, Decision, Limiter
 from slidegate.core import Bucket, Concurrency
 
-from ...hurry import hurried
-from ...redis_servers import RedisServer, needs_redis
+from ..hurry import hurried
+from ..redis_servers import RedisServer, needs_redis
 
 THREADS = 4
 CALLS = 300

@@ -12,14 +12,14 @@ import pytest
 
 from slidegate import Limiter
 
-from ...redis_servers import RedisServer, needs_redis
+from ..redis_servers import RedisServer, needs_redis
 from . import prefork_worker
 from .prefork_worker import AMOUNT, PATIENCE_S, hit_often, limiters
 
 # CPython warns of every fork of a process with threads. That there are some is what these tests are about.
 pytestmark = [pytest.mark.all, pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")]
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 WORKERS = {"fork": 4, "spawn": 2}
 CHILDREN = 10
 

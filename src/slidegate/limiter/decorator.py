@@ -10,16 +10,16 @@ from hashlib import blake2b
 from types import TracebackType
 from typing import Any, Final, ParamSpec, TypeAlias, TypeVar, cast
 
-from ...core.bans.in_force import Guarded
-from ...core.decision import Bucket, Check, Decision
-from ...core.errors import ConfigurationError, SlidegateError, quoted
-from ...core.limits import MAX_NAME, AnyLimit, check_name, check_whole, parse_duration_us, parse_limits
-from ..engine import Engine
-from ..inspect import BucketCaller
-from ..key_spelling import Limits
-from ..waiters import ThreadWaiter
-from ..waiting import may_wait
-from .without_loop import WithoutLoop, at_once
+from ..core.bans.in_force import Guarded
+from ..core.decision import Bucket, Check, Decision
+from ..core.errors import ConfigurationError, SlidegateError, quoted
+from ..core.limits import MAX_NAME, AnyLimit, check_name, check_whole, parse_duration_us, parse_limits
+from .engine import Engine
+from .inspect import BucketCaller
+from .key_spelling import Limits
+from .sync import WithoutLoop, at_once
+from .waiters import ThreadWaiter
+from .waiting import may_wait
 
 P = ParamSpec("P")
 R = TypeVar("R")

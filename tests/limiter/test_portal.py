@@ -19,11 +19,11 @@ import pytest
 from slidegate import Decision, Limiter, MemoryStore, StoreUnavailable
 from slidegate.stores.lmdb import LmdbStore
 
-from ..remote_stores import SlowStore
+from .remote_stores import SlowStore
 
 PATIENCE_S = 30.0
 """Seconds that only a hang takes."""
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def threads() -> list[threading.Thread]:
