@@ -107,6 +107,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     "pause_unshared": _kind("key pause_us", _FAULT, logged=False),
     "events_dropped": _kind("dropped", _SECOND),
 }
+"""The kinds of events; docs/guides/events.md shows them."""
 
 
 class EventStats(NamedTuple):
