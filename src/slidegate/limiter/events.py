@@ -255,7 +255,7 @@ class EventHub:
         self._work = Condition()
         self._queue: deque[tuple[Event, Sequence[Subscription]]] = deque()
         self._thread: Thread | None = None
-        self._put = self._delivered = self._dropped = 0
+        self._put = self._delivered = self._dropped = self._flushing = 0
         self._reported, self._report_again_s = 0, 0.0
 
     # -- observers ---------------------------------------------------------------------------------------------------
@@ -289,6 +289,10 @@ class EventHub:
             self._look()
         return subscription
 
+    def hears(self, kind: str) -> bool:
+        """Return whether anybody hears events of a kind."""
+        return bool(self._wanting(kind))
+
     def _leave(self, subscription: Subscription) -> None:
         with self._lock:
             self._subscriptions = tuple(other for other in self._subscriptions if other is not subscription)
@@ -296,7 +300,7 @@ class EventHub:
 
     def _look(self) -> None:
         """Note for which kinds events have to be made."""
-        self.refused, self.near_limit = bool(self._wanting("refused")), bool(self._wanting("near_limit"))
+        self.refused, self.near_limit = self.hears("refused"), self.hears("near_limit")
         if self._changed is not None:
             self._changed()
 
@@ -334,7 +338,11 @@ class EventHub:
                 left_s = ends_s - monotonic()
                 if left_s <= 0 or self._thread is None or self._thread is current_thread():
                     return False
-                self._work.wait(left_s)
+                self._flushing += 1
+                try:
+                    self._work.wait(left_s)
+                finally:
+                    self._flushing -= 1
             return True
 
     async def close(self) -> None:
@@ -366,7 +374,7 @@ class EventHub:
                 self._put += 1
             if self._thread is None:
                 self._start()
-            else:
+            elif len(self._queue) == 1:
                 self._work.notify_all()
 
     def _start(self) -> None:
@@ -381,7 +389,8 @@ class EventHub:
         queue = self._queue
         while self._queue is queue:  # until an observer forks, in the child
             with self._work:
-                self._work.notify_all()  # those who flush
+                if self._flushing:
+                    self._work.notify_all()
                 if not self._has_work():
                     self._work.wait(IDLE_S)
                 idle = not self._has_work()

@@ -356,10 +356,10 @@ async def test_the_fallback_is_bounded_and_let_go_of_after_recovery(
         while "store_recovered" not in heard.kinds:
             clock.advance(us=failover.OPEN_US)
             await within_slack(safe.hit([(BUCKET, "key", 1)]))
-    assert safe._here.made is not None
+    assert safe._local.made is not None
     clock.advance(us=2 * 3_600_000_000)
     await within_slack(safe.hit([(BUCKET, "key", 1)]))
-    assert safe._here.made is None
+    assert safe._local.made is None
     await store.close()
 
 
