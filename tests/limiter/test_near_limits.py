@@ -136,7 +136,7 @@ async def test_an_observer_that_comes_later_hears_of_keys_until_it_has_gone() ->
 
 
 async def test_what_is_remembered_is_bounded_and_the_rest_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(near_limits, "MOST_REMEMBERED", 5)
+    monkeypatch.setattr(near_limits, "MAX_REMEMBERED", 5)
     site = Site()
     for number in range(20):
         await site.limiter.hit(f"user:{number}", "1/minute")

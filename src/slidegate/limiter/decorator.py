@@ -31,7 +31,7 @@ LimitedKey: TypeAlias = str | Callable[..., str]
 """A key, or a function of the arguments that a limited function is called with."""
 
 DEFAULT_RULE: Final = "limited"
-MOST_WAITING: Final = 1_000
+MAX_WAITING: Final = 1_000
 """How many calls of one key may wait at a time."""
 
 
@@ -159,7 +159,7 @@ class Limited:
         )
 
     def _bucket(self, rule: str) -> Bucket:
-        waiting = MOST_WAITING if self._wait_us else 0
+        waiting = MAX_WAITING if self._wait_us else 0
         return Bucket(self._rule or rule, self._limits, wait_us=self._wait_us, wait_max=waiting)
 
 

@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from .events import Subscription
 
 LOGGER: Final = "slidegate.events"
-MOST_SUBJECTS: Final = 1_024
+MAX_SUBJECTS: Final = 1_024
 """How many kinds with their rules are counted apart; the others are counted together."""
-MOST_LAST: Final = 10
+MAX_LAST: Final = 10
 """How many of them are written apart at the end."""
-MOST_OF_A_VALUE: Final = 256
+MAX_VALUE: Final = 256
 _OTHERS: Final = "other kinds and rules"
-_MOST_OF_A_KEY: Final = 64
+_MAX_KEY: Final = 64
 
 AnyLogger: TypeAlias = "Logger | LoggerAdapter[Any]"
 _Subject: TypeAlias = tuple[str, str]
@@ -62,7 +62,7 @@ class LogEvents:
         self._level = level
         self._all = Bucket("all", parse_limits(most))
         self._each = Bucket("each", parse_limits(each))
-        self._lines = MemoryStore(max_keys=MOST_SUBJECTS, clock=clock)
+        self._lines = MemoryStore(max_keys=MAX_SUBJECTS, clock=clock)
         self._left_out: dict[_Subject, int] = {}
         self._lock = Lock()
         hold_over_fork(self._lock)
@@ -72,7 +72,7 @@ class LogEvents:
         subject = event.kind, str(event.details.get("rule", ""))
         if not self._may_write(subject):
             with self._lock:
-                known = subject in self._left_out or len(self._left_out) < MOST_SUBJECTS
+                known = subject in self._left_out or len(self._left_out) < MAX_SUBJECTS
                 subject = subject if known else (_OTHERS, "")
                 self._left_out[subject] = self._left_out.get(subject, 0) + 1
             return
@@ -88,7 +88,7 @@ class LogEvents:
             last: Write it whatever the limits are; many kinds and rules are one line then.
         """
         subjects = list(self._left_out)
-        if last and len(subjects) > MOST_LAST:
+        if last and len(subjects) > MAX_LAST:
             with self._lock:
                 left_out = sum(self._left_out.pop(subject, 0) for subject in subjects)
                 self._left_out[_OTHERS, ""] = left_out
@@ -96,12 +96,12 @@ class LogEvents:
         for subject in subjects:
             kind, rule = subject
             if (last or self._may_write(subject)) and (left_out := self._taken(subject)):
-                under = f" under {escaped(rule, MOST_OF_A_VALUE)!r}" if rule else ""
+                under = f" under {escaped(rule, MAX_VALUE)!r}" if rule else ""
                 message = f"{kind}: {left_out} times more{under} since the last such line"
                 self._write(message, kind, left_out, {"rule": _shown(rule)} if rule else {})
 
     def _may_write(self, subject: _Subject) -> bool:
-        key = " ".join(subject)[:_MOST_OF_A_KEY]
+        key = " ".join(subject)[:_MAX_KEY]
         return self._lines.hit(((self._all, "", 1), (self._each, key, 1))).allowed
 
     def _taken(self, subject: _Subject) -> int:
@@ -128,5 +128,5 @@ def _shown(value: object) -> object:
     if isinstance(value, date):
         return value.isoformat()
     if isinstance(value, Mapping):
-        return {escaped(str(name), MOST_OF_A_VALUE): _shown(inside) for name, inside in value.items()}
-    return escaped(str(value), MOST_OF_A_VALUE)
+        return {escaped(str(name), MAX_VALUE): _shown(inside) for name, inside in value.items()}
+    return escaped(str(value), MAX_VALUE)

@@ -16,7 +16,7 @@ from ..core.protocols import Clock, Event
 from ..stores.forks import hold_over_fork
 
 NEAR_LIMIT: Final = 0.8
-MOST_REMEMBERED: Final = 10_000
+MAX_REMEMBERED: Final = 10_000
 """How many keys are remembered as told of: 3 MB. Of others nothing is told until there is room."""
 PURGE_EVERY_US: Final = 1_000_000
 PLACES_AGAIN_US: Final = 60_000_000
@@ -86,11 +86,11 @@ class NearLimits:
             said = self._said
             if said.get(about, 0) > now_us:
                 return False
-            if len(said) >= MOST_REMEMBERED and about not in said:
+            if len(said) >= MAX_REMEMBERED and about not in said:
                 if now_us >= self._purge_again_us:
                     self._purge_again_us = now_us + PURGE_EVERY_US
                     self._said = said = {known: until_us for known, until_us in said.items() if until_us > now_us}
-                if len(said) >= MOST_REMEMBERED:
+                if len(said) >= MAX_REMEMBERED:
                     self.unsaid += 1
                     return False
             said[about] = now_us + left_us
