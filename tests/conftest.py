@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-from slidegate.core.protocols import Event
+from slidegate.core.store import Event
 from slidegate.limiter.events import KINDS
 
 from .redis_servers import RedisServer

@@ -27,11 +27,12 @@ from slidegate import (
 )
 from slidegate.core.errors import quoted
 from slidegate.core.logs import MOST, MOST_LINES, MOST_OF_A_LINE, escaped, logger, trace, written
-from slidegate.core.protocols import Event
+from slidegate.core.store import Event
 from slidegate.limiter.aio import to_the_end
 from slidegate.testing import FakeClock
 
 from .asgi import call, hello
+from .remote_stores import RemoteStore
 
 EVIL = "x\r\nERROR root: you are hacked\x1b[2J\x1b]0;title\x07\u202e\u2028\x85\x00\udcff" + "A" * 9_000
 FORGED = "ERROR root: you are hacked"
@@ -158,24 +159,21 @@ async def test_bans_strikes_and_shadows(log: StringIO) -> None:
 def test_events_of_any_kind(log: StringIO) -> None:
     store = MemoryStore(clock=FakeClock())
     store.observe(failing(Evil))
-    store._observers.tell_all([Event("store_reset", EVIL)])
+    store.observers.tell_all([Event("store_reset", EVIL)])
     check(log, "store_reset: x\\r\\nERROR root")
     check(log, "failed")
 
 
-class Sick:
+class Sick(RemoteStore):
     """A store whose server says bad things."""
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(MemoryStore(), name)
-
-    def hit(self, *arguments: object) -> Any:
+    def answer(self, question: Callable[..., Any], *arguments: object) -> Any:
         raise Evil(EVIL)
 
 
 async def test_a_store_that_fails(log: StringIO) -> None:
     heard: list[Event] = []
-    limiter = Limiter(Sick())  # type: ignore[arg-type]
+    limiter = Limiter(Sick())
     limiter.observe(heard.append, inline=True)
     gate = RateLimitMiddleware(hello, limits="9/hour", limiter=limiter)
     for _ in range(4):

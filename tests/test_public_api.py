@@ -17,10 +17,11 @@ import pytest
 
 import slidegate
 import slidegate.core
+import slidegate.stores
 import slidegate.testing
 
 PACKAGE = Path(slidegate.__file__).parent
-EXPORTING = [slidegate, slidegate.core]
+EXPORTING = [slidegate, slidegate.core, slidegate.stores]
 DOCUMENTED = [*EXPORTING, slidegate.testing]
 OPTIONAL = {
     "fastapi",

@@ -12,7 +12,7 @@ from threading import Lock
 from time import monotonic_ns, time_ns
 from typing import TypeAlias
 
-from slidegate import StoreError
+from slidegate import Store, StoreError
 from slidegate.core import (
     AnyLimit,
     Bucket,
@@ -22,23 +22,23 @@ from slidegate.core import (
     ConfigurationError,
     Decision,
     Guarded,
-    Observer,
-    Observers,
     Snapshot,
     charge_all,
     decide,
     enter_periods,
     refund_all,
 )
-from slidegate.stores.memory.bans import MemoryBans
+from slidegate.stores import MemoryBans
 
 Name: TypeAlias = tuple[str, object, str]
 """A window: the rule, its length and resolution, and the key."""
 Windows: TypeAlias = dict[Name, bytes]
 
 
-class DictStore:
+class DictStore(Store):
     """Remembers windows and bans in this process.
+
+    What it does not say itself, it has from `Store`: it keeps no statistics for other processes, and no deadline.
 
     Args:
         clock: Returns microseconds; by default the monotonic clock, and the system's for bans and quotas.
@@ -51,6 +51,7 @@ class DictStore:
     def __init__(self, *, clock: Clock | None = None, most: int = 100_000) -> None:
         if not isinstance(most, int) or isinstance(most, bool) or most < 1:
             raise ConfigurationError(f"most: expected a whole number above 0, for example 100_000, not {most!r}")
+        super().__init__()
         self._most = most
         self._clock = clock or _monotonic_us
         self._unix_us = clock or _unix_us
@@ -59,8 +60,7 @@ class DictStore:
         self._lock = Lock()
         self._windows: Windows = {}
         self._limits: dict[Name, AnyLimit] = {}
-        self._observers = Observers()
-        self.bans = MemoryBans(self._now_us, clock, self._observers.tell_all, most)
+        self.bans = MemoryBans(self._now_us, wall_clock=clock, tell=self.observers.tell_all, max_bans=most)
 
     def hit(self, checks: Sequence[Check], guarded: Sequence[Guarded] = (), *, first_in_line: bool = False) -> Decision:
         """Charge every check or none."""
@@ -126,12 +126,11 @@ class DictStore:
             names = self._find([(bucket, key, 0) for bucket in buckets], windows, now_us)
             return Snapshot(now_us, [windows[name] for name in names])
 
-    def observe(self, observer: Observer) -> None:
-        """Tell somebody of bans that are made and taken back."""
-        self._observers.add(observer)
-
-    def close(self) -> None:
-        """Do nothing: a dict holds nothing open."""
+    def permits_held(self) -> int:
+        """Return how many requests are under way, so that rules may limit concurrency."""
+        with self._lock:
+            held = [name for name, limit in self._limits.items() if isinstance(limit, Concurrency)]
+            return sum(self._limits[name].state(self._windows[name])[0] for name in held)
 
     def answers_threads(self) -> bool:
         """Say that `Limiter.sync` needs no event loop: no answer has to be awaited."""

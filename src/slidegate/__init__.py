@@ -13,9 +13,8 @@ from .core.bans.policy import BanPolicy
 from .core.bans.standing_view import PolicyStanding
 from .core.decision import Decision, LimitState, Reason
 from .core.errors import ConfigurationError, InvalidKey, SlidegateError, StoreError, StoreTimeout, StoreUnavailable
-from .core.limits import Limit, parse_limits
-from .core.protocols import Event, Observer, Store
-from .core.quotas import Quota
+from .core.limits import Limit, Quota, parse_limits
+from .core.store import Event, Observer, Store
 from .core.views import WindowSlice, WindowView
 from .limiter import Limiter
 from .limiter.decorator import Limited, RateLimited

@@ -10,6 +10,7 @@ import pytest
 from slidegate.core import (
     NEVER,
     OPEN,
+    AnyLimit,
     Bucket,
     Concurrency,
     ConfigurationError,
@@ -23,7 +24,7 @@ from slidegate.stores.memory.store import MemoryStore
 @pytest.mark.parametrize("amount", [4, "4", " 4 "])
 def test_a_concurrency_limit_is_a_number_or_its_text(amount: int | str) -> None:
     limit = Concurrency(amount)
-    assert (limit.amount, limit.window_us, limit.span_us, str(limit)) == (4, 0, 0, "4 at a time")
+    assert (limit.amount, limit.span_us, str(limit), repr(limit)) == (4, 0, "4 at a time", "<Concurrency 4 at a time>")
     assert limit == Concurrency(4) != Concurrency(5)
     assert limit != Limit(4, "1m")
     assert (limit.suffix, limit.window_s, limit.said) == ("places", None, "4 at a time")
@@ -33,6 +34,13 @@ def test_a_concurrency_limit_is_a_number_or_its_text(amount: int | str) -> None:
 def test_what_is_no_number_of_places_is_refused_with_an_example(amount: object) -> None:
     with pytest.raises(ConfigurationError, match="concurrency: expected a whole number from 1 to 2147483647, for exam"):
         Concurrency(amount)  # type: ignore[arg-type]
+
+
+def test_a_concurrency_limit_is_no_limit_with_a_window() -> None:
+    limit = Concurrency(4)
+    assert isinstance(limit, AnyLimit)
+    assert not isinstance(limit, Limit)
+    assert not hasattr(limit, "window_us")
 
 
 def test_a_limit_with_a_window_is_told_to_have_none() -> None:
@@ -79,7 +87,7 @@ def test_no_time_frees_a_permit() -> None:
 def test_a_demand_for_two_places_of_a_key_needs_both() -> None:
     store, held = MemoryStore(), Bucket("held", (Concurrency(1),))
     refused = store.hit(((held, "ann", 1), (held, "ann", 1)))
-    assert (refused.allowed, refused.reason, store.places_held()) == (False, Reason.TOO_LARGE, 0)
+    assert (refused.allowed, refused.reason, store.permits_held()) == (False, Reason.TOO_LARGE, 0)
 
 
 def test_a_refusal_that_counts_is_charged_also_for_lack_of_a_place_and_a_place_can_be_charged_anyway() -> None:
@@ -87,9 +95,9 @@ def test_a_refusal_that_counts_is_charged_also_for_lack_of_a_place_and_a_place_c
     counting, held = Bucket("rule", (Limit(9, "1m"),), count_denied=True), Bucket("rule", (Concurrency(1),))
     assert store.charge(((held, "ann", 1),))
     assert not store.hit(((counting, "ann", 1), (held, "ann", 1)))
-    assert (store.peek(((counting, "ann", 0),)).remaining, store.places_held()) == (8, 1)
+    assert (store.peek(((counting, "ann", 0),)).remaining, store.permits_held()) == (8, 1)
     assert store.charge(((held, "ann", 1),))
-    assert store.places_held() == 2
+    assert store.permits_held() == 2
 
 
 def test_a_refusal_shows_what_can_never_pass_before_what_nobody_knows_before_what_ends() -> None:

@@ -34,8 +34,8 @@ async def test_it_lets_go_of_what_is_over_and_of_nothing_else() -> None:
         assert not await limiter.hit("zoe", "1/minute"), "all windows are in use, and nobody is pushed out"
         assert not await limiter.hit("ann", "1/minute")
         clock.advance("1m")
-    assert store.reset("ann")
-    assert not store.reset("yan")
+        assert await limiter.hit("zoe", "1/minute"), "the windows of the others are over"
+        assert (store.reset("zoe"), store.reset("ann")) == (True, False)
 
 
 async def test_a_store_that_is_full_says_so() -> None:

@@ -20,7 +20,7 @@ from slidegate.limiter.aio import STEP
 from slidegate.stores.memory.store import MemoryStore
 from slidegate.testing import FakeClock
 
-from .remote_stores import SlowStore
+from ..remote_stores import SlowStore
 
 SECOND_US = 1_000_000
 HOUR_US = 3_600 * SECOND_US

@@ -19,7 +19,7 @@ import pytest
 from slidegate import ConfigurationError, Limiter, LimitExceeded, MemoryStore, RateLimited, Reason, SlidegateError
 from slidegate.testing import FakeClock
 
-from .remote_stores import SickStore, SlowStore
+from ..remote_stores import SickStore, SlowStore
 
 
 @pytest.fixture

@@ -25,6 +25,7 @@ from slidegate.testing import FakeClock, RecordingObserver
 
 from .. import conftest
 from ..asgi import call, hello, statuses
+from ..remote_stores import RemoteStore
 from ..web.gates import end_of_looks
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "events.md"
@@ -100,18 +101,15 @@ async def full_statistics(scene: Scene, tmp_path: Path) -> None:
 
 
 async def sick_store(scene: Scene, tmp_path: Path) -> None:
-    class Sick:
+    class Sick(RemoteStore):
         well = False
 
-        def __getattr__(self, name: str) -> Any:
-            return getattr(scene.limiter.store, name)
-
-        def hit(self, *arguments: Any) -> Any:
+        def hit(self, *arguments: Any, **line: Any) -> Any:
             if not self.well:
                 raise StoreError("away")
-            return scene.limiter.store.hit(*arguments)
+            return super().hit(*arguments, **line)
 
-    sick: Any = Sick()
+    sick = Sick(inner=scene.limiter.store)
     limiter = Limiter(sick, on_error="allow", observers=[scene.heard])
     await limiter.hit("user:1", "9/hour")
     sick.well = True

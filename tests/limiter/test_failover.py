@@ -22,7 +22,7 @@ from slidegate.stores.redis import RedisStore
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ..asgi import call, hello
-from .remote_stores import SickStore
+from ..remote_stores import SickStore
 
 LONG = 10.0
 """Seconds that only a hang takes."""
@@ -171,7 +171,7 @@ def answers_later(ward: Ward) -> list[asyncio.Future[Decision]]:
     """Have hits answered by futures, which are returned as they are made."""
     made: list[asyncio.Future[Decision]] = []
 
-    def later(checks: Sequence[Check], guarded: Sequence[Any] = ()) -> asyncio.Future[Decision]:
+    def later(checks: Sequence[Check], guarded: Sequence[Any] = (), **line: Any) -> asyncio.Future[Decision]:
         made.append(asyncio.get_running_loop().create_future())
         return made[-1]
 
@@ -331,7 +331,7 @@ async def test_the_place_of_a_request_that_is_cancelled_as_its_answer_comes_is_h
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert ward.store.inner.places_held() == (ends == "refused")
+    assert ward.store.inner.permits_held() == (ends == "refused")
     left = {"refused": 3, "failed": 4, "admitted": 3}[ends]  # after one more
     assert ward.store.inner.peek(checks[1:]).remaining == left, "units stay charged"
 
@@ -450,7 +450,7 @@ class Parts(SickStore):
     def part_of(self, checks: Sequence[Check]) -> str:
         return checks[0][1].partition(":")[0] if checks else "bans"
 
-    def hit(self, checks: Sequence[Check], guarded: Sequence[Any] = ()) -> Decision:
+    def hit(self, checks: Sequence[Check], guarded: Sequence[Any] = (), *, first_in_line: bool = False) -> Decision:
         part = self.part_of(checks)
         self.parts_asked.append(part)
         if part in self.sick:

@@ -29,7 +29,7 @@ from slidegate.limiter.inspect import MAX_BUCKETS, TOGETHER
 from slidegate.testing import FakeClock
 
 from ..asgi import PEER, call, hello, page, scope_of, send_scope
-from .remote_stores import RemoteStore, SickStore
+from ..remote_stores import RemoteStore, SickStore
 
 CLIENT = "203.0.113.9"
 

@@ -8,7 +8,7 @@ import pytest
 
 from slidegate import Limiter, header
 
-from .remote_stores import RemoteStore
+from ..remote_stores import RemoteStore
 
 API_KEY = header("X-API-Key").of("k123")
 LONG = "a long key of somebody's own " * 10

@@ -17,7 +17,7 @@ from slidegate.stores.memory.store import MemoryStore
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.testing.contract import StoreContract
 
-from .remote_stores import SlowStore
+from ..remote_stores import SlowStore
 
 SECOND_US = 1_000_000
 

@@ -19,7 +19,7 @@ import pytest
 from slidegate import Decision, Limiter, MemoryStore, StoreUnavailable
 from slidegate.stores.lmdb import LmdbStore
 
-from .remote_stores import SlowStore
+from ..remote_stores import SlowStore
 
 PATIENCE_S = 30.0
 """Seconds that only a hang takes."""
@@ -115,7 +115,7 @@ import asyncio, sys, threading
 from contextlib import suppress
 sys.path[:0] = [{root!r}, {source!r}]
 from slidegate import Limiter, StoreUnavailable
-from tests.limiter.remote_stores import SlowStore
+from tests.remote_stores import SlowStore
 
 class Hanging(SlowStore):
     async def peek(self, checks, guarded=()):
@@ -160,7 +160,7 @@ def test_a_question_is_cancelled_when_its_caller_leaves(method: str, error: type
     asked, cancelled = threading.Event(), threading.Event()
 
     class Hanging(SlowStore):
-        async def hit(self, checks: Sequence[Any], guarded: Sequence[Any] = ()) -> Decision:
+        async def hit(self, checks: Sequence[Any], guarded: Sequence[Any] = (), **line: Any) -> Decision:
             asked.set()
             try:
                 await asyncio.Event().wait()

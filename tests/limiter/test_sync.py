@@ -29,7 +29,7 @@ from slidegate.testing import FakeClock, RecordingObserver
 
 from ..hurry import hurried
 from ..redis_servers import RedisServer, needs_redis
-from .remote_stores import SickStore, SlowStore
+from ..remote_stores import SickStore, SlowStore
 from .test_failover import LONG
 
 Make = Callable[[FakeClock, Path], Any]

@@ -53,7 +53,7 @@ async def any_call(limiter: Limiter, rng: random.Random, held: list[Decision]) -
         await limiter.unban(key)
     else:
         limiter.stats("1m")
-        limiter.store.places_held()  # type: ignore[attr-defined]
+        limiter.store.permits_held()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("collecting", [False, True])
@@ -73,4 +73,4 @@ def test_event_loops_in_threads_that_call_everything_at_once(
 
     with hurried(collecting), ThreadPoolExecutor(THREADS) as pool:
         list(pool.map(lambda seed: asyncio.run(calls(seed)), seeds))
-    assert limiter.store.places_held() == 0  # type: ignore[attr-defined]
+    assert limiter.store.permits_held() == 0  # type: ignore[attr-defined]

@@ -12,8 +12,10 @@ from typing import Any, TypeVar
 
 import httpx
 
-from slidegate import Decision, Limit, Limiter, MemoryStore, StoreUnavailable
+from slidegate import Limit, Limiter, MemoryStore, StoreUnavailable
 from slidegate.testing import FakeClock
+
+from ..remote_stores import RemoteStore
 
 T = TypeVar("T")
 
@@ -87,7 +89,7 @@ class FarServer(httpx.AsyncBaseTransport):
         return most
 
 
-class DistantStore:
+class DistantStore(RemoteStore):
     """A store in memory to which the way takes time, there and back: its limiter treats it as one of other machines.
 
     Args:
@@ -96,27 +98,15 @@ class DistantStore:
     """
 
     def __init__(self, clock: FakeClock, delay_s: Callable[[], float]) -> None:
-        self.near = MemoryStore(clock=clock)
+        super().__init__(clock)
         self.delay_s = delay_s
         self.broken = False
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.near, name)
-
-    async def hit(self, *args: Any) -> Decision:
-        return await self._asked(self.near.hit, *args)
-
-    async def charge(self, *args: Any) -> Decision:
-        return await self._asked(self.near.charge, *args)
-
-    async def refund(self, *args: Any) -> bool:
-        return await self._asked(self.near.refund, *args)
-
-    async def _asked(self, function: Callable[..., T], *args: Any) -> T:
+    async def answer(self, question: Callable[..., Any], *arguments: Any) -> Any:
         await asyncio.sleep(self.delay_s())
         if self.broken:
             raise StoreUnavailable("the wire is cut")
-        answer = function(*args)
+        answer = question(*arguments)
         await asyncio.sleep(self.delay_s())
         return answer
 

@@ -23,7 +23,7 @@ from typing import Any, Final
 from slidegate import Limiter
 from slidegate.core.decision import Bucket, Decision
 from slidegate.core.limits import Concurrency
-from slidegate.core.protocols import Event, HoldsPlaces
+from slidegate.core.store import Event
 from slidegate.testing.contract.player import settle
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -124,8 +124,7 @@ class Holder:
             case "leave":
                 return await self.leave()
             case "held":
-                assert isinstance(self.store, HoldsPlaces)
-                return self.store.places_held()
+                return self.store.permits_held()
             case "lost":
                 return f"{self.fates[0]} {self.fates[1]}"
             case "busy":

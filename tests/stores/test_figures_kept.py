@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from slidegate import StoreUnavailable
-from slidegate.core import Bucket, FigureRow, parse_limits
+from slidegate.core import Bucket, StatsRow, parse_limits
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.lmdb.figure_rows import SHARE
 from slidegate.stores.redis import RedisStore
@@ -22,8 +22,8 @@ ASKED = ((Bucket("rule", parse_limits("1000/hour")), "ann", 1),)
 ANN, BOB = b"ann00000", b"bob00000"
 
 
-def rows(count: int, size: int, first: int = 0, kept_us: int = MINUTE_US) -> list[FigureRow]:
-    return [FigureRow("5s", number, bytes(size), kept_us) for number in range(first, first + count)]
+def rows(count: int, size: int, first: int = 0, kept_us: int = MINUTE_US) -> list[StatsRow]:
+    return [StatsRow("5s", number, bytes(size), kept_us) for number in range(first, first + count)]
 
 
 def entries(store: LmdbStore) -> int:
@@ -39,7 +39,7 @@ async def test_figures_take_their_share_of_a_file_and_no_more(tmp_path: Path) ->
     share, written = 2**23 // SHARE, 0
     while written < 1_000:
         try:
-            await settle(store.write_figures(ANN, rows(1, 20_000, written)))
+            await settle(store.shared_stats.write(ANN, rows(1, 20_000, written)))
         except StoreUnavailable as error:
             assert "no room for more figures; raise max_map_size" in str(error)  # noqa: PT017 - some come before it
             break
@@ -47,7 +47,7 @@ async def test_figures_take_their_share_of_a_file_and_no_more(tmp_path: Path) ->
     assert share // 2 < written * 20_000 <= share
     assert (await settle(store.hit(ASKED))).allowed, "everything else goes on"
     clock.advance(us=MINUTE_US)
-    await settle(store.write_figures(ANN, rows(1, 20_000, 2_000)))
+    await settle(store.shared_stats.write(ANN, rows(1, 20_000, 2_000)))
     assert entries(store) == 1, "rows that are over make room"
     store.close()
 
@@ -59,19 +59,19 @@ async def test_figures_leave_a_full_file_alone(tmp_path: Path) -> None:
             break
         await settle(store.hit(((ASKED[0][0], f"user:{number}", 1),)))
     with pytest.raises(StoreUnavailable, match="no room"):
-        await settle(store.write_figures(ANN, rows(1, 4_096)))
+        await settle(store.shared_stats.write(ANN, rows(1, 4_096)))
     assert (await settle(store.hit(ASKED))).allowed
     store.close()
 
 
 async def test_rows_outlive_the_process_and_are_those_of_all_stores_on_a_path(tmp_path: Path) -> None:
     first, second = LmdbStore(tmp_path / "lmdb"), LmdbStore(tmp_path / "lmdb")
-    await settle(first.write_figures(ANN, rows(1, 3)))
-    assert second.read_figures("5s", 0, 0) == [(0, ANN, bytes(3))]
+    await settle(first.shared_stats.write(ANN, rows(1, 3)))
+    assert second.shared_stats.read("5s", 0, 0) == [(0, ANN, bytes(3))]
     first.close()
     second.close()
     third = LmdbStore(tmp_path / "lmdb")
-    assert third.read_figures("5s", 0, 0) == [(0, ANN, bytes(3))]
+    assert third.shared_stats.read("5s", 0, 0) == [(0, ANN, bytes(3))]
     third.close()
 
 
@@ -79,11 +79,11 @@ async def test_rows_outlive_the_process_and_are_those_of_all_stores_on_a_path(tm
 
 
 async def redis_rows(store: RedisStore) -> None:
-    await store.write_figures(ANN, [*rows(2, 5, 7), FigureRow("workers", 0, b"ann", MINUTE_US)])
-    assert sorted(await store.read_figures("5s", 0, 40)) == [(7, ANN, bytes(5)), (8, ANN, bytes(5))]
-    now_us = await store.figures_time()
+    await store.shared_stats.write(ANN, [*rows(2, 5, 7), StatsRow("workers", 0, b"ann", MINUTE_US)])
+    assert sorted(await store.shared_stats.read("5s", 0, 40)) == [(7, ANN, bytes(5)), (8, ANN, bytes(5))]
+    now_us = await store.shared_stats.time()
     assert now_us > 1_600_000_000_000_000
-    assert await store.read_figures("5s", 9, 400) == []
+    assert await store.shared_stats.read("5s", 9, 400) == []
 
 
 @needs_redis
@@ -103,9 +103,9 @@ async def test_the_list_of_workers_forgets_the_dead_while_others_write(server: R
     clock = FakeClock(1_700_000_000_000_000)
     async with store_at(server, prefix="dead", clock=clock) as store:
         for number in range(50):
-            await store.write_figures(b"%08d" % number, [FigureRow("workers", 0, b"x", MINUTE_US)])
+            await store.shared_stats.write(b"%08d" % number, [StatsRow("workers", 0, b"x", MINUTE_US)])
             clock.advance(us=MINUTE_US // 4)
-        assert len(await store.read_figures("workers", 0, 0)) == 3
+        assert len(await store.shared_stats.read("workers", 0, 0)) == 3
         assert server.command("HLEN", "dead:{bans}:figures:workers:0") == 4
 
 

@@ -22,6 +22,7 @@ from slidegate.testing.contract.player import settle
 from slidegate.testing.contract.programs import YEAR_2100_US
 
 from ..redis_servers import RedisCluster, RedisServer, needs_redis, needs_valkey
+from ..remote_stores import RemoteStore
 from .redis.stores import fresh_prefix, store_of
 
 TWO = Bucket("render", [Concurrency(2)])
@@ -138,7 +139,7 @@ async def test_no_more_than_the_amount_is_held_over_all_workers(crew: Workers) -
     held[0] = await take(third)
     assert held[0].allowed
     assert not await take(first)
-    assert [store.places_held() for store in crew.stores] == [0, 1, 2]
+    assert [store.permits_held() for store in crew.stores] == [0, 1, 2]
 
 
 async def test_places_of_a_worker_that_is_gone_come_back_after_the_lease(crew: Workers) -> None:
@@ -174,7 +175,7 @@ async def test_a_worker_that_was_stopped_learns_it_before_it_takes_more(crew: Wo
     for _ in range(3):
         await renew(stopped)
     assert crew.events(0) == [{"lost": 1, "back": 1}], "it is told once"
-    assert stopped.places_held() == 1
+    assert stopped.permits_held() == 1
     assert sorted([await settle(stopped.refund(decision)) for decision in old]) == [False, True]
     again = await take(stopped)
     assert again.allowed
@@ -189,7 +190,7 @@ async def test_a_lost_place_is_put_back_when_there_is_room_again(crew: Workers) 
     crew.clock.advance(us=LEASE_US)
     taken = [await take(other), await take(other)]
     assert not await take(stopped)
-    assert stopped.places_held() == 0
+    assert stopped.permits_held() == 0
     assert [await settle(other.refund(decision)) for decision in taken] == [True, True]
     await renew(stopped)
     await turns()
@@ -204,7 +205,7 @@ async def test_a_place_that_nobody_can_hand_back_is_renewed_no_more(crew: Worker
     await take(holds)  # its decision is gone at once
     await turns()
     gc.collect()
-    assert holds.places_held() == 1
+    assert holds.permits_held() == 1
     crew.clock.advance(us=LEASE_US - 1)
     await renew(holds)
     crew.clock.advance(us=1)
@@ -214,14 +215,8 @@ async def test_a_place_that_nobody_can_hand_back_is_renewed_no_more(crew: Worker
     assert kept.allowed
 
 
-class Deaf:
+class Deaf(RemoteStore):
     """A store that cannot be told that a request has ended."""
-
-    def __init__(self, store: Any) -> None:
-        self._store = store
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
 
     def refund(self, decision: Decision) -> bool:
         raise StoreUnavailable("deaf")
@@ -230,9 +225,8 @@ class Deaf:
 async def test_a_place_whose_hand_back_failed_is_renewed_no_more(crew: Workers) -> None:
     holds, other = crew.hire(), crew.hire()
     kept = await take(holds)
-    deaf: Any = Deaf(holds)
-    assert await Limiter(deaf).refund(kept) is False
-    assert holds.places_held() == 0
+    assert await Limiter(Deaf(inner=holds)).refund(kept) is False
+    assert holds.permits_held() == 0
     crew.clock.advance(us=LEASE_US - 1)
     await renew(holds)
     crew.clock.advance(us=1)
@@ -286,7 +280,7 @@ def test_a_file_does_not_grow_by_places_that_were_handed_back(in_file: Workers) 
         assert all(store.refund(decision) for decision in held)
         used.append(store.stats().bytes_used)
     assert used[-1] <= used[1]
-    assert store.places_held() == 0
+    assert store.permits_held() == 0
 
 
 def test_places_of_the_dead_are_found_under_keys_that_nobody_asks_for(in_file: Workers) -> None:
@@ -309,7 +303,7 @@ def test_a_child_holds_no_places_of_its_parent(in_file: Workers) -> None:
         code = 1
         try:
             mine = take_now(store)
-            code = 10 + store.places_held() + 2 * bool(mine.allowed)
+            code = 10 + store.permits_held() + 2 * bool(mine.allowed)
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 10
@@ -330,7 +324,7 @@ def test_a_full_file_hands_places_back_and_takes_them_again(in_file: Workers) ->
     assert failed.value.concerns == "key"
     store.renew_places()
     assert [store.refund(decision) for decision in (*held, *taken)] == [True] * (2 + len(taken))
-    assert store.places_held() == 0
+    assert store.permits_held() == 0
     assert (take_now(store)).allowed
 
 
@@ -366,11 +360,11 @@ def test_a_transaction_that_fails_takes_and_leaves_nothing(
         with pytest.raises(Exception, match="the disk is gone"):
             store.refund(held) if attempt == "hand back" else take_now(store)
     gc.collect()
-    assert store.places_held() == 1
+    assert store.permits_held() == 1
     second = take_now(store)
     assert second.allowed
     assert not take_now(store)
-    assert [store.refund(held), store.refund(second), store.places_held()] == [True, True, 0]
+    assert [store.refund(held), store.refund(second), store.permits_held()] == [True, True, 0]
 
 
 # -- at servers ------------------------------------------------------------------------------------------------------
@@ -387,7 +381,7 @@ async def test_thousands_of_places_are_renewed_without_filling_the_line(at_serve
     at_server.clock.advance(us=LEASE_US - 1)
     assert not await take(other, bucket=many)
     assert (await take(other, "user:77")).remaining == 0
-    assert holds.places_held() == 1_700 == len(held)
+    assert holds.permits_held() == 1_700 == len(held)
     renewing = asyncio.ensure_future(renew(holds))
     await turns()
     for decision in reversed(held[:700]):
@@ -408,7 +402,7 @@ async def test_a_place_for_a_request_that_was_given_up_is_handed_back(at_server:
     await settle(store.peek(((TWO, "ann", 1),)))  # answered behind it
     decisions = [await take(other), await take(other)]
     assert [bool(decision) for decision in decisions] == [True, True]
-    assert store.places_held() == 0
+    assert store.permits_held() == 0
 
 
 async def test_a_script_that_was_forgotten_takes_and_renews_all_the_same(at_server: Workers) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from slidegate import Limiter, MemoryStore
 from slidegate.core import Bucket, parse_limits
-from slidegate.core.protocols import Store
+from slidegate.core.store import Store
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import FakeClock
 from slidegate.testing.contract.inspect_contract import as_peek_says

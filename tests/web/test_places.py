@@ -15,12 +15,12 @@ import pytest
 
 from slidegate import Limiter, MemoryStore, RateLimitMiddleware, Rule, StoreUnavailable
 from slidegate.core import Bucket, Concurrency
-from slidegate.core.protocols import HoldsPlaces
 from slidegate.testing import FakeClock
 from slidegate.web.record import Record
 
 from ..asgi import PEER, call, hello
 from ..redis_servers import VALKEY, RedisCluster, RedisServer, needs_redis, needs_valkey
+from ..remote_stores import RemoteStore
 from ..virtual_time import VirtualTime
 from .places_traffic import AMOUNTS, play
 
@@ -30,7 +30,7 @@ BOUND_S = 60
 async def in_memory(seed: int, visits: int = 250) -> Counter[str]:
     store = MemoryStore()
     app = await play(Limiter(store), seed, visits=visits)
-    assert store.places_held() == 0, f"seed {seed}: everything has ended"
+    assert store.permits_held() == 0, f"seed {seed}: everything has ended"
     assert {rule for (rule, _), most in app.most.items() if most == AMOUNTS[rule]} == set(AMOUNTS), "all were full once"
     return app.outcomes
 
@@ -70,9 +70,8 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 async def test_the_bound_holds_over_all_ends_of_requests_on_a_shared_store(url: str, seed: int) -> None:
     async with Limiter.from_url(url, deadline=30, on_error="deny") as limiter:
         app = await play(limiter, seed, visits=150)
-        assert isinstance(limiter.store, HoldsPlaces)
         async with asyncio.timeout(BOUND_S):
-            while limiter.store.places_held():  # noqa: ASYNC110 - hand-backs that are under way end by themselves
+            while limiter.store.permits_held():  # noqa: ASYNC110 - hand-backs that are under way end by themselves
                 await asyncio.sleep(0.01)
     assert {rule for (rule, _), most in app.most.items() if most == AMOUNTS[rule]}, f"seed {seed}: nothing was full"
 
@@ -84,7 +83,7 @@ async def test_a_gate_that_forgets_to_let_go_is_found_out() -> None:
     store = MemoryStore()
     with patch.object(Record, "let_go", forget):
         await play(Limiter(store), 1)
-    assert store.places_held() > 0
+    assert store.permits_held() > 0
 
 
 @pytest.mark.interpreted("a compiled class cannot be derived from")
@@ -106,32 +105,23 @@ async def test_a_gate_that_lets_go_too_early_is_found_out() -> None:
     assert "are under way under" in repr(found.value.exceptions)
 
 
-class Failing:
+class Failing(RemoteStore):
     """A shared store that does not answer while `away`."""
 
-    def __init__(self) -> None:
-        self.near = MemoryStore(clock=FakeClock())
-        self.away = False
+    away = False
 
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self.near, name)
-        return self._unless_away(found) if name in ("hit", "refund") else found
-
-    def _unless_away(self, found: Any) -> Any:
-        async def asked(*args: Any) -> Any:
-            if self.away:
-                raise StoreUnavailable("away")
-            return found(*args)
-
-        return asked
+    async def answer(self, question: Any, *arguments: Any) -> Any:
+        if self.away:
+            raise StoreUnavailable("away")
+        return question(*arguments)
 
 
 async def test_during_a_failure_the_bound_is_per_process_and_afterwards_both_counts_hold(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    store, clock = Failing(), FakeClock()
+    store, clock = Failing(FakeClock()), FakeClock()
     monkeypatch.setattr("slidegate.limiter.failover.monotonic_ns", lambda: clock() * 1_000)
-    limiter = Limiter(store, deadline="20s")  # type: ignore[arg-type]
+    limiter = Limiter(store, deadline="20s")
     inside, ends = [asyncio.Event(), asyncio.Event()], [asyncio.Event(), asyncio.Event()]
     come = iter(zip(inside, ends, strict=True))
 
@@ -154,28 +144,28 @@ async def test_during_a_failure_the_bound_is_per_process_and_afterwards_both_cou
         clock.advance("1h")
         ends[0].set()
         assert (await before).status == 200
-        assert store.near.places_held() == 0
+        assert store.permits_held() == 0
         assert (await call(gate)).status == 429, "the one that began during the failure is still under way"
-        assert store.near.places_held() == 0, "what the shared store gave for it went back"
+        assert store.permits_held() == 0, "what the shared store gave for it went back"
         ends[1].set()
         assert (await during).status == 200
     come = iter([(asyncio.Event(), ends[1])])
     assert (await call(gate)).status == 200
-    assert store.near.places_held() == 0
+    assert store.permits_held() == 0
 
 
 @pytest.mark.parametrize("on_error", ["allow", "deny"])
 async def test_without_a_store_nothing_is_held(on_error: Any) -> None:
-    store = Failing()
+    store = Failing(FakeClock())
     gate = RateLimitMiddleware(
         hello,
-        limiter=Limiter(store, deadline="20s", on_error=on_error),  # type: ignore[arg-type]
+        limiter=Limiter(store, deadline="20s", on_error=on_error),
         rules=[Rule("*", concurrency=1, wait="1s")],
     )
     store.away = True
     assert [(await call(gate)).status for _ in range(2)] == [200 if on_error == "allow" else 503] * 2
     store.away = False
-    assert store.near.places_held() == 0
+    assert store.permits_held() == 0
 
 
 def test_places_come_back_under_trio_too() -> None:
@@ -196,7 +186,7 @@ def test_places_come_back_under_trio_too() -> None:
                 await call(gate)
 
     trio.run(main)
-    assert (seen, store.places_held()) == ([200] * 5, 0)
+    assert (seen, store.permits_held()) == ([200] * 5, 0)
 
 
 async def hello_after_a_turn(scope: Any, receive: Any, send: Any) -> None:
@@ -215,4 +205,4 @@ async def test_a_place_that_comes_back_elsewhere_is_found_by_asking_again() -> N
     store.refund(held)  # by another process, which calls nobody here
     assert (await waiting).status == 200
     assert virtual.passed_s == pytest.approx(5.1, abs=0.01)
-    assert store.places_held() == 0
+    assert store.permits_held() == 0

@@ -9,36 +9,22 @@ from .counter_window import CounterWindow
 from .decide import charge_all, decide, enter_periods, refund_all
 from .decision import Bucket, Check, Decision, LimitState, Reason
 from .errors import ConfigurationError, InvalidKey, SlidegateError
-from .limits import AnyLimit, Concurrency, Limit, parse_duration_us, parse_limits
+from .limits import AnyLimit, Concurrency, Limit, Quota, parse_duration_us, parse_limits
 from .networks import Networks
-from .observers import Observers
-from .protocols import (
-    AnswersThreads,
-    Clock,
-    CountsBans,
-    Event,
-    FigureRow,
-    HasParts,
-    HoldsPlaces,
-    KeepsDeadline,
-    KeepsFigures,
-    Observer,
-    Store,
-)
-from .quotas import Quota
 from .ring import NEVER, OPEN, WindowState
 from .statistics.hot_keys import HotKeys
 from .statistics.metrics import MetricWindow
 from .statistics.summary import MetricSummary
 from .statistics.totals import RollingTotals
+from .store import BanStore, Clock, Event, Observer, Observers, SharedStats, StatsRow, Store
 from .views import Snapshot, WindowSlice, WindowView
 
 __all__ = [
     "NEVER",
     "OPEN",
     "Anchor",
-    "AnswersThreads",
     "AnyLimit",
+    "BanStore",
     "Bucket",
     "Calendar",
     "Check",
@@ -46,17 +32,11 @@ __all__ = [
     "Concurrency",
     "ConfigurationError",
     "CounterWindow",
-    "CountsBans",
     "Decision",
     "Event",
-    "FigureRow",
     "Guarded",
-    "HasParts",
-    "HoldsPlaces",
     "HotKeys",
     "InvalidKey",
-    "KeepsDeadline",
-    "KeepsFigures",
     "Limit",
     "LimitState",
     "MetricSummary",
@@ -68,8 +48,10 @@ __all__ = [
     "Quota",
     "Reason",
     "RollingTotals",
+    "SharedStats",
     "SlidegateError",
     "Snapshot",
+    "StatsRow",
     "Store",
     "WindowSlice",
     "WindowState",

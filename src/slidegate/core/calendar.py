@@ -7,17 +7,27 @@ and February has 28 days or 29. A start is a date and a time of day on the clock
 * where clocks are set back and show it twice, it is the first of the two;
 * a day that a month or a year does not have is the last one before it: the 31st, or 29 February.
 
-Moments are Unix times in microseconds, as everywhere in the core; the zone is an argument, since its rules are files.
+Moments are Unix times in microseconds, as everywhere in the core.
 """
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, time, timedelta, tzinfo
-from typing import Final, Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias, get_args
+
+from .errors import ConfigurationError, quoted
 
 Unit: TypeAlias = Literal["day", "week", "month", "year"]
+
+UNITS: Final[tuple[Unit, ...]] = get_args(Unit)
+WEEKDAYS: Final = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
+_DAYS: Final = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
+_TIME: Final = "([01][0-9]|2[0-3]):([0-5][0-9])"
+_DAY: Final = "[0-9]{1,2}"
+_DATE: Final = "(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _US: Final = timedelta(microseconds=1)
@@ -101,3 +111,55 @@ def _clamped(year: int, month: int, day: int) -> date:
     """Return a date, the last of its month where the month is shorter."""
     following = date(year + month // 12, month % 12 + 1, 1)
     return date(year, month, min(day, (following - timedelta(days=1)).day))
+
+
+def read_anchor(unit: Unit, starts: int | str | None) -> tuple[Anchor, str]:
+    """Return where periods of a unit start, and how that is spelled."""
+    given = starts if isinstance(starts, str) else ""
+    if unit == "day":
+        match = re.fullmatch(_TIME, "00:00" if starts is None else given)
+        if match is not None:
+            return Anchor(minute=int(match[1]) * 60 + int(match[2])), match[0]
+        expected = 'a time of day, for example "06:00"'
+    elif unit == "week":
+        weekday = "monday" if starts is None else given.lower()
+        if weekday in WEEKDAYS:
+            return Anchor(weekday=WEEKDAYS.index(weekday)), weekday
+        expected = 'a day of the week, for example "monday"'
+    elif unit == "month":
+        day = 1 if starts is None else int(given) if re.fullmatch(_DAY, given) else starts
+        if isinstance(day, int) and not isinstance(day, bool) and 1 <= day <= 31:
+            return Anchor(day=day), str(day)
+        expected = "a day of the month from 1 to 31, for example 15"
+    else:
+        match = re.fullmatch(_DATE, "01-01" if starts is None else given)
+        if match is not None and int(match[2]) <= _DAYS[int(match[1]) - 1]:
+            return Anchor(month=int(match[1]), day=int(match[2])), match[0]
+        expected = 'a month and a day, for example "04-01"'
+    raise ConfigurationError(f"starts: a {unit} starts with {expected}, not {quoted(starts)}")
+
+
+def load_zone(name: object) -> tzinfo:
+    """Return a time zone with its rules; UTC has none, and needs no database.
+
+    Raises:
+        ConfigurationError: There is no such zone, or no time zone database; the message says what would help.
+    """
+    example = 'for example "Europe/Berlin" or "UTC"'
+    if not isinstance(name, str):
+        raise ConfigurationError(f"zone: expected the name of a time zone, {example}, not {quoted(name)}")
+    if name == "UTC":
+        return UTC
+    # Imported here, because few applications need them.
+    from difflib import get_close_matches
+    from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
+
+    try:
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError):  # OSError: a folder of zones, for example "Europe"
+        known = available_timezones()
+    if not known:
+        raise ConfigurationError(f"zone: there is no time zone database to find {quoted(name)} in: pip install tzdata")
+    near = get_close_matches(name, known, 3) or [zone for zone in sorted(known) if name.lower() in zone.lower()][:3]
+    hint = f"; did you mean {' or '.join(map(repr, near))}?" if name and near else ""
+    raise ConfigurationError(f"zone: expected the name of a time zone, {example}, not {quoted(name)}{hint}")

@@ -11,8 +11,7 @@ from typing import Any, Final, TypeAlias
 
 from .charge import Charge
 from .decision import Check, Decision, Reason
-from .limits import AnyLimit, Concurrency
-from .quotas import Quota
+from .limits import AnyLimit, Concurrency, Quota
 from .ring import GRACE_US, KEPT_US, NEVER, WindowState, reserve
 
 OK: Final = Reason.OK

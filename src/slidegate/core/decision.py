@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from .bans.in_force import Ban
 from .charge import Charge
-from .limits import AnyLimit, Concurrency, Limit
+from .limits import AnyLimit, Concurrency, Limit, Quota
 from .reasons import Reason as Reason
 from .ring import NEVER, OPEN, WindowState
 
@@ -54,8 +54,8 @@ class Bucket:
         self.wait_max = wait_max
         self.limits = tuple(limits)
         self.held = any(isinstance(limit, Concurrency) for limit in self.limits)
-        self.dated = not all(isinstance(limit, Limit) for limit in self.limits)
-        self.plain = not (self.held or self.dated)
+        self.dated = any(isinstance(limit, Quota) for limit in self.limits)
+        self.plain = all(isinstance(limit, Limit) for limit in self.limits)
         self.names = tuple(names) if names is not None else wire_names(rule, self.limits)
 
     def __getnewargs__(self) -> tuple[str, Sequence[AnyLimit]]:
@@ -309,6 +309,23 @@ def binding_place(
         if more < 0 or (more == 0 and readings[at][1] > readings[place][1]):
             place = at
     return place
+
+
+def refused_later(readings: Sequence[WindowState], decided_us: int, now_us: int, checks: Sequence[Check]) -> Decision:
+    """Return a refusal for lack of room as it reads at a later moment, as long as its windows are the same.
+
+    Args:
+        readings: The readings on which it was decided.
+        decided_us: When that was.
+        now_us: The later moment.
+        checks: The demand.
+    """
+    passed_us = now_us - decided_us
+    later = [
+        (spent, leaves_us, newest_us, wait_us and wait_us - passed_us)
+        for spent, leaves_us, newest_us, wait_us in readings
+    ]
+    return Decision(False, Reason.LIMITED, now_us, checks, later)
 
 
 def ceil_s(span_us: int) -> int:

@@ -1,7 +1,7 @@
 """Limits and how they are written: ``"5/minute; 100 per 2 hours; 10/30s"``.
 
 A limit admits at most `amount` units in any half-open interval of `window_us` microseconds. Its `resolution`, the count
-of numbers that a window may remember, decides the ring (see `windows.theory`):
+of numbers that a window may remember, decides its ring (see `ring`):
 
 * ``amount <= resolution``: the time of every unit is kept, and the window is exact;
 * otherwise: counts of slices of ``s = ceil(window_us / resolution)`` microseconds. The slice is rounded *up*: rounded
@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import math
 import re
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Final, Self, TypeAlias, overload
 
-from . import permits, ring
+from . import periods, permits, ring
+from .calendar import UNITS, Calendar, Period, Unit, load_zone, read_anchor
 from .durations import SPACES, format_duration, read_span_us
 from .errors import ConfigurationError, quoted
 from .ring import WindowState
@@ -37,6 +38,7 @@ _MAX_SPAN_US: Final = 2**63 - 1
 # 64 counters of 4 bytes are a quarter of a kilobyte, and keep the needless wait below 2 % of the window.
 DEFAULT_RESOLUTION: Final = 64
 
+QUOTA_EXAMPLE: Final = 'Quota("10000/month")'
 EXAMPLE: Final = '"5/minute; 100 per 2 hours; 10/30s"'
 
 # Possessive (`++`), and no two runs of spaces side by side: a hostile text is walked once.
@@ -47,6 +49,7 @@ _LIMIT: Final = re.compile(
     (?:@\s*+(?P<resolution>[0-9]{1,9}+))?""",
     re.ASCII | re.VERBOSE,
 )
+_QUOTA: Final = re.compile(r"(?P<amount>[0-9]{1,18}+) *+(?:/|per\b) *+(?P<unit>[A-Za-z]++)", re.ASCII)
 _NO_UNIT: Final = re.compile(r"([0-9]{1,18}+)\s*+(?:/|per\b)\s*+([0-9]{1,18}+)", re.ASCII)
 
 
@@ -110,7 +113,7 @@ def check_whole(value: object, low: int, high: int, what: str, example: str) -> 
     return value
 
 
-class AnyLimit(ABC):
+class AnyLimit:
     """At most `amount` units of something: the base of `Limit`, `Quota` and `Concurrency`. Immutable.
 
     A bucket takes limits of any kind, and a demand charges all or none. What a key has spent is a *window*, which is
@@ -127,15 +130,16 @@ class AnyLimit(ABC):
         life_us: How long anything may count in a window of this length, in microseconds; 0 where nobody knows.
     """
 
+    # No ABC: every answer asks what kind a limit is, and with that metaclass `isinstance` takes ten times as long.
     __slots__ = ()
 
     amount: int
     name: str | None
-    resolution: int
-    exact: bool
-    slice_us: int
-    span_us: int
-    life_us: int
+    resolution: int = 0
+    exact: bool = False
+    slice_us: int = 0
+    span_us: int = 0
+    life_us: int = 0
 
     def listed(self) -> Self:
         """Return this limit, as one of those that apply together.
@@ -156,9 +160,9 @@ class AnyLimit(ABC):
         """The part of a name on the wire that tells the limit apart from others of its rule."""
 
     @property
-    @abstractmethod
     def window_s(self) -> int | None:
         """The length of the window in whole seconds: `w` of RateLimit-Policy; None where there is no such number."""
+        return None
 
     @property
     @abstractmethod
@@ -183,9 +187,9 @@ class AnyLimit(ABC):
     def remove(self, window: bytes, now_us: int, spent_us: int, mark: int, units: int) -> bytes | None:
         """See `ring.remove`."""
 
-    @abstractmethod
     def settle(self, window: bytes, now_us: int) -> bytes:
-        """See `ring.settle`."""
+        """See `ring.settle`; of other kinds nothing leaves bit by bit."""
+        return window
 
     @abstractmethod
     def state(self, window: bytes, wait_us: int = 0) -> WindowState:
@@ -203,9 +207,15 @@ class AnyLimit(ABC):
     def mark(self, window: bytes) -> int:
         """Return by what `remove` finds the units that were spent last."""
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self}>"
+
     def _fill(self, **values: object) -> None:
         for name, value in values.items():
             object.__setattr__(self, name, value)
+
+    def _named(self, text: str) -> str:
+        return text if self.name is None else f"{self.name}: {text}"
 
 
 @dataclass(frozen=True, init=False, repr=False, slots=True)
@@ -304,43 +314,125 @@ class Limit(AnyLimit):
         return self.state(window)[2]
 
     def __str__(self) -> str:
-        name = f"{self.name}: " if self.name is not None else ""
         resolution = f" @{self.resolution}" if self.resolution != DEFAULT_RESOLUTION else ""
-        return f"{name}{self.amount}/{format_duration(self.window_us)}{resolution}"
-
-    def __repr__(self) -> str:
-        return f"<Limit {self}>"
+        return self._named(f"{self.amount}/{format_duration(self.window_us)}{resolution}")
 
 
 @dataclass(frozen=True, init=False, repr=False, slots=True)
-class Concurrency(Limit):
-    """At most `amount` requests of a key at a time. Immutable; equal ones hash equal.
+class Quota(AnyLimit):
+    """At most so many units in each day, week, month or year of the calendar. Immutable; equal quotas hash equal.
 
-    It has no window: a unit of it, a *place*, leaves when it is handed back, and never because time has passed. To code
-    that reads limits it is a `Limit` whose window is nothing.
+    It stands wherever a limit stands, and goes by Unix time, also where windows of the same store go by a clock that is
+    never set. It is no sliding window: at the turn of a period everything is free again, so up
+    to twice the amount passes within a moment. A sliding limit beside it keeps bursts small: ``["10/second", quota]``.
 
     Args:
-        amount: Places, 1 to 2**31 - 1, as a whole number or its text.
+        text: ``"10000/month"``: the amount, 1 to 2**31 - 1, and ``day``, ``week``, ``month`` or ``year``.
+        zone: The time zone by whose clocks periods start, as in the time zone database: ``"Europe/Berlin"``.
+        starts: Where in the calendar they start. For a day ``"06:00"``, a time of day; for a week ``"sunday"``; for a
+            month the day, 1 to 31, where 31 is the last day of a shorter month; for a year ``"04-01"``, month and day.
+            By default midnight, Monday, the 1st, and 1 January.
+        name: What the quota is called in the response headers; by default its rule's name.
+
+    Raises:
+        ConfigurationError: A value cannot be read, or there is no such zone, or no time zone database.
+    """
+
+    amount: int
+    unit: Unit
+    """``"day"``, ``"week"``, ``"month"`` or ``"year"``."""
+    starts: str
+    zone_name: str
+    name: str | None
+    calendar: Calendar = field(compare=False)
+
+    def __init__(
+        self, text: str, *, zone: str = "UTC", starts: int | str | None = None, name: str | None = None
+    ) -> None:
+        match = _QUOTA.fullmatch(text.strip(" ")) if isinstance(text, str) else None
+        if match is None:
+            raise ConfigurationError(f'quota: expected AMOUNT/PERIOD, for example "10000/month", not {quoted(text)}')
+        unit = match["unit"].lower()
+        if unit not in UNITS:
+            raise ConfigurationError(
+                f"quota: expected a day, week, month or year, for example {match['amount']}/month, not {quoted(text)}; "
+                'for other spans write a limit, for example "100/hour"'
+            )
+        amount = check_whole(int(match["amount"]), 1, MAX_AMOUNT, "amount", f"for example {QUOTA_EXAMPLE}")
+        if name is not None:
+            check_name(name, "quota name")
+        anchor, spelled = read_anchor(unit, starts)
+        calendar = Calendar(unit, anchor, load_zone(zone))
+        self._fill(amount=amount, unit=unit, starts=spelled, zone_name=zone, name=name, calendar=calendar)
+
+    spend = periods.spend
+    charge = periods.charge
+    remove = periods.remove
+    state = periods.state
+    reset = periods.reset
+    expires_us = periods.expires_us
+
+    def mark(self, window: bytes) -> int:
+        """See `AnyLimit.mark`: the end of the period, in Unix time."""
+        return periods.end_us(window)
+
+    def enter(self, window: bytes, now_us: int, unix_us: int) -> bytes:
+        """Return a count in the period of a moment, which the store and Unix call by different numbers."""
+        return periods.enter(window, self.period_at(unix_us).end_us, now_us - unix_us)
+
+    @property
+    def same_window(self) -> Identity:
+        """Unit, zone and start: quotas of one rule that agree in them share their counts, whatever their amounts."""
+        return 0, f"{self.unit} {self.starts} {self.zone_name}"
+
+    @property
+    def suffix(self) -> str:
+        """See `AnyLimit.suffix`: the unit."""
+        return self.unit
+
+    @property
+    def said(self) -> str:
+        """See `AnyLimit.said`."""
+        return f"{self.amount} per {self.unit}"
+
+    def period_at(self, unix_us: int) -> Period:
+        """Return the period of a moment of Unix time, in microseconds."""
+        return self.calendar.period_at(unix_us)
+
+    def leaves_us(self, at_us: int) -> int:
+        """See `AnyLimit.leaves_us`; a period may end at any time."""
+        return at_us + periods.KEPT_US
+
+    def __str__(self) -> str:
+        return self._named(f"{self.amount}/{self.unit} from {self.starts} in {self.zone_name}")
+
+
+@dataclass(frozen=True, init=False, repr=False, slots=True)
+class Concurrency(AnyLimit):
+    """At most `amount` requests of a key at a time. Immutable; equal ones hash equal.
+
+    It has no window: a unit of it, a *permit*, leaves when it is handed back, and never because time has passed.
+
+    Args:
+        amount: Permits, 1 to 2**31 - 1, as a whole number or its text.
         name: The name of the limit in the response headers; by default its rule's name.
 
     Raises:
         ConfigurationError: A value is outside its range.
     """
 
+    amount: int
+    name: str | None
+
     def __init__(self, amount: int | str, *, name: str | None = None) -> None:
         if name is not None:
             check_name(name, "limit name")
-        self._fill(amount=_places(amount), window_us=0, resolution=1, name=name)
-        self._fill(slice_us=0, slices=0, exact=True, step_us=1, span_us=0, life_us=0)
+        self._fill(amount=_permits(amount), name=name)
 
     spend = permits.spend
     charge = permits.charge
     remove = permits.remove
     state = permits.state
-
-    def settle(self, window: bytes, now_us: int) -> bytes:
-        """See `AnyLimit.settle`: no permit leaves because time has passed."""
-        return window
 
     def reset(self, window: bytes, now_us: int) -> bytes:
         """See `AnyLimit.reset`: requests that are under way stay so."""
@@ -350,8 +442,16 @@ class Concurrency(Limit):
         """See `AnyLimit.expires_us`: never while one is taken."""
         return 2**63 - 1 if permits.taken(window) else 0
 
+    def mark(self, window: bytes) -> int:
+        """See `AnyLimit.mark`: permits are given back by their number."""
+        return 0
+
+    def leaves_us(self, at_us: int) -> int:
+        """See `AnyLimit.leaves_us`; a permit may come back at any time."""
+        return at_us
+
     def listed(self) -> Self:
-        """Refuse to stand among limits: places have a bucket of their own.
+        """Refuse to stand among limits: permits have a bucket of their own.
 
         Raises:
             ConfigurationError: Always; the message says what to write.
@@ -362,13 +462,14 @@ class Concurrency(Limit):
         )
 
     @property
+    def same_window(self) -> Identity:
+        """A rule has one count of permits for each key."""
+        return 0, 1
+
+    @property
     def suffix(self) -> str:
         """See `AnyLimit.suffix`."""
         return "places"
-
-    @property
-    def window_s(self) -> None:
-        """None: there is no window."""
 
     @property
     def said(self) -> str:
@@ -376,14 +477,10 @@ class Concurrency(Limit):
         return f"{self.amount} at a time"
 
     def __str__(self) -> str:
-        name = f"{self.name}: " if self.name is not None else ""
-        return f"{name}{self.amount} at a time"
-
-    def __repr__(self) -> str:
-        return f"<Limit {self}>"
+        return self._named(self.said)
 
 
-def _places(amount: object) -> int:
+def _permits(amount: object) -> int:
     digits = amount.strip() if isinstance(amount, str) else ""
     number = int(digits) if digits.isascii() and digits.isdigit() and len(digits) <= 18 else amount
     if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= MAX_AMOUNT:

@@ -16,9 +16,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from .limits import AnyLimit, Concurrency, Limit
+from .limits import AnyLimit, Limit, Quota
 from .periods import end_us
-from .quotas import Quota
 from .ring import entries
 
 
@@ -100,7 +99,7 @@ def _slices(window: bytes, limit: AnyLimit, now_us: int) -> Iterator[WindowSlice
         until_us = end_us(window)
         start_us = limit.period_at(until_us - 1).start_us + leaves_us - until_us
         yield WindowSlice(start_us, leaves_us, leaves_us, used)
-    elif isinstance(limit, Limit) and not isinstance(limit, Concurrency):
+    elif isinstance(limit, Limit):
         counts = dict(entries(window))
         if not limit.exact:
             last_us = now_us - now_us % limit.slice_us + limit.slice_us - 1

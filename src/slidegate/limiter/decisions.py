@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..core.decision import Check, Decision, Reason
-from ..core.protocols import Store
 from ..core.ring import OPEN
+from ..core.store import Store
 
 
 class Unserved(Decision):

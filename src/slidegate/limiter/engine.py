@@ -23,7 +23,7 @@ from ..core.bans.in_force import Ban, Guarded
 from ..core.bans.policy import BanPolicy
 from ..core.decision import Check, Decision, Reason
 from ..core.errors import ConfigurationError
-from ..core.protocols import BanBook, Clock, Event, HoldsPlaces, KeepsFigures, Store
+from ..core.store import BanStore, Clock, Event, Store
 from ..stores.memory.store import MemoryStore
 from .events import EventHub, EventStats
 from .failover import Failover, OnError, check_failure_policy
@@ -95,9 +95,8 @@ class Engine:
         self.keys = Keys(secret)
         self.has_secret = secret is not None
         self.statistics = Statistics(self.clock, self.tell)
-        shared = store if isinstance(store, KeepsFigures) else None
-        self.figures = Publisher(shared, self.statistics)
-        self.all_workers = AllWorkers(shared, self.statistics, self.figures)
+        self.figures = Publisher(store.shared_stats, self.statistics)
+        self.all_workers = AllWorkers(store.shared_stats, self.statistics, self.figures)
         self.lines = WaitingLines(self)
         self.callers = Callers()
         self.console: object | None = None
@@ -105,7 +104,7 @@ class Engine:
         self._near = NearLimits(near_limit, self.statistics.now_us, self.tell)
         self.waits = Waits(self.clock)
         self.closing: list[Callable[[], None]] = []
-        self._holds_places = isinstance(store, HoldsPlaces)
+        self._counts_permits = store.permits_held() is not None  # asked once: to count them may take long
         self._claimed: dict[str, int] = {}
         self.rebuild()
         events.on_change(self.rebuild)
@@ -117,7 +116,7 @@ class Engine:
         return self.store.clock if isinstance(self.store, MemoryStore) else None
 
     @property
-    def _bans(self) -> BanBook | Failover:
+    def _bans(self) -> BanStore | Failover:
         return self.store.bans if self.failover is None else self.failover
 
     def event_stats(self) -> EventStats:
@@ -158,7 +157,7 @@ class Engine:
         Raises:
             ConfigurationError: It cannot.
         """
-        if not self._holds_places:
+        if not self._counts_permits:
             raise ConfigurationError(f"concurrency: {self.store!r} counts no places; use MemoryStore(), for example")
 
     async def find_ban(self, guarded: Sequence[Guarded]) -> Ban | None:

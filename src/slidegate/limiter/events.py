@@ -26,7 +26,7 @@ import anyio
 
 from ..core.errors import ConfigurationError, closest
 from ..core.logs import logger
-from ..core.protocols import Clock, Event, Observer
+from ..core.store import Clock, Event, Observer
 from ..stores.forks import hold_over_fork
 from .aio import on_loop
 

@@ -14,7 +14,7 @@ Every question has a deadline. What the store does not answer is answered as `on
 * ``"deny"``: everything is refused, with 503 over HTTP.
 
 A store that fails again and again is left alone by a circuit breaker. A store can be several servers, and one of them
-can be dead while the others answer, so each part of a store that says which (`HasParts`) has a breaker of its own::
+can be dead while the others answer, so each part of it (`Store.part_of`) has a breaker of its own::
 
     closed ---- 3 failures ----> open ---- 1 s ----> half open: one probe ---- answered ----> closed
                                    ^                     |
@@ -28,20 +28,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from datetime import timedelta
-from inspect import signature
 from threading import Lock
 from time import monotonic_ns, time_ns
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 from ..core.bans.in_force import Ban, Guarded
 from ..core.bans.policy import BanPolicy
+from ..core.charge import let_go
 from ..core.decision import Check, Decision
 from ..core.durations import format_duration
 from ..core.errors import ConfigurationError, StoreError, StoreTimeout, StoreUnavailable, closest
 from ..core.limits import parse_duration_us
 from ..core.logs import logger, written
-from ..core.place_lease import let_go
-from ..core.protocols import Clock, Event, HasParts, KeepsDeadline, Store
+from ..core.store import Clock, Event, Store
 from ..stores.forks import hold_over_fork
 from ..stores.memory.store import MemoryStore
 from .aio import Deadline, to_the_end, within
@@ -117,15 +116,11 @@ class Failover:
     ) -> None:
         check_failure_policy(deadline, on_error)
         self._store = store
-        # One of somebody's own may keep no room for those who wait; then they take what others leave.
-        self._keeps_room = "first_in_line" in signature(store.hit).parameters
         self.deadline_us = parse_duration_us(deadline, "deadline")
         self._deadline_s = self.deadline_us / 1_000_000
         self._deadline = Deadline(self._deadline_s)
         # A timer for each request costs as much as a whole hit on a store of this host.
-        self._keeper = store if isinstance(store, KeepsDeadline) else None
-        self._keeps_deadline = self._keeper is not None and self._keeper.keep_deadline(self._deadline_s)
-        self._parts = store if isinstance(store, HasParts) else None
+        self._keeps_deadline = store.keep_deadline(self._deadline_s)
         self.on_error = on_error
         self._tell = tell
         self._clock = clock
@@ -153,10 +148,8 @@ class Failover:
         if self._troubled and self._is_open(checks):
             return self.fallback("hit", checks, guarded)
         try:
-            if self._keeper is not None:
-                self._keeper.keep_deadline(self._deadline_s)
-            line = {"first_in_line": True} if first_in_line and self._keeps_room else {}
-            answer = self._store.hit(checks, guarded, **line)
+            self._store.keep_deadline(self._deadline_s)
+            answer = self._store.hit(checks, guarded, first_in_line=first_in_line)
         except ConfigurationError:
             raise
         except Exception as error:
@@ -268,8 +261,7 @@ class Failover:
         if self._troubled and self._is_open(checks):
             return default
         try:
-            if self._keeper is not None:
-                self._keeper.keep_deadline(self._deadline_s)
+            self._store.keep_deadline(self._deadline_s)
             answer = await within(question(), self._deadline_s)
         except (ConfigurationError, asyncio.CancelledError):
             self._probe_again(checks)
@@ -317,13 +309,9 @@ class Failover:
 
     # -- breakers ----------------------------------------------------------------------------------------------------
 
-    def _part_of(self, checks: Sequence[Check]) -> Hashable:
-        """Return the part that answers a question about checks; about bans, if there are none."""
-        return WHOLE if self._parts is None else self._parts.part_of(checks)
-
     def _breakers(self, checks: Sequence[Check]) -> list[Breaker]:
         """Return the breakers that a question depends on: that of its part, and that of the whole store."""
-        found = [self._troubled.get(part) for part in {self._part_of(checks), WHOLE}]
+        found = [self._troubled.get(part) for part in {self._store.part_of(checks), WHOLE}]
         return [breaker for breaker in found if breaker is not None]
 
     def _is_open(self, checks: Sequence[Check]) -> bool:
@@ -351,7 +339,7 @@ class Failover:
             what: Hashable = f"for a {error.concerns}"
             where, breaker = f" {what}", None
         else:
-            what = self._part_of(checks)
+            what = self._store.part_of(checks)
             where, breaker = _at(what), self._troubled.setdefault(what, Breaker())
             breaker.failures += 1
             breaker.failed_us = now_us
@@ -371,7 +359,7 @@ class Failover:
 
     def _recover(self, checks: Sequence[Check]) -> None:
         """Record that a question was answered; report the recovery if the failure was reported."""
-        now_us, well = self._clock(), {self._part_of(checks), WHOLE}
+        now_us, well = self._clock(), {self._store.part_of(checks), WHOLE}
         for part, breaker in self._troubled.copy().items():
             if part not in well and now_us - breaker.failed_us < FORGET_US:
                 continue
@@ -424,7 +412,7 @@ class LocalStore:
         with self._lock:
             due = not away and self._clock() >= self._needed_until_us
             # Places may be held by requests that began while the shared store was away.
-            if due and self.made is not None and not self.made.places_held():
+            if due and self.made is not None and not self.made.permits_held():
                 self.made = None
             return self.made
 

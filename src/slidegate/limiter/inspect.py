@@ -14,7 +14,7 @@ from ..core.bans.policy import BanPolicy
 from ..core.bans.standing_view import PolicyStanding, policy_standing
 from ..core.decision import Bucket
 from ..core.errors import ConfigurationError
-from ..core.protocols import BanBook, Store
+from ..core.store import BanStore, Store
 from ..core.views import WindowView, view_of
 from ..stores.forks import hold_over_fork
 from .aio import let_others_run, within
@@ -145,11 +145,13 @@ class KeyStanding(NamedTuple):
     """How many further ones there are: 0 unless there are more than 200."""
 
 
-async def standing_of(book: BanBook, key: str, guards: Sequence[Guarded], policies: Iterable[BanPolicy]) -> KeyStanding:
+async def standing_of(
+    bans: BanStore, key: str, guards: Sequence[Guarded], policies: Iterable[BanPolicy]
+) -> KeyStanding:
     """Return how a key stands.
 
     Args:
-        book: The bans of the store.
+        bans: The bans of the store.
         key: The key in its spelling.
         guards: The address that the key is, if it is one.
         policies: The policies that are known; of two of one name the last one counts.
@@ -163,7 +165,7 @@ async def standing_of(book: BanBook, key: str, guards: Sequence[Guarded], polici
         if policy.prefix is not None:
             known[policy.prefix.name] = policy.prefix
     keys = [key, *(network for network in networks_around(key, guards) if network != key)]
-    now_us, kept = await within(book.standings(keys))
+    now_us, kept = await within(bans.standings(keys))
     places = {name: place for place, name in enumerate(keys)}
     found = [stands for one in kept if (stands := policy_standing(one, known.get(one.policy), now_us)) is not None]
     found.sort(key=lambda stands: (places[stands.key], stands.policy))

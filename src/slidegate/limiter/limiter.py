@@ -17,7 +17,7 @@ from ..core.decision import Bucket, Check, Decision
 from ..core.errors import ConfigurationError, quoted
 from ..core.limits import MAX_WINDOW_US, AnyLimit, check_name, check_whole, parse_duration_us, parse_limits
 from ..core.memo import MEMO_SIZE, remember
-from ..core.protocols import BanBook, Observer, Store
+from ..core.store import BanStore, Observer, Store
 from ..stores.memory.store import MemoryStore
 from ..stores.system_clock import system_us
 from .aio import in_turns, within
@@ -73,8 +73,16 @@ class Limiter:
     ) -> None:
         if isinstance(store, str):
             raise ConfigurationError(f"store: expected a store object; write Limiter.from_url({store!r})")
-        if store is not None and (isinstance(store, type) or not callable(getattr(store, "hit", None))):
-            raise ConfigurationError(f"store: expected a store such as MemoryStore(), not {store!r}")
+        if store is not None and not isinstance(store, Store):
+            raise ConfigurationError(
+                f"store: expected a store such as MemoryStore(), not {store!r}; a store of your own derives from "
+                "slidegate.Store"
+            )
+        if store is not None and not isinstance(getattr(store, "bans", None), BanStore):
+            raise ConfigurationError(
+                f"store: {store!r} has no bans; set self.bans in its __init__, for example to "
+                "slidegate.stores.MemoryBans()"
+            )
         self.store: Store = store if store is not None else MemoryStore()
         """The store that holds the counts."""
         events = EventHub(self.store.unix_us if isinstance(self.store, MemoryStore) else system_us)
@@ -597,7 +605,7 @@ class Limiter:
             remember(self._buckets, (rule, limits), bucket)
         return bucket
 
-    def _books(self) -> list[BanBook]:
+    def _books(self) -> list[BanStore]:
         """Return the bans of the store, behind the bans made here while it did not answer."""
         failover = self.engine.failover
         local = None if failover is None else failover.local

@@ -12,7 +12,7 @@ from typing import Final
 from ..core.bans.in_force import shown
 from ..core.decision import Decision
 from ..core.errors import ConfigurationError, quoted
-from ..core.protocols import Clock, Event
+from ..core.store import Clock, Event
 from ..stores.forks import hold_over_fork
 
 NEAR_LIMIT: Final = 0.8

@@ -8,7 +8,7 @@ from typing import Any, Final
 from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
 
 from ..core.errors import ConfigurationError, closest
-from ..core.protocols import Store
+from ..core.store import Store
 from ..stores.memory.store import MemoryStore
 
 _NUMBER: Final = re.compile("[0-9]{1,18}")

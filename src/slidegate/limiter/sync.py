@@ -16,7 +16,6 @@ from ..core.bans.in_force import Ban
 from ..core.bans.policy import BanPolicy
 from ..core.decision import Decision
 from ..core.errors import ConfigurationError
-from ..core.protocols import AnswersThreads
 from .aio import COMMAND_DEADLINE_S, on_loop
 from .engine import Engine
 from .inspect import KeyStanding, KeyView
@@ -130,7 +129,7 @@ class WithoutLoop:
 
     def __init__(self, engine: Engine) -> None:
         store, failover = engine.store, engine.failover
-        alone = engine.per_process or (isinstance(store, AnswersThreads) and store.answers_threads())
+        alone = engine.per_process or store.answers_threads()
         self._portal = None if alone else _shared_portal()
         self._most_s = GRACE_S + (0.0 if failover is None else STEPS * failover.deadline_us / 1_000_000)
 

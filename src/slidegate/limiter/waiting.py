@@ -28,8 +28,7 @@ from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from ..core.bans.in_force import Guarded
 from ..core.decision import Bucket, Check, Decision, Reason
-from ..core.limits import AnyLimit, Concurrency, Limit
-from ..core.quotas import Quota
+from ..core.limits import AnyLimit, Concurrency, Limit, Quota
 from ..core.ring import GRACE_US, KEPT_US, NEVER, OPEN
 from ..stores.forks import hold_over_fork
 from .aio import to_the_end
@@ -389,7 +388,7 @@ def _later_us(asked: _Asked, ahead: Counter[Bucket]) -> int:
     """Return how long a request waits at least under one limit, behind the units of those ahead of it."""
     _, _, limit, cost, wait_us, here = asked
     units = ahead[asked.bucket] if here else 0
-    if not units or not isinstance(limit, Limit) or isinstance(limit, Concurrency):
+    if not units or not isinstance(limit, Limit):
         return max(wait_us, 0)
     wait_us = max(wait_us - GRACE_US, 0)  # the store keeps what is there for those ahead so much longer than they need
     windows, before = divmod(units + cost - 1, limit.amount)

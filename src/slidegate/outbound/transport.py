@@ -21,7 +21,7 @@ from ..core.decision import Decision
 from ..core.durations import format_duration
 from ..core.errors import ConfigurationError
 from ..core.limits import Limit, check_name, check_whole, parse_duration_us, parse_limits
-from ..core.protocols import Event
+from ..core.store import Event
 from ..limiter import Limiter
 from ..limiter.aio import to_the_end
 from .pauses import REFUSALS, read_pause_us

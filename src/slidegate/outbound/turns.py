@@ -19,7 +19,7 @@ from ..core.decision import ceil_s
 from ..core.durations import format_duration
 from ..core.errors import SlidegateError, StoreError
 from ..core.memo import remember
-from ..core.protocols import Event
+from ..core.store import Event
 from ..limiter import Limiter
 from ..limiter.waiters import LoopWaiter
 from .units import Hold, Units

@@ -1,1 +1,10 @@
-"""The stores, which remember windows and bans: memory for one process."""
+"""The stores, which remember windows and bans: in memory for one process, LMDB for one host, Redis for many.
+
+A store of one's own derives from `slidegate.Store`, and may keep its bans in `MemoryBans`.
+"""
+
+from __future__ import annotations
+
+from .memory.bans import MemoryBans
+
+__all__ = ["MemoryBans"]

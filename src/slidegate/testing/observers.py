@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..core.protocols import Event
+from ..core.store import Event
 
 
 class RecordingObserver:

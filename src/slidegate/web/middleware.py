@@ -18,7 +18,7 @@ from ..core.decision import Bucket, Decision
 from ..core.errors import ConfigurationError
 from ..core.limits import AnyLimit, parse_limits
 from ..core.logs import logger
-from ..core.protocols import Observer
+from ..core.store import Observer
 from ..limiter import Limiter
 from .answers.feed import Feed
 from .answers.header_fields import HeaderStyle, HeaderWriter

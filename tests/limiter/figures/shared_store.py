@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from slidegate.core.errors import StoreUnavailable
-from slidegate.core.protocols import Event, FigureRow
+from slidegate.core.store import Event, SharedStats, StatsRow
 from slidegate.limiter.figures.all_workers import AllWorkers
 from slidegate.limiter.figures.publisher import Publisher
 from slidegate.limiter.figures.statistics import Statistics
@@ -14,8 +14,8 @@ from slidegate.testing import FakeClock
 START_US = 1_700_000_000_000_000
 
 
-class Board:
-    """Keeps figures as `KeepsFigures` says."""
+class Board(SharedStats):
+    """Keeps the rows of a test."""
 
     def __init__(self) -> None:
         self.clock = FakeClock(START_US)
@@ -23,12 +23,12 @@ class Board:
         self.failing = False
         self.writings = 0
 
-    async def figures_time(self) -> int:
+    async def time(self) -> int:
         if self.failing:
             raise StoreUnavailable("away")
         return self.clock()
 
-    async def write_figures(self, worker: bytes, rows: Sequence[FigureRow]) -> None:
+    async def write(self, worker: bytes, rows: Sequence[StatsRow]) -> None:
         if self.failing:
             raise StoreUnavailable("away")
         self.writings += 1
@@ -36,7 +36,7 @@ class Board:
             assert row.number >= 0
             self.rows[row.shelf, row.number, worker] = row.value, self.clock() + row.kept_us
 
-    async def read_figures(self, shelf: str, first: int, last: int) -> list[tuple[int, bytes, bytes]]:
+    async def read(self, shelf: str, first: int, last: int) -> list[tuple[int, bytes, bytes]]:
         if self.failing:
             raise StoreUnavailable("away")
         return [

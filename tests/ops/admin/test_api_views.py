@@ -26,7 +26,7 @@ from slidegate import (
     everyone,
 )
 from slidegate.admin import AdminRoutes
-from slidegate.core.protocols import Event
+from slidegate.core.store import Event
 from slidegate.ops.admin.onlooker import KEPT_EVENTS, KEPT_REFUSALS, MOST_A_SECOND, Onlooker
 from slidegate.ops.admin.seen_by_all import published
 from slidegate.stores.lmdb.store import LmdbStore

@@ -11,7 +11,8 @@ from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any
 
-from slidegate.core import Bucket, Decision
+from slidegate import Store
+from slidegate.core import BanStore, Bucket, Decision
 from slidegate.core.charge import Charge
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import FakeClock
@@ -43,17 +44,18 @@ class Remote:
         self._process.wait(timeout=10)
 
 
-class TwoProcesses:
+class TwoProcesses(Store):
     """A store here and one over there, which take turns."""
 
     def __init__(self, path: str, remote: Remote, clock: FakeClock) -> None:
+        super().__init__()
         self.path = path
         self.store = LmdbStore(path, clock=clock, **SMALL)
         self._remote = remote
         self._clock = clock
         self._calls = 0
         self.bans = _Bans(self)
-        self.observe = self.store.observe
+        self.observers = self.store.observers
         remote.call("open", path)
 
     def turn(self, place: str, name: str, *given: Any) -> Any:
@@ -63,7 +65,7 @@ class TwoProcesses:
             return getattr(target, name)(*given)
         return self._remote.call(place, self.path, self._clock.now_us, name, *map(_with_charge, given))
 
-    def hit(self, checks: Any, guarded: Any = ()) -> Any:
+    def hit(self, checks: Any, guarded: Any = (), *, first_in_line: bool = False) -> Any:
         return self._restored(self.turn("store", "hit", checks, guarded), checks)
 
     def peek(self, checks: Any, guarded: Any = ()) -> Any:
@@ -99,13 +101,24 @@ class TwoProcesses:
         return answer
 
 
-class _Bans:
+class _Bans(BanStore):
     """Bans: whatever tells of an event, or cannot be sent, is done here."""
 
     def __init__(self, both: TwoProcesses) -> None:
         self._both = both
-        here = both.store.bans
-        self.strike, self.ban, self.unban, self.load = here.strike, here.ban, here.unban, here.load
+        self._here = both.store.bans
+
+    def strike(self, *given: Any) -> Any:
+        return self._here.strike(*given)
+
+    def ban(self, *given: Any) -> Any:
+        return self._here.ban(*given)
+
+    def unban(self, *given: Any) -> Any:
+        return self._here.unban(*given)
+
+    def load(self, rows: Any) -> Any:
+        return self._here.load(rows)
 
     def find(self, guarded: Any) -> Any:
         return self._both.turn("bans", "find", guarded)

@@ -15,7 +15,7 @@ from slidegate import BanPolicy, Decision
 from slidegate.core.decision import Bucket
 from slidegate.core.errors import StoreError, StoreUnavailable
 from slidegate.core.limits import parse_limits
-from slidegate.core.protocols import FigureRow
+from slidegate.core.store import StatsRow
 from slidegate.stores.redis import RedisStore
 from slidegate.stores.redis.wire import connection as wire
 
@@ -125,9 +125,9 @@ async def test_an_answer_that_is_none_is_a_clear_error_for_hits_and_commands(rng
             lambda: store.inspect("user:2", [BUCKET]),
             store.reset_all,
             store.clear,
-            store.figures_time,
-            lambda: store.read_figures("5s", 0, 0),
-            lambda: store.write_figures(b"worker00", [FigureRow("5s", 0, b"", 1)]),
+            store.shared_stats.time,
+            lambda: store.shared_stats.read("5s", 0, 0),
+            lambda: store.shared_stats.write(b"worker00", [StatsRow("5s", 0, b"", 1)]),
             lambda: store.bans.ban("user:3", 1_000_000, "", ""),
             lambda: store.bans.unban("user:3", ""),
             lambda: store.bans.strike(policy, "user:4", 1, ""),

@@ -18,7 +18,7 @@ from slidegate import BanPolicy, ConfigurationError, StoreUnavailable
 from slidegate.core.addresses import parse_address
 from slidegate.core.decision import Bucket, Decision, Reason
 from slidegate.core.limits import Concurrency, parse_limits
-from slidegate.core.protocols import BanBook, FigureRow
+from slidegate.core.store import BanStore, SharedStats, StatsRow, Store
 from slidegate.stores.redis import RedisStore
 from slidegate.stores.redis.server_clock import ServerClock
 from slidegate.testing import FakeClock, RecordingObserver
@@ -89,7 +89,7 @@ async def test_the_user_of_the_page_may_do_all_that_a_store_offers(server: Redis
     store = RedisStore(url_of_user(server), prefix=f"slidegate:{fresh_prefix()}", timeout=PLENTY_S)
     checks = ((bucket("5/minute"), "ann", 1),)
     policy = BanPolicy("1/minute", "10m", name="p", prefix_after="2/1h")
-    row = FigureRow("5s", 0, b"figure", 60_000_000)
+    row = StatsRow("5s", 0, b"figure", 60_000_000)
     held = await settle(store.hit(((Bucket("two", [Concurrency(2)]), "ann", 1),)))
     calls: dict[str, Callable[[], object]] = {
         "hit": lambda: store.hit(checks),
@@ -99,11 +99,14 @@ async def test_the_user_of_the_page_may_do_all_that_a_store_offers(server: Redis
         "inspect": lambda: store.inspect("ann", [checks[0][0]]),
         "reset": lambda: store.reset("ann"),
         "reset_all": store.reset_all,
-        "figures_time": store.figures_time,
-        "write_figures": lambda: store.write_figures(b"worker00", [row, row._replace(number=1, kept_us=0)]),
-        "read_figures": lambda: store.read_figures("5s", 0, 1),
+        "time": store.shared_stats.time,
+        "write": lambda: store.shared_stats.write(b"worker00", [row, row._replace(number=1, kept_us=0)]),
+        "read": lambda: store.shared_stats.read("5s", 0, 1),
         "part_of": lambda: store.part_of(checks),
-        "places_held": store.places_held,
+        "permits_held": store.permits_held,
+        "keep_deadline": lambda: store.keep_deadline(1.0),
+        "answers_threads": store.answers_threads,
+        "count": store.bans.count,
         "observe": lambda: store.observe(RecordingObserver()),
         "evicts": lambda: store.evicts,
         "strike": lambda: asyncio.gather(
@@ -121,13 +124,14 @@ async def test_the_user_of_the_page_may_do_all_that_a_store_offers(server: Redis
         "close": store.close,
     }
     rows = await store.bans.dump()
-    offered = {name for offer in (RedisStore, BanBook) for name in vars(offer) if not name.startswith("_")}
-    assert set(calls) == offered - {"bans"}
+    offers = RedisStore, Store, BanStore, SharedStats
+    offered = {name for offer in offers for name in vars(offer) if not name.startswith("_")}
+    assert set(calls) == offered - {"shared_stats"}
     for name, ask in calls.items():
         answer = ask()
         if inspect.isawaitable(answer):
             answer = await answer
-        assert answer or name not in ("read_figures", "active", "strike"), name
+        assert answer or name not in ("read", "active", "strike"), name
 
 
 @needs_valkey

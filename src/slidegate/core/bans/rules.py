@@ -17,7 +17,7 @@ from ..barred import Barred
 from ..decision import Check
 from ..durations import format_duration
 from ..errors import ConfigurationError
-from ..protocols import Event
+from ..store import Event
 from .in_force import Ban, BanChange, lasts_longer, longest, shown
 from .policy import PREFIX_NAME, BanPolicy
 from .records import Ledger, Records

@@ -6,8 +6,8 @@ import json
 from datetime import timedelta
 from typing import Any, Final, NamedTuple, TypeVar
 
-from ...core.protocols import KeepsFigures
 from ...core.statistics.tally import Tally
+from ...core.store import SharedStats
 from ..aio import let_others_run, within
 from .publisher import SHELVES, WORKERS, Publisher
 from .slice_rows import unpack_row
@@ -41,7 +41,7 @@ class AllWorkers:
         publisher: Publishes them.
     """
 
-    def __init__(self, store: KeepsFigures | None, statistics: Statistics, publisher: Publisher) -> None:
+    def __init__(self, store: SharedStats | None, statistics: Statistics, publisher: Publisher) -> None:
         self._store = store
         self._statistics = statistics
         self._publisher = publisher
@@ -66,8 +66,8 @@ class AllWorkers:
         if self._store is None:
             return found
         self._publisher.start()
-        workers = await self._others(await within(self._store.figures_time()))
-        for _, worker, value in await within(self._store.read_figures(f"s-{name}", 0, 0)):
+        workers = await self._others(await within(self._store.time()))
+        for _, worker, value in await within(self._store.read(f"s-{name}", 0, 0)):
             if worker in workers and (read := _read(value)) is not None:
                 found.append(Section(workers[worker], read))
         return found
@@ -79,14 +79,14 @@ class AllWorkers:
             first_us = span.first(now_us) * span.step_us
             return await self._own(first_us, span), first_us, now_us
         self._publisher.start()
-        store_us = await within(self._store.figures_time())
+        store_us = await within(self._store.time())
         first = span.first(store_us)
         # A slice moves to the row that fits it best, which may be the one after the running one.
         wider = Span(span.step_us, span.steps + 1)
         shift = self._publisher.shift(span.step_us, store_us)
         own = await self._own((first - shift) * span.step_us, wider)
         parts = [part._replace(tallies=_clamped(part.tallies, span.steps)) for part in own]
-        rows = await within(self._store.read_figures(SHELVES[span.step_us], max(first, 0), first + span.steps))
+        rows = await within(self._store.read(SHELVES[span.step_us], max(first, 0), first + span.steps))
         here = self._publisher.worker
         together: dict[tuple[tuple[str, ...], str, tuple[int, ...]], dict[int, Tally]] = {}
         for place, (number, worker, value) in enumerate(rows):
@@ -114,7 +114,7 @@ class AllWorkers:
     async def _others(self, store_us: int) -> dict[bytes, Worker]:
         assert self._store is not None
         here, found = self._publisher.worker, {}
-        for _, worker, value in await within(self._store.read_figures(WORKERS, 0, 0)):
+        for _, worker, value in await within(self._store.read(WORKERS, 0, 0)):
             known = _read(value)
             if worker != here and isinstance(known, dict):
                 age_s = max(store_us - int(known.get("at_us", 0)), 0) / 1_000_000

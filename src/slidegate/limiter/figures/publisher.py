@@ -34,7 +34,7 @@ import anyio
 
 from ...core.errors import ConfigurationError, StoreError
 from ...core.logs import logger
-from ...core.protocols import FigureRow, KeepsFigures
+from ...core.store import SharedStats, StatsRow
 from ..aio import let_others_run, within
 from .series import Series
 from .slice_rows import Entry, pack_row
@@ -73,7 +73,7 @@ class Publisher:
         publishes: Whether there is a store to publish to.
     """
 
-    def __init__(self, store: KeepsFigures | None, statistics: Statistics) -> None:
+    def __init__(self, store: SharedStats | None, statistics: Statistics) -> None:
         self.interval_s = INTERVAL_S
         self.publishes = store is not None
         self._store = store
@@ -87,7 +87,7 @@ class Publisher:
         self._said_s = float("-inf")
         self._pending: set[int] = set()
         self._shifts: dict[int, int] = {}
-        self._away: list[FigureRow] = []
+        self._away: list[StatsRow] = []
         statistics.started, statistics.published = self.start, store is not None
 
     @property
@@ -191,7 +191,7 @@ class Publisher:
             for series in listed:
                 self._pending |= series.take_touched()
             pending = set(self._pending)
-            store_us = await within(self._store.figures_time(), DEADLINE_S)
+            store_us = await within(self._store.time(), DEADLINE_S)
             if self._shift_all(store_us):
                 self._pending |= {start_us // SLICE_US for series in listed for start_us in series.starts()}
                 pending = set(self._pending)
@@ -202,9 +202,9 @@ class Publisher:
                 kept_us = (row_number + KEPT[step_us] + 1) * step_us - store_us
                 if kept_us > 0 and row_number >= 0:
                     value = pack_row(await _entries(listed, number * step_us, step_us))
-                    rows.append(FigureRow(SHELVES[step_us], row_number, value, kept_us))
+                    rows.append(StatsRow(SHELVES[step_us], row_number, value, kept_us))
             for first in range(0, len(rows), ROWS_AT_ONCE):
-                await within(self._store.write_figures(worker, rows[first : first + ROWS_AT_ONCE]), DEADLINE_S)
+                await within(self._store.write(worker, rows[first : first + ROWS_AT_ONCE]), DEADLINE_S)
             self._pending -= pending
             del self._away[:taken_back]
         finally:
@@ -227,18 +227,18 @@ class Publisher:
             if known is not None and known != found:
                 last = self._statistics.now_us() // step_us + known
                 numbers = range(max(last - KEPT[step_us], 0), last + 2)
-                self._away += [FigureRow(SHELVES[step_us], number, b"", 0) for number in numbers]
+                self._away += [StatsRow(SHELVES[step_us], number, b"", 0) for number in numbers]
                 changed = True
         return changed
 
-    def _signs(self, store_us: int, gone: bool) -> Iterator[FigureRow]:
+    def _signs(self, store_us: int, gone: bool) -> Iterator[StatsRow]:
         """Yield the rows that say that this worker is alive, and its sections."""
         kept_us = 0 if gone else ALIVE_US
-        yield FigureRow(WORKERS, 0, json.dumps({**self.whoami(), "at_us": store_us}).encode(), kept_us)
+        yield StatsRow(WORKERS, 0, json.dumps({**self.whoami(), "at_us": store_us}).encode(), kept_us)
         for name in list(self._sections):
             value = b"" if gone else self.section(name)
             if value is not None:
-                yield FigureRow(f"s-{name}", 0, value, kept_us)
+                yield StatsRow(f"s-{name}", 0, value, kept_us)
 
     def _slices(self, touched: set[int]) -> Iterator[tuple[int, int]]:
         """Yield length and number of each slice to write: of five seconds, and of the longer ones they are in."""

@@ -17,9 +17,9 @@ from time import monotonic_ns, time_ns
 from typing import Final
 from weakref import WeakSet
 
-from ...core.protocols import Clock, Event
 from ...core.statistics.lifetime import LifetimeTotals
 from ...core.statistics.summary import MetricSummary
+from ...core.store import Clock, Event
 from .series import Series
 from .stats import NO_ROUTE_AT_ALL, Chart, Part, Stats, Traffic, chart_of, stats_of, units_of
 from .windows import SLICE_US, Span, span_of

@@ -8,8 +8,8 @@ from threading import Lock
 from time import monotonic_ns
 from typing import Final
 
-from ...core.protocols import Clock
 from ...core.statistics.lifetime import Lifetime, LifetimeTotals
+from ...core.store import Clock
 
 PASSED: Final = "passed"
 REFUSED: Final = "refused"

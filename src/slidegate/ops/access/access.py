@@ -12,7 +12,7 @@ from starlette.types import Scope
 
 from ...core.decision import Decision, Reason
 from ...core.errors import ConfigurationError, quoted
-from ...core.protocols import Clock
+from ...core.store import Clock
 from ...limiter import Limiter
 from ...stores.system_clock import system_us
 from ...web.keys.client_ip import ClientAddress, client_ip

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 from ...core.decision import Bucket, Check, Decision, Reason
 from ...core.errors import ConfigurationError
 from ...core.limits import Limit, parse_duration_us
-from ...core.protocols import Clock
+from ...core.store import Clock
 from ...limiter import Limiter
 from ...limiter.aio import within
 

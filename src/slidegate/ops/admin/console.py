@@ -13,7 +13,7 @@ from typing import Any, Final
 from ...core.decision import Decision
 from ...core.errors import ConfigurationError, SlidegateError
 from ...core.logs import escaped
-from ...core.protocols import Event
+from ...core.store import Event
 from ...limiter import Limiter
 from ...limiter.events import Subscription
 from ...stores.system_clock import system_us

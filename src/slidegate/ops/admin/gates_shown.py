@@ -111,7 +111,7 @@ def config_shown(limiter: Limiter) -> dict[str, Any]:
 
 def limit_shown(limit: AnyLimit) -> dict[str, Any]:
     """Return a limit as the API shows it."""
-    window = limit if isinstance(limit, Limit) and kind_of(limit) == "window" else None
+    window = limit if isinstance(limit, Limit) else None
     return {
         "text": str(limit),
         "amount": limit.amount,

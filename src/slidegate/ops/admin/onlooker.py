@@ -20,8 +20,8 @@ from typing import Any, Final, TypedDict
 
 from ...core.bans.in_force import MAX_KEY_BYTES, shown
 from ...core.decision import Bucket, Check, Decision
-from ...core.protocols import Clock, Event
 from ...core.statistics.hot_keys import HotKeys
+from ...core.store import Clock, Event
 from ...limiter.events import KINDS
 
 WINDOW_S: Final = 300

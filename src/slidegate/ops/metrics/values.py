@@ -15,8 +15,8 @@ from typing import Final, NamedTuple, TypeAlias
 
 from ...core.errors import ConfigurationError, StoreError
 from ...core.networks import Networks
-from ...core.protocols import CountsBans, Event, HoldsPlaces
 from ...core.statistics.lifetime import BOUNDS_US, LifetimeTotals
+from ...core.store import Event
 from ...limiter import Limiter
 from ...limiter.events import KINDS
 from ...limiter.figures.series import Series
@@ -173,12 +173,12 @@ class ValuesOfLimiter:
         return {(outcome, self.store): Times(totals.times, totals.sum_us) for outcome, totals in ever.items()}
 
     def _places(self) -> Values:
-        store = self._limiter.store
-        return self._one(store.places_held()) if isinstance(store, HoldsPlaces) else {}
+        held = self._limiter.store.permits_held()
+        return {} if held is None else self._one(held)
 
     def _bans(self) -> Values:
-        bans = self._limiter.store.bans
-        return self._one(bans.count()) if isinstance(bans, CountsBans) else {}
+        count = self._limiter.store.bans.count()
+        return {} if count is None else self._one(count)
 
     def _keys(self) -> Values:
         store = self._limiter.store

@@ -18,7 +18,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from ...core.bans.policy import BanPolicy
 from ...core.errors import ConfigurationError
-from ...core.protocols import Event
+from ...core.store import Event
 from ...limiter import FailurePolicy, Limiter
 from ...stores.memory.store import MemoryStore
 from ...web.config.file_options import Reading

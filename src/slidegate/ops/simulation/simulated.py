@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any, Final, NamedTuple
 
 from ...core.limits import Limit
-from ...core.protocols import Event
+from ...core.store import Event
 from ..access_logs import AccessRecord
 from .client_tally import ClientTally
 from .logged_requests import Clients

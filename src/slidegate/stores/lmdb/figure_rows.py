@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from struct import Struct
-from typing import Final
+from typing import Final, TypeAlias
 
 from ...core.errors import StoreUnavailable
-from ...core.protocols import FigureRow
+from ...core.store import Clock, SharedStats, StatsRow
 from .files.environment import Environment
 from .session import Session
 
@@ -26,27 +26,43 @@ MOST_DELETED: Final = 512
 """How many rows are looked at for every writing."""
 WORKER_BYTES: Final = 8
 
+Rows: TypeAlias = list[tuple[int, bytes, bytes]]
+
 _UNTIL: Final = Struct("=q")
 _NUMBER: Final = Struct(">Q")
 _PER_ROW: Final = 64
 """Bytes of a row besides its value."""
 
 
-class FiguresInFile:
+class LmdbSharedStats(SharedStats):
     """Writes and reads the rows, in transactions of the store.
 
     Args:
         env: The environment.
+        now_us: The store's clock.
         run: Does a job in a writing transaction; returns its answer, or an awaitable of it.
+        ask: Asks in a reading transaction, which waits for no other process.
     """
 
-    def __init__(self, env: Environment, run: Callable[[Callable[[Session], bool]], bool | Awaitable[bool]]) -> None:
+    def __init__(
+        self,
+        env: Environment,
+        now_us: Clock,
+        run: Callable[[Callable[[Session], bool]], bool | Awaitable[bool]],
+        ask: Callable[[Callable[[Session], Rows]], Rows],
+    ) -> None:
         self._env = env
         self._run = run
+        self._ask = ask
+        self._now_us = now_us
         self._looked_at = b"\0"
 
-    def write(self, worker: bytes, rows: Sequence[FigureRow]) -> Awaitable[None] | None:
-        """See `KeepsFigures`.
+    def time(self) -> int:
+        """See `SharedStats`: the time of this host."""
+        return self._now_us()
+
+    def write(self, worker: bytes, rows: Sequence[StatsRow]) -> Awaitable[None] | None:
+        """See `SharedStats`. The rows take an eighth of `max_map_size` at most, and leave the rest alone.
 
         Raises:
             StoreUnavailable: There is no room for more figures.
@@ -64,7 +80,7 @@ class FiguresInFile:
     async def _expect_room_later(self, writing: Awaitable[bool]) -> None:
         self._expect_room(await writing)
 
-    def _write(self, worker: bytes, rows: Sequence[FigureRow], session: Session) -> bool:
+    def _write(self, worker: bytes, rows: Sequence[StatsRow], session: Session) -> bool:
         """Write rows, and return True if there was room for them; rows that are over are deleted in any case."""
         txn, figures = session.txn, session.dbs.figures
         self._delete_some(session)
@@ -82,8 +98,11 @@ class FiguresInFile:
                 txn.delete(key, b"", figures)
         return True
 
-    def read(self, shelf: str, first: int, last: int, session: Session) -> list[tuple[int, bytes, bytes]]:
-        """See `KeepsFigures`."""
+    def read(self, shelf: str, first: int, last: int) -> Rows:
+        """See `SharedStats`; this waits for no other process."""
+        return self._ask(partial(self._read, shelf, first, last))
+
+    def _read(self, shelf: str, first: int, last: int, session: Session) -> Rows:
         found = []
         end, name = _key(shelf, last + 1), len(shelf) + 1
         with session.txn.cursor(session.dbs.figures) as cursor:

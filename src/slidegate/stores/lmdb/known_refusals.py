@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ...core.decision import Check, Decision
+from ...core.decision import Check, Decision, refused_later
 from ...core.memo import remember
-from ...core.reasons import Reason
 from ...core.ring import HEAD as RING_HEAD
 from ...core.ring import WindowState
 from .session import Session
@@ -73,9 +72,4 @@ class Refusals:
         now_us = max(session.now_us, known.from_us)
         if now_us >= known.until_us:
             return None  # it ended meanwhile
-        passed_us = now_us - known.from_us
-        readings = [
-            (spent, leaves_us, newest_us, wait_us and wait_us - passed_us)
-            for spent, leaves_us, newest_us, wait_us in known.readings
-        ]
-        return Decision(False, Reason.LIMITED, now_us, checks, readings)
+        return refused_later(known.readings, known.from_us, now_us, checks)

@@ -8,9 +8,8 @@ from struct import Struct
 from typing import Any, Final, TypeAlias
 
 from ...core.decide import Place
-from ...core.limits import AnyLimit
-from ...core.protocols import Clock, Event
-from ...core.quotas import Quota
+from ...core.limits import AnyLimit, Quota
+from ...core.store import Clock, Event
 from ..memory.shard import SHARED_CELLS
 from .files.layout import RESET, Databases
 from .places.own_places import OwnPlaces
@@ -225,7 +224,7 @@ class Session:
     ) -> None:
         """Take a window in as it was read, that of a quota in the period of now."""
         known = window
-        if not limit.life_us and isinstance(limit, Quota):
+        if isinstance(limit, Quota):
             window = limit.enter(known, self.now_us, self._unix_us())
             if is_new or limit.mark(window) == limit.mark(known):
                 known = window  # a later moment of a period is nothing to write

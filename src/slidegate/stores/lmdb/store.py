@@ -33,19 +33,20 @@ except ImportError as error:
     raise ImportError('LmdbStore needs the package lmdb: pip install "slidegate[lmdb]"') from error
 
 from ...core.bans.in_force import Guarded
+from ...core.charge import DEFAULT_PLACE_LEASE, place_lease_us
 from ...core.decision import Bucket, Check, Decision
 from ...core.errors import ConfigurationError
 from ...core.limits import check_whole
-from ...core.place_lease import DEFAULT_PLACE_LEASE, place_lease_us
-from ...core.protocols import Clock, FigureRow, Observer
 from ...core.reasons import Reason
+from ...core.store import Clock, Observer, Store
 from ...core.views import Snapshot
-from ..memory.store import DEFAULT_MAX_BANS, DEFAULT_MAX_KEYS
+from ..memory.bans import DEFAULT_MAX_BANS
+from ..memory.store import DEFAULT_MAX_KEYS
 from ..system_clock import system_us
 from .bans.bans import LmdbBans
 from .batching import Turns
 from .decide import Judge
-from .figure_rows import FiguresInFile
+from .figure_rows import LmdbSharedStats
 from .files.opening import Options
 from .files.registry import close_environment, open_environment
 from .known_refusals import Refusals
@@ -79,7 +80,7 @@ class LmdbStats:
     shared_hits: int
 
 
-class LmdbStore:
+class LmdbStore(Store):
     """Remembers windows and bans in a file, for all processes of one host, over restarts and reboots.
 
     Safe to use from several threads and event loops at once, and after `fork`. Every worker makes its own, with the
@@ -109,6 +110,8 @@ class LmdbStore:
         StoreTimeout: Another process holds the files and does not go on.
     """
 
+    bans: LmdbBans
+
     def __init__(
         self,
         path: str | PathLike[str],
@@ -134,17 +137,19 @@ class LmdbStore:
         for name, given in (("clock", clock), ("wall_clock", wall_clock)):
             if given is not None and not callable(given):
                 raise ConfigurationError(f"{name}: expected a function that returns microseconds, not {given!r}")
+        super().__init__()
         self._places = OwnPlaces(place_lease_us(place_lease))
         self.max_keys = max_keys
         self._env = open_environment(path, Options(map_size, max_map_size, durability == "safe", read_only))
         self._now_us = clock or self._env.now_us
-        self._transactions = Transactions(self._env, self._now_us, max_keys, wall_clock or clock or system_us)
+        unix_us = wall_clock or clock or system_us
+        self._transactions = Transactions(self._env, self._now_us, max_keys, unix_us, self.observers)
         self._turns = Turns(self._transactions.write, in_thread=durability == "safe")
         self._judge = Judge(self._places)
         self._keeper = Keeper(self._places, self.renew_places)
         self.bans = LmdbBans(self._env, self._turns, self._now_us, wall_clock or clock, max_bans)
         self._transactions.rescue = self.bans.rescue
-        self._figures = FiguresInFile(self._env, self._turns.run)
+        self.shared_stats = LmdbSharedStats(self._env, self._now_us, self._turns.run, self._transactions.read)
         self._refusals = Refusals()
         self._known = self._refusals.known
         if self._env.salvage:
@@ -162,7 +167,7 @@ class LmdbStore:
 
     def observe(self, observer: Observer) -> None:
         """Tell `observer` this store's events from now on, and those of its opening."""
-        self._transactions.observers.add(observer)
+        super().observe(observer)
         self._transactions.tell()
 
     def close(self) -> None:
@@ -226,25 +231,13 @@ class LmdbStore:
         """Return the windows that count `key` under some buckets. This waits for no other process."""
         return self._transactions.read(partial(self._judge.inspect, key, buckets))
 
-    def places_held(self) -> int:
-        """Return how many places of concurrency limits requests of this process hold."""
+    def permits_held(self) -> int:
+        """Return how many permits of concurrency limits requests of this process hold."""
         return self._places.count()
 
     def renew_places(self) -> Awaitable[None] | None:
         """Renew the lease on the places of this process, which the store does by itself where asyncio runs."""
         return self._turns.run(lambda session: session.places_of(self._places).renew())
-
-    def figures_time(self) -> int:
-        """Return the time of this host."""
-        return self._now_us()
-
-    def write_figures(self, worker: bytes, rows: Sequence[FigureRow]) -> Awaitable[None] | None:
-        """Write rows of a worker. They take an eighth of `max_map_size` at most, and leave the rest alone."""
-        return self._figures.write(worker, rows)
-
-    def read_figures(self, shelf: str, first: int, last: int) -> Sequence[tuple[int, bytes, bytes]]:
-        """Return (number, worker, value) of the rows of a shelf; this waits for no other process."""
-        return self._transactions.read(partial(self._figures.read, shelf, first, last))
 
     def _hit(
         self, checks: Sequence[Check], guarded: Sequence[Guarded], first_in_line: bool, session: Session

@@ -11,8 +11,7 @@ from typing import Any, Final, TypeVar
 import lmdb
 
 from ...core.errors import StoreUnavailable
-from ...core.observers import Observers
-from ...core.protocols import Clock, Event
+from ...core.store import Clock, Event, Observers
 from .batching import Job
 from .files.environment import LAST_PART, MIN_RESERVE, Environment, reserve
 from .session import Session, Upkeep
@@ -36,15 +35,15 @@ class Transactions:
         now_us: The store's clock.
         max_keys: How many windows to hold.
         unix_us: Returns Unix time in microseconds.
+        observers: Those who are told events.
 
     Attributes:
-        observers: Those who are told events.
         rescue: A function that takes over the bans of a damaged file, and returns how many there were.
         tells: Whether events are told; until then they are kept for later observers.
         upkeep: What the transactions of this process remember for each other.
     """
 
-    def __init__(self, env: Environment, now_us: Clock, max_keys: int, unix_us: Clock) -> None:
+    def __init__(self, env: Environment, now_us: Clock, max_keys: int, unix_us: Clock, observers: Observers) -> None:
         self._env = env
         self._unix_us = unix_us
         self._now_us = now_us
@@ -53,7 +52,7 @@ class Transactions:
         self._opened = 0
         self._most_bytes = env.options.max_map_size
         self._windows = self._rows = _UNKNOWN  # how many of each a full file may hold
-        self.observers = Observers()
+        self._observers = observers
         self.rescue: Callable[[Path, Session], int] = lambda path, session: 0
         self.tells = False
         self.upkeep = Upkeep()
@@ -94,7 +93,7 @@ class Transactions:
         """Tell the events that no observer was told yet."""
         if self.tells and self._env.untold:
             events, self._env.untold = self._env.untold, []
-            self.observers.tell_all(events)
+            self._observers.tell_all(events)
 
     def _write(self, jobs: Sequence[Job]) -> list[Any] | None:
         env = self._env

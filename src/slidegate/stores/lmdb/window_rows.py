@@ -20,11 +20,10 @@ from __future__ import annotations
 from struct import Struct
 from typing import Final
 
-from ...core.limits import AnyLimit, Limit
+from ...core.limits import AnyLimit, Limit, Quota
 from ...core.periods import KEPT_US, end_us
-from ...core.protocols import Clock
-from ...core.quotas import Quota
 from ...core.ring import HEAD as RING_HEAD
+from ...core.store import Clock
 
 ROW_VERSION: Final = 3
 """A change of it raises `layout.SCHEMA_VERSION` too."""

@@ -1,11 +1,11 @@
-"""The bans of a memory store: its dicts, and the lock around `core.bans.rules`."""
+"""Bans in the memory of a process: dicts, and the lock around `core.bans.rules`."""
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from threading import Lock
-from time import time_ns
+from time import monotonic_ns, time_ns
 from typing import Final, overload
 
 from ...core.bans.in_force import Ban, BanChange, BanList, Guarded, Held, held
@@ -17,9 +17,10 @@ from ...core.bans.standing import Standing
 from ...core.bans.standing_view import KeptStandings, kept_standings
 from ...core.barred import Barred
 from ...core.decision import Check
-from ...core.protocols import Clock, Event
+from ...core.store import BanStore, Clock, Event
 from ..forks import hold_over_fork
 
+DEFAULT_MAX_BANS: Final = 100_000
 _COUNTED: Final = 1_000
 """How many bans that have ended are forgotten when the others are counted."""
 _LET_GO_EVERY: Final = 64
@@ -144,27 +145,34 @@ class Listed(Sequence[Ban]):
         return Ban(*self._rows[place])
 
 
-class MemoryBans:
-    """Bans in this process; made by `MemoryStore`.
+class MemoryBans(BanStore):
+    """Bans in the memory of this process, for `MemoryStore` and for stores that keep none of their own.
+
+    Such a store asks `judge` before it looks at its windows.
 
     Args:
-        now_us: The store's clock.
-        wall_us: Unix time, in microseconds; None for the system's.
-        tell: Passes events on; called without the lock.
-        most: How many bans, and the strikes of how many keys, to hold.
+        clock: The store's clock; by default the monotonic one.
+        wall_clock: Returns Unix time in microseconds; by default that of the system.
+        tell: Passes events on, as `Store.observers.tell_all` does; called without a lock.
+        max_bans: How many bans, and the strikes of how many keys, to hold.
     """
 
     def __init__(
-        self, now_us: Clock, wall_us: Clock | None, tell: Callable[[Sequence[Event]], None], most: int
+        self,
+        clock: Clock | None = None,
+        *,
+        wall_clock: Clock | None = None,
+        tell: Callable[[Sequence[Event]], None] = lambda events: None,
+        max_bans: int = DEFAULT_MAX_BANS,
     ) -> None:
         self._lock = Lock()
         hold_over_fork(self._lock)
-        self._clock = now_us
-        self._wall = wall_us
+        self._clock = clock or _monotonic_us
+        self._wall = wall_clock
         self._tell = tell
         self._steady = Steady()
         self._records = MemoryRecords()
-        self._rules = BanRules(self._records, most)
+        self._rules = BanRules(self._records, max_bans)
         self.list = self._records.list
         self._judged = 0
 
@@ -174,7 +182,13 @@ class MemoryBans:
             return self.list.find(guarded, *self._moments())
 
     def judge(self, checks: Sequence[Check], guarded: Sequence[Guarded], *, prolong: bool) -> Barred | None:
-        """Return the refusal of a demand by a ban, if there is one."""
+        """Return the refusal of a demand by a ban, if there is one.
+
+        Args:
+            checks: The demand; bans of its keys refuse it.
+            guarded: Further keys, and addresses, whose bans refuse it.
+            prolong: Whether bans go on by it, where their policy says so; False for a look, which changes nothing.
+        """
         with self._lock:
             if prolong:  # a look changes nothing
                 self._judged += 1
@@ -264,3 +278,7 @@ class MemoryBans:
     def _take_events(self) -> list[Event]:
         events, self._rules.events = self._rules.events, []
         return events
+
+
+def _monotonic_us() -> int:
+    return monotonic_ns() // 1000

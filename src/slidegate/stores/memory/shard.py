@@ -12,10 +12,9 @@ from threading import Lock
 from typing import Final, TypeAlias
 
 from ...core.decide import Place
-from ...core.limits import AnyLimit
+from ...core.limits import AnyLimit, Quota
 from ...core.limits import Identity as Window
 from ...core.periods import KEPT_US, end_us
-from ...core.quotas import Quota
 
 SHARED_CELLS: Final = 4_096
 

@@ -29,18 +29,16 @@ from ...core.decide import Place, charge_all, decide, enter_periods, refund_all
 from ...core.decision import Bucket, Check, Decision
 from ...core.errors import ConfigurationError, Whole, check_positive
 from ...core.limits import AnyLimit, Concurrency
-from ...core.observers import Observers
 from ...core.permits import taken
-from ...core.protocols import Clock, Event, Observer
+from ...core.store import Clock, Event, Store
 from ...core.views import Snapshot
 from ..forks import hold_over_fork
 from ..system_clock import system_us
-from .bans import MemoryBans
+from .bans import DEFAULT_MAX_BANS, MemoryBans
 from .shard import Identity, Room, Table, cell_of
 
 # nginx counts 160,000 addresses in the 10 MB of its manual's example; at 200 to 400 bytes each this is 20 to 40 MB.
 DEFAULT_MAX_KEYS: Final = 100_000
-DEFAULT_MAX_BANS: Final = 100_000
 SHARD_KEYS: Final = 8_192
 """A store has as many shards as have fewer keys each: copying a dict of so many takes a fraction of a millisecond."""
 MAX_SHARDS: Final = 256
@@ -70,7 +68,7 @@ class MemoryStats(NamedTuple):
     shared_hits: int
 
 
-class MemoryStore:
+class MemoryStore(Store):
     """Remembers windows in this process; forgets them when it ends.
 
     Safe to use from several threads and several event loops at once.
@@ -87,6 +85,8 @@ class MemoryStore:
         ConfigurationError: `max_keys` or `max_bans` is not a whole number above 0, or a clock is not callable.
     """
 
+    bans: MemoryBans
+
     def __init__(
         self,
         *,
@@ -95,6 +95,7 @@ class MemoryStore:
         clock: Clock | None = None,
         wall_clock: Clock | None = None,
     ) -> None:
+        super().__init__()
         self.max_keys = check_positive(max_keys, "max_keys", "100_000")
         most_bans = check_positive(max_bans, "max_bans", "100_000")
         for name, given in (("clock", clock), ("wall_clock", wall_clock)):
@@ -123,8 +124,9 @@ class MemoryStore:
         self._shared_hits = 0
         self._next_shared_event_us = 0
         self._pending: list[Event] = []  # made under a lock, told after it
-        self._observers = Observers()
-        self.bans = MemoryBans(self._now_us, wall_clock or clock, self._observers.tell_all, most_bans)
+        self.bans = MemoryBans(
+            self._now_us, wall_clock=wall_clock or clock, tell=self.observers.tell_all, max_bans=most_bans
+        )
         self._banned = self.bans.list.by_key
 
     def __repr__(self) -> str:
@@ -133,13 +135,6 @@ class MemoryStore:
     def stats(self) -> MemoryStats:
         """Return the store's counters."""
         return MemoryStats(self._room.keys, self._evictions, self._shared_hits)
-
-    def observe(self, observer: Observer) -> None:
-        """Tell `observer` about this store's events from now on."""
-        self._observers.add(observer)
-
-    def close(self) -> None:
-        """Do nothing: a memory store holds nothing open."""
 
     @property
     def clock(self) -> Clock | None:
@@ -230,8 +225,8 @@ class MemoryStore:
         # They are let go of here, where nobody waits for a lock.
         return any(forgotten)
 
-    def places_held(self) -> int:
-        """Return how many places requests hold now, of all keys."""
+    def permits_held(self) -> int:
+        """Return how many permits of concurrency limits requests hold now, of all keys."""
         tables = [table for tables in list(self._tables.values()) for table in tables if _holds_permits(table)]
         held = 0
         for table in tables:
@@ -266,7 +261,7 @@ class MemoryStore:
             lock.release()
         if self._pending:
             events, self._pending = self._pending, []
-            self._observers.tell_all(events)
+            self.observers.tell_all(events)
 
     def _places(self, checks: Sequence[Check], now_us: int) -> list[Place]:
         """Return where the windows of a demand lie, those of quotas in the period of now."""

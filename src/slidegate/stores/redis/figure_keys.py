@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from ...core.protocols import Clock, FigureRow
+from ...core.store import Clock, SharedStats, StatsRow
 from .bans.ban_refresh import Sender, in_steps
 from .faults import sensible
 from .packing import figures_script
@@ -23,7 +23,7 @@ AT_ONCE: Final = 32
 UNTIL_BYTES: Final = 20
 
 
-class RedisFigures:
+class RedisSharedStats(SharedStats):
     """Writes and reads the rows.
 
     Args:
@@ -39,12 +39,12 @@ class RedisFigures:
 
     @sensible
     async def time(self) -> int:
-        """See `KeepsFigures`."""
+        """See `SharedStats`."""
         return await self._time(self._lane())
 
     @sensible
-    async def write(self, worker: bytes, rows: Sequence[FigureRow]) -> None:
-        """See `KeepsFigures`."""
+    async def write(self, worker: bytes, rows: Sequence[StatsRow]) -> None:
+        """See `SharedStats`."""
         if rows:
             keys = [self._key(row.shelf, row.number) for row in rows]
             now: bytes | int = b"" if self._clock is None else self._clock()
@@ -53,7 +53,7 @@ class RedisFigures:
 
     @sensible
     async def read(self, shelf: str, first: int, last: int) -> list[tuple[int, bytes, bytes]]:
-        """See `KeepsFigures`."""
+        """See `SharedStats`."""
         lane = self._lane()
         now_us = await self._time(lane)
         found: list[tuple[int, bytes, bytes]] = []

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Final
 
-from ...core.decision import Check, Decision, Reason
+from ...core.decision import Check, Decision, Reason, refused_later
 from ...core.memo import MEMO_SIZE
 from .bans.strike_sums import PAUSE_S
 from .server_clock import ServerClock
@@ -49,12 +49,7 @@ class Known:
     def again(self, checks: Sequence[Check]) -> Decision:
         """Return it as it is now."""
         now_us = max(self.clock.least_us(), self.decision.now_us)
-        passed_us = now_us - self.decision.now_us
-        readings = [
-            (spent, leaves_us, newest_us, wait_us and wait_us - passed_us)
-            for spent, leaves_us, newest_us, wait_us in self.decision.readings
-        ]
-        return Decision(False, Reason.LIMITED, now_us, checks, readings)
+        return refused_later(self.decision.readings, self.decision.now_us, now_us, checks)
 
 
 class Answers:

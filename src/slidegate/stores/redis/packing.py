@@ -16,11 +16,10 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from ...core.charge import Charge
 from ...core.decision import Bucket, Check, Decision, Reason
-from ...core.limits import AnyLimit, Limit
+from ...core.limits import AnyLimit, Limit, Quota
 from ...core.memo import remember
-from ...core.protocols import Clock
-from ...core.quotas import Quota
 from ...core.ring import MAX_UNITS, OPEN, WindowState
+from ...core.store import Clock
 from .faults import refusal, unexpected
 from .key_names import Names
 from .places.held_places import HeldPlaces, Place

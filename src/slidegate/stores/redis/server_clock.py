@@ -10,7 +10,7 @@ from __future__ import annotations
 from time import monotonic_ns
 from typing import Final
 
-from ...core.protocols import Clock
+from ...core.store import Clock
 
 STEP_US: Final = 1_000_000
 """A difference of clocks that a network does not explain."""

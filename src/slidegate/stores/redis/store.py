@@ -23,22 +23,21 @@ from typing import Any, Final
 from redis.asyncio import Redis, RedisCluster
 
 from ...core.bans.in_force import Guarded
+from ...core.charge import DEFAULT_PLACE_LEASE, let_go, place_lease_us
 from ...core.decision import Bucket, Check, Decision
 from ...core.errors import ConfigurationError, StoreError, StoreUnavailable
 from ...core.limits import check_whole, parse_duration_us
-from ...core.observers import Observers
-from ...core.place_lease import DEFAULT_PLACE_LEASE, let_go, place_lease_us
-from ...core.protocols import Clock, FigureRow, Observer
+from ...core.store import Clock, Store
 from ...core.views import Snapshot
 from ..forks import hold_over_fork
-from ..memory.store import DEFAULT_MAX_BANS
+from ..memory.bans import DEFAULT_MAX_BANS
 from ..system_clock import system_us
 from .bans.ban_replica import UNSEEN
 from .bans.bans import RedisBans
 from .cluster.cluster_pipeline import ClusterLane
 from .cluster.multi_slot import Spread, parts_of
 from .faults import sensible
-from .figure_keys import RedisFigures
+from .figure_keys import RedisSharedStats
 from .key_names import Names
 from .known_refusals import Answers
 from .packing import CHARGE, HIT, PEEK, Packing
@@ -54,7 +53,7 @@ DEFAULT_MAX_WAITING: Final = 10_000
 DEFAULT_TIMEOUT: Final = "1s"
 
 
-class RedisStore:
+class RedisStore(Store):
     """Remembers windows and bans in Redis or Valkey, for every process of every host that shares it.
 
     Safe to use from several threads and event loops at once, and after `fork`; each event loop has a connection of its
@@ -80,6 +79,8 @@ class RedisStore:
         ConfigurationError: The address or an option cannot be used.
     """
 
+    bans: RedisBans
+
     def __init__(
         self,
         client: str | Client,
@@ -94,6 +95,7 @@ class RedisStore:
         clock: Clock | None = None,
     ) -> None:
         _check(client, prefix, max_bans, max_waiting, clock)
+        super().__init__()
         self._own = isinstance(client, str)
         self._client: Any = open_client(client) if isinstance(client, str) else client
         self._is_cluster = isinstance(self._client, RedisCluster)
@@ -105,12 +107,11 @@ class RedisStore:
         self._lock = Lock()
         hold_over_fork(self._lock)
         self._names = Names(prefix, readable=readable)
-        self._observers = Observers()
         answers = Answers(self._count_denied if clock is None else None)
-        self.bans = RedisBans(self._lane, self._names.meta, clock, answers.heard, self._observers.tell_all, max_bans)
+        self.bans = RedisBans(self._lane, self._names.meta, clock, answers.heard, self.observers.tell_all, max_bans)
         held = HeldPlaces(place_lease_us(place_lease), clock or _monotonic_us)
         packing = Packing(self._names, held, clock or system_us)
-        self._renewals = Renewals(held, packing, self._observers.tell_all, self._lane)
+        self._renewals = Renewals(held, packing, self.observers.tell_all, self._lane)
         self._tools = Tools(packing, self.bans, answers, self._renewals, self._hand_back_unheard)
         self._shared = Shared(
             client=self._client,
@@ -121,11 +122,11 @@ class RedisStore:
             clock=clock,
             bans=self.bans,
             heard=answers.heard,
-            tell=self._observers.tell_all,
+            tell=self.observers.tell_all,
             learn_secret=self._learn_secret,
-            eviction=Eviction(self._observers.tell_all),
+            eviction=Eviction(self.observers.tell_all),
         )
-        self._figures = RedisFigures(self._lane, self._names.meta, clock)
+        self.shared_stats = RedisSharedStats(self._lane, self._names.meta, clock)
         self._closed = False
 
     def __repr__(self) -> str:
@@ -135,10 +136,6 @@ class RedisStore:
     def evicts(self) -> str:
         """Which server evicts keys by which policy; empty where none does, as far as is known yet."""
         return self._shared.eviction.found
-
-    def observe(self, observer: Observer) -> None:
-        """Tell `observer` about this store's events from now on."""
-        self._observers.add(observer)
 
     async def close(self) -> None:
         """Close the connections of all event loops."""
@@ -243,21 +240,9 @@ class RedisStore:
         lane.add(request)
         return request.future
 
-    def places_held(self) -> int:
-        """Return how many places of concurrency limits requests of this process hold."""
+    def permits_held(self) -> int:
+        """Return how many permits of concurrency limits requests of this process hold."""
         return self._renewals.held.count()
-
-    def figures_time(self) -> Awaitable[int]:
-        """Return the server's time."""
-        return self._figures.time()
-
-    def write_figures(self, worker: bytes, rows: Sequence[FigureRow]) -> Awaitable[None]:
-        """Write rows of a worker, in the slot of the bans where there are several."""
-        return self._figures.write(worker, rows)
-
-    def read_figures(self, shelf: str, first: int, last: int) -> Awaitable[Sequence[tuple[int, bytes, bytes]]]:
-        """Return (number, worker, value) of the rows of a shelf."""
-        return self._figures.read(shelf, first, last)
 
     @sensible
     async def clear(self) -> int:
@@ -310,10 +295,10 @@ class RedisStore:
         *,
         first_in_line: bool = False,
     ) -> Awaitable[Decision]:
+        ask = partial(self._ask, judged=judged, first_in_line=first_in_line)
         if self._is_spread(checks):
-            ask = partial(self._ask, judged=judged, first_in_line=first_in_line)
             return Spread(checks, ask, self._hand_back_unheard).decide(what, guarded)
-        return self._ask(what, checks, guarded, judged, first_in_line=first_in_line)
+        return ask(what, checks, guarded)
 
     def _ask(
         self,

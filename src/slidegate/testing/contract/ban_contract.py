@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from ...core.addresses import parse_address
 from ...core.decision import Reason
 from ...core.errors import ConfigurationError
-from ...core.protocols import Store
+from ...core.store import Store
 from ..clock import FakeClock
 from .ban_desk import HOUR_US, BanDesk
 from .ban_player import BanPlayer

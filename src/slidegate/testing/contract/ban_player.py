@@ -12,7 +12,7 @@ from ...core.bans.policy import BanPolicy
 from ...core.bans.standing_view import KeptStanding, policy_standing
 from ...core.decision import Bucket, Reason
 from ...core.limits import parse_limits
-from ...core.protocols import Event, Store
+from ...core.store import Event, Store
 from ..clock import FakeClock
 from ..observers import RecordingObserver
 from ..reference.ban_model import BanModel, Made, Stand

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...core.decision import Bucket, Decision
 from ...core.limits import parse_limits
-from ...core.protocols import Store
+from ...core.store import Store
 from ..clock import FakeClock
 from .player import settle
 from .programs import YEAR_2100_US

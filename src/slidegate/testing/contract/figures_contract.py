@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from ...core.protocols import FigureRow, KeepsFigures
+from ...core.store import StatsRow
 from .desk import SECOND_US, Desk, at_a_desk
 from .player import settle
 
 ANN, BOB = b"ann00000", b"bob00000"
 
 
-def row(shelf: str, number: int, value: bytes, kept_s: int = 60) -> FigureRow:
+def row(shelf: str, number: int, value: bytes, kept_s: int = 60) -> StatsRow:
     """Return a row that is kept for some seconds."""
-    return FigureRow(shelf, number, value, kept_s * SECOND_US)
+    return StatsRow(shelf, number, value, kept_s * SECOND_US)
 
 
 class FiguresContract:
@@ -19,52 +19,53 @@ class FiguresContract:
 
     @at_a_desk
     async def test_rows_of_all_workers_are_read_by_shelf_and_number(self, desk: Desk) -> None:
-        store = desk.store
-        if not isinstance(store, KeepsFigures):
+        stats = desk.store.shared_stats
+        if stats is None:
             return
-        assert await settle(store.read_figures("5s", 0, 9)) == []
+        assert await settle(stats.read("5s", 0, 9)) == []
         mine = [row("5s", 7, b"seven"), row("5s", 300, b"far"), row("5sx", 7, b"x"), row("workers", 0, b"\0\xff")]
-        await settle(store.write_figures(ANN, mine))
-        await settle(store.write_figures(BOB, [row("5s", 7, b""), row("5s", 8, b"eight")]))
-        assert sorted(await settle(store.read_figures("5s", 7, 8))) == [
+        await settle(stats.write(ANN, mine))
+        await settle(stats.write(BOB, [row("5s", 7, b""), row("5s", 8, b"eight")]))
+        assert sorted(await settle(stats.read("5s", 7, 8))) == [
             (7, ANN, b"seven"),
             (7, BOB, b""),
             (8, BOB, b"eight"),
         ]
-        assert list(await settle(store.read_figures("5s", 9, 300))) == [(300, ANN, b"far")]
-        assert list(await settle(store.read_figures("workers", 0, 0))) == [(0, ANN, b"\0\xff")]
-        assert list(await settle(store.read_figures("5sx", 0, 7))) == [(7, ANN, b"x")]
+        assert list(await settle(stats.read("5s", 9, 300))) == [(300, ANN, b"far")]
+        assert list(await settle(stats.read("workers", 0, 0))) == [(0, ANN, b"\0\xff")]
+        assert list(await settle(stats.read("5sx", 0, 7))) == [(7, ANN, b"x")]
 
     @at_a_desk
     async def test_a_row_is_replaced_and_taken_back_by_the_worker_that_wrote_it(self, desk: Desk) -> None:
-        store = desk.store
-        if not isinstance(store, KeepsFigures):
+        stats = desk.store.shared_stats
+        if stats is None:
             return
         for worker, value in ((ANN, b"old"), (BOB, b"other"), (ANN, b"new")):
-            await settle(store.write_figures(worker, [row("5s", 1, value)]))
-        assert sorted(await settle(store.read_figures("5s", 0, 2))) == [(1, ANN, b"new"), (1, BOB, b"other")]
-        await settle(store.write_figures(ANN, [row("5s", 1, b"", 0), row("5s", 2, b"", -5)]))
-        assert list(await settle(store.read_figures("5s", 0, 2))) == [(1, BOB, b"other")]
+            await settle(stats.write(worker, [row("5s", 1, value)]))
+        assert sorted(await settle(stats.read("5s", 0, 2))) == [(1, ANN, b"new"), (1, BOB, b"other")]
+        await settle(stats.write(ANN, [row("5s", 1, b"", 0), row("5s", 2, b"", -5)]))
+        assert list(await settle(stats.read("5s", 0, 2))) == [(1, BOB, b"other")]
 
     @at_a_desk
     async def test_a_row_goes_when_its_time_is_over_and_not_before(self, desk: Desk) -> None:
-        store = desk.store
-        if not isinstance(store, KeepsFigures):
+        stats = desk.store.shared_stats
+        if stats is None:
             return
-        await settle(store.write_figures(ANN, [row("workers", 0, b"ann", 10), row("5s", 1, b"1", 20)]))
+        await settle(stats.write(ANN, [row("workers", 0, b"ann", 10), row("5s", 1, b"1", 20)]))
         desk.clock.advance("5s")
-        await settle(store.write_figures(BOB, [row("workers", 0, b"bob", 10)]))
+        await settle(stats.write(BOB, [row("workers", 0, b"bob", 10)]))
         desk.clock.advance(us=5 * SECOND_US - 1)
-        assert len(await settle(store.read_figures("workers", 0, 0))) == 2
+        assert len(await settle(stats.read("workers", 0, 0))) == 2
         desk.clock.advance(us=1)
-        assert list(await settle(store.read_figures("workers", 0, 0))) == [(0, BOB, b"bob")]
-        assert list(await settle(store.read_figures("5s", 1, 1))) == [(1, ANN, b"1")]
+        assert list(await settle(stats.read("workers", 0, 0))) == [(0, BOB, b"bob")]
+        assert list(await settle(stats.read("5s", 1, 1))) == [(1, ANN, b"1")]
         desk.clock.advance("10s")
-        assert await settle(store.read_figures("5s", 1, 1)) == []
+        assert await settle(stats.read("5s", 1, 1)) == []
 
     @at_a_desk
     async def test_the_time_of_figures_is_that_of_the_store(self, desk: Desk) -> None:
-        if isinstance(desk.store, KeepsFigures):
-            before_us = await settle(desk.store.figures_time())
+        stats = desk.store.shared_stats
+        if stats is not None:
+            before_us = await settle(stats.time())
             desk.clock.advance("3s")
-            assert await settle(desk.store.figures_time()) == before_us + 3 * SECOND_US
+            assert await settle(stats.time()) == before_us + 3 * SECOND_US

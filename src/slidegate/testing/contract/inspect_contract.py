@@ -9,9 +9,8 @@ from random import Random
 from hypothesis import given, settings
 
 from ...core.decision import Bucket
-from ...core.limits import Concurrency, parse_limits
-from ...core.protocols import HoldsPlaces, Store
-from ...core.quotas import Quota
+from ...core.limits import Concurrency, Quota, parse_limits
+from ...core.store import Store
 from ...core.views import WindowView, view_of
 from ..clock import FakeClock
 from .desk import SECOND_US, Desk, at_a_desk, bucket
@@ -118,7 +117,7 @@ class InspectContract:
         ((start_us, end_us, leaves_us, count),) = view.slices
         assert (count, leaves_us, end_us - start_us) == (30, end_us, 86_400 * SECOND_US)
         assert start_us <= desk.clock.now_us < end_us
-        if isinstance(desk.store, HoldsPlaces):
+        if desk.store.permits_held() is not None:
             held = Bucket("held", (Concurrency(2),))
             first = await desk.hit((held, "ann", 1))
             assert (await views_of(desk.store, "ann", held))[0][4:7] == (1, 1, 0)
@@ -146,7 +145,7 @@ class InspectContract:
     async def test_reset_all_lets_bans_and_places_stay(self, desk: Desk) -> None:
         await settle(desk.store.bans.ban("eve", None, "manual", "test"))
         held = Bucket("held", (Concurrency(1),))
-        place = await desk.hit((held, "ann", 1)) if isinstance(desk.store, HoldsPlaces) else None
+        place = await desk.hit((held, "ann", 1)) if desk.store.permits_held() is not None else None
         await desk.hit((bucket("5/minute"), "ann", 5))
         assert await desk.reset_all() is True
         assert (await desk.hit((bucket("5/minute"), "eve", 1))).ban is not None

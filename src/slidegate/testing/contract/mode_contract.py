@@ -6,6 +6,7 @@ import asyncio
 
 from ...core.decision import Reason
 from .desk import SECOND_US, Desk, at_a_desk, bucket
+from .player import settle
 
 RINGS = ("5/minute", "5/minute @4")  # the same amount in one ring each
 
@@ -46,6 +47,17 @@ class ModesContract:
             assert not await desk.hit(asked)
             desk.clock.advance(us=owed.reset_after_us)
             assert await desk.hit(asked)
+
+    @at_a_desk
+    async def test_what_comes_free_is_kept_for_the_first_of_a_line(self, desk: Desk) -> None:
+        for rule in ("1/500ms", "2/500ms @1"):
+            asked = ((bucket(rule, rule), "ann", 1),)
+            await desk.hit((asked[0][0], "ann", asked[0][0].limits[0].amount))
+            waits_us = (await settle(desk.store.hit(asked, first_in_line=True))).retry_after_us
+            assert waits_us
+            desk.clock.advance(us=waits_us)
+            assert not await desk.hit(*asked), "others find that nothing is theirs"
+            assert await settle(desk.store.hit(asked, first_in_line=True))
 
     @at_a_desk
     async def test_refusals_that_count_prolong_the_refusal(self, desk: Desk) -> None:

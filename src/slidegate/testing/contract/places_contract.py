@@ -6,7 +6,6 @@ import random
 
 from ...core.decision import Bucket, Check, Decision, Reason
 from ...core.limits import Concurrency
-from ...core.protocols import HoldsPlaces
 from .desk import SECOND_US, Desk, at_a_desk, bucket
 
 
@@ -20,7 +19,7 @@ class PlacesContract:
 
     @at_a_desk
     async def test_a_place_is_taken_until_it_is_handed_back(self, desk: Desk) -> None:
-        if not isinstance(desk.store, HoldsPlaces):
+        if desk.store.permits_held() is None:
             return
         asked = (places(2), "ann", 1)
         first, second = await desk.hit(asked), await desk.hit(asked)
@@ -40,7 +39,7 @@ class PlacesContract:
 
     @at_a_desk
     async def test_a_place_is_handed_back_once(self, desk: Desk) -> None:
-        if not isinstance(desk.store, HoldsPlaces):
+        if desk.store.permits_held() is None:
             return
         asked = (places(2), "ann", 1)
         first, _ = await desk.hit(asked), await desk.hit(asked)
@@ -51,11 +50,11 @@ class PlacesContract:
         third = await desk.hit(asked)
         assert third.allowed
         assert not await desk.hit(asked)
-        assert desk.store.places_held() == 2, "a place is held as long as its decision is there"
+        assert desk.store.permits_held() == 2, "a place is held as long as its decision is there"
 
     @at_a_desk
     async def test_places_and_windows_are_charged_together_or_not_at_all(self, desk: Desk) -> None:
-        if not isinstance(desk.store, HoldsPlaces):
+        if desk.store.permits_held() is None:
             return
         window, held = (bucket("3/minute", "both"), "ann", 1), (places(1, "both"), "ann", 1)
         first = await desk.hit(window, held)
@@ -69,11 +68,11 @@ class PlacesContract:
         assert await desk.refund(second.take_out(1)) is True
         spent = await desk.hit(window, held)
         assert (spent.retry_after_us, spent.reason) == (60 * SECOND_US, Reason.LIMITED)
-        assert desk.store.places_held() == 0, "a refusal by a window takes no place"
+        assert desk.store.permits_held() == 0, "a refusal by a window takes no place"
 
     @at_a_desk
     async def test_looking_takes_no_place_and_a_reset_frees_none(self, desk: Desk) -> None:
-        if not isinstance(desk.store, HoldsPlaces):
+        if desk.store.permits_held() is None:
             return
         asked = (places(1), "ann", 1)
         assert (await desk.peek(asked)).allowed
@@ -86,7 +85,7 @@ class PlacesContract:
 
     @at_a_desk
     async def test_an_amount_that_changes_keeps_what_is_taken(self, desk: Desk) -> None:
-        if not isinstance(desk.store, HoldsPlaces):
+        if desk.store.permits_held() is None:
             return
         taken = [await desk.hit((places(3), "ann", 1)) for _ in range(3)]
         assert not await desk.hit((places(2), "ann", 1))
@@ -96,14 +95,14 @@ class PlacesContract:
 
     @at_a_desk
     async def test_never_more_places_than_there_are_in_any_order_of_events(self, desk: Desk) -> None:
-        if not isinstance(desk.store, HoldsPlaces):
+        if desk.store.permits_held() is None:
             return
         for seed in range(5):
             try:
                 await _play(desk, random.Random(seed))
             except AssertionError as error:
                 raise AssertionError(f"seed {seed}: {error}") from error
-        assert desk.store.places_held() == 0
+        assert desk.store.permits_held() == 0
 
 
 async def _play(desk: Desk, chance: random.Random) -> None:

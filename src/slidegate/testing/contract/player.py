@@ -9,7 +9,7 @@ from typing import TypeAlias, TypeVar
 
 from ...core.decision import Bucket, Check, Decision
 from ...core.limits import Limit
-from ...core.protocols import Store
+from ...core.store import Store
 from ..clock import FakeClock
 from ..reference.model import Model, Note, verdict_of
 from .programs import Align, Ask, Change, Debt, Look, Move, Refund, Reset, Step

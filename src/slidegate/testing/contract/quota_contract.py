@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ...core.decision import Bucket, Check, Decision, Reason
-from ...core.limits import AnyLimit, parse_limits
-from ...core.quotas import Quota
+from ...core.limits import AnyLimit, Quota, parse_limits
 from ..clock import FakeClock
 from .desk import SECOND_US, Desk, at_a_desk
 from .player import settle

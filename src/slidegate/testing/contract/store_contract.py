@@ -19,7 +19,7 @@ from hypothesis import given, settings
 
 from ...core.decision import Bucket, Reason
 from ...core.limits import parse_limits
-from ...core.protocols import Store
+from ...core.store import Store
 from ..clock import FakeClock
 from .ban_contract import BansContract
 from .desk import SECOND_US, Desk, at_a_desk, bucket

@@ -10,7 +10,7 @@ from typing import Any
 from ...core.bans.in_force import Ban
 from ...core.bans.policy import BanPolicy
 from ...core.bans.standing_view import PolicyStanding, policy_standing
-from ...core.protocols import Store
+from ...core.store import Store
 from ..clock import FakeClock
 from ..observers import RecordingObserver
 from .ban_desk import POLICY, BanDesk

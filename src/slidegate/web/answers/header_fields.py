@@ -12,9 +12,8 @@ from typing import Final, Literal, TypeAlias
 
 from ...core.decision import Bucket, Decision, LimitState, binding_place, ceil_s, unequal_costs
 from ...core.draft_parameters import AMOUNT, MORE_AFTER_S, REMAINING, UNIT, WINDOW_S
-from ...core.limits import AnyLimit, Concurrency
+from ...core.limits import AnyLimit, Concurrency, Quota
 from ...core.memo import remember
-from ...core.quotas import Quota
 from .foreign_fields import Field, Fields, lowered
 from .tightest import tightest
 

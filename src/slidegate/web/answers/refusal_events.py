@@ -10,7 +10,7 @@ from ...core.bans.in_force import shown
 from ...core.barred import RuleBlock
 from ...core.decision import Decision, Reason, ceil_s
 from ...core.logs import escaped
-from ...core.protocols import Event
+from ...core.store import Event
 from ...limiter import Limiter
 from ..keys.client_ip import ClientAddress
 from ..scope_keys import STATUS

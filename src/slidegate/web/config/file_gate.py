@@ -24,7 +24,7 @@ from ...core.decision import Bucket
 from ...core.errors import ConfigurationError
 from ...core.limits import AnyLimit
 from ...core.logs import logger
-from ...core.protocols import Event, Observer
+from ...core.store import Event, Observer
 from ...limiter import FailurePolicy, Limiter
 from ..broken import Breakable
 from ..findings.codes import Finding

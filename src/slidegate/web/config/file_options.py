@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ...core.bans.policy import BanPolicy
 from ...core.errors import ConfigurationError
-from ...core.limits import AnyLimit, parse_limits
-from ...core.quotas import Quota
+from ...core.limits import AnyLimit, Quota, parse_limits
 from ...limiter import FailurePolicy, Limiter, check_failure_policy
 from ...netlists.breadth import check_breadth
 from ...netlists.networks import Networks

@@ -9,7 +9,7 @@ from starlette.types import Scope
 
 from ...core.bans.policy import BanPolicy
 from ...core.bans.targets import ban_target
-from ...core.protocols import Store
+from ...core.store import Store
 from ..keys.client_ip import UNKNOWN_PEER, ClientAddress, is_gone
 from ..keys.user import is_known
 from ..record import Record

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from ...core.errors import ConfigurationError
 from ...core.logs import logger
 from ...core.networks import Networks
-from ...core.observers import Observers
-from ...core.protocols import Clock, Event, Observer
+from ...core.store import Clock, Event, Observer, Observers
 from ...netlists.breadth import check_breadth
 from .watching import SHRUNK_S, Change, Follower, stamp_of
 

@@ -18,7 +18,7 @@ from starlette.types import Message, Send
 from ...core.durations import format_duration
 from ...core.errors import ConfigurationError, quoted
 from ...core.limits import parse_duration_us
-from ...core.protocols import Event
+from ...core.store import Event
 from ..options import check_takes
 from .controller import HIGHEST, TICK_S, Controller
 

@@ -10,7 +10,7 @@ from starlette.types import Scope
 
 from ...core.bans.in_force import shown
 from ...core.decision import Check, Decision, Reason
-from ...core.protocols import Event
+from ...core.store import Event
 from ...limiter import Limiter
 from .rule_set import BoundRule
 from .user_functions import Calls

@@ -12,7 +12,6 @@ from starlette.middleware.cors import CORSMiddleware
 
 from ....core.errors import StoreError
 from ....core.logs import written
-from ....core.protocols import KeepsFigures
 from ....limiter import Limiter
 from ....web.findings.codes import Finding
 from ....web.middleware import RateLimitMiddleware
@@ -53,12 +52,12 @@ async def about_store(limiter: Limiter, name: str) -> AsyncIterator[Finding]:
     taken_us: list[float] = []
     ahead_us = 0.0
     try:
-        store = limiter.store
+        stats = limiter.store.shared_stats
         for _ in range(_ASKED):
-            if not isinstance(store, KeepsFigures):
+            if stats is None:
                 break
             before_ns = perf_counter_ns()
-            answer = store.figures_time()
+            answer = stats.time()
             if isawaitable(answer):
                 # A server elsewhere, whose clock is not that of this host.
                 ahead_us = await answer - time_ns() / 1_000

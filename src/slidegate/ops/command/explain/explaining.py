@@ -12,7 +12,7 @@ import click
 from starlette.types import Receive, Scope, Send
 
 from ....core.durations import format_duration
-from ....core.limits import AnyLimit, Concurrency, Limit, parse_limits
+from ....core.limits import AnyLimit, Limit, parse_limits
 from ....limiter import Limiter
 from ....web.middleware import RateLimitMiddleware
 from ..output import Output, with_output
@@ -78,7 +78,7 @@ def _of_file(path: Path) -> Iterator[_Subject]:
 
 
 def _windows(limits: Sequence[AnyLimit]) -> list[Limit]:
-    return [limit for limit in limits if isinstance(limit, Limit) and not isinstance(limit, Concurrency)]
+    return [limit for limit in limits if isinstance(limit, Limit)]
 
 
 def memory_bytes(limits: Sequence[Limit]) -> int:

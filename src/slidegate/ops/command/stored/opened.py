@@ -22,7 +22,7 @@ from ....core.bans.in_force import Ban
 from ....core.bans.rows import Row
 from ....core.errors import ConfigurationError, StoreError, StoreUnavailable
 from ....core.logs import logger
-from ....core.protocols import Event, Store
+from ....core.store import Event, Store
 from ....limiter import Limiter
 from ....limiter.aio import within
 from ....limiter.key_spelling import AnyKey

@@ -14,7 +14,7 @@ from ....core.bans.standing import Standing
 from ....core.bans.standing_view import KeptStandings, kept_standings
 from ....core.barred import Barred
 from ....core.decision import Check
-from ....core.protocols import Clock, Event
+from ....core.store import Clock, Event
 from .ban_codec import text_of
 from .ban_rows import BanRows, records_of
 from .standing_rows import LedgerRows, policy_of

@@ -33,7 +33,7 @@ from ....core.bans.standing_view import KeptStandings
 from ....core.barred import Barred
 from ....core.decision import Check
 from ....core.errors import StoreError
-from ....core.protocols import Clock
+from ....core.store import BanStore, Clock
 from ..batching import Turns
 from ..files.environment import Environment
 from ..session import Session
@@ -46,7 +46,7 @@ PAUSE_S: Final = 0.001
 T = TypeVar("T")
 
 
-class LmdbBans:
+class LmdbBans(BanStore):
     """Bans for all processes of a host; made by `LmdbStore`.
 
     Args:

@@ -29,7 +29,7 @@ from typing import Any, Final
 import lmdb
 
 from ....core.errors import ConfigurationError, StoreTimeout, StoreUnavailable
-from ....core.protocols import Event
+from ....core.store import Event
 from ...held_weakly import HeldWeakly
 from . import opening
 from .data_files import DATA, LOCK

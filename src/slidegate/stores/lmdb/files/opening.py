@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import lmdb
 
 from ....core.errors import ConfigurationError, StoreTimeout, StoreUnavailable
-from ....core.protocols import Event
+from ....core.store import Event
 from .data_files import (
     DATA,
     LOCK,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final
 
-from ....core.protocols import Event
+from ....core.store import Event
 
 _FAR_BEHIND: Final = 100  # transactions; a read takes as long as one or two
 

@@ -11,8 +11,8 @@ from inspect import isawaitable
 from typing import Any, Final
 from weakref import WeakSet
 
+from ....core.charge import RENEWALS
 from ....core.errors import StoreError
-from ....core.place_lease import RENEWALS
 from .own_places import OwnPlaces
 
 AGAIN: Final = 4

@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 from typing import Final
 
-from ....core.place_lease import HeldPlace
+from ....core.charge import HeldPlace
 from ...held_weakly import HeldWeakly
 
 WORKER_BYTES: Final = 8

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from ....core.decide import Place as Where
 from ....core.permits import PERMITS
-from ....core.protocols import Event
+from ....core.store import Event
 from ..files.layout import Databases
 from .own_places import WORKER_BYTES, OwnPlaces, Place
 

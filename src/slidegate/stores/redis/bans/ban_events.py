@@ -10,7 +10,7 @@ from typing import Final
 from ....core.bans.in_force import Ban, shown
 from ....core.bans.policy import BanPolicy
 from ....core.durations import format_duration
-from ....core.protocols import Event
+from ....core.store import Event
 from .ban_codec import text_of, unpack_ban
 
 BANNED, UNBANNED, SHADOW, CAPPED, FULL, FULL_OF_PREFIXES, DROPPED = range(1, 8)

@@ -19,7 +19,7 @@ from weakref import WeakSet
 
 from ....core.bans.in_force import Ban, BanList
 from ....core.errors import StoreError
-from ....core.protocols import Clock, Event
+from ....core.store import Clock, Event
 from ..faults import sensible
 from ..packing import Script, bans_script
 from .ban_codec import bytes_of, pack_ban, text_of, unpack_ban

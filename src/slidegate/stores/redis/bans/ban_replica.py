@@ -16,7 +16,7 @@ from typing import Final
 from ....core.bans.in_force import Ban, BanList, Guarded, longest
 from ....core.barred import Barred
 from ....core.decision import Check
-from ....core.protocols import Clock
+from ....core.store import Clock
 from ...forks import hold_over_fork
 from ..server_clock import BansClock
 from .ban_codec import text_of, unpack_ban

@@ -18,7 +18,7 @@ from ....core.bans.standing_view import KeptStanding, KeptStandings
 from ....core.barred import Barred
 from ....core.decision import Check
 from ....core.errors import ConfigurationError
-from ....core.protocols import Clock, Event
+from ....core.store import BanStore, Clock, Event
 from ..faults import sensible
 from .ban_codec import (
     UNGUARDED,
@@ -51,7 +51,7 @@ class Asking(Protocol):
         """Return the refusal by the bans that Redis has found, None where it found none."""
 
 
-class RedisBans(RefreshedBans):
+class RedisBans(RefreshedBans, BanStore):
     """Bans for all hosts; made by `RedisStore`.
 
     Args:

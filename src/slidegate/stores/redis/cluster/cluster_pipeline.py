@@ -21,7 +21,7 @@ from hiredis import HiredisError
 from redis.crc import key_slot
 
 from ....core.errors import StoreError, StoreUnavailable
-from ....core.protocols import Event
+from ....core.store import Event
 from ..bans.ban_replica import UNSEEN
 from ..faults import SICK, refusal
 from ..known_refusals import TRUST_S

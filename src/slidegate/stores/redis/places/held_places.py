@@ -12,10 +12,9 @@ import os
 from asyncio import AbstractEventLoop
 from typing import Final
 
-from ....core.charge import Charge
+from ....core.charge import Charge, HeldPlace
 from ....core.decision import Bucket, Decision
-from ....core.place_lease import HeldPlace
-from ....core.protocols import Clock
+from ....core.store import Clock
 from ...held_weakly import HeldWeakly
 
 WORKER_BYTES: Final = 8

@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Final, TypeAlias
 
+from ....core.charge import RENEWALS
 from ....core.decision import Check, Decision
 from ....core.errors import StoreError, StoreUnavailable
 from ....core.limits import AnyLimit
-from ....core.place_lease import RENEWALS
-from ....core.protocols import Event
+from ....core.store import Event
 from ..packing import Packing, raise_failure
 from ..server_clock import ServerClock
 from ..wire.batch import Unguarded

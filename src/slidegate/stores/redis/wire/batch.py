@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol, TypeAlias
 from redis.asyncio.sentinel import SentinelConnectionPool
 
 from ....core.errors import StoreError, StoreUnavailable
-from ....core.protocols import Clock, Event
+from ....core.store import Clock, Event
 from ..bans.ban_codec import UNGUARDED
 from ..bans.bans import RedisBans
 from ..faults import SICK, unexpected

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Final
 
 from ....core.errors import StoreError
-from ....core.protocols import Event
+from ....core.store import Event
 from .connection import Wire
 
 KEEPS: Final = "noeviction"

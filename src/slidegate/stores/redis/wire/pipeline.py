@@ -24,7 +24,7 @@ from typing import Any, Final, TypeAlias
 from hiredis import HiredisError
 
 from ....core.errors import StoreError, StoreUnavailable
-from ....core.protocols import Clock
+from ....core.store import Clock
 from ..bans.ban_refresh import LIFE_BYTES
 from ..faults import SICK, refusal
 from ..packing import CHANGED, REQUEST, RESET, Script, raise_failure, windows_script

@@ -1,17 +1,22 @@
-"""The interfaces of stores and observers, and the events that they exchange."""
+"""What a store answers, and the events that it tells of.
+
+A store of one's own derives from `Store`. It has to answer seven methods and to have `bans`; the other methods have
+defaults, which say what the store cannot do, and a limiter does without that.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import NamedTuple, Protocol, TypeAlias
 
 from .bans.in_force import Ban, BanChange, Guarded
 from .bans.policy import BanPolicy
 from .bans.rows import Row
 from .bans.standing_view import KeptStandings
 from .decision import Bucket, Check, Decision
-from .logs import escaped
+from .logs import escaped, logger
 from .views import Snapshot
 
 Clock: TypeAlias = Callable[[], int]
@@ -80,12 +85,42 @@ class Observer(Protocol):
         """Hear `event`."""
 
 
-class BanBook(Protocol):
-    """A store's bans. Methods return their answer or an awaitable of it, as those of the store do."""
+class Observers:
+    """Those who hear a store's events. One that raises is logged, and changes nothing for the others."""
 
+    def __init__(self) -> None:
+        self._observers: list[Observer] = []
+
+    def __contains__(self, observer: Observer) -> bool:
+        return observer in self._observers
+
+    def add(self, observer: Observer) -> None:
+        """Tell `observer` about further events."""
+        self._observers.append(observer)
+
+    def tell(self, event: Event) -> None:
+        """Pass an event on."""
+        for observer in self._observers:
+            try:
+                observer(event)
+            except Exception:
+                logger.exception("observer %r failed", observer)
+
+    def tell_all(self, events: Iterable[Event]) -> None:
+        """Log events of a store, and pass them on."""
+        for event in events:
+            logger.warning("%s: %s", event.kind, event.message)
+            self.tell(event)
+
+
+class BanStore(ABC):
+    """The bans of a store. Methods return their answer or an awaitable of it, as those of the store do."""
+
+    @abstractmethod
     def find(self, guarded: Sequence[Guarded]) -> Ban | Awaitable[Ban | None] | None:
         """Return the ban in force that refuses one of `guarded`, the one that lasts longest. Changes nothing."""
 
+    @abstractmethod
     def strike(
         self, policy: BanPolicy, key: str, weight: int, reason: str, prefix: str = ""
     ) -> Ban | Awaitable[Ban | None] | None:
@@ -101,12 +136,15 @@ class BanBook(Protocol):
             prefix: The network that is struck under `policy.prefix` if it bans; empty for none.
         """
 
+    @abstractmethod
     def ban(self, key: str, length_us: int | None, reason: str, by: str) -> Ban | Awaitable[Ban]:
         """Ban a key by hand, None for ever; a ban that it has is replaced."""
 
+    @abstractmethod
     def unban(self, key: str, by: str) -> bool | Awaitable[bool]:
         """Take the ban of exactly this key back, and forget its strikes and rungs; False if there was neither."""
 
+    @abstractmethod
     def standings(self, keys: Sequence[str]) -> KeptStandings | Awaitable[KeptStandings]:
         """Return how each of some keys stands under each policy, as far as strikes have reached the store.
 
@@ -116,15 +154,19 @@ class BanBook(Protocol):
             keys: The keys in their spelling, at most 200.
         """
 
+    @abstractmethod
     def active(self) -> Sequence[Ban] | Awaitable[Sequence[Ban]]:
         """Return the bans in force."""
 
+    @abstractmethod
     def history(self) -> Sequence[BanChange] | Awaitable[Sequence[BanChange]]:
         """Return the changes that are remembered, oldest first."""
 
+    @abstractmethod
     def dump(self) -> Sequence[Row] | Awaitable[Sequence[Row]]:
         """Return everything known about bans, strikes and rungs, as rows of `core.bans.rows`."""
 
+    @abstractmethod
     def load(self, rows: Sequence[Row]) -> int | Awaitable[int]:
         """Take over what `dump` returned; of two bans of a key the one that lasts longer stays. Returns the bans read.
 
@@ -132,89 +174,16 @@ class BanBook(Protocol):
             ConfigurationError: A row cannot be read. Nothing is taken over then.
         """
 
+    def count(self) -> int | None:
+        """Return how many bans are in force, as far as this process knows; some that ended lately may be in it.
 
-class Store(Protocol):
-    """Remembers windows and bans. Time belongs to the store.
-
-    A method that needs no waiting returns its answer; one that does returns an awaitable of it. All of them
-    may be called from several threads and event loops at once.
-    """
-
-    @property
-    def bans(self) -> BanBook:
-        """The bans that `hit` and `peek` obey."""
-
-    def hit(
-        self, checks: Sequence[Check], guarded: Sequence[Guarded] = (), *, first_in_line: bool = False
-    ) -> Decision | Awaitable[Decision]:
-        """Charge every check or none, in one step, and say everything about it.
-
-        A ban of a key of `checks`, or of one of `guarded`, refuses; nothing is charged then.
-
-        Args:
-            checks: The demand.
-            guarded: Further keys, and addresses, whose bans refuse.
-            first_in_line: Whether the request is the first of those who wait: see `core.decide`.
+        None, by default, where nobody can say without asking for each.
         """
-
-    def peek(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Decision | Awaitable[Decision]:
-        """Say what `hit` would answer now. Changes nothing."""
-
-    def charge(self, checks: Sequence[Check]) -> Decision | Awaitable[Decision]:
-        """Record every cost in one step, whatever the limits, and say what is left.
-
-        The decision is allowed, and can be refunded. A window counts at most 2**32 - 1 units, which is enough to refuse
-        everything until they leave.
-        """
-
-    def refund(self, decision: Decision) -> bool | Awaitable[bool]:
-        """Hand back what `decision` charged; False where it charged nothing, did so before or it has aged out."""
-
-    def reset(self, key: str) -> bool | Awaitable[bool]:
-        """Forget the windows of `key` under every rule; False where there were none."""
-
-    def reset_all(self) -> bool | Awaitable[bool]:
-        """Forget the windows of all keys under every rule; False where there were none.
-
-        Quotas are forgotten with them, and no earlier charge is handed back any more. Places stay taken, because the
-        requests are under way; bans and strikes stay. Afterwards every process asks the windows as they are now: a
-        refusal that it remembers is given up in about a second.
-        """
-
-    def inspect(self, key: str, buckets: Sequence[Bucket]) -> Snapshot | Awaitable[Snapshot]:
-        """Return the windows that count `key` under each limit of some buckets. Changes nothing."""
-
-    def observe(self, observer: Observer) -> None:
-        """Tell `observer` about this store's events from now on."""
-
-    def close(self) -> Awaitable[None] | None:
-        """Let go of what the store holds open. A second call does nothing."""
+        return None
 
 
-@runtime_checkable
-class KeepsDeadline(Protocol):
-    """A store that answers in time by itself, so that its `Limiter` sets no timer for each hit. Optional."""
-
-    def keep_deadline(self, deadline_s: float) -> bool:
-        """Answer what this thread asks from now on within so many seconds, or raise `StoreTimeout`.
-
-        A `Limiter` calls this before each question, because several with different deadlines may share a store.
-
-        Returns:
-            False if the store cannot promise it; then the `Limiter` sets its timers.
-        """
-
-
-@runtime_checkable
-class HoldsPlaces(Protocol):
-    """A store that can hold requests to concurrency limits. Optional."""
-
-    def places_held(self) -> int:
-        """Return how many places requests of this process hold now, of all keys."""
-
-
-class FigureRow(NamedTuple):
-    """A row of figures that a worker publishes.
+class StatsRow(NamedTuple):
+    """A row of statistics that a worker publishes.
 
     Attributes:
         shelf: Which rows it stands with, 1 to 40 characters of ``a-z``, ``0-9``, ``-`` and ``_``.
@@ -229,17 +198,18 @@ class FigureRow(NamedTuple):
     kept_us: int
 
 
-@runtime_checkable
-class KeepsFigures(Protocol):
-    """A shared store that keeps rows which workers publish now and then, for all workers to read. Optional.
+class SharedStats(ABC):
+    """The rows that the workers of a shared store publish now and then, for all of them to read.
 
     A row belongs to the worker that wrote it, and goes when its time is over, also if the worker is gone.
     """
 
-    def figures_time(self) -> int | Awaitable[int]:
+    @abstractmethod
+    def time(self) -> int | Awaitable[int]:
         """Return the time of the store in microseconds, the same for all workers."""
 
-    def write_figures(self, worker: bytes, rows: Sequence[FigureRow]) -> Awaitable[None] | None:
+    @abstractmethod
+    def write(self, worker: bytes, rows: Sequence[StatsRow]) -> Awaitable[None] | None:
         """Write rows of a worker; a row that it has under the same shelf and number is replaced.
 
         Args:
@@ -247,10 +217,11 @@ class KeepsFigures(Protocol):
             rows: The rows.
 
         Raises:
-            StoreError: The store does not answer, or has no room for figures.
+            StoreError: The store does not answer, or has no room for statistics.
         """
 
-    def read_figures(
+    @abstractmethod
+    def read(
         self, shelf: str, first: int, last: int
     ) -> Sequence[tuple[int, bytes, bytes]] | Awaitable[Sequence[tuple[int, bytes, bytes]]]:
         """Return (number, worker, value) of the rows of a shelf between two numbers, both included.
@@ -260,32 +231,113 @@ class KeepsFigures(Protocol):
         """
 
 
-@runtime_checkable
-class AnswersThreads(Protocol):
-    """A store whose `Limiter.sync` asks it in the thread of the caller, without an event loop. Optional."""
+class Store:
+    """Remembers windows and bans. Time belongs to the store.
+
+    A method that needs no waiting returns its answer; one that does returns an awaitable of it. All of them
+    may be called from several threads and event loops at once.
+    """
+
+    bans: BanStore
+    """The bans that `hit` and `peek` obey."""
+    shared_stats: SharedStats | None = None
+    """The statistics of several workers; None where the store keeps none."""
+
+    def __init_subclass__(cls) -> None:
+        # What an ABC does, without its metaclass: a compiled store would share the caches of that with all other
+        # stores, so that each of them were an instance of it.
+        abstract = (name for name in dir(cls) if getattr(getattr(cls, name, None), "__isabstractmethod__", False))
+        cls.__abstractmethods__ = frozenset(abstract)  # type: ignore[attr-defined]
+
+    def __init__(self) -> None:
+        self.observers = Observers()
+        """Those who hear the events of this store."""
+
+    @abstractmethod
+    def hit(
+        self, checks: Sequence[Check], guarded: Sequence[Guarded] = (), *, first_in_line: bool = False
+    ) -> Decision | Awaitable[Decision]:
+        """Charge every check or none, in one step, and say everything about it.
+
+        A ban of a key of `checks`, or of one of `guarded`, refuses; nothing is charged then.
+
+        Args:
+            checks: The demand.
+            guarded: Further keys, and addresses, whose bans refuse.
+            first_in_line: Whether the request is the first of those who wait, for whom units that come free are kept. A
+                store hands it on to `core.decide`.
+        """
+
+    @abstractmethod
+    def peek(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Decision | Awaitable[Decision]:
+        """Say what `hit` would answer now. Changes nothing."""
+
+    @abstractmethod
+    def charge(self, checks: Sequence[Check]) -> Decision | Awaitable[Decision]:
+        """Record every cost in one step, whatever the limits, and say what is left.
+
+        The decision is allowed, and can be refunded. A window counts at most 2**32 - 1 units, which is enough to refuse
+        everything until they leave.
+        """
+
+    @abstractmethod
+    def refund(self, decision: Decision) -> bool | Awaitable[bool]:
+        """Hand back what `decision` charged; False where it charged nothing, did so before or it has aged out."""
+
+    @abstractmethod
+    def reset(self, key: str) -> bool | Awaitable[bool]:
+        """Forget the windows of `key` under every rule; False where there were none."""
+
+    @abstractmethod
+    def reset_all(self) -> bool | Awaitable[bool]:
+        """Forget the windows of all keys under every rule; False where there were none.
+
+        Quotas are forgotten with them, and no earlier charge is handed back any more. Permits stay taken, because the
+        requests are under way; bans and strikes stay. Afterwards every process asks the windows as they are now: a
+        refusal that it remembers is given up in about a second.
+        """
+
+    @abstractmethod
+    def inspect(self, key: str, buckets: Sequence[Bucket]) -> Snapshot | Awaitable[Snapshot]:
+        """Return the windows that count `key` under each limit of some buckets. Changes nothing."""
+
+    def observe(self, observer: Observer) -> None:
+        """Tell `observer` about this store's events from now on."""
+        self.observers.add(observer)
+
+    def close(self) -> Awaitable[None] | None:
+        """Let go of what the store holds open. A second call does nothing, and neither does the default."""
+        return None
+
+    def permits_held(self) -> int | None:
+        """Return how many permits of concurrency limits requests of this process hold now, of all keys.
+
+        None, by default, where the store cannot hold requests to such limits; rules that have one are refused then.
+        """
+        return None
+
+    def keep_deadline(self, deadline_s: float) -> bool:
+        """Answer what this thread asks from now on within so many seconds, or raise `StoreTimeout`.
+
+        A `Limiter` calls this before each question, because several with different deadlines may share a store.
+
+        Returns:
+            False, by default, where the store cannot promise it; then the `Limiter` sets a timer for each question.
+        """
+        return False
 
     def answers_threads(self) -> bool:
         """Return answers, and no awaitables of them, where no event loop runs, and keep the deadline there.
 
         Returns:
-            False if the store cannot promise it; then `Limiter.sync` asks it on an event loop.
+            False, by default, where the store cannot promise it; then `Limiter.sync` asks it on an event loop.
         """
-
-
-@runtime_checkable
-class HasParts(Protocol):
-    """A store of several servers, whose failures its `Limiter` counts apart. Optional."""
+        return False
 
     def part_of(self, checks: Sequence[Check]) -> Hashable:
-        """Return which part answers a question about checks; about bans, where there are none.
+        """Return which of several servers answers a question about checks; about bans, where there are none.
 
-        None means the whole store. Anything else is shown in the events ``store_failed`` and ``store_recovered``.
+        A `Limiter` counts the failures of each by itself. None, by default, means the whole store. Anything else is
+        shown in the events ``store_failed`` and ``store_recovered``.
         """
-
-
-@runtime_checkable
-class CountsBans(Protocol):
-    """Bans whose number is known without asking for each. Optional."""
-
-    def count(self) -> int:
-        """Return how many bans are in force, as far as this process knows; some that ended lately may be in it."""
+        return None

@@ -4,37 +4,65 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
-from slidegate import MemoryStore
-from slidegate.core import Bucket, Check, Decision, Observer
-from slidegate.core.bans.in_force import Guarded
+from slidegate import BanPolicy, MemoryStore, Store
+from slidegate.core import BanStore, Bucket, Check, Decision, Guarded, Observer
 from slidegate.testing import FakeClock
 
 
-class RemoteBans:
+class RemoteBans(BanStore):
     """The bans of such a store."""
 
     def __init__(self, store: RemoteStore) -> None:
         self._store = store
 
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        return lambda *arguments: self._store.answer(getattr(self._store.inner.bans, name), *arguments)
+    def _answer(self, name: str, *arguments: Any) -> Any:
+        return self._store.answer(getattr(self._store.inner.bans, name), *arguments)
+
+    def find(self, guarded: Sequence[Guarded]) -> Any:
+        return self._answer("find", guarded)
+
+    def strike(self, policy: BanPolicy, key: str, weight: int, reason: str, prefix: str = "") -> Any:
+        return self._answer("strike", policy, key, weight, reason, prefix)
+
+    def ban(self, key: str, length_us: int | None, reason: str, by: str) -> Any:
+        return self._answer("ban", key, length_us, reason, by)
+
+    def unban(self, key: str, by: str) -> Any:
+        return self._answer("unban", key, by)
+
+    def standings(self, keys: Sequence[str]) -> Any:
+        return self._answer("standings", keys)
+
+    def active(self) -> Any:
+        return self._answer("active")
+
+    def history(self) -> Any:
+        return self._answer("history")
+
+    def dump(self) -> Any:
+        return self._answer("dump")
+
+    def load(self, rows: Any) -> Any:
+        return self._answer("load", rows)
 
 
-class RemoteStore:
-    """A memory store behind `answer`."""
+class RemoteStore(Store):
+    """A store behind `answer`, by default one in memory; its limiter treats it as one of other machines."""
 
-    def __init__(self, clock: FakeClock | None = None) -> None:
-        self.inner = MemoryStore(clock=clock)
+    def __init__(self, clock: FakeClock | None = None, inner: Any = None) -> None:
+        super().__init__()
+        self.inner = MemoryStore(clock=clock) if inner is None else inner
         self.bans: Any = RemoteBans(self)
 
     def answer(self, question: Callable[..., Any], *arguments: Any) -> Any:
-        """Return or await what the memory store answers."""
-        raise NotImplementedError
+        """Return or await what the inner store answers."""
+        return question(*arguments)
 
-    def hit(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Any:
-        return self.answer(self.inner.hit, checks, guarded)
+    def hit(self, checks: Sequence[Check], guarded: Sequence[Guarded] = (), *, first_in_line: bool = False) -> Any:
+        return self.answer(partial(self.inner.hit, first_in_line=first_in_line), checks, guarded)
 
     def peek(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Any:
         return self.answer(self.inner.peek, checks, guarded)
@@ -58,7 +86,11 @@ class RemoteStore:
         self.inner.observe(observer)
 
     def close(self) -> Any:
-        self.inner.close()
+        return self.inner.close()
+
+    def permits_held(self) -> int:
+        held: int = self.inner.permits_held()
+        return held
 
 
 class SlowStore(RemoteStore):

@@ -1,0 +1,126 @@
+"""What a store of one's own has from `Store`, and what it has to say itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from slidegate import ConfigurationError, Limiter, MemoryStore, RateLimitMiddleware, Rule, Store
+from slidegate.core import BanStore, Bucket, Check, Decision, Event, Guarded, Snapshot
+from slidegate.stores import MemoryBans
+from slidegate.testing import FakeClock
+
+from ..asgi import call, hello
+
+METHODS = ("charge", "hit", "inspect", "peek", "refund", "reset", "reset_all")
+BAN_METHODS = ("active", "ban", "dump", "find", "history", "load", "standings", "strike", "unban")
+
+
+class Smallest(Store):
+    """Answers what every store has to answer, and nothing else."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        super().__init__()
+        self.inner = MemoryStore(clock=clock)
+        self.bans = MemoryBans(clock, wall_clock=clock, tell=self.observers.tell_all)
+
+    def hit(self, checks: Sequence[Check], guarded: Sequence[Guarded] = (), *, first_in_line: bool = False) -> Decision:
+        barred = self.bans.judge(checks, guarded, prolong=True)
+        return self.inner.hit(checks, first_in_line=first_in_line) if barred is None else barred
+
+    def peek(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Decision:
+        barred = self.bans.judge(checks, guarded, prolong=False)
+        return self.inner.peek(checks) if barred is None else barred
+
+    def charge(self, checks: Sequence[Check]) -> Decision:
+        return self.inner.charge(checks)
+
+    def refund(self, decision: Decision) -> bool:
+        return self.inner.refund(decision)
+
+    def reset(self, key: str) -> bool:
+        return self.inner.reset(key)
+
+    def reset_all(self) -> bool:
+        return self.inner.reset_all()
+
+    def inspect(self, key: str, buckets: Sequence[Bucket]) -> Snapshot:
+        return self.inner.inspect(key, buckets)
+
+
+@pytest.fixture
+def store() -> Smallest:
+    return Smallest(FakeClock())
+
+
+def test_a_store_that_lacks_a_method_cannot_be_made() -> None:
+    for base, methods in ((Store, METHODS), (BanStore, BAN_METHODS)):
+        for method in methods:
+            others = {name: lambda self: None for name in methods if name != method}
+            with pytest.raises(TypeError, match=rf"abstract method '?{method}"):
+                type("Lacking", (base,), others)()
+        assert isinstance(type("Whole", (base,), dict.fromkeys(methods, lambda self: None))(), base)
+
+
+async def test_what_a_store_does_not_say_itself_it_cannot_do(store: Smallest) -> None:
+    assert (store.permits_held(), store.shared_stats, store.part_of(())) == (None, None, None)
+    assert (store.keep_deadline(1.0), store.answers_threads(), store.close()) == (False, False, None)
+    bans = type("Bans", (BanStore,), dict.fromkeys(BAN_METHODS, lambda self: None))()
+    assert bans.count() is None
+
+
+async def test_a_limiter_does_without_it(store: Smallest) -> None:
+    heard: list[Event] = []
+    async with Limiter(store) as limiter:
+        limiter.observe(heard.append, inline=True)
+        assert [bool(await limiter.hit("user:ann", "2/minute")) for _ in range(3)] == [True, True, False]
+        await limiter.ban("user:bob", "1h", reason="manual")
+        assert not await limiter.hit("user:bob", "2/minute")
+        assert [event.kind for event in heard if event.kind != "refused"] == ["near_limit", "banned"]
+        assert (await limiter.stats_all("5m")).workers
+        with pytest.raises(ConfigurationError, match="counts no places"):
+            RateLimitMiddleware(hello, rules=[Rule("*", concurrency=1)], limiter=limiter)
+
+
+def test_a_thread_asks_it_on_an_event_loop(store: Smallest) -> None:
+    with Limiter(store).sync as limiter:
+        assert [bool(limiter.hit("user:ann", "1/minute")) for _ in range(2)] == [True, False]
+
+
+class NoStore:
+    """Has the methods of a store, and does not derive from it."""
+
+    def hit(self, checks: Sequence[Check]) -> None: ...
+
+
+class WithoutBans(Smallest):
+    def __init__(self) -> None:
+        Store.__init__(self)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (NoStore(), "not <.*NoStore.*>; a store of your own derives from slidegate.Store"),
+        (Smallest, "expected a store such as MemoryStore()"),
+        (WithoutBans(), "WithoutBans.* has no bans; set self.bans in its __init__, for example to slidegate.stores"),
+    ],
+)
+def test_what_cannot_be_a_store_is_refused_with_what_to_do(given: object, words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        Limiter(given)  # type: ignore[arg-type]
+
+
+async def test_a_gate_counts_in_it(store: Smallest) -> None:
+    gate = RateLimitMiddleware(hello, limits="1/minute", limiter=Limiter(store))
+    assert [(await call(gate)).status for _ in range(2)] == [200, 429]
+
+
+def test_no_store_is_an_instance_of_another_one(store: Smallest) -> None:
+    memory = MemoryStore()
+    assert isinstance(store, Smallest)
+    assert isinstance(memory, MemoryStore)
+    assert isinstance(store, Store) is isinstance(memory, Store) is True
+    assert not isinstance(store, MemoryStore)
+    assert not isinstance(memory, Smallest)
