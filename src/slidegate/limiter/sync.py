@@ -20,7 +20,7 @@ from ..core.protocols import AnswersThreads
 from .aio import COMMAND_DEADLINE_S, on_loop
 from .engine import Engine
 from .inspect import KeyStanding, KeyView
-from .key_spelling import AnyKey, Limits
+from .keys import AnyKey, Limits
 
 if TYPE_CHECKING:
     from .limiter import Limiter
