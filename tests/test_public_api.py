@@ -114,7 +114,7 @@ def test_public_method_says_what_it_does(name: str, method: object) -> None:
     assert says_what_it_is(method), f"{name} has no docstring"
 
 
-def test_a_limiter_offers_these_words_and_the_gates_use_its_internals() -> None:
+def test_a_limiter_offers_these_words_and_the_gates_use_its_engine() -> None:
     asked = "charge charge_all hit hit_all inspect peek peek_all refund reset reset_all"
     bans = "ban banned bans export_bans history import_bans standing strike unban"
     figures = "chart chart_all event_stats stats stats_all"

@@ -21,7 +21,7 @@ from .limiter.decorator import Limited, RateLimited
 from .limiter.events import EventStats, Subscription
 from .limiter.figures.stats import AllStats, Chart, Point, Stats, Traffic, Worker
 from .limiter.inspect import KeyStanding, KeyView
-from .limiter.key_spelling import KeyOf
+from .limiter.keys import KeyOf
 from .limiter.sync import SyncLimiter
 from .netlists.networks import Networks
 from .stores.memory.store import MemoryStats, MemoryStore

@@ -16,7 +16,7 @@ from ..core.errors import ConfigurationError, SlidegateError, quoted
 from ..core.limits import MAX_NAME, AnyLimit, check_name, check_whole, parse_duration_us, parse_limits
 from .engine import Engine
 from .inspect import BucketCaller
-from .key_spelling import Limits
+from .keys import Limits
 from .sync import WithoutLoop, at_once
 from .waiters import ThreadWaiter
 from .waiting import may_wait

@@ -31,7 +31,7 @@ from .figures.all_workers import AllWorkers
 from .figures.publisher import Publisher
 from .figures.statistics import Statistics
 from .inspect import Callers
-from .key_spelling import Keys
+from .keys import Keys
 from .listeners import AtOnce, Decide, Listener, heard
 from .near_limits import NearLimits
 from .places.waits import Waits

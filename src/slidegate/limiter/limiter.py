@@ -27,7 +27,7 @@ from .events import EventHub, EventStats, Subscription
 from .failover import DEADLINE, ON_ERROR, OnError, check_failure_policy
 from .figures.stats import AllStats, Chart, Stats
 from .inspect import KeyStanding, KeyView, look_at, standing_of
-from .key_spelling import AnyKey, KeyOf, Limits, Question
+from .keys import AnyKey, KeyOf, Limits, Question
 from .near_limits import NEAR_LIMIT
 from .sync import DEFAULT_RULE, SyncLimiter, WithoutLoop
 

@@ -19,7 +19,7 @@ from ..core.errors import ConfigurationError
 from .aio import COMMAND_DEADLINE_S, on_loop
 from .engine import Engine
 from .inspect import KeyStanding, KeyView
-from .key_spelling import AnyKey, Limits
+from .keys import AnyKey, Limits
 
 if TYPE_CHECKING:
     from .limiter import Limiter

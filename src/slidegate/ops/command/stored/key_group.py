@@ -12,7 +12,7 @@ from ....core.bans.in_force import Ban, BanChange
 from ....core.errors import ConfigurationError
 from ....core.views import WindowView
 from ....limiter.inspect import KeyStanding, KeyView
-from ....limiter.key_spelling import AnyKey
+from ....limiter.keys import AnyKey
 from ....web.middleware import RateLimitMiddleware
 from ..exits import NotFound
 from ..output import Output, with_output

@@ -25,7 +25,7 @@ from ....core.logs import logger
 from ....core.store import Event, Store
 from ....limiter import Limiter
 from ....limiter.aio import within
-from ....limiter.key_spelling import AnyKey
+from ....limiter.keys import AnyKey
 from ....limiter.open_store import open_store
 from ....stores.memory.store import MemoryStore
 from ....web.keys import key as keys
