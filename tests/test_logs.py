@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from io import StringIO
 from typing import Any
@@ -57,6 +59,7 @@ def check(log: StringIO, expected: str) -> None:
     found = records(log)
     assert any(expected in line for lines in found for line in lines), log.getvalue()
     for first, *further in found:
+        assert first.partition(" ")[2].startswith("slidegate: "), first
         assert len(first) <= MOST + 20
         assert len(further) <= MOST_LINES + 1
         for line in (first, *further):
@@ -94,6 +97,30 @@ def failing(error: type[Exception]) -> Callable[..., Any]:
             raise fault from cause
 
     return function
+
+
+@pytest.mark.parametrize(
+    ("style", "written"),
+    [("%(message)s", "slidegate: a: 1 %s {}"), ("%(name)s|%(message)s", "slidegate|slidegate: a: 1 %s {}")],
+)
+def test_a_message_says_who_speaks_and_any_formatter_writes_it(
+    log: StringIO, caplog: pytest.LogCaptureFixture, style: str, written: str
+) -> None:
+    logger.handlers[-1].setFormatter(logging.Formatter(style))
+    logger.warning("%s: %d %%s {}", "a", 1)
+    assert log.getvalue() == f"{written}\n"
+    (record,) = caplog.records
+    logger.handle(record)  # as a server of logs does with a record that it was sent
+    assert log.getvalue() == f"{written}\n" * 2
+
+
+def test_a_message_says_who_speaks_where_nobody_has_set_up_logging() -> None:
+    code = """
+from slidegate import RateLimitMiddleware, client_ip
+RateLimitMiddleware(None, limits="9/s", client=client_ip(ipv6_prefix=128))
+"""
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stderr
+    assert said.startswith("slidegate: SG108: "), said
 
 
 @pytest.mark.parametrize("error", [Evil, Mute, ValueError, KeyError, lambda text: ExceptionGroup(text, [Evil(text)])])
@@ -214,11 +241,11 @@ def test_the_exception_stays_on_the_record_and_tracebacks_name_the_frames(log: S
     logger.error("it failed for %s of %d %%", "ann", 7, exc_info=error)
     assert seen[0].exc_info is not None
     assert seen[0].exc_info[1] is error
-    assert (seen[0].msg, seen[0].args) == ("it failed for %s of %d %%", ("ann", 7)), "a clean one stays a template"
+    assert (seen[0].msg, seen[0].args) == ("slidegate: it failed for %s of %d %%", ("ann", 7)), "it stays a template"
     logger.removeHandler(handler)
     (lines,) = records(log)
     text = "\n".join(lines)
-    assert lines[0] == "ERROR it failed for ann of 7 %"
+    assert lines[0] == "ERROR slidegate: it failed for ann of 7 %"
     assert "direct cause" in text
     assert text.count("Traceback (most recent call last):") == 2
     assert "in function" in text

@@ -24,6 +24,7 @@ from slidegate.core import (
     Guarded,
     Observer,
     Observers,
+    Place,
     Snapshot,
     charge_all,
     decide,
@@ -62,15 +63,14 @@ class DictStore:
         self._observers = Observers()
         self.bans = MemoryBans(self._now_us, clock, self._observers.tell_all, most)
 
-    def hit(self, checks: Sequence[Check], guarded: Sequence[Guarded] = (), *, first_in_line: bool = False) -> Decision:
+    def hit(self, checks: Sequence[Check], guarded: Sequence[Guarded] = (), first_in_line: bool = False) -> Decision:
         """Charge every check or none."""
         barred = self.bans.judge(checks, guarded, prolong=True)
         if barred is not None:
             return barred
         with self._lock:
             now_us = self._now_us()
-            names = self._find(checks, self._windows, now_us)
-            return decide(checks, [(self._windows, name) for name in names], now_us, first_in_line=first_in_line)
+            return decide(checks, self._find(checks, self._windows, now_us), now_us, first_in_line)
 
     def peek(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Decision:
         """Say what `hit` would answer: the core decides about a copy."""
@@ -79,7 +79,7 @@ class DictStore:
             return barred
         with self._lock:
             now_us, windows = self._now_us(), self._windows.copy()
-            decision = decide(checks, [(windows, name) for name in self._find(checks, windows, now_us)], now_us)
+            decision = decide(checks, self._find(checks, windows, now_us), now_us)
             decision.charge = ()
             return decision
 
@@ -87,8 +87,7 @@ class DictStore:
         """Record every cost, whatever the limits."""
         with self._lock:
             now_us = self._now_us()
-            names = self._find(checks, self._windows, now_us)
-            return charge_all(checks, [(self._windows, name) for name in names], now_us)
+            return charge_all(checks, self._find(checks, self._windows, now_us), now_us)
 
     def refund(self, decision: Decision) -> bool:
         """Hand back what was charged, where it still counts."""
@@ -96,7 +95,7 @@ class DictStore:
             if not decision.charge:
                 return False
             now_us = self._now_us()
-            places = [(self._windows, name) for name in self._find(decision.checks, self._windows, now_us)]
+            places = self._find(decision.checks, self._windows, now_us)
             return refund_all(decision, places, now_us, latest_us=self._latest_us, floor_us=self._reset_us)
 
     def reset(self, key: str) -> bool:
@@ -123,8 +122,8 @@ class DictStore:
         """Return the windows of a key."""
         with self._lock:
             now_us, windows = self._now_us(), self._windows.copy()
-            names = self._find([(bucket, key, 0) for bucket in buckets], windows, now_us)
-            return Snapshot(now_us, [windows[name] for name in names])
+            places = self._find([(bucket, key, 0) for bucket in buckets], windows, now_us)
+            return Snapshot(now_us, [windows[name] for _, _, _, name in places])
 
     def observe(self, observer: Observer) -> None:
         """Tell somebody of bans that are made and taken back."""
@@ -142,10 +141,14 @@ class DictStore:
         self._latest_us = max(self._latest_us, now_us)
         return now_us
 
-    def _find(self, checks: Sequence[Check], windows: Windows, now_us: int) -> list[Name]:
-        """Return the names of the windows of a demand; those that are not there yet begin empty."""
-        asked = [((bucket.rule, limit.same_window, key), limit) for bucket, key, _ in checks for limit in bucket.limits]
-        missing = {name: limit for name, limit in asked if name not in windows}
+    def _find(self, checks: Sequence[Check], windows: Windows, now_us: int) -> list[Place]:
+        """Return where the windows of a demand lie; those that are not there yet begin empty."""
+        places: list[Place] = [
+            (limit, cost, windows, (bucket.rule, limit.same_window, key))
+            for bucket, key, cost in checks
+            for limit in bucket.limits
+        ]
+        missing = {name: limit for limit, _, _, name in places if name not in windows}
         if windows is self._windows and len(windows) + len(missing) > self._most:
             self._let_go(now_us)
             if len(windows) + len(missing) > self._most:
@@ -153,8 +156,8 @@ class DictStore:
         windows |= dict.fromkeys(missing, b"")
         if windows is self._windows:
             self._limits |= missing
-        enter_periods(checks, [(windows, name) for name, _ in asked], now_us, self._unix_us())
-        return [name for name, _ in asked]
+        enter_periods(places, now_us, self._unix_us())
+        return places
 
     def _let_go(self, now_us: int) -> None:
         """Let go of the windows whose units have all left. No live window is pushed out: then nothing more fits."""

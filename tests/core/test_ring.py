@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from slidegate import Limit, MemoryStore
 from slidegate.core import NEVER, Bucket, Concurrency, Decision
-from slidegate.core.ring import GRACE_US, KEPT_US, MAX_UNITS, entries, expires_us, reserve, stepped_back
+from slidegate.core.ring import GRACE_US, KEPT_US, MAX_UNITS, entries, reserve
 from slidegate.testing import FakeClock
 
 SECOND_US = 1_000_000
@@ -111,13 +111,6 @@ def test_a_clock_that_steps_back_behind_a_key_that_keeps_asking_does_not_freeze_
             last = store.hit((asked,))
         clock.advance(us=last.retry_after_us or 0)
         assert store.hit((asked,))
-
-
-def test_moved_units_are_told_from_expired_ones() -> None:
-    ring = spent(EXACT, (5, 1), (9, 2))
-    assert not stepped_back(ring, EXACT.settle(ring, 10 * SECOND_US + 6))
-    assert stepped_back(ring, EXACT.settle(ring, 8))
-    assert not stepped_back(b"", spent(EXACT, (5, 1)))
 
 
 # -- handing back ----------------------------------------------------------------------------------------------------
@@ -236,7 +229,7 @@ def test_what_is_kept_and_not_fetched_is_everybodys_after_the_moment_that_refusa
     assert limit.spend(ring, SECOND_US + 10, 1, 0, True)[1][3] == 0
     assert limit.spend(ring, SECOND_US + 10 + GRACE_US, 1)[1][3] == 0
     assert limit.spend(ring, 0, 1)[1][3] <= limit.window_us + GRACE_US
-    assert expires_us(limit, reserve(b"", 77)) >= 77
+    assert limit.expires_us(reserve(b"", 77)) >= 77
 
 
 def test_a_clock_that_steps_back_frees_what_was_kept() -> None:

@@ -167,7 +167,7 @@ async def test_events_that_happen_have_the_fields_of_their_kind_and_are_logged_w
     assert set(at.heard.kinds) >= SCENES[scene]
     for event in at.heard.events:
         assert set(event.details) == KINDS[event.kind].fields, event
-    begun = {record.getMessage().partition(":")[0] for record in caplog.records if record.name == "slidegate"}
+    begun = {record.getMessage().split(": ")[1] for record in caplog.records if record.name == "slidegate"}
     for kind in set(at.heard.kinds):
         assert (kind in begun) == KINDS[kind].logged, kind
 

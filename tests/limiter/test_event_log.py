@@ -59,7 +59,9 @@ class Site:
 
     @property
     def lines(self) -> list[str]:
-        return [record.getMessage() for record in self.kept.records]
+        said = [record.getMessage() for record in self.kept.records]
+        assert all(line.startswith("slidegate: ") for line in said)
+        return [line.removeprefix("slidegate: ") for line in said]
 
     @property
     def left_out(self) -> int:
@@ -212,7 +214,7 @@ async def test_structlog_and_a_formatter_of_json_pick_the_fields_up() -> None:
     near, refused = map(json.loads, written.getvalue().splitlines())
     assert (near["kind"], near["spent"]) == ("near_limit", 1)
     assert refused == {
-        "event": "refused: 203.0.113.9 was refused: limited under 'api', GET on (no route)", "level": "info",
+        "event": "slidegate: refused: 203.0.113.9 was refused: limited under 'api', GET on (no route)", "level": "info",
         "kind": "refused", "suppressed": 0, "time_us": 10**15, "key": "203.0.113.9", "client": "203.0.113.9",
         "rule": "api", "limit": "1/1h", "reason": "limited", "by": "", "route": "(no route)", "method": "GET",
         "retry_after_s": 3600, "status": 429,

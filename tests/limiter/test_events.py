@@ -234,7 +234,7 @@ def test_an_observer_that_raises_is_logged_now_and_then_and_silences_no_other(
     tell(limiter, 50)
     flushed(limiter)
     assert numbers(heard) == list(range(50))
-    assert [record.getMessage() for record in caplog.records] == [f"observer {fails!r} failed"]
+    assert [record.getMessage() for record in caplog.records] == [f"slidegate: observer {fails!r} failed"]
     now_s[0] += LOG_EVERY_S
     tell(limiter, 1)
     flushed(limiter)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+from itertools import pairwise
 from typing import Any
 
 import anyio
@@ -17,8 +18,10 @@ from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from slidegate import Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule, everyone, header
+from slidegate.testing import FakeClock
 
 from ..asgi import PEER, call, hello, scope_of, statuses
+from ..limiter.remote_stores import SickStore
 from ..virtual_time import VirtualTime
 
 
@@ -252,6 +255,123 @@ async def test_refusals_that_count_are_charged_when_they_are_refused_and_not_whi
     short = gate(hello, virtual, "2/10s", wait="1s", count_denied=True)
     assert await statuses(short, 4) == [200, 200, 429, 429]
     assert (await short.limiter.peek(PEER, "2/10s", rule="slow")).retry_after_us == 10_000_000
+
+
+@pytest.mark.parametrize("at", ["middleware", "endpoint"])
+async def test_a_refusal_that_counts_is_charged_at_the_moment_at_which_it_is_given(
+    virtual: VirtualTime, at: str
+) -> None:
+    limiter = Limiter(MemoryStore(clock=virtual.clock))
+    options: dict[str, Any] = {"wait": "1s", "count_denied": True, "name": "slow"}
+    limit = RateLimit("2/10s", **options)
+    endpoint = Starlette(routes=[Route("/", limit(page))])
+    app = RateLimitMiddleware(
+        endpoint if at == "endpoint" else hello,
+        limiter=limiter,
+        rules=[] if at == "endpoint" else [Rule("*", "2/10s", **options)],
+    )
+    assert await statuses(app, 2) == [200, 200]
+    virtual.clock.advance("5s")
+    assert await statuses(app, 1) == [429]
+    assert (await limiter.peek(PEER, "2/10s", 2, rule="slow")).retry_after_us == 10_000_000
+    assert (await limiter.peek(PEER, "2/10s", 1, rule="slow")).retry_after_us == 5_000_000
+
+
+async def page(request: Any) -> PlainTextResponse:
+    return PlainTextResponse("ok")
+
+
+async def test_who_is_refused_at_the_end_of_a_wait_is_charged_once(virtual: VirtualTime) -> None:
+    app = gate(hello, virtual, "2/2s", wait="1500ms", count_denied=True)
+    crowd = Crowd(app, virtual)
+    await crowd.come(2)
+    virtual.clock.advance("1s")
+    await crowd.come()
+    await asyncio.sleep(0.9)
+    virtual.clock.advance("100ms")
+    checks = (await app.limiter.peek(PEER, "2/2s", rule="slow")).checks
+    for _ in range(2):
+        assert app.limiter.store.hit(checks, first_in_line=True)  # the first of the line of another worker
+    assert [ended[:2] for ended in await crowd.all()] == [(0, 200), (1, 200), (2, 429)]
+    assert (await app.limiter.peek(PEER, "4/2s", rule="slow")).remaining == 1
+
+
+@pytest.mark.parametrize("room", [False, True])
+async def test_one_that_is_cancelled_while_its_refusal_is_charged_is_not_charged_for_being_let_in(room: bool) -> None:
+    clock = FakeClock(10**9)
+    store: Any = SickStore(clock)
+    limiter = Limiter(store, deadline="60s")
+    rule = Rule("*", "2/10s", wait="1s", count_denied=True, name="slow")
+    app = RateLimitMiddleware(hello, limiter=limiter, rules=[rule])
+    assert await statuses(app, 2) == [200, 200]
+    asked: list[tuple[Any, asyncio.Future[Any]]] = []
+
+    def later(checks: Any, guarded: Any = ()) -> asyncio.Future[Any]:
+        asked.append((checks, asyncio.get_running_loop().create_future()))
+        return asked[-1][1]
+
+    store.hit = later
+    leaving = asyncio.create_task(call(app))
+    while not asked:  # noqa: ASYNC110 - nobody tells
+        await asyncio.sleep(0)
+    if room:
+        await limiter.reset(PEER)
+        clock.advance(us=1)
+    ((checks, answer),) = asked
+    answer.set_result(store.inner.hit(checks))
+    leaving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+    await some_turns()
+    clock.advance("9s")
+    assert (await limiter.peek(PEER, "9/10s", rule="slow")).remaining == (8 if room else 5)
+
+
+async def test_who_waits_for_a_place_in_vain_is_charged_where_refusals_count(virtual: VirtualTime) -> None:
+    app = gate(slow, virtual, "9/10s", wait="1s", concurrency=1, count_denied=True)
+    crowd = Crowd(app, virtual)
+    await crowd.come(2)
+    assert sorted(ended[:2] for ended in await crowd.all()) == [(0, 200), (1, 429)]
+    assert (await app.limiter.peek(PEER, "9/10s", 0, rule="slow")).remaining == 7
+
+
+async def test_nobody_passes_a_full_line_uncharged_where_refusals_count(virtual: VirtualTime) -> None:
+    served_us: list[int] = []
+
+    async def note(scope: Scope, receive: Receive, send: Send) -> None:
+        served_us.append(virtual.clock())
+        await hello(scope, receive, send)
+
+    crowd = Crowd(gate(note, virtual, "1/s", wait="5s", wait_max=1, count_denied=True), virtual)
+    await crowd.come(2)
+    virtual.clock.advance("2s")  # room is there, and the one who waits does not know yet
+    await crowd.come(2)
+    await crowd.all()
+    assert all(later - sooner >= 1_000_000 for sooner, later in pairwise(served_us))
+
+
+async def test_a_request_that_is_refused_at_once_keeps_nothing_free(virtual: VirtualTime) -> None:
+    rules = [
+        Rule("*", "2/s", wait="100ms", name="all", key=everyone),
+        Rule("*", "9/s", wait="100ms", name="own", key=header("X-Key"), count_denied=True),
+    ]
+    app = RateLimitMiddleware(hello, limiter=Limiter(MemoryStore(clock=virtual.clock)), rules=rules)
+    keys = [{"X-Key": key} for key in "abcd"]
+    assert [(await call(app, headers=headers)).status for headers in keys[:2]] == [200, 200]
+    virtual.clock.advance("500ms")
+    assert (await call(app, headers=keys[2])).status == 429
+    virtual.clock.advance("500ms")
+    assert (await call(app, headers=keys[3])).status == 200
+    assert virtual.passed_s == 0.0
+
+
+async def test_what_comes_free_is_kept_for_the_first_of_a_line_whose_refusals_count(virtual: VirtualTime) -> None:
+    app = gate(hello, virtual, "1/s", wait="1h", count_denied=True)
+    crowd = Crowd(app, virtual)
+    await crowd.come(2)
+    virtual.clock.advance("1020ms")  # room is there, and the one who waits does not know yet
+    assert not await app.limiter.hit(PEER, "1/s", rule="slow")
+    assert [(number, status) for number, status, _ in await crowd.all()] == [(0, 200), (1, 200)]
 
 
 @given(

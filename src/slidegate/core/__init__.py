@@ -6,7 +6,7 @@ from .addresses import parse_address
 from .bans.in_force import Guarded
 from .calendar import Anchor, Calendar, Period
 from .counter_window import CounterWindow
-from .decide import charge_all, decide, enter_periods, refund_all
+from .decide import Place, charge_all, decide, enter_periods, refund_all
 from .decision import Bucket, Check, Decision, LimitState, Reason
 from .errors import ConfigurationError, InvalidKey, SlidegateError
 from .limits import AnyLimit, Concurrency, Limit, parse_duration_us, parse_limits
@@ -65,6 +65,7 @@ __all__ = [
     "Observer",
     "Observers",
     "Period",
+    "Place",
     "Quota",
     "Reason",
     "RollingTotals",

@@ -1,12 +1,12 @@
 """A demand asks several limits at once: all of its windows are charged, or none.
 
-A store says where the windows of a demand lie, one for each limit of each check in turn, and holds their locks or a
-transaction around the call. A demand may ask one window twice; then it has to fit twice.
+A store says where the windows of a demand lie, and holds their locks or a transaction around the call. A demand may ask
+one window twice; then it has to fit twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import MutableMapping, Sequence
 from typing import Any, Final, TypeAlias
 
 from .charge import Charge
@@ -19,11 +19,14 @@ OK: Final = Reason.OK
 LIMITED: Final = Reason.LIMITED
 TOO_LARGE: Final = Reason.TOO_LARGE
 
-Place: TypeAlias = tuple[MutableMapping[Any, bytes], Any]
-"""Where a window lies: a mapping, which has it, and its key there."""
+Place: TypeAlias = tuple[AnyLimit, int, MutableMapping[Any, bytes], Any]
+"""One limit of a demand, its cost, and where its window lies: a mapping, which has it, and its key there.
+
+A demand has one for each limit of each check, in turn.
+"""
 
 
-def decide(checks: Sequence[Check], places: Sequence[Place], now_us: int, *, first_in_line: bool = False) -> Decision:
+def decide(checks: Sequence[Check], places: Sequence[Place], now_us: int, first_in_line: bool = False) -> Decision:
     """Charge all windows of a demand if all of them have room, else none.
 
     Args:
@@ -35,22 +38,21 @@ def decide(checks: Sequence[Check], places: Sequence[Place], now_us: int, *, fir
     """
     before: list[bytes] = []
     states: list[WindowState] = []
-    refused, plain, at = False, True, 0
-    for bucket, _, cost in checks:
-        if not bucket.plain:
-            plain = False
-        for limit in bucket.limits:
-            windows, key = places[at]
-            at += 1
-            window = windows[key]
-            before.append(window)
-            windows[key], state = limit.spend(window, now_us, cost, 0, first_in_line)
-            states.append(state)
-            if state[3]:
-                refused = True
+    refused = False
+    for limit, cost, windows, key in places:
+        window = windows[key]
+        before.append(window)
+        windows[key], state = limit.spend(window, now_us, cost, 0, first_in_line)
+        states.append(state)
+        if state[3]:
+            refused = True
     if refused:
         return _refuse(checks, places, before, states, now_us, first_in_line)
-    return Decision(True, OK, now_us, checks, states, Charge(states if plain else _marks(checks, places)))
+    for bucket, _, _ in checks:
+        if not bucket.plain:
+            marks = [(limit.mark(windows[key]), cost) for limit, cost, windows, key in places]
+            return Decision(True, OK, now_us, checks, states, Charge(marks))
+    return Decision(True, OK, now_us, checks, states, Charge(states))
 
 
 def _refuse(
@@ -61,38 +63,51 @@ def _refuse(
     now_us: int,
     first_in_line: bool,
 ) -> Decision:
-    """Refuse a demand for which some window has no room, and take back what others were charged."""
-    limits = [limit for bucket, _, _ in checks for limit in bucket.limits]
-    waits = [state[3] for state in states]
+    """Refuse a demand for which some window has no room, after all windows have been asked."""
     if len(places) > 1:
-        for at in range(len(places) - 1, -1, -1):
-            windows, key = places[at]
-            windows[key] = limits[at].settle(before[at], now_us)
-        if len({(id(windows), key) for windows, key in places}) < len(places):
+        _take_back(places, before, states, now_us)
+        if len(checks) > 1 and len({(id(windows), key) for _, _, windows, key in places}) < len(places):
             waits = _waits(checks, places, now_us, first_in_line)
             if not any(waits):
                 return charge_all(checks, places, now_us)
-    reason = TOO_LARGE if NEVER in waits else LIMITED
+            states = _states(places, waits)
+    reason, counts = LIMITED, False
+    for state in states:
+        if state[3] == NEVER:
+            reason = TOO_LARGE
+    for bucket, _, _ in checks:
+        if bucket.count_denied:
+            counts = True
     if reason is LIMITED and first_in_line:
-        _keep_free(limits, places, waits, now_us)
-    elif reason is LIMITED and any(bucket.count_denied for bucket, _, _ in checks):
-        for limit, cost, counts, (windows, key) in _asked(checks, places):
-            if counts:
-                windows[key], _ = limit.charge(windows[key], now_us, cost)
-        waits = _waits(checks, places, now_us, first_in_line)
-    if len(places) > 1 or checks[0][0].count_denied:
-        states = [
-            limit.state(windows[key], wait_us)
-            for limit, (windows, key), wait_us in zip(limits, places, waits, strict=True)
-        ]
+        _keep_free(places, states, now_us)
+    elif reason is LIMITED and counts:
+        _charge_refusal(checks, places, now_us)
+        states = _states(places, _waits(checks, places, now_us, first_in_line))
     return Decision(False, reason, now_us, checks, states)
 
 
-def _keep_free(limits: Sequence[AnyLimit], places: Sequence[Place], waits: Sequence[int], now_us: int) -> None:
+def _take_back(places: Sequence[Place], before: Sequence[bytes], states: list[WindowState], now_us: int) -> None:
+    """Take back what the limits with room were charged."""
+    for at in range(len(places) - 1, -1, -1):  # backwards, because places may have a window in common
+        if not states[at][3]:
+            limit, _, windows, key = places[at]
+            windows[key] = window = limit.settle(before[at], now_us)
+            states[at] = limit.state(window)
+
+
+def _charge_refusal(checks: Sequence[Check], places: Sequence[Place], now_us: int) -> None:
+    """Charge a refusal to the limits that count such."""
+    counts = [bucket.count_denied for bucket, _, _ in checks for _ in bucket.limits]
+    for (limit, cost, windows, key), counted in zip(places, counts, strict=True):
+        if counted:
+            windows[key], _ = limit.charge(windows[key], now_us, cost)
+
+
+def _keep_free(places: Sequence[Place], states: Sequence[WindowState], now_us: int) -> None:
     """Keep what comes free for the first of those who wait, until it asks again."""
-    until_us = now_us + min(max(waits), KEPT_US) + GRACE_US
-    for limit, (windows, key), wait_us in zip(limits, places, waits, strict=True):
-        if wait_us > 0 and not isinstance(limit, Quota):  # nobody waits for the next day
+    until_us = now_us + min(max(state[3] for state in states), KEPT_US) + GRACE_US
+    for (limit, _, windows, key), state in zip(places, states, strict=True):
+        if state[3] > 0 and not isinstance(limit, Quota):  # nobody waits for the next day
             windows[key] = reserve(windows[key], until_us)
 
 
@@ -100,7 +115,7 @@ def charge_all(checks: Sequence[Check], places: Sequence[Place], now_us: int) ->
     """Charge all windows of a demand, whatever their limits."""
     states: list[WindowState] = []
     marks: list[tuple[int, int]] = []
-    for limit, cost, _, (windows, key) in _asked(checks, places):
+    for limit, cost, windows, key in places:
         windows[key], kept = limit.charge(windows[key], now_us, cost)
         states.append(limit.state(windows[key]))
         marks.append((limit.mark(windows[key]), kept))
@@ -120,7 +135,7 @@ def refund_all(decision: Decision, places: Sequence[Place], now_us: int, *, late
     """
     changed = False
     marks = list(decision.charge)
-    for charged, (limit, cost, _, (windows, key)) in zip(marks, _asked(decision.checks, places), strict=True):
+    for charged, (limit, cost, windows, key) in zip(marks, places, strict=True):
         mark, units = (0, 0) if charged is None else charged if len(charged) == 2 else (charged[2], cost)
         kept = isinstance(limit, Concurrency)  # a permit is held, whatever time it is
         if kept or (decision.now_us > floor_us and (isinstance(limit, Quota) or latest_us < mark + limit.span_us)):
@@ -132,32 +147,21 @@ def refund_all(decision: Decision, places: Sequence[Place], now_us: int, *, late
     return changed
 
 
-def enter_periods(checks: Sequence[Check], places: Sequence[Place], now_us: int, unix_us: int) -> None:
+def enter_periods(places: Sequence[Place], now_us: int, unix_us: int) -> None:
     """Let the counts of quotas enter the periods of now, before anything is asked of them.
 
     Args:
-        checks: The demand.
-        places: Where its windows lie.
+        places: Where the windows of a demand lie.
         now_us: The time of the store.
         unix_us: Unix time at the same moment.
     """
-    for limit, _, _, (windows, key) in _asked(checks, places):
+    for limit, _, windows, key in places:
         if isinstance(limit, Quota):
             windows[key] = limit.enter(windows[key], now_us, unix_us)
 
 
-def _asked(checks: Sequence[Check], places: Sequence[Place]) -> Iterator[tuple[AnyLimit, int, bool, Place]]:
-    """Yield each limit, its cost, whether its refusals count, and the place of its window."""
-    at = 0
-    for bucket, _, cost in checks:
-        for limit in bucket.limits:
-            yield limit, cost, bucket.count_denied, places[at]
-            at += 1
-
-
-def _marks(checks: Sequence[Check], places: Sequence[Place]) -> list[tuple[int, int]]:
-    """Return (mark, units) of each charge."""
-    return [(limit.mark(windows[key]), cost) for limit, cost, _, (windows, key) in _asked(checks, places)]
+def _states(places: Sequence[Place], waits: Sequence[int]) -> list[WindowState]:
+    return [limit.state(windows[key], wait_us) for (limit, _, windows, key), wait_us in zip(places, waits, strict=True)]
 
 
 def _waits(checks: Sequence[Check], places: Sequence[Place], now_us: int, first_in_line: bool) -> list[int]:
@@ -169,15 +173,12 @@ def _waits(checks: Sequence[Check], places: Sequence[Place], now_us: int, first_
     """
     waits = []
     imagined: dict[tuple[int, Any, str], tuple[bytes, int]] = {}
-    at = 0
-    for bucket, client, cost in checks:
-        for limit in bucket.limits:
-            windows, key = places[at]
-            at += 1
-            window, ahead = imagined.get((id(windows), key, client), (windows[key], 0))
-            window, state = limit.spend(window, now_us, cost, ahead, first_in_line)
-            if state[3]:
-                window, _ = limit.charge(window, now_us, cost)  # what comes after it in this window waits for it, too
-            imagined[id(windows), key, client] = window, ahead + cost
-            waits.append(state[3])
+    clients = [client for bucket, client, _ in checks for _ in bucket.limits]
+    for (limit, cost, windows, key), client in zip(places, clients, strict=True):
+        window, ahead = imagined.get((id(windows), key, client), (windows[key], 0))
+        window, state = limit.spend(window, now_us, cost, ahead, first_in_line)
+        if state[3]:
+            window, _ = limit.charge(window, now_us, cost)  # what comes after it in this window waits for it, too
+        imagined[id(windows), key, client] = window, ahead + cost
+        waits.append(state[3])
     return waits

@@ -197,7 +197,7 @@ class AnyLimit(ABC):
 
     @abstractmethod
     def expires_us(self, window: bytes) -> int:
-        """See `ring.expires_us`."""
+        """Return the moment from which a window holds nothing any more, if nothing is added to it."""
 
     @abstractmethod
     def mark(self, window: bytes) -> int:
@@ -245,7 +245,6 @@ class Limit(AnyLimit):
     settle = ring.settle
     state = ring.state
     reset = ring.reset
-    expires_us = ring.expires_us
 
     def __init__(
         self,
@@ -298,6 +297,10 @@ class Limit(AnyLimit):
     def leaves_us(self, at_us: int) -> int:
         """Return when a unit spent at `at_us` has left."""
         return at_us - at_us % self.step_us + self.step_us - 1 + self.span_us
+
+    def expires_us(self, window: bytes) -> int:
+        """See `AnyLimit.expires_us`, whatever the amount."""
+        return ring.expires_us(window, self.life_us)
 
     def mark(self, window: bytes) -> int:
         """See `AnyLimit.mark`: the newest moment."""

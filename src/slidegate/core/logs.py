@@ -4,6 +4,8 @@ A message may hold text that a client has sent: a key, a path, the message of an
 raised over it. A line break in that would be a line of the log that nobody wrote, and an escape sequence would speak to
 the operator's terminal. So everything goes through one filter on the logger: a message is one line of printable
 characters, and a traceback is lines of them. The exception itself stays on the record for whoever reports it elsewhere.
+
+Each message begins with our name: a log of many libraries may show nothing but messages.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ from collections.abc import Callable, Iterator
 from traceback import TracebackException
 from typing import Final
 
+SPEAKER: Final = "slidegate: "
+"""The beginning of every message."""
 MOST: Final = 4_096
 """How many characters of a message are logged."""
 MOST_OF_A_LINE: Final = 512
@@ -67,7 +71,9 @@ def _lines(told: TracebackException, margin: str) -> Iterator[str]:
 
 
 def _clean(record: logging.LogRecord) -> bool:
-    """Make a record one that can be written as it is."""
+    """Make a record one that can be written as it is, and says who speaks."""
+    if isinstance(record.msg, str) and not record.msg.startswith(SPEAKER):  # else it was here before, as a copy
+        record.msg = SPEAKER + record.msg
     try:
         message = record.getMessage()
     except Exception:  # something that cannot even say what it is

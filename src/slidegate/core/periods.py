@@ -84,7 +84,7 @@ def reset(limit: PeriodLimit, window: bytes, now_us: int) -> bytes:
 
 
 def expires_us(limit: PeriodLimit, window: bytes) -> int:
-    """See `ring.expires_us`, by Unix time as it was at the last look."""
+    """Return the moment from which a count is nothing any more, by Unix time as it was at the last look."""
     end_us, ahead_us, _, _ = _read(window)
     return end_us + ahead_us + KEPT_US
 

@@ -112,27 +112,29 @@ def spend(
     Returns:
         The ring afterwards, brought up to now, and its state.
     """
-    span_us = limit.span_us
-    spent = units = newest_us = oldest_us = reserved_us = 0
-    floor_us = -1
-    if window:
-        spent, units, newest_us, oldest_us, floor_us, reserved_us = _unpack(window)
-        if now_us >= oldest_us + span_us or newest_us - now_us >= limit.step_us:
-            window = settle(limit, window, now_us)
-            spent, units, newest_us, oldest_us, floor_us, reserved_us = _unpack(window) if window else _NOTHING
-    wait_us = 0
+    span_us, step_us = limit.span_us, limit.step_us
+    spent, units, newest_us, oldest_us, floor_us, reserved_us = _unpack(window) if window else _NOTHING
+    leaves_us = oldest_us + span_us if spent else 0
+    if now_us >= leaves_us or newest_us - now_us >= step_us:
+        window = settle(limit, window, now_us)
+        spent, units, newest_us, oldest_us, floor_us, reserved_us = _unpack(window) if window else _NOTHING
+        leaves_us = oldest_us + span_us if spent else 0
     excess = spent + (cost or 1) - limit.amount
-    if excess > 0 or now_us < reserved_us:
-        kept_until_us = 0 if first_in_line else reserved_us
-        wait_us = _wait_us(limit, window, now_us, excess, ahead + (cost or 1), kept_until_us)
+    if excess > 0:
+        if ahead + (cost or 1) > limit.amount:
+            return window, (spent, leaves_us, newest_us, NEVER)
+        wait_us = leaves_us - now_us if excess == 1 else _wait_us(limit, window, now_us, excess)
+        return window, (spent, leaves_us, newest_us, wait_us)
+    if now_us < reserved_us:
+        if not first_in_line and reserved_us - now_us <= KEPT_US + GRACE_US:  # else the clock has stepped back since
+            return window, (spent, leaves_us, newest_us, reserved_us - now_us)
         reserved_us = min(reserved_us, now_us + GRACE_US)  # the next in line is called now
-    if wait_us or not cost:
-        return window, (spent, oldest_us + span_us if spent else 0, newest_us, wait_us)
+    if not cost:
+        return window, (spent, leaves_us, newest_us, 0)
     if spent and now_us <= newest_us:
         spent += cost
         window = _pack(spent, units + cost, newest_us, oldest_us, floor_us, reserved_us) + window[_HEAD_BYTES:]
-        return window, (spent, oldest_us + span_us, newest_us, 0)
-    step_us = limit.step_us
+        return window, (spent, leaves_us, newest_us, 0)
     moment_us = now_us - now_us % step_us + step_us - 1
     if not spent:
         return _pack(cost, cost, moment_us, moment_us, floor_us, reserved_us), (cost, moment_us + span_us, moment_us, 0)
@@ -142,7 +144,7 @@ def spend(
     if len(older) > 2 * limit.resolution * _ENTRY_BYTES:
         window = _merge_oldest(window)
         return window, state(limit, window)
-    return window, (spent, oldest_us + span_us, moment_us, 0)
+    return window, (spent, leaves_us, moment_us, 0)
 
 
 def charge(limit: RingLimit, window: bytes, now_us: int, units: int) -> tuple[bytes, int]:
@@ -151,8 +153,8 @@ def charge(limit: RingLimit, window: bytes, now_us: int, units: int) -> tuple[by
     kept = min(units, MAX_UNITS - state(limit, window)[0])
     no_limit = _NoLimit(MAX_UNITS, limit.resolution, limit.step_us, limit.span_us)
     charged, _ = spend(no_limit, window, now_us, kept, 0, first_in_line=True)
-    reserved_us = _unpack(window)[5] if window else 0
-    return reserve(charged, reserved_us) if reserved_us > now_us else charged, kept
+    kept_until_us = reserved_until_us(window)
+    return reserve(charged, kept_until_us) if kept_until_us > now_us else charged, kept
 
 
 def remove(limit: RingLimit, window: bytes, now_us: int, spent_us: int, mark: int, units: int) -> bytes | None:
@@ -211,26 +213,30 @@ def state(limit: RingLimit, window: bytes, wait_us: int = 0) -> WindowState:
 
 def reset(limit: RingLimit, window: bytes, now_us: int) -> bytes:
     """Return an empty ring that remembers for a window that no earlier charge can be handed back."""
-    return _pack(0, 0, 0, 0, max(now_us, _floor_us(window)) if window else now_us, 0)
+    return _pack(0, 0, 0, 0, max(now_us, _floor_us(window)), 0)
 
 
 def reserve(window: bytes, until_us: int) -> bytes:
     """Return a ring whose units that come free until a moment belong to those who wait."""
-    numbers = _unpack(window) if window else _NOTHING
-    return _pack(*numbers[:-1], until_us) + window[_HEAD_BYTES:]
+    return _pack(*_read(window)[:-1], until_us) + window[_HEAD_BYTES:]
 
 
-def stepped_back(before: bytes, after: bytes) -> bool:
-    """Tell whether settling has moved units: then a ring has to be stored although nothing was spent in it."""
-    return bool(after) and _floor_us(after) > (_floor_us(before) if before else 0)
+def reserved_until_us(window: bytes) -> int:
+    """Return until when units that come free belong to those who wait; 0 for nobody."""
+    return _read(window)[5]
 
 
-def expires_us(limit: RingLimit, window: bytes) -> int:
-    """Return the moment from which a ring holds nothing any more, if nothing is added to it."""
+def expires_us(window: bytes, life_us: int) -> int:
+    """Return the moment from which a ring holds nothing any more, if nothing is added to it.
+
+    Args:
+        window: The ring.
+        life_us: How long a unit counts at most, whatever the amount of the limit.
+    """
     if not window:
         return 0
     _, _, newest_us, _, floor_us, reserved_us = _unpack(window)
-    return int(max(newest_us + limit.span_us, floor_us + limit.span_us, reserved_us))
+    return int(max(newest_us + life_us, floor_us + life_us, reserved_us))
 
 
 def entries(window: bytes) -> Iterator[tuple[int, int]]:
@@ -242,25 +248,25 @@ def entries(window: bytes) -> Iterator[tuple[int, int]]:
             yield newest_us, units
 
 
-def _wait_us(limit: RingLimit, window: bytes, now_us: int, excess: int, wanted: int, reserved_us: int) -> int:
-    """Return how long until so many units have left; if there is room, until it is not kept for others any more."""
-    if wanted > limit.amount:
-        return NEVER
-    if excess <= 0:
-        left_us = max(reserved_us - now_us, 0)
-        return left_us if left_us <= KEPT_US + GRACE_US else 0  # else the clock has stepped back since
-    left = 0
-    leaves_us = [(moment_us + limit.span_us, left := left + units) for moment_us, units in entries(window)]
-    return next(at_us for at_us, left in leaves_us if left >= excess) - now_us
+def _wait_us(limit: RingLimit, window: bytes, now_us: int, excess: int) -> int:
+    """Return how long until so many units have left."""
+    left = entries(window)
+    while excess > 0:
+        moment_us, units = next(left)
+        excess -= units
+    return moment_us + limit.span_us - now_us
 
 
 def _moment_us(limit: RingLimit, now_us: int) -> int:
     return now_us - now_us % limit.step_us + limit.step_us - 1
 
 
+def _read(window: bytes) -> tuple[int, int, int, int, int, int]:
+    return _unpack(window) if window else _NOTHING
+
+
 def _floor_us(window: bytes) -> int:
-    floor_us: int = _unpack(window)[4]
-    return floor_us
+    return _read(window)[4]
 
 
 def _with(window: bytes, kept: list[tuple[int, int]]) -> bytes:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from ..core.decision import Bucket
 from ..core.errors import ConfigurationError
 from ..core.limits import parse_limits
-from ..core.logs import escaped
+from ..core.logs import SPEAKER, escaped
 from ..core.protocols import Clock, Event
 from ..stores.forks import hold_over_fork
 from ..stores.memory.store import MemoryStore
@@ -109,7 +109,7 @@ class LogEvents:
             return self._left_out.pop(subject, 0)
 
     def _write(self, message: str, kind: str, left_out: int, fields: Mapping[str, object]) -> None:
-        self._logger.log(self._level, "%s", message, extra={**fields, "kind": kind, "suppressed": left_out})
+        self._logger.log(self._level, f"{SPEAKER}%s", message, extra={**fields, "kind": kind, "suppressed": left_out})
 
 
 def log_events(

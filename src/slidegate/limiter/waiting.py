@@ -49,7 +49,7 @@ NOBODY: Final[Counter[Bucket]] = Counter()
 
 
 class Asks(Protocol):
-    """Asks the store: the `Internals` of a limiter."""
+    """Asks the store: the `Engine` of a limiter."""
 
     waits: Waits
 
@@ -186,9 +186,9 @@ class WaitingLines:
         request = _Request(self, self._asks, refused, guarded, LoopWaiter() if waiter is None else waiter)
         return await request.wait()
 
-    async def ask(self, checks: Sequence[Check], guarded: Sequence[Guarded]) -> Decision:
-        """Ask the store whether the first of a line may pass. Who is cancelled meanwhile is charged nothing."""
-        answer = self._asks.decide(checks, guarded, first_in_line=True)
+    async def ask(self, checks: Sequence[Check], guarded: Sequence[Guarded], *, first_in_line: bool = True) -> Decision:
+        """Ask the store whether a request may pass. Who is cancelled meanwhile is charged nothing for being let in."""
+        answer = self._asks.decide(checks, guarded, first_in_line=first_in_line)
         return answer if isinstance(answer, Decision) else await self._unless_cancelled(answer)
 
     async def _unless_cancelled(self, answer: Awaitable[Decision]) -> Decision:
@@ -231,13 +231,15 @@ class _Request:
         self._began_s = waiter.now_s()
         self._counts = ExitStack()
         self._counted: Wait | None = None
-        # Its own questions would be charged as refusals.
         self._charged = any(bucket.count_denied for bucket, _, _ in self._demand)
 
     async def wait(self) -> Decision:
         """See `WaitingLines.wait`."""
         if self._last is None and self._name not in self._lines.lines:
-            self._last = await self._ask()
+            # It may be refused for good: nothing shall be kept free for it then, and one that may wait is not charged.
+            self._last = await self._peek()
+            if self._last.allowed:
+                self._last = await self._ask()
         if self._last is not None and (self._last.allowed or not self._has_time(self._last)):
             return await self._end(self._last)
         with self._counts:
@@ -293,27 +295,29 @@ class _Request:
         if self._counted is None:
             self._counted = self._counts.enter_context(self._asks.waits.one())
 
-    async def _ask(self) -> Decision:
-        if self._charged:
-            decision = await self._peek()
-            if not decision.allowed:
-                return decision
-        return await self._waiter.answer(self._lines.ask(self._demand, self._guarded))
+    async def _ask(self, *, first_in_line: bool = True) -> Decision:
+        ask = self._lines.ask(self._demand, self._guarded, first_in_line=first_in_line)
+        return await self._waiter.answer(ask)
 
     async def _peek(self) -> Decision:
         return await self._waiter.answer(self._asks.peek(self._demand, self._guarded))
 
     async def _end(self, decision: Decision) -> Decision:
-        """Return the last answer, after it was charged where refusals are."""
+        """Return the last answer; where refusals are charged it is asked for anew, as of one that stands in no line."""
         if decision.allowed or not self._charged:
             return decision
-        return await self._waiter.answer(self._lines.ask(self._demand, self._guarded))
+        return await self._ask(first_in_line=False)
 
     async def _turned_away(self, ahead: Counter[Bucket]) -> Decision:
-        """Return the refusal of a request that is not let in, whatever the store has room for now."""
+        """Return the refusal of a request that is not let in, whatever the store has room for now.
+
+        Where refusals are charged the store says, in one step: it keeps what is there for those ahead.
+        """
+        if self._charged:
+            return await self._ask(first_in_line=False)
         decision = await self._peek()
-        if not decision.allowed or self._charged or not decision.readings:
-            return await self._end(decision)
+        if not decision.allowed or not decision.readings:
+            return decision
         readings = []
         for asked, reading in zip(_asked(decision, self._name), decision.readings, strict=True):
             places = isinstance(asked.limit, Concurrency)

@@ -29,7 +29,7 @@ from .rules.rule_set import RuleSet
 from .rules.user_functions import Calls
 from .scope_keys import RECORD, is_preflight
 from .settling import FAILED, Settling, is_failure
-from .waiting import wait_in_line
+from .waiting import unless_left
 from .websockets.ban_sweep import OpenSockets
 from .websockets.message_limits import MessageCounter
 from .websockets.watched import Watched
@@ -194,7 +194,9 @@ class RequestGate:
         client_key, address = self._client.locate(scope)
         channel, guarded = record.read_ahead(receive), self._abuse.guarded(scope, client_key, address)
         record.waited = True
-        decision = await wait_in_line(channel, self.side.limiter, step.decision, guarded)
+        limiter = self.side.limiter
+        lines, refused = limiter.engine.lines, step.decision
+        decision = await unless_left(channel, limiter, lambda: lines.wait(refused, guarded))
         if decision is None:
             return None
         step.decision, record.waited = decision, decision.allowed

@@ -16,7 +16,7 @@ from ..core.bans.policy import BanPolicy
 from ..core.errors import ConfigurationError
 from ..limiter import Limiter
 from .endpoints.decorator import dependencies, limits_of
-from .endpoints.per_route import takes_no_defaults
+from .endpoints.exemption import is_lifted, takes_no_defaults
 from .endpoints.rate_limit import RateLimit
 from .findings.codes import CODES
 from .middleware import RateLimitMiddleware
@@ -179,7 +179,7 @@ async def _nowhere(scope: object, receive: object, send: object) -> None:
 
 
 def _is_limited(place: Place, method: str, gates: Iterable[_Gate]) -> bool:
-    needed = (call for call in dependencies(place.route) if isinstance(call, RateLimit))
+    needed = [call for call in dependencies(place.route) if isinstance(call, RateLimit) and not is_lifted(call, place)]
     if any(limit.rule.action == "limit" for limit in (*limits_of(place.route.endpoint), *needed)):
         return True
     asked = segments(place.route.path)

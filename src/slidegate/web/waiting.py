@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Final
+from collections.abc import Awaitable, Callable
+from typing import Final, Protocol
 
 import anyio
 from starlette.types import Message, Receive
 
-from ..core.bans.in_force import Guarded
 from ..core.decision import Decision
 from ..limiter import Limiter
 from ..limiter.aio import on_asyncio
@@ -61,10 +60,6 @@ class Ahead:
             tasks.cancel_scope.cancel()
         return not self._is_over()
 
-    async def while_there_us(self, wait_us: int) -> bool:
-        """Wait so long; False if the client left meanwhile, which ends it."""
-        return await self.while_there(lambda: anyio.sleep(wait_us / 1_000_000))
-
     def close(self) -> None:
         """End a read that has begun, because nobody reads any more."""
         if self._begun is not None:
@@ -95,23 +90,36 @@ class Ahead:
         return message
 
 
-async def wait_in_line(
-    channel: Ahead, limiter: Limiter, decision: Decision, guarded: Sequence[Guarded]
+class Watching(Protocol):
+    """A channel that notices a client that leaves: `Ahead`, or a websocket that is watched over."""
+
+    async def while_there(self, wait: Callable[[], Awaitable[None]]) -> bool:
+        """Do some waiting; False if the client left meanwhile, which ends it."""
+
+
+async def unless_left(
+    channel: Watching, limiter: Limiter | None, ask: Callable[[], Awaitable[Decision]]
 ) -> Decision | None:
-    """Wait in line with a request that may, and return the last decision; None if its client left meanwhile.
+    """Return a decision that takes its time; None if the client left meanwhile.
 
     A client that leaves just when it is let in, or whose request is cancelled then, is charged nothing.
+
+    Args:
+        channel: Notices a client that leaves.
+        limiter: Where units are handed back; None for counts that end with their client.
+        ask: Waits, and decides.
     """
+    decision: Decision | None = None
 
     async def wait() -> None:
         nonlocal decision
-        decision = await limiter.engine.lines.wait(decision, guarded)
+        decision = await ask()
 
     there = False
     try:
         there = await channel.while_there(wait)
     finally:
-        if not there:
+        if not there and decision is not None and limiter is not None:
             await hand_back([(limiter, decision)])
     return decision if there else None
 
@@ -135,7 +143,7 @@ class Tarpit:
         self._held += 1
         ahead = Ahead(receive)
         try:
-            return await ahead.while_there_us(delay_us)
+            return await ahead.while_there(lambda: anyio.sleep(delay_us / 1_000_000))
         finally:
             ahead.close()
             self._held -= 1

@@ -77,7 +77,7 @@ class Golden:
         checks = [(bucket, "ann", self.dice.pick((1, 1, 2, 3, 0))) for _ in range(1 + twice)]
         ours = await settle(self.store.hit(checks, first_in_line=first))
         windows = {"ann": self.window}
-        places: Any = [(windows, "ann")] * len(checks)
+        places: Any = [(self.limit, cost, windows, "ann") for _, _, cost in checks]
         theirs = decide(checks, places, self.clock.now_us, first_in_line=first)
         self.window = windows["ann"]
         assert (ours.reason, list(ours.readings)) == (theirs.reason, list(theirs.readings))
@@ -102,7 +102,7 @@ class Golden:
             ours, theirs = self.charged.pop(self.dice.below(len(self.charged)))
             self.latest_us = max(self.latest_us, self.clock.now_us)
             windows = {"ann": self.window}
-            places: Any = [(windows, "ann")] * len(theirs.checks)
+            places: Any = [(self.limit, cost, windows, "ann") for _, _, cost in theirs.checks]
             handed = refund_all(theirs, places, self.clock.now_us, latest_us=self.latest_us)
             assert await settle(self.store.refund(ours)) is handed
             self.window = windows["ann"]

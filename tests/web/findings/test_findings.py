@@ -140,8 +140,8 @@ def test_a_finding_is_logged_once_with_its_code_and_its_page(caplog: pytest.LogC
     found = gate(client=client_ip(ipv6_prefix=128))
     (record,) = caplog.records
     assert (record.name, record.levelno) == ("slidegate", logging.WARNING)
-    assert record.getMessage() == str(found.findings[0])
-    assert re.fullmatch(r"SG108: ipv6_prefix=128: .*; 64 is the default", record.getMessage())
+    assert record.getMessage() == f"slidegate: {found.findings[0]}"
+    assert re.fullmatch(r"slidegate: SG108: ipv6_prefix=128: .*; 64 is the default", record.getMessage())
 
 
 def test_a_silenced_finding_is_neither_said_nor_kept(caplog: pytest.LogCaptureFixture) -> None:
@@ -413,9 +413,9 @@ def test_a_limited_function_that_is_called_where_nobody_awaits_it_is_found_at_th
     app.add_middleware(RateLimitMiddleware, limits="900/hour")
     with TestClient(app) as client:
         assert client.get("/helper").json() == "helper"
-    said = [line for line in caplog.messages if line.startswith("SG121")]
+    said = [line for line in caplog.messages if line.startswith("slidegate: SG121")]
     callers = [dependency.__qualname__, wrong.__qualname__]
     assert [line.partition(",")[0] for line in said] == [
-        f"SG121: {one!r} calls {helper.__qualname__!r}" for one in callers
+        f"slidegate: SG121: {one!r} calls {helper.__qualname__!r}" for one in callers
     ]
     assert all("write `async def` for both, and await it" in line for line in said)

@@ -32,10 +32,11 @@ class Peaks:
         counted: For each window the most requests in k + 1 slices; it is kept from the 65th request on, and 0 before.
     """
 
-    __slots__ = ("_limits", "_rings", "_times", "counted", "exact")
+    __slots__ = ("_in_slices", "_limits", "_rings", "_times", "counted", "exact")
 
     def __init__(self, limits: tuple[Limit, ...]) -> None:
         self._limits = limits
+        self._in_slices = _sliced(limits)
         self._times: list[int] = []  # of the last 64 requests
         self._rings: list[bytes] = []
         self.exact = [0] * len(limits)
@@ -61,7 +62,7 @@ class Peaks:
             del times[0]
 
     def _count(self, now_us: int) -> None:
-        for place, limit in enumerate(_sliced(self._limits)):
+        for place, limit in enumerate(self._in_slices):
             self._rings[place], (spent, _, _, _) = limit.spend(self._rings[place], now_us, 1)
             if spent > self.counted[place]:
                 self.counted[place] = spent

@@ -43,7 +43,7 @@ class Judge:
     def inspect(self, key: str, buckets: Sequence[Bucket], session: Session) -> Snapshot:
         """Return the windows of a key, those of quotas in the period of now."""
         found = self._find([(bucket, key, 0) for bucket in buckets], session)
-        return Snapshot(session.now_us, [windows[row] for windows, row in found])
+        return Snapshot(session.now_us, [windows[row] for _, _, windows, row in found])
 
     def charge(self, checks: Sequence[Check], session: Session) -> Decision:
         """Charge all windows, whatever their limits."""
@@ -82,13 +82,15 @@ class Judge:
             makes: Whether keys get new windows.
             attends: Whether places may be taken, for which this process needs a lease.
         """
-        return [
-            session.places_of(self._held).window(row_of(key, digest), attends)
-            if bucket.held
-            else session.place(key, digest, head, limit, makes)
-            for bucket, key, _ in checks
-            for digest, head, limit in self._bound.get(bucket) or self._bind(bucket)
-        ]
+        found: list[Where] = []
+        for bucket, key, cost in checks:
+            for digest, head, limit in self._bound.get(bucket) or self._bind(bucket):
+                if bucket.held:
+                    windows, row = session.places_of(self._held).window(row_of(key, digest), attends)
+                else:
+                    windows, row = session.place(key, digest, head, limit, makes)
+                found.append((limit, cost, windows, row))
+        return found
 
     def _take_places(self, decision: Decision, session: Session) -> Decision:
         """Take the places that a decision has charged, and put them among its charges."""

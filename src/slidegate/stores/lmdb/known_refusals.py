@@ -13,8 +13,7 @@ from typing import NamedTuple
 from ...core.decision import Check, Decision
 from ...core.memo import remember
 from ...core.reasons import Reason
-from ...core.ring import HEAD as RING_HEAD
-from ...core.ring import WindowState
+from ...core.ring import WindowState, reserved_until_us
 from .session import Session
 from .window_rows import HEAD_BYTES
 
@@ -43,8 +42,8 @@ class Refusals:
         for bucket, _, _ in decision.checks:
             if bucket.count_denied or not bucket.plain:
                 return
-        rows = [(row, windows is session.cells, windows[row]) for windows, row in session.asked]
-        if any(window and RING_HEAD.unpack_from(window)[5] > decision.now_us for _, _, window in rows):
+        rows = [(row, windows is session.cells, windows[row]) for _, _, windows, row in session.asked]
+        if any(reserved_until_us(window) > decision.now_us for _, _, window in rows):
             return
         until_us = min(reading[1] for reading in decision.readings if reading[0])
         known = _Known(decision.now_us, until_us, decision.readings, rows)

@@ -116,7 +116,9 @@ class Session:
         if now_us > upkeep.latest_us:
             upkeep.latest_us = now_us
 
-    def place(self, key: str, digest: bytes, head: bytes, limit: AnyLimit, makes: bool = True) -> Place:
+    def place(
+        self, key: str, digest: bytes, head: bytes, limit: AnyLimit, makes: bool = True
+    ) -> tuple[dict[bytes, bytes], bytes]:
         """Return where `key` is counted: in its own window, else in a new one if there is room, else in its cell.
 
         Its first window is a copy of its cell, where its units may be. They cannot be told from those of others.

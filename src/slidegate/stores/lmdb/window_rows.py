@@ -20,11 +20,11 @@ from __future__ import annotations
 from struct import Struct
 from typing import Final
 
+from ...core import ring
 from ...core.limits import AnyLimit, Limit
 from ...core.periods import KEPT_US, end_us
 from ...core.protocols import Clock
 from ...core.quotas import Quota
-from ...core.ring import HEAD as RING_HEAD
 
 ROW_VERSION: Final = 3
 """A change of it raises `layout.SCHEMA_VERSION` too."""
@@ -71,5 +71,4 @@ def expires_us(stored: bytes, now_us: int, unix_us: Clock) -> int:
         return 0
     if not life_us:
         return now_us + end_us(window) + KEPT_US - unix_us()
-    _, _, newest_us, _, floor_us, reserved_us = RING_HEAD.unpack_from(window)
-    return int(max(newest_us + life_us, floor_us + life_us, reserved_us))
+    return ring.expires_us(window, life_us)

@@ -7,11 +7,11 @@ so the keys of a large store lie in several.
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping, Sequence
 from hashlib import blake2b
 from threading import Lock
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
-from ...core.decide import Place
 from ...core.limits import AnyLimit
 from ...core.limits import Identity as Window
 from ...core.periods import KEPT_US, end_us
@@ -21,6 +21,32 @@ SHARED_CELLS: Final = 4_096
 
 Identity: TypeAlias = tuple[str, Window]
 """The rule, and what its limits share their counts by."""
+Windows: TypeAlias = MutableMapping[Any, bytes]
+
+
+class Locks:
+    """The locks of several shards, taken in the order in which they are given."""
+
+    __slots__ = ("_locks",)
+
+    def __init__(self, locks: Sequence[Lock]) -> None:
+        self._locks = locks
+
+    def acquire(self) -> None:
+        """Take all of them."""
+        for lock in self._locks:
+            lock.acquire()
+
+    def release(self) -> None:
+        """Let go of all of them."""
+        for lock in self._locks:
+            lock.release()
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *raised: object) -> None:
+        self.release()
 
 
 class Room:
@@ -82,7 +108,7 @@ class Table:
         self.stale: dict[str, bytes] = {}
         self.cells: dict[str, bytes] = {}
 
-    def place(self, key: str, secret: bytes) -> Place:
+    def place(self, key: str, secret: bytes) -> tuple[Windows, str]:
         """Return where a key is counted that does not lie in `fresh`: there, or in a cell if there is no room.
 
         Its first window is a copy of its cell, where its units may be. They cannot be told from those of others.
@@ -103,29 +129,27 @@ class Table:
         self.fresh[key] = window or b""
         return self.fresh, key
 
-    def known(self, key: str, secret: bytes) -> Place:
+    def known(self, key: str, secret: bytes) -> tuple[Windows, str]:
         """Return where a key is counted, as `place` does, but make nothing for a key that is not counted at all."""
         for windows in (self.fresh, self.stale):
             if key in windows:
                 return windows, key
-        number = cell_of(key, secret)
+        number = cell_of(key, secret) if self.cells else ""
         return (self.cells if number in self.cells else {number: b""}), number
 
     def find(self, key: str, secret: bytes) -> tuple[bytes, bool]:
-        """Return the window of a key as `place` would, changing nothing; and whether it is its own."""
-        for windows in (self.fresh, self.stale):
-            if key in windows:
-                return windows[key], True
-        return self.cells.get(cell_of(key, secret), b"") if self.cells else b"", False
+        """Return the window of a key, changing nothing; and whether it is its own."""
+        windows, name = self.known(key, secret)
+        return windows[name], windows is self.fresh or windows is self.stale
 
     def reset(self, key: str, now_us: int) -> bool:
         """Forget what a key of its own has spent; False if that was nothing."""
         window = self.fresh.get(key) or self.stale.pop(key, b"")
         if not window:
             return False
-        window = self.limit.settle(window, now_us)
-        self.fresh[key] = self.limit.reset(window, now_us) if window else b""
-        return self.limit.state(window)[0] > self.limit.state(self.fresh[key])[0]
+        self.fresh[key] = self.limit.reset(window, now_us)
+        spent = self.limit.state(self.limit.settle(window, now_us))[0]
+        return spent > self.limit.state(self.fresh[key])[0]
 
     def turn(self, now_us: int, unix_us: int) -> dict[str, bytes]:
         """Let go of what nobody has asked for during the life of a window, and return it."""

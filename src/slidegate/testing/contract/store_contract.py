@@ -151,6 +151,19 @@ class StoreContract(ModesContract, PlacesContract, QuotasContract, FiguresContra
         assert (await desk.hit(asked)).remaining == 2
 
     @at_a_desk
+    async def test_a_charge_after_a_reset_is_refunded_also_where_the_amount_was_changed(self, desk: Desk) -> None:
+        exact, sliced = bucket("1/10s @2"), bucket("100/10s @2")
+        await desk.hit((exact, "bob", 1))  # the store may remember the windows of both by this limit
+        await desk.hit((sliced, "ann", 1))
+        desk.clock.advance(us=SECOND_US)
+        await desk.reset("ann")
+        desk.clock.advance(us=1)
+        decision = await desk.hit((sliced, "ann", 2))
+        assert (await desk.hit((sliced, "ann", 1))).remaining == 97
+        assert await desk.refund(decision) is True
+        assert (await desk.peek((sliced, "ann", 1))).remaining == 98
+
+    @at_a_desk
     async def test_a_demand_is_charged_on_all_or_on_none(self, desk: Desk) -> None:
         tight, wide = bucket("5/10s", "tight"), bucket("100/hour", "wide")
         both = ((tight, "ann", 1), (wide, "everyone", 1))

@@ -134,7 +134,12 @@ def unawaited(app: object) -> list[tuple[str, str]]:
 
 def dependencies(route: object) -> Iterator[Any]:
     """Yield everything that FastAPI calls before the endpoint of a route; nothing for a route of another kind."""
-    waiting = [getattr(route, "dependant", None)]
+    return needed_by(getattr(route, "dependant", None))
+
+
+def needed_by(dependant: object) -> Iterator[Any]:
+    """Yield everything that FastAPI calls before what one of its descriptions is about."""
+    waiting = [dependant]
     while waiting:
         for needed in getattr(waiting.pop(), "dependencies", ()):
             yield getattr(needed, "call", None)

@@ -16,6 +16,7 @@ from ..paths.routes import Place, Places
 from ..rules.rule_set import BoundRule, buckets_of
 from ..rules.user_functions import Calls
 from .decorator import EndpointLimit, layers
+from .exemption import is_lifted
 
 DecideAt: TypeAlias = Callable[[BoundRule, HTTPConnection], Awaitable[Decision | None]]
 
@@ -40,7 +41,7 @@ class EndpointBuckets:
         self.calls = calls
         self._price = price
         self._places = Places()
-        self._bound: dict[tuple[EndpointLimit, Place | str, int, int], tuple[BoundRule, object]] = {}
+        self._bound: dict[tuple[EndpointLimit, Place | str, int, int], tuple[BoundRule | None, object]] = {}
         self._names: dict[Place | str, dict[str, str]] = {}
 
     def place(self, scope: Scope) -> Place | None:
@@ -49,14 +50,14 @@ class EndpointBuckets:
 
     def met(self) -> list[BoundRule]:
         """Return the limits that were met so far, with their buckets; one whose windows several share stands once."""
-        return list({bound.bucket.rule: bound for bound, _ in list(self._bound.values())}.values())
+        return list({bound.bucket.rule: bound for bound, _ in list(self._bound.values()) if bound}.values())
 
     def names(self) -> set[str]:
         """Return the names that users gave to limits that were met so far."""
-        return {bound.rule.name for bound, _ in self._bound.values() if bound.rule.name is not None}
+        return {limit.rule.name for limit, *_ in list(self._bound) if limit.rule.name is not None}
 
-    def bound(self, limit: EndpointLimit, scope: Scope, endpoint: object, turn: int = 0) -> BoundRule:
-        """Return what `limit` charges for a request that came by the place of `scope`.
+    def bound(self, limit: EndpointLimit, scope: Scope, endpoint: object, turn: int = 0) -> BoundRule | None:
+        """Return what `limit` charges for a request that came by the place of `scope`; None where it is lifted.
 
         Args:
             limit: The limit.
@@ -71,13 +72,26 @@ class EndpointBuckets:
         known = self._bound.get((limit, place, turn, id(endpoint)))
         return self._make(limit, place, scope, endpoint, turn) if known is None else known[0]
 
-    def _make(self, limit: EndpointLimit, place: Place | str, scope: Scope, endpoint: object, turn: int) -> BoundRule:
+    def _make(
+        self, limit: EndpointLimit, place: Place | str, scope: Scope, endpoint: object, turn: int
+    ) -> BoundRule | None:
+        if len(self._bound) >= _MEMO:
+            # Objects made on the way of a request; the buckets they stand for stay.
+            self._bound.clear()
+            self._names.clear()
+        lifted = endpoint is None and isinstance(place, Place) and is_lifted(limit, place)
+        bound = None if lifted else self._bind(limit, place, scope, endpoint, turn)
+        # The function is kept as well: the id of one that is gone may be given to another.
+        self._bound[limit, place, turn, id(endpoint)] = bound, endpoint
+        return bound
+
+    def _bind(self, limit: EndpointLimit, place: Place | str, scope: Scope, endpoint: object, turn: int) -> BoundRule:
         labels = [place] if isinstance(place, str) else _labels(place, endpoint)
         rule = copy(limit.rule)
         path = labels[0]
-        for required, where in place.above if isinstance(place, Place) else ():
-            if required is limit:
-                path = f"{where}/*"
+        for required in place.above if isinstance(place, Place) else ():
+            if required.dependency is limit:
+                path = f"{required.where}/*"
                 labels = sorted(below.label for below in self._places.below(scope, limit))
                 break
         rule.paths = (path.encode("ascii", "backslashreplace").decode(),)
@@ -91,14 +105,8 @@ class EndpointBuckets:
         others = [name for name, owner in taken.items() if owner != identity]
         names = [unique_name(name, others) for name in rule.wire_names()]
         taken.update(dict.fromkeys(names, identity))
-        if len(self._bound) >= _MEMO:
-            # Objects made on the way of a request; the buckets they stand for stay.
-            self._bound.clear()
-            self._names.clear()
-        # The function is kept as well: the id of one that is gone may be given to another.
         bound = BoundRule(rule, *buckets_of(rule, identity, names))
         self._price(bound)
-        self._bound[limit, place, turn, id(endpoint)] = bound, endpoint
         return bound
 
 

@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from hashlib import blake2b
-from inspect import isclass
 from typing import Final
 
 from starlette.types import Scope
@@ -25,9 +24,7 @@ from ..paths.routes import methods_of
 from ..paths.tree import Reached, Tree
 from ..rules.rule import Rule
 from ..rules.rule_set import BoundRule
-from .decorator import dependencies, layers, limits_of
-from .exemption import EXEMPT
-from .rate_limit import RateLimit
+from .exemption import takes_no_defaults
 
 _MEMO: Final = 4_096
 _MOST_READINGS: Final = 16
@@ -153,33 +150,6 @@ class PerRoute:
 def _is_spared(reached: Reached, method: str) -> bool:
     """Return whether the endpoint that a request reaches takes no defaults; an answer of 405 is no endpoint's."""
     return reached.answers and takes_no_defaults(reached.route, reached.end, method)
-
-
-def takes_no_defaults(route: object, end: object, method: str) -> bool:
-    """Return whether a route is exempt from defaults, or has limits that take their place.
-
-    Args:
-        route: The route; None for an application without routes.
-        end: Its endpoint, or that application.
-        method: The method of a request, which a class may answer with a function of its own; empty for a websocket.
-    """
-    if _is_marked(end) or any(map(_is_instead, dependencies(route))):
-        return True
-    if not isclass(end):
-        return False
-    name = "get" if method == "HEAD" and not hasattr(end, "head") else method.lower()
-    return _is_marked(getattr(end, name, None))
-
-
-def _is_marked(end: object) -> bool:
-    if any(getattr(layer, "__dict__", {}).get(EXEMPT) for layer in layers(end)):
-        return True
-    return any(isinstance(limit, RateLimit) and limit.override for limit in limits_of(end))
-
-
-def _is_instead(call: object) -> bool:
-    """Return whether a dependency is an exemption, or a limit in the place of defaults."""
-    return call is RateLimit.exempt or (isinstance(call, RateLimit) and call.override)
 
 
 def _named(reached: Reached) -> str:

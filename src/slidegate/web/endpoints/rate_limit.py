@@ -37,7 +37,7 @@ from ..rules.rule_set import BoundRule
 from ..scope_keys import OFF, RECORD
 from ..settling import Reservation
 from .decorator import decorate
-from .exemption import Exemption
+from .exemption import IN_PLACE, Exemption
 
 _T = TypeVar("_T", bound=Callable[..., Any])
 
@@ -95,11 +95,12 @@ class RateLimit:
         on_exceeded: As for `Rule`, with ``action="track"``.
         wait: As for `Rule`: a request that would be admitted within this time waits at the endpoint.
         wait_max: The largest number of requests of one key that wait at a time.
-        override: Take the place of the middleware's `per_route` at this route, or at all routes below.
+        override: Take the place of defaults at this route, or at all routes below: of the middleware's `per_route`, and
+            of limits that FastAPI routers and applications further out require.
         name: What the limit is called in headers and logs, and what keeps its counts together.
 
     Attributes:
-        exempt: Exempts an endpoint from `per_route`: ``@RateLimit.exempt``, or ``Depends(RateLimit.exempt)``.
+        exempt: Exempts a route from defaults: ``@RateLimit.exempt``, or ``Depends(RateLimit.exempt)``.
 
     Raises:
         ConfigurationError: A value cannot work; or, on a request, no middleware stands above.
@@ -148,6 +149,7 @@ class RateLimit:
         self.rule.key = key
         self.by_user = names_user(key)
         self.override = check_flag("override", override)
+        vars(self)[IN_PLACE] = self.override
         # FastAPI asks the instance whether calling it is a coroutine and what it wants to be called with. If `__call__`
         # looked like the plain function that it is, FastAPI would drop the coroutine and let everything pass.
         vars(self)["__call__"] = self.check
@@ -196,10 +198,9 @@ class RateLimit:
         side = record.side
         endpoints = side.endpoints
         bound = endpoints.bound(self, scope, endpoint)
-        if self.rule.name is None:
-            turn = record.turn(self, bound.bucket.rule)
-            bound = endpoints.bound(self, scope, endpoint, turn) if turn else bound
-        if charged(record.steps, bound.bucket, side.limiter) or self._has_looked(record, bound):
+        if bound is not None and self.rule.name is None and (turn := record.turn(self, bound.bucket.rule)):
+            bound = endpoints.bound(self, scope, endpoint, turn)
+        if bound is None or charged(record.steps, bound.bucket, side.limiter) or self._has_looked(record, bound):
             return
         decision = await endpoints.decide(bound, connection)
         if self.by_user and record.userless and (place := endpoints.place(scope)) is not None:

@@ -13,7 +13,7 @@ from ...core.decision import Decision
 from ...limiter import Limiter
 from ..record import LEFT, Record
 from ..scope_keys import RECORD
-from ..waiting import wait_in_line
+from ..waiting import unless_left
 
 _RECEIVE = "_receive"
 """The attribute by which Starlette's requests and websockets read their messages."""
@@ -28,7 +28,7 @@ async def turn_at_endpoint(
     """
     record: Record = request.scope[RECORD]
     channel = record.read_ahead(vars(request).get(_RECEIVE, _nothing))
-    last = await wait_in_line(channel, limiter, decision, guarded)
+    last = await unless_left(channel, limiter, lambda: limiter.engine.lines.wait(decision, guarded))
     if last is None:
         return LEFT
     if _RECEIVE in vars(request):

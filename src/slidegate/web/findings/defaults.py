@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import re
+import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, Protocol
 
 from starlette.types import Scope
 
 from ...core.limits import AnyLimit
-from ..endpoints.decorator import unawaited
-from ..endpoints.per_route import takes_no_defaults
+from ..endpoints.decorator import dependencies, unawaited
+from ..endpoints.exemption import is_lifted, takes_no_defaults
+from ..endpoints.rate_limit import RateLimit
 from ..paths.layers import layers
 from ..paths.routes import Place, walk
 from ..paths.tree import Tree
 from ..scope_keys import RECORD
 from .codes import Finding
 
+_SHOWS_ROUTERS: Final = (0, 137)
+"""The first FastAPI whose routes tell by which router they come."""
+_NUMBER: Final = re.compile(r"\d+")
 _METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
@@ -39,14 +46,25 @@ def about_defaults(gate: Defaulting, scope: Scope) -> Iterator[Finding]:
             "per_route: no routes are seen below the gate, so all requests count as one route; put the gate around the "
             "application that has the routes, or write rules",
         )
-    if RECORD in scope or _has_defaults(gate):
-        return  # a gate further out looks at the exemptions; or this one has defaults for all routes below
-    for place in walk(scope.get("app", gate.app)):
-        if _takes_no_defaults(place) and not any(map(_has_defaults, (*place.mounts, place.route))):
+    if RECORD in scope:
+        return  # a gate further out looks at the exemptions
+    app = scope.get("app", gate.app)
+    if (kept := _kept(app)) is not None:
+        yield Finding(
+            "SG118",
+            f"{kept.label} takes the place of defaults, but of a limit that other routes require too it cannot: before "
+            "FastAPI 0.137 nothing tells the limit of a router from that of a route; take a newer FastAPI, or write "
+            "the limit at the application",
+        )
+    if _has_defaults(gate):
+        return
+    for place in () if kept is not None else walk(app):
+        if _takes_no_defaults(place) and not _lifts(place):
             yield Finding(
                 "SG118",
-                f"{place.label} takes the place of defaults, and no gate above has per_route: limits= and rules apply "
-                'to it; write per_route="60/minute", or Rule(path, exempt=True) before other rules',
+                f"{place.label} takes the place of defaults, and there are none: no gate above has per_route, and no "
+                "router or application above requires a RateLimit; limits=, rules and limits at the endpoint apply to "
+                'it; write per_route="60/minute", or Rule(path, exempt=True) before other rules',
             )
             return
 
@@ -64,6 +82,31 @@ def about_callers(app: object) -> Iterator[Finding]:
 def _takes_no_defaults(place: Place) -> bool:
     endpoint = place.route.endpoint
     return any(takes_no_defaults(place.route, endpoint, method) for method in place.methods or _METHODS)
+
+
+def _lifts(place: Place) -> bool:
+    """Return whether there are defaults for a route between it and the application, which are lifted."""
+    return any(map(_has_defaults, (*place.mounts, place.route))) or any(
+        is_lifted(limit, place) for limit in _limits_of(place)
+    )
+
+
+def _kept(app: object) -> Place | None:
+    """Return a route whose exemption leaves a limit of a router as it is, because this FastAPI shows no routers."""
+    version = _NUMBER.findall(getattr(sys.modules.get("fastapi"), "__version__", ""))[:2]
+    if not version or tuple(map(int, version)) >= _SHOWS_ROUTERS:
+        return None
+    places = list(walk(app))
+    counts = Counter(limit for place in places for limit in _limits_of(place) if not limit.override)
+    for place in filter(_takes_no_defaults, places):
+        if any(counts[limit] > 1 and not is_lifted(limit, place) for limit in _limits_of(place)):
+            return place
+    return None
+
+
+def _limits_of(place: Place) -> set[RateLimit]:
+    """Return the limits that FastAPI asks before an endpoint."""
+    return {call for call in dependencies(place.route) if isinstance(call, RateLimit)}
 
 
 def _has_defaults(above: Any) -> bool:

@@ -8,8 +8,8 @@ and a request is looked up in it by its endpoint. FastAPI is never imported; its
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
-from typing import Any, Final, TypeAlias
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
 
 from starlette.routing import Host, Match, Mount
 from starlette.types import Scope
@@ -22,8 +22,19 @@ _DEPTH: Final = 16
 _FRONTEND: Final = 0
 """Stands for the endpoint of frontends, which have none; no object has this id."""
 
-Required: TypeAlias = tuple[object, str]
-"""A dependency that a router or an application requires of all routes below it, and the path where these begin."""
+
+class Required(NamedTuple):
+    """A dependency that an application, a router or its inclusion requires of all routes below.
+
+    Attributes:
+        dependency: What FastAPI calls.
+        where: The path where the routes begin.
+        depth: How far in it stands; the same for all that one of them requires.
+    """
+
+    dependency: object
+    where: str
+    depth: int
 
 
 class Frontend:
@@ -169,7 +180,7 @@ class Places:
         """Return the places below the router or application that requires `dependency`."""
         _, by_endpoint, _ = self._known[id(scope["router"])]
         places = (place for found in by_endpoint.values() for place in found)
-        return [place for place in places if any(required is dependency for required, _ in place.above)]
+        return [place for place in places if any(required.dependency is dependency for required in place.above)]
 
     def _learn(self, router: object) -> tuple[object, dict[int, list[Place]], int]:
         count = _count(router)
@@ -191,7 +202,7 @@ def _below(app: Any, mounts: tuple[Mount | Host, ...]) -> Iterator[Place]:
         app = getattr(app, "app", None)
     if app is not None and len(mounts) < _DEPTH:
         router = getattr(app, "router", app)
-        required = tuple(_required(getattr(router, "dependencies", None), _prefix(mounts)))
+        required = _with((), getattr(router, "dependencies", None), _prefix(mounts))
         yield from _level(app.routes, mounts, required)
         yield from _frontends(router, "", mounts, required)
 
@@ -201,7 +212,7 @@ def _level(routes: Iterable[Any], mounts: tuple[Mount | Host, ...], above: tuple
         if hasattr(listed, "effective_candidates"):
             included, router = listed.include_context, listed.original_router
             where = f"{_prefix(mounts)}{included.prefix}{router.prefix}"
-            required = *above, *_required([*included.dependencies, *router.dependencies], where)
+            required = _with(_with(above, _own(included.dependencies, above), where), router.dependencies, where)
             yield from _level(listed.effective_candidates(), mounts, required)
             yield from _frontends(router, included.prefix, mounts, required)
             continue
@@ -245,9 +256,18 @@ def _at_frontend(scope: Scope) -> bool:
     return "frontend_path" in scope.get("fastapi", ())
 
 
-def _required(dependencies: Iterable[Any] | None, where: str) -> Iterator[Required]:
-    for depends in dependencies or ():
-        yield getattr(depends, "dependency", None), where
+def _with(above: tuple[Required, ...], dependencies: Iterable[Any] | None, where: str) -> tuple[Required, ...]:
+    depth = len(above)
+    return *above, *(Required(getattr(depends, "dependency", None), where, depth) for depends in dependencies or ())
+
+
+def _own(dependencies: Sequence[Any], above: Iterable[Required]) -> Sequence[Any]:
+    """Return what an inclusion requires itself: its dependencies begin with those that stand further out."""
+    outer = 0
+    for required in above:
+        if outer < len(dependencies) and getattr(dependencies[outer], "dependency", None) is required.dependency:
+            outer += 1
+    return dependencies[outer:]
 
 
 def _prefix(mounts: Iterable[Mount | Host]) -> str:

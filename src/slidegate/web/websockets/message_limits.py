@@ -8,6 +8,7 @@ client that goes on sending is held back by the flow control of its own connecti
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from typing import Final, Literal, TypeAlias
 
 import anyio
@@ -20,10 +21,10 @@ from ...core.limits import AnyLimit, Limit, parse_limits
 from ...core.protocols import Clock
 from ...limiter import Limiter
 from ...limiter.waiting import may_wait
-from ..finishing import hand_back
 from ..keys.client_ip import ClientAddress
 from ..keys.key import Key
 from ..options import names_checked
+from ..waiting import unless_left
 from .watched import Watched
 
 MessageKey: TypeAlias = Literal["connection", "client"] | Key
@@ -130,12 +131,12 @@ class OwnCounts:
         self._checks = ((bucket, "connection", 1),)
         self._clock = clock
         windows = {limit.same_window: b"" for limit in bucket.limits}
-        self._places: list[Place] = [(windows, limit.same_window) for limit in bucket.limits]
+        self._places: list[Place] = [(limit, 1, windows, limit.same_window) for limit in bucket.limits]
 
     def hit(self) -> Decision:
         """Count a message."""
         now_us = self._clock()
-        enter_periods(self._checks, self._places, now_us, now_us)
+        enter_periods(self._places, now_us, now_us)
         return decide(self._checks, self._places, now_us)
 
 
@@ -174,7 +175,7 @@ class Counted:
                 return message
             decision = await self._hit()
             while self._beyond == "wait" and not decision.allowed and decision.reason is not Reason.BANNED:
-                later = await self._wait(decision)
+                later = await unless_left(self._socket, self._limiter, partial(self._wait, decision))
                 if later is None:
                     return await self._socket.receive()
                 decision = later
@@ -187,25 +188,12 @@ class Counted:
             if self._beyond == "close":
                 return await self._socket.close(TRY_AGAIN_LATER, "message limit exceeded")
 
-    async def _wait(self, refused: Decision) -> Decision | None:
-        """Wait for room, and return what the counts say then; None if the client has left."""
-        limiter, decision = self._limiter, refused
-
-        async def wait() -> None:
-            nonlocal decision
-            if limiter is not None and may_wait(refused):
-                decision = await limiter.engine.lines.wait(refused, self._socket.guarded)
-            else:
-                await anyio.sleep((refused.retry_after_us or 0) / 1_000_000)
-                decision = _BANNED if await self._socket.banned() else await self._hit()
-
-        there = False
-        try:
-            there = await self._socket.while_there(wait)
-        finally:
-            if not there and limiter is not None:
-                await hand_back([(limiter, decision)])
-        return decision if there else None
+    async def _wait(self, refused: Decision) -> Decision:
+        """Wait for room, and return what the counts say then."""
+        if self._limiter is not None and may_wait(refused):
+            return await self._limiter.engine.lines.wait(refused, self._socket.guarded)
+        await anyio.sleep((refused.retry_after_us or 0) / 1_000_000)
+        return _BANNED if await self._socket.banned() else await self._hit()
 
     async def _hit(self) -> Decision:
         answer = self._count()

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from ....web.endpoints.decorator import dependencies, limits_of
-from ....web.endpoints.per_route import takes_no_defaults
+from ....web.endpoints.exemption import takes_no_defaults
 from ....web.endpoints.rate_limit import RateLimit
 from ....web.middleware import RateLimitMiddleware
 from ....web.paths.layers import layers
@@ -72,6 +72,6 @@ def _has_own_limit(place: Place) -> bool:
         takes_no_defaults(place.route, place.route.endpoint, method) for method in methods
     ):
         return True
-    if any(isinstance(getattr(one, "dependency", one), RateLimit) for one, _ in place.above):
+    if any(isinstance(required.dependency, RateLimit) for required in place.above):
         return True
     return any(isinstance(call, RateLimit) for call in dependencies(place.route))

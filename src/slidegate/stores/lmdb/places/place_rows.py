@@ -15,7 +15,6 @@ from functools import partial
 from struct import Struct
 from typing import Any, Final
 
-from ....core.decide import Place as Where
 from ....core.permits import PERMITS
 from ....core.protocols import Event
 from ..files.layout import Databases
@@ -102,7 +101,7 @@ class PlacesInFile:
             found = self._rows[row] = PlaceRow(row, others, own, stored)
         return found
 
-    def window(self, row: bytes, attends: bool) -> Where:
+    def window(self, row: bytes, attends: bool) -> tuple[dict[bytes, bytes], bytes]:
         """Return where the core finds how many places of a row are taken, for one question."""
         if attends:
             self.attend()
