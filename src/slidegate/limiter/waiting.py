@@ -48,7 +48,7 @@ NOBODY: Final[Counter[Bucket]] = Counter()
 
 
 class Asks(Protocol):
-    """Asks the store: the `Internals` of a limiter."""
+    """Asks the store: the `Engine` of a limiter."""
 
     waits: Waits
 

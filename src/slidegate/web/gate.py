@@ -195,7 +195,7 @@ class RequestGate:
         channel, guarded = record.read_ahead(receive), self._abuse.guarded(scope, client_key, address)
         record.waited = True
         limiter = self.side.limiter
-        lines, refused = limiter.internals.lines, step.decision
+        lines, refused = limiter.engine.lines, step.decision
         decision = await unless_left(channel, limiter, lambda: lines.wait(refused, guarded))
         if decision is None:
             return None
