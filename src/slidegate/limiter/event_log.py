@@ -17,7 +17,7 @@ from ..core.decision import Bucket
 from ..core.errors import ConfigurationError
 from ..core.limits import parse_limits
 from ..core.logs import SPEAKER, escaped
-from ..core.protocols import Clock, Event
+from ..core.store import Clock, Event
 from ..stores.forks import hold_over_fork
 from ..stores.memory.store import MemoryStore
 from .events import KINDS

@@ -18,7 +18,7 @@ from ...core.decide import Place, decide, enter_periods
 from ...core.decision import Bucket, Decision, Reason
 from ...core.errors import ConfigurationError
 from ...core.limits import AnyLimit, Limit, parse_limits
-from ...core.protocols import Clock
+from ...core.store import Clock
 from ...limiter import Limiter
 from ...limiter.waiting import may_wait
 from ..keys.client_ip import ClientAddress
