@@ -1,6 +1,7 @@
 """Who may import whom: the table below is the architecture.
 
-Every import counts, lazy ones inside functions and those under `TYPE_CHECKING` too.
+Every import counts, lazy ones inside functions and those under `TYPE_CHECKING` too; but a circle that only annotations
+close is none.
 """
 
 from __future__ import annotations
@@ -40,10 +41,18 @@ CLOCKS = {"asyncio", "time"}
 """Modules that the core may not import: it takes `now_us` as an argument."""
 
 
-def imports(file: Path, source: str) -> Iterator[str]:
+class ForAnnotations(ast.NodeTransformer):
+    """Takes out what is imported for annotations alone."""
+
+    def visit_If(self, node: ast.If) -> ast.AST | None:
+        return None if isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING" else node
+
+
+def imports(file: Path, source: str, *, for_annotations: bool = True) -> Iterator[str]:
     """Yield the absolute dotted name of everything that a file imports."""
     package = ("slidegate", *file.relative_to(SRC).parent.parts)
-    for node in ast.walk(ast.parse(source)):
+    tree = ast.parse(source)
+    for node in ast.walk(tree if for_annotations else ForAnnotations().visit(tree)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -77,7 +86,7 @@ def graph(sources: dict[Path, str]) -> dict[Path, set[Path]]:
     return {
         file: {
             other
-            for name in imports(file, source)
+            for name in imports(file, source, for_annotations=False)
             # `from .memo import Memo` names a thing in a module, `from . import memo` a module in a package.
             if (other := modules.get(name) or modules.get(name.rpartition(".")[0])) not in (None, file)
         }

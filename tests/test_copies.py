@@ -13,8 +13,8 @@ from slidegate import Limiter, MemoryStore
 from slidegate.core import Bucket, CounterWindow, Decision, Limit, MetricWindow, Reason
 from slidegate.core.barred import Barred, RuleBlock
 from slidegate.core.decision import Check
+from slidegate.limiter.decisions import Behind, Parted, Unserved
 from slidegate.limiter.figures.stats import Stats, Traffic
-from slidegate.limiter.stand_ins import Behind, Parted, Unserved
 
 LIMIT = Limit(5, "1m")
 BUCKET = Bucket("api", [LIMIT], ["a"], count_denied=True, wait_us=7, wait_max=3, label="All")

@@ -30,7 +30,7 @@ from slidegate import (
 from slidegate.core.errors import quoted
 from slidegate.core.logs import MOST, MOST_LINES, MOST_OF_A_LINE, escaped, logger, trace, written
 from slidegate.core.store import Event
-from slidegate.limiter.uncancelled import to_the_end
+from slidegate.limiter.aio import to_the_end
 from slidegate.testing import FakeClock
 
 from .asgi import call, hello

@@ -17,14 +17,12 @@ from .core.limits import Limit, Quota, parse_limits
 from .core.store import Event, Observer, Store
 from .core.views import WindowSlice, WindowView
 from .limiter import Limiter
-from .limiter.events.hub import EventStats
-from .limiter.events.subscription import Subscription
+from .limiter.decorator import Limited, RateLimited
+from .limiter.events import EventStats, Subscription
 from .limiter.figures.stats import AllStats, Chart, Point, Stats, Traffic, Worker
-from .limiter.inspection.looking import KeyView
-from .limiter.inspection.standing_of_key import KeyStanding
-from .limiter.key_spelling import KeyOf
-from .limiter.sync.limited import Limited, RateLimited
-from .limiter.sync.sync_limiter import SyncLimiter
+from .limiter.inspect import KeyStanding, KeyView
+from .limiter.keys import KeyOf
+from .limiter.sync import SyncLimiter
 from .netlists.networks import Networks
 from .stores.memory.store import MemoryStats, MemoryStore
 from .web.bans.strike import strike

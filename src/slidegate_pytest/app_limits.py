@@ -10,7 +10,7 @@ from unittest.mock import patch
 from slidegate.core.bans.in_force import Ban, Guarded
 from slidegate.core.bans.policy import BanPolicy
 from slidegate.core.decision import Check, Decision, Reason
-from slidegate.limiter.internals import Internals, every_internals
+from slidegate.limiter.engine import Engine, all_engines
 from slidegate.web.middleware import RateLimitMiddleware
 from slidegate.web.scope_keys import OFF
 
@@ -20,8 +20,8 @@ def forget_limits() -> None:
 
     Stores that others may share are left alone. Requests under way keep their places under concurrency limits.
     """
-    for internals in every_internals():
-        internals.forget()
+    for engine in all_engines():
+        engine.forget()
 
 
 @contextmanager
@@ -39,31 +39,29 @@ def without_limits() -> Iterator[None]:
         scope[OFF] = True
         await self.app(scope, receive, send)
 
-    async def peek(self: Internals, checks: list[Check], guarded: list[Guarded]) -> Decision:
+    async def peek(self: Engine, checks: list[Check], guarded: list[Guarded]) -> Decision:
         return Decision(True, Reason.EXEMPT)
 
-    async def charge(self: Internals, checks: list[Check]) -> Decision:
+    async def charge(self: Engine, checks: list[Check]) -> Decision:
         return Decision(True, Reason.EXEMPT)
 
-    async def find_ban(self: Internals, guarded: list[Guarded]) -> Ban | None:
+    async def find_ban(self: Engine, guarded: list[Guarded]) -> Ban | None:
         return None
 
-    def strike_target(
-        self: Internals, target: tuple[str, str], policy: BanPolicy, weight: int, reason: str
-    ) -> Ban | None:
+    def strike_target(self: Engine, target: tuple[str, str], policy: BanPolicy, weight: int, reason: str) -> Ban | None:
         return None
 
     uncounted = patch.multiple(
-        Internals, counting=False, peek=peek, charge=charge, find_ban=find_ban, strike_target=strike_target
+        Engine, counting=False, peek=peek, charge=charge, find_ban=find_ban, strike_target=strike_target
     )
     try:
         with patch.object(RateLimitMiddleware, "__call__", let_through), uncounted:
-            _lay_ways()
+            _rebuild_all()
             yield
     finally:
-        _lay_ways()
+        _rebuild_all()
 
 
-def _lay_ways() -> None:
-    for internals in every_internals():
-        internals.lay_ways()
+def _rebuild_all() -> None:
+    for engine in all_engines():
+        engine.rebuild()

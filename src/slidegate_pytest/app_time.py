@@ -26,8 +26,7 @@ NOON_US: Final = int(datetime(2030, 1, 1, 12, tzinfo=UTC).timestamp()) * 1_000_0
 """Where the clock of a test begins: noon of 1 January 2030 (UTC). So no test depends on the hour at which it runs."""
 
 MOVED: Final = {
-    "slidegate.limiter.inspection.looking": "time_ns",
-    "slidegate.limiter.inspection.standing_of_key": "time_ns",
+    "slidegate.limiter.inspect": "time_ns",
     "slidegate.stores.memory.bans": "time_ns",
     "slidegate.stores.memory.store": "monotonic_ns",
     "slidegate.stores.system_clock": "time_ns",

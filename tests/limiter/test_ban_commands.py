@@ -16,7 +16,7 @@ from slidegate.core import ConfigurationError, Reason
 from slidegate.core.bans.policy import BanPolicy
 from slidegate.core.public_space import PUBLIC
 from slidegate.limiter import Limiter
-from slidegate.limiter.deadlines import STEP
+from slidegate.limiter.aio import STEP
 from slidegate.stores.memory.store import MemoryStore
 from slidegate.testing import FakeClock
 

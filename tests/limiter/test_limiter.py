@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import sys
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any
@@ -85,6 +86,44 @@ async def test_more_spellings_than_are_remembered_change_no_answer(limiter: Limi
     for number in range(5_000):
         assert (await limiter.hit(f"user:{number}", f"{number + 100}/minute")).remaining == number + 99
     assert (await limiter.hit("user:0", "100/minute")).remaining == 98
+
+
+async def test_more_lists_than_are_remembered_change_no_answer(limiter: Limiter) -> None:
+    for number in range(5_000):
+        limits: Any = [f"{number + 100}/minute", f"{number + 200}/hour"]
+        decision = await limiter.hit("ann", limits if number % 2 else tuple(limits), rule=f"rule {number % 50}")
+        assert decision.allowed or number >= 100
+    first = ["100/minute", "200/hour"]
+    assert (await limiter.peek("bob", first)).remaining == 99
+    assert (await limiter.charge("bob", tuple(first), 3)).remaining == 97
+    assert (await limiter.hit("bob", first)).remaining == 96
+
+
+@pytest.mark.parametrize("limits", ["5/minute", ["5/minute", "9/hour"], ("5/minute", Limit(9, "1h"))], ids=str)
+@pytest.mark.parametrize("ask", ["hit", "peek", "charge"])
+async def test_what_is_asked_again_and_again_is_read_once(limiter: Limiter, ask: str, limits: Any) -> None:
+    """Reading limits and spelling keys take ten times as long as a hit."""
+
+    async def functions() -> set[str]:
+        called: set[str] = set()
+        sys.setprofile(lambda frame, kind, _: called.add(frame.f_code.co_name) if kind == "call" else None)
+        try:
+            await (limiter.charge("ann", limits, 2) if ask == "charge" else getattr(limiter, ask)("ann", limits))
+        finally:
+            sys.setprofile(None)
+        return called
+
+    assert await functions() >= {"parse_limits", "canonical_key"}
+    await functions()
+    assert not await functions() & {"parse_limits", "canonical_key", "remember"}
+
+
+@pytest.mark.parametrize("limits", [[["5/minute"]], [5], [], {"a": 1}.values()], ids=repr)
+async def test_lists_that_are_no_limits_say_so_each_time(limiter: Limiter, limits: Any) -> None:
+    for _ in range(3):
+        for ask in (limiter.hit("ann", limits), limiter.peek("ann", limits), limiter.charge("ann", limits, 1)):
+            with pytest.raises(ConfigurationError, match="limits: expected"):
+                await ask
 
 
 async def test_a_limiter_closes_once_however_often_it_is_asked() -> None:
@@ -199,7 +238,7 @@ def test_a_digest_of_a_kind_with_a_long_name_is_no_longer_than_a_key_may_be() ->
 
 
 def test_a_rule_is_claimed_once_under_its_own_name() -> None:
-    claim = Limiter().internals.claim
+    claim = Limiter().engine.claim
     assert [claim(rule) for rule in ("api", "login", "api", "api")] == ["api", "login", "api#2", "api#3"]
 
 

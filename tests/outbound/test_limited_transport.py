@@ -347,8 +347,8 @@ def test_a_store_that_fails_decides_as_its_limiter_was_told(on_error: Any, sent:
     store: Any = DistantStore(scene.clock, lambda: 0)
     store.broken = True
     limiter = Limiter(store, on_error=on_error)
-    assert limiter.internals.failsafe is not None
-    limiter.internals.failsafe._clock = scene.clock
+    assert limiter.engine.failover is not None
+    limiter.engine.failover._clock = scene.clock
     scene.transport = LimitedTransport(limits="3/minute", limiter=limiter, transport=server, wait="20s")
 
     async def run() -> None:

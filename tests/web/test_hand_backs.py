@@ -16,7 +16,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from slidegate import BanPolicy, Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule
-from slidegate.limiter.uncancelled import to_the_end
+from slidegate.limiter.aio import to_the_end
 from slidegate.testing import FakeClock
 
 from ..asgi import PEER, call, hello, scope_of, send_scope

@@ -120,7 +120,7 @@ async def test_during_a_failure_the_bound_is_per_process_and_afterwards_both_cou
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     store, clock = Failing(FakeClock()), FakeClock()
-    monkeypatch.setattr("slidegate.limiter.failsafe.monotonic_ns", lambda: clock() * 1_000)
+    monkeypatch.setattr("slidegate.limiter.failover.monotonic_ns", lambda: clock() * 1_000)
     limiter = Limiter(store, deadline="20s")
     inside, ends = [asyncio.Event(), asyncio.Event()], [asyncio.Event(), asyncio.Event()]
     come = iter(zip(inside, ends, strict=True))

@@ -21,7 +21,7 @@ __all__ = ["virtual"]
 
 def waited(limiter: Limiter) -> dict[str, tuple[int, float]]:
     """Return how many requests have waited, and how many seconds together, by outcome."""
-    ever = limiter.internals.waits.ever()
+    ever = limiter.engine.waits.ever()
     return {
         outcome: (sum(totals.times), totals.sum_us / 1_000_000) for outcome, totals in ever.items() if any(totals.times)
     }
@@ -35,10 +35,10 @@ async def test_a_wait_is_counted(virtual: VirtualTime) -> None:
     async with asyncio.TaskGroup() as tasks:
         waiting = tasks.create_task(call(app))
         await some_turns()
-        assert app.limiter.internals.waits.waiting == 1
+        assert app.limiter.engine.waits.waiting == 1
         assert waited(app.limiter) == {}
     assert waiting.result().status == 200
-    assert app.limiter.internals.waits.waiting == 0
+    assert app.limiter.engine.waits.waiting == 0
     assert waited(app.limiter) == {"passed": (1, 0.5)}
 
 
@@ -49,7 +49,7 @@ async def test_a_client_that_leaves_while_it_waits_is_counted_as_one_that_left(v
     virtual.clock.advance("500ms")
     await app(scope_of(), channel({"type": "http.disconnect"}), send_nothing)
     assert waited(app.limiter) == {"left": (1, 0.0)}
-    assert app.limiter.internals.waits.waiting == 0
+    assert app.limiter.engine.waits.waiting == 0
 
 
 async def test_who_is_refused_at_once_has_not_waited(virtual: VirtualTime) -> None:
@@ -76,7 +76,7 @@ async def test_a_place_that_is_waited_for_is_counted_with_what_came_of_it(frees:
         second = tasks.create_task(call(app))
         await some_turns()
         if frees:
-            assert limiter.internals.waits.waiting == 1
+            assert limiter.engine.waits.waiting == 1
         else:
             await asyncio.wait([second])
         free.set()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..core.bans.in_force import MAX_KEY_BYTES
-from .failsafe import FailurePolicy, check_failure_policy
+from .failover import FailurePolicy, check_failure_policy
 from .limiter import Limiter, check_cost
 
 __all__ = ["MAX_KEY_BYTES", "FailurePolicy", "Limiter", "check_cost", "check_failure_policy"]

@@ -2,41 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import json
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from datetime import timedelta
+from inspect import isawaitable
+from logging import WARNING
 from types import TracebackType
-from typing import Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
-from ..core.bans.in_force import Guarded
+from ..core.bans.in_force import Ban, BanChange, Guarded, ban_key, clean_reason
+from ..core.bans.policy import BanPolicy
+from ..core.bans.targets import NetworkSet, ban_target, hand_ban_key
 from ..core.decision import Bucket, Check, Decision
 from ..core.errors import ConfigurationError, quoted
-from ..core.limits import AnyLimit, check_name, parse_limits
+from ..core.limits import MAX_WINDOW_US, AnyLimit, check_name, check_whole, parse_duration_us, parse_limits
 from ..core.memo import MEMO_SIZE, remember
 from ..core.store import BanStore, Observer, Store
 from ..stores.memory.store import MemoryStore
 from ..stores.system_clock import system_us
-from .ban_commands import BanCommands
-from .deadlines import within
-from .events.event_commands import EventCommands
-from .events.hub import EventHub
-from .events.near_limits import NEAR_LIMIT
-from .failsafe import DEADLINE, ON_ERROR, OnError, check_failure_policy
+from .aio import in_turns, within
+from .decorator import Limited, LimitedKey
+from .engine import Engine
+from .events import EventHub, EventStats, Subscription
+from .failover import DEADLINE, ON_ERROR, OnError, check_failure_policy
 from .figures.stats import AllStats, Chart, Stats
-from .inspection.looking import KeyView, look_at
-from .internals import Internals
-from .key_spelling import AnyKey, Question
-from .sync.limited import Limited, LimitedKey
-from .sync.sync_limiter import SyncLimiter
-from .sync.without_loop import WithoutLoop
+from .inspect import KeyStanding, KeyView, look_at, standing_of
+from .keys import AnyKey, KeyOf, Limits, Question
+from .near_limits import NEAR_LIMIT
+from .sync import DEFAULT_RULE, SyncLimiter, WithoutLoop
 
-DEFAULT_RULE: Final = "hit"
+if TYPE_CHECKING:
+    from .event_log import AnyLogger
+
 ONE_UNIT: Final = 1
+PERMANENT: Final = "permanent"
 
 
-class Limiter(BanCommands, EventCommands):
+class Limiter:
     """Counts keys against limits, and refuses those that are banned.
 
     Safe to share between threads and event loops; use one for the whole application.
+
+    A ban of an address or network refuses every address in it; a bare IPv6 address means its /64, and
+    ``2001:db8::1/128`` exactly itself. Any other key is refused where it is counted.
 
     Args:
         store: The store that holds the counts; by default a new `MemoryStore`.
@@ -82,17 +90,15 @@ class Limiter(BanCommands, EventCommands):
             raise ConfigurationError(f"observers: expected a list of functions that take an Event, not {observers!r}")
         for observer in observers:
             events.subscribe(observer)
-        self.internals = Internals(self.store, secret, events, deadline, on_error, near_limit)
+        self.engine = Engine(self.store, secret, events, deadline, on_error, near_limit)
         """How the gates of this package ask the store. It is not for users: every release may change it."""
-        self._keys = self.internals.keys
-        self._known, self._questions = self._keys.known, self._keys.questions
-        self.digest = self._keys.digest
+        self.digest = self.engine.keys.digest
         """Makes a key of at most 64 bytes of a kind and a value that must not be readable: ``kind#1f3a…``. It is the
         same for everybody who has the same secret, or none."""
-        self._buckets: dict[str, dict[object, Bucket]] = {}
-        self._without_loop = WithoutLoop(self.internals)
+        self._buckets: dict[tuple[str, Limits], Bucket] = {}
+        self._questions: dict[str, dict[Limits, dict[AnyKey, Question]]] = {}
         self._remembered = 0  # how many questions are remembered
-        self.internals.known_buckets.lately = self._buckets
+        self._without_loop = WithoutLoop(self.engine)
         self._closed = False
 
     @classmethod
@@ -132,17 +138,17 @@ class Limiter(BanCommands, EventCommands):
             near_limit=near_limit,
         )
 
+    # -- limits --------------------------------------------------------------------------------------------------------
+
     def key_for(self, key: AnyKey) -> str:
         """Return the spelling of `key` that stores hold: one for each address, at most 64 bytes.
 
         Raises:
             ConfigurationError: `key` is not text, or empty.
         """
-        return self._keys.learn(key)[0]
+        return self.engine.keys.learn(key)[0]
 
-    async def hit(
-        self, key: AnyKey, limits: str | AnyLimit | Sequence[str | AnyLimit], cost: int = 1, *, rule: str = DEFAULT_RULE
-    ) -> Decision:
+    async def hit(self, key: AnyKey, limits: Limits, cost: int = 1, *, rule: str = DEFAULT_RULE) -> Decision:
         """Charge `cost` units to `key` if every limit has room for them.
 
         Args:
@@ -165,10 +171,10 @@ class Limiter(BanCommands, EventCommands):
         if cost is not ONE_UNIT:
             ((bucket, text, _),) = checks
             checks = ((bucket, text, check_cost(cost)),)
-        decide = self.internals.decide_at_once
+        decide = self.engine.decide_at_once
         if decide is not None:
             return decide(checks, guarded)
-        answer = self.internals.decide(checks, guarded)
+        answer = self.engine.decide(checks, guarded)
         return answer if isinstance(answer, Decision) else await answer
 
     async def hit_all(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Decision:
@@ -186,25 +192,21 @@ class Limiter(BanCommands, EventCommands):
         """
         for _, _, cost in checks:
             check_cost(cost)
-        answer = self.internals.decide(tuple(checks), guarded)
+        answer = self.engine.decide(tuple(checks), guarded)
         return answer if isinstance(answer, Decision) else await answer
 
-    async def peek(
-        self, key: AnyKey, limits: str | AnyLimit | Sequence[str | AnyLimit], cost: int = 1, *, rule: str = DEFAULT_RULE
-    ) -> Decision:
+    async def peek(self, key: AnyKey, limits: Limits, cost: int = 1, *, rule: str = DEFAULT_RULE) -> Decision:
         """Say what `hit` would answer now. Changes nothing."""
-        known, guarded = self._keys.learn(key)
-        return await self.peek_all(((self._bucket(rule, limits), known, cost),), guarded)
+        checks, guarded = self._question(key, limits, rule)
+        return await self.engine.peek(_with_cost(checks, check_cost(cost)), guarded)
 
     async def peek_all(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Decision:
         """Say what `hit_all` would answer now. Changes nothing."""
         for _, _, cost in checks:
             check_cost(cost)
-        return await self.internals.peek(tuple(checks), guarded)
+        return await self.engine.peek(tuple(checks), guarded)
 
-    async def charge(
-        self, key: AnyKey, limits: str | AnyLimit | Sequence[str | AnyLimit], units: int, *, rule: str = DEFAULT_RULE
-    ) -> Decision:
+    async def charge(self, key: AnyKey, limits: Limits, units: int, *, rule: str = DEFAULT_RULE) -> Decision:
         """Record units that are known only now, even beyond the limit: then the debt refuses the next requests.
 
         A debt lasts no longer than any unit, about one window. Of a large debt as much is kept as refuses every request
@@ -213,13 +215,14 @@ class Limiter(BanCommands, EventCommands):
         Returns:
             An allowed decision, which shows where the key stands now and can be refunded.
         """
-        return await self.charge_all(((self._bucket(rule, limits), self.key_for(key), units),))
+        checks, _ = self._question(key, limits, rule)
+        return await self.engine.charge(_with_cost(checks, check_cost(units, "units")))
 
     async def charge_all(self, checks: Sequence[Check]) -> Decision:
         """Record units under several buckets and keys in one step; see `charge`."""
         for _, _, units in checks:
             check_cost(units, "units")
-        return await self.internals.charge(tuple(checks))
+        return await self.engine.charge(tuple(checks))
 
     async def refund(self, decision: Decision) -> bool:
         """Hand back the units that `decision` charged.
@@ -229,7 +232,7 @@ class Limiter(BanCommands, EventCommands):
         """
         if not isinstance(decision, Decision):
             raise ConfigurationError(f"refund: expected the Decision that `hit` returned, not {decision!r}")
-        return await self.internals.refund(decision)
+        return await self.engine.refund(decision)
 
     async def reset(self, key: AnyKey) -> bool:
         """Forget the windows of `key` under every rule. Returns False if there were none."""
@@ -237,7 +240,7 @@ class Limiter(BanCommands, EventCommands):
         try:
             return await within(self.store.reset(text))
         finally:
-            self.internals.lines.reset(text)
+            self.engine.lines.reset(text)
 
     async def reset_all(self) -> bool:
         """Forget the windows of all keys under every rule, quotas too. Returns False if there were none.
@@ -251,11 +254,9 @@ class Limiter(BanCommands, EventCommands):
         try:
             return await within(self.store.reset_all())
         finally:
-            self.internals.lines.reset()
+            self.engine.lines.reset()
 
-    async def inspect(
-        self, key: AnyKey, rules: Mapping[str, str | AnyLimit | Sequence[str | AnyLimit]] | None = None
-    ) -> KeyView:
+    async def inspect(self, key: AnyKey, rules: Mapping[str, Limits] | None = None) -> KeyView:
         """Return all windows of `key`, slice by slice. Changes nothing.
 
         Units that this process counted while the store was away are not shown.
@@ -270,10 +271,206 @@ class Limiter(BanCommands, EventCommands):
             StoreError: The store does not answer.
         """
         if rules is None:
-            buckets = self.internals.known_buckets.listed(self.internals.gates.listed())
+            buckets = self.engine.callers.buckets(list(self._buckets.values()))
         else:
             buckets = [Bucket(check_name(rule, "rule"), parse_limits(limits)) for rule, limits in rules.items()]
         return await look_at(self.store, self.key_for(key), buckets)
+
+    # -- bans ----------------------------------------------------------------------------------------------------------
+
+    async def ban(self, key: AnyKey, duration: str | float | timedelta, *, reason: str = "", by: str = "manual") -> Ban:
+        """Ban an address, a network or a key; a ban that it has is replaced.
+
+        Args:
+            key: ``"203.0.113.7"``, ``"203.0.113.0/24"``, ``"user:42"``, a key as `bans` or the details of an event
+                have it, or the key of a value: ``header("X-API-Key").of("k123")``. Write ``f"user:{name}"`` where users
+                choose the name: by itself, a name that reads as an address or network bans that.
+            duration: How long, up to 400 days, or ``"permanent"``.
+            reason: For the operator; clients do not see it. Kept to 256 printable characters.
+            by: The person or program that bans.
+
+        Raises:
+            ConfigurationError: The key cannot be one, is every address there is, or is a public network wider than an
+                IPv4 /8 or an IPv6 /19; or the duration cannot be used.
+        """
+        length_us = None
+        if duration != PERMANENT:
+            length_us = parse_duration_us(duration, "ban: duration")
+            if length_us > MAX_WINDOW_US:
+                raise ConfigurationError(f'ban: duration: expected at most 400 days or "permanent", not {duration!r}')
+        if not isinstance(key, KeyOf):
+            hand_ban_key(key)
+        return await within(self.store.bans.ban(self._ban_key(key), length_us, clean_reason(reason), clean_reason(by)))
+
+    async def unban(self, key: AnyKey, *, by: str = "manual") -> bool:
+        """Take the ban of exactly this key back, and forgive it: strikes and rungs are forgotten.
+
+        Returns:
+            False if there was nothing to take back. `banned` returns the ban of the network that an address lies in.
+        """
+        known, who = self._ban_key(key), clean_reason(by)
+        lifted = [await within(book.unban(known, who)) for book in self._books()]
+        return any(lifted)
+
+    async def banned(self, key: AnyKey) -> Ban | None:
+        """Return the ban that refuses a key or address now, its own or that of a network; None if there is none."""
+        known = self._ban_key(key)
+        _, guards = self.engine.keys.learn(key)
+        found = [await within(book.find((known, *guards))) for book in self._books()]
+        return next((ban for ban in found if ban is not None), None)
+
+    async def standing(self, key: AnyKey, policies: Iterable[BanPolicy] | None = None) -> KeyStanding:
+        """Return how a key stands under ban policies: strikes, how many are needed, rung. Changes nothing.
+
+        Of an address the networks that hold it are shown too, because policies may strike those. Strikes of the last
+        100 ms may not have reached a Redis store, and those that this process counted while the store was away are not
+        shown.
+
+        Args:
+            key: The key.
+            policies: The policies that say how many strikes ban; by default those of all gates on this limiter. Under
+                others `PolicyStanding.needed` is None.
+
+        Raises:
+            ConfigurationError: The key or a policy cannot be used.
+            StoreError: The store does not answer.
+        """
+        known = self.engine.callers.policies() if policies is None else list(policies)
+        for policy in known:
+            if not isinstance(policy, BanPolicy):
+                raise ConfigurationError(
+                    f'standing: expected policies such as BanPolicy("20/10m", "1h"), not {quoted(policy)}'
+                )
+        spelled = self._ban_key(key)
+        return await standing_of(self.store.bans, spelled, self.engine.keys.learn(key)[1], known)
+
+    async def bans(self) -> AsyncIterator[Ban]:
+        """Yield the bans in force."""
+        for book in self._books():
+            async for ban in in_turns(await within(book.active())):
+                yield ban
+
+    async def history(self, key: AnyKey | None = None) -> AsyncIterator[BanChange]:
+        """Yield the latest bans and unbans, oldest first; those of `key` alone if it is given."""
+        known = None if key is None else self._ban_key(key)
+        changes = [change for book in self._books() for change in await within(book.history())]
+        async for change in in_turns(sorted(changes, key=lambda change: change.wall_us)):
+            if known is None or change.ban.key == known:
+                yield change
+
+    async def strike(
+        self, key: AnyKey, policy: BanPolicy, weight: int = 1, reason: str = "", *, protected: NetworkSet | None = None
+    ) -> Ban | None:
+        """Count a strike of `key` under a policy, and return the ban if it made one.
+
+        Nothing is counted while the key is banned, for an address that the policy may not ban, or for a network wider
+        than a /24 or a /48, unless the policy bans prefixes as wide as that.
+
+        Args:
+            key: The key to strike. Write ``f"user:{name}"`` where users choose the name: by itself, a name that reads
+                as an address or network strikes that.
+            policy: The policy that the strike counts under.
+            weight: How many strikes it stands for, 1 or more.
+            reason: For the operator, if the strike bans.
+            protected: Networks that must not be banned.
+
+        Raises:
+            ConfigurationError: The key, the policy or the weight cannot be used.
+            StoreUnavailable: The store does not answer, and `on_error` is ``"deny"``: whether it bans is not known.
+        """
+        if not isinstance(policy, BanPolicy):
+            raise ConfigurationError(f'strike: expected a policy such as BanPolicy("20/10m", "1h"), not {policy!r}')
+        check_whole(weight, 1, 2**31 - 1, "strike: weight", "for example 1")
+        target = ban_target(policy, self._ban_key(key), protected)
+        if target is None:
+            return None
+        answer = self.engine.strike_target(target, policy, weight, clean_reason(reason))
+        return await answer if isawaitable(answer) else answer
+
+    async def export_bans(self) -> AsyncIterator[str]:
+        """Yield bans, strikes and rungs as lines of JSON, to write to a file.
+
+        Keys made of API keys and the like are digests: they mean the same only under the same `secret`, or under none.
+
+        Raises:
+            StoreError: The store does not answer.
+        """
+        async for row in in_turns(await within(self.store.bans.dump())):
+            yield json.dumps(row, ensure_ascii=True) + "\n"
+
+    async def import_bans(self, lines: Iterable[str]) -> int:
+        """Take over the lines that `export_bans` wrote: all of them, or none. Bans have run on since then.
+
+        If a key is banned on both sides, the ban that lasts longer stays; a second import changes nothing. All lines
+        are read in one go, which takes seconds for 100,000 bans, so import before you serve.
+
+        Returns:
+            How many bans the lines hold that are not over.
+
+        Raises:
+            ConfigurationError: A line cannot be read, or there is no room.
+        """
+        if isinstance(lines, (str, bytes)) or not isinstance(lines, Iterable):
+            raise ConfigurationError(f"bans: expected lines, for example an open file, not {quoted(lines)}")
+        rows = [_row(number, line) for number, line in enumerate(lines, start=1)]
+        return await within(self.store.bans.load(rows))
+
+    # -- events and figures --------------------------------------------------------------------------------------------
+
+    def observe(self, observer: Observer, *, kinds: Iterable[str] | None = None, inline: bool = False) -> Subscription:
+        """Tell a function about events from now on.
+
+        Observers are called in a thread of their own, one event after the other, behind a queue that has an end: where
+        they are too slow, events are dropped, counted in `event_stats`, and reported as ``events_dropped``.
+
+        Args:
+            observer: Called with each `Event`. Its exceptions are logged and dropped.
+            kinds: The kinds of events that it hears, for example ``["refused"]``; None for all.
+            inline: Call it in the thread where the event happens, before the request goes on. It must not block then.
+                An observer whose own attribute `inline` is true is called in this way everywhere.
+
+        Returns:
+            The subscription: `remove()` ends it.
+
+        Raises:
+            ConfigurationError: `observer` cannot be called or is a coroutine function, or a kind is unknown.
+        """
+        return self.engine.events.subscribe(observer, kinds, inline=inline)
+
+    def log_events(
+        self,
+        *,
+        kinds: Iterable[str] | None = None,
+        logger: AnyLogger | None = None,
+        level: int = WARNING,
+        most: str = "10/second",
+        each: str = "1/second",
+    ) -> Subscription:
+        """Write events to a log, no more of them than somebody can read.
+
+        A line says how many others of its kind and rule were left out since the last one. The record has the details
+        of the event, `kind`, `time_us` and `suppressed` as fields, which structlog and JSON formatters pick up.
+
+        Args:
+            kinds: The kinds of events; None for those that the package does not log by itself, ``refused`` among them.
+            logger: The logger; by default ``"slidegate.events"``.
+            level: The level of the lines.
+            most: The limit of all lines.
+            each: The limit of the lines of one kind and rule.
+
+        Returns:
+            The subscription: `remove()` ends it.
+
+        Raises:
+            ConfigurationError: A value cannot work.
+        """
+        from .event_log import log_events  # most limiters write no log
+
+        return log_events(self.engine, kinds, logger, level, most, each)
+
+    def event_stats(self) -> EventStats:
+        """Return how many events were delivered to observers in this process, how many wait, and how many were lost."""
+        return self.engine.event_stats()
 
     def stats(self, window: str | float | timedelta = "1m") -> Stats:
         """Return counts and times of recent requests, by rule and by route, as the gates of this process saw them.
@@ -285,7 +482,7 @@ class Limiter(BanCommands, EventCommands):
         Raises:
             ConfigurationError: The window is longer than that.
         """
-        return self.internals.statistics.read(window)
+        return self.engine.statistics.read(window)
 
     async def stats_all(self, window: str | float | timedelta = "1m") -> AllStats:
         """Return the same of all workers that share the store: this one as it is, the others as they last published.
@@ -296,7 +493,7 @@ class Limiter(BanCommands, EventCommands):
             ConfigurationError: The window is longer than 24 hours.
             StoreError: The store does not answer.
         """
-        return await self.internals.all_workers.stats(window)
+        return await self.engine.all_workers.stats(window)
 
     def chart(
         self, window: str | float | timedelta = "1h", *, rule: str | None = None, route: str | None = None
@@ -311,7 +508,7 @@ class Limiter(BanCommands, EventCommands):
         Raises:
             ConfigurationError: The window is longer than 24 hours.
         """
-        return self.internals.statistics.chart(window, rule, route)
+        return self.engine.statistics.chart(window, rule, route)
 
     async def chart_all(
         self, window: str | float | timedelta = "1h", *, rule: str | None = None, route: str | None = None
@@ -322,7 +519,9 @@ class Limiter(BanCommands, EventCommands):
             ConfigurationError: The window is longer than 24 hours.
             StoreError: The store does not answer.
         """
-        return await self.internals.all_workers.chart(window, rule, route)
+        return await self.engine.all_workers.chart(window, rule, route)
+
+    # -- functions, threads, and the end -------------------------------------------------------------------------------
 
     @property
     def sync(self) -> SyncLimiter:
@@ -331,7 +530,7 @@ class Limiter(BanCommands, EventCommands):
 
     def limited(
         self,
-        limits: str | AnyLimit | Sequence[str | AnyLimit],
+        limits: Limits,
         *,
         key: LimitedKey,
         cost: int = 1,
@@ -354,13 +553,13 @@ class Limiter(BanCommands, EventCommands):
             ConfigurationError: A value cannot work.
             RateLimited: In the call, if it is refused.
         """
-        return Limited(self.internals, self._without_loop, limits, key, cost, wait, rule)
+        return Limited(self.engine, self._without_loop, limits, key, cost, wait, rule)
 
     async def close(self) -> None:
         """Close the store, and wait at most 5 seconds for observers. A second call does nothing."""
         if not self._closed:
             self._closed = True
-            await self.internals.close()
+            await self.engine.close()
             self._without_loop.release()
 
     async def __aenter__(self) -> Self:
@@ -371,18 +570,20 @@ class Limiter(BanCommands, EventCommands):
     ) -> None:
         await self.close()
 
-    def _question(self, key: AnyKey, limits: str | AnyLimit | Sequence[str | AnyLimit], rule: str) -> Question:
+    def _question(self, key: AnyKey, limits: Limits, rule: str) -> Question:
         """Return what to ask the store for one unit. From the second time on it is remembered."""
-        again = True
+        if isinstance(limits, list):
+            limits = tuple(limits)  # nothing is found by a list
         try:
-            bucket = self._buckets[rule][limits]
+            return self._questions[rule][limits][key]
         except (KeyError, TypeError):
-            bucket, again = self._bucket(rule, limits), False
+            pass
         try:
-            known = self._known[key]
-        except (KeyError, TypeError):
-            known, again = self._keys.learn(key), False
-        text, guarded = known
+            again = (rule, limits) in self._buckets and key in self.engine.keys.known
+        except TypeError:
+            again = False
+        bucket = self._bucket(rule, limits)
+        text, guarded = self.engine.keys.learn(key)
         question = ((bucket, text, ONE_UNIT),), guarded
         if again:
             if self._remembered >= MEMO_SIZE:
@@ -392,15 +593,34 @@ class Limiter(BanCommands, EventCommands):
             self._questions.setdefault(rule, {}).setdefault(limits, {})[key] = question
         return question
 
-    def _bucket(self, rule: str, limits: str | AnyLimit | Sequence[str | AnyLimit]) -> Bucket:
-        parsed = parse_limits(limits)
-        if sum(map(len, self._buckets.copy().values())) >= MEMO_SIZE:
-            self._buckets.clear()
-        buckets = self._buckets.setdefault(check_name(rule, "rule"), {})
-        bucket = buckets.setdefault(parsed, Bucket(rule, parsed))
-        if isinstance(limits, (str, AnyLimit)):
-            remember(buckets, limits, bucket)
+    def _bucket(self, rule: str, limits: Limits) -> Bucket:
+        """Return the bucket of a rule: one for the same limits, however they are written."""
+        try:
+            return self._buckets[rule, limits]
+        except (KeyError, TypeError):
+            parsed = parse_limits(limits)
+        bucket = self._buckets.get((check_name(rule, "rule"), parsed)) or Bucket(rule, parsed)
+        remember(self._buckets, (rule, parsed), bucket)
+        if isinstance(limits, (str, AnyLimit, tuple)):
+            remember(self._buckets, (rule, limits), bucket)
         return bucket
+
+    def _books(self) -> list[BanStore]:
+        """Return the bans of the store, behind the bans made here while it did not answer."""
+        failover = self.engine.failover
+        local = None if failover is None else failover.local
+        return [self.store.bans] if local is None else [local.bans, self.store.bans]
+
+    def _ban_key(self, key: AnyKey) -> str:
+        if isinstance(key, KeyOf):
+            return hand_ban_key(self.engine.keys.learn(key)[0])
+        ban_key(key)
+        return self.engine.keys.learn(key)[0]
+
+
+def _with_cost(checks: tuple[Check], cost: int) -> tuple[Check]:
+    ((bucket, text, _),) = checks
+    return ((bucket, text, cost),)
 
 
 def check_cost(cost: object, what: str = "cost") -> int:
@@ -416,3 +636,12 @@ def check_cost(cost: object, what: str = "cost") -> int:
     if not isinstance(cost, int) or isinstance(cost, bool) or cost < 0:
         raise ConfigurationError(f"{what}: expected a whole number, 0 or more, for example 1, not {quoted(cost)}")
     return cost
+
+
+def _row(number: int, line: object) -> Any:
+    try:
+        if not isinstance(line, str):
+            raise ValueError("no text")
+        return json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(f"bans, line {number}: expected JSON, not {quoted(line)}: {error}") from None

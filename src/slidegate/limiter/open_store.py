@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
 from typing import Any, Final
 from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
 
@@ -12,9 +11,12 @@ from ..core.store import Store
 from ..stores.memory.store import MemoryStore
 
 _NUMBER: Final = re.compile("[0-9]{1,18}")
-_MEMORY_OPTIONS: Final = ("max_keys", "max_bans")
-_LMDB_OPTIONS: Final = ("map_size", "max_map_size", "max_keys", "max_bans", "place_lease", "durability")
-_TEXTS: Final = ("place_lease", "durability")
+_SIZES: Final[dict[str, type]] = {"max_keys": int, "max_bans": int}
+_OPTIONS: Final[dict[str, dict[str, type]]] = {
+    "memory": _SIZES,
+    "lmdb": {**_SIZES, "map_size": int, "max_map_size": int, "place_lease": str, "durability": str},
+    "redis": {"max_bans": int, "max_waiting": int, "place_lease": str, "prefix": str, "readable": bool, "timeout": str},
+}
 _EXAMPLES: Final = {
     "memory": "memory://",
     "lmdb": "lmdb:///var/lib/app/slidegate",
@@ -53,13 +55,13 @@ def open_store(url: str, *, read_only: bool = False) -> Store:
 def _memory(parts: SplitResult, expected: str) -> Store:
     if parts.netloc or parts.path:
         raise ConfigurationError(f"{expected}: memory has no place")
-    return MemoryStore(**_options(parts, _MEMORY_OPTIONS, expected))
+    return MemoryStore(**_options(parts, expected))
 
 
 def _lmdb(parts: SplitResult, expected: str, read_only: bool) -> Store:
     if parts.netloc or not parts.path.startswith("/") or not parts.path.strip("/"):
         raise ConfigurationError(f"{expected}: write the directory's whole path behind lmdb://")
-    options = _options(parts, _LMDB_OPTIONS, expected)
+    options = _options(parts, expected)
     try:
         from ..stores.lmdb import LmdbStore
     except ImportError as error:
@@ -73,44 +75,28 @@ def _redis(url: str, read_only: bool) -> Store:
     except ImportError as error:
         raise ConfigurationError(f"store address: {error}") from error
     place, _, query = url.partition("?")
-    given = parse_qsl(query, keep_blank_values=True)
-    options = {name: _REDIS_OPTIONS[name](name, value) for name, value in given if name in _REDIS_OPTIONS}
-    rest = urlencode([(name, value) for name, value in given if name not in _REDIS_OPTIONS])
-    return RedisStore(f"{place}?{rest}" if rest else place, read_only=read_only, **options)
+    options, rest = _read("redis", query, "store address")
+    return RedisStore(f"{place}?{urlencode(rest)}" if rest else place, read_only=read_only, **options)
 
 
-def _whole(name: str, value: str) -> int:
-    if not _NUMBER.fullmatch(value):
-        raise ConfigurationError(f"store address: {name} needs a whole number, not {value!r}")
-    return int(value)
-
-
-def _truth(name: str, value: str) -> bool:
-    if value not in ("true", "false"):
-        raise ConfigurationError(f"store address: {name} needs true or false, not {value!r}")
-    return value == "true"
-
-
-def _text(name: str, value: str) -> str:
-    return value
-
-
-_REDIS_OPTIONS: Final[dict[str, Callable[[str, str], Any]]] = {
-    "max_bans": _whole,
-    "max_waiting": _whole,
-    "place_lease": _text,
-    "prefix": _text,
-    "readable": _truth,
-    "timeout": _text,
-}
-
-
-def _options(parts: SplitResult, known: Sequence[str], expected: str) -> dict[str, Any]:
-    options: dict[str, Any] = {}
-    for name, value in parse_qsl(parts.query, keep_blank_values=True):
-        if name not in known:
-            raise ConfigurationError(f"{expected}: unknown option {name!r}{closest(name, known)}")
-        if name not in _TEXTS and not _NUMBER.fullmatch(value):
-            raise ConfigurationError(f"{expected}: {name} needs a whole number, not {value!r}")
-        options[name] = value if name in _TEXTS else int(value)
+def _options(parts: SplitResult, expected: str) -> dict[str, Any]:
+    options, unknown = _read(parts.scheme, parts.query, expected)
+    for name, _ in unknown:
+        raise ConfigurationError(f"{expected}: unknown option {name!r}{closest(name, _OPTIONS[parts.scheme])}")
     return options
+
+
+def _read(kind: str, query: str, where: str) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+    """Return the options of a kind of store that a query holds, and the rest of the query."""
+    options, rest = dict[str, Any](), list[tuple[str, str]]()
+    for name, value in parse_qsl(query, keep_blank_values=True):
+        read = _OPTIONS[kind].get(name)
+        if read is None:
+            rest.append((name, value))
+        elif read is int and not _NUMBER.fullmatch(value):
+            raise ConfigurationError(f"{where}: {name} needs a whole number, not {value!r}")
+        elif read is bool and value not in ("true", "false"):
+            raise ConfigurationError(f"{where}: {name} needs true or false, not {value!r}")
+        else:
+            options[name] = value == "true" if read is bool else read(value)
+    return options, rest

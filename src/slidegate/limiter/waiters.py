@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import anyio
 
 from ..core.decision import Decision
-from .running_loop import on_asyncio
+from .aio import on_asyncio
 
 
 class Waiter(Protocol):

@@ -31,10 +31,10 @@ from ..core.decision import Bucket, Check, Decision, Reason
 from ..core.limits import AnyLimit, Concurrency, Limit, Quota
 from ..core.ring import GRACE_US, KEPT_US, NEVER, OPEN
 from ..stores.forks import hold_over_fork
-from .onlooking.notes import Decide
+from .aio import to_the_end
+from .decisions import Behind
+from .listeners import Decide
 from .places.waits import PASSED, REFUSED, Wait, Waits
-from .stand_ins import Behind
-from .uncancelled import to_the_end
 from .waiters import LoopWaiter, Waiter
 
 PAUSE_S: Final = 0.1
@@ -48,7 +48,7 @@ NOBODY: Final[Counter[Bucket]] = Counter()
 
 
 class Asks(Protocol):
-    """Asks the store: the `Internals` of a limiter."""
+    """Asks the store: the `Engine` of a limiter."""
 
     waits: Waits
 

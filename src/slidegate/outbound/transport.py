@@ -23,7 +23,7 @@ from ..core.errors import ConfigurationError
 from ..core.limits import Limit, check_name, check_whole, parse_duration_us, parse_limits
 from ..core.store import Event
 from ..limiter import Limiter
-from ..limiter.uncancelled import to_the_end
+from ..limiter.aio import to_the_end
 from .pauses import REFUSALS, read_pause_us
 from .turns import Turns, TurnTimeout
 from .units import Hold, Units, held_limit
@@ -205,7 +205,7 @@ class LimitedTransport(httpx.AsyncBaseTransport):
             return False
         if pause_us > self._longest_us:
             message = f"{key!r} asks for a pause longer than {format_duration(self._longest_us)}, which is not heeded"
-            self._limiter.internals.tell(Event("pause_ignored", message, {"key": key, "pause_us": pause_us}))
+            self._limiter.engine.tell(Event("pause_ignored", message, {"key": key, "pause_us": pause_us}))
             return False
         refused = answer.status_code in REFUSALS
         # Where all own units are spent, the server's count is explained by them, and they know the moment better:

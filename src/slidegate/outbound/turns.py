@@ -60,7 +60,7 @@ class Turns:
         self._limiter = limiter
         self._units = units
         self._longest_line = longest_line
-        self._lines = limiter.internals.lines
+        self._lines = limiter.engine.lines
         self._paused_here: dict[str, float] = {}
 
     async def take(self, key: str, until_s: float) -> Hold:
@@ -105,7 +105,7 @@ class Turns:
             failure = str(error)
         remember(self._paused_here, key, anyio.current_time() + pause_us / 1_000_000)
         message = f"only this process pauses requests to {key!r} for {format_duration(pause_us)}: {failure}"
-        self._limiter.internals.tell(Event("pause_unshared", message, {"key": key, "pause_us": pause_us}))
+        self._limiter.engine.tell(Event("pause_unshared", message, {"key": key, "pause_us": pause_us}))
 
     async def _take_first(self, key: str, until_s: float, waiter: LoopWaiter) -> Hold:
         while True:

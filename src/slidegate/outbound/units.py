@@ -24,8 +24,8 @@ from ..core.decision import Bucket, Decision
 from ..core.errors import ConfigurationError
 from ..core.limits import Limit
 from ..limiter import Limiter
-from ..limiter.inspection.known_buckets import OneBucket
-from ..limiter.uncancelled import to_the_end
+from ..limiter.aio import to_the_end
+from ..limiter.inspect import BucketCaller
 
 T = TypeVar("T")
 
@@ -68,8 +68,8 @@ class Units:
         self._rule = rule
         self._limits = limits
         self._bucket = Bucket(rule, limits)
-        self._known = OneBucket(self._bucket)
-        limiter.internals.known_buckets.add(self._known)
+        self._known = BucketCaller(self._bucket)
+        limiter.engine.callers.add(self._known)
         self.move_after_s = min(limit.window_us for limit in limits) / 2_000_000
         """After how many seconds a unit is moved while its request is under way."""
 
@@ -79,9 +79,9 @@ class Units:
 
     async def take(self, key: str) -> Decision:
         """Charge a unit if there is room, for the first of a line. A task that is cancelled meanwhile pays nothing."""
-        internals = self._limiter.internals
-        known, guarded = internals.keys.learn(key)
-        return await internals.lines.ask(((self._bucket, known, 1),), guarded)
+        engine = self._limiter.engine
+        known, guarded = engine.keys.learn(key)
+        return await engine.lines.ask(((self._bucket, known, 1),), guarded)
 
     async def move(self, key: str, decision: Decision) -> Decision:
         """Charge a unit now instead of when it was charged before; return the new charge."""
@@ -98,7 +98,7 @@ class Units:
         await self._to_the_end(self._limiter.refund(decision))
 
     async def _to_the_end(self, work: Coroutine[Any, Any, T]) -> T:
-        if self._limiter.internals.per_process:
+        if self._limiter.engine.per_process:
             return await work  # there is nothing to wait for, so nothing to cancel
         return await to_the_end(work)
 

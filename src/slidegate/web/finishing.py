@@ -8,12 +8,12 @@ from starlette.types import Message, Send
 
 from ..core.decision import Decision
 from ..limiter import Limiter
-from ..limiter.uncancelled import to_the_end
+from ..limiter.aio import to_the_end
 
 
 async def hand_back(parts: Sequence[tuple[Limiter, Decision]]) -> None:
     """Hand back all units of some decisions."""
-    if all(limiter.internals.per_process for limiter, _ in parts):
+    if all(limiter.engine.per_process for limiter, _ in parts):
         await _refund(parts)  # there is nothing to wait for, so nothing to cancel
     else:
         await to_the_end(_refund(parts))
@@ -29,12 +29,12 @@ def with_last_figures(limiter: Limiter, send: Send) -> Send:
 
     Many applications never close their limiter. One that publishes nothing leaves `send` as it is.
     """
-    if not limiter.internals.figures.publishes:
+    if not limiter.engine.figures.publishes:
         return send
 
     async def send_last(message: Message) -> None:
         if message["type"].startswith("lifespan.shutdown."):
-            await limiter.internals.figures.publish_last()
+            await limiter.engine.figures.publish_last()
         await send(message)
 
     return send_last

@@ -85,7 +85,7 @@ class RequestGate:
         self._client = client
         self._settling = settling
         self._refusals = refusals
-        self._events = limiter.internals.events
+        self._events = limiter.engine.events
         self.refusal_events = RefusalEvents(limiter, client, refusals, app)
         self._messages = messages
         self._calls = calls
@@ -96,7 +96,7 @@ class RequestGate:
         self._timing = any(shed.latency_us for shed in rules.shedding)
         self._prepares = self._prepares or self._timing
         self.short = judge.at_once and rules.at_once and not abuse.policies
-        self.sockets = OpenSockets(limiter.internals.find_ban)
+        self.sockets = OpenSockets(limiter.engine.find_ban)
 
     def look_for_tools(self) -> None:
         """Look for operators' tools below, whose requests no rule counts."""
@@ -195,7 +195,7 @@ class RequestGate:
         channel, guarded = record.read_ahead(receive), self._abuse.guarded(scope, client_key, address)
         record.waited = True
         limiter = self.side.limiter
-        lines, refused = limiter.internals.lines, step.decision
+        lines, refused = limiter.engine.lines, step.decision
         decision = await unless_left(channel, limiter, lambda: lines.wait(refused, guarded))
         if decision is None:
             return None
@@ -210,7 +210,7 @@ class RequestGate:
         guarded = abuse.guarded(scope, client_key, address)
 
         async def banned() -> bool:
-            return await limiter.internals.find_ban(guarded) is not None
+            return await limiter.engine.find_ban(guarded) is not None
 
         async def struck() -> None:
             if not allowlisted(record.steps):  # by a gate further in, after this one has let the request through

@@ -74,8 +74,8 @@ class Judge:
         figures: bool = True,
     ) -> None:
         self._limiter = limiter
-        self._internals = limiter.internals
-        self._lines = limiter.internals.lines
+        self._engine = limiter.engine
+        self._lines = limiter.engine.lines
         self._rules = rules
         self._client = client
         self._blocklist = blocklist
@@ -92,20 +92,20 @@ class Judge:
             self.price(bound)
         priorities: set[int] = set()
         for shed in rules.shedding:
-            shed.join(self._internals.tell, priorities)
-        self.at_once = not lists and self._internals.decide_at_once is not None
+            shed.join(self._engine.tell, priorities)
+        self.at_once = not lists and self._engine.decide_at_once is not None
 
     def price(self, bound: BoundRule) -> None:
         """Have the figures of a rule know what each of its requests costs."""
         if bound.cost != 1:
-            self._internals.statistics.costs[bound.bucket.label] = bound.cost
+            self._engine.statistics.costs[bound.bucket.label] = bound.cost
 
     def decide_at_once(self, scope: Scope) -> Decision | None:
         """Decide about an ordinary request at the outermost gate, and say when; None where that takes `decide`.
 
         Only a gate without lists and ban policies may ask, whose rules are `RuleSet.at_once`.
         """
-        hit = self._internals.decide_at_once
+        hit = self._engine.decide_at_once
         if hit is None or scope["type"] != "http" or scope["method"] == "OPTIONS" or RECORD in scope:
             return None
         peer = scope.get("client")
@@ -203,11 +203,11 @@ class Judge:
             return self._reserve(selection, scope, before, client_key, guarded)
         if self._preflight is None:
             return self._uncounted(guarded)
-        return self._internals.decide(((self._preflight, client_key, 1),), guarded)
+        return self._engine.decide(((self._preflight, client_key, 1),), guarded)
 
     def _uncounted(self, guarded: Sequence[Guarded], otherwise: Decision = _EXEMPT) -> Decision | Awaitable[Decision]:
         """Decide about a request that no limit counts: a ban refuses it; without one the decision is `otherwise`."""
-        answer = self._internals.decide((), guarded)
+        answer = self._engine.decide((), guarded)
         if isinstance(answer, Decision):
             return otherwise if answer.allowed else answer
         return self._uncounted_later(answer, otherwise)
@@ -257,7 +257,7 @@ class Judge:
             decision = answer if isinstance(answer, Decision) else await answer
         else:
             if bound.rule.concurrency is not None:
-                self._internals.expect_places()
+                self._engine.expect_places()
             checks = await self._calls.checks(bound, request.scope, self._limiter, client_key, request)
             if not checks:
                 return None
@@ -285,7 +285,7 @@ class Judge:
 
     def note_units(self, decision: Decision) -> None:
         """Count the units that functions have asked for, beyond those that each request of the rule costs."""
-        statistics = self._internals.statistics
+        statistics = self._engine.statistics
         for bucket, _, cost in decision.checks if decision.allowed and self._figures else ():
             extra = 0 if bucket.held else cost - statistics.costs.get(bucket.label, 1)
             if extra:
@@ -312,7 +312,7 @@ class Judge:
             for offence in offences:
                 await self._abuse.strike(offence, scope)
         except StoreError:
-            return self._internals.unanswered()
+            return self._engine.unanswered()
         answer = self._apply(selection, scope, client_key, guarded)
         decision = answer if isinstance(answer, Decision) else await answer
         for bound in selection.onlookers if decision.reason is not Reason.BANNED else ():

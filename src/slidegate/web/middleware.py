@@ -121,7 +121,7 @@ class RateLimitMiddleware(Breakable):
         self.app = app
         self.limiter = expect("limiter", limiter, Limiter, "Limiter(MemoryStore())") or Limiter()
         client = expect("client", client, ClientAddress, "client_ip()") or client_ip()
-        self._lists = followed(self.limiter.internals.tell, blocklist=blocklist, allowlist=allowlist)
+        self._lists = followed(self.limiter.engine.tell, blocklist=blocklist, allowlist=allowlist)
         if headers not in ("draft", "legacy", "both", None):
             raise ConfigurationError(f'headers: expected "draft", "legacy", "both" or None, not {headers!r}')
         self.headers = headers
@@ -136,7 +136,7 @@ class RateLimitMiddleware(Breakable):
         self.own_answer = on_refused is not None
         self.lists = lists = {"blocklist": blocklist, "allowlist": allowlist}
         self.preflight_limits = () if preflight_limits is None else parse_limits(preflight_limits)
-        self._events = self.limiter.internals.events
+        self._events = self.limiter.engine.events
         self._feed = Feed(self.limiter, app) if check_flag("statistics", statistics) else None
         self._gate = self._made(app, client, abuse, lists, on_refused, messages, calls)
         self._judged: frozenset[str] = frozenset()  # nothing before the first request, and while switched off
@@ -165,7 +165,7 @@ class RateLimitMiddleware(Breakable):
         self._refusals = Refusals(abuse.policies, on_refused, calls)
         ruled = RuleSet(self.rules, self._claim, app, self._defaults)
         if ruled.holds:
-            self.limiter.internals.expect_places()
+            self.limiter.engine.expect_places()
         preflight = self._preflights()
         judge = Judge(
             self.limiter,
@@ -342,11 +342,11 @@ class RateLimitMiddleware(Breakable):
 
     def _enlist(self) -> None:
         """Have the gate found by those who ask the limiter which rules are in force."""
-        self.limiter.internals.gates.add(self)
+        self.limiter.engine.callers.add(self)
 
     def _claim(self, identity: str) -> str:
         """Return an identity for counts that no other middleware has; a file that is read again claims the same one."""
-        return self.limiter.internals.claim(identity)
+        return self.limiter.engine.claim(identity)
 
     def _preflights(self) -> Bucket | None:
         limits = self.preflight_limits

@@ -17,7 +17,7 @@ from starlette.types import Message, Receive
 
 from ..core.decision import Decision
 from ..limiter import Limiter
-from ..limiter.running_loop import on_asyncio
+from ..limiter.aio import on_asyncio
 from .finishing import hand_back
 
 MAX_HELD: Final = 100

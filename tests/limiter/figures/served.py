@@ -46,7 +46,7 @@ def counts(seen: Traffic) -> list[int]:
 
 def make() -> Starlette:
     limiter = Limiter.from_url(os.environ["STORE"], deadline="10s")
-    limiter.internals.figures.interval_s = INTERVAL_S
+    limiter.engine.figures.interval_s = INTERVAL_S
     gate = Middleware(
         RateLimitMiddleware, limiter=limiter, rules=[Rule("/item", f"{AMOUNT}/day", key=everyone, name=NAME)]
     )

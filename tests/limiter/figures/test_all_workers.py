@@ -226,12 +226,12 @@ def test_a_name_of_a_section_that_cannot_be_used_is_an_error(name: Any) -> None:
 
 async def test_a_store_of_this_process_has_one_worker_and_publishes_nothing() -> None:
     limiter = Limiter()
-    limiter.internals.figures.add_section("events", lambda: [1])
-    limiter.internals.statistics.series(*SERIES[0]).note(PASS, 0, 0, limiter.internals.statistics.ticks())
+    limiter.engine.figures.add_section("events", lambda: [1])
+    limiter.engine.statistics.series(*SERIES[0]).note(PASS, 0, 0, limiter.engine.statistics.ticks())
     found = await limiter.stats_all("24h")
     assert [worker.here for worker in found.workers] == [True]
     assert (found.total.passed, found.rules["api"].passed) == (1, 1)
-    assert [one.value for one in await limiter.internals.all_workers.sections("events")] == [[1]]
+    assert [one.value for one in await limiter.engine.all_workers.sections("events")] == [[1]]
     chart, same = limiter.chart("1h", rule="api"), await limiter.chart_all("1h", route="GET /a")
     assert sum(point.passed for point in chart.points) == sum(point.passed for point in same.points) == 1
     assert sum(point.passed for point in limiter.chart("1h", rule="other").points) == 0

@@ -73,7 +73,7 @@ class Office:
 
     def hear(self) -> None:
         """Wait until every event so far was heard."""
-        assert self.limiter.internals.events.flush(60)
+        assert self.limiter.engine.events.flush(60)
 
 
 class Operator:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from slidegate import BanPolicy, Limiter, MemoryStore
-from slidegate.limiter.deadlines import STEP
+from slidegate.limiter.aio import STEP
 from slidegate.stores.lmdb.store import LmdbStore
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import FakeClock

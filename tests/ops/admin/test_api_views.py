@@ -159,7 +159,7 @@ async def test_refusals_are_shown_with_reason_and_route_newest_first() -> None:
 async def test_of_a_flood_of_refusals_a_part_is_taken_each_second_and_all_are_counted() -> None:
     office = Office()
     operator = office.operator()
-    hub = office.limiter.internals.events
+    hub = office.limiter.engine.events
     for second in range(3):
         assert hub.hears("refused")
         await office.visit(times=MOST_A_SECOND + 130)
@@ -316,7 +316,7 @@ async def test_each_worker_answers_for_all(kind: str, tmp_path: Path, request: p
         await other.ban("user:2", "1h")
         for office in offices:
             office.hear()
-            await office.limiter.internals.figures.publish()
+            await office.limiter.engine.figures.publish()
         for office in offices:
             operator = office.operator()
             stats = await operator.get("stats")

@@ -85,7 +85,7 @@ async def test_every_metric_of_the_page_has_its_instrument() -> None:
     site = Site(Rule("*", "2/s", wait="600ms", name="slow"))
     for _ in range(2):
         await call(site.app, "/items/1")
-    with site.limiter.internals.waits.one() as wait:
+    with site.limiter.engine.waits.one() as wait:
         site.clock.advance("40ms")
         wait.outcome = "passed"
     told = site.collect()
@@ -138,7 +138,7 @@ async def test_close_ends_what_was_begun() -> None:
     for _ in range(2):
         site.metrics.close()
     assert site.collect().points("slidegate.requests") == []
-    assert not site.limiter.internals.events.hears("banned")
+    assert not site.limiter.engine.events.hears("banned")
     reader = InMemoryMetricReader()
     OtelMetrics(site.limiter, meter_provider=MeterProvider([reader], shutdown_on_exit=False))
     await call(site.app, "/items/1")
@@ -156,7 +156,7 @@ async def test_times_of_requests_and_looks_at_decisions_can_be_left_out() -> Non
     assert told.value("slidegate.requests", outcome="passed") == 1
     assert told.points("slidegate.request.duration") == []
     assert told.points("slidegate.events", kind="near_limit") == []
-    assert not site.limiter.internals.events.near_limit
+    assert not site.limiter.engine.events.near_limit
     metrics.close()
 
 

@@ -27,13 +27,13 @@ from slidegate import (
     header,
 )
 from slidegate.core.statistics.lifetime import BOUNDS_US
-from slidegate.limiter.events.kinds import KINDS
+from slidegate.limiter.events import KINDS
 from slidegate.limiter.figures.statistics import MAX_SERIES
 from slidegate.prometheus import PrometheusMetrics
 from slidegate.testing import FakeClock
 
 from ...asgi import call, page
-from ...limiter.test_failures import Ward
+from ...limiter.test_failover import Ward
 from .reading import asked, documented, parsed, scraped
 
 
@@ -175,7 +175,7 @@ async def test_every_kind_of_event_is_counted_from_the_start_but_those_of_each_r
     told = await scraped(site.metrics.app)
     kinds = {dict(labels)["kind"] for name, labels in told.series() if name == "slidegate_events_total"}
     assert kinds == set(KINDS) - {"refused", "shadow_refused"}
-    assert not site.limiter.internals.events.hears("refused"), "a refusal would make an event for nobody"
+    assert not site.limiter.engine.events.hears("refused"), "a refusal would make an event for nobody"
     await site.limiter.hit("a", "5/hour")
     await site.limiter.hit("b", "5/hour")
     told = await scraped(site.metrics.app)
@@ -263,7 +263,7 @@ def test_two_limiters_need_two_registries_and_close_makes_room() -> None:
     second = Limiter()
     with pytest.raises(ConfigurationError, match=r"registry=CollectorRegistry\(\)"):
         PrometheusMetrics(second, registry=registry)
-    assert not second.internals.events.hears("banned"), "a constructor that failed left an observer behind"
+    assert not second.engine.events.hears("banned"), "a constructor that failed left an observer behind"
     first.close()
     PrometheusMetrics(second, registry=registry)
 

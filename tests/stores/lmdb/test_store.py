@@ -629,7 +629,7 @@ async def test_a_limiter_is_made_from_an_address_with_options(tmp_path: Path) ->
     url = f"lmdb://{quote(str(place))}?map_size=1048576&max_map_size=2097152&max_keys=1&max_bans=7&durability=safe"
     async with Limiter.from_url(url, on_error="deny", deadline=10) as limiter:
         assert isinstance(limiter.store, LmdbStore)
-        assert not limiter.internals.per_process
+        assert not limiter.engine.per_process
         assert await limiter.hit("user:ann", "5/hour")
         assert limiter.store.stats().bytes_held == 1 << 20
     assert (place / "data.mdb").exists()

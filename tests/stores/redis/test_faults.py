@@ -22,8 +22,7 @@ from slidegate import BanPolicy, Decision, Limiter, RateLimitMiddleware, Reason,
 from slidegate.core.decision import Bucket, Check
 from slidegate.core.errors import StoreUnavailable
 from slidegate.core.limits import parse_limits
-from slidegate.limiter import breakers, local_counts
-from slidegate.limiter import failsafe as failures
+from slidegate.limiter import failover
 from slidegate.stores.memory.store import DEFAULT_MAX_KEYS, MemoryStore
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import FakeClock, RecordingObserver
@@ -50,7 +49,7 @@ BUCKET = Bucket("hit", parse_limits(LIMIT))
 class Site:
     """A limiter on a store of its own, and the events that it told."""
 
-    def __init__(self, url: str, on_error: failures.OnError, deadline_s: float = DEADLINE_S) -> None:
+    def __init__(self, url: str, on_error: failover.OnError, deadline_s: float = DEADLINE_S) -> None:
         self.heard, self.deadline_s = RecordingObserver(without=["refused", "near_limit"]), deadline_s
         self.store = RedisStore(url, prefix=on_error, timeout=deadline_s)
         self.limiter = Limiter(
@@ -193,7 +192,7 @@ async def test_requests_that_end_during_an_outage_hold_no_places_after_it(place:
             assert (await call(elsewhere)).status == 429
             await place.proxy.refuse()
             await asyncio.sleep(0.5)  # a renewal fails
-            for _ in range(breakers.FAILURES_TO_OPEN):
+            for _ in range(failover.FAILURES_TO_OPEN):
                 await troubled.hit("key", LIMIT)
             ended.set()
             assert (await under_way).status == 200
@@ -332,12 +331,12 @@ async def test_the_fallback_is_bounded_and_let_go_of_after_recovery(
 ) -> None:
     assert DEFAULT_MAX_KEYS == 100_000
     if most < DEFAULT_MAX_KEYS:
-        monkeypatch.setattr(local_counts, "MemoryStore", partial(MemoryStore, max_keys=most))
+        monkeypatch.setattr(failover, "MemoryStore", partial(MemoryStore, max_keys=most))
     clock, heard = FakeClock(), RecordingObserver(without=["refused", "near_limit"])
     store = RedisStore(place.url)
-    safe = failures.Failsafe(store, DEADLINE_S, "local", heard, clock)
+    safe = failover.Failover(store, DEADLINE_S, "local", heard, clock)
     await place.proxy.refuse()
-    for _ in range(breakers.FAILURES_TO_OPEN):
+    for _ in range(failover.FAILURES_TO_OPEN):
         await within_slack(safe.hit([(BUCKET, "key", 1)]))
     allowed = 0
     tracemalloc.start()
@@ -355,12 +354,12 @@ async def test_the_fallback_is_bounded_and_let_go_of_after_recovery(
     await place.proxy.accept()
     async with asyncio.timeout(10 * SLACK_S):
         while "store_recovered" not in heard.kinds:
-            clock.advance(us=breakers.OPEN_US)
+            clock.advance(us=failover.OPEN_US)
             await within_slack(safe.hit([(BUCKET, "key", 1)]))
-    assert safe._here.made is not None
+    assert safe._local.made is not None
     clock.advance(us=2 * 3_600_000_000)
     await within_slack(safe.hit([(BUCKET, "key", 1)]))
-    assert safe._here.made is None
+    assert safe._local.made is None
     await store.close()
 
 

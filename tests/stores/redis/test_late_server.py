@@ -21,7 +21,7 @@ from slidegate import (
     header,
 )
 from slidegate.core.errors import StoreError, StoreUnavailable
-from slidegate.limiter.deadlines import Deadline
+from slidegate.limiter.aio import Deadline
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import RecordingObserver
 
@@ -77,10 +77,10 @@ class Worker:
             while self.heard.kinds[-1:] == ["store_failed"]:
                 await self.limiter.hit("probe", "1000000/minute")
                 await asyncio.sleep(0.02)
-        store, safe = self.limiter.store, self.limiter.internals.failsafe
+        store, failover = self.limiter.store, self.limiter.engine.failover
         assert isinstance(store, RedisStore)
-        assert safe is not None
-        safe._deadline_s, safe._deadline, store._shared.timeout_s = BOUND_S, Deadline(BOUND_S), BOUND_S
+        assert failover is not None
+        failover._deadline_s, failover._deadline, store._shared.timeout_s = BOUND_S, Deadline(BOUND_S), BOUND_S
         for lane in store._lanes.values():
             if lane._wire is not None:
                 lane._wire._timeout_s = BOUND_S

@@ -27,7 +27,7 @@ from slidegate import (
     client_ip,
     header,
 )
-from slidegate.limiter.events.kinds import KINDS
+from slidegate.limiter.events import KINDS
 from slidegate.testing import FakeClock
 
 from ...asgi import PEER, call, hello, page, scope_of, send_scope, statuses

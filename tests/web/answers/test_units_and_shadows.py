@@ -81,7 +81,7 @@ def test_without_statistics_there_are_none(limiter: Limiter) -> None:
 
 def test_the_end_of_a_server_publishes_the_last_figures() -> None:
     board, limiter = Board(), Limiter()
-    limiter.internals.figures = Publisher(board, limiter.internals.statistics)
+    limiter.engine.figures = Publisher(board, limiter.engine.statistics)
     with site(limiter, Rule("*", "100/minute", name="all")) as client:
         client.get("/item")
         assert board.writings == 0

@@ -73,7 +73,7 @@ async def test_a_client_that_leaves_while_it_waits_is_charged_nothing(at: str, c
     assert await statuses(gate, 1) == [200]
     client = Leaving()
     waiting = asyncio.ensure_future(gate(scope_of(), client.receive, client.send))
-    while not limiter.internals.waits.waiting:  # noqa: ASYNC110 - nobody tells
+    while not limiter.engine.waits.waiting:  # noqa: ASYNC110 - nobody tells
         await asyncio.sleep(0)
     if cancelled:
         waiting.cancel()
@@ -83,7 +83,7 @@ async def test_a_client_that_leaves_while_it_waits_is_charged_nothing(at: str, c
     assert waiting.done()
     assert waiting.cancelled() == cancelled
     assert cancelled or waiting.exception() is None
-    assert limiter.internals.waits.waiting == 0
+    assert limiter.engine.waits.waiting == 0
     assert (await limiter.peek(PEER, "1/10s", rule="slow")).retry_after_us == 10_000_000
     assert client.sent == []
     figures = limiter.stats()

@@ -8,8 +8,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from ...core.statistics.tally import Tally
 from ...core.store import SharedStats
-from ..deadlines import within
-from ..running_loop import let_others_run
+from ..aio import let_others_run, within
 from .publisher import SHELVES, WORKERS, Publisher
 from .slice_rows import unpack_row
 from .statistics import Statistics

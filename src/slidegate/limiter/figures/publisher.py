@@ -35,8 +35,7 @@ import anyio
 from ...core.errors import ConfigurationError, StoreError
 from ...core.logs import logger
 from ...core.store import SharedStats, StatsRow
-from ..deadlines import within
-from ..running_loop import let_others_run
+from ..aio import let_others_run, within
 from .series import Series
 from .slice_rows import Entry, pack_row
 from .statistics import Statistics

@@ -226,9 +226,9 @@ class Access:
 
 
 def _session_key(limiter: Limiter, what: str) -> bytes:
-    if limiter.internals.has_secret:
+    if limiter.engine.has_secret:
         return limiter.digest("slidegate-sessions", b"auth").encode()
-    if limiter.internals.per_process:
+    if limiter.engine.per_process:
         return os.urandom(32)
     raise ConfigurationError(
         f"{what}: auth: workers that share a store sign sessions with the secret of their limiter, and this one has "

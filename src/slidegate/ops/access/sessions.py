@@ -20,7 +20,7 @@ from ...core.errors import ConfigurationError
 from ...core.limits import Limit, parse_duration_us
 from ...core.store import Clock
 from ...limiter import Limiter
-from ...limiter.deadlines import within
+from ...limiter.aio import within
 
 try:
     from itsdangerous import BadData, URLSafeSerializer
@@ -118,13 +118,13 @@ class Sessions:
         if not self._lasts(session):
             return Reason.LIMITED
         checks = _checks(session)
-        store, safe = self._limiter.store, self._limiter.internals.failsafe
-        if safe is None:
+        store, failover = self._limiter.store, self._limiter.engine.failover
+        if failover is None:
             answer = store.peek(checks)
             decision = answer if isinstance(answer, Decision) else await answer
         else:
             # Not by `Limiter.peek`: where the store is away, that answers by what this process has counted.
-            known = await safe.ask(lambda: store.peek(checks), None, checks)
+            known = await failover.ask(lambda: store.peek(checks), None, checks)
             if known is None:
                 return Reason.UNAVAILABLE
             decision = known

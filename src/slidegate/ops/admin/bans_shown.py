@@ -57,4 +57,4 @@ async def bans_page(
 
 async def ban_of(limiter: Limiter, key: str) -> Ban | None:
     """Return the ban of exactly this key or network, whatever other bans refuse it."""
-    return await limiter.internals.find_ban((limiter.key_for(key),))
+    return await limiter.engine.find_ban((limiter.key_for(key),))

@@ -7,8 +7,7 @@ from typing import Any, Final
 from ...core.bans.in_force import ban_key
 from ...core.decision import Bucket, Decision
 from ...limiter import Limiter
-from ...limiter.inspection.looking import KeyView
-from ...limiter.inspection.standing_of_key import KeyStanding
+from ...limiter.inspect import KeyStanding, KeyView
 from .bans_shown import ban_of, ban_shown
 from .gates_shown import buckets_of, kind_of
 from .onlooker import WINDOW_S, Busy, Onlooker, name_of
@@ -179,7 +178,7 @@ async def _client(limiter: Limiter, onlooker: Onlooker, one: Busy, known: dict[s
     nearest: dict[str, Any] | None = None
     banned = False
     if buckets:
-        decision = await limiter.internals.peek(tuple((bucket, one["key"], 1) for bucket in buckets), ())
+        decision = await limiter.engine.peek(tuple((bucket, one["key"], 1) for bucket in buckets), ())
         banned = decision.ban is not None
         for window in windows_of(decision, 1):
             share = window["used"] / window["amount"]

@@ -15,14 +15,14 @@ from ...core.errors import ConfigurationError, SlidegateError
 from ...core.logs import escaped
 from ...core.store import Event
 from ...limiter import Limiter
-from ...limiter.events.subscription import Subscription
+from ...limiter.events import Subscription
 from ...stores.system_clock import system_us
 from ...web.keys.key import Key, cookie, header, query
 from .bans_shown import ban_of, ban_shown, bans_page
 from .clients_shown import buckets_called, client_shown, clients_shown, windows_of
 from .figures_shown import history_shown, shadow_shown, stats_shown, workers_shown
 from .gates_shown import buckets_of, config_shown, lists_shown, rules_shown
-from .onlooker import LOGGED, Onlooker
+from .onlooker import LOGGED, Onlooker, UnreadDecisions
 from .pages import pack, unpack
 from .parameters import Unusable
 from .seen_by_all import SECTION, Seen, gather, published
@@ -41,14 +41,15 @@ class Console:
 
     def __init__(self, limiter: Limiter) -> None:
         self._limiter = limiter
-        self._onlooker = onlooker = Onlooker(limiter.internals.statistics.now_us)
+        self._onlooker = onlooker = Onlooker(limiter.engine.statistics.now_us)
         self._pausing = Lock()
         self._refusals: Subscription | None = None
-        self._notes = limiter.internals.look_on(self._read)
+        self._unread = UnreadDecisions(self._read)
+        limiter.engine.listen(self._unread.add)
         limiter.observe(onlooker.hear, kinds=LOGGED)
         limiter.observe(onlooker.hear_shadow, kinds=["shadow_refused"], inline=True)
         self._listen()
-        limiter.internals.figures.add_section(SECTION, self._published)
+        limiter.engine.figures.add_section(SECTION, self._published)
 
     @classmethod
     def of(cls, limiter: Limiter) -> Console:
@@ -60,9 +61,9 @@ class Console:
         if not isinstance(limiter, Limiter):
             raise ConfigurationError(f"limiter: expected a Limiter, for example Limiter(), not {limiter!r}")
         with _making:
-            console = limiter.internals.console
+            console = limiter.engine.console
             if not isinstance(console, Console):
-                console = limiter.internals.console = Console(limiter)
+                console = limiter.engine.console = Console(limiter)
             return console
 
     # -- to see ------------------------------------------------------------------------------------------------------
@@ -128,7 +129,7 @@ class Console:
 
     async def config(self) -> dict[str, Any]:
         """Return the settings, and which workers there are: GET config."""
-        sections = await self._limiter.internals.all_workers.sections(SECTION)
+        sections = await self._limiter.engine.all_workers.sections(SECTION)
         workers = [section.worker for section in sections]
         return {**config_shown(self._limiter), "workers": workers_shown(workers, system_us())}
 
@@ -206,12 +207,12 @@ class Console:
         self._onlooker.read(decisions)
 
     async def _seen(self) -> Seen:
-        self._notes.fold()
+        self._unread.read()
         self._listen()
         return await gather(self._limiter, self._onlooker)
 
     def _published(self) -> Any:
-        self._notes.fold()
+        self._unread.read()
         self._listen()
         return published(self._onlooker)
 

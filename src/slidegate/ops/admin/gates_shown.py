@@ -46,11 +46,12 @@ def release() -> str:
 def gates_of(limiter: Limiter) -> list[Shown]:
     """Return the gates on a limiter, those that follow a file as they are at work now."""
     found: list[Shown] = []
-    for number, gate in enumerate(limiter.internals.gates.listed(), start=1):
-        if isinstance(gate, FileGate):
-            found.append(Shown(f"gate {number} ({gate.path.name})", gate.app))
-        elif isinstance(gate, RateLimitMiddleware):
-            found.append(Shown(f"gate {number}", gate))
+    for caller in limiter.engine.callers.listed():
+        name = f"gate {len(found) + 1}"
+        if isinstance(caller, FileGate):
+            found.append(Shown(f"{name} ({caller.path.name})", caller.app))
+        elif isinstance(caller, RateLimitMiddleware):
+            found.append(Shown(name, caller))
     return found
 
 
@@ -89,16 +90,16 @@ def lists_shown(limiter: Limiter, events: Iterable[Logged] = ()) -> list[dict[st
 
 def config_shown(limiter: Limiter) -> dict[str, Any]:
     """Return the settings, without anything that is secret."""
-    safe = limiter.internals.failsafe
+    failover = limiter.engine.failover
     gates = gates_of(limiter)
     return {
         "version": release(),
         "python": platform.python_version(),
         "compiled": not (decision.__file__ or "").endswith(".py"),
         "store": shown(repr(limiter.store)),
-        "per_process": limiter.internals.per_process,
-        "deadline_s": None if safe is None else safe.deadline_us / _S,
-        "on_error": None if safe is None else safe.on_error,
+        "per_process": limiter.engine.per_process,
+        "deadline_s": None if failover is None else failover.deadline_us / _S,
+        "on_error": None if failover is None else failover.on_error,
         "gates": [{"name": name, "rules": len(gate.rules)} for name, gate in gates],
         "findings": [
             {"code": finding.code, "message": finding.message, "gate": name}

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
 from typing import Any, Final, TypedDict
 
@@ -22,7 +22,7 @@ from ...core.bans.in_force import MAX_KEY_BYTES, shown
 from ...core.decision import Bucket, Check, Decision
 from ...core.statistics.hot_keys import HotKeys
 from ...core.store import Clock, Event
-from ...limiter.events.kinds import KINDS
+from ...limiter.events import KINDS
 
 WINDOW_S: Final = 300
 """The time that the busiest clients are about."""
@@ -32,6 +32,8 @@ KEPT_REFUSALS: Final = 500
 MOST_A_SECOND: Final = 100
 """How many events of refusals an onlooker takes in a second."""
 MOST_DETAILS: Final = 16
+MAX_UNREAD: Final = 256
+"""How many decisions are kept before they are read."""
 MOST_BUCKETS: Final = 16
 """Of how many buckets of one key the onlooker knows."""
 _CAPACITY: Final = 1_000
@@ -80,6 +82,37 @@ class Busy(TypedDict):
     requests: int
     refused: int
     rules: list[str]
+
+
+class UnreadDecisions:
+    """Decisions that wait to be read, many at once: to add one costs no more than a place in a queue.
+
+    Args:
+        read: Reads decisions, in their order; one call at a time. It must not raise.
+    """
+
+    def __init__(self, read: Callable[[Sequence[Decision]], object]) -> None:
+        self._read = read
+        self._unread: deque[Decision] = deque()
+        self._reading = Lock()
+
+    def __len__(self) -> int:
+        return len(self._unread)
+
+    def add(self, decision: Decision) -> None:
+        """Add a decision, and have all of them read where they are many."""
+        self._unread.append(decision)
+        if len(self._unread) >= MAX_UNREAD:
+            self.read()
+
+    def read(self) -> None:
+        """Have all of them read. Where another thread does so already, it reads all."""
+        if not self._reading.acquire(blocking=False):
+            return
+        try:
+            self._read([self._unread.popleft() for _ in range(len(self._unread))])
+        finally:
+            self._reading.release()
 
 
 class Onlooker:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from ...limiter.events.kinds import KINDS
+from ...limiter.events import KINDS
 from .console import KEY_KINDS, Console
 from .parameters import CURSOR, DURATION, KEY, MAX_CURSOR, REASON, TARGET, UNITS, Parameter, Values, page_size, window
 

@@ -60,7 +60,7 @@ def published(onlooker: Onlooker) -> dict[str, Any]:
 async def gather(limiter: Limiter, onlooker: Onlooker) -> Seen:
     """Put together what the workers of a limiter see. Where the store is away, only this one is asked."""
     try:
-        sections = await limiter.internals.all_workers.sections(SECTION)
+        sections = await limiter.engine.all_workers.sections(SECTION)
     except StoreError as error:
         logger.warning("admin: what other workers see is not known: %s", error)
         sections = []

@@ -66,7 +66,7 @@ class PrometheusMetrics:
         self._files: WorkerFiles | None = None
         try:
             if directory is not None or shared is not None:
-                self._files = WorkerFiles(self._own_values, limiter.internals, directory or shared, interval)
+                self._files = WorkerFiles(self._own_values, limiter.engine, directory or shared, interval)
             if registry is None and shared is not None:
                 registry = CollectorRegistry()
                 MultiProcessCollector(registry)  # type: ignore[no-untyped-call]

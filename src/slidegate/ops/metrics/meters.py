@@ -53,8 +53,8 @@ class OtelMetrics:
             )
         check_flag("durations", durations)
         self._values = ValuesOfLimiter(limiter, near_limit=near_limit)
-        self._internals = limiter.internals
-        if self._internals.waits.timed is not None:
+        self._engine = limiter.engine
+        if self._engine.waits.timed is not None:
             self._values.close()
             raise ConfigurationError("limiter: it has an OtelMetrics already; close that, or use it")
         meter = (get_meter_provider() if meter_provider is None else meter_provider).get_meter(PREFIX)
@@ -72,19 +72,19 @@ class OtelMetrics:
         self._duration: Final = histograms[catalogue.DURATION]
         self._time_in_queue: Final = histograms[catalogue.TIME_IN_QUEUE]
         self._closed = False
-        self._internals.waits.timed = self._record_wait
+        self._engine.waits.timed = self._record_wait
         self._follows = durations
         if durations:
-            self._internals.statistics.follow(self._follow)
+            self._engine.statistics.follow(self._follow)
 
     def close(self) -> None:
         """Observe and record nothing any more. A second call does nothing."""
         if not self._closed:
             self._closed = True
-            self._internals.waits.timed = None
+            self._engine.waits.timed = None
             if self._follows:
-                self._internals.statistics.unfollow(self._follow)
-                for series in self._internals.statistics.listed():
+                self._engine.statistics.unfollow(self._follow)
+                for series in self._engine.statistics.listed():
                     series.timed = None
             self._values.close()
 

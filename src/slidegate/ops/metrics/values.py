@@ -18,7 +18,7 @@ from ...core.networks import Networks
 from ...core.statistics.lifetime import BOUNDS_US, LifetimeTotals
 from ...core.store import Event
 from ...limiter import Limiter
-from ...limiter.events.kinds import KINDS
+from ...limiter.events import KINDS
 from ...limiter.figures.series import Series
 from ...limiter.figures.stats import NO_ROUTE_AT_ALL
 from ...stores.memory.store import MemoryStore
@@ -97,7 +97,7 @@ class ValuesOfLimiter:
         if not isinstance(limiter, Limiter):
             raise ConfigurationError(f"limiter: expected a Limiter, for example Limiter(), not {limiter!r}")
         self._limiter = limiter
-        self._internals = limiter.internals
+        self._engine = limiter.engine
         self.store: Final = _named(limiter)
         """The value of the attribute ``store``."""
         self._heard = EventCounts()
@@ -110,7 +110,7 @@ class ValuesOfLimiter:
             catalogue.RULE_REQUESTS: self._rule_requests,
             catalogue.DURATION: self._durations,
             catalogue.TIME_IN_QUEUE: self._times_in_queue,
-            catalogue.QUEUED: lambda: self._one(self._internals.waits.waiting),
+            catalogue.QUEUED: lambda: self._one(self._engine.waits.waiting),
             catalogue.PLACES: self._places,
             catalogue.BANS: self._bans,
             catalogue.KEYS: self._keys,
@@ -142,7 +142,7 @@ class ValuesOfLimiter:
         return {(self.store,): value}
 
     def _ever(self) -> list[tuple[Series, LifetimeTotals]]:
-        return self._internals.statistics.ever()
+        return self._engine.statistics.ever()
 
     def _requests(self) -> Values:
         by_route: dict[Labels, list[Value]] = defaultdict(list)
@@ -169,7 +169,7 @@ class ValuesOfLimiter:
         return {labels: together(times) for labels, times in by_route.items()}
 
     def _times_in_queue(self) -> Values:
-        ever = self._internals.waits.ever()
+        ever = self._engine.waits.ever()
         return {(outcome, self.store): Times(totals.times, totals.sum_us) for outcome, totals in ever.items()}
 
     def _places(self) -> Values:
@@ -193,17 +193,17 @@ class ValuesOfLimiter:
         return {(kind, self.store): counts.get(kind, 0) for kind in self._kinds}
 
     def _failures(self) -> Values:
-        safe = self._internals.failsafe
-        return self._one(0 if safe is None else safe.failures)
+        failover = self._engine.failover
+        return self._one(0 if failover is None else failover.failures)
 
     def _store_up(self) -> Values:
-        safe = self._internals.failsafe
-        return self._one(0 if safe is not None and safe.away else 1)
+        failover = self._engine.failover
+        return self._one(0 if failover is not None and failover.away else 1)
 
     def _list_entries(self) -> Values:
         found: Values = {}
-        for gate in self._internals.gates.listed():
-            at_work = gate.app if isinstance(gate, FileGate) else gate
+        for caller in self._engine.callers.listed():
+            at_work = caller.app if isinstance(caller, FileGate) else caller
             if not isinstance(at_work, RateLimitMiddleware):
                 continue
             for kind, given in at_work.lists.items():

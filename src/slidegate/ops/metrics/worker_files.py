@@ -35,8 +35,8 @@ from ...core.durations import format_duration
 from ...core.errors import ConfigurationError
 from ...core.limits import parse_duration_us
 from ...core.logs import logger
+from ...limiter.engine import Engine
 from ...limiter.figures.series import Series
-from ...limiter.internals import Internals
 from ...stores.forks import hold_over_fork
 from .catalogue import CATALOGUE, Metric
 from .values import Times, Value, Values, ValuesOfLimiter, together
@@ -61,7 +61,7 @@ class WorkerFiles:
 
     Args:
         own_values: The values of this worker.
-        internals: Tells when requests come and when the limiter is closed.
+        engine: Tells when requests come and when the limiter is closed.
         directory: The directory; it is made if it is not there.
         interval: How often the values are written, 100 ms to 60 s.
 
@@ -71,7 +71,7 @@ class WorkerFiles:
     """
 
     def __init__(
-        self, own_values: ValuesOfLimiter, internals: Internals, directory: object, interval: str | float | timedelta
+        self, own_values: ValuesOfLimiter, engine: Engine, directory: object, interval: str | float | timedelta
     ) -> None:
         interval_us = parse_duration_us(interval, "interval")
         if not _SHORTEST_US <= interval_us <= _LONGEST_US:
@@ -87,7 +87,7 @@ class WorkerFiles:
             )
         _in_use[str(self._directory)] = self
         self._own_values = own_values
-        self._internals = internals
+        self._engine = engine
         self._interval_s = interval_us / 1_000_000
         self._lock, self._starting = Lock(), Lock()
         hold_over_fork(self._starting)
@@ -95,8 +95,8 @@ class WorkerFiles:
         self._own: _Own | None = None
         self._failing = False
         self._stop, self._serving_pid = Event(), 0
-        internals.closing.append(self.publish)
-        internals.statistics.follow(self._begin)
+        engine.closing.append(self.publish)
+        engine.statistics.follow(self._begin)
 
     def read(self) -> All:
         """Return the values of all workers together, and add the counts of those that have ended to `gone.json`."""
@@ -124,8 +124,8 @@ class WorkerFiles:
         """Write the values for the last time, and count as a worker that has ended."""
         if not self.closed:
             self.closed = True
-            self._internals.statistics.unfollow(self._begin)
-            self._internals.closing.remove(self.publish)
+            self._engine.statistics.unfollow(self._begin)
+            self._engine.closing.remove(self.publish)
             self._stop.set()
             if self._serving_pid == os.getpid():
                 self.publish()

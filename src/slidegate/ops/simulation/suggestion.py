@@ -155,7 +155,7 @@ class Suggestion:
         self._named = clients
         self._allowed = int(touch * len(survey.clients) + 1e-9)
         rules = survey.rules(routes)
-        self._rules = RuleSet(rules, Limiter().internals.claim)
+        self._rules = RuleSet(rules, Limiter().engine.claim)
         self._peaks: dict[str, dict[str, Peaks]] = {rule.paths[0]: {} for rule in rules}
         self._requests: Counter[str] = Counter()
         self._failures: dict[str, dict[str, Peaks]] = {signal: {} for signal in SIGNALS}

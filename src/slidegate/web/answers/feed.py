@@ -88,7 +88,7 @@ class Feed:
     """
 
     def __init__(self, limiter: Limiter, app: ASGIApp) -> None:
-        self._statistics = limiter.internals.statistics
+        self._statistics = limiter.engine.statistics
         self.now = self._statistics.ticks
         self.ticks_per_us = self._statistics.ticks_per_us
         self._places = Places()

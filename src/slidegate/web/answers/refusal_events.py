@@ -33,7 +33,7 @@ class RefusalEvents:
     """
 
     def __init__(self, limiter: Limiter, client: ClientAddress, refusals: Refusals, app: ASGIApp) -> None:
-        self._tell = limiter.internals.tell
+        self._tell = limiter.engine.tell
         self._client = client
         self._refusals = refusals
         self._routes = RefusedRoutes(app)

@@ -22,7 +22,7 @@ from ...core.bans.policy import BanPolicy
 from ...core.bans.targets import WIDEST, ban_target, range_target
 from ...core.errors import ConfigurationError, StoreError
 from ...limiter import Limiter
-from ...limiter.uncancelled import to_the_end
+from ...limiter.aio import to_the_end
 from ..keys.client_ip import UNKNOWN_PEER, ClientAddress
 from ..keys.key import Combined, Key, Value, everyone
 from ..keys.path_param import PathParam
@@ -158,7 +158,7 @@ class AbuseWatch:
         """
         policy, weight, reason = offence
         client_key, address = self._client.locate(scope)
-        if policy.key is not None or address is None or not self._limiter.internals.per_process:
+        if policy.key is not None or address is None or not self._limiter.engine.per_process:
             return await to_the_end(self._strike(offence, scope, client_key))
         version, value = address
         spare = self._spare[version]
@@ -166,7 +166,7 @@ class AbuseWatch:
         target = range_target(policy, client_key, version, first, first | (1 << spare) - 1, self._protected)
         if target is None:
             return None
-        answer = self._limiter.internals.strike_target(target, policy, weight, reason)
+        answer = self._limiter.engine.strike_target(target, policy, weight, reason)
         return await to_the_end(answer) if isawaitable(answer) else answer
 
     async def _strike(self, offence: Offence, scope: Scope, client_key: str) -> Ban | None:

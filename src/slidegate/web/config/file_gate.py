@@ -80,7 +80,7 @@ class _Shared:
             asked[identity] += 1
             turn = identity, asked[identity]
             if turn not in self._claimed:
-                self._claimed[turn] = limiter.internals.claim(identity)
+                self._claimed[turn] = limiter.engine.claim(identity)
             return self._claimed[turn]
 
         return claim
@@ -174,7 +174,7 @@ class FileGate(Breakable, Generic[G]):
         self._replace_store = replace_store
         self._follower = Follower(self._take_over, clock, together=True)
         self.app: G = self._read()
-        self.limiter.internals.gates.add(self)
+        self.limiter.engine.callers.add(self)
 
     @property
     def path(self) -> Path:
@@ -254,7 +254,7 @@ class FileGate(Breakable, Generic[G]):
 
     def _tell(self, level: int, kind: str, message: str) -> None:
         logger.log(level, "%s: %s", kind, message)
-        self.limiter.internals.tell(Event(kind, message, {"path": str(self._path)}))
+        self.limiter.engine.tell(Event(kind, message, {"path": str(self._path)}))
 
 
 def _shrunk(path: Path, before: int, now: int) -> str:

@@ -28,7 +28,7 @@ async def turn_at_endpoint(
     """
     record: Record = request.scope[RECORD]
     channel = record.read_ahead(vars(request).get(_RECEIVE, _nothing))
-    last = await unless_left(channel, limiter, lambda: limiter.internals.lines.wait(decision, guarded))
+    last = await unless_left(channel, limiter, lambda: limiter.engine.lines.wait(decision, guarded))
     if last is None:
         return LEFT
     if _RECEIVE in vars(request):

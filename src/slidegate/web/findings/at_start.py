@@ -79,7 +79,7 @@ def examine(
         if isinstance(address, ClientAddress):
             yield from _about_address(address)
     where = many_workers(os.environ, sys.argv)
-    if where and gate.limiter.internals.per_process:
+    if where and gate.limiter.engine.per_process:
         yield Finding(
             "SG103",
             f"limits are per process: with {where} a client gets up to that many times each; "
@@ -177,7 +177,7 @@ def _about_layers(gate: Guard) -> Iterator[Finding]:
                     f"rule {name!r} stands in two middlewares, one inside the other; it is charged once: give them two "
                     "names if they are two limits",
                 )
-            limiters = gate.limiter.internals, layer.limiter.internals
+            limiters = gate.limiter.engine, layer.limiter.engine
             clocks = {id(limiter.clock) for limiter in limiters if limiter.per_process}
             if len(clocks) > 1:
                 yield Finding(

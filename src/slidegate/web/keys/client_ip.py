@@ -37,7 +37,7 @@ from ...core.limits import check_whole
 from ...core.memo import remember
 from ...core.networks import Networks
 from ...limiter import MAX_KEY_BYTES, Limiter
-from ...limiter.key_spelling import KeyOf
+from ...limiter.keys import KeyOf
 from .forwarded import field_value, read_node, split_forwarded, split_list
 from .key import check_header_name
 

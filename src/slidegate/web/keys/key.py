@@ -16,7 +16,7 @@ from starlette.types import Scope
 
 from ...core.errors import ConfigurationError, InvalidKey
 from ...limiter import Limiter
-from ...limiter.key_spelling import KeyOf
+from ...limiter.keys import KeyOf
 
 _VALUE: Final = "text that is not empty"
 _OF_HEADER: Final = "a header's value, as text of Latin-1 on one line or as the bytes on the wire"

@@ -10,7 +10,7 @@ from starlette.types import Scope
 
 from ...core.logs import logger
 from ...limiter import Limiter
-from ...limiter.key_spelling import KeyOf
+from ...limiter.keys import KeyOf
 from ..record import Record
 from ..scope_keys import RECORD
 from .key import invalid

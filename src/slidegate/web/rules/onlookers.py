@@ -37,7 +37,7 @@ class Onlookers:
         figures: bool,
     ) -> None:
         self._limiter = limiter
-        self._internals = limiter.internals
+        self._engine = limiter.engine
         self._calls = calls
         self._hit = hit
         self._figures = figures
@@ -52,7 +52,7 @@ class Onlookers:
             return
         (check,) = checks
         if bound.hot is not None:
-            for key, found in bound.hot.hit(check[1], self._internals.statistics.now_us()):
+            for key, found in bound.hot.hit(check[1], self._engine.statistics.now_us()):
                 await self._calls.exceeded(bound, key, found)
             return
         seen = await self._hit((check,))
@@ -62,9 +62,9 @@ class Onlookers:
             await self._track(bound, check[1], seen)
         elif not seen.allowed:
             if self._figures:
-                self._internals.statistics.add(bound.bucket.label, "shadow_refused", 1)
+                self._engine.statistics.add(bound.bucket.label, "shadow_refused", 1)
             message = f"rule {bound.rule.label!r} would have refused {shown(check[1])}"
-            self._internals.tell(Event("shadow_refused", message, {"rule": bound.rule.label, "key": check[1]}))
+            self._engine.tell(Event("shadow_refused", message, {"rule": bound.rule.label, "key": check[1]}))
 
     async def _track(self, bound: BoundRule, key: str, seen: Decision) -> None:
         """Call the user's function when a key passes the limit, and not again before it has cooled."""

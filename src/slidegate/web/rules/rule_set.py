@@ -152,7 +152,7 @@ class RuleSet:
 
     Args:
         rules: The rules.
-        claim: Returns a unique identity for that of a rule, as `Internals.claim` does.
+        claim: Returns a unique identity for that of a rule, as `Engine.claim` does.
         app: The application that the gate guards; its routes say where odd paths lead.
         defaults: The limits behind all rules; they apply unless a final rule ends the list.
 

@@ -108,13 +108,13 @@ class MessageCounter:
 
     def attach(self, scope: Scope, socket: Watched) -> Counted:
         """Return a connection with its messages counted."""
-        internals = self._limiter.internals
+        engine = self._limiter.engine
         if self._key == "connection":
-            return Counted(socket, OwnCounts(self._bucket, internals.statistics.now_us).hit, self._beyond)
+            return Counted(socket, OwnCounts(self._bucket, engine.statistics.now_us).hit, self._beyond)
         client_key, find = self._client.locate(scope)[0], self._key.find if isinstance(self._key, Key) else None
         key = client_key if find is None else find(scope, self._limiter, client_key)
         checks = ((self._bucket, key, 1),)
-        return Counted(socket, lambda: internals.lines.decide(checks, ()), self._beyond, self._limiter)
+        return Counted(socket, lambda: engine.lines.decide(checks, ()), self._beyond, self._limiter)
 
 
 class OwnCounts:
@@ -191,7 +191,7 @@ class Counted:
     async def _wait(self, refused: Decision) -> Decision:
         """Wait for room, and return what the counts say then."""
         if self._limiter is not None and may_wait(refused):
-            return await self._limiter.internals.lines.wait(refused, self._socket.guarded)
+            return await self._limiter.engine.lines.wait(refused, self._socket.guarded)
         await anyio.sleep((refused.retry_after_us or 0) / 1_000_000)
         return _BANNED if await self._socket.banned() else await self._hit()
 

@@ -47,7 +47,7 @@ def about_gates(gates: Sequence[RateLimitMiddleware]) -> Iterator[Finding]:
 
 async def about_store(limiter: Limiter, name: str) -> AsyncIterator[Finding]:
     """Yield the findings about a store; it is asked a few times, and nothing is counted."""
-    if limiter.internals.per_process:
+    if limiter.engine.per_process:
         return
     taken_us: list[float] = []
     ahead_us = 0.0
@@ -73,12 +73,12 @@ async def about_store(limiter: Limiter, name: str) -> AsyncIterator[Finding]:
             f"the clock of {name} differs from this host's by {ahead_us / 1_000_000:+.1f} s; let both follow a time "
             "server",
         )
-    safe = limiter.internals.failsafe
-    if safe is not None and taken_us and median(taken_us) * 2 > safe.deadline_us:
+    failover = limiter.engine.failover
+    if failover is not None and taken_us and median(taken_us) * 2 > failover.deadline_us:
         yield Finding(
             "SG203",
             f"{name} answers in {median(taken_us) / 1_000:.1f} ms, more than half of the deadline of "
-            f"{safe.deadline_us / 1_000:.1f} ms; raise the deadline, or move the store nearer",
+            f"{failover.deadline_us / 1_000:.1f} ms; raise the deadline, or move the store nearer",
         )
 
 

@@ -10,7 +10,7 @@ import click
 from ....core.durations import format_duration
 from ....core.errors import ConfigurationError, quoted
 from ....core.limits import MAX_WINDOW_US, parse_duration_us
-from ....limiter.ban_commands import PERMANENT
+from ....limiter.limiter import PERMANENT
 
 MOST: Final = format_duration(MAX_WINDOW_US)
 

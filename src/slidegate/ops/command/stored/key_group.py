@@ -11,9 +11,8 @@ import click
 from ....core.bans.in_force import Ban, BanChange
 from ....core.errors import ConfigurationError
 from ....core.views import WindowView
-from ....limiter.inspection.looking import KeyView
-from ....limiter.inspection.standing_of_key import KeyStanding
-from ....limiter.key_spelling import AnyKey
+from ....limiter.inspect import KeyStanding, KeyView
+from ....limiter.keys import AnyKey
 from ....web.middleware import RateLimitMiddleware
 from ..exits import NotFound
 from ..output import Output, with_output

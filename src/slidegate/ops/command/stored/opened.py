@@ -24,8 +24,8 @@ from ....core.errors import ConfigurationError, StoreError, StoreUnavailable
 from ....core.logs import logger
 from ....core.store import Event, Store
 from ....limiter import Limiter
-from ....limiter.deadlines import within
-from ....limiter.key_spelling import AnyKey
+from ....limiter.aio import within
+from ....limiter.keys import AnyKey
 from ....limiter.open_store import open_store
 from ....stores.memory.store import MemoryStore
 from ....web.keys import key as keys
@@ -170,7 +170,7 @@ def opened(url: str | None, *, writes: bool = False, makes: bool = False) -> Ite
     with asyncio.Runner() as runner:
         logger.addHandler(logging.NullHandler())  # the observer tells instead
         limiter = Limiter(store, observers=[_tell], deadline=PATIENCE, on_error="deny")
-        limiter.internals.figures.keep_quiet()
+        limiter.engine.figures.keep_quiet()
         at = Opened(limiter, runner)
         try:
             yield at

@@ -25,7 +25,7 @@ def figures(at: Opened, window: str) -> dict[str, Any]:
     """
     limiter = at.limiter
     stats = at.wait(limiter.stats_all(window))
-    sections = at.wait(limiter.internals.all_workers.sections(SECTION))
+    sections = at.wait(limiter.engine.all_workers.sections(SECTION))
     span_s = stats.total.seen.span_us / _S
     rules = {name: _rates(traffic, span_s) for name, traffic in stats.rules.items()}
     routes = {name: _rates(traffic, span_s) for name, traffic in stats.routes.items()}

@@ -1,0 +1,175 @@
+"""What awaiting takes: which event loop runs, how long an answer may take, and work that is done to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterable
+from inspect import isawaitable
+from typing import Any, Final, TypeVar
+
+import anyio
+
+from ..core.errors import ConfigurationError, StoreTimeout
+from ..core.logs import logger
+
+COMMAND_DEADLINE_S: Final = 30.0
+"""How long a store may take over a command of a person, such as a ban or a list of bans."""
+
+STEP: Final = 200
+"""How many bans are listed in one turn of the event loop: at 5 us each, a millisecond."""
+
+MAX_DONE: Final = 128
+"""How many finished futures may be held, beyond as many as are unfinished: looking through them takes time, too."""
+
+T = TypeVar("T")
+
+_running: Final[set[asyncio.Future[Any]]] = set()
+"""The tasks of `to_the_end`: an event loop itself does not hold its tasks."""
+
+
+def on_asyncio() -> bool:
+    """Return whether a loop of asyncio runs in this thread."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def on_loop() -> bool:
+    """Return whether an event loop runs in this thread, one of asyncio or of trio."""
+    if on_asyncio():
+        return True
+    if "trio" not in sys.modules:  # to ask anyio takes longer than a hit
+        return False
+    try:
+        anyio.get_cancelled_exc_class()
+    except RuntimeError:
+        return False
+    return True
+
+
+async def let_others_run() -> None:
+    """Let other tasks run, and be cancelled, if an event loop runs in this thread."""
+    if on_loop():
+        from anyio.lowlevel import checkpoint  # few processes need it, and its import takes a while
+
+        await checkpoint()
+
+
+async def in_turns(many: Iterable[T]) -> AsyncIterator[T]:
+    """Yield each item, and let other tasks run after every `STEP` items, if there is an event loop."""
+    for number, one in enumerate(many, start=1):
+        yield one
+        if not number % STEP:
+            await let_others_run()
+
+
+async def within(answer: Awaitable[T] | T, deadline_s: float = COMMAND_DEADLINE_S) -> T:
+    """Return an answer; if it is awaitable, wait no longer than `deadline_s`.
+
+    In a thread without an event loop no timer can be set; there a store has kept the deadline before it answers.
+
+    Raises:
+        StoreTimeout: The answer did not come in time.
+        ConfigurationError: Another event loop runs than one of asyncio.
+    """
+    if not isawaitable(answer):
+        return answer
+    if not on_loop():
+        return await answer
+    if not on_asyncio():
+        if isinstance(answer, Coroutine):
+            answer.close()
+        raise ConfigurationError(
+            "store: one that has to be awaited needs asyncio, and here runs trio; write MemoryStore(), for example"
+        )
+    try:
+        async with asyncio.timeout(deadline_s):
+            return await answer
+    except TimeoutError:
+        raise StoreTimeout(f"no answer within {deadline_s:g} s") from None
+
+
+class Deadline:
+    """Gives up futures that take too long, with one timer for each event loop.
+
+    `asyncio.timeout` sets a timer for each future, which takes a third of a hit on a store that answers many at once.
+
+    Args:
+        span_s: How long a future may take.
+    """
+
+    def __init__(self, span_s: float) -> None:
+        self._span_s = span_s
+        self._queues: dict[asyncio.AbstractEventLoop, _Queue] = {}
+
+    def watch(self, future: asyncio.Future[Any]) -> None:
+        """Give `future` a StoreTimeout if it is not done in time."""
+        loop = future.get_loop()
+        queue = self._queues.get(loop)
+        if queue is None:
+            for closed in [other for other in self._queues.copy() if other.is_closed()]:
+                self._queues.pop(closed, None)
+            queue = self._queues[loop] = _Queue(loop, self._span_s)
+        queue.add(future)
+
+
+class _Queue:
+    """The futures of one event loop, in the order in which they are due. Finished ones go when they are the most."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, span_s: float) -> None:
+        self._loop = loop
+        self._span_s = span_s
+        self._waiting: deque[tuple[float, asyncio.Future[Any]]] = deque()
+        self._full = MAX_DONE
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, future: asyncio.Future[Any]) -> None:
+        """Hold a future until it is due, or until there is need to drop finished ones."""
+        self._waiting.append((self._loop.time() + self._span_s, future))
+        if len(self._waiting) > self._full:
+            self._waiting = deque(one for one in self._waiting if not one[1].done())
+            self._full = 2 * len(self._waiting) + MAX_DONE
+        self._set_timer()
+
+    def _give_up(self) -> None:
+        """Give up the futures that are due."""
+        self._timer = None
+        now_s = self._loop.time()
+        while self._waiting and self._waiting[0][0] <= now_s:
+            _, future = self._waiting.popleft()
+            if not future.done():
+                future.set_exception(StoreTimeout(f"no answer within {self._span_s:g} s"))
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        if self._timer is None and self._waiting:
+            self._timer = self._loop.call_at(self._waiting[0][0], self._give_up)
+
+
+async def to_the_end(work: Awaitable[T]) -> T:
+    """Do some work to its end: a cancellation of the caller stops the waiting, and not the work.
+
+    anyio's shield does not do under asyncio: a task that is cancelled by other means than anyio's is cancelled in it.
+    """
+    if not on_asyncio():
+        if not on_loop():  # nobody can cancel the caller
+            return await work
+        with anyio.CancelScope(shield=True):  # trio knows no other cancellation than that of scopes
+            return await work
+    task = asyncio.ensure_future(work)
+    _running.add(task)
+    task.add_done_callback(_running.discard)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        task.add_done_callback(_log_failure)
+        raise
+
+
+def _log_failure(task: asyncio.Future[Any]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.error("work for a caller that was cancelled failed: %r", error)

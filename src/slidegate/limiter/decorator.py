@@ -1,0 +1,221 @@
+"""Limits around functions and blocks of code."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import timedelta
+from functools import partial, wraps
+from hashlib import blake2b
+from types import TracebackType
+from typing import Any, Final, ParamSpec, TypeAlias, TypeVar, cast
+
+from ..core.bans.in_force import Guarded
+from ..core.decision import Bucket, Check, Decision
+from ..core.errors import ConfigurationError, SlidegateError, quoted
+from ..core.limits import MAX_NAME, AnyLimit, check_name, check_whole, parse_duration_us, parse_limits
+from .engine import Engine
+from .inspect import BucketCaller
+from .keys import Limits
+from .sync import WithoutLoop, at_once
+from .waiters import ThreadWaiter
+from .waiting import may_wait
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_KNOWN: Final = "__slidegate_bucket__"
+"""The attribute of a limited function that keeps its bucket listed as long as the function lives."""
+
+LimitedKey: TypeAlias = str | Callable[..., str]
+"""A key, or a function of the arguments that a limited function is called with."""
+
+DEFAULT_RULE: Final = "limited"
+MAX_WAITING: Final = 1_000
+"""How many calls of one key may wait at a time."""
+
+
+class RateLimited(SlidegateError):
+    """A call under `Limiter.limited` was refused: the function has not run.
+
+    Attributes:
+        decision: The refusal.
+        retry_after_s: Seconds until the same call is admitted if nobody else spends; None if never.
+    """
+
+    def __init__(self, decision: Decision) -> None:
+        super().__init__(decision)
+        self.decision = decision
+        wait_us = decision.retry_after_us
+        self.retry_after_s = None if wait_us is None else wait_us / 1_000_000
+
+    def __str__(self) -> str:
+        rule = self.decision.checks[0][0].rule
+        when = "for ever" if self.retry_after_s is None else f"for {self.retry_after_s:g} s"
+        return f"{rule} is refused {when}: {self.decision.reason}"
+
+
+class Limited:
+    """Holds calls to limits: a decorator of functions, or ``async with`` and ``with`` around a block of code.
+
+    `Limiter.limited` makes it, and describes the arguments. One object may be used many times, also at once.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        without_loop: WithoutLoop,
+        limits: Limits,
+        key: LimitedKey,
+        cost: int,
+        wait: str | float | timedelta | None,
+        rule: str | None,
+    ) -> None:
+        self._engine = engine
+        self._without_loop = without_loop
+        self._limits = parse_limits(limits)
+        self._key = _checked_key(key)
+        self._cost = _checked_cost(cost, self._limits)
+        self._wait_us = 0 if wait is None else parse_duration_us(wait, "wait")
+        self._rule = None if rule is None else check_name(rule, "rule")
+        self._block = self._bucket(DEFAULT_RULE)
+
+    def __repr__(self) -> str:
+        return f"<Limited {'; '.join(map(str, self._limits))}>"
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """Return a function of the same signature that is held to the limits.
+
+        Raises:
+            ConfigurationError: What is decorated is no function, or a generator.
+        """
+        _check_function(function)
+        bucket = self._bucket(_name_of(function))
+        known = BucketCaller(bucket)
+        self._engine.callers.add(known)
+        if not _is_async(function):
+
+            @wraps(function)
+            def limited(*args: P.args, **options: P.kwargs) -> R:
+                self._take(bucket, self._key_of(args, options))
+                return function(*args, **options)
+
+            vars(limited)[_KNOWN] = known
+            return limited
+        awaited = cast("Callable[P, Awaitable[Any]]", function)
+
+        @wraps(function)
+        async def limited_async(*args: P.args, **options: P.kwargs) -> Any:
+            await self._take_async(bucket, self._key_of(args, options))
+            return await awaited(*args, **options)
+
+        vars(limited_async)[_KNOWN] = known
+        return cast("Callable[P, R]", limited_async)
+
+    async def __aenter__(self) -> Decision:
+        return await self._take_async(self._block, self._constant())
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Do nothing: what the block spent stays spent."""
+
+    def __enter__(self) -> Decision:
+        return self._take(self._block, self._constant())
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Do nothing: what the block spent stays spent."""
+
+    def _take(self, bucket: Bucket, key: str) -> Decision:
+        """Take the units, after a wait in line where they come later."""
+        known, guarded = self._engine.keys.learn(key)
+        decision = self._without_loop.ask(self._ask(((bucket, known, self._cost),), guarded))
+        if may_wait(decision):
+            waiter = ThreadWaiter(self._without_loop.ask)
+            decision = at_once(self._engine.lines.wait(decision, guarded, waiter))
+        return _unless_refused(decision)
+
+    async def _take_async(self, bucket: Bucket, key: str) -> Decision:
+        known, guarded = self._engine.keys.learn(key)
+        decision = await self._ask(((bucket, known, self._cost),), guarded)
+        if may_wait(decision):
+            decision = await self._engine.lines.wait(decision, guarded)
+        return _unless_refused(decision)
+
+    async def _ask(self, checks: Sequence[Check], guarded: Sequence[Guarded]) -> Decision:
+        answer = self._engine.lines.decide(checks, guarded)
+        return answer if isinstance(answer, Decision) else await answer
+
+    def _key_of(self, args: tuple[Any, ...], options: dict[str, Any]) -> str:
+        return self._key if isinstance(self._key, str) else self._key(*args, **options)
+
+    def _constant(self) -> str:
+        if isinstance(self._key, str):
+            return self._key
+        raise ConfigurationError(
+            f'limited: a block has no arguments, so its key is text, for example key="github", not {self._key!r}'
+        )
+
+    def _bucket(self, rule: str) -> Bucket:
+        waiting = MAX_WAITING if self._wait_us else 0
+        return Bucket(self._rule or rule, self._limits, wait_us=self._wait_us, wait_max=waiting)
+
+
+def _unless_refused(decision: Decision) -> Decision:
+    if not decision.allowed:
+        raise RateLimited(decision)
+    return decision
+
+
+def _checked_key(key: object) -> LimitedKey:
+    if isinstance(key, str) and key:
+        return key
+    if callable(key) and not inspect.isclass(key) and not _is_async(key):
+        return key
+    raise ConfigurationError(
+        'limited: key: expected text such as "github", or a plain function of the arguments such as '
+        f'lambda user, *_: f"user:{{user}}", not {quoted(key)}'
+    )
+
+
+def _checked_cost(cost: int, limits: Sequence[AnyLimit]) -> int:
+    least = min(limit.amount for limit in limits)
+    check_whole(cost, 0, least, "limited: cost", "for example 1")
+    return cost
+
+
+def _check_function(function: Callable[..., object]) -> None:
+    if not callable(function) or inspect.isclass(function):
+        raise ConfigurationError(
+            f"limited: expected a function, not {quoted(function)}; write it below @classmethod, and at the methods of "
+            "a class"
+        )
+    if any(inspect.isgeneratorfunction(found) or inspect.isasyncgenfunction(found) for found in _called(function)):
+        raise ConfigurationError(
+            f"limited: {quoted(function)} is a generator, of which no one moment is the call; write "
+            "`with limiter.limited(...)` or `async with` around what it does"
+        )
+
+
+def _is_async(function: Callable[..., object]) -> bool:
+    return any(map(inspect.iscoroutinefunction, _called(function)))
+
+
+def _called(function: Callable[..., object]) -> tuple[object, object]:
+    """Return a function, and the method that a call of it runs if it is an object."""
+    return function, type(function).__call__
+
+
+def _name_of(function: Callable[..., object]) -> str:
+    """Return the name of a function as a rule: the same in every process, and of the letters that a rule may have."""
+    named = inspect.unwrap(function)
+    while isinstance(named, partial):
+        named = inspect.unwrap(named.func)
+    name = f"{named.__module__}.{getattr(named, '__qualname__', type(named).__qualname__)}"
+    name = "".join(letter if " " < letter <= "~" and letter not in ":;" else "_" for letter in name)
+    if len(name) <= MAX_NAME:
+        return name
+    digest = blake2b(name.encode(), digest_size=4).hexdigest()
+    return f"{digest}.{name[len(digest) + 1 - MAX_NAME :]}"

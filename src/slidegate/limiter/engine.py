@@ -1,0 +1,224 @@
+"""How a limiter asks its store; the gates of this package use it, users do not.
+
+A `Limiter` reads what its users write: limits, keys, costs, durations. Behind it stands one `Engine`, which puts the
+question to the store, by way of the failure policy where the store can fail::
+
+    Limiter.hit(key, limits)  --->  Engine.decide(checks, guarded)  --->  [Failover.hit  --->]  store.hit
+    gate: buckets and keys of its own  ---^                         |
+                                                                    '--->  listeners, if there are any
+
+A gate checks its limits once, when it is made, and must not pay for a coroutine where the store answers at once. So it
+asks here, by `limiter.engine`. Nothing here is promised to users: every release may change it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import timedelta
+from inspect import isawaitable
+from typing import ClassVar, cast
+from weakref import WeakSet
+
+from ..core.bans.in_force import Ban, Guarded
+from ..core.bans.policy import BanPolicy
+from ..core.decision import Check, Decision, Reason
+from ..core.errors import ConfigurationError
+from ..core.store import BanStore, Clock, Event, Store
+from ..stores.memory.store import MemoryStore
+from .events import EventHub, EventStats
+from .failover import Failover, OnError, check_failure_policy
+from .figures.all_workers import AllWorkers
+from .figures.publisher import Publisher
+from .figures.statistics import Statistics
+from .inspect import Callers
+from .keys import Keys
+from .listeners import AtOnce, Decide, Listener, heard
+from .near_limits import NearLimits
+from .places.waits import Waits
+from .waiting import WaitingLines
+
+
+class Engine:
+    """A store, and the one way to ask it.
+
+    Args:
+        store: The store.
+        secret: The key for digests, as the user gave it; None for none.
+        events: The observers, who hear the events of the store and those that happen above it.
+        deadline: How long the store may take.
+        on_error: The answer when the store takes longer.
+        near_limit: The share of a limit that is called near.
+
+    Attributes:
+        counting: Whether limits count and refuse. A test may switch that off for all limiters; see `rebuild`.
+        per_process: Whether every process counts for itself.
+        decide: Charges every check or none, without a coroutine of its own where the store answers at once.
+        decide_at_once: Does the same where the store always answers at once; None for others.
+        events: The observers.
+        tell: Passes an event that happened above the store to the observers.
+        keys: Spells keys.
+        has_secret: Whether digests are keyed with a secret of the user's.
+        failover: Asks a store that can fail; None for one in memory.
+        lines: The requests that wait for their turn.
+        callers: The middlewares, functions and transports that ask this limiter.
+        console: What operators look at, once they do.
+        waits: Counts the requests that wait, and how long.
+        closing: Functions that are called before the store is closed. They must not raise.
+        statistics: Records what happens to requests; `Limiter.stats` reads it.
+        figures: Publishes them to the other workers of the store.
+        all_workers: Reads those of all workers.
+
+    Raises:
+        ConfigurationError: The secret, the deadline or `on_error` cannot be used.
+    """
+
+    counting: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        store: Store,
+        secret: str | bytes | None,
+        events: EventHub,
+        deadline: str | float | timedelta,
+        on_error: OnError,
+        near_limit: float,
+    ) -> None:
+        self.store = store
+        self.events = events
+        self.tell: Callable[[Event], None] = events.tell
+        store.observe(self.tell)
+        check_failure_policy(deadline, on_error)
+        self.per_process = isinstance(store, MemoryStore)
+        # A store in memory has nothing to wait for, and needs nobody to stand in for it.
+        self.failover = None if self.per_process else Failover(store, deadline, on_error, self.tell)
+        self._backend: Store | Failover = store if self.failover is None else self.failover
+        self.keys = Keys(secret)
+        self.has_secret = secret is not None
+        self.statistics = Statistics(self.clock, self.tell)
+        self.figures = Publisher(store.shared_stats, self.statistics)
+        self.all_workers = AllWorkers(store.shared_stats, self.statistics, self.figures)
+        self.lines = WaitingLines(self)
+        self.callers = Callers()
+        self.console: object | None = None
+        self._listeners: tuple[Listener, ...] = ()
+        self._near = NearLimits(near_limit, self.statistics.now_us, self.tell)
+        self.waits = Waits(self.clock)
+        self.closing: list[Callable[[], None]] = []
+        self._counts_permits = store.permits_held() is not None  # asked once: to count them may take long
+        self._claimed: dict[str, int] = {}
+        self.rebuild()
+        events.on_change(self.rebuild)
+        _every.add(self)
+
+    @property
+    def clock(self) -> Clock | None:
+        """The clock given to a store of this process; None for the store's own."""
+        return self.store.clock if isinstance(self.store, MemoryStore) else None
+
+    @property
+    def _bans(self) -> BanStore | Failover:
+        return self.store.bans if self.failover is None else self.failover
+
+    def event_stats(self) -> EventStats:
+        """Return what `Limiter.event_stats` returns."""
+        return self.events.stats()._replace(unsaid=self._near.unsaid)
+
+    def listen(self, listener: Listener) -> None:
+        """Have a function called with all further decisions."""
+        self._listeners = (*self._listeners, listener)
+        self.rebuild()
+
+    def claim(self, rule: str) -> str:
+        """Return a rule identity that nobody else has claimed: `rule` for the first caller, ``rule#2`` for the next."""
+        count = self._claimed[rule] = self._claimed.get(rule, 0) + 1
+        return rule if count == 1 else f"{rule}#{count}"
+
+    async def peek(self, checks: Sequence[Check], guarded: Sequence[Guarded]) -> Decision:
+        """Say what `decide` would answer now. Changes nothing."""
+        answer = self._backend.peek(checks, guarded)
+        return answer if isinstance(answer, Decision) else await answer
+
+    async def charge(self, checks: Sequence[Check]) -> Decision:
+        """Record every cost, whatever the limits."""
+        answer = self._backend.charge(checks)
+        return answer if isinstance(answer, Decision) else await answer
+
+    async def refund(self, decision: Decision) -> bool:
+        """Hand the units of a decision back; False if none could be handed back."""
+        try:
+            answer = self._backend.refund(decision)
+            return answer if isinstance(answer, bool) else await answer
+        finally:
+            self.lines.freed(decision.checks)
+
+    def expect_places(self) -> None:
+        """See that the store can hold requests to concurrency limits.
+
+        Raises:
+            ConfigurationError: It cannot.
+        """
+        if not self._counts_permits:
+            raise ConfigurationError(f"concurrency: {self.store!r} counts no places; use MemoryStore(), for example")
+
+    async def find_ban(self, guarded: Sequence[Guarded]) -> Ban | None:
+        """Return a ban that refuses one of some keys and addresses, if one is known."""
+        answer = self._bans.find(guarded)
+        return await answer if isawaitable(answer) else answer
+
+    def strike_target(
+        self, target: tuple[str, str], policy: BanPolicy, weight: int, reason: str
+    ) -> Ban | Awaitable[Ban | None] | None:
+        """Do what `Limiter.strike` does for a target that `ban_target` returned, with a clean reason."""
+        return self._bans.strike(policy, target[0], weight, reason, target[1])
+
+    def unanswered(self) -> Decision:
+        """Return the refusal of a request about which a store was asked in vain, with ``on_error="deny"``."""
+        assert self.failover is not None, "a store in memory answers"
+        return self.failover.fallback("hit", ())
+
+    async def close(self) -> None:
+        """Publish the last figures, close the store, and let observers hear their queue."""
+        for close in self.closing:
+            close()
+        try:
+            await self.figures.close()
+            waiting = self.store.close()
+            if waiting is not None:
+                await waiting
+        finally:
+            await self.events.close()
+
+    def forget(self) -> None:
+        """Forget what a store of this process has counted and banned, the figures, and who was told of. For tests.
+
+        Requests under way keep their places, and stores that others share keep everything.
+        """
+        if isinstance(self.store, MemoryStore):
+            self.store.reset_all()
+            self.store.bans.forget_all()
+            self.statistics.forget()
+            self._near.forget()
+
+    def rebuild(self) -> None:
+        """Put together the function that decides: it asks the store, and tells those who listen, if there are any.
+
+        Where limits do not count, it lets everything pass, and asks no store.
+        """
+        decide: Decide = self._backend.hit if self.counting else _let_pass
+        near = (self._near.look,) if self.events.near_limit else ()
+        if listeners := (*self._listeners, *near):
+            decide = heard(decide, listeners)
+        self.decide = decide
+        self.decide_at_once: AtOnce | None = cast(AtOnce, decide) if self.per_process else None
+
+
+_every: WeakSet[Engine] = WeakSet()
+
+
+def all_engines() -> list[Engine]:
+    """Return those of all limiters of this process."""
+    return list(_every)
+
+
+def _let_pass(checks: Sequence[Check], guarded: Sequence[Guarded] = (), *, first_in_line: bool = False) -> Decision:
+    return Decision(True, Reason.EXEMPT)

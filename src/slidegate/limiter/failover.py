@@ -1,0 +1,438 @@
+"""Failover: it asks a store that can fail, and answers when the store does not.
+
+Every question has a deadline. What the store does not answer is answered as `on_error` says:
+
+* ``"local"``: a memory store of this process counts, by the same limits. When the shared store answers again, a request
+  has to pass both as long as a unit that was counted here still counts, so recovery is no burst::
+
+      shared   answers ----| does not answer |---- answers ----------------------------->
+      local                | decides         | a request has to pass both  | forgotten
+                                             |<- the longest window asked ->|
+                                                 and the bans made here
+
+* ``"allow"``: everything passes, uncounted;
+* ``"deny"``: everything is refused, with 503 over HTTP.
+
+A store that fails again and again is left alone by a circuit breaker. A store can be several servers, and one of them
+can be dead while the others answer, so each part of it (`Store.part_of`) has a breaker of its own::
+
+    closed ---- 3 failures ----> open ---- 1 s ----> half open: one probe ---- answered ----> closed
+                                   ^                     |
+                                   +------ failed -------+
+
+An error that concerns one key or one slot (`StoreError.concerns`) says nothing about its server, and is not counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from datetime import timedelta
+from threading import Lock
+from time import monotonic_ns, time_ns
+from typing import Any, Final, Literal, TypeAlias, TypeVar
+
+from ..core.bans.in_force import Ban, Guarded
+from ..core.bans.policy import BanPolicy
+from ..core.charge import let_go
+from ..core.decision import Check, Decision
+from ..core.durations import format_duration
+from ..core.errors import ConfigurationError, StoreError, StoreTimeout, StoreUnavailable, closest
+from ..core.limits import parse_duration_us
+from ..core.logs import logger, written
+from ..core.store import Clock, Event, Store
+from ..stores.forks import hold_over_fork
+from ..stores.memory.store import MemoryStore
+from .aio import Deadline, to_the_end, within
+from .decisions import Parted, Unserved
+
+OnError: TypeAlias = Literal["local", "allow", "deny"]
+FailurePolicy: TypeAlias = tuple[str, OnError]
+"""A deadline, and the `on_error` that decides after it."""
+
+DEADLINE: Final = "50ms"
+ON_ERROR: Final = "local"
+FAILURES_TO_OPEN: Final = 3
+OPEN_US: Final = 1_000_000
+FORGET_US: Final = 60_000_000
+"""A part that nobody has asked for so long may be gone, like a node that a cluster has replaced."""
+WHOLE: Final = None
+"""The part that is the whole store."""
+MIN_RETRY_US: Final = 1_000_000
+SAY_EVERY_US: Final = 60_000_000
+MAX_SAID: Final = 100
+_CHOICES: Final = ("local", "allow", "deny")
+_MIN_US: Final = 1_000
+_MAX_US: Final = 60_000_000
+_UNANSWERED: Final[Any] = object()
+
+T = TypeVar("T")
+
+
+class Breaker:
+    """The failures of a part that did not answer its last question.
+
+    Attributes:
+        failures: How many questions in a row the part has not answered.
+        failed_us: When the last one failed.
+        open_until_us: No question goes to the part until then; 0 where the breaker has not opened.
+        reported: Whether observers were told.
+    """
+
+    __slots__ = ("failed_us", "failures", "open_until_us", "reported")
+
+    def __init__(self) -> None:
+        self.failures = self.failed_us = self.open_until_us = 0
+        self.reported = False
+
+
+class Failover:
+    """Asks a store that can fail, and answers in its place when it does.
+
+    Args:
+        store: The store.
+        deadline: How long a question may take, 1 ms to 60 s.
+        on_error: The answer after that.
+        tell: Hears of the events ``store_failed`` and ``store_recovered``.
+        clock: Returns microseconds that never run back.
+
+    Attributes:
+        on_error: Decides when the store does not answer.
+        deadline_us: How long a question may take.
+        failures: How many questions had no answer so far; those that were not put, because a breaker was open, not
+            included.
+
+    Raises:
+        ConfigurationError: A value cannot work.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        deadline: str | float | timedelta,
+        on_error: OnError,
+        tell: Callable[[Event], None],
+        clock: Clock = lambda: monotonic_ns() // 1000,
+    ) -> None:
+        check_failure_policy(deadline, on_error)
+        self._store = store
+        self.deadline_us = parse_duration_us(deadline, "deadline")
+        self._deadline_s = self.deadline_us / 1_000_000
+        self._deadline = Deadline(self._deadline_s)
+        # A timer for each request costs as much as a whole hit on a store of this host.
+        self._keeps_deadline = store.keep_deadline(self._deadline_s)
+        self.on_error = on_error
+        self._tell = tell
+        self._clock = clock
+        self._troubled: dict[Hashable, Breaker] = {}
+        self._local = LocalStore(tell, lambda: self._clock())
+        self._say_again_us: dict[Hashable, int] = {}
+        self.failures = 0
+
+    @property
+    def away(self) -> bool:
+        """Whether a part of the store did not answer when it was asked last."""
+        return bool(self._troubled)
+
+    @property
+    def local(self) -> MemoryStore | None:
+        """The store of this process, as long as something that it counted or banned may count."""
+        return self._local.needed(self.away)
+
+    # -- questions ---------------------------------------------------------------------------------------------------
+
+    def hit(
+        self, checks: Sequence[Check], guarded: Sequence[Guarded] = (), *, first_in_line: bool = False
+    ) -> Decision | Awaitable[Decision]:
+        """Charge every check or none; see `Store.hit`."""
+        if self._troubled and self._is_open(checks):
+            return self.fallback("hit", checks, guarded)
+        try:
+            self._store.keep_deadline(self._deadline_s)
+            answer = self._store.hit(checks, guarded, first_in_line=first_in_line)
+        except ConfigurationError:
+            raise
+        except Exception as error:
+            self._fail(error, checks)
+            return self.fallback("hit", checks, guarded)
+        if not isinstance(answer, Decision):
+            return self._hit_later(answer, checks, guarded)
+        if self._troubled:
+            self._recover(checks)
+        return answer if self._local.made is None else self._strictly(answer, checks, guarded)
+
+    async def _hit_later(
+        self, answer: Awaitable[Decision], checks: Sequence[Check], guarded: Sequence[Guarded]
+    ) -> Decision:
+        try:
+            if self._keeps_deadline:
+                decision = await answer
+            elif isinstance(answer, asyncio.Future):
+                self._deadline.watch(answer)
+                decision = await answer
+            else:
+                decision = await within(answer, self._deadline_s)
+        except (ConfigurationError, asyncio.CancelledError):
+            self._probe_again(checks)
+            await self._release(answer)
+            raise
+        except Exception as error:
+            self._fail(error, checks)
+            return self.fallback("hit", checks, guarded)
+        if self._troubled:
+            self._recover(checks)
+        if self._local.made is None:
+            return decision
+        strict = self._strictly(decision, checks, guarded)
+        return strict if isinstance(strict, Decision) else await strict
+
+    async def _release(self, answer: Awaitable[Decision]) -> None:
+        """Hand back the places of an answer that came in the turn of the event loop in which its request was cancelled.
+
+        Nobody else has seen it. Its units stay charged, as those of every request that is cancelled.
+        """
+        if not isinstance(answer, asyncio.Future) or not answer.done():
+            return
+        if answer.cancelled() or answer.exception() is not None:
+            return
+        decision: Decision = answer.result()
+        for part in decision.take_apart(held=True):
+            await to_the_end(self.refund(part))
+
+    async def peek(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Decision:
+        """Say what `hit` would answer now."""
+        decision = await self.ask(lambda: self._store.peek(checks, guarded), None, checks)
+        if decision is None:
+            return self.fallback("peek", checks, guarded)
+        local = self.local
+        if local is None or not decision.allowed:
+            return decision
+        other = local.peek(checks, guarded)
+        return decision if other.allowed else other
+
+    async def charge(self, checks: Sequence[Check]) -> Decision:
+        """Record every cost, whatever the limits."""
+        decision = await self.ask(lambda: self._store.charge(checks), None, checks)
+        return self.fallback("charge", checks) if decision is None else decision
+
+    async def refund(self, decision: Decision) -> bool:
+        """Hand the units of a decision back to each store that charged them; False if a store does not answer."""
+        if not isinstance(decision, Parted):
+            let_go(decision.charge)  # a store behind an open breaker hears nothing of it
+            return await self.ask(lambda: self._store.refund(decision), False, decision.checks)
+        changed = False
+        for store, part in decision.parts:
+            changed |= await self.refund(part) if store is self._store else await within(store.refund(part))
+        if changed:
+            decision.charge = ()
+        return changed
+
+    async def strike(self, policy: BanPolicy, key: str, weight: int, reason: str, prefix: str = "") -> Ban | None:
+        """Count a strike; in this process, with `on_error="local"`, while the store does not answer.
+
+        Raises:
+            StoreUnavailable: The store did not answer, and `on_error` is ``"deny"``.
+        """
+        strike = self._store.bans.strike
+        ban: Ban | None = await self.ask(lambda: strike(policy, key, weight, reason, prefix), _UNANSWERED)
+        if ban is not _UNANSWERED:
+            return ban
+        if self.on_error == "deny":
+            raise StoreUnavailable("the store did not answer a strike, so nobody knows whether it bans")
+        if self.on_error == "allow":
+            return None
+        local = self._local.keep(self._clock() + policy.after.window_us)
+        return self._local.keep_ban(local.bans.strike(policy, key, weight, reason, prefix))
+
+    async def find(self, guarded: Sequence[Guarded]) -> Ban | None:
+        """Return a ban that refuses one of `guarded`; only bans made here are known while the store is away."""
+        ban = await self.ask(lambda: self._store.bans.find(guarded), None)
+        local = self.local
+        return ban if ban is not None or local is None else local.bans.find(guarded)
+
+    async def ask(self, question: Callable[[], T | Awaitable[T]], default: T, checks: Sequence[Check] = ()) -> T:
+        """Return the answer to a question, or `default` if none comes in time.
+
+        Args:
+            question: Asks the store.
+            default: Returned if the store does not answer.
+            checks: The checks that the question is about; it is about bans if there are none.
+        """
+        if self._troubled and self._is_open(checks):
+            return default
+        try:
+            self._store.keep_deadline(self._deadline_s)
+            answer = await within(question(), self._deadline_s)
+        except (ConfigurationError, asyncio.CancelledError):
+            self._probe_again(checks)
+            raise
+        except Exception as error:
+            self._fail(error, checks)
+            return default
+        if self._troubled:
+            self._recover(checks)
+        return answer
+
+    # -- answers in place of the store, and beside it ----------------------------------------------------------------
+
+    def fallback(
+        self, what: Literal["hit", "peek", "charge"], checks: Sequence[Check], guarded: Sequence[Guarded] = ()
+    ) -> Decision:
+        """Answer in the place of the store."""
+        if self.on_error != "local":
+            now_us = self._clock()
+            open_us = max([breaker.open_until_us - now_us for breaker in self._breakers(checks)], default=0)
+            return Unserved(self.on_error == "allow" or what == "charge", checks, max(open_us, MIN_RETRY_US))
+        if what == "peek":
+            return self._local.keep().peek(checks, guarded)
+        spans_us = [limit.span_us + limit.slice_us for bucket, _, _ in checks for limit in bucket.limits]
+        local = self._local.keep(self._clock() + max(spans_us, default=0))
+        decision = local.charge(checks) if what == "charge" else local.hit(checks, guarded)
+        return Parted(decision, [(local, decision)]) if decision.charge else decision
+
+    def _strictly(
+        self, shared: Decision, checks: Sequence[Check], guarded: Sequence[Guarded]
+    ) -> Decision | Awaitable[Decision]:
+        """Let a request pass only if the local store lets it pass, too."""
+        local = self.local
+        if local is None or not shared.allowed:
+            return shared
+        own = local.hit(checks, guarded)
+        if own.allowed:
+            return Parted(shared, [(self._store, shared), (local, own)])
+        self._local.keep_ban(own.ban)  # it may have been prolonged
+        return self._take_back(shared, own)
+
+    async def _take_back(self, shared: Decision, own: Decision) -> Decision:
+        await to_the_end(self.refund(shared))
+        return own
+
+    # -- breakers ----------------------------------------------------------------------------------------------------
+
+    def _breakers(self, checks: Sequence[Check]) -> list[Breaker]:
+        """Return the breakers that a question depends on: that of its part, and that of the whole store."""
+        found = [self._troubled.get(part) for part in {self._store.part_of(checks), WHOLE}]
+        return [breaker for breaker in found if breaker is not None]
+
+    def _is_open(self, checks: Sequence[Check]) -> bool:
+        """Tell whether a question must not be put. The first one after the pause may: it is the probe."""
+        now_us, breakers = self._clock(), self._breakers(checks)
+        if any(now_us < breaker.open_until_us for breaker in breakers):
+            return True
+        for breaker in breakers:
+            if breaker.open_until_us:  # the others stay away for as long as the probe may last
+                breaker.open_until_us = now_us + max(OPEN_US, self.deadline_us)
+        return False
+
+    def _probe_again(self, checks: Sequence[Check]) -> None:
+        """Let the next question be the probe, if this one was: nothing was learnt from it."""
+        for breaker in self._breakers(checks):
+            breaker.open_until_us = min(breaker.open_until_us, self._clock())
+
+    def _fail(self, error: BaseException, checks: Sequence[Check]) -> None:
+        """Record that a question was not answered, and report it now and then."""
+        self.failures += 1
+        now_us = self._clock()
+        if isinstance(error, StoreError) and error.concerns != "server":
+            # The server answered, so it is as well as it was before.
+            self._probe_again(checks)
+            what: Hashable = f"for a {error.concerns}"
+            where, breaker = f" {what}", None
+        else:
+            what = self._store.part_of(checks)
+            where, breaker = _at(what), self._troubled.setdefault(what, Breaker())
+            breaker.failures += 1
+            breaker.failed_us = now_us
+            if breaker.failures >= FAILURES_TO_OPEN:
+                breaker.open_until_us = now_us + OPEN_US
+        if now_us < self._say_again_us.get(what, now_us):
+            return
+        if len(self._say_again_us) >= MAX_SAID:
+            self._say_again_us.clear()
+        self._say_again_us[what] = now_us + SAY_EVERY_US
+        if breaker is not None:
+            breaker.reported = True
+        shown = written(error, str if isinstance(error, StoreTimeout) else repr)
+        message = f"the store failed{where}, so on_error={self.on_error!r} decides: {shown}"
+        logger.error("store_failed: %s", message)
+        self._tell(Event("store_failed", message, {"on_error": self.on_error, "error": shown}))
+
+    def _recover(self, checks: Sequence[Check]) -> None:
+        """Record that a question was answered; report the recovery if the failure was reported."""
+        now_us, well = self._clock(), {self._store.part_of(checks), WHOLE}
+        for part, breaker in self._troubled.copy().items():
+            if part not in well and now_us - breaker.failed_us < FORGET_US:
+                continue
+            gone = self._troubled.pop(part, None)  # another thread may be faster
+            if part in well and gone is not None and gone.reported:
+                message = f"the store answers again{_at(part)}, after {gone.failures} questions without an answer"
+                logger.warning("store_recovered: %s", message)
+                self._tell(Event("store_recovered", message, {"failures": gone.failures}))
+
+
+class LocalStore:
+    """A memory store that is made when it is needed first, and dropped when nothing in it may count any more.
+
+    Args:
+        tell: Hears of its events.
+        clock: Returns microseconds that never run back.
+
+    Attributes:
+        made: The memory store; None while there is none.
+    """
+
+    def __init__(self, tell: Callable[[Event], None], clock: Clock) -> None:
+        self._tell = tell
+        self._clock = clock
+        self._needed_until_us = 0
+        self._lock = Lock()  # threads count in one store, and none counts in one that is dropped
+        hold_over_fork(self._lock)
+        self.made: MemoryStore | None = None
+
+    def keep(self, until_us: int = 0) -> MemoryStore:
+        """Return the store, and keep it until a moment."""
+        with self._lock:
+            self._needed_until_us = max(self._needed_until_us, until_us)
+            if self.made is None:
+                store = MemoryStore(clock=self._clock, wall_clock=lambda: time_ns() // 1000)
+                store.observe(self._tell)
+                self.made = store
+            return self.made
+
+    def keep_ban(self, ban: Ban | None) -> Ban | None:
+        """Keep the store until a ban that it has made is over; return the ban."""
+        if ban is not None and ban.ends_us is not None:
+            self.keep(ban.ends_us)
+        return ban
+
+    def needed(self, away: bool) -> MemoryStore | None:
+        """Return the store; None where the shared one is not away, and all that is counted here has expired."""
+        if self.made is None:
+            return None
+        with self._lock:
+            due = not away and self._clock() >= self._needed_until_us
+            # Places may be held by requests that began while the shared store was away.
+            if due and self.made is not None and not self.made.permits_held():
+                self.made = None
+            return self.made
+
+
+def _at(part: Hashable) -> str:
+    """Return the words of a message that name a part of the store."""
+    return "" if part is WHOLE else f" at {part}"
+
+
+def check_failure_policy(deadline: Any, on_error: object) -> None:
+    """Check a deadline and an `on_error`.
+
+    Raises:
+        ConfigurationError: One of them cannot work.
+    """
+    if not _MIN_US <= parse_duration_us(deadline, "deadline") <= _MAX_US:
+        shortest, longest = format_duration(_MIN_US), format_duration(_MAX_US)
+        raise ConfigurationError(f'deadline: expected {shortest} to {longest}, for example "50ms", not {deadline!r}')
+    if on_error not in _CHOICES:
+        names = ", ".join(f'"{choice}"' for choice in _CHOICES)
+        raise ConfigurationError(
+            f"on_error: expected one of {names}, not {on_error!r}{closest(str(on_error), _CHOICES)}"
+        )

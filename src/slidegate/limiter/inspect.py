@@ -1,0 +1,192 @@
+"""For people who look at a limiter: who asks it, all windows of one key, and how a key stands under ban policies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from threading import Lock
+from time import time_ns
+from typing import Final, NamedTuple, Protocol
+from weakref import ref
+
+from ..core.addresses import BITS, format_network, parse_network, prefix_length
+from ..core.bans.in_force import Guarded
+from ..core.bans.policy import BanPolicy
+from ..core.bans.standing_view import PolicyStanding, policy_standing
+from ..core.decision import Bucket
+from ..core.errors import ConfigurationError
+from ..core.store import BanStore, Store
+from ..core.views import WindowView, view_of
+from ..stores.forks import hold_over_fork
+from .aio import let_others_run, within
+
+TOGETHER: Final = 32
+"""How many buckets a store is asked for at a time: a few milliseconds of work for it and for this process."""
+MAX_BUCKETS: Final = 4_096
+"""How many buckets are looked at. Limits at routes make one for each route."""
+WIDEST: Final = {4: 16, 6: 24}
+"""The shortest prefix lengths that a policy strikes."""
+MAX_POLICIES: Final = 200
+"""How many standings are shown of one key."""
+
+
+class Caller(Protocol):
+    """Whoever asks a limiter: a middleware, a function with limits, a transport."""
+
+    @property
+    def policies(self) -> Sequence[BanPolicy]:
+        """The ban policies by which it strikes."""
+
+    def buckets(self) -> Iterable[Bucket]:
+        """Return the buckets that it has counted in, or will, as far as is known by now."""
+
+
+class BucketCaller:
+    """A caller that counts in one bucket. Whoever it stands for keeps it as long as it lives."""
+
+    policies: Final = ()
+
+    def __init__(self, bucket: Bucket) -> None:
+        self._bucket = bucket
+
+    def buckets(self) -> tuple[Bucket]:
+        """See `Caller.buckets`."""
+        return (self._bucket,)
+
+
+class Callers:
+    """Those who ask one limiter, in the order in which they came. It keeps none of them alive."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        hold_over_fork(self._lock)
+        self._known: list[ref[Caller]] = []
+
+    def add(self, caller: Caller) -> None:
+        """Add a caller; one that is known already is listed once."""
+        with self._lock:
+            alive = [known for known in self._known if (other := known()) is not None and other is not caller]
+            self._known = [*alive, ref(caller)]
+
+    def listed(self) -> list[Caller]:
+        """Return the callers that are there."""
+        return [caller for known in self._known if (caller := known()) is not None]
+
+    def policies(self) -> list[BanPolicy]:
+        """Return the ban policies of all callers."""
+        return [policy for caller in self.listed() for policy in caller.policies]
+
+    def buckets(self, others: Iterable[Bucket]) -> list[Bucket]:
+        """Return the buckets of all callers, and others; of those that share all their windows, the last alone."""
+        known = [bucket for caller in self.listed() for bucket in caller.buckets() if bucket.limits]
+        newest = {(one.rule, *(limit.same_window for limit in one.limits)): one for one in [*known, *others]}
+        return list(newest.values())
+
+
+class KeyView(NamedTuple):
+    """The windows of a key. Moments are microseconds of the store's time.
+
+    ``moment_us - now_us + unix_us`` is a moment in Unix time.
+    """
+
+    key: str
+    """The key as the store holds it."""
+    now_us: int
+    """The store's time when it was asked last."""
+    unix_us: int
+    """Unix time at that moment, by the clock of this process."""
+    windows: tuple[WindowView, ...]
+    """One for each limit of each rule, those in which nothing counts as well."""
+    left_out: int
+    """How many further rules were not looked at: 0 unless there are more than 4,096."""
+
+
+async def look_at(store: Store, key: str, buckets: Sequence[Bucket]) -> KeyView:
+    """Return the windows of a key.
+
+    Args:
+        store: The store.
+        key: The key in its spelling.
+        buckets: The buckets that may have counted it.
+
+    Raises:
+        StoreError: The store does not answer.
+    """
+    asked = buckets[:MAX_BUCKETS]
+    views: list[WindowView] = []
+    at = 0
+    while True:
+        part = asked[at : at + TOGETHER]
+        now_us, windows = await within(store.inspect(key, part))
+        places = [(bucket, place) for bucket in part for place in range(len(bucket.limits))]
+        for (bucket, place), window in zip(places, windows, strict=True):
+            limit = bucket.limits[place]
+            views.append(view_of(bucket.rule, bucket.label, bucket.names[place], limit, window, now_us))
+        at += TOGETHER
+        if at >= len(asked):
+            return KeyView(key, now_us, time_ns() // 1_000, tuple(views), len(buckets) - len(asked))
+        await let_others_run()
+
+
+class KeyStanding(NamedTuple):
+    """How a key stands under ban policies. Moments are microseconds of the store's time.
+
+    ``moment_us - now_us + unix_us`` is a moment in Unix time.
+    """
+
+    key: str
+    """The key as the store holds it."""
+    now_us: int
+    """The store's time."""
+    unix_us: int
+    """Unix time at that moment, by the clock of this process."""
+    policies: tuple[PolicyStanding, ...]
+    """One for each policy under which the key, or a network that holds it, has strikes or a rung; its own first."""
+    left_out: int
+    """How many further ones there are: 0 unless there are more than 200."""
+
+
+async def standing_of(
+    bans: BanStore, key: str, guards: Sequence[Guarded], policies: Iterable[BanPolicy]
+) -> KeyStanding:
+    """Return how a key stands.
+
+    Args:
+        bans: The bans of the store.
+        key: The key in its spelling.
+        guards: The address that the key is, if it is one.
+        policies: The policies that are known; of two of one name the last one counts.
+
+    Raises:
+        StoreError: The store does not answer.
+    """
+    known: dict[str, BanPolicy] = {}
+    for policy in policies:
+        known[policy.name] = policy
+        if policy.prefix is not None:
+            known[policy.prefix.name] = policy.prefix
+    keys = [key, *(network for network in networks_around(key, guards) if network != key)]
+    now_us, kept = await within(bans.standings(keys))
+    places = {name: place for place, name in enumerate(keys)}
+    found = [stands for one in kept if (stands := policy_standing(one, known.get(one.policy), now_us)) is not None]
+    found.sort(key=lambda stands: (places[stands.key], stands.policy))
+    shown = tuple(found[:MAX_POLICIES])
+    return KeyStanding(key, now_us, time_ns() // 1_000, shown, len(found) - len(shown))
+
+
+def networks_around(key: str, guards: Sequence[Guarded] = ()) -> list[str]:
+    """Return the keys of the networks that hold an address or network, itself first; none for any other key.
+
+    Args:
+        key: The key in its spelling.
+        guards: The address that it was spelled of: the key of an IPv6 address is its /64.
+    """
+    address = next((guard for guard in guards if not isinstance(guard, str)), None)
+    if address is not None:
+        (version, first), longest = address, BITS[address[0]]
+    else:
+        try:
+            version, first, last = parse_network(key)
+        except ConfigurationError:
+            return []
+        longest = prefix_length(version, first, last)
+    return [format_network(version, first, length) for length in range(longest, WIDEST[version] - 1, -1)]

@@ -1,0 +1,130 @@
+"""The spelling of keys in a store.
+
+Keys are text. A key that reads as an address is that address: ``::ffff:192.0.2.7`` is ``192.0.2.7``, a bare IPv6
+address means its /64, and ``2001:db8::1/128`` exactly itself. Any other key is taken as it is, up to 64 bytes; longer
+keys are digested. A digest is 16 bytes of BLAKE2b, keyed with the secret of the limiter where it was given one. Every
+worker makes the same digest of a value from its first request on, and asks no store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
+from typing import Final, TypeAlias
+
+from ..core.addresses import canonical_key, parse_address, parse_network
+from ..core.bans.in_force import MAX_KEY_BYTES, Guarded
+from ..core.decision import Check
+from ..core.errors import ConfigurationError, InvalidKey, quoted
+from ..core.limits import AnyLimit
+from ..core.memo import remember
+
+Known: TypeAlias = tuple[str, tuple[Guarded, ...]]
+"""The spelling of a key; and its address, if it is one, because bans of networks refuse it as well."""
+
+
+class KeyOf:
+    """The key that a gate makes of a value, for the methods of a `Limiter`: ``header("X-API-Key").of("k123")``.
+
+    It is spelled when a method asks for it, because a digest needs the secret of that limiter. Nothing shows the value.
+
+    Args:
+        shown: The kind of the value.
+        spell: Returns the key.
+        guarded: The address whose bans refuse it as well, if it is of one.
+    """
+
+    __slots__ = ("_shown", "guarded", "spell")
+
+    def __init__(self, shown: str, spell: Callable[[Keys], str], guarded: tuple[Guarded, ...] = ()) -> None:
+        self._shown = shown
+        self.spell = spell
+        self.guarded = guarded
+
+    def __repr__(self) -> str:
+        return f"<key {self._shown} of a value>"
+
+
+AnyKey: TypeAlias = str | KeyOf
+"""A key as the methods of a limiter take it."""
+
+Limits: TypeAlias = str | AnyLimit | Sequence[str | AnyLimit]
+"""Limits as the methods of a limiter take them."""
+
+Question: TypeAlias = tuple[tuple[Check], tuple[Guarded, ...]]
+"""A demand of one check, and the address of its key, if it is one."""
+
+_EXPECTED: Final = 'text that is not empty, for example "user:42"'
+_PERSON: Final = b"slidegate"
+"""Sets digests without a secret apart from those of other programs."""
+
+
+class Keys:
+    """Spells keys.
+
+    Args:
+        secret: The key for digests, 16 to 64 bytes; None for none.
+
+    Attributes:
+        known: A memo of keys and their spellings.
+
+    Raises:
+        ConfigurationError: The secret is too short or too long.
+    """
+
+    def __init__(self, secret: str | bytes | None) -> None:
+        self._hash = blake2b(person=_PERSON, digest_size=16) if secret is None else _keyed(secret)
+        self.known: dict[AnyKey, Known] = {}
+        self._digests: dict[tuple[str, bytes], str] = {}
+
+    def learn(self, key: AnyKey) -> Known:
+        """Spell a key.
+
+        Raises:
+            InvalidKey: `key` is not text, or empty.
+        """
+        if isinstance(key, KeyOf):
+            return key.spell(self), key.guarded
+        if not isinstance(key, str) or not key:
+            raise InvalidKey(f"key: expected {_EXPECTED}, not {quoted(key)}", _EXPECTED)
+        if (found := self.known.get(key)) is not None:
+            return found
+        text = canonical_key(key)
+        encoded = text.encode(errors="surrogatepass")
+        if len(encoded) > MAX_KEY_BYTES:
+            text = self.digest("long", encoded)
+        known = text, _guards(key)
+        remember(self.known, key, known)
+        return known
+
+    def digest(self, kind: str, value: bytes) -> str:
+        """Return a key of at most 64 bytes for a value that must not be readable, shown as ``kind#1f3a…``."""
+        text = self._digests.get((kind, value))
+        if text is None:
+            made = self._hash.copy()
+            made.update(kind.encode() + b"\0" + value)
+            text = f"{kind[: MAX_KEY_BYTES - 33]}#{made.hexdigest()}"
+            remember(self._digests, (kind, value), text)
+        return text
+
+
+def _keyed(secret: object) -> blake2b:
+    try:
+        encoded = secret.encode() if isinstance(secret, str) else secret
+    except UnicodeEncodeError:  # half a character
+        encoded = None
+    if not isinstance(encoded, bytes) or not 16 <= len(encoded) <= 64:
+        # A value of the wrong length may be a secret all the same, so the message does not repeat it.
+        raise ConfigurationError("secret: expected 16 to 64 bytes, for example from secrets.token_hex(32)")
+    return blake2b(key=encoded, digest_size=16)
+
+
+def _guards(key: str) -> tuple[Guarded, ...]:
+    address = parse_address(key)
+    if address is None and "/" in key:
+        try:
+            version, first, last = parse_network(key)
+        except ConfigurationError:
+            return ()
+        address = (version, first) if first == last else None
+    return () if address is None else (address,)

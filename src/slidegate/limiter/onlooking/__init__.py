@@ -1,1 +1,0 @@
-"""Those who look on: they are shown what the limiter decides, and find the gates that ask it."""

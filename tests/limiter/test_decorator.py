@@ -1,0 +1,412 @@
+"""Limits around functions and blocks: who is refused, who waits, and that the function stays what it was."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import os
+import pickle
+import signal
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import anyio
+import pytest
+
+from slidegate import ConfigurationError, Limiter, LimitExceeded, MemoryStore, RateLimited, Reason, SlidegateError
+from slidegate.testing import FakeClock
+
+from ..remote_stores import SickStore, SlowStore
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock(10**9)
+
+
+@pytest.fixture(params=["memory", "a store that is awaited"])
+def limiter(request: pytest.FixtureRequest, clock: FakeClock) -> Iterator[Limiter]:
+    store: Any = MemoryStore(clock=clock) if request.param == "memory" else SlowStore(clock)
+    made = Limiter(store, deadline="60s")
+    yield made
+    made.sync.close()
+
+
+@pytest.fixture(params=["memory", "a store that is awaited"])
+def real(request: pytest.FixtureRequest) -> Iterator[Limiter]:
+    """A limiter by the time of the system."""
+
+    def now_us() -> int:
+        return time.monotonic_ns() // 1_000
+
+    store: Any = MemoryStore(clock=now_us) if request.param == "memory" else SlowStore(now_us)
+    made = Limiter(store, deadline="60s")
+    yield made
+    made.sync.close()
+
+
+def outcomes(call: Callable[[], object], times: int) -> list[object]:
+    """Return what calls return, and the seconds that refused ones are told to wait."""
+
+    def outcome() -> object:
+        try:
+            return call()
+        except RateLimited as refusal:
+            return refusal.retry_after_s
+
+    return [outcome() for _ in range(times)]
+
+
+# -- functions -----------------------------------------------------------------------------------------------------
+
+
+def test_a_function_runs_as_often_as_the_limit_says(limiter: Limiter, clock: FakeClock) -> None:
+    ran: list[str] = []
+
+    @limiter.limited("2/10s", key="mail")
+    def send(to: str) -> str:
+        ran.append(to)
+        return "sent"
+
+    assert outcomes(lambda: send("ann"), 4) == ["sent", "sent", 10.0, 10.0]
+    assert ran == ["ann", "ann"]
+    clock.advance("10s")
+    assert send(to="bob") == "sent"
+
+
+def test_the_key_may_come_from_the_arguments_and_the_object_of_a_method(limiter: Limiter) -> None:
+    class Mailbox:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        @limiter.limited("1/10s", key=lambda mailbox, to, *_, **options: f"mailbox:{mailbox.name}:{to}")
+        def send(self, to: str, *, text: str = "") -> str:
+            return self.name
+
+        @classmethod
+        @limiter.limited("1/10s", key="all")
+        def send_all(cls) -> str:
+            return cls.__name__
+
+    for name, to in (("ann", "eve"), ("ann", "dan"), ("bob", "eve")):
+        assert outcomes(functools.partial(Mailbox(name).send, to, text="hello"), 2) == [name, 10.0]
+    assert outcomes(Mailbox.send_all, 2) == ["Mailbox", 10.0]
+
+
+def one(number: int = 1) -> int:
+    return number
+
+
+def two(number: int = 1) -> int:
+    return number
+
+
+def test_functions_are_counted_apart_unless_they_share_a_rule(limiter: Limiter) -> None:
+    apart = limiter.limited("1/10s", key="all")
+    assert [outcomes(apart(function), 2) for function in (one, two)] == [[1, 10.0], [1, 10.0]]
+    together = limiter.limited("1/10s", key="all", rule="numbers")
+    assert [outcomes(together(function), 1) for function in (one, two)] == [[1], [10.0]]
+    assert not limiter.sync.peek("all", "1/10s", rule="numbers")
+    assert not limiter.sync.peek("all", "1/10s", rule=f"{__name__}.one")
+
+
+def test_names_that_are_too_long_for_a_rule_are_told_apart(limiter: Limiter) -> None:
+    def named(name: str) -> Callable[[], int]:
+        def function() -> int:
+            return 1
+
+        function.__qualname__ = name
+        return limiter.limited("1/10s", key="all")(function)
+
+    long = "x" * 100
+    assert [outcomes(named(name), 1) for name in (f"a{long}", f"b{long}", f"a{long}")] == [[1], [1], [10.0]]
+
+
+def test_partial_functions_and_callable_objects_are_functions(limiter: Limiter) -> None:
+    class Asked:
+        async def __call__(self) -> int:
+            return 2
+
+    limited = limiter.limited("1/10s", key="all")
+    assert outcomes(limited(functools.partial(one, 7)), 2) == [7, 10.0]
+    asked = limited(Asked())
+    assert inspect.iscoroutinefunction(asked)
+    assert outcomes(lambda: asyncio.run(asked()), 2) == [2, 10.0]
+
+
+def test_a_cost_and_several_limits_count(limiter: Limiter) -> None:
+    costly = limiter.limited("10/10s; 4/second", key="all", cost=3)(one)
+    assert outcomes(costly, 2) == [1, 1.0]
+
+
+def test_the_function_looks_as_before(limiter: Limiter) -> None:
+    def plain(first: int, /, *rest: str, last: bool = False) -> str:
+        """Do something."""
+        return ""
+
+    async def awaited() -> None:
+        """Do something else."""
+
+    limited = limiter.limited("5/second", key="all")
+    for function in (plain, awaited):
+        wrapped: Any = limited(function)
+        assert inspect.signature(wrapped) == inspect.signature(function)
+        assert (wrapped.__name__, wrapped.__doc__, wrapped.__wrapped__) == (
+            function.__name__, function.__doc__, function
+        )  # fmt: skip
+        assert inspect.iscoroutinefunction(wrapped) == inspect.iscoroutinefunction(function)
+
+
+# -- blocks --------------------------------------------------------------------------------------------------------
+
+
+def test_a_block_is_limited_in_a_thread_and_on_a_loop(limiter: Limiter) -> None:
+    limited = limiter.limited("2/10s", key="github")
+
+    def block() -> int | None:
+        with limited as decision:
+            return decision.remaining
+
+    async def block_on_loop() -> int | None:
+        async with limited as decision:
+            return decision.remaining
+
+    assert outcomes(block, 1) == [1]
+    assert outcomes(lambda: asyncio.run(block_on_loop()), 2) == [0, 10.0]
+    assert outcomes(block, 1) == [10.0]
+    assert not limiter.sync.peek("github", "2/10s", rule="limited")
+
+
+def test_what_a_block_raises_comes_out_and_its_unit_stays_spent(limiter: Limiter) -> None:
+    with pytest.raises(LookupError), limiter.limited("1/10s", key="github"):
+        raise LookupError
+    assert outcomes(limiter.limited("1/10s", key="github").__enter__, 1) == [10.0]
+
+
+# -- waiting -------------------------------------------------------------------------------------------------------
+
+
+def test_a_call_waits_for_its_turn_or_is_refused(real: Limiter) -> None:
+    assert outcomes(real.limited("1/50ms", key="all", wait="20s")(one), 4) == [1] * 4
+    hourly = outcomes(real.limited("1/hour", key="hourly", wait="20s")(one), 2)
+    assert hourly == [1, pytest.approx(3600, abs=20)], "longer than it may wait"
+
+
+def test_calls_of_threads_and_tasks_wait_in_one_line(real: Limiter) -> None:
+    waiting = real.limited("1/20ms", key="all", wait="20s", rule="calls")
+    most = 0
+
+    async def task() -> None:
+        async with waiting:
+            pass
+
+    def thread() -> None:
+        with waiting:
+            pass
+
+    async def main() -> None:
+        nonlocal most
+        calls = [asyncio.create_task(asyncio.to_thread(thread)) for _ in range(4)]
+        calls += [asyncio.create_task(task()) for _ in range(4)]
+        while not all(call.done() for call in calls):
+            most = max(most, real.engine.waits.waiting)
+            await asyncio.sleep(0.001)
+        await asyncio.gather(*calls)
+
+    began_s = time.monotonic()
+    asyncio.run(main())
+    assert time.monotonic() - began_s >= 0.14
+    assert most > 1
+    assert real.engine.lines.lines == {}
+
+
+class Interrupt(BaseException):
+    """Stands for the end of a thread's patience, such as Ctrl-C."""
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs timers of POSIX")
+def test_a_thread_that_is_interrupted_in_its_wait_is_charged_nothing(real: Limiter) -> None:
+    waiting = real.limited("1/hour", key="all", wait="2h", rule="hourly")(one)
+    waiting()
+
+    def interrupt(*_: object) -> None:
+        raise Interrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        with pytest.raises(Interrupt):
+            waiting()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert real.engine.lines.lines == {}
+    seen = real.sync.peek("all", "1/hour", rule="hourly")
+    assert seen.retry_after_us is not None
+    assert seen.retry_after_us <= 3_600_000_000
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_child_does_not_stand_behind_those_who_wait_in_its_parent() -> None:
+    limiter = Limiter()
+    waiting = limiter.limited("1/hour", key="all", wait="2h", rule="hourly")(one)
+    waiting()
+    thread = threading.Thread(target=waiting)
+    thread.start()
+    while not limiter.engine.waits.waiting:
+        time.sleep(0.001)
+    child = os.fork()
+    if not child:
+        try:
+            signal.alarm(20)
+            limiter.store.reset("all")  # type: ignore[unused-coroutine]
+            waiting()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    limiter.sync.reset("all")
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+def test_a_task_that_is_cancelled_in_its_wait_is_charged_nothing(limiter: Limiter) -> None:
+    waiting = limiter.limited("1/10s", key="all", wait="1h", rule="slow")
+
+    async def enter() -> None:
+        async with waiting:
+            pass
+
+    async def main() -> None:
+        await enter()
+        for _ in range(3):
+            task = asyncio.create_task(enter())
+            while not limiter.engine.waits.waiting:  # noqa: ASYNC110 - nobody tells
+                await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        assert (await limiter.peek("all", "1/10s", rule="slow")).retry_after_us == 10_000_000
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_functions_are_limited_on_both_kinds_of_loops(backend: str) -> None:
+    limiter = Limiter()
+
+    @limiter.limited("1/50ms", key="all", wait="20s")
+    async def tick() -> float:
+        return time.monotonic()
+
+    async def main() -> list[float]:
+        return [await tick(), await tick()]
+
+    sooner, later = anyio.run(main, backend=backend)
+    assert later - sooner >= 0.045
+
+
+# -- refusals ------------------------------------------------------------------------------------------------------
+
+
+def test_a_refusal_carries_its_decision(limiter: Limiter) -> None:
+    limiter.sync.ban("user:7", "1h", reason="spam")
+    with pytest.raises(RateLimited) as banned:
+        limiter.limited("5/second", key="user:7")(one)()
+    assert banned.value.decision.reason is Reason.BANNED
+    assert isinstance(banned.value, SlidegateError)
+    assert not isinstance(banned.value, LimitExceeded), "it is no answer to the client of the application"
+    limiter.sync.ban("user:8", "permanent")
+    with pytest.raises(RateLimited, match=r"numbers is refused for ever: banned") as banned:
+        limiter.limited("5/second", key="user:8", rule="numbers")(one)()
+    assert banned.value.retry_after_s is None
+
+
+def test_a_refusal_goes_from_process_to_process(clock: FakeClock) -> None:
+    limited = Limiter(MemoryStore(clock=clock)).limited("1/10s", key="all", rule="numbers")(one)
+    limited()
+    with pytest.raises(RateLimited, match=r"numbers is refused for 10 s: limited") as refused:
+        limited()
+    copy = pickle.loads(pickle.dumps(refused.value))
+    assert (str(copy), copy.retry_after_s, copy.decision.states) == (
+        str(refused.value), 10.0, refused.value.decision.states
+    )  # fmt: skip
+
+
+def test_without_an_answer_of_the_store_the_limiter_decides_as_it_was_told() -> None:
+    store = SickStore(FakeClock(10**9))
+    store.error = OSError("gone")
+    with Limiter(store, deadline="60s", on_error="deny").sync as gate:
+        limited = gate._limiter.limited("5/second", key="all", rule="numbers")(one)  # type: ignore[attr-defined]
+        with pytest.raises(RateLimited, match=r"numbers is refused for 1 s: unavailable"):
+            limited()
+
+
+async def test_a_plain_function_on_a_running_loop_is_told_to_be_a_coroutine() -> None:
+    limited = Limiter().limited("1/10s", key="all")
+    with pytest.raises(ConfigurationError, match="`async with` or `async def`"):
+        limited(one)()
+    with pytest.raises(ConfigurationError, match="`async with` or `async def`"), limited:
+        pass
+    assert await asyncio.to_thread(limited(one)) == 1
+
+
+# -- mistakes ------------------------------------------------------------------------------------------------------
+
+
+def generator() -> Iterator[int]:
+    yield 1
+
+
+async def async_generator() -> AsyncIterator[int]:
+    yield 1
+
+
+async def async_key() -> str:
+    return "all"
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (generator, "generator"),
+        (async_generator, "generator"),
+        (Interrupt, "expected a function"),
+        (classmethod(one), "below @classmethod"),
+        (5, "expected a function"),
+    ],
+)
+def test_what_is_no_function_is_refused_where_it_is_decorated(function: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        Limiter().limited("5/second", key="all")(function)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"key": 5}, "key: expected text"),
+        ({"key": async_key}, "a plain function"),
+        ({"key": Interrupt}, "a plain function"),
+        ({"key": "all", "cost": 6}, "cost: expected a whole number from 0 to 5"),
+        ({"key": "all", "wait": "0s"}, "wait: expected more than nothing"),
+        ({"key": "all", "rule": "a:b"}, "rule: "),
+    ],
+)
+def test_a_value_that_cannot_work_is_refused_at_once(options: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        Limiter().limited("5/second", **options)
+
+
+def test_a_block_has_no_arguments_to_make_a_key_of() -> None:
+    limited = Limiter().limited("5/second", key=lambda: "all")
+    with pytest.raises(ConfigurationError, match='key="github"'), limited:
+        pass
+
+
+def test_a_key_that_the_function_makes_has_to_be_text() -> None:
+    limited: Any = Limiter().limited("5/second", key=lambda number: number)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="key: expected text"):
+        limited(one)(5)

@@ -1,0 +1,178 @@
+"""The table of all kinds: docs/guides/events.md shows it, and the events that are made agree with it."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slidegate import (
+    BanPolicy,
+    Event,
+    Limiter,
+    MemoryStore,
+    NetworkFiles,
+    RateLimitMiddleware,
+    Rule,
+    StoreError,
+)
+from slidegate.limiter.events import KINDS
+from slidegate.limiter.figures import statistics
+from slidegate.testing import FakeClock, RecordingObserver
+
+from .. import conftest
+from ..asgi import call, hello, statuses
+from ..remote_stores import RemoteStore
+from ..web.gates import end_of_looks
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "events.md"
+ROW = re.compile(r"^\| `(\w+)` \| (.+?) \| (.*?) \| (.+?) \| (yes|no) \|$", re.MULTILINE)
+
+
+def documented() -> set[str]:
+    """Return the kinds that the docstring of `Event` lists."""
+    table = re.search(r"Kinds:\n(.*?)\n\n", Event.__doc__ or "", re.DOTALL)
+    assert table is not None
+    return {kind for line in table[1].splitlines() for kind in re.findall("``([a-z_]+)``", line.split(": ")[0])}
+
+
+def test_the_page_shows_the_table_and_the_docstring_lists_the_same_kinds() -> None:
+    rows = {
+        kind: (re.findall("`([^`]+)`", fields), often, logged)
+        for kind, _, fields, often, logged in ROW.findall(PAGE.read_text("utf-8"))
+    }
+    assert rows == {
+        kind: (sorted(known.fields), known.often, "yes" if known.logged else "no") for kind, known in KINDS.items()
+    }
+    assert documented() == set(KINDS)
+
+
+# -- scenes: each kind that a process can make without a server --------------------------------------------------------
+
+
+class Scene:
+    """A limiter whose every event is kept."""
+
+    def __init__(self, **store: Any) -> None:
+        self.clock = FakeClock(10**12)
+        self.heard = RecordingObserver()
+        self.limiter = Limiter(MemoryStore(clock=self.clock, **store), observers=[self.heard])
+
+    def gate(self, **options: Any) -> RateLimitMiddleware:
+        return RateLimitMiddleware(hello, limiter=self.limiter, **options)
+
+
+async def requests(scene: Scene, tmp_path: Path) -> None:
+    rules = [Rule("*", "1/hour"), Rule("*", "1/hour", action="shadow", name="trial")]
+    assert await statuses(scene.gate(rules=rules), 2) == [200, 429]
+    assert await statuses(scene.gate(rules=rules[1:]), 2) == [200, 200]
+
+
+async def bans(scene: Scene, tmp_path: Path) -> None:
+    await scene.limiter.ban("user:1", "1h")
+    await scene.limiter.unban("user:1")
+    policy = BanPolicy("1/10m", "1h", name="p", most="1/hour")
+    for number in range(3):
+        await scene.limiter.strike(f"user:{number}", policy)
+    await scene.limiter.strike("user:9", BanPolicy("1/10m", "1h", name="q", action="shadow"))
+
+
+async def full_bans(scene: Scene, tmp_path: Path) -> None:
+    small = Scene(max_bans=2)
+    scene.heard.events = small.heard.events
+    for number in range(5):
+        await small.limiter.strike(f"user:{number}", BanPolicy("1/10m", "1h", name="p"))
+        await small.limiter.strike(f"other:{number}", BanPolicy("9/10m", "1h", name="q"))
+
+
+async def full_store(scene: Scene, tmp_path: Path) -> None:
+    small = Scene(max_keys=1)
+    scene.heard.events = small.heard.events
+    for number in range(3):
+        await small.limiter.hit(f"user:{number}", "9/hour")
+
+
+async def full_statistics(scene: Scene, tmp_path: Path) -> None:
+    for number in range(statistics.MAX_SERIES + 2):
+        scene.limiter.engine.statistics.series((f"rule{number}",), "GET /")
+
+
+async def sick_store(scene: Scene, tmp_path: Path) -> None:
+    class Sick(RemoteStore):
+        well = False
+
+        def hit(self, *arguments: Any, **line: Any) -> Any:
+            if not self.well:
+                raise StoreError("away")
+            return super().hit(*arguments, **line)
+
+    sick = Sick(inner=scene.limiter.store)
+    limiter = Limiter(sick, on_error="allow", observers=[scene.heard])
+    await limiter.hit("user:1", "9/hour")
+    sick.well = True
+    await limiter.hit("user:1", "9/hour")
+
+
+async def lists(scene: Scene, tmp_path: Path) -> None:
+    now_s = [0.0]
+    (tmp_path / "a.txt").write_text("192.0.2.0/24\n", "utf-8")
+    gate = scene.gate(limits="999/hour", blocklist=NetworkFiles([tmp_path / "a.txt"], clock=lambda: now_s[0]))
+
+    async def change(text: str, *, in_place: bool = False) -> None:
+        if in_place:
+            (tmp_path / "a.txt").write_text(text, "utf-8")
+        else:
+            (tmp_path / "new").write_text(text, "utf-8")
+            (tmp_path / "new").replace(tmp_path / "a.txt")
+        for _ in range(9):
+            now_s[0] += 2
+            await call(gate)
+            end_of_looks()
+        await call(gate)
+
+    await change("".join(f"198.51.100.{number}\n" for number in range(100)))
+    await change("nonsense\n")
+    await change("198.51.100.1\n")
+
+
+async def slow_observers(scene: Scene, tmp_path: Path) -> None:
+    scene.limiter.engine.events._dropped = 7
+    scene.limiter.engine.events._report_dropped()
+
+
+SCENES = {
+    requests: {"refused", "near_limit", "shadow_refused"},
+    bans: {"banned", "unbanned", "shadow_banned", "bans_capped"},
+    full_bans: {"bans_full", "strikes_dropped"},
+    full_store: {"keys_shared"},
+    full_statistics: {"series_full"},
+    sick_store: {"store_failed", "store_recovered"},
+    lists: {"list_reloaded", "list_rejected"},
+    slow_observers: {"events_dropped"},
+}
+
+
+@pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)
+async def test_events_that_happen_have_the_fields_of_their_kind_and_are_logged_where_the_table_says_so(
+    scene: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    at = Scene()
+    with caplog.at_level(logging.INFO, logger="slidegate"):
+        await scene(at, tmp_path)
+    assert set(at.heard.kinds) >= SCENES[scene]
+    for event in at.heard.events:
+        assert set(event.details) == KINDS[event.kind].fields, event
+    begun = {record.getMessage().split(": ")[1] for record in caplog.records if record.name == "slidegate"}
+    for kind in set(at.heard.kinds):
+        assert (kind in begun) == KINDS[kind].logged, kind
+
+
+def test_the_look_at_every_event_of_the_suite_bites() -> None:
+    scope: dict[str, Any] = {"__name__": "slidegate.made.up", "Event": Event}
+    exec('Event("banned", "x", {"key": 1})', scope)
+    exec('Event("unheard_of", "x")', scope)
+    assert conftest.odd_events == ["slidegate.made.up: banned has ['key']", "slidegate.made.up: unheard_of has []"]
+    conftest.odd_events.clear()

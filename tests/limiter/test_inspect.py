@@ -1,0 +1,188 @@
+"""Looking at one customer: which rules are asked, how many at a time, and in whose words."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.routing import Route
+
+from slidegate import (
+    ConfigurationError,
+    Limiter,
+    MemoryStore,
+    MessageLimits,
+    Quota,
+    RateLimit,
+    RateLimitMiddleware,
+    Rule,
+    StoreUnavailable,
+)
+from slidegate.core import Concurrency
+from slidegate.limiter.inspect import MAX_BUCKETS, TOGETHER
+from slidegate.testing import FakeClock
+
+from ..asgi import PEER, call, hello, page, scope_of, send_scope
+from ..remote_stores import RemoteStore, SickStore
+
+CLIENT = "203.0.113.9"
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock(1_800_000_000_000_000)
+
+
+def labels(view: Any) -> list[tuple[str, int]]:
+    """Return the name and the units used of every window that holds anything."""
+    return [(shown.name, shown.used) for shown in view.windows if shown.used]
+
+
+async def test_the_rules_of_all_gates_endpoints_and_routes_are_asked(clock: FakeClock) -> None:
+    limiter = Limiter(MemoryStore(clock=clock))
+    limited = RateLimit("7/minute", name="at-the-endpoint")(page)
+    routes = Starlette(routes=[Route("/limited", limited)])
+    inner = RateLimitMiddleware(routes, per_route="40/minute", limiter=limiter)
+    rules = [
+        Rule("/limited", "5/minute; 50/hour", name="short"),
+        Rule("*", Quota("1000/day"), name="plan"),
+        Rule("*", "30/minute", concurrency=3, name="both"),
+        Rule("/never", "9/minute", name="elsewhere"),
+    ]
+    outer = RateLimitMiddleware(inner, rules=rules, limiter=limiter, messages=MessageLimits("9/minute", key="client"))
+    for _ in range(2):
+        assert (await call(outer, "/limited")).status == 200
+    view = await limiter.inspect(PEER)
+    assert sorted(labels(view)) == sorted(
+        [
+            ("short-60", 2),
+            ("short-3600", 2),
+            ("plan", 2),
+            ("both", 2),
+            ("at-the-endpoint", 2),
+            ("per-route GET /limited", 2),
+        ]
+    )
+    assert {"elsewhere", "cors-preflight"} <= {shown.label for shown in view.windows if not shown.used}
+    assert [shown.label for shown in view.windows if isinstance(shown.limit, Concurrency)] == ["both"]
+    assert (view.key, view.left_out, view.now_us) == (PEER, 0, clock.now_us)
+
+
+async def test_methods_and_functions_with_limits_are_asked_too(clock: FakeClock) -> None:
+    limiter = Limiter(MemoryStore(clock=clock))
+    await limiter.hit("ann", "5/minute; 50/hour", cost=2)
+    await limiter.hit("ann", "9/minute", rule="other")
+
+    @limiter.limited("4/minute", key="ann")
+    async def called() -> None:
+        """Do nothing."""
+
+    await called()
+    assert sorted(used for _, used in labels(await limiter.inspect("ann"))) == [1, 1, 2, 2]
+    del called
+    gc.collect()
+    assert sorted(used for _, used in labels(await limiter.inspect("ann"))) == [1, 2, 2]
+
+
+async def test_given_rules_are_asked_in_the_place_of_those_of_gates(clock: FakeClock) -> None:
+    limiter = Limiter(MemoryStore(clock=clock))
+    await limiter.hit("ann", "5/minute", cost=2, rule="api")
+    assert labels(await Limiter(limiter.store).inspect("ann")) == [], "another limiter has not heard of the rule"
+    shown = await Limiter(limiter.store).inspect("ann", {"api": "5/minute", "other": ["9/hour", Quota("7/day")]})
+    assert [(window.rule, window.used) for window in shown.windows] == [("api", 2), ("other", 0), ("other", 0)]
+    with pytest.raises(ConfigurationError):
+        await limiter.inspect("ann", {"api": "five"})
+
+
+async def test_a_gate_that_a_changed_file_has_replaced_is_asked_no_more(clock: FakeClock, tmp_path: Path) -> None:
+    file = tmp_path / "slidegate.toml"
+    file.write_text('[[rules]]\npath = "*"\nlimits = "5/minute"\nname = "before"\n')
+    now_s = 0.0
+    gate: Any = RateLimitMiddleware.from_file(hello, file, clock=lambda: now_s)
+    assert (await call(gate)).status == 200
+
+    async def rules() -> set[str]:
+        return {window.rule for window in (await gate.limiter.inspect(PEER)).windows}
+
+    assert "before" in await rules()
+    file.write_text('[[rules]]\npath = "*"\nlimits = "500/minute"\nname = "after, and longer"\n')
+    until_s = time.monotonic() + 60
+    while "before" in (asked := await rules()):  # the file is read in a thread
+        assert time.monotonic() < until_s
+        now_s += 2
+        await call(gate)
+        await asyncio.sleep(0.01)
+    assert "after, and longer" in asked
+
+
+async def test_a_gate_whose_application_is_gone_is_asked_no_more(clock: FakeClock) -> None:
+    limiter = Limiter(MemoryStore(clock=clock))
+    gate = RateLimitMiddleware(hello, rules=[Rule("*", "5/minute", name="gone")], limiter=limiter)
+    assert [window.rule for window in (await limiter.inspect(PEER)).windows] == ["gone", "cors-preflight:"]
+    del gate
+    gc.collect()
+    assert (await limiter.inspect(PEER)).windows == ()
+
+
+async def test_a_changed_amount_is_shown_once_with_the_newest(clock: FakeClock) -> None:
+    limiter = Limiter(MemoryStore(clock=clock))
+    for amount in (5, 9):
+        app = RateLimitMiddleware(hello, rules=[Rule("*", f"{amount}/minute", name="api")], limiter=limiter)
+        await call(app)
+    shown = [window for window in (await limiter.inspect(PEER)).windows if window.rule == "api"]
+    assert [(window.used, window.limit.amount) for window in shown] == [(2, 9)]
+
+
+@pytest.mark.interpreted("a compiled class cannot be derived from")
+async def test_a_thousand_rules_are_asked_a_part_at_a_time_and_the_rest_is_counted(clock: FakeClock) -> None:
+    sizes: list[int] = []
+
+    class Watched(RemoteStore):
+        def answer(self, question: Callable[..., Any], *arguments: Any) -> Any:
+            if question == self.inner.inspect:
+                sizes.append(len(arguments[1]))
+            return question(*arguments)
+
+    limiter = Limiter(Watched(clock))
+    await limiter.hit("ann", "5/minute", rule="rule-0")
+    rules = {f"rule-{number}": "5/minute" for number in range(MAX_BUCKETS + 5)}
+    view = await limiter.inspect("ann", rules)
+    assert (len(view.windows), view.left_out, max(sizes)) == (MAX_BUCKETS, 5, TOGETHER)
+    assert labels(view) == [("rule-0", 1)]
+
+
+async def test_moments_have_their_time_on_the_wall() -> None:
+    limiter = Limiter()
+    before_us = time.time_ns() // 1_000
+    await limiter.hit("ann", "5/minute")
+    view = await limiter.inspect("ann")
+    ((start_us, _, leaves_us, units),) = view.windows[0].slices
+    spent_us = start_us - view.now_us + view.unix_us
+    assert before_us - 5_000_000 <= spent_us <= view.unix_us
+    assert (leaves_us - start_us, units) == (60_000_000, 1)
+
+
+async def test_a_store_that_is_away_is_an_error_and_no_empty_answer(clock: FakeClock) -> None:
+    store = SickStore(clock)
+    limiter = Limiter(store, on_error="allow")  # type: ignore[arg-type]
+    await limiter.hit("ann", "5/minute")
+    assert labels(await limiter.inspect("ann")) == [("hit", 1)]
+    store.error = StoreUnavailable("gone")
+    for command in (limiter.inspect("ann"), limiter.reset_all()):
+        with pytest.raises(StoreUnavailable):
+            await command
+
+
+async def test_an_address_is_looked_at_however_it_is_spelled(clock: FakeClock) -> None:
+    limiter = Limiter(MemoryStore(clock=clock))
+    app = RateLimitMiddleware(hello, limits="5/minute", limiter=limiter)
+    scope = {**scope_of(), "client": (f"::ffff:{CLIENT}", 1)}
+    await send_scope(app, scope)
+    for spelled in (CLIENT, f"::ffff:{CLIENT}"):
+        assert [used for _, used in labels(await limiter.inspect(spelled))] == [1]

@@ -1,0 +1,164 @@
+"""Keys that come near a limit: told of once a key and window, in bounded memory."""
+
+from __future__ import annotations
+
+import threading
+from fractions import Fraction
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from slidegate import ConfigurationError, Event, Limiter, MemoryStore, Quota, RateLimitMiddleware, Rule
+from slidegate.core.decision import Bucket
+from slidegate.limiter import near_limits
+from slidegate.limiter.events import KINDS
+from slidegate.testing import FakeClock, RecordingObserver
+
+from ..asgi import PEER, hello, statuses
+
+
+class Site:
+    """A limiter with an observer of keys that are near a limit."""
+
+    def __init__(self, **options: Any) -> None:
+        self.clock = FakeClock(10**15)
+        self.heard = RecordingObserver()
+        self.limiter = Limiter(MemoryStore(clock=self.clock), **options)
+        self.limiter.observe(self.heard, kinds=["near_limit"])
+
+    @property
+    def told(self) -> list[tuple[object, object]]:
+        assert all(set(event.details) == KINDS["near_limit"].fields for event in self.heard.events)
+        return [(event.details["key"], event.details["spent"]) for event in self.heard.events]
+
+
+async def test_a_key_is_told_of_once_in_a_window_when_it_has_spent_the_share() -> None:
+    site = Site()
+    for _ in range(10):
+        await site.limiter.hit("ann", "10/minute", rule="api")
+    assert site.told == [("ann", 8)]
+    (event,) = site.heard.events
+    assert dict(event.details) == {"key": "ann", "rule": "api", "limit": "10/1m", "spent": 8, "amount": 10}
+    assert event.message == "ann has spent 8 of 10 per 1m under 'api'"
+    assert event.time_us == site.clock()
+    for _ in range(30):
+        await site.limiter.hit("ann", "10/minute", rule="api")  # refused: that is told by others
+    assert len(site.told) == 1
+    site.clock.advance("59s")
+    await site.limiter.hit("ann", "10/minute", rule="api")
+    assert len(site.told) == 1
+    site.clock.advance("1s")
+    for _ in range(10):
+        await site.limiter.hit("ann", "10/minute", rule="api")
+    assert site.told == [("ann", 8)] * 2
+
+
+async def test_keys_rules_and_limits_are_told_of_each_by_itself() -> None:
+    site = Site()
+    for rule in ("one", "two"):
+        for key in ("ann", "bob"):
+            for _ in range(4):
+                await site.limiter.hit(key, "5/minute; 5/hour", rule=rule)
+    told = [[event.details[field] for field in ("rule", "key", "limit")] for event in site.heard.events]
+    assert sorted(told) == [  # type: ignore[type-var]
+        [rule, key, limit] for rule in ("one", "two") for key in ("ann", "bob") for limit in ("5/1h", "5/1m")
+    ]
+
+
+@given(st.integers(1, 10**6), st.integers(1, 100))
+@example(10, 70)
+@example(5, 80)
+@example(3, 100)
+def test_the_share_is_exact(amount: int, percent: int) -> None:
+    told: list[Event] = []
+    near = near_limits.NearLimits(percent / 100, lambda: 0, told.append)
+    least = -((-amount * Fraction(percent, 100)) // 1)
+    store = MemoryStore(clock=FakeClock(10**15))
+    bucket = Bucket("rule", Limiter(store)._bucket("rule", f"{amount}/minute").limits)
+    if least > 1:
+        near.look(store.hit(((bucket, "ann", least - 1),)))
+        assert told == []
+        near.look(store.hit(((bucket, "ann", 1),)))
+    else:
+        near.look(store.hit(((bucket, "ann", 1),)))
+    assert [event.details["spent"] for event in told] == [max(least, 1)]
+
+
+@pytest.mark.parametrize("share", [0, -0.1, 1.01, "0.8", None, True, float("nan")])
+def test_a_share_that_cannot_work_is_refused(share: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"near_limit: expected a share above 0 and up to 1, such as 0\.8"):
+        Limiter(near_limit=share)
+    with pytest.raises(ConfigurationError, match="near_limit"):
+        Limiter.from_url("memory://", near_limit=share)
+
+
+async def test_the_share_can_be_set() -> None:
+    site = Site(near_limit=0.5)
+    for _ in range(5):
+        await site.limiter.hit("ann", "10/minute")
+    assert site.told == [("ann", 5)]
+
+
+async def test_quotas_and_places_are_told_of_as_well() -> None:
+    site = Site()
+    for _ in range(9):
+        await site.limiter.hit("ann", Quota("10/day"))
+    assert site.told == [("ann", 8)]
+    gate = RateLimitMiddleware(hello, rules=[Rule("*", concurrency=1, name="one")], limiter=site.limiter)
+    assert await statuses(gate, 5) == [200] * 5
+    assert site.told == [("ann", 8), (PEER, 1)]  # of places once a minute
+    site.clock.advance("1m")
+    assert await statuses(gate, 5) == [200] * 5
+    assert len(site.told) == 3
+
+
+@pytest.mark.parametrize("options", [{"limits": "50/minute"}, {"rules": [Rule("*", "50/minute")], "bans": []}])
+async def test_a_gate_tells_of_its_clients(options: dict[str, Any]) -> None:
+    site = Site()
+    gate = RateLimitMiddleware(hello, limiter=site.limiter, **options)
+    assert await statuses(gate, 50) == [200] * 50
+    assert site.told == [(PEER, 40)]
+
+
+async def test_an_observer_that_comes_later_hears_of_keys_until_it_has_gone() -> None:
+    limiter = Limiter(MemoryStore(clock=FakeClock(10**15)))
+    gate = RateLimitMiddleware(hello, limits="50/minute", limiter=limiter)
+    assert await statuses(gate, 30) == [200] * 30
+    heard: list[Event] = []
+    subscription = limiter.observe(heard.append, kinds=["near_limit"], inline=True)
+    assert await statuses(gate, 15) == [200] * 15
+    assert len(heard) == 1
+    subscription.remove()
+    await limiter.hit("ann", "1/minute")
+    assert len(heard) == 1
+
+
+async def test_what_is_remembered_is_bounded_and_the_rest_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(near_limits, "MAX_REMEMBERED", 5)
+    site = Site()
+    for number in range(20):
+        await site.limiter.hit(f"user:{number}", "1/minute")
+    assert [key for key, _ in site.told] == [f"user:{number}" for number in range(5)]
+    assert site.limiter.event_stats().unsaid == 15
+    site.clock.advance("1m")
+    await site.limiter.hit("user:99", "1/minute")
+    assert [key for key, _ in site.told][5:] == ["user:99"]
+
+
+def test_threads_tell_of_a_key_once() -> None:
+    site = Site()
+    gate = threading.Barrier(8)
+
+    def pour() -> None:
+        gate.wait(60)
+        for _ in range(50):
+            site.limiter.sync.hit("ann", "100000/minute", 250)
+
+    threads = [threading.Thread(target=pour) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(site.told) == 1

@@ -1,0 +1,191 @@
+"""The event loop for threads: when it starts and ends, and callers that leave before their answer came."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from slidegate import Decision, Limiter, MemoryStore, StoreUnavailable
+from slidegate.stores.lmdb import LmdbStore
+
+from ..remote_stores import SlowStore
+
+PATIENCE_S = 30.0
+"""Seconds that only a hang takes."""
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def threads() -> list[threading.Thread]:
+    """Return the threads with loops that run."""
+    return [thread for thread in threading.enumerate() if thread.name == "slidegate-loop"]
+
+
+def until(state: Callable[[], object]) -> None:
+    """Come back when a state is reached."""
+    until_s = time.monotonic() + PATIENCE_S
+    while not state():
+        assert time.monotonic() < until_s, "the state was not reached"
+        time.sleep(0.001)
+
+
+def waits(thread: int) -> bool:
+    """Tell whether a thread waits for an answer."""
+    frame = sys._current_frames().get(thread)
+    while frame is not None and frame.f_code is not threading.Event.wait.__code__:
+        frame = frame.f_back
+    return frame is not None
+
+
+# -- the life of the thread ----------------------------------------------------------------------------------------
+
+
+def test_no_thread_starts_before_a_store_needs_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory, lmdb, slow = Limiter(MemoryStore()), Limiter(LmdbStore(tmp_path)), Limiter(SlowStore())
+    for limiter in (memory, lmdb):
+        assert limiter.sync.hit("user:1", "5/minute")
+    assert not threads()
+    assert slow.sync.hit("user:1", "5/minute")
+    assert len(threads()) == 1
+    slow.sync.close()
+    assert not threads()
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", None)
+        memory.sync.close()
+        lmdb.sync.close()
+
+
+def test_limiters_share_the_thread_until_the_last_is_closed() -> None:
+    one, two = Limiter(SlowStore()), Limiter(SlowStore())
+    for limiter in (one, two):
+        assert limiter.sync.hit("user:1", "5/minute")
+    (thread,) = threads()
+    one.sync.close()
+    assert threads() == [thread]
+    two.sync.close()
+    two.sync.close()
+    assert not threads()
+    with Limiter(SlowStore()).sync as three:
+        assert three.hit("user:1", "5/minute"), "a later one begins anew"
+    assert not threads()
+
+
+def test_a_close_on_another_loop_lets_go_of_the_thread() -> None:
+    limiter = Limiter(SlowStore())
+    limiter.sync.hit("user:1", "5/minute")
+    asyncio.run(limiter.close())
+    until(lambda: not threads())
+
+
+def test_a_limiter_that_nobody_closed_does_not_hold_the_thread_once_it_is_gone() -> None:
+    lost, limiter = Limiter(SlowStore()), Limiter(SlowStore())
+    for each in (lost, limiter):
+        each.sync.hit("user:1", "5/minute")
+    del lost, each
+    gc.collect()
+    limiter.sync.close()
+    assert not threads()
+
+
+def test_where_no_thread_can_start_the_store_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    limiter = Limiter(SlowStore())
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", fail)
+        with pytest.raises(StoreUnavailable, match="can't start new thread"):
+            limiter.sync.hit("user:1", "5/minute")
+    assert limiter.sync.hit("user:1", "5/minute"), "the next call tries again"
+    limiter.sync.close()
+
+
+PROGRAM = """
+import asyncio, sys, threading
+from contextlib import suppress
+sys.path[:0] = [{root!r}, {source!r}]
+from slidegate import Limiter, StoreUnavailable
+from tests.remote_stores import SlowStore
+
+class Hanging(SlowStore):
+    async def peek(self, checks, guarded=()):
+        await asyncio.Event().wait()
+
+def peek():
+    with suppress(StoreUnavailable):
+        limiter.sync.peek("user:1", "5/minute")
+
+limiter = Limiter(Hanging(), deadline="60s")
+assert limiter.sync.hit("user:1", "5/minute")
+{last}
+print("over", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        pytest.param("", id="nobody closed it"),
+        pytest.param("threading.Thread(target=peek, daemon=True).start()", id="waits"),
+        pytest.param("import atexit; atexit.register(lambda: limiter.sync.hit('user:1', '5/minute'))", id="at exit"),
+        pytest.param("threading.Thread(target=lambda: limiter.sync.hit('user:1', '5/minute')).start()", id="thread"),
+    ],
+)
+def test_the_interpreter_ends_though_nobody_closed_the_limiter(last: str) -> None:
+    program = PROGRAM.format(root=str(ROOT), source=str(ROOT / "src"), last=last)
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert (run.returncode, run.stdout, run.stderr) == (0, "over\n", "")
+
+
+# -- callers that leave --------------------------------------------------------------------------------------------
+
+
+class TimeIsUp(Exception):
+    """Stands for what a task queue raises in a task whose time is up."""
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, TimeIsUp, TimeoutError])
+@pytest.mark.parametrize("method", ["hit", "peek"])
+def test_a_question_is_cancelled_when_its_caller_leaves(method: str, error: type[BaseException]) -> None:
+    asked, cancelled = threading.Event(), threading.Event()
+
+    class Hanging(SlowStore):
+        async def hit(self, checks: Sequence[Any], guarded: Sequence[Any] = (), **line: Any) -> Decision:
+            asked.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                cancelled.set()
+            raise AssertionError
+
+        peek = hit
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise error
+
+    def send_signal() -> None:
+        assert asked.wait(PATIENCE_S)
+        # Not before: a TimeoutError that comes while asyncio wakes the loop is dropped, like one of its socket.
+        until(lambda: waits(main))
+        signal.pthread_kill(main, signal.SIGUSR1)
+
+    main, before = threading.get_ident(), signal.signal(signal.SIGUSR1, interrupt)
+    sender = threading.Thread(target=send_signal)
+    sender.start()
+    try:
+        with Limiter(Hanging(), deadline="60s").sync as limiter, pytest.raises(error):
+            getattr(limiter, method)("user:1", "2/hour")
+    finally:
+        sender.join()
+        signal.signal(signal.SIGUSR1, before)
+    assert cancelled.wait(PATIENCE_S)

@@ -1,0 +1,288 @@
+"""A limiter in threads without an event loop: it decides as everywhere else, keeps the bound and its deadlines."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import random
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import anyio.to_thread
+import pytest
+import trio
+
+from slidegate import (
+    BanPolicy,
+    ConfigurationError,
+    Limiter,
+    MemoryStore,
+    Reason,
+    StoreTimeout,
+    StoreUnavailable,
+)
+from slidegate.stores.lmdb import LmdbStore
+from slidegate.testing import FakeClock, RecordingObserver
+
+from ..hurry import hurried
+from ..redis_servers import RedisServer, needs_redis
+from ..remote_stores import SickStore, SlowStore
+from .test_failover import LONG
+
+Make = Callable[[FakeClock, Path], Any]
+STORES: dict[str, Make] = {
+    "memory": lambda clock, place: MemoryStore(clock=clock),
+    "lmdb": lambda clock, place: LmdbStore(place, clock=clock),
+    "lmdb with a disk": lambda clock, place: LmdbStore(place, clock=clock, durability="safe"),
+    "a store that is awaited": lambda clock, place: SlowStore(clock),
+}
+KEYS = ("user:1", "user:2", "192.0.2.7", "2001:db8::7")
+POLICY = BanPolicy("3/10m", "1h")
+
+
+def shown(answer: Any) -> object:
+    """Return an answer as something that is equal for equal answers."""
+    if hasattr(answer, "states"):
+        return answer.allowed, answer.reason, answer.states, answer.ban and answer.ban.key
+    return [ban.key for ban in answer] if isinstance(answer, list) else getattr(answer, "key", answer)
+
+
+class Program:
+    """Random calls; two plays of one seed make the same calls."""
+
+    def __init__(self, seed: int) -> None:
+        self._rng = random.Random(seed)
+        self._decisions: list[Any] = []
+
+    def next(self, limiter: Any, clock: FakeClock) -> Any:
+        """Return the answer to the next call, or an awaitable of it."""
+        rng = self._rng
+        clock.advance(us=rng.choice([0, 1, 900_000, 7_000_000]))
+        key, limits, cost = rng.choice(KEYS), rng.choice(["3/10s", "100/10s; 150/minute"]), rng.choice([0, 1, 1, 2, 40])
+        name = rng.choice(["hit"] * 8 + ["peek", "charge", "refund", "reset", "ban", "unban", "banned", "strike"])
+        if name in ("hit", "peek", "charge"):
+            return getattr(limiter, name)(key, limits, cost)
+        if name == "refund" and self._decisions:
+            return limiter.refund(rng.choice(self._decisions))
+        if name == "ban":
+            return limiter.ban(key, rng.choice(["1s", "8s"]))
+        if name == "strike":
+            return limiter.strike(key, POLICY)
+        return getattr(limiter, name if name in ("reset", "unban") else "banned")(key)
+
+    def note(self, answer: Any) -> object:
+        if hasattr(answer, "states"):
+            self._decisions.append(answer)
+        return shown(answer)
+
+
+@pytest.mark.parametrize("kind", STORES)
+def test_it_decides_as_the_asynchronous_way_does(kind: str, tmp_path: Path, rng: random.Random) -> None:
+    seed, calls = rng.getrandbits(32), 300
+
+    async def play() -> list[object]:
+        program, clock = Program(seed), FakeClock(10**9)
+        limiter = Limiter(STORES[kind](clock, tmp_path / "one"), deadline="60s")
+        answers = [program.note(await program.next(limiter, clock)) for _ in range(calls)]
+        answers.append(shown([ban async for ban in limiter.bans()]))
+        await limiter.close()
+        return answers
+
+    expected = asyncio.run(play())
+    program, clock = Program(seed), FakeClock(10**9)
+    with Limiter(STORES[kind](clock, tmp_path / "two"), deadline="60s").sync as limiter:
+        answers = [program.note(program.next(limiter, clock)) for _ in range(calls)]
+        answers.append(shown(limiter.bans()))
+    assert answers == expected
+    assert {answer[0] for answer in answers if isinstance(answer, tuple)} == {True, False}
+
+
+@pytest.mark.parametrize("kind", ["memory", "lmdb"])
+def test_more_bans_than_a_loop_lists_in_one_turn_are_listed(kind: str, tmp_path: Path) -> None:
+    with Limiter(STORES[kind](FakeClock(10**9), tmp_path)).sync as limiter:
+        for number in range(450):
+            limiter.ban(f"user:{number}", "1h")
+        assert len(limiter.bans()) == 450
+
+
+# -- threads -------------------------------------------------------------------------------------------------------
+
+
+def storm(limiter: Limiter, amount: int, threads: int = 8) -> int:
+    """Return how many of twice as many hits as are allowed are admitted to several threads."""
+    begin = threading.Barrier(threads)
+
+    def hit_often(_: int) -> int:
+        begin.wait()
+        return sum(bool(limiter.sync.hit("everybody", f"{amount}/hour")) for _ in range(2 * amount // threads))
+
+    with ThreadPoolExecutor(threads) as pool:
+        return sum(pool.map(hit_often, range(threads)))
+
+
+@pytest.mark.parametrize("amount", [40, 400])
+@pytest.mark.parametrize("url", ["memory://", "lmdb://{}", "lmdb://{}?durability=safe"])
+def test_threads_together_get_exactly_the_amount(url: str, amount: int, tmp_path: Path) -> None:
+    limiter = Limiter.from_url(url.format(tmp_path / "limits"), deadline="60s")
+    with limiter.sync:
+        assert storm(limiter, amount) == amount
+
+
+@needs_redis
+@pytest.mark.parametrize("amount", [40, 400])
+def test_threads_together_get_exactly_the_amount_of_a_server(server: RedisServer, amount: int) -> None:
+    server.command("FLUSHALL")
+    one, two = (Limiter.from_url(server.url, deadline="60s") for _ in range(2))
+    with one.sync, two.sync, ThreadPoolExecutor(2) as pool:
+        assert sum(pool.map(lambda limiter: storm(limiter, amount), (one, two))) == amount
+
+
+class Inline(SickStore):
+    """A store that answers threads, or fails, at once."""
+
+    def answers_threads(self) -> bool:
+        return True
+
+
+def test_threads_get_answers_while_a_store_comes_and_goes(rng: random.Random) -> None:
+    class Flapping(Inline):
+        def answer(self, question: Any, *arguments: Any) -> Any:
+            self.error = OSError("gone") if rng.random() < 0.3 else None
+            return super().answer(question, *arguments)
+
+    limiter = Limiter(Flapping(FakeClock(10**9), inline=True), on_error="local")
+    clock = FakeClock(10**9)
+    assert limiter.engine.failover is not None
+    limiter.engine.failover._clock = clock
+
+    def ask(number: int) -> int:
+        for step in range(600):
+            clock.advance("400ms" if step % 3 else "9s")
+            decision = limiter.sync.hit(f"user:{number}", "1000/second; 9/8s")
+            limiter.sync.peek("user:1", "1000/second")
+            limiter.sync.strike(f"user:{number}", POLICY)
+            if decision and step % 2:
+                limiter.sync.refund(decision)
+        return number
+
+    with ThreadPoolExecutor(4) as pool, hurried(collecting=False):
+        assert list(pool.map(ask, range(4))) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("collecting", [False, True])
+def test_threads_together_get_exactly_the_amount_while_a_store_is_away(collecting: bool) -> None:
+    for _ in range(5 if collecting else 20):
+        store = Inline(FakeClock(10**9), inline=True)
+        store.error = OSError("gone")
+        with hurried(collecting):
+            assert storm(Limiter(store, on_error="local"), 16) == 16
+
+
+# -- event loops ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["memory", "a store that is awaited"])
+async def test_on_a_running_loop_it_says_what_to_write(kind: str, tmp_path: Path) -> None:
+    limiter = Limiter(STORES[kind](FakeClock(10**9), tmp_path))
+    for call in (lambda: limiter.sync.hit("user:1", "5/minute"), limiter.sync.bans, limiter.sync.close):
+        with pytest.raises(ConfigurationError, match=r"await limiter\.hit\(\.\.\.\)"):
+            call()
+    assert (await limiter.peek("user:1", "5/minute")).remaining == 4, "nothing was charged"
+    assert "slidegate-loop" not in [thread.name for thread in threading.enumerate()]
+    await limiter.close()
+
+
+def test_on_the_loop_of_trio_it_says_so_too() -> None:
+    async def main() -> None:
+        with pytest.raises(ConfigurationError, match="event loop"):
+            Limiter().sync.hit("user:1", "5/minute")
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("kind", ["memory", "lmdb", "a store that is awaited"])
+async def test_in_a_worker_thread_of_a_loop_it_works(kind: str, tmp_path: Path) -> None:
+    limiter = Limiter(STORES[kind](FakeClock(10**9), tmp_path), deadline="60s")
+    assert await asyncio.to_thread(limiter.sync.hit, "user:1", "2/minute")
+    assert await anyio.to_thread.run_sync(limiter.sync.hit, "user:1", "2/minute")
+    assert not await limiter.hit("user:1", "2/minute"), "both ways count together"
+    await limiter.close()
+
+
+async def test_a_decision_of_a_loop_can_be_refunded_by_a_thread(tmp_path: Path) -> None:
+    limiter = Limiter(LmdbStore(tmp_path), deadline="60s")
+    decision = await limiter.hit("user:1", "2/hour")
+    assert await asyncio.to_thread(limiter.sync.refund, decision)
+    assert not await asyncio.to_thread(limiter.sync.refund, decision)
+    assert (await limiter.peek("user:1", "2/hour")).remaining == 1
+    await limiter.close()
+
+
+# -- stores that fail ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("on_error", "allowed"), [("deny", [False] * 3), ("allow", [True] * 3), ("local", [True, True, False])]
+)
+def test_a_store_that_hangs_hangs_no_thread(on_error: Any, allowed: list[bool]) -> None:
+    store, heard = SickStore(FakeClock(10**9)), RecordingObserver(without=["refused", "near_limit"])
+    store.hangs = True
+    with Limiter(store, deadline="1ms", on_error=on_error, observers=[heard]).sync as limiter:
+        assert [limiter.hit("user:1", "2/hour").allowed for _ in range(3)] == allowed
+        assert [event.kind for event in heard.events] == ["store_failed"]
+
+
+def test_a_writer_that_is_stopped_hangs_no_thread(tmp_path: Path) -> None:
+    heard = RecordingObserver(without=["refused", "near_limit"])
+    limiter = Limiter(LmdbStore(tmp_path), deadline="20ms", on_error="local", observers=[heard])
+    with limiter.sync as gate, open(tmp_path / "data.mdb", "rb") as file:
+        assert gate.hit("user:1", "2/hour").remaining == 1
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert gate.hit("user:1", "2/hour").remaining == 1, "counted in this process"
+        with pytest.raises(StoreTimeout):
+            gate.ban("user:1", "1h")
+        fcntl.flock(file, fcntl.LOCK_UN)
+        assert heard.events[0].kind == "store_failed"
+        assert gate.hit("user:1", "2/hour").remaining == 0, "counted in both"
+        local = gate.hit("user:1", "2/hour")
+        assert not local
+        assert gate.peek("user:1", "2/hour").reason is Reason.LIMITED
+
+
+def test_after_a_failure_a_thread_hands_back_what_only_one_of_two_stores_admits(tmp_path: Path) -> None:
+    limiter = Limiter(LmdbStore(tmp_path), deadline="20ms", on_error="local")
+    with limiter.sync as gate, open(tmp_path / "data.mdb", "rb") as file:
+        assert gate.peek("user:1", "2/hour").remaining == 1
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert [bool(gate.hit("user:1", "2/hour")) for _ in range(3)] == [True, True, False]
+        fcntl.flock(file, fcntl.LOCK_UN)
+        assert not gate.hit("user:1", "2/hour")
+        assert limiter.store.peek(((limiter._bucket("hit", "2/hour"), "user:1", 1),)).remaining == 1  # type: ignore[union-attr]
+
+
+@needs_redis
+def test_a_server_that_is_gone_hangs_no_thread() -> None:
+    heard = RecordingObserver(without=["refused", "near_limit"])
+    with Limiter.from_url("redis://127.0.0.1:1", deadline="100ms", on_error="deny", observers=[heard]).sync as limiter:
+        assert limiter.hit("user:1", "2/hour").reason is Reason.UNAVAILABLE
+        with pytest.raises(StoreUnavailable):
+            limiter.ban("user:1", "1h")
+        assert heard.events[0].kind == "store_failed"
+
+
+def test_a_loop_that_stands_still_hangs_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slidegate.limiter.sync.GRACE_S", 0.05)
+    released = threading.Event()
+
+    class Standing(SlowStore):
+        async def peek(self, checks: Any, guarded: Any = ()) -> Any:
+            released.wait(LONG)
+            return self.inner.peek(checks, guarded)
+
+    with Limiter(Standing(), deadline="1ms").sync as limiter:
+        with pytest.raises(StoreTimeout, match="stood still"):
+            limiter.peek("user:1", "2/hour")
+        released.set()

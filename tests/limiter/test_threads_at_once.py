@@ -1,0 +1,76 @@
+"""Threads that call everything at once, switched wherever the interpreter can: nothing is raised, nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from slidegate import BanPolicy, Decision, Limiter
+from slidegate.core import Bucket, Concurrency
+
+from ..hurry import hurried
+from ..redis_servers import RedisServer, needs_redis
+
+THREADS = 4
+CALLS = 300
+PATIENCE_S = 60.0
+POLICY = BanPolicy("40/10m", "1h")
+
+
+@pytest.fixture(params=["memory", "lmdb", pytest.param("redis", marks=needs_redis)])
+def limiter(request: pytest.FixtureRequest, tmp_path: Path, server: RedisServer) -> Iterator[Limiter]:
+    url = {"memory": "memory://", "lmdb": f"lmdb://{tmp_path / 'limits'}", "redis": server.url}[request.param]
+    server.command("FLUSHALL")
+    limiter = Limiter.from_url(url, deadline="60s")
+    with limiter.sync:
+        yield limiter
+
+
+async def any_call(limiter: Limiter, rng: random.Random, held: list[Decision]) -> None:
+    """Make one call, drawn at random; decisions that hold a place or units are kept for a later refund."""
+    key = f"user:{rng.randrange(40)}"
+    name = rng.choice(["hit", "hit", "hit", "place", "place", "back", "back", "peek", "reset", "ban", "look"])
+    if name == "hit":
+        held.append(await limiter.hit(key, f"{rng.randrange(1, 90)}/minute", rule=f"rule {rng.randrange(900)}"))
+    elif name == "place":
+        bucket = Bucket(f"places {rng.randrange(9)}", (Concurrency(3),))
+        held.append(await limiter.hit_all([(bucket, key, 1)]))
+    elif name == "back" and held:
+        await limiter.refund(held.pop(rng.randrange(len(held))))
+    elif name == "peek":
+        await limiter.peek(key, "5/minute", rule=rng.choice("abc"))
+    elif name == "reset":
+        await limiter.reset(key)
+    elif name == "ban":
+        await limiter.strike(key, POLICY)
+        await limiter.ban(key, "1h")
+        await limiter.unban(key)
+    else:
+        limiter.stats("1m")
+        limiter.store.permits_held()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("collecting", [False, True])
+def test_event_loops_in_threads_that_call_everything_at_once(
+    limiter: Limiter, collecting: bool, rng: random.Random
+) -> None:
+    seeds = [rng.getrandbits(32) for _ in range(THREADS)]
+    begin = threading.Barrier(THREADS)
+
+    async def calls(seed: int) -> None:
+        drawn, held = random.Random(seed), list[Decision]()
+        begin.wait(PATIENCE_S)
+        for _ in range(CALLS):
+            await any_call(limiter, drawn, held)
+        for decision in held:
+            await limiter.refund(decision)
+
+    with hurried(collecting), ThreadPoolExecutor(THREADS) as pool:
+        list(pool.map(lambda seed: asyncio.run(calls(seed)), seeds))
+    assert limiter.store.permits_held() == 0  # type: ignore[attr-defined]
