@@ -26,6 +26,10 @@ class CounterWindow:
         self.amount = MAX_UNITS
         self._ring = b""
 
+    # Compiled classes are made with their arguments also for copies and pickles.
+    def __getnewargs__(self) -> tuple[int, int]:
+        return self.resolution, self.step_us
+
     def add(self, now_us: int, units: int = 1) -> None:
         """Count units now. Where the clock has stepped back, what lies ahead moves back into the slice of now.
 
