@@ -99,6 +99,7 @@ async def test_more_lists_than_are_remembered_change_no_answer(limiter: Limiter)
     assert (await limiter.hit("bob", first)).remaining == 96
 
 
+@pytest.mark.interpreted("no compiled function is seen by a profiler")
 @pytest.mark.parametrize("limits", ["5/minute", ["5/minute", "9/hour"], ("5/minute", Limit(9, "1h"))], ids=str)
 @pytest.mark.parametrize("ask", ["hit", "peek", "charge"])
 async def test_what_is_asked_again_and_again_is_read_once(limiter: Limiter, ask: str, limits: Any) -> None:

@@ -212,8 +212,9 @@ def state(limit: RingLimit, window: bytes, wait_us: int = 0) -> WindowState:
 
 
 def reset(limit: RingLimit, window: bytes, now_us: int) -> bytes:
-    """Return an empty ring that remembers for a window that no earlier charge can be handed back."""
-    return _pack(0, 0, 0, 0, max(now_us, _floor_us(window)), 0)
+    """Return an empty ring that remembers for a window that no earlier charge can be handed back; there may be none."""
+    spent, _, _, _, floor_us, _ = _read(window)
+    return _pack(0, 0, 0, 0, max(now_us, floor_us), 0) if spent or floor_us >= 0 else b""
 
 
 def reserve(window: bytes, until_us: int) -> bytes:

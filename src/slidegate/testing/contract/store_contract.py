@@ -164,6 +164,15 @@ class StoreContract(ModesContract, PlacesContract, QuotasContract, FiguresContra
         assert (await desk.peek((sliced, "ann", 1))).remaining == 98
 
     @at_a_desk
+    async def test_a_reset_of_nothing_is_not_remembered(self, desk: Desk) -> None:
+        asked = (bucket("1/10s"), "ann", 1)
+        assert await desk.refund(await desk.hit(asked)) is True
+        await desk.reset("ann")
+        desk.clock.advance(us=-1)
+        assert await desk.refund(await desk.hit(asked)) is True
+        assert await desk.hit(asked)
+
+    @at_a_desk
     async def test_a_demand_is_charged_on_all_or_on_none(self, desk: Desk) -> None:
         tight, wide = bucket("5/10s", "tight"), bucket("100/hour", "wide")
         both = ((tight, "ann", 1), (wide, "everyone", 1))

@@ -194,8 +194,11 @@ function ring.state(w, limit)
 end
 
 function ring.reset(w, now)
+  if w.spent > 0 or w.floor >= 0 then
+    w.floor = max(now, w.floor)
+  end
   clear(w)
-  w.floor, w.reserved, w.dirty = max(now, w.floor), 0, true
+  w.reserved, w.dirty = 0, true
 end
 
 -- When nothing is left; 0 if that is so already.
