@@ -143,7 +143,7 @@ class MemoryStore(Store):
 
     def hit(self, checks: Sequence[Check], guarded: Sequence[Guarded] = (), first_in_line: bool = False) -> Decision:
         """Charge every check or none, in one step, and say everything about it."""
-        if self._banned and (barred := self.bans.judge(checks, guarded, prolong=True)) is not None:
+        if self._banned and (barred := self.bans.judge(checks, guarded, True)) is not None:
             return barred
         lock = self._locks[hash(checks[0][1]) >> HASH_BITS & self._mask] if len(checks) == 1 else self._locks_of(checks)
         lock.acquire()  # `with` takes twice as long on CPython 3.11
