@@ -36,7 +36,7 @@ from .web.keys.user import user
 from .web.lists.network_files import NetworkFile, NetworkFiles
 from .web.middleware import RateLimitMiddleware
 from .web.openapi import document_limits
-from .web.overload.shed import Shed
+from .web.overload import LoadSheddingMiddleware
 from .web.rules.rule import Rule
 from .web.websockets.message_limits import MessageLimits
 
@@ -65,6 +65,7 @@ __all__ = [
     "LimitState",
     "Limited",
     "Limiter",
+    "LoadSheddingMiddleware",
     "MemoryStats",
     "MemoryStore",
     "MessageLimits",
@@ -80,7 +81,6 @@ __all__ = [
     "RateLimited",
     "Reason",
     "Rule",
-    "Shed",
     "SlidegateError",
     "Stats",
     "Store",

@@ -44,6 +44,8 @@ _EXAMPLES: Final = {
     "jitter": "0.1",
     "key": '{ header = "X-API-Key" }',
     "limits": '"5/minute; 50/hour"',
+    "load_shedding": '{ lag = "50ms" }',
+    "load_shedding.exempt": '"/health"',
     "longest": '"7d"',
     "max_body": "10_000_000",
     "methods": '["GET", "POST"]',

@@ -173,7 +173,7 @@ class FileGate(Breakable, Generic[G]):
         self._clock = clock
         self._replace_store = replace_store
         self._follower = Follower(self._take_over, clock, together=True)
-        self.app: G = self._read()
+        self.app, self._entry = self._read()
         self.limiter.engine.callers.add(self)
 
     @property
@@ -204,9 +204,10 @@ class FileGate(Breakable, Generic[G]):
         """Pass one request to the gate at work."""
         if scope["type"] != "lifespan" and self._follower.due():
             self._follower.look_aside()
-        await self.app(scope, receive, send)
+        await self._entry(scope, receive, send)
 
-    def _read(self) -> G:
+    def _read(self) -> tuple[G, ASGIApp]:
+        """Return the gate that the file makes, and where requests enter: what sheds load before it, else the gate."""
         reading = Reading(
             self._path, self._code, self._shared.limiter_at, self._on_tracked, self._clock, self._replace_store
         )
@@ -215,11 +216,12 @@ class FileGate(Breakable, Generic[G]):
         finally:
             # Also after an error: the same bad file is not read twice.
             self._follower.stamps = reading.stamps
-        return self._make(self._guarded, self._shared.claims(options["limiter"]), self._shared.say, options)
+        gate = self._make(self._guarded, self._shared.claims(options["limiter"]), self._shared.say, options)
+        return gate, reading.entry(gate, options)
 
     def _take_over(self, changes: Mapping[Path, Change]) -> Collection[Path]:
         before, stamps = self.app.rules, self._follower.stamps
-        made: G | None = None
+        made: tuple[G, ASGIApp] | None = None
         message = ""
         try:
             made = self._read()
@@ -230,20 +232,20 @@ class FileGate(Breakable, Generic[G]):
             message = f"the rules at work stay: {error!r}"
         still = all(change.still() for change in changes.values())
         main = changes.get(self._path)
-        shrunk = made is not None and main is not None and main.loses_too_much(len(before), len(made.rules))
+        shrunk = made is not None and main is not None and main.loses_too_much(len(before), len(made[0].rules))
         if shrunk or not still:
             self._follower.stamps = stamps
             if still and made is not None:
-                self._tell(logging.WARNING, "config_shrunk", _shrunk(self._path, len(before), len(made.rules)))
+                self._tell(logging.WARNING, "config_shrunk", _shrunk(self._path, len(before), len(made[0].rules)))
             return changes
         if made is None:
             self._tell(logging.ERROR, "config_rejected", message)
         else:
-            self._put_to_work(made)
+            self._put_to_work(*made)
         return ()
 
-    def _put_to_work(self, made: G) -> None:
-        before, self.app = self.app, made
+    def _put_to_work(self, made: G, entry: ASGIApp) -> None:
+        before, self.app, self._entry = self.app, made, entry
         self._tell(logging.INFO, "config_reloaded", f"{self._path}: rules at work: {len(made.rules)}")
         windows = {rule.label: {limit.same_window for limit in rule.limits} for rule in before.rules}
         for rule in made.rules:

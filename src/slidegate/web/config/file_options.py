@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from starlette.types import ASGIApp
+
 from ...core.bans.policy import BanPolicy
 from ...core.errors import ConfigurationError
 from ...core.limits import AnyLimit, Quota, parse_limits
@@ -25,7 +27,7 @@ from ..keys.path_param import path_param
 from ..keys.user import user
 from ..lists.network_files import AddressList, NetworkFile, NetworkFiles
 from ..lists.watching import Stamp, stamp_of
-from ..overload.shed import Shed
+from ..overload import LoadSheddingMiddleware
 from ..paths.patterns import compile_pattern
 from ..rules.rule import Exceeded, Rule
 from ..websockets.message_limits import MessageKey, MessageLimits
@@ -73,6 +75,7 @@ class Reading:
         self._on_tracked = on_tracked
         self._clock = clock
         self._replace_store = replace_store
+        self._load_shedding: dict[str, Any] | None = None
 
     def options(self) -> dict[str, Any]:
         """Return the options for `RateLimitMiddleware`, those given in code among them.
@@ -96,6 +99,8 @@ class Reading:
             client = self._code.get("client") or self._client(found.client)
         options["client"] = client
         options["messages"] = self._messages(found, client)
+        if found.load_shedding is not None:
+            self._load_shedding = found.load_shedding.model_dump(exclude_unset=True)
         options["bans"] = self._bans(found, client)
         if "limits" not in self._code and "rules" not in self._code:
             options["rules"] = self._rules(found, client)
@@ -112,6 +117,18 @@ class Reading:
                     text = f"the limiter that the code gives has its own; leave out {name} here, or limiter= in code"
                     raise self._document.error((name,), text)
         return options | dict(self._code)
+
+    def entry(self, gate: ASGIApp, options: Mapping[str, Any]) -> ASGIApp:
+        """Return where requests enter: the middleware that sheds load before the gate, if the file has one.
+
+        Raises:
+            ConfigurationError: Its options cannot be used.
+        """
+        if self._load_shedding is None:
+            return gate
+        given = {name: options[name] for name in ("limiter", "statistics", "enabled")}
+        with self._document.at("load_shedding"):
+            return LoadSheddingMiddleware(gate, **given, **self._load_shedding)
 
     def _validated(self) -> schema.Configuration:
         try:
@@ -171,9 +188,6 @@ class Reading:
         if table.limits is not None:
             with self._document.at("rules", number, "limits"):
                 options["limits"] = _limits(table.limits)
-        if table.shed is not None:
-            with self._document.at("rules", number, "shed"):
-                options["shed"] = Shed(**table.shed.model_dump(exclude_unset=True))
         if table.count_if is not None:
             options["count_if"] = frozenset(table.count_if).__contains__
         if table.action == "track":
