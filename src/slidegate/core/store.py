@@ -37,7 +37,6 @@ class Event:
         ``shadow_refused``: a shadow rule would have refused a request.
         ``config_reloaded``, ``config_rejected``: a configuration file has changed.
         ``list_reloaded``, ``list_rejected``: a file of a block or allow list has changed.
-        ``config_shrunk``, ``list_shrunk``: it was changed in place, has lost most of its entries, and waits a minute.
         ``windows_restarted``: a rule that was read again has other windows, and counts anew.
         ``banned``, ``unbanned``: a ban was made, or taken back.
         ``shadow_banned``: a policy that only reports would have banned a key.

@@ -21,7 +21,7 @@ from ..limiter.waiting import may_wait
 from .bans.signals import AbuseWatch, Offence
 from .endpoints.waiting_there import turn_at_endpoint
 from .keys.client_ip import GONE, ClientAddress
-from .lists.network_files import AddressList
+from .network_files import AddressList
 from .paths.spared import Spared
 from .record import Step, allowlisted, charged
 from .rules.conditions import settled

@@ -18,15 +18,13 @@ from ...core.bans.policy import BanPolicy
 from ...core.errors import ConfigurationError
 from ...core.limits import AnyLimit, Quota, parse_limits
 from ...limiter import FailurePolicy, Limiter, check_failure_policy
-from ...netlists.breadth import check_breadth
-from ...netlists.networks import Networks
+from ..file_watcher import FileVersion, version_of
 from ..findings.codes import check_silence
 from ..keys import key as keys
 from ..keys.client_ip import ClientAddress, client_ip
 from ..keys.path_param import path_param
 from ..keys.user import user
-from ..lists.network_files import AddressList, NetworkFile, NetworkFiles
-from ..lists.watching import Stamp, stamp_of
+from ..network_files import AddressList, NetworkFile, NetworkFiles, Networks, check_breadth
 from ..overload import LoadSheddingMiddleware
 from ..paths.patterns import compile_pattern
 from ..rules.rule import Exceeded, Rule
@@ -55,7 +53,7 @@ class Reading:
             else it is an error beside one.
 
     Attributes:
-        stamps: Every file that was read, with its stamp from before it was read; complete after an error too. Lists
+        versions: Every file that was read, with its version from before it was read; complete after an error too. Lists
             that were read follow their files by themselves, and are not among them.
     """
 
@@ -68,7 +66,7 @@ class Reading:
         clock: Callable[[], float] = time.monotonic,
         replace_store: bool = False,
     ) -> None:
-        self.stamps: dict[Path, Stamp | None] = {path: stamp_of(path)}
+        self.versions: dict[Path, FileVersion | None] = {path: version_of(path)}
         self._document = Document(path)
         self._code = code
         self._limiter_at = limiter_at
@@ -246,7 +244,7 @@ class Reading:
         if isinstance(entries, list):
             return Networks(entries)
         path = self._document.path.parent / entries
-        self.stamps[path] = stamp_of(path)
+        self.versions[path] = version_of(path)
         return Networks.from_file(path)
 
     def _list(self, name: str, entries: schema.Lists) -> AddressList:
@@ -262,10 +260,10 @@ class Reading:
             with self._document.at(name, number) if isinstance(entries, list) else self._document.at(name):
                 files.append(NetworkFile(path, **options))
         # As long as a list cannot be read, its file is followed together with the configuration.
-        read = self.stamps
-        self.stamps = {Path(file.path): stamp_of(Path(file.path)) for file in files} | read
+        read = self.versions
+        self.versions = {Path(file.path): version_of(Path(file.path)) for file in files} | read
         made = NetworkFiles(files, clock=self._clock)
-        self.stamps = read
+        self.versions = read
         return made
 
     def _limiter(self, found: schema.Configuration) -> Limiter:

@@ -75,12 +75,7 @@ class ListTable(_Table):
 
     path: str = Field(description="The file, relative to the directory of this one.")
     name: str = Field(default="", description="The name of the list; by default the file's name without suffix.")
-    format: Literal["auto", "plain", "jsonl", "csv", "nginx", "fail2ban", "crowdsec"] = Field(
-        default="auto", description="The format of the file; by default its first line tells it."
-    )
-    column: Annotated[Text | Annotated[int, Field(ge=1), Tag("<number>")], text_or("<number>")] | None = Field(
-        default=None, description="The column of a CSV file: its name, or its number from 1."
-    )
+    column: str | None = Field(default=None, description="The name of the column, where it is a CSV file.")
     strict: bool = Field(default=True, description="Whether host bits behind a prefix are an error.")
 
 
