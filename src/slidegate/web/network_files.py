@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from os import PathLike
-from typing import TYPE_CHECKING, Final, NamedTuple, Self, TypeAlias
+from typing import TYPE_CHECKING, Final, Self, TypeAlias
 
 from ..core import networks as core
 from ..core.addresses import parse_address, parse_network
@@ -66,7 +66,8 @@ class Networks(core.Networks):
         return made
 
 
-class NetworkList(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class NetworkList:
     """What a file lists."""
 
     networks: core.Networks
