@@ -164,6 +164,19 @@ async def test_a_list_that_was_missing_is_tried_again_when_it_is_there(desk: Des
     assert (await call(app)).status == 403
 
 
+async def test_a_file_of_proxies_that_has_zero_bytes_changes_nothing(desk: Desk) -> None:
+    desk.write("203.0.113.0/24\n", "proxies.netset")
+    app = desk.gate('limits = "1/hour"\n[client]\ntrusted = "proxies.netset"\n')
+    desk.write("", "proxies.netset")
+    await desk.pause(app)
+    assert desk.heard.kinds == ["config_rejected"]
+    behind = [(await call(app, headers={"x-forwarded-for": f"198.51.100.{n}"})).status for n in range(3)]
+    assert behind == [200] * 3, "each client is still one of its own"
+    desk.write("# nobody\n", "proxies.netset")
+    await desk.pause(app)
+    assert desk.heard.kinds == ["config_rejected", "config_reloaded"]
+
+
 async def test_another_store_needs_a_restart(desk: Desk) -> None:
     heard = RecordingObserver(without=["refused", "near_limit"])
     app = desk.gate('store = "memory://"\n' + PLAIN, limiter=None, observers=[heard])

@@ -244,7 +244,9 @@ class Reading:
         if isinstance(entries, list):
             return Networks(entries)
         path = self._document.path.parent / entries
-        self.versions[path] = version_of(path)
+        version = self.versions[path] = version_of(path)
+        if version is not None and not version.size:  # a torn write; all clients would be one, the proxy
+            raise ConfigurationError(f"{path}: has zero bytes; for nobody, write a comment: # nobody")
         return Networks.from_file(path)
 
     def _list(self, name: str, entries: schema.Lists) -> AddressList:
