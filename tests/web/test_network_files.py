@@ -481,6 +481,28 @@ async def test_lists_of_a_configuration_change_without_it_and_with_it(desk: Desk
     assert desk.heard.kinds == ["list_reloaded", "config_reloaded", "list_rejected"]
 
 
+async def test_a_changed_configuration_does_not_take_a_list_of_zero_bytes_either(desk: Desk) -> None:
+    limiter = Limiter(MemoryStore(clock=desk.clock), observers=[desk.heard])
+    desk.write("a.netset", f"{PEER}\n")
+    app = configured(desk, 'blocklist = "a.netset"\n', limiter=limiter)
+    desk.write("a.netset", "")
+    desk.write("slidegate.toml", 'limits = "5/hour"\nblocklist = "a.netset"\n')
+
+    async def pause() -> None:
+        for _ in range(2):
+            desk.clock.advance("1s")
+            await call(app, client=("192.0.2.99", 1))
+            end_of_looks()
+
+    await pause()
+    assert await statuses(app, 1) == [403]
+    assert sorted(desk.heard.kinds) == ["config_rejected", "list_rejected"]
+    desk.write("a.netset", "# nothing\n")
+    await pause()
+    assert await statuses(app, 1) == [200]
+    assert "config_reloaded" in desk.heard.kinds
+
+
 def test_a_swap_is_seen_whatever_the_order_of_changes(desk: Desk) -> None:
     seed = random.randrange(2**32)
     pick = random.Random(seed)

@@ -12,7 +12,7 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
@@ -29,6 +29,7 @@ from ...limiter import FailurePolicy, Limiter
 from ..broken import Breakable
 from ..file_watcher import FileWatcher, Versions
 from ..findings.codes import Finding
+from ..network_files import AddressList, NetworkFiles
 from ..rules.rule import Exceeded, Rule
 from .file_options import Reading
 
@@ -104,6 +105,10 @@ class GateAtWork(Protocol):
     @property
     def policies(self) -> Sequence[BanPolicy]:
         """The ban policies of the gate."""
+
+    @property
+    def lists(self) -> Mapping[str, AddressList | None]:
+        """The block and allow lists of the gate."""
 
     @property
     def findings(self) -> list[Finding]:
@@ -208,9 +213,9 @@ class FileGate(Breakable, Generic[G]):
             self._watcher.look_aside()
         await self._entry(scope, receive, send)
 
-    def _reading(self) -> Reading:
+    def _reading(self, filled: Container[Path] = ()) -> Reading:
         return Reading(
-            self._path, self._code, self._shared.limiter_at, self._on_tracked, self._clock, self._replace_store
+            self._path, self._code, self._shared.limiter_at, self._on_tracked, self._clock, self._replace_store, filled
         )
 
     def _made_of(self, reading: Reading) -> tuple[G, ASGIApp]:
@@ -220,7 +225,8 @@ class FileGate(Breakable, Generic[G]):
         return gate, reading.entry(gate, options)
 
     def _read_again(self, changed: Versions) -> Callable[[], None]:
-        reading = self._reading()
+        followed = [given for given in self.app.lists.values() if isinstance(given, NetworkFiles)]
+        reading = self._reading({Path(file.path) for files in followed for file, count, _ in files.states if count})
         made: tuple[G, ASGIApp] | None = None
         message = ""
         try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -51,6 +51,7 @@ class Reading:
         clock: Returns seconds; measures the time between two looks at the files of lists.
         replace_store: Whether a limiter given in code replaces the file's store, as tools that only look on want it;
             else it is an error beside one.
+        filled: The files of lists at work that have entries; one of zero bytes does not take the place of such a list.
 
     Attributes:
         versions: Every file that was read, with its version from before it was read; complete after an error too. Lists
@@ -65,6 +66,7 @@ class Reading:
         on_tracked: Exceeded | None = None,
         clock: Callable[[], float] = time.monotonic,
         replace_store: bool = False,
+        filled: Container[Path] = (),
     ) -> None:
         self.versions: dict[Path, FileVersion | None] = {path: version_of(path)}
         self._document = Document(path)
@@ -73,6 +75,7 @@ class Reading:
         self._on_tracked = on_tracked
         self._clock = clock
         self._replace_store = replace_store
+        self._filled = filled
         self._load_shedding: dict[str, Any] | None = None
 
     def options(self) -> dict[str, Any]:
@@ -263,7 +266,11 @@ class Reading:
                 files.append(NetworkFile(path, **options))
         # As long as a list cannot be read, its file is followed together with the configuration.
         read = self.versions
-        self.versions = {Path(file.path): version_of(Path(file.path)) for file in files} | read
+        versions = {Path(file.path): version_of(Path(file.path)) for file in files}
+        self.versions = versions | read
+        for path, version in versions.items():
+            if path in self._filled and version is not None and not version.size:
+                raise ConfigurationError(f"{path}: has zero bytes; for a list of nothing, write a comment: # nothing")
         made = NetworkFiles(files, clock=self._clock)
         self.versions = read
         return made
