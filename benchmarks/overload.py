@@ -19,7 +19,7 @@ from .overloads.client import Tally, offer
 from .report.tables import Cell, Table
 
 PACKAGES = ("uvicorn", "uvloop", "starlette")
-WAYS = {"without shedding": "none", 'Shed(lag="50ms")': "shed"}
+WAYS = {"without shedding": "none", "with shedding": "shed"}
 
 
 @contextmanager

@@ -47,8 +47,10 @@ TABLES: Final = {
     "QuotaTable": Table(
         "Quotas", "A table in `limits`, alone or in a list.", ("limits", "per_route", "preflight_limits")
     ),
-    "ShedTable": Table("Shedding of load", "The table `shed` of a rule.", ("shed",)),
     "MessageTable": Table("Messages", "The table `[messages]`, about messages over websockets.", ("messages",)),
+    "LoadSheddingTable": Table(
+        "Shedding of load", "The table `[load_shedding]`, about requests before all rules.", ("load_shedding",)
+    ),
     "ListTable": Table("Lists", "A table in `blocklist` or `allowlist`.", ("blocklist", "allowlist")),
     "Environment": Table("Environment", "A table in the place of an address that holds a password.", ("store",)),
 }
@@ -65,6 +67,7 @@ HEADERS: Final = {
     ("", "client"): "[client]",
     ("", "bans"): "[bans.scanning]",
     ("", "messages"): "[messages]",
+    ("", "load_shedding"): "[load_shedding]",
 }
 """Keys that are written as the header of a table."""
 INTRODUCTION: Final = """# Every key of the configuration file

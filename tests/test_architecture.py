@@ -20,11 +20,10 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "core": (set(), set()),
     "stores": ({"core"}, {"lmdb", "redis", "hiredis"}),
     "limiter": ({"core", "stores"}, {"anyio"}),
-    "netlists": ({"core"}, set()),
-    "web": ({"core", "limiter", "netlists"}, {"starlette", "anyio", "pydantic", "pydantic_core"}),
+    "web": ({"core", "limiter"}, {"starlette", "anyio", "pydantic", "pydantic_core"}),
     "outbound": ({"core", "limiter"}, {"anyio", "httpx", "http_sf"}),
     "ops": (
-        {"core", "limiter", "netlists", "stores", "web"},
+        {"core", "limiter", "stores", "web"},
         {"anyio", "click", "itsdangerous", "opentelemetry", "prometheus_client", "rich", "starlette", "tomli_w"}
         | {"uvicorn", "zstandard"},
     ),
@@ -35,7 +34,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "httpx": ({"outbound"}, set()),
     "otel": ({"ops"}, set()),
     "prometheus": ({"ops"}, set()),
-    "__init__": ({"core", "limiter", "netlists", "stores", "web"}, set()),
+    "__init__": ({"core", "limiter", "stores", "web"}, set()),
 }
 CLOCKS = {"asyncio", "time"}
 """Modules that the core may not import: it takes `now_us` as an argument."""

@@ -13,7 +13,6 @@ import inspect
 import itertools
 import re
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import timedelta
@@ -29,6 +28,7 @@ from slidegate import (
     ConfigurationError,
     Limit,
     Limiter,
+    LoadSheddingMiddleware,
     MemoryStore,
     MessageLimits,
     Networks,
@@ -36,7 +36,6 @@ from slidegate import (
     RateLimit,
     RateLimitMiddleware,
     Rule,
-    Shed,
     client_ip,
     cookie,
     header,
@@ -54,13 +53,13 @@ from slidegate.core import (
 )
 from slidegate.core.addresses import canonical_key, parse_network
 from slidegate.httpx import LimitedTransport
-from slidegate.netlists.formats import FORMATS, read_entries
 from slidegate.ops.access_logs import parse_line
 from slidegate.ops.access_logs.line_parser import LineParser
 from slidegate.ops.command import main
 from slidegate.stores.redis import RedisStore
 from slidegate.web.config.document import Document
 from slidegate.web.keys.forwarded import read_node, split_forwarded, split_list
+from slidegate.web.network_files import read_entries
 
 from .asgi import call, hello, page
 
@@ -91,12 +90,11 @@ APACHE = LineParser('%h %l %u %t %m %U%q %>s "%{User-Agent}i" %{X-Forwarded-For}
 Reader = Callable[[str], object]
 
 
-def entries(format: str) -> Reader:
-    """Return what reads a list in one format."""
+def entries(column: str | None) -> Reader:
+    """Return what reads a list of networks."""
 
     def read(text: str) -> None:
-        column = "ip" if format == "csv" else None
-        for _, entry, _ in read_entries(text.splitlines(keepends=True), format, column, 0, Counter()):
+        for _, entry in read_entries(text.splitlines(keepends=True), column):
             with suppress(ConfigurationError):
                 parse_network(entry)
 
@@ -148,14 +146,8 @@ READERS: dict[str, tuple[Reader, tuple[str, ...]]] = {
     "access log of Apache": (lambda text: APACHE.parse(text.encode()), ("", "192.0.2.7 - ", "192.0.2.7 - a [x] GET ")),
     "format of an access log": (LineParser, ("$a", "%h ", "log_format ", "log_format x '", 'LogFormat "', "%{")),
 }
-for _format in FORMATS[:-2]:
-    _beginnings = ("", "192.0.2.7 ", "deny ", "ip,", '{"cidr":"', "[{'sshd': [", "192.0.2.0 -")
-    READERS[f"list, {_format}"] = entries(_format), _beginnings
-READERS["list, fail2ban"] = entries("fail2ban"), ("", "192.0.2.7 ", "[{'sshd': [")
-READERS["list, crowdsec"] = (
-    entries("crowdsec"),
-    ("", "[", "id,source,ip,reason,action\n", '[{"type":"ban","scope":"ip","value":"192.0.2.7","duration":"'),
-)
+READERS["list"] = entries(None), ("", "192.0.2.7 ", "192.0.2.7 1 ", '{"cidr":"', "192.0.2.0 -")
+READERS["list, CSV"] = entries("ip"), ("", "ip,", "ip\n192.0.2.7,")
 
 
 QUOTES = "'" * 3
@@ -249,7 +241,7 @@ MADE: tuple[tuple[Callable[..., object], dict[str, object]], ...] = (
     (BanPolicy, {}),
     *((make, {**path, "limits": "5/minute", "wait": "5s"}) for make, path in ((Rule, {"path": "/"}), (RateLimit, {}))),
     (MessageLimits, {"limits": "5/minute"}),
-    (Shed, {"lag": "1s"}),
+    (LoadSheddingMiddleware, {"app": None, "lag": "1s"}),
     (RateLimitMiddleware, {"app": None, "limits": "5/minute"}),
     *((key, {"name": "x"}) for key in (header, cookie, query, path_param)),
     (client_ip, {"trusted": ["192.0.2.0/24"]}),

@@ -11,8 +11,9 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
-from slidegate import RateLimitMiddleware, Rule, Shed
+from slidegate import LoadSheddingMiddleware, RateLimitMiddleware
 
 
 def priority(request: object) -> int:
@@ -20,8 +21,8 @@ def priority(request: object) -> int:
     return int(isinstance(request, Request) and "x-important" in request.headers)
 
 
-def app_of(how: str, work_ms: float) -> RateLimitMiddleware:
-    """Return the application, with a gate that sheds or one that does not."""
+def app_of(how: str, work_ms: float) -> ASGIApp:
+    """Return the application with its limits, below a middleware that sheds load or not."""
 
     async def page(request: Request) -> Response:
         end_s = time.thread_time() + work_ms / 1000
@@ -30,8 +31,8 @@ def app_of(how: str, work_ms: float) -> RateLimitMiddleware:
         return PlainTextResponse("page")
 
     app = Starlette(routes=[Route("/", page)])
-    rules = [Rule("*", shed=Shed(lag="50ms", priority=priority))] if how == "shed" else []
-    return RateLimitMiddleware(app, rules=[*rules, Rule("*", "1000000/minute")])
+    limited = RateLimitMiddleware(app, limits="1000000/minute")
+    return LoadSheddingMiddleware(limited, lag="50ms", priority=priority) if how == "shed" else limited
 
 
 def main() -> None:

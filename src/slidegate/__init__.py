@@ -23,7 +23,6 @@ from .limiter.figures.stats import AllStats, Chart, Point, Stats, Traffic, Worke
 from .limiter.inspect import KeyStanding, KeyView
 from .limiter.keys import KeyOf
 from .limiter.sync import SyncLimiter
-from .netlists.networks import Networks
 from .stores.memory.store import MemoryStats, MemoryStore
 from .web.bans.strike import strike
 from .web.endpoints.charge import charge
@@ -33,10 +32,10 @@ from .web.keys.client_ip import client_ip
 from .web.keys.key import combine, cookie, everyone, header, query
 from .web.keys.path_param import path_param
 from .web.keys.user import user
-from .web.lists.network_files import NetworkFile, NetworkFiles
 from .web.middleware import RateLimitMiddleware
+from .web.network_files import NetworkFile, NetworkFiles, Networks
 from .web.openapi import document_limits
-from .web.overload.shed import Shed
+from .web.overload import LoadSheddingMiddleware
 from .web.rules.rule import Rule
 from .web.websockets.message_limits import MessageLimits
 
@@ -65,6 +64,7 @@ __all__ = [
     "LimitState",
     "Limited",
     "Limiter",
+    "LoadSheddingMiddleware",
     "MemoryStats",
     "MemoryStore",
     "MessageLimits",
@@ -80,7 +80,6 @@ __all__ = [
     "RateLimited",
     "Reason",
     "Rule",
-    "Shed",
     "SlidegateError",
     "Stats",
     "Store",

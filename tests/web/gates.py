@@ -10,7 +10,7 @@ from starlette.types import Scope
 
 from slidegate.core.decision import Check
 from slidegate.web.endpoints.decorator import MARKS
-from slidegate.web.lists.watching import THREAD
+from slidegate.web.file_watcher import THREAD
 
 
 def checks(scope: Scope) -> list[Check]:

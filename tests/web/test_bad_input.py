@@ -13,11 +13,11 @@ from slidegate import (
     ConfigurationError,
     Limit,
     Limiter,
+    LoadSheddingMiddleware,
     MemoryStore,
     RateLimit,
     RateLimitMiddleware,
     Rule,
-    Shed,
     client_ip,
     header,
 )
@@ -107,7 +107,7 @@ FUNCTIONS: dict[str, tuple[Callable[[Any], object], int]] = {
     "key": (lambda function: rule("/a", "5/minute", key=function), 1),
     "cost": (lambda function: rule("/a", "5/minute", cost=function), 1),
     "when": (lambda function: rule("/a", "5/minute", when=function), 1),
-    "priority": (lambda function: Shed(lag="50ms", priority=function), 1),
+    "priority": (lambda function: LoadSheddingMiddleware(hello, lag="50ms", priority=function), 1),
     "on_exceeded": (lambda function: rule("/a", "5/minute", action="track", on_exceeded=function), 2),
     "on_refused": (lambda function: gate(limits="5/minute", on_refused=function), 2),
     # The same at an endpoint.

@@ -62,25 +62,18 @@ class Barred(Decision):
 
 
 class RuleBlock(Barred):
-    """A refusal by a rule that blocks or sheds. Nothing was counted.
+    """A refusal by a rule that blocks. Nothing was counted.
 
     Args:
         rule: The name of the rule in figures.
         status: The status of the answer over HTTP, 400 to 599.
-        again_us: Microseconds after which it is worth trying again; None where the rule always blocks.
     """
 
-    __slots__ = ("_again_us", "status")
+    __slots__ = ("status",)
 
-    def __init__(self, rule: str, status: int, again_us: int | None = None) -> None:
-        super().__init__(rule, reason=Reason.BLOCKED if again_us is None else Reason.SHED)
+    def __init__(self, rule: str, status: int) -> None:
+        super().__init__(rule)
         self.status = status
-        self._again_us = again_us
-
-    @property
-    def retry_after_us(self) -> int | None:
-        """Microseconds after which it is worth trying again; None for a rule that always blocks."""
-        return self._again_us
 
     def __getnewargs__(self) -> tuple[Any, ...]:
-        return self._by, self.status, self._again_us
+        return self._by, self.status

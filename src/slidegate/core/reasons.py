@@ -20,8 +20,6 @@ class Reason(StrEnum):
     """A ban is in force; `Decision.ban` says which."""
     BLOCKED = "blocked"
     """The client's address is on the blocklist, or a rule blocks the request; `Decision.by` says which."""
-    SHED = "shed"
-    """A rule sheds load, because the service is overloaded; `Decision.by` says which."""
     NOBODY = "nobody"
     """The limits function of a rule says that nobody may pass; nothing was counted."""
     ALLOWLISTED = "allowlisted"

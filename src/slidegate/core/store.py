@@ -33,11 +33,10 @@ class Event:
         ``keys_shared``: a store is full, further keys are counted in shared cells.
         ``series_full``: statistics hold as many rules and routes as they may; further ones are counted together.
         ``store_failed``, ``store_recovered``: a store gave no answer, or answers again.
-        ``shedding_started``, ``shedding_ended``: a rule sheds load, because the service is overloaded, or does no more.
+        ``shedding_started``, ``shedding_ended``: load is shed, because the service is overloaded, or no more.
         ``shadow_refused``: a shadow rule would have refused a request.
         ``config_reloaded``, ``config_rejected``: a configuration file has changed.
         ``list_reloaded``, ``list_rejected``: a file of a block or allow list has changed.
-        ``config_shrunk``, ``list_shrunk``: it was changed in place, has lost most of its entries, and waits a minute.
         ``windows_restarted``: a rule that was read again has other windows, and counts anew.
         ``banned``, ``unbanned``: a ban was made, or taken back.
         ``shadow_banned``: a policy that only reports would have banned a key.

@@ -93,8 +93,6 @@ class RequestGate:
         self._abuse = abuse
         self._strikes = bool(abuse.policies)
         self._prepares = messages is not None or bool(rules.reserving) or abuse.listens or rules.holds
-        self._timing = any(shed.latency_us for shed in rules.shedding)
-        self._prepares = self._prepares or self._timing
         self.short = judge.at_once and rules.at_once and not abuse.policies
         self.sockets = OpenSockets(limiter.engine.find_ban)
 
@@ -171,8 +169,6 @@ class RequestGate:
     ) -> tuple[Receive, Send]:
         """Put the channels around a request that only some gates or requests need."""
         record.unfinished |= self.rules.holds
-        for shed in dict.fromkeys(self.rules.select(scope).shedding) if self._timing else ():
-            send = shed.timed(send)
         if scope.get("method") == "OPTIONS" and is_preflight(scope):
             send = self._settling.by_endpoint(scope, send, decision)
         elif self.rules.reserving:

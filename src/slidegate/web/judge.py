@@ -21,7 +21,7 @@ from ..limiter.waiting import may_wait
 from .bans.signals import AbuseWatch, Offence
 from .endpoints.waiting_there import turn_at_endpoint
 from .keys.client_ip import GONE, ClientAddress
-from .lists.network_files import AddressList
+from .network_files import AddressList
 from .paths.spared import Spared
 from .record import Step, allowlisted, charged
 from .rules.conditions import settled
@@ -35,8 +35,6 @@ _ALLOWLISTED: Final = Decision(True, Reason.ALLOWLISTED)
 _BY_NO_RULE: Final = Reason.EXEMPT
 _EXEMPT: Final = Decision(True, _BY_NO_RULE)
 _GONE: Final = Barred(GONE)
-_AGAIN_US: Final = 1_000_000
-"""When a client may come back whose request was shed: the level has moved by a fifth until then."""
 _Demand: TypeAlias = tuple[Sequence[Check], Sequence[Guarded]]
 """A question to the store: its checks, and the keys that a ban may refuse."""
 
@@ -90,9 +88,6 @@ class Judge:
         self._figures = figures
         for bound in rules.bound():
             self.price(bound)
-        priorities: set[int] = set()
-        for shed in rules.shedding:
-            shed.join(self._engine.tell, priorities)
         self.at_once = not lists and self._engine.decide_at_once is not None
 
     def price(self, bound: BoundRule) -> None:
@@ -341,4 +336,4 @@ class Beside:
 
 
 def _refusal_by(rule: Rule) -> Decision:
-    return RuleBlock(rule.label, rule.status, None if rule.shed is None else _AGAIN_US)
+    return RuleBlock(rule.label, rule.status)

@@ -38,7 +38,7 @@ from .finishing import with_last_figures
 from .gate import RequestGate
 from .judge import Beside, Judge
 from .keys.client_ip import ClientAddress, client_ip
-from .lists.network_files import AddressList, followed
+from .network_files import AddressList, followed
 from .options import check_flag, expect, names_checked, switched_off
 from .paths.routes import walk
 from .record import Record

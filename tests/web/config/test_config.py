@@ -55,9 +55,8 @@ def gate(file: Path, text: str | bytes, **code: Any) -> RateLimitMiddleware:
 
 def test_everything_can_be_written_in_the_file() -> None:
     made = RateLimitMiddleware.from_file(hello, EVERYTHING).app
-    health, login, api, export, closed, load, render, service, shadow, v6, query = made.rules
+    health, login, api, export, closed, render, service, shadow, v6, query = made.rules
     assert (closed.blocks, closed.status) == (True, 404)
-    assert repr(load.shed) == "<Shed lag=50ms, latency=2s>"
     assert (health.paths, health.exempt, health.limits) == (("/health",), True, ())
     assert [str(limit) for limit in login.limits] == ["5/1m", "500/month from 15 in Europe/Berlin"]
     assert (login.methods, login.connection, login.count_denied) == ({"POST"}, "http", True)
@@ -181,7 +180,7 @@ async def test_rules_that_track_call_what_the_code_names(file: Path) -> None:
     assert heard == [PEER]
 
 
-@pytest.mark.parametrize("facts", ['action = "block"', 'shed = { lag = "50ms" }', "exempt = true"])
+@pytest.mark.parametrize("facts", ['action = "block"', "exempt = true"])
 async def test_rules_that_count_nothing_may_be_alike(facts: str, file: Path) -> None:
     text = f'[[rules]]\npath = "/a"\n{facts}\n'
     answers = [(await call(from_file(file, times * text), "/a")).status for times in (1, 2)]

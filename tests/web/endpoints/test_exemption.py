@@ -14,7 +14,7 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.routing import Mount, Route
 
-from slidegate import RateLimit, RateLimitMiddleware, Rule, charge, document_limits
+from slidegate import RateLimit, RateLimitMiddleware, Rule, charge
 
 from ...asgi import page, scope_of, send_scope, statuses
 from ..gates import charged
@@ -266,16 +266,6 @@ async def test_one_function_may_be_exempt_below_one_router_and_limited_below_ano
         app.include_router(router)
     assert await statuses(app, 3, "/free/page") == [200] * 3
     assert await statuses(app, 2, "/limited/page") == [200, 429]
-
-
-async def test_openapi_documents_no_429_for_an_exempt_route() -> None:
-    router = APIRouter(**required(RateLimit("1/minute")))
-    router.get("/free", **required(RateLimit.exempt))(lambda: "free")
-    router.get("/limited")(lambda: "limited")
-    app = application(router)
-    document_limits(app)
-    answers = {path: set(found["get"]["responses"]) for path, found in app.openapi()["paths"].items()}
-    assert answers == {"/free": {"200"}, "/limited": {"200", "429"}}
 
 
 async def test_an_exemption_from_a_router_is_no_finding_and_one_from_nothing_is(

@@ -16,7 +16,6 @@ from slidegate import (
     RateLimit,
     RateLimitMiddleware,
     Rule,
-    Shed,
     everyone,
     header,
 )
@@ -222,7 +221,6 @@ async def test_odd_paths_and_methods_stand_in_header_fields_as_ascii() -> None:
         (Rule("/a", lambda request: "5/minute"), "<Rule '/a' by request>"),
         (Rule("/a", exempt=True), "<Rule '/a' exempt>"),
         (Rule("/a", action="block", name="shut"), "<Rule 'shut' block>"),
-        (Rule("/a", shed=Shed(lag="50ms")), "<Rule '/a' shed>"),
         (Rule("/a", "5/minute", action="shadow"), "<Rule '/a' 5/1m shadow>"),
         (RateLimit("5/minute", concurrency="4"), "<RateLimit 5/1m; 4 at a time>"),
     ],

@@ -61,7 +61,7 @@ _LISTED: Final = _object(
     path=_or_null(_TEXT),
     entries=_WHOLE,
     changed_at=_or_null(_NUMBER),
-    status={"enum": ["loaded", "rejected", "waiting", "fixed"]},
+    status={"enum": ["loaded", "rejected", "fixed"]},
     message=_TEXT,
 )
 _RULE: Final = _object(

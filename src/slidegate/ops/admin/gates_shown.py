@@ -16,8 +16,8 @@ from ...core.networks import Networks
 from ...limiter import Limiter
 from ...web.config.file_gate import FileGate
 from ...web.keys.key import Key
-from ...web.lists.network_files import AddressList, NetworkFile
 from ...web.middleware import RateLimitMiddleware
+from ...web.network_files import AddressList, NetworkFile
 from ...web.rules.rule import Rule
 from ...web.rules.rule_set import BoundRule
 from .onlooker import Logged
@@ -25,7 +25,7 @@ from .onlooker import Logged
 _S: Final = 1_000_000
 _MOST_RULES: Final = 2_000
 """How many rules of a gate are shown; limits for each route may be more."""
-_ABOUT_LISTS: Final = {"list_reloaded": "loaded", "list_rejected": "rejected", "list_shrunk": "waiting"}
+_ABOUT_LISTS: Final = {"list_reloaded": "loaded", "list_rejected": "rejected"}
 
 
 class Shown(NamedTuple):

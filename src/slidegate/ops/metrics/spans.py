@@ -22,7 +22,6 @@ EVENT: Final = "slidegate.decision"
 _OUTCOMES: Final = {
     Reason.BANNED: "banned",
     Reason.BLOCKED: "blocked",
-    Reason.SHED: "shed",
     Reason.UNAVAILABLE: "unavailable",
 }
 

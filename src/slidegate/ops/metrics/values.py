@@ -23,8 +23,8 @@ from ...limiter.figures.series import Series
 from ...limiter.figures.stats import NO_ROUTE_AT_ALL
 from ...stores.memory.store import MemoryStore
 from ...web.config.file_gate import FileGate
-from ...web.lists.network_files import NetworkFiles
 from ...web.middleware import RateLimitMiddleware
+from ...web.network_files import NetworkFiles
 from ...web.options import check_flag
 from . import catalogue
 from .catalogue import CATALOGUE, OUTCOMES, SHADOW_REFUSED, Metric

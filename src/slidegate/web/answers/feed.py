@@ -31,7 +31,7 @@ _MEMO: Final = 2_048
 _MEMO_PATH: Final = 256
 _CLASSES: Final = {status: f"{status // 100}xx" for status in range(100, 600)}
 _LIMITED: Final = Reason.LIMITED  # CPython 3.11 takes a call to find a member
-_SHUT: Final = frozenset({Reason.BANNED, Reason.BLOCKED, Reason.SHED, Reason.UNAVAILABLE})
+_SHUT: Final = frozenset({Reason.BANNED, Reason.BLOCKED, Reason.UNAVAILABLE})
 _ODD: Final = 0
 """Stands for every status beyond 100 to 599."""
 

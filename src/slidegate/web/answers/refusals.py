@@ -91,12 +91,10 @@ class Refusals:
         if not readings and decision.reason is Reason.BANNED:
             return self._to_banned(decision, scope)
         if not readings and decision.reason is Reason.UNAVAILABLE:
-            return _later(_UNAVAILABLE, decision.retry_after_us or 0)
+            return (*reduced_capacity("cannot count requests now", decision.retry_after_us or 0), "problem")
         if not readings and decision.reason is Reason.NOBODY:
             return _for_nobody(decision.by)
         if isinstance(decision, RuleBlock):
-            if decision.reason is Reason.SHED:
-                return _later(_OVERLOADED, decision.retry_after_us or 0)
             return _blocked(decision.status, decision.by)
         lacking: tuple[bool, ...] = (True,)
         if len(readings) == 1:
@@ -187,24 +185,21 @@ def _written(status: int, problem: Mapping[str, object]) -> Rendered:
     return status, body, [(b"content-type", b"application/problem+json"), length, _NOT_STORED], "problem"
 
 
-_OVERLOADED: Final = _written(
-    503,
-    {
+def reduced_capacity(what: str, wait_us: int) -> tuple[int, bytes, Fields]:
+    """Return status, body and header fields of a 503 that says what the service does: "cannot count requests now"."""
+    status, body, fields, _ = _later(_unavailable(what), wait_us)
+    return status, body, fields
+
+
+@lru_cache
+def _unavailable(what: str) -> Rendered:
+    problem = {
         "type": f"{_TYPES}temporary-reduced-capacity",
         "title": "Request cannot be satisfied due to temporary server capacity constraints",
         "status": 503,
-        "detail": "This service has more to do than it can; Retry-After says when to try again.",
-    },
-)
-_UNAVAILABLE: Final = _written(
-    503,
-    {
-        "type": f"{_TYPES}temporary-reduced-capacity",
-        "title": "Request cannot be satisfied due to temporary server capacity constraints",
-        "status": 503,
-        "detail": "This service cannot count requests now; Retry-After says when to try again.",
-    },
-)
+        "detail": f"This service {what}; Retry-After says when to try again.",
+    }
+    return _written(503, problem)
 
 
 def _for_nobody(rule: str) -> Rendered:

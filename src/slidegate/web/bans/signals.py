@@ -26,7 +26,7 @@ from ...limiter.aio import to_the_end
 from ..keys.client_ip import UNKNOWN_PEER, ClientAddress
 from ..keys.key import Combined, Key, Value, everyone
 from ..keys.path_param import PathParam
-from ..lists.network_files import AddressList
+from ..network_files import AddressList
 from ..paths.below_root import route_path
 from ..paths.patterns import compile_pattern
 from ..paths.readings import readings

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ...core.errors import ConfigurationError, closest
-from ...netlists.whole_file import read_whole
+from ..file_watcher import read_whole
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -44,6 +44,8 @@ _EXAMPLES: Final = {
     "jitter": "0.1",
     "key": '{ header = "X-API-Key" }',
     "limits": '"5/minute; 50/hour"',
+    "load_shedding": '{ lag = "50ms" }',
+    "load_shedding.exempt": '"/health"',
     "longest": '"7d"',
     "max_body": "10_000_000",
     "methods": '["GET", "POST"]',
@@ -96,7 +98,7 @@ class Document:
             ConfigurationError: It cannot be read, or is not TOML.
         """
         try:
-            content = read_whole(self.path, MOST_BYTES).content
+            content = read_whole(self.path, MOST_BYTES)
         except OSError as error:
             raise PlacedError(f"{self.path}: cannot be read: {error.strerror or error}") from error
         except ConfigurationError as error:

@@ -3,7 +3,7 @@
 The gate at work is complete and never altered: a changed file becomes another gate, beside the one at work, and one
 assignment makes it the one that further requests go to. A file that cannot be used changes nothing.
 
-`lists.watching` says when a file is looked at and read.
+`file_watcher` says when a file is looked at and read.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
@@ -27,8 +27,9 @@ from ...core.logs import logger
 from ...core.store import Event, Observer
 from ...limiter import FailurePolicy, Limiter
 from ..broken import Breakable
+from ..file_watcher import FileWatcher, Versions
 from ..findings.codes import Finding
-from ..lists.watching import SHRUNK_S, Change, Follower
+from ..network_files import AddressList, NetworkFiles
 from ..rules.rule import Exceeded, Rule
 from .file_options import Reading
 
@@ -106,6 +107,10 @@ class GateAtWork(Protocol):
         """The ban policies of the gate."""
 
     @property
+    def lists(self) -> Mapping[str, AddressList | None]:
+        """The block and allow lists of the gate."""
+
+    @property
     def findings(self) -> list[Finding]:
         """The findings about the gate."""
 
@@ -172,8 +177,10 @@ class FileGate(Breakable, Generic[G]):
         self._shared = _Shared(observers)
         self._clock = clock
         self._replace_store = replace_store
-        self._follower = Follower(self._take_over, clock, together=True)
-        self.app: G = self._read()
+        self._watcher = FileWatcher(self._read_again, clock, together=True)
+        reading = self._reading()
+        self.app, self._entry = self._made_of(reading)
+        self._watcher.versions = reading.versions
         self.limiter.engine.callers.add(self)
 
     @property
@@ -202,48 +209,45 @@ class FileGate(Breakable, Generic[G]):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass one request to the gate at work."""
-        if scope["type"] != "lifespan" and self._follower.due():
-            self._follower.look_aside()
-        await self.app(scope, receive, send)
+        if scope["type"] != "lifespan" and self._watcher.due():
+            self._watcher.look_aside()
+        await self._entry(scope, receive, send)
 
-    def _read(self) -> G:
-        reading = Reading(
-            self._path, self._code, self._shared.limiter_at, self._on_tracked, self._clock, self._replace_store
+    def _reading(self, filled: Container[Path] = ()) -> Reading:
+        return Reading(
+            self._path, self._code, self._shared.limiter_at, self._on_tracked, self._clock, self._replace_store, filled
         )
-        try:
-            options = reading.options()
-        finally:
-            # Also after an error: the same bad file is not read twice.
-            self._follower.stamps = reading.stamps
-        return self._make(self._guarded, self._shared.claims(options["limiter"]), self._shared.say, options)
 
-    def _take_over(self, changes: Mapping[Path, Change]) -> Collection[Path]:
-        before, stamps = self.app.rules, self._follower.stamps
-        made: G | None = None
+    def _made_of(self, reading: Reading) -> tuple[G, ASGIApp]:
+        """Return the gate that the file makes, and where requests enter: what sheds load before it, else the gate."""
+        options = reading.options()
+        gate = self._make(self._guarded, self._shared.claims(options["limiter"]), self._shared.say, options)
+        return gate, reading.entry(gate, options)
+
+    def _read_again(self, changed: Versions) -> Callable[[], None]:
+        followed = [given for given in self.app.lists.values() if isinstance(given, NetworkFiles)]
+        reading = self._reading({Path(file.path) for files in followed for file, count, _ in files.states if count})
+        made: tuple[G, ASGIApp] | None = None
         message = ""
         try:
-            made = self._read()
+            made = self._made_of(reading)
         except ConfigurationError as error:
             message = f"the rules at work stay: {error}"
         except Exception as error:
             logger.exception("reading %s failed", self._path)
             message = f"the rules at work stay: {error!r}"
-        still = all(change.still() for change in changes.values())
-        main = changes.get(self._path)
-        shrunk = made is not None and main is not None and main.loses_too_much(len(before), len(made.rules))
-        if shrunk or not still:
-            self._follower.stamps = stamps
-            if still and made is not None:
-                self._tell(logging.WARNING, "config_shrunk", _shrunk(self._path, len(before), len(made.rules)))
-            return changes
-        if made is None:
-            self._tell(logging.ERROR, "config_rejected", message)
-        else:
-            self._put_to_work(made)
-        return ()
 
-    def _put_to_work(self, made: G) -> None:
-        before, self.app = self.app, made
+        def put_to_work() -> None:
+            self._watcher.versions = reading.versions
+            if made is None:
+                self._tell(logging.ERROR, "config_rejected", message)
+            else:
+                self._put_to_work(*made)
+
+        return put_to_work
+
+    def _put_to_work(self, made: G, entry: ASGIApp) -> None:
+        before, self.app, self._entry = self.app, made, entry
         self._tell(logging.INFO, "config_reloaded", f"{self._path}: rules at work: {len(made.rules)}")
         windows = {rule.label: {limit.same_window for limit in rule.limits} for rule in before.rules}
         for rule in made.rules:
@@ -255,10 +259,3 @@ class FileGate(Breakable, Generic[G]):
     def _tell(self, level: int, kind: str, message: str) -> None:
         logger.log(level, "%s: %s", kind, message)
         self.limiter.engine.tell(Event(kind, message, {"path": str(self._path)}))
-
-
-def _shrunk(path: Path, before: int, now: int) -> str:
-    return (
-        f"the rules at work stay for {SHRUNK_S:.0f} s more: {path} was changed in place and has {now} rules left of "
-        f"{before}, as while it is still being written; a file that is renamed into place is taken at once"
-    )

@@ -8,24 +8,24 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+
+from starlette.types import ASGIApp
 
 from ...core.bans.policy import BanPolicy
 from ...core.errors import ConfigurationError
 from ...core.limits import AnyLimit, Quota, parse_limits
 from ...limiter import FailurePolicy, Limiter, check_failure_policy
-from ...netlists.breadth import check_breadth
-from ...netlists.networks import Networks
+from ..file_watcher import FileVersion, version_of
 from ..findings.codes import check_silence
 from ..keys import key as keys
 from ..keys.client_ip import ClientAddress, client_ip
 from ..keys.path_param import path_param
 from ..keys.user import user
-from ..lists.network_files import AddressList, NetworkFile, NetworkFiles
-from ..lists.watching import Stamp, stamp_of
-from ..overload.shed import Shed
+from ..network_files import AddressList, NetworkFile, NetworkFiles, Networks, check_breadth
+from ..overload import LoadSheddingMiddleware
 from ..paths.patterns import compile_pattern
 from ..rules.rule import Exceeded, Rule
 from ..websockets.message_limits import MessageKey, MessageLimits
@@ -51,9 +51,10 @@ class Reading:
         clock: Returns seconds; measures the time between two looks at the files of lists.
         replace_store: Whether a limiter given in code replaces the file's store, as tools that only look on want it;
             else it is an error beside one.
+        filled: The files of lists at work that have entries; one of zero bytes does not take the place of such a list.
 
     Attributes:
-        stamps: Every file that was read, with its stamp from before it was read; complete after an error too. Lists
+        versions: Every file that was read, with its version from before it was read; complete after an error too. Lists
             that were read follow their files by themselves, and are not among them.
     """
 
@@ -65,14 +66,17 @@ class Reading:
         on_tracked: Exceeded | None = None,
         clock: Callable[[], float] = time.monotonic,
         replace_store: bool = False,
+        filled: Container[Path] = (),
     ) -> None:
-        self.stamps: dict[Path, Stamp | None] = {path: stamp_of(path)}
+        self.versions: dict[Path, FileVersion | None] = {path: version_of(path)}
         self._document = Document(path)
         self._code = code
         self._limiter_at = limiter_at
         self._on_tracked = on_tracked
         self._clock = clock
         self._replace_store = replace_store
+        self._filled = filled
+        self._load_shedding: dict[str, Any] | None = None
 
     def options(self) -> dict[str, Any]:
         """Return the options for `RateLimitMiddleware`, those given in code among them.
@@ -96,6 +100,8 @@ class Reading:
             client = self._code.get("client") or self._client(found.client)
         options["client"] = client
         options["messages"] = self._messages(found, client)
+        if found.load_shedding is not None:
+            self._load_shedding = found.load_shedding.model_dump(exclude_unset=True)
         options["bans"] = self._bans(found, client)
         if "limits" not in self._code and "rules" not in self._code:
             options["rules"] = self._rules(found, client)
@@ -112,6 +118,18 @@ class Reading:
                     text = f"the limiter that the code gives has its own; leave out {name} here, or limiter= in code"
                     raise self._document.error((name,), text)
         return options | dict(self._code)
+
+    def entry(self, gate: ASGIApp, options: Mapping[str, Any]) -> ASGIApp:
+        """Return where requests enter: the middleware that sheds load before the gate, if the file has one.
+
+        Raises:
+            ConfigurationError: Its options cannot be used.
+        """
+        if self._load_shedding is None:
+            return gate
+        given = {name: options[name] for name in ("limiter", "statistics", "enabled")}
+        with self._document.at("load_shedding"):
+            return LoadSheddingMiddleware(gate, **given, **self._load_shedding)
 
     def _validated(self) -> schema.Configuration:
         try:
@@ -171,9 +189,6 @@ class Reading:
         if table.limits is not None:
             with self._document.at("rules", number, "limits"):
                 options["limits"] = _limits(table.limits)
-        if table.shed is not None:
-            with self._document.at("rules", number, "shed"):
-                options["shed"] = Shed(**table.shed.model_dump(exclude_unset=True))
         if table.count_if is not None:
             options["count_if"] = frozenset(table.count_if).__contains__
         if table.action == "track":
@@ -232,7 +247,9 @@ class Reading:
         if isinstance(entries, list):
             return Networks(entries)
         path = self._document.path.parent / entries
-        self.stamps[path] = stamp_of(path)
+        version = self.versions[path] = version_of(path)
+        if version is not None and not version.size:  # a torn write; all clients would be one, the proxy
+            raise ConfigurationError(f"{path}: has zero bytes; for nobody, write a comment: # nobody")
         return Networks.from_file(path)
 
     def _list(self, name: str, entries: schema.Lists) -> AddressList:
@@ -248,10 +265,14 @@ class Reading:
             with self._document.at(name, number) if isinstance(entries, list) else self._document.at(name):
                 files.append(NetworkFile(path, **options))
         # As long as a list cannot be read, its file is followed together with the configuration.
-        read = self.stamps
-        self.stamps = {Path(file.path): stamp_of(Path(file.path)) for file in files} | read
+        read = self.versions
+        versions = {Path(file.path): version_of(Path(file.path)) for file in files}
+        self.versions = versions | read
+        for path, version in versions.items():
+            if path in self._filled and version is not None and not version.size:
+                raise ConfigurationError(f"{path}: has zero bytes; for a list of nothing, write a comment: # nothing")
         made = NetworkFiles(files, clock=self._clock)
-        self.stamps = read
+        self.versions = read
         return made
 
     def _limiter(self, found: schema.Configuration) -> Limiter:

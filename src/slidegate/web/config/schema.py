@@ -75,12 +75,7 @@ class ListTable(_Table):
 
     path: str = Field(description="The file, relative to the directory of this one.")
     name: str = Field(default="", description="The name of the list; by default the file's name without suffix.")
-    format: Literal["auto", "plain", "jsonl", "csv", "nginx", "fail2ban", "crowdsec"] = Field(
-        default="auto", description="The format of the file; by default its first line tells it."
-    )
-    column: Annotated[Text | Annotated[int, Field(ge=1), Tag("<number>")], text_or("<number>")] | None = Field(
-        default=None, description="The column of a CSV file: its name, or its number from 1."
-    )
+    column: str | None = Field(default=None, description="The name of the column, where it is a CSV file.")
     strict: bool = Field(default=True, description="Whether host bits behind a prefix are an error.")
 
 
@@ -131,16 +126,6 @@ class KeyTable(_Table):
         return self
 
 
-class ShedTable(_Table):
-    """Sheds load while the service is overloaded."""
-
-    lag: str | None = Field(default=None, description='How late the event loop may be, such as "50ms".')
-    latency: str | None = Field(
-        default=None, description='How long admitted requests may take to their first byte on average, such as "2s".'
-    )
-    priority: int = Field(default=0, ge=0, le=9, description="How important the requests are; 0 is shed first.")
-
-
 class RuleTable(_Table):
     """Holds the requests it matches to its limits."""
 
@@ -165,9 +150,6 @@ class RuleTable(_Table):
     action: Literal["limit", "shadow", "track", "block"] = Field(
         default="limit",
         description="Refuse requests beyond the limits, only report them, only track hot keys, or refuse all requests.",
-    )
-    shed: ShedTable | None = Field(
-        default=None, description="Refuse with 503 while the service is overloaded; such a rule has no limits."
     )
     status: int | None = Field(
         default=None, ge=400, le=599, description='With action = "block": the status of the answer; by default 403.'
@@ -248,6 +230,17 @@ class MessageTable(_Table):
     )
 
 
+class LoadSheddingTable(_Table):
+    """Refuses a share of the requests with 503 while the service is overloaded."""
+
+    lag: str | None = Field(default=None, description='How late the event loop may be, such as "50ms".')
+    latency: str | None = Field(
+        default=None, description='How long requests may take to their first byte on average, such as "2s".'
+    )
+    exempt: Paths | None = Field(default=None, description="A path whose requests are never shed, or a list of paths.")
+    methods: Texts | None = Field(default=None, description="The HTTP methods that may be shed; by default all.")
+
+
 class Configuration(_Table):
     """A configuration file of slidegate."""
 
@@ -279,6 +272,9 @@ class Configuration(_Table):
     )
     preflight_limits: Limits = Field(default="600/minute", description='The limits of CORS preflights, or "unlimited".')
     messages: MessageTable | None = Field(default=None, description="The limits of messages over a websocket.")
+    load_shedding: LoadSheddingTable | None = Field(
+        default=None, description="Refuse a share of the requests while the service is overloaded."
+    )
     statistics: bool = Field(default=True, description="Whether outcomes, statuses and times of requests are recorded.")
     enabled: bool = Field(default=True, description="False lets everything pass.")
     silence: list[str] = Field(default=[], description="Codes of start-up findings that are not reported.")

@@ -16,7 +16,7 @@ from ...core.limits import AnyLimit
 from ...limiter import Limiter
 from ..keys.client_ip import ClientAddress
 from ..keys.key import everyone
-from ..lists.network_files import AddressList
+from ..network_files import AddressList
 from ..paths.layers import layers
 from ..paths.patterns import compile_pattern
 from ..paths.routes import walk

@@ -46,13 +46,3 @@ def overlap(one: Segments, other: Segments) -> bool:
     else:
         same = not isinstance(second, str) or first.match(second) is not None
     return same and overlap(one[1:], other[1:])
-
-
-def covers(rule: Segments, asked: Segments) -> bool:
-    """Return whether every path of `asked` belongs to `rule` too."""
-    if rule[:1] == (_REST,):
-        return True
-    if not rule or not asked or asked[0] is _REST:
-        return not rule and not asked
-    same = rule[0] is _ANY or (isinstance(rule[0], str) and rule[0] == asked[0])
-    return same and covers(rule[1:], asked[1:])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from starlette.types import Scope
 
-from ..overload.shed import Shed
 from .rule_set import Met, RuleSet, Selection
 from .user_functions import Calls, request_of
 
@@ -18,7 +17,6 @@ async def settled(rules: RuleSet, selection: Selection, scope: Scope, calls: Cal
     request = request_of(scope)
     answers: dict[int, bool | None] = {}  # by identity: not every function can be hashed
     met: list[Met] = []
-    shedding: list[Shed] = []
     for rule, bound, ends in selection.open:
         if id(rule.when) not in answers:
             answers[id(rule.when)] = await calls.holds(rule, request)
@@ -27,10 +25,7 @@ async def settled(rules: RuleSet, selection: Selection, scope: Scope, calls: Cal
             ends = ends and rule.blocks
         if holds is False or (holds is None and rule.exempt):
             continue
-        if rule.shed is not None and not rule.shed.refuses(await calls.priority(rule, rule.shed, request)):
-            shedding.append(rule.shed)
-            continue
         met.append(Met(rule, bound, ends))
         if ends:
             break
-    return rules.settle(scope, met, shedding)
+    return rules.settle(scope, met)

@@ -20,8 +20,7 @@ from ...core.statistics.hot_keys import MAX_CAPACITY
 from ...limiter import check_cost
 from ..keys.key import Key, KeyFunction
 from ..keys.path_param import bind
-from ..options import check_flag, check_takes, expect, names_checked
-from ..overload.shed import Shed
+from ..options import check_flag, check_takes, names_checked
 from ..paths.patterns import PathPattern, compile_pattern
 from ..paths.readings import Written
 from .arguments import (
@@ -78,7 +77,6 @@ class Rule:
             counts every request and calls `on_exceeded` when a key passes the limit; ``"block"`` refuses every request
             that it meets, has no limits, and ends the list.
         status: The status of the answer to a blocked request, 400 to 599; by default 403.
-        shed: Refuse with 503 while the service is overloaded: ``Shed(lag="50ms")``. Such a rule has no limits.
         on_exceeded: Called with the key and the decision, sync or async, once each time a key passes the limit of a
             ``"track"`` rule.
         capacity: For a ``"track"`` rule with one limit: do not keep exact windows for every key in the store, but find
@@ -113,7 +111,6 @@ class Rule:
         count_denied: bool = False,
         action: Action = "limit",
         status: int | None = None,
-        shed: Shed | None = None,
         on_exceeded: Exceeded | None = None,
         capacity: int | None = None,
         wait: str | float | timedelta | None = None,
@@ -128,8 +125,7 @@ class Rule:
             raise ConfigurationError(f'connection: expected "http" or "websocket", not {connection!r}')
         self.connection = connection
         self.when = checked_condition(when)
-        self.shed = expect("shed", shed, Shed, 'Shed(lag="50ms")')
-        self.blocks = action == "block" or shed is not None
+        self.blocks = action == "block"
         self.concurrency = None if concurrency is None else Concurrency(concurrency)
         self._read_limits(limits, default_limits, exempt)
         self.key = bind(key, self._spelled(), self.paths) if isinstance(key, Key) else checked_function(key)
@@ -194,11 +190,10 @@ class Rule:
             raise ConfigurationError(f"action: {self.action!r} only looks on; leave out exempt, final and wait")
 
     def _checked_status(self, status: int | None) -> int:
-        if status is not None and (not self.blocks or self.shed is not None):
+        if status is not None and not self.blocks:
             raise ConfigurationError(f'status: it goes with action="block", not {self.action!r}')
         if not self.blocks:
             return 403
-        by = 'action="block"' if self.shed is None else "shed"
         for what, given in (
             ("limits", self.limits != () or self.limits_function is not None),
             ("key", self.key is not None),
@@ -207,12 +202,11 @@ class Rule:
             ("wait", self.wait_us > 0),
             ("exempt or final", self.final),
             ("concurrency", self.concurrency is not None),
-            ("action", self.shed is not None and self.action != "limit"),
         ):
             if given:
-                raise ConfigurationError(f"{self._call}: {by} counts nothing; leave out {what}")
+                raise ConfigurationError(f'{self._call}: action="block" counts nothing; leave out {what}')
         if status is None:
-            return 403 if self.shed is None else 503
+            return 403
         check_whole(status, 400, 599, "status", "for example 503")
         return status
 
@@ -265,7 +259,7 @@ class Rule:
 
     def __repr__(self) -> str:
         limits = "by request" if self.limits_function is not None else "; ".join(map(str, self.all_limits))
-        action = "exempt" if self.exempt else "shed" if self.shed is not None else self.action
+        action = "exempt" if self.exempt else self.action
         shown = filter(None, (limits, "" if action == "limit" else action))
         return f"<Rule {self.label!r} {' '.join(shown)}>"
 
@@ -322,7 +316,7 @@ class Rule:
     @property
     def conditional(self) -> bool:
         """Whether the rule applies to some of the requests that it matches, and not to others."""
-        return self.when is not None or self.shed is not None
+        return self.when is not None
 
     def _spelled(self) -> tuple[PathPattern, ...]:
         """Return the patterns of the paths, with any spelling of a number where they have one."""

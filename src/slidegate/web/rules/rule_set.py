@@ -16,7 +16,6 @@ from ...core.memo import remember
 from ...limiter import Limiter
 from ..keys.key import Key
 from ..keys.path_param import read_at
-from ..overload.shed import Shed
 from ..paths.below_root import route_path
 from ..paths.path_index import PathIndex
 from ..paths.tree import Tree, declares
@@ -123,8 +122,6 @@ class Selection(NamedTuple):
     """The rule that blocks the request; nothing limits it then."""
     open: tuple[Met, ...] = ()
     """The rules in their order, where conditions have to be asked first; then nothing else is known."""
-    shedding: tuple[Shed, ...] = ()
-    """The measures of the rules that have let the request pass and shed others."""
 
 
 class Defaults(Protocol):
@@ -198,8 +195,6 @@ class RuleSet:
         self._tree = Tree(app)
         self._defaults = defaults
         self._known: dict[tuple[str, str, str, str], Selection] = {}
-        self.shedding = [rule.shed for rule in rules if rule.shed is not None]
-        """The measures of its rules that shed load."""
         self._conditional = any(rule.conditional for rule in rules)
         self.always: Selection | None = None
         """The selection of every request, where all requests meet the same rules."""
@@ -229,9 +224,9 @@ class RuleSet:
         asked = scope["type"], scope.get("method", "GET"), scope["path"], scope.get("root_path", "")
         return self._known.get(asked) or self._learn(asked, scope)
 
-    def settle(self, scope: Scope, met: Sequence[Met], shedding: Sequence[Shed]) -> Selection:
-        """Return, from now on, the rules of this request whose conditions hold, and the measures that let it pass."""
-        selection = _chosen(met)._replace(shedding=tuple(shedding))
+    def settle(self, scope: Scope, met: Sequence[Met]) -> Selection:
+        """Return, from now on, the rules of this request whose conditions hold."""
+        selection = _chosen(met)
         scope.setdefault(SETTLED, {})[id(self), scope["path"]] = selection
         return selection
 

@@ -22,7 +22,6 @@ from ...core.decision import Bucket, Check, Decision
 from ...core.errors import ConfigurationError
 from ...core.logs import logger
 from ...limiter import Limiter, check_cost
-from ..overload.shed import Shed, check_priority
 from .rule import Rule
 from .rule_set import BoundRule
 
@@ -100,17 +99,6 @@ class Calls:
         except Exception as error:
             self.report("when", rule.label, error, "the rule limits or blocks all the same, and exempts nobody")
             return None
-
-    async def priority(self, rule: Rule, shed: Shed, request: HTTPConnection) -> int:
-        """Return how important a request is to a rule that sheds; 0 if the user's function fails."""
-        if not callable(shed.priority):
-            return shed.priority
-        try:
-            answer = shed.priority(request)
-            return check_priority(await answer if isawaitable(answer) else answer)
-        except Exception as error:
-            self.report("priority", rule.label, error, "the request is of the least importance")
-            return 0
 
     async def exceeded(self, bound: BoundRule, key: str, decision: Decision) -> None:
         """Call `on_exceeded` for a key that has passed the limit of a tracking rule."""

@@ -13,7 +13,7 @@ import click
 from ....core.bans.in_force import Ban
 from ....core.errors import ConfigurationError
 from ..exits import NotFound
-from ..output import Output, clean, with_output
+from ..output import Output, with_output
 from .ban_files import FORMS_OUT, exported
 from .ban_import import FORMS_IN, Import
 from .ban_spans import SPAN
@@ -131,7 +131,7 @@ def history(out: Output, key: str | None, value: str | None, store: str | None) 
 def export_bans(store: str | None, form: str, quiet: bool) -> None:
     """Write all bans to stdout, for `slidegate bans import` or another tool.
 
-    The format slidegate keeps reasons, rungs and strikes as well. The others hold addresses and networks alone.
+    The format slidegate keeps reasons, rungs and strikes as well; plain is an address or network a line.
     """
     out = Output("text", quiet)
     written = 0
@@ -187,9 +187,7 @@ def import_bans(
         except BaseException:
             out.note(f"{work.done} bans are imported, and not all; the same command again goes on")
             raise
-    for cause, times in work.skipped.items():
-        out.note(f"left out {times}: {clean(cause)}")
-    out.value({"imported": work.done, "over": work.over, "left out": sum(work.skipped.values())})
+    out.value({"imported": work.done, "over": work.over})
 
 
 def ban_row(ban: Ban, form: str) -> tuple[Any, ...]:

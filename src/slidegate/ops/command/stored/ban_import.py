@@ -6,7 +6,6 @@ import io
 import json
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import islice
@@ -16,15 +15,15 @@ from ....core.addresses import parse_network
 from ....core.bans.in_force import clean_reason
 from ....core.bans.targets import hand_ban_key
 from ....core.errors import ConfigurationError, quoted
-from ....netlists.formats import FORMATS, read_entries
-from ....netlists.reading import MOST_BYTES
-from ....netlists.whole_file import read_whole
+from ....web.file_watcher import read_whole
+from ....web.network_files import MAX_BYTES, read_entries
 from .ban_files import OWN
 from .ban_spans import span_us
 from .opened import Opened
 
 BATCH: Final = 1_000
-FORMS_IN: Final = (FORMATS[0], OWN, *FORMATS[1:])
+FORMS_IN: Final = ("auto", OWN, "plain")
+"""The format of slidegate's own, or a list of networks as `NetworkFile` takes it; by default the first line tells."""
 MOST_LINE: Final = 65_536
 """Characters of a line of slidegate's own format: strikes of 65 sources, and room to spare."""
 _OWN_HEAD: Final = b'{"slidegate"'
@@ -43,17 +42,15 @@ class Import:
     Attributes:
         done: How many bans are written for certain.
         over: How many were left out because they have ended.
-        skipped: How many were left out, by cause.
     """
 
     def __init__(self, file: str, form: str, span: str | None, reason: str, by: str) -> None:
         self.done = self.over = 0
-        self.skipped: Counter[str] = Counter()
         self._file = file
         self._form = form
         self._span = span
         self._reason, self._by = clean_reason(reason), clean_reason(by)
-        self._now_us = self._written_us = time.time_ns() // 1_000
+        self._now_us = time.time_ns() // 1_000
         self._is_own = form == OWN
 
     def batches(self, at: Opened) -> Iterator[int]:
@@ -106,7 +103,7 @@ class Import:
                 return file
             file.close()
         try:
-            content, self._written_us = read_whole(self._file, MOST_BYTES)
+            content = read_whole(self._file, MAX_BYTES)
         except ConfigurationError as error:
             raise ConfigurationError(f"{self._file}: {error}") from None
         return io.BytesIO(content)
@@ -135,35 +132,29 @@ class Import:
 
         def rows() -> Iterator[str]:
             try:
-                for line, text, ends_us in read_entries(lines, self._form, None, self._written_us, self.skipped):
-                    row = self._row(line, text, ends_us)
-                    if row is not None:
-                        yield json.dumps(row)
+                for line, text in read_entries(lines):
+                    yield json.dumps(self._row(line, text))
             except ConfigurationError as error:
                 raise ConfigurationError(f"{self._name}, {error}") from None
 
         return head, rows()
 
-    def _row(self, line: int, text: str, ends_us: int | None) -> dict[str, Any] | None:
+    def _row(self, line: int, text: str) -> dict[str, Any]:
         try:
             parse_network(text)
             key = hand_ban_key(text)
         except ConfigurationError as error:
             raise ConfigurationError(f"line {line}: a ban is of one address or network: {error}") from None
-        if ends_us is None:
-            if self._span is None:
-                raise ConfigurationError(f"line {line}: {text!r} has no end; say with --for how long such bans last")
-            length_us = span_us(self._span)
-            ends_us = None if length_us is None else self._now_us + length_us
-        elif ends_us <= self._now_us:
-            self.over += 1
-            return None
+        if self._span is None:
+            raise ConfigurationError(f"line {line}: {text!r} has no end; say with --for how long such bans last")
+        length_us = span_us(self._span)
+        ends_us = None if length_us is None else self._now_us + length_us
         moments = {"made_us": self._now_us, "ends_us": ends_us, "since_us": self._now_us}
         return {"ban": key, "reason": self._reason, "by": self._by, "rung": 0, **moments, "prolong_us": 0}
 
 
 def _bounded(stream: BinaryIO) -> bytes:
-    content = stream.read(MOST_BYTES + 1)
-    if len(content) > MOST_BYTES:
-        raise ConfigurationError(f"stdin: expected at most {MOST_BYTES >> 20} MiB; --as slidegate reads any length")
+    content = stream.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise ConfigurationError(f"stdin: expected at most {MAX_BYTES >> 20} MiB; --as slidegate reads any length")
     return content

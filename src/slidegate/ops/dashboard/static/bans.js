@@ -67,7 +67,7 @@ export class BansView {
   }
 
   lists(lists) {
-    const tones = { rejected: "hot", waiting: "warm" };
+    const tones = { rejected: "hot" };
     return table("Lists", [
       { title: "List", cell: (list) => h("span", {}, stranger(list.name, 60), list.path && h("span", { class: "faint" }, " ", stranger(list.path, 80))) },
       { title: "Kind", cell: (list) => (list.kind === "allowlist" ? "Allows" : "Blocks") },

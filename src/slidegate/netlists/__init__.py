@@ -1,1 +1,0 @@
-"""Files of networks: the I/O that the core must not do."""

@@ -1,0 +1,158 @@
+"""Files that are read whole or not at all, and followed while serving, without a timer.
+
+A name may lead to anything: a pipe that nobody writes to, a device without an end, links that go round, a file as large
+as the disk, a file that somebody is writing. None of them holds the reader up, and none is read by halves.
+
+The files are looked at when a request comes and the last look is a second old. The look, and the reading if there is
+something to read, happen in a thread that lives no longer than that, so no request waits for either; there is never
+more than one. Another version of a file is read when it had the same size and times at two looks in a row.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable, Mapping
+from os import PathLike
+from threading import Lock, Thread
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+
+import anyio.to_thread
+
+from ..core.errors import ConfigurationError
+from ..core.logs import logger
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LOOK_EVERY_S: Final = 1.0
+THREAD: Final = "slidegate-files"
+# Opening a pipe waits for a writer, and opening a terminal may make it ours; Windows has neither.
+_FLAGS: Final = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_NOCTTY", "O_BINARY"))
+
+
+class FileVersion(NamedTuple):
+    """The facts that tell one version of a file from another without reading it."""
+
+    file: tuple[int, int]
+    """The device and the number of the file to which the path leads."""
+    size: int
+    written_ns: int
+    changed_ns: int
+
+
+def version_of(path: Path) -> FileVersion | None:
+    """Return the version of a file; None if there is none."""
+    try:
+        found = path.stat()
+    except (OSError, ValueError):
+        return None
+    return FileVersion((found.st_dev, found.st_ino), found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+Versions: TypeAlias = "Mapping[Path, FileVersion | None]"
+
+
+def read_whole(path: str | PathLike[str], max_bytes: int) -> bytes:
+    """Read a regular file; links are followed, as many as the system allows.
+
+    Args:
+        path: The file.
+        max_bytes: How large it may be.
+
+    Raises:
+        OSError: It cannot be opened or read.
+        ConfigurationError: It is no regular file, is too large, or changes while it is read.
+    """
+    try:
+        number = os.open(path, _FLAGS)
+    except ValueError as error:
+        raise OSError(errno.EINVAL, str(error)) from None  # a NUL in the name
+    with open(number, "rb", buffering=0) as file:
+        before = os.fstat(number)
+        if not stat.S_ISREG(before.st_mode):
+            raise ConfigurationError("expected a file that can be read again, no pipe or device")
+        content = bytearray()
+        while len(content) <= max_bytes and (part := file.read(min(max_bytes + 1 - len(content), 1 << 20))):
+            content += part
+        if len(content) > max_bytes:
+            raise ConfigurationError(f"expected at most {max_bytes >> 20} MiB, and it has more")
+        after = os.fstat(number)
+    if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+        raise ConfigurationError("it changes while it is read; write another file and rename it into place")
+    return bytes(content)
+
+
+class FileWatcher:
+    """Has files read again when they have changed, each version once.
+
+    Args:
+        prepare: Reads the changed files, and returns a function that puts what was read to work. That is called if the
+            files are still the same versions after the reading. Neither must raise.
+        clock: Returns seconds; measures the time between two looks.
+        together: Whether nothing is read as long as one of the changed files is still being written.
+
+    Attributes:
+        versions: Every file that was read, with its version from before it was read.
+    """
+
+    def __init__(
+        self,
+        prepare: Callable[[Versions], Callable[[], None]],
+        clock: Callable[[], float],
+        *,
+        together: bool = False,
+    ) -> None:
+        self.versions: dict[Path, FileVersion | None] = {}
+        self._prepare = prepare
+        self._clock = clock
+        self._together = together
+        self._seen: dict[Path, FileVersion | None] = {}
+        self._looking = Lock()
+        self._next_look_s = clock() + LOOK_EVERY_S
+
+    def due(self) -> bool:
+        """Return whether it is time for a look."""
+        return self._clock() >= self._next_look_s
+
+    def look_aside(self) -> None:
+        """Look at the files in a thread, and read there those that have changed; return at once."""
+        self._next_look_s = self._clock() + LOOK_EVERY_S
+        try:
+            Thread(target=self._look, name=THREAD, daemon=True).start()
+        except RuntimeError as error:  # the request that looks shall not fail for it; the next look tries again
+            logger.warning("no thread to look at %s: %s", self._names, error)
+
+    async def look(self) -> None:
+        """Look at the files in a thread, and wait until those that have changed are read."""
+        self._next_look_s = self._clock() + LOOK_EVERY_S
+        await anyio.to_thread.run_sync(self._look)
+
+    @property
+    def _names(self) -> str:
+        return ", ".join(map(str, self.versions))
+
+    def _look(self) -> None:
+        # A reading may take longer than the time between two looks, and a caller that awaits it may be cancelled.
+        if not self._looking.acquire(blocking=False):
+            return
+        try:
+            changed = self._changed()
+            if changed:
+                put_to_work = self._prepare(changed)
+                if all(version_of(path) == version for path, version in changed.items()):
+                    self.versions.update(changed)
+                    put_to_work()
+        except Exception:
+            logger.exception("following %s failed", self._names)
+        finally:
+            self._looking.release()
+
+    def _changed(self) -> dict[Path, FileVersion | None]:
+        """Return the files with another version than was read, which was there at the last look too."""
+        now = {path: version_of(path) for path in self.versions}
+        changed = {path: version for path, version in now.items() if version != self.versions[path]}
+        before, self._seen = self._seen, changed
+        steady = {path: version for path, version in changed.items() if path in before and before[path] == version}
+        return {} if self._together and len(steady) < len(changed) else steady

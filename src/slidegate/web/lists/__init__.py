@@ -1,1 +1,0 @@
-"""Block and allow lists in files, which are read again when they change."""

@@ -1,0 +1,409 @@
+"""Networks in files, and named lists of them that change while the application serves.
+
+A file has an address, a network or a range (``192.0.2.0 - 192.0.2.99``) a line, where a number behind it is a score and
+text behind ``#`` or ``;`` a comment; or a JSON object with a ``cidr`` a line; or it is CSV with a named column.
+
+All lists are held in one tuple, and a changed file becomes another tuple, which one assignment puts in its place: a
+lookup sees the lists before or after, never half of one. A file that cannot be used changes nothing.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from os import PathLike
+from typing import TYPE_CHECKING, Final, Self, TypeAlias
+
+from ..core import networks as core
+from ..core.addresses import parse_address, parse_network
+from ..core.errors import MOST_QUOTED, ConfigurationError, quoted
+from ..core.logs import logger
+from ..core.public_space import HALF
+from ..core.store import Event, Observer, Observers
+from .file_watcher import FileVersion, FileWatcher, Versions, read_whole, version_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MAX_BYTES: Final = 32 << 20
+"""The size of a file: more than a million networks, and their memory while they are read is bounded."""
+
+
+class Networks(core.Networks):
+    """An immutable set of IPv4 and IPv6 networks.
+
+    ``"192.0.2.7" in networks`` takes text or an `ipaddress` object; a value that is not an address is in no network.
+
+    Args:
+        networks: Addresses and networks as text or `ipaddress` objects.
+        strict: Whether host bits behind a prefix are an error; otherwise they are cleared.
+
+    Raises:
+        ConfigurationError: An entry cannot be read.
+    """
+
+    __slots__ = ()
+
+    @classmethod
+    def from_file(cls, path: str | PathLike[str], *, strict: bool = True, column: str | None = None) -> Self:
+        """Read a file of networks, as `NetworkFile` does.
+
+        Args:
+            path: The file.
+            strict: Whether host bits behind a prefix are an error; otherwise they are cleared.
+            column: The name of the column of a CSV file; None for a file of lines.
+
+        Raises:
+            ConfigurationError: The file or a line of it cannot be read, or it lists everybody.
+        """
+        made = cls.of_ranges(_read_ranges(path, _checked_column(column), strict=strict))
+        check_breadth([made], str(path))
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkList:
+    """What a file lists."""
+
+    networks: core.Networks
+    count: int
+    """The number of entries, as they stand in the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkFile:
+    """A file that lists networks.
+
+    Args:
+        path: The file.
+        name: The name of the list in events and refusals; by default the file's name without its suffix.
+        column: The name of the column of a CSV file; None for a file of lines.
+        strict: Whether host bits behind a prefix are an error; otherwise they are cleared.
+
+    Raises:
+        ConfigurationError: A value cannot work.
+    """
+
+    path: str | PathLike[str]
+    name: str = ""
+    column: str | None = None
+    strict: bool = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.path, (str, PathLike)) or not _path(self.path).name:
+            raise ConfigurationError(f'path: expected a file, for example "drop.netset", not {self.path!r}')
+        if not isinstance(self.name, str):
+            raise ConfigurationError(f'name: expected text, for example "spamhaus", not {self.name!r}')
+        if not isinstance(self.strict, bool):
+            raise ConfigurationError(f"strict: expected True or False, not {self.strict!r}")
+        _checked_column(self.column)
+        object.__setattr__(self, "path", _path(self.path))
+        object.__setattr__(self, "name", self.name or _path(self.path).stem)
+
+    def read(self) -> NetworkList:
+        """Read the file.
+
+        Raises:
+            ConfigurationError: It cannot be read, or a line of it; the message names the line.
+        """
+        count = 0
+
+        def counted() -> Iterator[tuple[int, int, int]]:
+            nonlocal count
+            for count, found in enumerate(_read_ranges(self.path, self.column, strict=self.strict), start=1):  # noqa: B007
+                yield found
+
+        networks = core.Networks.of_ranges(counted())
+        check_breadth([networks], str(self.path))
+        return NetworkList(networks, count)
+
+
+class NetworkFiles:
+    """Lists of networks, each in a file with a name, that follow their files.
+
+    Give it to a `RateLimitMiddleware` as `blocklist` or `allowlist`: it looks at the files at most once a second, when
+    requests come, and reads those that have changed, in a thread. Another version of a file takes over when it had the
+    same size and times at two looks in a row. A file that cannot be read, that has vanished, or that suddenly has zero
+    bytes, changes nothing.
+
+    Args:
+        files: The files, or their paths. A refusal names the first one that holds the address.
+        clock: Returns seconds; measures the time between two looks.
+
+    Raises:
+        ConfigurationError: A file cannot be read, two have one name, or they add up to everybody.
+    """
+
+    def __init__(
+        self, files: Iterable[NetworkFile | str | PathLike[str]], *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        if isinstance(files, (str, PathLike, NetworkFile)) or not isinstance(files, Iterable):
+            raise ConfigurationError(f'files: expected a list, for example ["drop.netset"], not {files!r}')
+        self._files = tuple(file if isinstance(file, NetworkFile) else NetworkFile(file) for file in files)
+        names = [file.name for file in self._files]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise ConfigurationError(f"files: two lists are called {twice!r}; give one of them another name")
+        self._observers = Observers()
+        self._watcher = FileWatcher(self._read_again, clock)
+        self._watcher.versions = {_path(file.path): version_of(_path(file.path)) for file in self._files}
+        self._lists = tuple((file.name, file.read()) for file in self._files)
+        check_breadth([listed.networks for _, listed in self._lists], "files")
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """The number of entries of each list, by its name."""
+        return {name: listed.count for name, listed in self._lists}
+
+    @property
+    def states(self) -> list[tuple[NetworkFile, int, int | None]]:
+        """Each file, the number of entries at work, and when the version of them was written, in ns of Unix time."""
+        versions = (self._watcher.versions.get(_path(file.path)) for file in self._files)
+        found = zip(self._files, self._lists, versions, strict=True)
+        return [(file, listed.count, version and version.written_ns) for file, (_, listed), version in found]
+
+    def __repr__(self) -> str:
+        return f"<NetworkFiles: {', '.join(f'{name} ({count})' for name, count in self.counts.items())}>"
+
+    def find(self, version: int, value: int) -> str | None:
+        """Return the name of the first list that holds an address (see `parse_address`), else None."""
+        for name, listed in self._lists:
+            if listed.networks.covers(version, value):
+                return name
+        return None
+
+    def covers(self, version: int, value: int) -> bool:
+        """Return whether one of the lists holds an address."""
+        return self.find(version, value) is not None
+
+    def overlaps(self, version: int, first: int, last: int) -> bool:
+        """Return whether a network of one of the lists has an address in common with the range."""
+        return any(listed.networks.overlaps(version, first, last) for _, listed in self._lists)
+
+    def wide_ranges(self) -> Iterator[str]:
+        """Yield the ranges of `Networks.wide_ranges` for each list, with its name."""
+        for name, listed in self._lists:
+            yield from (f"{found} ({name})" for found in listed.networks.wide_ranges())
+
+    def observe(self, observer: Observer) -> None:
+        """Send `observer` each further ``list_reloaded`` and ``list_rejected`` once."""
+        if observer not in self._observers:
+            self._observers.add(observer)
+
+    def due(self) -> bool:
+        """Return whether the last look at the files is a second old."""
+        return self._watcher.due()
+
+    def look_aside(self) -> None:
+        """Look at the files in a thread, and read there those that have changed; return at once."""
+        self._watcher.look_aside()
+
+    async def look(self) -> None:
+        """Do the same as `look_aside`, and wait for its end."""
+        await self._watcher.look()
+
+    def _read_again(self, changed: Versions) -> Callable[[], None]:
+        lists = []
+        events: list[tuple[int, Event]] = []
+        for file, (name, before) in zip(self._files, self._lists, strict=True):
+            listed = before
+            if file.path in changed:
+                listed, level, event = _replaced(file, before, changed[_path(file.path)])
+                events.append((level, event))
+            lists.append((name, listed))
+        try:
+            check_breadth([listed.networks for _, listed in lists], "files")
+        except ConfigurationError as error:
+            names = [file.name for file in self._files if file.path in changed]
+            details: dict[str, object] = {"list": names[0], "path": ", ".join(sorted(map(str, changed)))}
+            message = f"the lists stay as they are: with {', '.join(map(repr, names))} together, {error}"
+            lists, events = list(self._lists), [(logging.ERROR, Event("list_rejected", message, details))]
+
+        def put_to_work() -> None:
+            self._lists = tuple(lists)
+            for level, event in events:
+                logger.log(level, "%s: %s", event.kind, event.message)
+                self._observers.tell(event)
+
+        return put_to_work
+
+
+def _replaced(file: NetworkFile, before: NetworkList, version: FileVersion | None) -> tuple[NetworkList, int, Event]:
+    """Return the list to go on with, the level of the log line, and the event."""
+    details: dict[str, object] = {"list": file.name, "path": str(file.path)}
+    try:
+        if version is not None and not version.size and before.count:
+            raise ConfigurationError(f"{file.path}: has zero bytes; for a list of nothing, write a comment: # nothing")
+        listed = file.read()
+    except Exception as error:
+        if not isinstance(error, ConfigurationError):
+            logger.exception("reading %s failed", file.path)
+        return before, logging.ERROR, Event("list_rejected", f"list {file.name!r} stays as it is: {error}", details)
+    level = logging.WARNING if before.count and not listed.count else logging.INFO
+    message = f"list {file.name!r}: {listed.count} entries"
+    return listed, level, Event("list_reloaded", message, details | {"count": listed.count})
+
+
+AddressList: TypeAlias = core.Networks | NetworkFiles
+"""The types of a blocklist or an allowlist."""
+
+
+def followed(observer: Observer, **lists: AddressList | None) -> tuple[NetworkFiles, ...]:
+    """Check the lists of a middleware, and return those that follow files; their events go to `observer`.
+
+    Raises:
+        ConfigurationError: A list is something else.
+    """
+    for what, given in lists.items():
+        if given is not None and not isinstance(given, (core.Networks, NetworkFiles)):
+            example = 'Networks(["192.0.2.0/24"])'
+            raise ConfigurationError(f"{what}: expected Networks or NetworkFiles, for example {example}, not {given!r}")
+        if isinstance(given, core.Networks):
+            check_breadth([given], what)
+    files = tuple(given for given in lists.values() if isinstance(given, NetworkFiles))
+    for given in files:
+        given.observe(observer)
+    return files
+
+
+def check_breadth(lists: Iterable[core.Networks], what: str) -> None:
+    """See that lists do not add up to everybody, however that is written.
+
+    Args:
+        lists: All lists that are held against one address.
+        what: A name for them, for the error message.
+
+    Raises:
+        ConfigurationError: They cover more than half of the public addresses of IPv4 or IPv6.
+    """
+    lists = list(lists)
+    # A list that is certainly less than half need not be merged, and no honest list is more.
+    if all(sum(listed.size(version) for listed in lists) <= half for version, half in HALF.items()):
+        return
+    covered = core.Networks.of_ranges(chain.from_iterable(listed.ranges() for listed in lists)).covers_most_of()
+    if covered is not None:
+        raise ConfigurationError(
+            f"{what}: covers more than half of all public {covered} addresses, which cannot be meant; "
+            "list whom you mean, for example 192.0.2.0/24"
+        )
+
+
+def read_entries(lines: Iterable[str], column: str | None = None) -> Iterator[tuple[int, str]]:
+    """Yield the entries of a file of networks, each with its line.
+
+    Args:
+        lines: The lines of the file.
+        column: The name of the column of a CSV file; None for a file of lines.
+
+    Raises:
+        ConfigurationError: A line cannot be read; the message begins with its number.
+    """
+    if column is not None:
+        yield from _read_csv(lines, column)
+        return
+    for number, line in enumerate(lines, start=1):
+        if line.lstrip()[:1] == "{":
+            entry = _read_json(line.strip(), number)
+        else:
+            entry = _without_score(line.partition("#")[0].partition(";")[0])
+        if entry:
+            yield number, entry
+
+
+def _read_ranges(path: str | PathLike[str], column: str | None, *, strict: bool) -> Iterator[tuple[int, int, int]]:
+    """Yield the networks of a file as (4 or 6, first address, last address)."""
+    try:
+        content = read_whole(path, MAX_BYTES)
+    except OSError as error:
+        raise ConfigurationError(f"networks: cannot read {path}: {error.strerror or error}") from error
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{path}, networks: {error}") from None
+    number = 0
+    try:
+        for number, text in read_entries(io.TextIOWrapper(io.BytesIO(content), "utf-8-sig", "replace"), column):
+            try:
+                found = _parse_range(text, strict=strict)
+            except ConfigurationError as error:
+                raise ConfigurationError(f"line {number}: {error}") from None
+            yield found
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{path}, {error}") from None
+
+
+def _parse_range(text: str, *, strict: bool) -> tuple[int, int, int]:
+    """Read an address, a network, or two addresses with ``-`` between them."""
+    left, dash, right = text.partition("-")
+    if not dash:
+        return parse_network(text, strict=strict)
+    first, last = parse_address(left.strip()), parse_address(right.strip())
+    if first is None or last is None:
+        raise ConfigurationError(f"network: {quoted(text)} is no range, for example 192.0.2.0 - 192.0.2.99")
+    if first[0] != last[0] or first[1] > last[1]:
+        raise ConfigurationError(f"network: {quoted(text)} ends before it begins; write the lower address first")
+    return first[0], first[1], last[1]
+
+
+def _without_score(text: str) -> str:
+    parts = text.rsplit(None, 1)
+    return parts[0] if len(parts) == 2 and parts[1].isdecimal() else text.strip()
+
+
+def _read_json(text: str, number: int) -> str:
+    """Return the network of a JSON object; empty for one that says something about the list."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(f"line {number}: not JSON that can be read: {quoted(str(error))}") from None
+    entry = found.get("cidr", "" if found.get("type") == "metadata" else None)
+    if not isinstance(entry, str):
+        example = '{"cidr": "192.0.2.0/24"}'
+        raise ConfigurationError(
+            f"line {number}: expected an object with a cidr, for example {example}, not {quoted(text)}"
+        )
+    return entry
+
+
+def _read_csv(lines: Iterable[str], column: str) -> Iterator[tuple[int, str]]:
+    import csv  # most processes read no such file
+
+    rows = csv.reader(lines, strict=True)
+    place: int | None = None
+    try:
+        for row in rows:
+            if not any(row) or row[0].lstrip().startswith("#"):
+                continue
+            if place is None:
+                names = [name.strip() for name in row]
+                if column not in names:
+                    known = ", ".join(names)[:MOST_QUOTED]
+                    raise ConfigurationError(
+                        f"line {rows.line_num}: expected a column named {column!r}, not one of {known}"
+                    )
+                place = names.index(column)
+            elif place >= len(row):
+                raise ConfigurationError(
+                    f"line {rows.line_num}: expected {place + 1} columns, but there are {len(row)}"
+                )
+            else:
+                yield rows.line_num, row[place].strip()
+    except csv.Error as error:
+        raise ConfigurationError(f"line {rows.line_num}: not CSV: {error}") from None
+
+
+def _checked_column(column: object) -> str | None:
+    if column is not None and (not isinstance(column, str) or not column):
+        raise ConfigurationError(
+            f'column: expected the name of a column of a CSV file, for example "ip", not {column!r}'
+        )
+    return column
+
+
+def _path(path: str | PathLike[str]) -> Path:
+    from pathlib import Path  # most processes follow no file
+
+    return Path(path)

@@ -1,1 +1,0 @@
-"""Load that is shed while the event loop lags or answers come late."""

@@ -1,0 +1,263 @@
+"""Networks that are read from a file: lines, lines of JSON, CSV, long lists, and real ones."""
+
+from __future__ import annotations
+
+import gc
+import ipaddress
+import os
+import random
+import tracemalloc
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slidegate import ConfigurationError, Networks
+from slidegate.web.network_files import read_entries
+
+from ..core.test_networks import Network, ranges
+
+ROOT = Path(__file__).resolve().parents[2]
+DATA = Path(os.environ.get("SLIDEGATE_DATA") or ROOT.parent / "shared" / "data") / "blocklists"
+REAL = sorted(DATA.glob("*.txt"))
+
+
+def written(directory: Path, content: str | bytes) -> Path:
+    path = directory / "blocked.netset"
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+PLAIN = """\
+# netset
+192.0.2.0/24
+198.51.100.7\t5
+203.0.113.0/24 ; SBL1
+203.0.113.7 - 203.0.113.99
+2001:db8::/32 # office
+
+"""
+JSONL = """\
+{"cidr":"192.0.2.0/24","sblid":"SBL1","rir":"arin"}
+{"cidr":"2001:db8::/32","sblid":"SBL2","rir":"ripencc"}
+
+{"type":"metadata","timestamp":1800000000,"size":99,"records":2,"copyright":"c","terms":"t"}
+"""
+CSV = """\
+# made by hand
+"first seen",ip,reason
+2026-01-31,192.0.2.7,"a, ""b"" c"
+2026-01-31,2001:db8::1,c
+"""
+SAMPLES = {"plain": (PLAIN, None), "jsonl": (JSONL, None), "csv": (CSV, "ip")}
+
+
+def entries(text: str, column: str | None = None) -> list[tuple[int, str]]:
+    return list(read_entries(text.splitlines(keepends=True), column))
+
+
+def test_a_line_has_an_address_a_network_or_a_range_and_maybe_a_score_or_a_comment() -> None:
+    assert entries(PLAIN) == [
+        (2, "192.0.2.0/24"),
+        (3, "198.51.100.7"),
+        (4, "203.0.113.0/24"),
+        (5, "203.0.113.7 - 203.0.113.99"),
+        (6, "2001:db8::/32"),
+    ]
+
+
+def test_spamhaus_drop_comes_as_lines_of_json() -> None:
+    assert entries(JSONL) == [(1, "192.0.2.0/24"), (2, "2001:db8::/32")]
+
+
+def test_csv_has_a_column_by_its_name() -> None:
+    assert entries(CSV, "ip") == [(3, "192.0.2.7"), (4, "2001:db8::1")]
+
+
+@pytest.mark.parametrize("text", ["", "\n\n", "# only\n; comments\n"])
+def test_a_list_of_nothing_is_one(text: str, tmp_path: Path) -> None:
+    assert entries(text) == []
+    assert len(Networks.from_file(written(tmp_path, text))) == 0
+
+
+@pytest.mark.parametrize("sample", SAMPLES)
+def test_windows_lines_and_a_byte_order_mark_are_read_alike(sample: str, tmp_path: Path) -> None:
+    text, column = SAMPLES[sample]
+    unix = Networks.from_file(written(tmp_path, text), column=column)
+    windows = written(tmp_path, b"\xef\xbb\xbf" + text.replace("\n", "\r\n").encode())
+    assert unix == Networks.from_file(windows, column=column) != Networks()
+
+
+@pytest.mark.parametrize("text", ["1.0.0.0-1.0.0.255", "1.0.0.0 - 1.0.0.255 # a comment", "1.0.0.0 - 1.0.0.255 7"])
+def test_a_range_is_read_as_the_range_that_it_is(text: str, tmp_path: Path) -> None:
+    found = Networks.from_file(written(tmp_path, f"# ranges\n{text}\n"))
+    assert found == Networks.of_ranges([(4, 0x0100_0000, 0x0100_00FF)])
+
+
+# Whoever writes one of these means more than one address, in a form that is not read.
+MEANT = (
+    "1.0.0.0,1.0.0.255,AU",
+    '"1.0.0.0","1.0.0.255","AU"',
+    "1.0.0.0 255.255.255.0",
+    "1.0.0.0 1.0.2.255",
+    "1.0.0.0 to 1.0.2.255",
+    "1.0.0.0 mask 255.255.255.0",
+    "1.0.0.0/255.255.255.0",
+    "1.0.0.0|1.0.0.255|AU",
+    "1.0.0.255 - 1.0.0.0",
+    "1.0.0.0 - 1.0.0.256",
+    "1.0.0.0 - 2001:db8::",
+    "1.0.0.0 /24",
+    "1.0.0.*",
+    "16777216,16777471,AU",
+    "deny 1.0.0.0/24;",
+)
+
+
+@pytest.mark.parametrize("text", MEANT)
+@pytest.mark.parametrize("before", ["", "192.0.2.0/24\n"])
+def test_what_means_more_than_an_address_never_becomes_one(text: str, before: str, tmp_path: Path) -> None:
+    line = 1 + before.count("\n")
+    with pytest.raises(ConfigurationError, match=rf"blocked\.netset, line {line}: "):
+        Networks.from_file(written(tmp_path, f"{before}{text}\n"))
+
+
+@pytest.mark.parametrize(
+    ("text", "column", "message"),
+    [
+        ('{"cidr":"192.0.2.0/24"}\n{"cidr":"198', None, "line 2: not JSON"),
+        ('{"cidr":5}', None, 'line 1: expected an object with a cidr, for example {"cidr": "192.0'),
+        ('{"asn":64500}', None, "line 1: expected an object with a cidr"),
+        ('{"cidr":' * 100_000, None, "line 1: not JSON"),
+        (f'{{"cidr": "192.0.2.0/24", "asn": {"1" * 5_000}}}', None, "line 1: not JSON"),
+        ("a,ip\n1\n", "ip", "line 2: expected 2 columns, but there are 1"),
+        ("a,b\n1,2\n", "ip", "line 1: expected a column named 'ip', not one of a, b"),
+        ('ip\n"192.0.2.7"x\n', "ip", "line 2: not CSV: "),
+    ],
+)
+def test_a_bad_line_is_named_with_what_was_expected(text: str, column: str | None, message: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        entries(text, column)
+    assert str(caught.value).startswith(message)
+    assert len(str(caught.value)) < 300
+
+
+INVALID = ["010.8.8.8", "\u0661.\u0662.\u0663.\u0664", "10/8", "192.0.2.1/24"]
+HOLDERS = {
+    "plain": ("192.0.2.1\n{}\n", None),
+    "jsonl": ('{{"cidr":"192.0.2.1"}}\n{{"cidr":"{}"}}\n', None),
+    "csv": ("ip,reason\n{},b\n", "ip"),
+}
+
+
+@pytest.mark.parametrize("text", INVALID)
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_what_is_no_network_is_none_in_any_format(holder: str, text: str, tmp_path: Path) -> None:
+    form, column = HOLDERS[holder]
+    path = written(tmp_path, form.format(text))
+    with pytest.raises(ConfigurationError) as caught:
+        Networks.from_file(path, column=column)
+    assert f"{path}, line 2: network: {text!r} " in str(caught.value)
+
+
+@given(st.sampled_from(sorted(SAMPLES)), st.data())
+def test_a_file_that_was_cut_off_is_never_read_as_something_else(sample: str, data: st.DataObject) -> None:
+    text, column = SAMPLES[sample]
+    whole = entries(text, column)
+    try:
+        found = entries(text[: data.draw(st.integers(0, len(text)))], column)
+    except ConfigurationError:
+        return
+    # Nobody can tell that 192.0.2.1 was to be 192.0.2.17, but all before it is what it was.
+    assert found[:-1] == whole[: max(len(found) - 1, 0)]
+
+
+@pytest.mark.parametrize("text", ["0.0.0.0/0\n", "::/0\n", "192.0.2.7\n::ffff:0:0/96\n"])
+def test_a_file_does_not_list_everybody(text: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"blocked\.netset: covers more than half of all public IPv"):
+        Networks.from_file(written(tmp_path, text), strict=False)
+
+
+@pytest.mark.parametrize("column", [0, 1, "", True])
+def test_a_column_has_a_name(column: object) -> None:
+    with pytest.raises(ConfigurationError, match="column: expected the name of a column"):
+        Networks.from_file("any", column=column)  # type: ignore[arg-type]
+
+
+def test_a_line_of_other_bytes_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="line 2: network: "):
+        Networks.from_file(written(tmp_path, b"192.0.2.1\n\xff\xfe\x00\n"))
+
+
+def test_a_file_that_cannot_be_opened_is_named_with_the_reason(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"cannot read .*missing\.netset: No such file or directory"):
+        Networks.from_file(tmp_path / "missing.netset")
+    with pytest.raises(ConfigurationError, match=r"cannot read .*: Is a directory"):
+        Networks.from_file(tmp_path)
+
+
+def long_list(count: int, seed: int) -> list[Network]:
+    """Make networks of both versions, many of which repeat, overlap or touch others."""
+    pick = random.Random(seed)
+    made: list[Network] = []
+    while len(made) < count:
+        if pick.random() < 0.1 and made:
+            made.append(pick.choice(made))
+        elif pick.random() < 0.7:
+            made.append(ipaddress.IPv4Network((pick.getrandbits(32), pick.choice([20, 24, 28, 32])), strict=False))
+        else:
+            address = 0x2001_0DB8 << 96 | pick.getrandbits(32) << 64 | pick.getrandbits(64)
+            made.append(ipaddress.IPv6Network((address, pick.choice([48, 56, 64, 128])), strict=False))
+    return made
+
+
+def lines_of(networks: list[Network], pick: random.Random) -> str:
+    """Write networks as real files do: CRLF, comments, scores, upper case, IPv4 in IPv6."""
+    lines = ["\ufeff# a list; of many", ""]
+    for network in networks:
+        text = str(network)
+        if pick.random() < 0.05:
+            text = text.upper() if network.version == 6 else f"::ffff:{network[0]}/{network.prefixlen + 96}"
+        lines.append(text + pick.choice(["", "", "", "\t5", " ; SBL1", " # bad"]))
+    return "\r\n".join(lines)
+
+
+@pytest.mark.parametrize("count", [10_000, pytest.param(100_000, marks=pytest.mark.deep)])
+def test_long_lists_are_read_right_and_held_in_300_bytes_for_each_network(tmp_path: Path, count: int) -> None:
+    seed = random.randrange(2**32)
+    networks = long_list(count, seed)
+    path = tmp_path / "long.netset"
+    path.write_text(lines_of(networks, random.Random(seed)), "utf-8", newline="")
+    gc.collect()
+    tracemalloc.start()
+    try:
+        found = Networks.from_file(path)
+        gc.collect()
+        held, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    # The peak is that of reading, beside whatever list is at work meanwhile.
+    assert held <= peak <= 300 * count, f"seed {seed}: held {held:,} bytes, while reading {peak:,}"
+    collapsed = [
+        network
+        for version in (ipaddress.IPv4Network, ipaddress.IPv6Network)
+        for network in ipaddress.collapse_addresses(each for each in networks if isinstance(each, version))
+    ]
+    assert found == Networks.of_ranges(ranges(collapsed)), f"seed {seed}"
+    inside = random.Random(seed).sample(networks, 1_000)
+    assert all(found.covers(version, last) for version, _, last in ranges(inside)), f"seed {seed}"
+
+
+@pytest.mark.skipif(not REAL, reason="no real lists here; SLIDEGATE_DATA names the folder that holds blocklists/")
+@pytest.mark.parametrize("path", REAL, ids=lambda path: path.stem)
+def test_real_lists_hold_what_the_standard_library_makes_of_them(path: Path) -> None:
+    entries = [line.partition("#")[0].split() for line in path.read_text("utf-8").splitlines()]
+    networks = [ipaddress.ip_network(entry[0]) for entry in entries if entry]
+    found = Networks.from_file(path)
+    held = {4: set(), 6: set()}
+    for version in (4, 6):
+        merged = list(ipaddress.collapse_addresses(each for each in networks if each.version == version))
+        held[version] = set(ranges(merged))
+    assert found == Networks.of_ranges(held[4] | held[6])
+    assert len(networks) > 400
