@@ -19,7 +19,7 @@ from ...core.decision import Bucket, unique_name, wire_names
 from ...core.errors import ConfigurationError
 from ...core.limits import AnyLimit, parse_limits
 from ..paths.below_root import below
-from ..paths.readings import LONGEST, is_odd, readings
+from ..paths.normal_form import LONGEST, is_odd, readings
 from ..paths.routes import methods_of
 from ..paths.tree import Reached, Tree
 from ..rules.rule import Rule

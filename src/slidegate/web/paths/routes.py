@@ -15,8 +15,8 @@ from starlette.routing import Host, Match, Mount
 from starlette.types import Scope
 
 from .below_root import below, route_path
-from .layers import layers, own_root, scope_to_ask
-from .readings import is_odd
+from .layers import RouteWatch, layers, own_root, scope_to_ask
+from .normal_form import is_odd
 
 _DEPTH: Final = 16
 _FRONTEND: Final = 0
@@ -144,7 +144,7 @@ class Places:
     """Finds the place of a request."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[object, dict[int, list[Place]], int]] = {}
+        self._known: dict[int, tuple[object, dict[int, list[Place]], RouteWatch]] = {}
 
     def find(self, scope: Scope) -> Place | None:
         """Return the place that a request came by; None where no router tells it."""
@@ -170,9 +170,9 @@ class Places:
         at = _FRONTEND if _at_frontend(scope) else id(endpoint)
         if router is None or (endpoint is None and at != _FRONTEND):
             return []
-        _, by_endpoint, count = self._known.get(id(router)) or self._learn(router)
-        # A function that has a route already may get another one.
-        if at not in by_endpoint or count != _count(router):
+        _, by_endpoint, watch = self._known.get(id(router)) or self._learn(router)
+        # A function that has a route already may get another one, also in a router that is included.
+        if at not in by_endpoint or watch.changed():
             _, by_endpoint, _ = self._learn(router)
         return by_endpoint.get(at, [])
 
@@ -182,18 +182,15 @@ class Places:
         places = (place for found in by_endpoint.values() for place in found)
         return [place for place in places if any(required.dependency is dependency for required in place.above)]
 
-    def _learn(self, router: object) -> tuple[object, dict[int, list[Place]], int]:
-        count = _count(router)
+    def _learn(self, router: object) -> tuple[object, dict[int, list[Place]], RouteWatch]:
+        watch = RouteWatch(router)
+        watch.changed()
         by_endpoint: dict[int, list[Place]] = {}
         for place in walk(router):
             endpoint = place.route.endpoint
             by_endpoint.setdefault(_FRONTEND if endpoint is None else id(endpoint), []).append(place)
-        known = self._known[id(router)] = router, by_endpoint, count
+        known = self._known[id(router)] = router, by_endpoint, watch
         return known
-
-
-def _count(router: object) -> int:
-    return len(getattr(router, "routes", ()))
 
 
 def _below(app: Any, mounts: tuple[Mount | Host, ...]) -> Iterator[Place]:

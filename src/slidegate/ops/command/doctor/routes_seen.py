@@ -51,7 +51,7 @@ def _meets(rule: Rule, place: Place) -> bool:
         return False
     if rule.methods is not None and place.methods is not None and not rule.methods & place.methods:
         return False
-    return not rule.written or any(overlap(one.segments, segments(_typed(place))) for one in rule.written)
+    return not rule.matchers or any(overlap(segments(path), segments(_typed(place))) for path in rule.paths)
 
 
 def _same(rule: Rule, path: str, place: Place) -> bool:
