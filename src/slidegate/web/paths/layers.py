@@ -66,12 +66,16 @@ class RouteWatch:
 
     Args:
         app: The application.
+
+    Attributes:
+        by_path: Whether type, method, path and root of a request tell which routes take it, as far as routes are known.
     """
 
     def __init__(self, app: object) -> None:
         self._app = app
         self._lists: Sequence[Sized] = ()
         self._size: int | None = None
+        self.by_path = False
 
     @cached_property
     def router(self) -> Any:
@@ -85,6 +89,7 @@ class RouteWatch:
             return False
         self._lists = list(_nested_routes(router.routes, 0))
         self._size = len(router.routes) + sum(map(len, self._lists))
+        self.by_path = not _look_further(router, 0)
         return True
 
 
@@ -98,3 +103,13 @@ def _nested_routes(routes: Iterable[Any], depth: int) -> Iterator[Sized]:
         if inner is not None:
             yield inner.routes
             yield from _nested_routes(inner.routes, depth + 1)
+
+
+def _look_further(router: Any, depth: int) -> bool:
+    """Return whether a route looks at more than type, method, path and root, as `Host` does."""
+    for route in flat_routes(router.routes) if router is not None and depth < DEPTH else ():
+        if isinstance(route, Host) or not is_known_module(getattr(type(route).matches, "__module__", "")):
+            return True
+        if isinstance(route, Mount) and _look_further(router_of(route.app), depth + 1):
+            return True
+    return False

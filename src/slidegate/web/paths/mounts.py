@@ -16,7 +16,7 @@ from starlette.routing import Host, Match, Mount
 from starlette.types import Scope
 
 from .below_root import route_path
-from .layers import DEPTH, RouteWatch, flat_routes, is_known_module, root_of, router_of, scope_to_ask
+from .layers import DEPTH, RouteWatch, flat_routes, root_of, router_of, scope_to_ask
 
 _PARAMETER: Final = re.compile(r"\{(\w+)\}")
 
@@ -34,11 +34,9 @@ class _Application(NamedTuple):
     mounts: tuple[tuple[Any, _Application], ...]
     drops_slash: bool
 
-    def below(self) -> Iterator[tuple[Any, _Application]]:
-        """Yield each mount further in, with its application."""
-        for mount, app in self.mounts:
-            yield mount, app
-            yield from app.below()
+    def leads_to_root(self) -> bool:
+        """Return whether an application further in gives itself a `root_path`."""
+        return any(app.root or app.leads_to_root() for _, app in self.mounts)
 
     def entered(self, scope: Scope) -> Iterator[tuple[Any, _Application, Scope]]:
         """Yield the mounts that take a request, with their applications and what these see."""
@@ -61,8 +59,6 @@ class Mounts:
         self._watch = RouteWatch(app)
         self._top = _Application("", (), drops_slash=True)
         self._hidden: Mounts | None = None
-        self.by_path = True
-        """Whether type, method, path and root of a request tell which mounts take it, and the gate sees them."""
         self._rooted = False
 
     @cached_property
@@ -74,9 +70,7 @@ class Mounts:
         """Return the mounts as they are now; where the gate sees none, those of the application in the scope."""
         if self._watch.changed():
             self._top = _application(self._app, 0)
-            below = list(self._top.below())
-            self._rooted = any(app.root for _, app in below)
-            self.by_path = not any(_looks_further(mount) for mount, _ in below)
+            self._rooted = self._top.leads_to_root()
         if self._watch.router is not None:
             return self
         app = scope.get("app")
@@ -85,9 +79,12 @@ class Mounts:
         # Something between the gate and its application does not show what it wraps.
         if self._hidden is None or self._hidden._app is not app:
             self._hidden = Mounts(app)
-        hidden = self._hidden.seen_by(scope)
-        hidden.by_path = False
-        return hidden
+        return self._hidden.seen_by(scope)
+
+    @property
+    def by_path(self) -> bool:
+        """Whether type, method, path and root of a request tell which mounts take it."""
+        return self._watch.by_path or self._watch.router is None
 
     def lead_astray(self, *, off_root: bool) -> bool:
         """Return whether mounts may hand on another path than the one that is left behind them.
@@ -118,11 +115,6 @@ def _has_frontend(router: Any) -> bool:
     router = getattr(router, "router", router)
     included = (getattr(listed, "original_router", None) for listed in router.routes)
     return bool(getattr(router, "_low_priority_routes", ())) or any(map(_has_frontend, filter(None, included)))
-
-
-def _looks_further(mount: Any) -> bool:
-    """Return whether a mount looks at more than type, method, path and root, as `Host` does."""
-    return isinstance(mount, Host) or not is_known_module(getattr(type(mount).matches, "__module__", ""))
 
 
 def _texts(at: _Application, scope: Scope) -> Iterator[str]:

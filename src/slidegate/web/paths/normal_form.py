@@ -15,7 +15,7 @@ from typing import Final
 LONGEST: Final = 4_096
 """The length up to which other texts of an odd path are worked out."""
 _ODD: Final = re.compile(r"//|/\.\.?(?:[/;\n]|\Z)|[;\n]")
-_DOTS_LAST: Final = re.compile(r"/\.\.?\Z")
+_DOTS_LAST: Final = ("/.", "/..")
 _MATRIX: Final = re.compile(r";[^/]*")
 _SLASHES: Final = re.compile(r"//+")
 
@@ -30,10 +30,10 @@ def normal_forms(path: str) -> tuple[str, ...]:
     if len(path) > LONGEST or not is_odd(path):
         return (path,)
     found = {path: None}
-    for text in (path, _without_matrix(path)):
+    for text in {path: None, _without_matrix(path): None}:
         form = _without_dots(_with_single_slashes(text))
         found[form] = None
-        if _DOTS_LAST.search(text):
+        if text.endswith(_DOTS_LAST):
             # "/a/." is "/a/" for some and "/a" for others.
             found[form.rstrip("/") or "/"] = None
     return tuple(found)
@@ -46,7 +46,7 @@ def readings(path: str) -> tuple[str, ...]:
     found = {path: None}
     for step in _STEPS:
         found.update(dict.fromkeys([step(text) for text in found]))
-    for text in [text for text in found if _DOTS_LAST.search(text)]:
+    for text in [text for text in found if text.endswith(_DOTS_LAST)]:
         found.update(dict.fromkeys(other.rstrip("/") or "/" for other in readings(_without_dots(text))))
     return tuple(found)
 

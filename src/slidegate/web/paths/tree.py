@@ -25,7 +25,6 @@ from .layers import (
     layers,
     own_root,
     root_of,
-    router_of,
     scope_to_ask,
 )
 from .route_index import RouteIndex, written_of
@@ -74,7 +73,6 @@ class Tree:
         self._app = app
         self._watch = RouteWatch(app)
         self._indexes: dict[int, tuple[object, RouteIndex[Any]]] = {}
-        self._varies = False
 
     def reach(self, scope: Scope) -> Reached | None:
         """Return the end of a request's way; None if no routes are known, or none takes the request."""
@@ -106,14 +104,13 @@ class Tree:
     def varies(self) -> bool:
         """Whether a route somewhere below looks at more than type, method, path and root, as `Host` does."""
         self.changed()
-        return self._watch.router is None or self._varies
+        return not self._watch.by_path
 
     def changed(self) -> bool:
         """Return whether some router below has more or fewer routes than when this was asked last."""
         if not self._watch.changed():
             return False
         self._indexes.clear()
-        self._varies = _vary(self._app, 0)
         return True
 
     def _asks(self, router: Any, path: str) -> Iterable[Any]:
@@ -214,14 +211,3 @@ def _redirects(router: Any, scope: Scope, way: _Way) -> bool:
 
 def _reached(way: _Way, written: str, route: object = None, end: object = None) -> Reached:
     return Reached(route, way.sure, way.written + written, end)
-
-
-def _vary(app: object, depth: int) -> bool:
-    """Return whether a route below an application looks at more than type, method, path and root."""
-    routes = flat_routes(router_of(app).routes) if router_of(app) is not None and depth < DEPTH else ()
-    for route in routes:
-        if isinstance(route, Host) or not is_known_module(getattr(type(route).matches, "__module__", "")):
-            return True
-        if isinstance(route, Mount) and _vary(route.app, depth + 1):
-            return True
-    return False

@@ -153,7 +153,7 @@ class RuleSet:
     Args:
         rules: The rules.
         claim: Returns a unique identity for that of a rule, as `Engine.claim` does.
-        app: The application that the gate guards; its routes say where odd paths lead.
+        app: The application that the gate guards; its mounts say what they make of a path.
         defaults: The limits behind all rules; they apply unless a final rule ends the list.
 
     Raises:
