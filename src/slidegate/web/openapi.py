@@ -20,8 +20,8 @@ from .endpoints.exemption import is_lifted, takes_no_defaults
 from .endpoints.rate_limit import RateLimit
 from .findings.codes import CODES
 from .middleware import RateLimitMiddleware
-from .paths.routes import Place, walk
 from .paths.segments import Segments, covers, overlap, segments
+from .routes import ResolvedRoute, walk
 from .rules.rule import Rule
 from .rules.rule_set import all_rules
 
@@ -178,7 +178,7 @@ async def _nowhere(scope: object, receive: object, send: object) -> None:
     """Stand for the application below a middleware that is made only to be looked at."""
 
 
-def _is_limited(place: Place, method: str, gates: Iterable[_Gate]) -> bool:
+def _is_limited(place: ResolvedRoute, method: str, gates: Iterable[_Gate]) -> bool:
     needed = [call for call in dependencies(place.route) if isinstance(call, RateLimit) and not is_lifted(call, place)]
     if any(limit.rule.action == "limit" for limit in (*limits_of(place.route.endpoint), *needed)):
         return True

@@ -19,7 +19,7 @@ from ..keys.key import everyone
 from ..lists.network_files import AddressList
 from ..paths.layers import layers, root_of
 from ..paths.patterns import compile_pattern
-from ..paths.routes import walk
+from ..routes import walk
 from ..rules.rule import Rule
 from .codes import Finding
 from .hidden_rules import hidden_rules

@@ -27,7 +27,7 @@ from .layers import (
     root_of,
     scope_to_ask,
 )
-from .route_index import RouteIndex, written_of
+from .routes_by_path import RoutesByPath, written_of
 
 _ALL_BELOW: Final = "/{path:path}"
 
@@ -72,7 +72,7 @@ class Tree:
     def __init__(self, app: object) -> None:
         self._app = app
         self._watch = RouteWatch(app)
-        self._indexes: dict[int, tuple[object, RouteIndex[Any]]] = {}
+        self._indexes: dict[int, tuple[object, RoutesByPath[Any]]] = {}
 
     def reach(self, scope: Scope) -> Reached | None:
         """Return the end of a request's way; None if no routes are known, or none takes the request."""
@@ -117,7 +117,7 @@ class Tree:
         known = self._indexes.get(id(router))
         if known is None:
             # Keep the router alive, or id() could be reused for another object.
-            known = self._indexes[id(router)] = router, RouteIndex(flat_routes(router.routes), written_of)
+            known = self._indexes[id(router)] = router, RoutesByPath(flat_routes(router.routes), written_of)
         return known[1].find(path)
 
 

@@ -23,7 +23,7 @@ Written: TypeAlias = tuple[str, Mapping[str, Convertor[Any]]]
 _FLAGS: Final = re.compile("").flags
 
 
-class RouteIndex(Generic[T]):
+class RoutesByPath(Generic[T]):
     """Finds routes by a path.
 
     Args:
