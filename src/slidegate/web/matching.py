@@ -88,7 +88,7 @@ class RequestPath:
             self.strict, generous = (*self.strict, *read), (*generous, *read)
             self.lasting = mounts.by_path
         self.texts = [(text, "", "") for text in generous]
-        if slashed or here[-1:] == "/" or len(generous) > 1:
+        if slashed or len(generous) > 1 or (here[-1:] == "/" and here != "/"):
             self.lasting = mounts.by_path
             if mounts.drop_slash(scope, root):
                 self.texts += [(text.rstrip("/"), "", "") for text in generous if text[-1:] == "/" and text.strip("/")]
