@@ -61,7 +61,8 @@ class RequestPath:
         slashed: Whether the path of a rule ends in a slash.
 
     Attributes:
-        path: The path below the root.
+        path: The path below the root: the one that the application gives itself, else that of the server.
+        served: The path below the root of the server, as `route_path` returns it.
         strict: The texts that an exemption has to match, all of them.
         texts: The texts of which a limit has to match one. Each comes with the beginning and the end that the path of a
             rule must have to be compared with it.
@@ -69,21 +70,23 @@ class RequestPath:
         lasting: Whether every request with this type, method, path and root has these texts.
     """
 
-    __slots__ = ("anything", "lasting", "path", "strict", "texts")
+    __slots__ = ("anything", "lasting", "path", "served", "strict", "texts")
 
     def __init__(self, scope: Scope, mounts: Mounts, *, slashed: bool) -> None:
         path: str = scope["path"]
         given: str = scope.get("root_path", "")
         root = mounts.root or given
-        self.path = here = below(root, path) if root else path
+        self.served = here = below(given, path) if given else path
+        if mounts.root:
+            here = below(root, path)
+        self.path = here
         self.anything = "\n" in path or (len(path) > LONGEST and is_odd(path))
         self.strict = normal_forms(here)
         self.lasting = True
         generous = self.strict
-        if mounts.root and given:
-            generous += normal_forms(below(given, path))
-        off_root = root != "" and here == path
-        if mounts.lead_astray(off_root=off_root):
+        if given and self.served != here:
+            generous += normal_forms(self.served)
+        if mounts.lead_astray(off_root=root != "" and here == path):
             read = [form for text in mounts.texts(scope, root) for form in normal_forms(text)]
             self.strict, generous = (*self.strict, *read), (*generous, *read)
             self.lasting = mounts.by_path

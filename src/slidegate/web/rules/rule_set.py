@@ -18,7 +18,6 @@ from ..keys.key import Key
 from ..keys.path_param import read_at
 from ..matching import RequestPath, RuleIndex
 from ..overload.shed import Shed
-from ..paths.below_root import route_path
 from ..paths.mounts import Mounts
 from ..paths.tree import Tree, declares
 from ..scope_keys import SETTLED
@@ -249,7 +248,6 @@ class RuleSet:
         kind, method = scope["type"], scope.get("method", "GET")
         path = RequestPath(scope, self._mounts.seen_by(scope), slashed=self._index.slashed)
         texts = self._index.find(path)
-        here = route_path(scope)
         met: list[Met] = []
         ended = False
         for place in range(len(self._bound)) if path.anything else sorted(texts):
@@ -261,7 +259,7 @@ class RuleSet:
                 text = None
             ends = text is not None if rule.blocks else rule.final and exempts(rule, kind, method, path)
             if text is not None or ends:
-                charged = None if bound is None or text is None else bound if text == here else bound.at(text)
+                charged = None if bound is None or text is None else bound if text == path.served else bound.at(text)
                 met.append(Met(rule, charged, ends))
             if ends and not rule.conditional:
                 ended = True
