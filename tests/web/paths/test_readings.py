@@ -1,4 +1,4 @@
-"""One path, many readings: what limits, what exempts, and what routers make of odd spellings."""
+"""One path, many spellings: what limits, what exempts, and what routers make of odd ones."""
 
 from __future__ import annotations
 
@@ -68,6 +68,15 @@ async def test_what_a_mount_reads_anew_is_counted(rule: str, path: str, routes: 
 async def test_a_mount_under_a_root_that_the_path_does_not_begin_with_is_read_anew() -> None:
     app = routed([Rule("/v1/v1/login", "1/minute")], Mount("/v1", routes=[Route("/v1/login", page)]))
     assert await statuses(app, 2, "/v1/login", root_path="/api") == [200, 429]
+
+
+async def test_a_mounted_application_with_a_root_of_its_own_is_counted_by_what_it_reads() -> None:
+    inner = rooted("/api")
+    inner.get("/v1/login")(lambda: "hi")
+    app = routed([Rule("/v1/v1/login", "1/minute")], Mount("/v1", inner))
+    assert await statuses(app, 2, "/v1/login") == [200, 429]
+    app = routed([Rule("/v1/login", exempt=True), Rule("*", "1/minute")], Mount("/v1", inner))
+    assert await statuses(app, 2, "/v1/login") == [200, 429]
 
 
 async def test_an_exemption_ends_where_the_router_does() -> None:
