@@ -141,3 +141,4 @@ def test_a_period_is_counted_until_its_end_in_the_time_of_the_store() -> None:
     assert quota.spend(window, NEW_YEAR_US, 6)[1][3] == NEVER
     assert quota.enter(window, NEW_YEAR_US, NEW_YEAR_US - 1)[8:] != window[8:], "how far ahead it is, is looked at anew"
     assert quota.state(quota.enter(window, ends_us, NEW_YEAR_US))[0] == 0
+    assert quota.expires_us(window) == ends_us + HOUR_US, "a clock that is set back by an hour still finds it"

@@ -31,9 +31,6 @@ class Charge(list[Any]):
 
     __slots__ = ()
 
-    def __copy__(self) -> Self:
-        return self
-
     def __deepcopy__(self, memo: object) -> Self:
         return self
 

@@ -15,7 +15,17 @@ import pytest
 
 import slidegate.stores.memory.store
 from slidegate import Quota
-from slidegate.core import Bucket, ConfigurationError, Decision, Event, Limit, Reason, parse_limits
+from slidegate.core import (
+    AnyLimit,
+    Bucket,
+    Concurrency,
+    ConfigurationError,
+    Decision,
+    Event,
+    Limit,
+    Reason,
+    parse_limits,
+)
 from slidegate.core.ring import WindowState
 from slidegate.limiter import Limiter
 from slidegate.stores.memory.shard import cell_of
@@ -356,6 +366,18 @@ def test_further_events_come_once_a_window() -> None:
             store.hit(((asked, f"client-{key}", 1),))
         clock.advance("20s")
     assert observer.kinds == ["keys_shared"] * 4
+
+
+@pytest.mark.parametrize("limit", [Limit(1_000, "1ms"), Concurrency(1_000)], ids=repr)
+def test_nothing_is_told_more_than_once_a_second_however_short_a_window_is(limit: AnyLimit) -> None:
+    clock, observer = FakeClock(), RecordingObserver()
+    store, asked = MemoryStore(max_keys=1, clock=clock), Bucket("rule", [limit])
+    store.observe(observer)
+    assert store.hit(((asked, "ann", 1),))
+    for number in range(200):
+        assert store.hit(((asked, f"client-{number}", 1), (asked, "ann", 1)))
+        clock.advance(us=10_000)
+    assert observer.kinds == ["keys_shared"] * 2
 
 
 def test_an_observer_that_fails_changes_no_answer() -> None:

@@ -114,12 +114,14 @@ class BanList:
         by_key: The bans as they are held, those that are over and not let go of yet among them. To look at only.
     """
 
-    __slots__ = ("_ends", "_networks", "_recent", "by_key")
+    __slots__ = ("_ends", "_networks", "_recent", "_tables", "by_key")
 
     def __init__(self) -> None:
         self.by_key: dict[str, Held] = {}
         # The bits of a prefix are packed, because a client can choose integers of one hash: it is modulo 2**61 - 1.
         self._networks: dict[int, dict[int, dict[bytes, str]]] = {4: {}, 6: {}}
+        # The same to look up in while another thread adds a prefix: how far to shift an address, and the networks.
+        self._tables: dict[int, tuple[tuple[int, dict[bytes, str]], ...]] = {4: (), 6: ()}
         self._ends: tuple[list[str], list[str]] = [], []  # in the store's time, and in Unix time
         self._recent: dict[str, Ban] = {}
 
@@ -141,7 +143,10 @@ class BanList:
         place = _place(ban.key)
         if place is not None:
             version, prefix, value = place
-            self._networks[version].setdefault(prefix, {})[value] = ban.key
+            if prefix not in self._networks[version]:
+                self._networks[version][prefix] = {}
+                self._lay_tables(version)
+            self._networks[version][prefix][value] = ban.key
         for clock, heap in enumerate(self._ends if ban.ends_us is not None else ()):
             heappush(heap, _end(ban, clock))
             if len(heap) > 2 * len(self.by_key) + _SLACK:  # keys that were banned again and again
@@ -161,7 +166,25 @@ class BanList:
             del table[value]
             if not table:
                 del self._networks[version][prefix]
+                self._lay_tables(version)
         return Ban(*row)
+
+    def _lay_tables(self, version: int) -> None:
+        bits = _BITS[version]
+        self._tables[version] = tuple((bits - prefix, table) for prefix, table in self._networks[version].items())
+
+    def names_any(self, guarded: Iterable[Guarded]) -> bool:
+        """Tell whether there is a ban of one of `guarded`, be it over or not. Other threads may change the list."""
+        for key in guarded:
+            if isinstance(key, str):
+                if key in self.by_key:
+                    return True
+                continue
+            version, value = key
+            for shift, table in self._tables[version]:
+                if (value >> shift).to_bytes(16, "big") in table:
+                    return True
+        return False
 
     def find(self, guarded: Iterable[Guarded], now_us: int, wall_us: int) -> Ban | None:
         """Return the ban in force of one of `guarded` that lasts longest. Changes nothing."""
@@ -180,9 +203,8 @@ class BanList:
                     found.append(self._recent.get(key) or self._made(key))
                 continue
             version, value = key
-            bits = _BITS[version]
-            for prefix, table in self._networks[version].items():
-                network = table.get((value >> (bits - prefix)).to_bytes(16, "big"))
+            for shift, table in self._tables[version]:
+                network = table.get((value >> shift).to_bytes(16, "big"))
                 if network is not None:
                     found.append(self._recent.get(network) or self._made(network))
         return found

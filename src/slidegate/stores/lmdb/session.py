@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias
 from ...core.decide import Place
 from ...core.limits import AnyLimit, Quota
 from ...core.store import Clock, Event
-from ..memory.shard import SHARED_CELLS
+from ..memory.shard import SHARED_CELLS, SHARED_PAUSE_US
 from .files.layout import RESET, Databases
 from .places.own_places import OwnPlaces
 from .places.place_rows import PlacesInFile
@@ -262,21 +262,23 @@ class Session:
         return True
 
     def _share(self, limit: AnyLimit) -> None:
-        """Count a hit in a shared cell, and tell of it once a window."""
+        """Count a hit in a shared cell, and tell of it once a window, and at most once a second."""
         self.upkeep.shared_hits += 1
         if self.now_us >= self.upkeep.next_shared_event_us:
-            self.upkeep.next_shared_event_us = limit.leaves_us(self.now_us)
+            self.upkeep.next_shared_event_us = max(limit.leaves_us(self.now_us), self.now_us + SHARED_PAUSE_US)
             message = f"all {self._max_keys} keys are in use, so others are counted in shared cells; raise max_keys"
             self.events.append(Event("keys_shared", message, {"max_keys": self._max_keys}))
 
     def _look_at(self, row: bytes, cell: bytes) -> bool:
-        """Delete a window if it is empty, and return whether that was a key's own window."""
+        """Delete a window that is empty and was not asked for just now; return whether that was a key's own window."""
         dbi = self.dbs.cells if cell else self.dbs.windows
         stored = self.txn.get(row, None, dbi)
         if stored is None:
             return False  # everything was reset
         if stored[0] == ROW_VERSION:
             due_us = expires_us(stored, self.now_us, self._unix_us)
+            if row in self.windows:  # a key that was told to wait would else find what others spent in its cell
+                due_us = max(due_us, self.now_us + HEAD.unpack_from(stored)[1])
             if due_us > self.now_us:
                 self.txn.put(DUE.pack(due_us) + row, cell, db=self.dbs.ends)
                 return False

@@ -181,7 +181,7 @@ class MemoryBans(BanStore):
         with self._lock:
             return self.list.find(guarded, *self._moments())
 
-    def judge(self, checks: Sequence[Check], guarded: Sequence[Guarded], *, prolong: bool) -> Barred | None:
+    def judge(self, checks: Sequence[Check], guarded: Sequence[Guarded], prolong: bool) -> Barred | None:
         """Return the refusal of a demand by a ban, if there is one.
 
         Args:
@@ -189,15 +189,21 @@ class MemoryBans(BanStore):
             guarded: Further keys, and addresses, whose bans refuse it.
             prolong: Whether bans go on by it, where their policy says so; False for a look, which changes nothing.
         """
-        with self._lock:
-            if prolong:  # a look changes nothing
-                self._judged += 1
-                if not self._judged % _LET_GO_EVERY:
+        if prolong:  # a look changes nothing
+            self._judged += 1
+            if not self._judged % _LET_GO_EVERY:
+                with self._lock:
                     self.list.let_go(*self._moments(), most=_LET_GO_EVERY)
+        by_key = self.list.by_key
+        for _, key, _ in checks:
+            if key in by_key:
+                break
+        else:
+            if not guarded or not self.list.names_any(guarded):
+                return None  # most requests end here, and take no lock
+        with self._lock:
             bans = self.list.named((*guarded, *[key for _, key, _ in checks]))
-            if not bans:
-                return None  # most requests end here
-            return self._rules.judge(bans, checks, *self._moments(), prolong=prolong)
+            return self._rules.judge(bans, checks, *self._moments(), prolong=prolong) if bans else None
 
     def strike(self, policy: BanPolicy, key: str, weight: int, reason: str, prefix: str = "") -> Ban | None:
         """Count a strike, and ban the key if that is one too many; return the ban that was made by it."""

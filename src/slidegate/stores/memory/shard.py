@@ -17,6 +17,8 @@ from ...core.limits import Identity as Window
 from ...core.periods import KEPT_US, end_us
 
 SHARED_CELLS: Final = 4_096
+SHARED_PAUSE_US: Final = 1_000_000
+"""How long nothing more is told of hits in shared cells, at least: a window may be short, and a permit has none."""
 
 Identity: TypeAlias = tuple[str, Window]
 """The rule, and what its limits share their counts by."""

@@ -35,7 +35,7 @@ from ...core.views import Snapshot
 from ..forks import hold_over_fork
 from ..system_clock import system_us
 from .bans import DEFAULT_MAX_BANS, MemoryBans
-from .shard import Identity, Locks, Room, Table, cell_of
+from .shard import SHARED_PAUSE_US, Identity, Locks, Room, Table, cell_of
 
 # nginx counts 160,000 addresses in the 10 MB of its manual's example; at 200 to 400 bytes each this is 20 to 40 MB.
 DEFAULT_MAX_KEYS: Final = 100_000
@@ -143,7 +143,7 @@ class MemoryStore(Store):
 
     def hit(self, checks: Sequence[Check], guarded: Sequence[Guarded] = (), first_in_line: bool = False) -> Decision:
         """Charge every check or none, in one step, and say everything about it."""
-        if self._banned and (barred := self.bans.judge(checks, guarded, prolong=True)) is not None:
+        if self._banned and (barred := self.bans.judge(checks, guarded, True)) is not None:
             return barred
         lock = self._locks[hash(checks[0][1]) >> HASH_BITS & self._mask] if len(checks) == 1 else self._locks_of(checks)
         lock.acquire()  # `with` takes twice as long on CPython 3.11
@@ -305,10 +305,10 @@ class MemoryStore(Store):
         return bound
 
     def _share(self, limit: AnyLimit, now_us: int) -> None:
-        """Count a hit in a shared cell, and tell of it once a window."""
+        """Count a hit in a shared cell, and tell of it once a window, and at most once a second."""
         self._shared_hits += 1
         if now_us >= self._next_shared_event_us:
-            self._next_shared_event_us = limit.leaves_us(now_us)
+            self._next_shared_event_us = max(limit.leaves_us(now_us), now_us + SHARED_PAUSE_US)
             message = f"all {self.max_keys} keys are in use, so others are counted in shared cells; raise max_keys"
             self._pending.append(Event("keys_shared", message, {"max_keys": self.max_keys}))
 
