@@ -40,8 +40,8 @@ from .judge import Beside, Judge
 from .keys.client_ip import ClientAddress, client_ip
 from .network_files import AddressList, followed
 from .options import check_flag, expect, names_checked, switched_off
-from .paths.routes import walk
 from .record import Record
+from .routes import walk
 from .rules.rule import Exceeded, Rule
 from .rules.rule_set import BoundRule, RuleSet, all_rules
 from .rules.user_functions import Calls

@@ -62,6 +62,7 @@ class Tree:
         handlers: Everything that can be served, by name.
         served: Who served the last request, and the values of its parameters.
         shared: The handlers that are one function with a limit of its own.
+        serves_files: Whether something in it serves files, to which a final slash is none.
     """
 
     random: Random
@@ -72,6 +73,7 @@ class Tree:
     app: Any = None
     parameters: int = 0
     shared: dict[str, str] = field(default_factory=dict)
+    serves_files: bool = False
 
     def __post_init__(self) -> None:
         @RateLimit(PLENTY)
@@ -105,6 +107,7 @@ class Tree:
         return app
 
     def _frontend(self, app: Any, above: str, inner: str | None) -> None:
+        self.serves_files = True
         path = self.random.choice(["/", "/a", "/static"])
         served = f"{path.rstrip('/')}/a.js"
         name = self._add(above + served, False, None if inner is None else inner + served)
@@ -159,6 +162,7 @@ class Tree:
             host = self.random.choice(["{sub}.example.org", "api.example.org"])
             routes.insert(0, Host(host, self._application(above, min(depth - 1, 2), inner)))
         if self.random.random() < 0.1:
+            self.serves_files = True
             name = self._add(f"{above}/files/a.js", False, None if inner is None else f"{inner}/files/a.js", file=True)
             routes.append(Mount("/files", _Files(self, name, self.files)))
         return routes

@@ -54,13 +54,13 @@ async def test_a_rule_matches_as_starlettes_router_would(path: str, method: str,
     assert await charged([LOGIN, ITEM, API, ALL], path, method) == names
 
 
-@pytest.mark.parametrize("path", ["/LOGIN", "/login/", "/login\0", "/login\ufffd", "http://evil.example/login"])
+@pytest.mark.parametrize("path", ["/LOGIN", "/login\0", "/login\ufffd", "http://evil.example/login"])
 async def test_what_no_router_takes_for_the_rule_is_charged_to_the_default(path: str) -> None:
     assert await charged([LOGIN, ALL], path, "POST", raw_path=b"/") == ["all"]
 
 
 @pytest.mark.parametrize(
-    "path", ["//login", "/./login", "/a/../login", "/login;x", "/login\n", "/login/.", "/a/..;/login"]
+    "path", ["//login", "/./login", "/a/../login", "/login;x", "/login\n", "/login/.", "/login/", "/a/..;/login"]
 )
 async def test_what_some_router_takes_for_the_rule_is_charged_to_it(path: str) -> None:
     assert await charged([LOGIN, ALL], path, "POST", raw_path=b"/") == ["login", "all"]

@@ -20,8 +20,8 @@ from ...limiter import Limiter
 from ...limiter.figures.series import Series
 from ...limiter.figures.statistics import UNROUTED
 from ..paths.below_root import below
-from ..paths.routes import Places
 from ..record import Record
+from ..routes import RouteIndex
 from .refused_routes import RefusedRoutes
 
 Counted: TypeAlias = Bucket | tuple[Bucket, ...]
@@ -91,7 +91,7 @@ class Feed:
         self._statistics = limiter.engine.statistics
         self.now = self._statistics.ticks
         self.ticks_per_us = self._statistics.ticks_per_us
-        self._places = Places()
+        self._places = RouteIndex()
         self._passed: dict[tuple[Counted, int], tuple[Series, object, object]] = {}
         self.known: dict[int, tuple[object, Bucket, Series, object]] = {}
         self._refused: dict[tuple[Counted | tuple[str, ...], int, str | None, str, str], tuple[Series, object]] = {}

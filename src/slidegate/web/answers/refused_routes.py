@@ -12,8 +12,8 @@ from starlette.types import ASGIApp, Scope
 from ...core.memo import remember
 from ...limiter.figures.statistics import UNROUTED
 from ..paths.below_root import below
-from ..paths.route_index import RouteIndex, Written, written_of
-from ..paths.routes import Place, walk
+from ..paths.routes_by_path import RoutesByPath, Written, written_of
+from ..routes import ResolvedRoute, walk
 
 _MEMO: Final = 2_048
 _MEMO_PATH: Final = 256
@@ -29,7 +29,7 @@ class RefusedRoutes:
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._below: dict[int, tuple[object, RouteIndex[Place]]] = {}
+        self._below: dict[int, tuple[object, RoutesByPath[ResolvedRoute]]] = {}
         self._known: dict[tuple[int, str, str, str, str], tuple[str, object]] = {}
 
     def of(self, scope: Scope) -> str:
@@ -55,11 +55,11 @@ class RefusedRoutes:
                 routed = [place for place in walk(outermost) if place.route.endpoint is not None]
             except Exception:
                 return UNROUTED  # a router of the user's has failed, which is no reason not to refuse
-            known = remember(self._below, id(outermost), (outermost, RouteIndex(routed, _written)), _MEMO_ROOTS)
+            known = remember(self._below, id(outermost), (outermost, RoutesByPath(routed, _written)), _MEMO_ROOTS)
         return _led(known[1].find(path), connection, method, path)
 
 
-def _written(place: Place) -> Written | None:
+def _written(place: ResolvedRoute) -> Written | None:
     """Return the whole path of a place."""
     path, convertors = "", dict[str, Convertor[Any]]()
     for route in (*(mount for mount in place.mounts if isinstance(mount, Mount)), place.route):
@@ -71,7 +71,7 @@ def _written(place: Place) -> Written | None:
     return path, convertors
 
 
-def _led(places: Sequence[Place], connection: str, method: str, path: str) -> str:
+def _led(places: Sequence[ResolvedRoute], connection: str, method: str, path: str) -> str:
     """Return the label of the place where a router leads a request: else one with other methods, as for a 405."""
     places = [place for place in places if place.connection == connection]
     for place in places:

@@ -28,8 +28,8 @@ from ..keys.key import Combined, Key, Value, everyone
 from ..keys.path_param import PathParam
 from ..network_files import AddressList
 from ..paths.below_root import route_path
+from ..paths.normal_form import normal_forms
 from ..paths.patterns import compile_pattern
-from ..paths.readings import readings
 from ..rules.user_functions import Calls
 
 MAX_TARGET: Final = 8_192
@@ -141,7 +141,7 @@ class AbuseWatch:
 
     def look(self, scope: Scope, outer: Iterable[AbuseWatch]) -> Sequence[Offence]:
         """Return the offences that the request itself shows, except those for which a gate further out strikes."""
-        texts = readings(route_path(scope)) if self._paths else ()
+        texts = normal_forms(route_path(scope)) if self._paths else ()
         found = [offence for pattern, offence in self._paths if any(map(pattern.match, texts))]
         if "malformed" in self._named and is_malformed(scope):
             found += self._named["malformed"]

@@ -21,7 +21,7 @@ from starlette.requests import HTTPConnection, Request
 from starlette.types import Message, Receive, Scope
 
 from ...core.errors import ConfigurationError
-from ..paths.routes import walk
+from ..routes import walk
 from ..rules.rule import Rule
 
 LIMIT: Final = "__slidegate_limit__"

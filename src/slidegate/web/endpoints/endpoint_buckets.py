@@ -12,7 +12,7 @@ from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
 from ...core.decision import Decision, unique_name
-from ..paths.routes import Place, Places
+from ..routes import ResolvedRoute, RouteIndex
 from ..rules.rule_set import BoundRule, buckets_of
 from ..rules.user_functions import Calls
 from .decorator import EndpointLimit, layers
@@ -40,11 +40,11 @@ class EndpointBuckets:
         self.decide = decide
         self.calls = calls
         self._price = price
-        self._places = Places()
-        self._bound: dict[tuple[EndpointLimit, Place | str, int, int], tuple[BoundRule | None, object]] = {}
-        self._names: dict[Place | str, dict[str, str]] = {}
+        self._places = RouteIndex()
+        self._bound: dict[tuple[EndpointLimit, ResolvedRoute | str, int, int], tuple[BoundRule | None, object]] = {}
+        self._names: dict[ResolvedRoute | str, dict[str, str]] = {}
 
-    def place(self, scope: Scope) -> Place | None:
+    def place(self, scope: Scope) -> ResolvedRoute | None:
         """Return the place that a request came by, if it is known."""
         return self._places.find(scope)
 
@@ -65,7 +65,7 @@ class EndpointBuckets:
             endpoint: The function that is limited, if it is not the endpoint of a route.
             turn: How many other limits that look the same have charged this request before.
         """
-        place: Place | str | None = self._places.find(scope)
+        place: ResolvedRoute | str | None = self._places.find(scope)
         if place is None:
             function = endpoint or scope.get("endpoint") or limit
             place = _name_of(function)
@@ -73,23 +73,25 @@ class EndpointBuckets:
         return self._make(limit, place, scope, endpoint, turn) if known is None else known[0]
 
     def _make(
-        self, limit: EndpointLimit, place: Place | str, scope: Scope, endpoint: object, turn: int
+        self, limit: EndpointLimit, place: ResolvedRoute | str, scope: Scope, endpoint: object, turn: int
     ) -> BoundRule | None:
         if len(self._bound) >= _MEMO:
             # Objects made on the way of a request; the buckets they stand for stay.
             self._bound.clear()
             self._names.clear()
-        lifted = endpoint is None and isinstance(place, Place) and is_lifted(limit, place)
+        lifted = endpoint is None and isinstance(place, ResolvedRoute) and is_lifted(limit, place)
         bound = None if lifted else self._bind(limit, place, scope, endpoint, turn)
         # The function is kept as well: the id of one that is gone may be given to another.
         self._bound[limit, place, turn, id(endpoint)] = bound, endpoint
         return bound
 
-    def _bind(self, limit: EndpointLimit, place: Place | str, scope: Scope, endpoint: object, turn: int) -> BoundRule:
+    def _bind(
+        self, limit: EndpointLimit, place: ResolvedRoute | str, scope: Scope, endpoint: object, turn: int
+    ) -> BoundRule:
         labels = [place] if isinstance(place, str) else _labels(place, endpoint)
         rule = copy(limit.rule)
         path = labels[0]
-        for required in place.above if isinstance(place, Place) else ():
+        for required in place.above if isinstance(place, ResolvedRoute) else ():
             if required.dependency is limit:
                 path = f"{required.where}/*"
                 labels = sorted(below.label for below in self._places.below(scope, limit))
@@ -110,7 +112,7 @@ class EndpointBuckets:
         return bound
 
 
-def _labels(place: Place, endpoint: object) -> list[str]:
+def _labels(place: ResolvedRoute, endpoint: object) -> list[str]:
     """Say what a limit is on, for people first: a route, or a function on the way of its requests."""
     if endpoint is None or any(layer is endpoint for layer in layers(place.route.endpoint)):
         return [place.label]

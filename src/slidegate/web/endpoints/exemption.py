@@ -17,7 +17,7 @@ from inspect import Signature, isclass
 from typing import Any, Final, TypeVar, overload
 
 from ...core.errors import ConfigurationError
-from ..paths.routes import Place
+from ..routes import ResolvedRoute
 from .decorator import dependencies, layers, limits_of, needed_by
 
 _T = TypeVar("_T", bound=Callable[..., Any])
@@ -91,14 +91,14 @@ def takes_no_defaults(route: object, end: object, method: str) -> bool:
     return _is_marked(getattr(end, name, None))
 
 
-def is_lifted(limit: object, place: Place) -> bool:
+def is_lifted(limit: object, place: ResolvedRoute) -> bool:
     """Return whether something further in takes the place of a limit that stands above a route."""
     asked = list(_asked(place))
     stands = max((depth for call, depth in asked if call is limit), default=_INNERMOST)
     return any(depth > stands and _is_marked(call) for call, depth in asked)
 
 
-def _asked(place: Place) -> Iterator[tuple[object, int]]:
+def _asked(place: ResolvedRoute) -> Iterator[tuple[object, int]]:
     """Yield an endpoint and all that FastAPI asks on the way to it, each with how far in it stands."""
     yield place.route.endpoint, _INNERMOST
     depths: dict[int, list[int]] = {}

@@ -19,9 +19,9 @@ from ...core.decision import Bucket, unique_name, wire_names
 from ...core.errors import ConfigurationError
 from ...core.limits import AnyLimit, parse_limits
 from ..paths.below_root import below
-from ..paths.readings import LONGEST, is_odd, readings
-from ..paths.routes import methods_of
+from ..paths.normal_form import LONGEST, is_odd, readings
 from ..paths.tree import Reached, Tree
+from ..routes import methods_of
 from ..rules.rule import Rule
 from ..rules.rule_set import BoundRule
 from .exemption import takes_no_defaults

@@ -21,8 +21,8 @@ from ...core.errors import ConfigurationError, SlidegateError
 from ..keys.key import Key, KeyFunction
 from ..keys.user import names_user
 from ..options import check_flag, names_checked
-from ..paths.routes import Place
 from ..record import Record, allowlisted, charged
+from ..routes import ResolvedRoute
 from ..rules.rule import (
     DEFAULT_WAIT_MAX,
     Action,
@@ -232,7 +232,7 @@ class RateLimit:
             record.reserve(Reservation(bound.rule, record.side.limiter, decision, record.side.endpoints.calls))
 
 
-def put_users_last(places: Iterable[Place]) -> None:
+def put_users_last(places: Iterable[ResolvedRoute]) -> None:
     """Have FastAPI ask the limits by user after everything else that a route depends on, which may say who it is.
 
     FastAPI solves the dependencies of routes, routers and the application before those of the endpoint's parameters.

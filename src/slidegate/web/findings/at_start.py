@@ -17,10 +17,9 @@ from ...limiter import Limiter
 from ..keys.client_ip import ClientAddress
 from ..keys.key import everyone
 from ..network_files import AddressList
-from ..paths.layers import layers
+from ..paths.layers import layers, root_of
 from ..paths.patterns import compile_pattern
-from ..paths.routes import walk
-from ..paths.tree import Tree
+from ..routes import walk
 from ..rules.rule import Rule
 from .codes import Finding
 from .hidden_rules import hidden_rules
@@ -150,7 +149,7 @@ def _about_places(gate: Guard) -> Iterator[Finding]:
 
 
 def _about_roots(gate: Guard) -> Iterator[Finding]:
-    root = Tree(gate.app).root
+    root = root_of(gate.app)
     for rule in gate.rules if root else ():
         path = next((path for path in rule.paths if rule.exempt and path.startswith(f"{root}/")), None)
         if path is not None:
@@ -237,7 +236,7 @@ def _ends(rule: Rule, path: str) -> bool:
 def _is_met(rule: Rule, path: str) -> bool:
     """Return whether a rule is about a request that gets a path, or about a handshake at it."""
     about = "GET" in (rule.methods or {"GET"})
-    return about and (not rule.written or any(written.covers(path) for written in rule.written))
+    return about and (not rule.matchers or any(matcher.exempts(path) for matcher in rule.matchers))
 
 
 def _served(app: object, path: str) -> str:

@@ -15,8 +15,8 @@ from ..endpoints.decorator import dependencies, unawaited
 from ..endpoints.exemption import is_lifted, takes_no_defaults
 from ..endpoints.rate_limit import RateLimit
 from ..paths.layers import layers
-from ..paths.routes import Place, walk
 from ..paths.tree import Tree
+from ..routes import ResolvedRoute, walk
 from ..scope_keys import RECORD
 from .codes import Finding
 
@@ -79,19 +79,19 @@ def about_callers(app: object) -> Iterator[Finding]:
         )
 
 
-def _takes_no_defaults(place: Place) -> bool:
+def _takes_no_defaults(place: ResolvedRoute) -> bool:
     endpoint = place.route.endpoint
     return any(takes_no_defaults(place.route, endpoint, method) for method in place.methods or _METHODS)
 
 
-def _lifts(place: Place) -> bool:
+def _lifts(place: ResolvedRoute) -> bool:
     """Return whether there are defaults for a route between it and the application, which are lifted."""
     return any(map(_has_defaults, (*place.mounts, place.route))) or any(
         is_lifted(limit, place) for limit in _limits_of(place)
     )
 
 
-def _kept(app: object) -> Place | None:
+def _kept(app: object) -> ResolvedRoute | None:
     """Return a route whose exemption leaves a limit of a router as it is, because this FastAPI shows no routers."""
     version = _NUMBER.findall(getattr(sys.modules.get("fastapi"), "__version__", ""))[:2]
     if not version or tuple(map(int, version)) >= _SHOWS_ROUTERS:
@@ -104,7 +104,7 @@ def _kept(app: object) -> Place | None:
     return None
 
 
-def _limits_of(place: Place) -> set[RateLimit]:
+def _limits_of(place: ResolvedRoute) -> set[RateLimit]:
     """Return the limits that FastAPI asks before an endpoint."""
     return {call for call in dependencies(place.route) if isinstance(call, RateLimit)}
 

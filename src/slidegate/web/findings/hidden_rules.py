@@ -30,7 +30,7 @@ class _Ends:
 
     def __init__(self) -> None:
         self._everywhere: list[int] = []
-        self._index = PathIndex()
+        self._index: PathIndex[int] = PathIndex()
         self._alike: dict[str, list[int]] = {}
 
     def add(self, place: int, rule: Rule) -> None:

@@ -1,40 +1,40 @@
 """An index of paths in Starlette's syntax: finds those, among thousands, that a text may belong to.
 
-A path without parameters is found by its text. The others are a tree with a level for each segment::
+Paths of one shape, that is with parameters in the same segments, lie in one table by the text of their other segments::
 
-    /shops/{shop}/items        "" -> "shops" -> begins with "" -> "items"    ends here
-    /files/v{n:int}.zip        "" -> "files" -> begins with "v"              ends here
-    /files/{rest:path}         "" -> "files" -> begins with ""               everything below
-
-A segment with a parameter is known by the text before the parameter, so a look-up tries one beginning for each length
-that such a text has in this place. A parameter that may hold a slash ends the tree: whatever comes below belongs to it.
+    /shops/{shop}/items        four segments, the second and the fourth are text
+    /files/{rest:path}         two segments and whatever comes below, the second is text
 
 The index never misses a path whose pattern matches, and it may name others: the patterns decide, and they are asked
-only about the few that are found. Paths that differ only behind a parameter in one segment (`/{name}.css`,
+only about the few that are found. Paths that differ only beside a parameter in one segment (`/{name}.css`,
 `/{name}.js`), or behind one that may hold a slash, are not told apart here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from starlette.convertors import Convertor, FloatConvertor, IntegerConvertor, StringConvertor, UUIDConvertor
 from starlette.routing import PARAM_REGEX
 
+T = TypeVar("T")
 _WITHIN_A_SEGMENT: Final = (StringConvertor, IntegerConvertor, FloatConvertor, UUIDConvertor)
+_Key: TypeAlias = Callable[[Sequence[str]], object]
 
 
-class PathIndex:
+class PathIndex(Generic[T]):
     """Finds the owners of paths that a text may belong to."""
 
-    __slots__ = ("_plain", "_root")
+    __slots__ = ("_below", "_ending", "_tables")
 
     def __init__(self) -> None:
-        self._plain: dict[str, list[int]] = {}
-        self._root: _Level | None = None
+        self._tables: dict[object, dict[object, list[T]]] = {}
+        self._ending: dict[int, list[tuple[_Key, dict[object, list[T]]]]] = {}
+        self._below: list[tuple[int, _Key, dict[object, list[T]]]] = []
 
-    def add(self, path: str, convertors: Mapping[str, Convertor[Any]], owner: int) -> None:
+    def add(self, path: str, convertors: Mapping[str, Convertor[Any]], owner: T) -> None:
         """Add a path.
 
         Args:
@@ -42,86 +42,34 @@ class PathIndex:
             convertors: The convertors of its parameters.
             owner: What `find` returns for it.
         """
-        if not convertors:
-            self._plain.setdefault(path, []).append(owner)
-            return
-        if self._root is None:
-            self._root = _Level()
-        level = self._root
-        for segment in path.split("/"):
-            first = PARAM_REGEX.search(segment)
-            if first is None:
-                level = level.same.setdefault(segment, _Level())
-                continue
-            beginning = segment[: first.start()]
-            held = [convertors[found[1]] for found in PARAM_REGEX.finditer(segment)]
-            if any(type(convertor) not in _WITHIN_A_SEGMENT for convertor in held):
-                level.everything_below(beginning, owner)
-                return
-            level = level.beginning_with(beginning)
-        level.ends.append(owner)
+        parts = path.split("/")
+        end = next((at for at, part in enumerate(parts) if _may_hold_a_slash(part, convertors)), None)
+        # Every path begins with a slash, so the text before it tells nothing.
+        text_at = tuple(at for at, part in enumerate(parts[:end]) if at and not PARAM_REGEX.search(part))
+        key: _Key = itemgetter(*text_at) if text_at else lambda parts: ""
+        shape = end, len(parts) if end is None else 0, text_at
+        table = self._tables.get(shape)
+        if table is None:
+            table = self._tables[shape] = {}
+            if end is None:
+                self._ending.setdefault(len(parts), []).append((key, table))
+            else:
+                self._below.append((end, key, table))
+        table.setdefault(key(parts), []).append(owner)
 
-    def find(self, text: str) -> list[int]:
+    def find(self, text: str) -> list[T]:
         """Return the owners of all paths that a text may belong to, in no order, some perhaps twice."""
-        found: list[int] = []
+        found: list[T] = []
         # A pattern ends before one final newline too.
         for ending in (text, text[:-1]) if text[-1:] == "\n" else (text,):
-            found += self._plain.get(ending, ())
-            if self._root is not None:
-                self._root.collect(ending.split("/"), found)
+            parts = ending.split("/")
+            for key, table in self._ending.get(len(parts), ()):
+                found += table.get(key(parts), ())
+            for end, key, table in self._below:
+                if end < len(parts):
+                    found += table.get(key(parts), ())
         return found
 
 
-class _Level:
-    """One place in the tree.
-
-    Attributes:
-        ends: The owners of paths that end here.
-        same: The next level, by the text of a segment.
-        begun: The next level, by the beginning of a segment with a parameter.
-        below: The owners of everything below, by the beginning of the next segment.
-        lengths: The lengths of the beginnings in `begun` and `below`, the shortest first.
-    """
-
-    __slots__ = ("begun", "below", "ends", "lengths", "same")
-
-    def __init__(self) -> None:
-        self.ends: list[int] = []
-        self.same: dict[str, _Level] = {}
-        self.begun: dict[str, _Level] = {}
-        self.below: dict[str, list[int]] = {}
-        self.lengths: tuple[int, ...] = ()
-
-    def beginning_with(self, beginning: str) -> _Level:
-        """Return the next level for segments with this beginning."""
-        self._note(beginning)
-        return self.begun.setdefault(beginning, _Level())
-
-    def everything_below(self, beginning: str, owner: int) -> None:
-        """Give everything below to an owner, if the next segment has this beginning."""
-        self._note(beginning)
-        self.below.setdefault(beginning, []).append(owner)
-
-    def _note(self, beginning: str) -> None:
-        self.lengths = tuple(sorted({*self.lengths, len(beginning)}))
-
-    def collect(self, parts: list[str], found: list[int]) -> None:
-        """Add the owners of paths below this level, as far as the segments of a text lead there."""
-        levels = [self]
-        for part in parts:
-            following: list[_Level] = []
-            for level in levels:
-                if (next_level := level.same.get(part)) is not None:
-                    following.append(next_level)
-                for length in level.lengths:
-                    if length > len(part):
-                        break
-                    beginning = part[:length]
-                    if (next_level := level.begun.get(beginning)) is not None:
-                        following.append(next_level)
-                    found += level.below.get(beginning, ())
-            if not following:
-                return
-            levels = following
-        for level in levels:
-            found += level.ends
+def _may_hold_a_slash(segment: str, convertors: Mapping[str, Convertor[Any]]) -> bool:
+    return any(type(convertors[found[1]]) not in _WITHIN_A_SEGMENT for found in PARAM_REGEX.finditer(segment))

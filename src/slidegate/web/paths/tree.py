@@ -8,9 +8,7 @@ another part of the path, or all of it again.
 
 from __future__ import annotations
 
-import os
-import re
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
@@ -18,12 +16,19 @@ from starlette.routing import Host, Match, Mount
 from starlette.types import Scope
 
 from .below_root import route_path
-from .layers import flat_routes, is_known, is_known_module, layers, own_root, scope_to_ask
-from .route_index import RouteIndex, written_of
-from .segments import Segments, segments
+from .layers import (
+    DEPTH,
+    RouteWatch,
+    flat_routes,
+    is_known,
+    is_known_module,
+    layers,
+    own_root,
+    root_of,
+    scope_to_ask,
+)
+from .routes_by_path import RoutesByPath, written_of
 
-_DEPTH: Final = 64
-_PARAMETER: Final = re.compile(r"\{(\w+)\}")
 _ALL_BELOW: Final = "/{path:path}"
 
 
@@ -31,17 +36,14 @@ class Reached(NamedTuple):
     """The end of a request's way through the routers.
 
     Attributes:
-        text: The path as the routers on the way have read it: the part that each mount took, and the route's part.
-        template: The same path, as the mounts and the route are written.
         route: The route; None for an application without routes, such as a directory of files.
         sure: Whether everything on the way is known, so nothing can have changed the path unseen.
-        written: The template as text, with the hosts on the way: ``//api.example.org/items/{id:int}``.
+        written: The path as the mounts and the route are written, with the hosts on the way:
+            ``//api.example.org/items/{id:int}``.
         end: The endpoint of the route, or the application without routes; None for a route that tells no endpoint.
         answers: Whether the route takes the method too; where it does not, the router answers 405.
     """
 
-    text: str
-    template: Segments
     route: Any
     sure: bool
     written: str
@@ -50,11 +52,9 @@ class Reached(NamedTuple):
 
 
 class _Way(NamedTuple):
-    """The way to an application: the text that mounts have read, their templates without and with hosts, whether all on
-    it is known, and how many routers were asked."""
+    """The way to an application: how mounts and hosts on it are written, whether all on it is known, and how many
+    routers were asked."""
 
-    text: str = ""
-    template: str = ""
     written: str = ""
     sure: bool = True
     depth: int = 0
@@ -71,15 +71,13 @@ class Tree:
 
     def __init__(self, app: object) -> None:
         self._app = app
-        self._lists: Sequence[Sized] = ()
-        self._size: int | None = None
-        self._indexes: dict[int, tuple[object, RouteIndex[Any]]] = {}
-        self._rooted = self._varies = False
+        self._watch = RouteWatch(app)
+        self._indexes: dict[int, tuple[object, RoutesByPath[Any]]] = {}
 
     def reach(self, scope: Scope) -> Reached | None:
         """Return the end of a request's way; None if no routes are known, or none takes the request."""
         app, way = self._app, _Way()
-        if self._router is None:
+        if self._watch.router is None:
             if not self.known(scope):
                 return None
             # Something between the gate and its application does not show what it wraps.
@@ -95,48 +93,32 @@ class Tree:
 
     def known(self, scope: Scope) -> bool:
         """Return whether there are routes to ask."""
-        return self._router is not None or ("router" not in scope and hasattr(scope.get("app"), "routes"))
+        return self._watch.router is not None or ("router" not in scope and hasattr(scope.get("app"), "routes"))
 
     @cached_property
     def root(self) -> str:
         """The `root_path` that the application below gives itself, whatever the server says; empty if there is none."""
-        return next(filter(None, map(own_root, layers(self._app))), "")
-
-    @property
-    def rooted(self) -> bool:
-        """Whether an application somewhere below gives itself a `root_path`."""
-        self.changed()
-        return self._rooted
+        return root_of(self._app)
 
     @property
     def varies(self) -> bool:
         """Whether a route somewhere below looks at more than type, method, path and root, as `Host` does."""
         self.changed()
-        return self._router is None or self._varies
+        return not self._watch.by_path
 
     def changed(self) -> bool:
         """Return whether some router below has more or fewer routes than when this was asked last."""
-        router = self._router
-        if router is None or len(router.routes) + sum(map(len, self._lists)) == self._size:
+        if not self._watch.changed():
             return False
-        self._lists = list(_nested_routes(router.routes, 0))
-        self._size = len(router.routes) + sum(map(len, self._lists))
         self._indexes.clear()
-        found = list(_peculiar(self._app, 0))
-        self._rooted = "root" in found
-        self._varies = "route" in found
         return True
 
     def _asks(self, router: Any, path: str) -> Iterable[Any]:
         known = self._indexes.get(id(router))
         if known is None:
             # Keep the router alive, or id() could be reused for another object.
-            known = self._indexes[id(router)] = router, RouteIndex(flat_routes(router.routes), written_of)
+            known = self._indexes[id(router)] = router, RoutesByPath(flat_routes(router.routes), written_of)
         return known[1].find(path)
-
-    @cached_property
-    def _router(self) -> Any:
-        return next((layer for layer in layers(self._app) if hasattr(layer, "routes")), None)
 
 
 def declares(route: Any, method: str) -> bool:
@@ -158,8 +140,7 @@ def _enter(app: Any, scope: Scope, way: _Way) -> Reached | None:
         if hasattr(layer, "routes"):
             break
     if not hasattr(app, "routes"):
-        rest = f"/{app.get_path(scope)}" if hasattr(app, "lookup_path") else route_path(scope)
-        return _reached(way, "/" if rest == "/." else rest, _ALL_BELOW, end=app)
+        return _reached(way, _ALL_BELOW, end=app)
     router = getattr(app, "router", app)
     wrapped = [made.cls for made in getattr(app, "user_middleware", ())]
     bare = getattr(router, "middleware_stack", None) in (None, getattr(router, "app", None))
@@ -169,7 +150,7 @@ def _enter(app: Any, scope: Scope, way: _Way) -> Reached | None:
 
 def _ask(router: Any, scope: Scope, way: _Way) -> Reached | None:
     """Ask a router for the first route that takes a request, else for one with other methods, as for a 405."""
-    if way.depth > _DEPTH:
+    if way.depth > DEPTH:
         return None
     partial: Reached | None = None
     for route in way.asks(router, route_path(scope)):
@@ -177,7 +158,7 @@ def _ask(router: Any, scope: Scope, way: _Way) -> Reached | None:
         if match is Match.FULL:
             return _follow(route, scope, child, way._replace(written=way.written + _host(route, router)))
         if match is Match.PARTIAL and partial is None:
-            partial = _at(route, scope, way)._replace(answers=False)
+            partial = _at(route, way)._replace(answers=False)
     if partial is None and not _redirects(router, scope, way):
         return _frontend(router, scope, way)
     return partial
@@ -185,20 +166,18 @@ def _ask(router: Any, scope: Scope, way: _Way) -> Reached | None:
 
 def _follow(route: Any, scope: Scope, child: Scope, way: _Way) -> Reached | None:
     if not isinstance(route, (Mount, Host)):
-        return _at(route, scope, way)
+        return _at(route, way)
     if isinstance(route, Mount):
-        written = route.path_format.removesuffix("/{path}")
-        text = way.text + _filled(written, route, scope)
-        way = way._replace(text=text, template=way.template + route.path, written=way.written + route.path)
+        way = way._replace(written=way.written + route.path)
     scope.update(child)
     return _enter(route.app, scope, way)
 
 
-def _at(route: Any, scope: Scope, way: _Way) -> Reached:
+def _at(route: Any, way: _Way) -> Reached:
     if not hasattr(route, "path_regex") or not hasattr(route, "path_format"):
-        return _reached(way._replace(sure=False), route_path(scope), _ALL_BELOW, route)
+        return _reached(way._replace(sure=False), _ALL_BELOW, route)
     written = getattr(route, "path", None) or route.path_format
-    return _reached(way, _filled(route.path_format, route, scope), written, route, getattr(route, "endpoint", None))
+    return _reached(way, written, route, getattr(route, "endpoint", None))
 
 
 def _host(route: Any, router: Any) -> str:
@@ -217,8 +196,7 @@ def _frontend(router: Any, scope: Scope, way: _Way) -> Reached | None:
     asked = getattr(router, "_match_low_priority", None)
     if asked is None or asked(scope)[0] is Match.NONE:
         return None
-    path = os.path.normpath(os.path.join("/", route_path(scope).lstrip("/")))
-    return _reached(way, path, _ALL_BELOW)
+    return _reached(way, _ALL_BELOW)
 
 
 def _redirects(router: Any, scope: Scope, way: _Way) -> bool:
@@ -231,41 +209,5 @@ def _redirects(router: Any, scope: Scope, way: _Way) -> bool:
     return any(route.matches(other)[0] is not Match.NONE for route in way.asks(router, route_path(other)))
 
 
-def _reached(way: _Way, rest: str, written: str, route: object = None, end: object = None) -> Reached:
-    template = segments(way.template + written)
-    return Reached(way.text + rest, template, route, way.sure, way.written + written, end)
-
-
-def _filled(written: str, route: Any, scope: Scope) -> str:
-    """Return the path of a route, filled with the text that it has found for its parameters."""
-    if "{" not in written:
-        return written
-    found = route.path_regex.match(route_path(scope))
-    return _PARAMETER.sub(lambda parameter: found[parameter[1]], written)
-
-
-def _nested_routes(routes: Iterable[Any], depth: int) -> Iterator[Sized]:
-    """Yield the lists of routes in the routers below some routes."""
-    for listed in routes if depth < _DEPTH else ():
-        route = getattr(listed, "starlette_route", None) or listed
-        inner = getattr(listed, "original_router", None)
-        if inner is None and isinstance(route, (Mount, Host)):
-            inner = next((layer for layer in layers(route.app) if hasattr(layer, "routes")), None)
-        if inner is not None:
-            yield inner.routes
-            yield from _nested_routes(inner.routes, depth + 1)
-
-
-def _peculiar(app: object, depth: int) -> Iterator[str]:
-    """Yield "root" for an application that sets its own root, and "route" for a route that reads more than the path."""
-    for layer in layers(app):
-        if own_root(layer):
-            yield "root"
-        if not hasattr(layer, "routes"):
-            continue
-        for route in flat_routes(layer.routes) if depth < _DEPTH else ():
-            if isinstance(route, Host) or not is_known_module(getattr(type(route).matches, "__module__", "")):
-                yield "route"
-            if isinstance(route, (Mount, Host)):
-                yield from _peculiar(route.app, depth + 1)
-        return
+def _reached(way: _Way, written: str, route: object = None, end: object = None) -> Reached:
+    return Reached(route, way.sure, way.written + written, end)

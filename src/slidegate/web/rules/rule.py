@@ -20,9 +20,9 @@ from ...core.statistics.hot_keys import MAX_CAPACITY
 from ...limiter import check_cost
 from ..keys.key import Key, KeyFunction
 from ..keys.path_param import bind
+from ..matching import PathMatcher
 from ..options import check_flag, check_takes, names_checked
 from ..paths.patterns import PathPattern, compile_pattern
-from ..paths.readings import Written
 from .arguments import (
     checked_condition,
     checked_count_if,
@@ -128,7 +128,7 @@ class Rule:
         self.blocks = action == "block"
         self.concurrency = None if concurrency is None else Concurrency(concurrency)
         self._read_limits(limits, default_limits, exempt)
-        self.key = bind(key, self._spelled(), self.paths) if isinstance(key, Key) else checked_function(key)
+        self.key = bind(key, self._matched(), self.paths) if isinstance(key, Key) else checked_function(key)
         self._read_counting(cost, count_if, count_denied)
         self._read_action(action, on_exceeded)
         self.capacity = None if capacity is None else self._checked_capacity(capacity)
@@ -142,8 +142,7 @@ class Rule:
     def _read_paths(self, path: str | Iterable[str]) -> None:
         self.paths = checked_paths(path)
         self.patterns = tuple(compile_pattern(path) for path in self.paths if path != "*")
-        self.written = tuple(Written(path, pattern) for path, pattern in zip(self.paths, self.patterns, strict=False))
-        self.has_spellings = any(written.spelled is not None for written in self.written)
+        self.matchers = tuple(map(PathMatcher, self.paths, self.patterns))
 
     def _read_limits(self, limits: Limits | LimitsFunction | None, default_limits: Limits, exempt: bool) -> None:
         if exempt is not True and limits is None and self.concurrency is None and not self.blocks:
@@ -318,10 +317,9 @@ class Rule:
         """Whether the rule applies to some of the requests that it matches, and not to others."""
         return self.when is not None
 
-    def _spelled(self) -> tuple[PathPattern, ...]:
-        """Return the patterns of the paths, with any spelling of a number where they have one."""
-        pairs = zip(self.written, self.patterns, strict=True)
-        return tuple((written.spelled or pattern, convertors) for written, (pattern, convertors) in pairs)
+    def _matched(self) -> tuple[PathPattern, ...]:
+        """Return the patterns by which the paths limit."""
+        return tuple((matcher.limits, matcher.convertors) for matcher in self.matchers)
 
 
 def _function_name(function: object) -> str:

@@ -16,12 +16,11 @@ from ...core.memo import remember
 from ...limiter import Limiter
 from ..keys.key import Key
 from ..keys.path_param import read_at
-from ..paths.below_root import route_path
-from ..paths.path_index import PathIndex
+from ..matching import RequestPath, RuleIndex
+from ..paths.mounts import Mounts
 from ..paths.tree import Tree, declares
 from ..scope_keys import SETTLED
 from .arguments import says_nobody
-from .matching import Sight, limits_kind
 from .rule import Limits, Rule
 from .tracking import HotWatch
 
@@ -150,7 +149,7 @@ class RuleSet:
     Args:
         rules: The rules.
         claim: Returns a unique identity for that of a rule, as `Engine.claim` does.
-        app: The application that the gate guards; its routes say where odd paths lead.
+        app: The application that the gate guards; its mounts say what they make of a path.
         defaults: The limits behind all rules; they apply unless a final rule ends the list.
 
     Raises:
@@ -181,11 +180,7 @@ class RuleSet:
         """Rules with a `count_if`, by the identity of their bucket; they refund answers that are not counted."""
         self.looking = {bound.bucket.rule for rule, bound in self._bound if bound and rule.action != "limit"}
         """The identities of the buckets of rules that only look on."""
-        self._everywhere = [place for place, (rule, _) in enumerate(self._bound) if not rule.written]
-        self._index = PathIndex()
-        for place, (rule, _) in enumerate(self._bound):
-            for path, (_, convertors) in zip(rule.paths, rule.patterns, strict=False):
-                self._index.add(path, convertors, place)
+        self._index = RuleIndex(rule.matchers for rule, _ in self._bound)
         self.waits = any(rule.wait_us for rule in rules)
         """Whether a rule lets requests wait."""
         self.at_once = not self.reserving and not self.looking and not self.waits
@@ -193,6 +188,7 @@ class RuleSet:
         self.holds = any(rule.concurrency is not None for rule in rules)
         """Whether a rule has a concurrency limit."""
         self._tree = Tree(app)
+        self._mounts = Mounts(app)
         self._defaults = defaults
         self._known: dict[tuple[str, str, str, str], Selection] = {}
         self._conditional = any(rule.conditional for rule in rules)
@@ -244,21 +240,26 @@ class RuleSet:
 
     def _select(self, scope: Scope) -> tuple[Selection, bool]:
         """Return the rules that a request meets, and whether every request of this kind meets the same ones."""
-        sight = Sight(scope, self._tree)
-        path = route_path(scope)
+        kind, method = scope["type"], scope.get("method", "GET")
+        path = RequestPath(scope, self._mounts.seen_by(scope), slashed=self._index.slashed)
+        texts = self._index.find(path)
         met: list[Met] = []
         ended = False
-        for place in self._candidates(sight):
+        for place in range(len(self._bound)) if path.anything else sorted(texts):
             rule, bound = self._bound[place]
-            read = None if rule.exempt else sight.limited(rule)
-            ends = read is not None if rule.blocks else rule.final and sight.ended(rule)
-            if read is not None or ends:
-                charged = None if bound is None or read is None else bound if read == path else bound.at(read)
+            text = texts.get(place)
+            if text is None and rule.action != "track":
+                text = path.path
+            if rule.exempt or not limits_kind(rule, kind, method):
+                text = None
+            ends = text is not None if rule.blocks else rule.final and exempts(rule, kind, method, path)
+            if text is not None or ends:
+                charged = None if bound is None or text is None else bound if text == path.served else bound.at(text)
                 met.append(Met(rule, charged, ends))
             if ends and not rule.conditional:
                 ended = True
                 break
-        lasting = sight.lasting
+        lasting = path.lasting
         if self._defaults is not None and not ended:
             met += [Met(bound.rule, bound, False) for bound in self._defaults.find(scope)]
             lasting = lasting and self._defaults.lasting
@@ -273,15 +274,6 @@ class RuleSet:
             found + [Met(bound.rule, bound, False) for bound in self._defaults.anywhere()] if self._defaults else found
         )
 
-    def _candidates(self, sight: Sight) -> Sequence[int]:
-        """Return the places of the rules that may apply to a request, in their order."""
-        if sight.endless:
-            return range(len(self._bound))
-        found = set(self._everywhere)
-        for text in sight.texts():
-            found.update(self._index.find(text))
-        return sorted(found)
-
     def bound(self) -> list[BoundRule]:
         """Return the rules that count, in their order, and the defaults that a request has met."""
         return [
@@ -292,6 +284,25 @@ class RuleSet:
     def names(self) -> set[str]:
         """Return the names that users gave to rules."""
         return {rule.name for rule, _ in self._bound if rule.name is not None}
+
+
+def limits_kind(rule: Rule, kind: str, method: str) -> bool:
+    """Return whether a limit holds requests of a type and a method, in whatever case the method is sent."""
+    methods = rule.methods
+    if methods is not None and method not in methods and method.lower().upper() not in methods:
+        return False
+    return rule.connection is None or kind == rule.connection
+
+
+def exempts(rule: Rule, kind: str, method: str, path: RequestPath) -> bool:
+    """Return whether an exempt or final rule ends the list for a request: every text of its path must match."""
+    if rule.methods is not None and method not in rule.methods:
+        return False
+    if rule.connection is not None and kind != rule.connection:
+        return False
+    if not rule.matchers:
+        return True
+    return not path.anything and all(any(matcher.exempts(text) for matcher in rule.matchers) for text in path.strict)
 
 
 def _selected(met: Sequence[Met]) -> Selection:

@@ -11,14 +11,14 @@ from ....web.endpoints.exemption import takes_no_defaults
 from ....web.endpoints.rate_limit import RateLimit
 from ....web.middleware import RateLimitMiddleware
 from ....web.paths.layers import layers
-from ....web.paths.routes import Place, walk
 from ....web.paths.segments import overlap, segments
+from ....web.routes import ResolvedRoute, walk
 from ....web.rules.rule import Rule
 
 _KIND: Final = re.compile(":[a-z]+}")
 
 
-def places_of(app: object) -> list[Place]:
+def places_of(app: object) -> list[ResolvedRoute]:
     """Return the routes of an application; empty where they cannot be seen."""
     for layer in layers(app):
         if hasattr(layer, "routes"):
@@ -26,7 +26,7 @@ def places_of(app: object) -> list[Place]:
     return []
 
 
-def uncovered(gates: Sequence[RateLimitMiddleware], places: Iterable[Place]) -> Iterator[Place]:
+def uncovered(gates: Sequence[RateLimitMiddleware], places: Iterable[ResolvedRoute]) -> Iterator[ResolvedRoute]:
     """Yield the routes that no rule of any gate speaks of, and that have no limit of their own."""
     if any(gate.per_route for gate in gates):
         return
@@ -36,7 +36,7 @@ def uncovered(gates: Sequence[RateLimitMiddleware], places: Iterable[Place]) -> 
             yield place
 
 
-def matches_nothing(rules: Iterable[Rule], places: Sequence[Place]) -> Iterator[tuple[Rule, str]]:
+def matches_nothing(rules: Iterable[Rule], places: Sequence[ResolvedRoute]) -> Iterator[tuple[Rule, str]]:
     """Yield each path of a rule that no route can be reached by, with its rule."""
     for rule in rules:
         # A rule that blocks is often about pages that are not there.
@@ -45,27 +45,27 @@ def matches_nothing(rules: Iterable[Rule], places: Sequence[Place]) -> Iterator[
                 yield rule, path
 
 
-def _meets(rule: Rule, place: Place) -> bool:
+def _meets(rule: Rule, place: ResolvedRoute) -> bool:
     """Return whether some request comes by the place and meets the rule."""
     if rule.connection is not None and rule.connection != place.connection:
         return False
     if rule.methods is not None and place.methods is not None and not rule.methods & place.methods:
         return False
-    return not rule.written or any(overlap(one.segments, segments(_typed(place))) for one in rule.written)
+    return not rule.matchers or any(overlap(segments(path), segments(_typed(place))) for path in rule.paths)
 
 
-def _same(rule: Rule, path: str, place: Place) -> bool:
+def _same(rule: Rule, path: str, place: ResolvedRoute) -> bool:
     return _meets(rule, place) and overlap(segments(path), segments(_typed(place)))
 
 
-def _typed(place: Place) -> str:
+def _typed(place: ResolvedRoute) -> str:
     """Return the template of a place with the kinds of its parameters where parts tell them: ``/items/{id:int}``."""
     parts = [*place.mounts, place.route]
     typed = "".join(getattr(part, "path", "") for part in parts)
     return typed if _KIND.sub("}", typed) == place.template else place.template
 
 
-def _has_own_limit(place: Place) -> bool:
+def _has_own_limit(place: ResolvedRoute) -> bool:
     """Return whether a limit stands at the endpoint, or is required by it or by a router above."""
     methods = place.methods or {"GET"}
     if any(True for _ in limits_of(place.route.endpoint)) or any(

@@ -1,4 +1,4 @@
-"""Finds the place of a request among the routes of an application: its whole template, and the routers above it.
+"""Finds the route of a request in an application: its whole template, and the routers above it.
 
 Routers keep their routes as a tree of mounts, hosts and, in FastAPI since 0.137, included routers. Neither the path of
 a request nor ``scope["route"]`` tells the whole template (a mount hides what it matched), so the tree is walked once
@@ -14,9 +14,9 @@ from typing import Any, Final, NamedTuple
 from starlette.routing import Host, Match, Mount
 from starlette.types import Scope
 
-from .below_root import below, route_path
-from .layers import layers, own_root, scope_to_ask
-from .readings import is_odd
+from .paths.below_root import below, route_path
+from .paths.layers import RouteWatch, layers, own_root, scope_to_ask
+from .paths.normal_form import is_odd
 
 _DEPTH: Final = 16
 _FRONTEND: Final = 0
@@ -52,7 +52,7 @@ class Frontend:
         self.path_regex = re.compile(f"{re.escape(path.rstrip('/'))}(?:/.*)?\\Z", re.DOTALL)
 
 
-class Place:
+class ResolvedRoute:
     """A route, and the way to it.
 
     Attributes:
@@ -88,7 +88,7 @@ class Place:
         return "http" if hasattr(self.route, "methods") else "websocket"
 
     def leads(self, method: str, path: str) -> bool:
-        """Return whether a request comes by this place; `path` is the one that the outermost router sees."""
+        """Return whether a request comes by this route; `path` is the one that the outermost router sees."""
         if self.methods is not None and method not in self.methods:
             return False
         rest = self.rest(path)
@@ -110,7 +110,7 @@ class Place:
         return any(isinstance(mount, Host) for mount in self.mounts)
 
     def takes(self, scope: Scope) -> bool:
-        """Return whether a request comes by this place; each mount on the way is asked itself.
+        """Return whether a request comes by this route; each mount on the way is asked itself.
 
         Args:
             scope: The scope that the outermost router sees.
@@ -135,68 +135,67 @@ def methods_of(route: Any) -> str:
     return names if hasattr(route, "methods") else "WS"
 
 
-def walk(app: object) -> Iterator[Place]:
-    """Yield every place of an application, a router, or a wrapper around one."""
+def walk(app: object) -> Iterator[ResolvedRoute]:
+    """Yield every route of an application, a router, or a wrapper around one."""
     yield from _below(app, ())
 
 
-class Places:
-    """Finds the place of a request."""
+class RouteIndex:
+    """Finds the route of a request."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[object, dict[int, list[Place]], int]] = {}
+        self._known: dict[int, tuple[object, dict[int, list[ResolvedRoute]], RouteWatch]] = {}
 
-    def find(self, scope: Scope) -> Place | None:
-        """Return the place that a request came by; None where no router tells it."""
+    def find(self, scope: Scope) -> ResolvedRoute | None:
+        """Return the route that a request came by; None where no router tells it."""
         found = self.candidates(scope)
         if len(found) <= 1:
             return found[0] if found else None
         if _at_frontend(scope):
-            found = sorted(found, key=lambda place: len(place.template), reverse=True)  # as FastAPI chooses
+            found = sorted(found, key=lambda resolved: len(resolved.template), reverse=True)  # as FastAPI chooses
         root = scope.get("app_root_path", scope.get("root_path", ""))
         path = below(root, scope["path"])
-        for place in () if is_odd(path) or any(place.hosts for place in found) else found:
+        for resolved in () if is_odd(path) or any(resolved.hosts for resolved in found) else found:
             # Where the scope confirms which part of the path the mounts have read, they need not be asked.
-            if place.leads(scope.get("method", "GET"), path) and _read(scope, root, path, place.rest(path)):
-                return place
+            if resolved.leads(scope.get("method", "GET"), path) and _read(scope, root, path, resolved.rest(path)):
+                return resolved
         top = {**scope, "root_path": root}
-        taking = next((place for place in found if place.takes(top)), None)
-        # One application on two hosts is one place.
-        return next((place for place in found if taking is not None and _same_path(place, taking)), None)
+        taking = next((resolved for resolved in found if resolved.takes(top)), None)
+        # One application on two hosts is one route.
+        return next((resolved for resolved in found if taking is not None and _same_path(resolved, taking)), None)
 
-    def candidates(self, scope: Scope) -> list[Place]:
-        """Return the places of the endpoint that a request reached: one, unless several routes lead there."""
+    def candidates(self, scope: Scope) -> list[ResolvedRoute]:
+        """Return the routes of the endpoint that a request reached: one, unless several routes lead there."""
         router, endpoint = scope.get("router"), scope.get("endpoint")
         at = _FRONTEND if _at_frontend(scope) else id(endpoint)
         if router is None or (endpoint is None and at != _FRONTEND):
             return []
-        _, by_endpoint, count = self._known.get(id(router)) or self._learn(router)
-        # A function that has a route already may get another one.
-        if at not in by_endpoint or count != _count(router):
+        _, by_endpoint, watch = self._known.get(id(router)) or self._learn(router)
+        # A function that has a route already may get another one, also in a router that is included.
+        if at not in by_endpoint or watch.changed():
             _, by_endpoint, _ = self._learn(router)
         return by_endpoint.get(at, [])
 
-    def below(self, scope: Scope, dependency: object) -> list[Place]:
-        """Return the places below the router or application that requires `dependency`."""
+    def below(self, scope: Scope, dependency: object) -> list[ResolvedRoute]:
+        """Return the routes below the router or application that requires `dependency`."""
         _, by_endpoint, _ = self._known[id(scope["router"])]
-        places = (place for found in by_endpoint.values() for place in found)
-        return [place for place in places if any(required.dependency is dependency for required in place.above)]
+        all_routes = (resolved for found in by_endpoint.values() for resolved in found)
+        return [
+            resolved for resolved in all_routes if any(required.dependency is dependency for required in resolved.above)
+        ]
 
-    def _learn(self, router: object) -> tuple[object, dict[int, list[Place]], int]:
-        count = _count(router)
-        by_endpoint: dict[int, list[Place]] = {}
-        for place in walk(router):
-            endpoint = place.route.endpoint
-            by_endpoint.setdefault(_FRONTEND if endpoint is None else id(endpoint), []).append(place)
-        known = self._known[id(router)] = router, by_endpoint, count
+    def _learn(self, router: object) -> tuple[object, dict[int, list[ResolvedRoute]], RouteWatch]:
+        watch = RouteWatch(router)
+        watch.changed()
+        by_endpoint: dict[int, list[ResolvedRoute]] = {}
+        for resolved in walk(router):
+            endpoint = resolved.route.endpoint
+            by_endpoint.setdefault(_FRONTEND if endpoint is None else id(endpoint), []).append(resolved)
+        known = self._known[id(router)] = router, by_endpoint, watch
         return known
 
 
-def _count(router: object) -> int:
-    return len(getattr(router, "routes", ()))
-
-
-def _below(app: Any, mounts: tuple[Mount | Host, ...]) -> Iterator[Place]:
+def _below(app: Any, mounts: tuple[Mount | Host, ...]) -> Iterator[ResolvedRoute]:
     """Walk an application, through the layers wrapped around it."""
     while app is not None and not hasattr(app, "routes"):
         app = getattr(app, "app", None)
@@ -207,7 +206,9 @@ def _below(app: Any, mounts: tuple[Mount | Host, ...]) -> Iterator[Place]:
         yield from _frontends(router, "", mounts, required)
 
 
-def _level(routes: Iterable[Any], mounts: tuple[Mount | Host, ...], above: tuple[Required, ...]) -> Iterator[Place]:
+def _level(
+    routes: Iterable[Any], mounts: tuple[Mount | Host, ...], above: tuple[Required, ...]
+) -> Iterator[ResolvedRoute]:
     for listed in routes:
         if hasattr(listed, "effective_candidates"):
             included, router = listed.include_context, listed.original_router
@@ -221,22 +222,22 @@ def _level(routes: Iterable[Any], mounts: tuple[Mount | Host, ...], above: tuple
             # The dependencies of a router end at a mount: the application there is called as it is.
             yield from _below(route.app, (*mounts, route))
         elif hasattr(route, "endpoint") and hasattr(route, "path_format"):
-            yield _place(route, mounts, above)
+            yield _resolved(route, mounts, above)
 
 
 def _frontends(
     router: Any, prefix: str, mounts: tuple[Mount | Host, ...], above: tuple[Required, ...]
-) -> Iterator[Place]:
+) -> Iterator[ResolvedRoute]:
     for group in getattr(router, "_low_priority_routes", ()):
         for served in getattr(group, "routes", ()):
-            yield _place(Frontend(f"{prefix}{served.path}"), mounts, above)
+            yield _resolved(Frontend(f"{prefix}{served.path}"), mounts, above)
 
 
-def _place(route: Any, mounts: tuple[Mount | Host, ...], above: tuple[Required, ...]) -> Place:
+def _resolved(route: Any, mounts: tuple[Mount | Host, ...], above: tuple[Required, ...]) -> ResolvedRoute:
     template = f"{_prefix(mounts)}{route.path_format}"
     methods = getattr(route, "methods", None)
     label = f"{methods_of(route)} {template}"
-    return Place(mounts, route, above, template, frozenset(methods) if methods else None, label)
+    return ResolvedRoute(mounts, route, above, template, frozenset(methods) if methods else None, label)
 
 
 def _read(scope: Scope, root: str, path: str, rest: str | None) -> bool:
@@ -246,9 +247,9 @@ def _read(scope: Scope, root: str, path: str, rest: str | None) -> bool:
     )
 
 
-def _same_path(one: Place, other: Place) -> bool:
-    """Return whether two places differ by their hosts at most."""
-    mounts = [[mount for mount in place.mounts if isinstance(mount, Mount)] for place in (one, other)]
+def _same_path(one: ResolvedRoute, other: ResolvedRoute) -> bool:
+    """Return whether two routes differ by their hosts at most."""
+    mounts = [[mount for mount in resolved.mounts if isinstance(mount, Mount)] for resolved in (one, other)]
     return one.route is other.route and mounts[0] == mounts[1]
 
 

@@ -23,7 +23,7 @@ Written: TypeAlias = tuple[str, Mapping[str, Convertor[Any]]]
 _FLAGS: Final = re.compile("").flags
 
 
-class RouteIndex(Generic[T]):
+class RoutesByPath(Generic[T]):
     """Finds routes by a path.
 
     Args:
@@ -34,7 +34,7 @@ class RouteIndex(Generic[T]):
     def __init__(self, routes: Iterable[T], written: Callable[[T], Written | None]) -> None:
         self._routes = tuple(routes)
         self._always: list[int] = []
-        self._index = PathIndex()
+        self._index: PathIndex[int] = PathIndex()
         for place, route in enumerate(self._routes):
             found = written(route)
             if found is None:
