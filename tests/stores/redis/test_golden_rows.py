@@ -101,7 +101,7 @@ class Golden:
             ours, theirs = self.charged.pop(self.dice.below(len(self.charged)))
             self.latest_us = max(self.latest_us, self.clock.now_us)
             windows = {"ann": self.window}
-            places: Any = [(self.limit, cost, windows, "ann") for _, _, cost in theirs.checks]
+            places: Any = [(bucket.limits[0], cost, windows, "ann") for bucket, _, cost in theirs.checks]
             handed = refund_all(theirs, places, self.clock.now_us, latest_us=self.latest_us)
             assert await settle(self.store.refund(ours)) is handed
             self.window = windows["ann"]
@@ -115,6 +115,7 @@ class Golden:
     async def rare(self) -> None:
         """Forget the key, or set the amount."""
         if self.dice.below(2):
+            self.latest_us = max(self.latest_us, self.clock.now_us)
             await self.store.reset("ann")
             there = self.window not in EMPTY
             self.window = self.limit.reset(self.window, self.clock.now_us) if there else b""

@@ -94,7 +94,8 @@ class Demand:
         if self._asked_us is not None and decision.charge:
             self._tools.renewals.hold(decision, self._asked_us)
         answers = self._tools.answers
-        answers.saw(now_us)
+        if self.what in (HIT, CHARGE):  # a look changes nothing
+            answers.saw(now_us)
         if decision.allowed and not answers.known:
             return decision
         if self.what == HIT:

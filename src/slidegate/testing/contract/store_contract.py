@@ -164,6 +164,13 @@ class StoreContract(ModesContract, PlacesContract, QuotasContract, FiguresContra
         assert (await desk.peek((sliced, "ann", 1))).remaining == 98
 
     @at_a_desk
+    async def test_a_look_before_the_clock_steps_back_changes_no_refund(self, desk: Desk) -> None:
+        asked = (bucket("1/10s"), "ann", 1)
+        await desk.peek(asked)
+        desk.clock.advance(us=-10 * SECOND_US)
+        assert await desk.refund(await desk.hit(asked)) is True
+
+    @at_a_desk
     async def test_a_reset_of_nothing_is_not_remembered(self, desk: Desk) -> None:
         asked = (bucket("1/10s"), "ann", 1)
         assert await desk.refund(await desk.hit(asked)) is True
