@@ -117,7 +117,7 @@ def spend(
     leaves_us = oldest_us + span_us if spent else 0
     if now_us >= leaves_us or newest_us - now_us >= step_us:
         window = settle(limit, window, now_us)
-        spent, units, newest_us, oldest_us, floor_us, reserved_us = _unpack(window) if window else _NOTHING
+        spent, units, newest_us, oldest_us, floor_us, reserved_us = _read(window)
         leaves_us = oldest_us + span_us if spent else 0
     excess = spent + (cost or 1) - limit.amount
     if excess > 0:

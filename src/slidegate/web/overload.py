@@ -26,6 +26,7 @@ from ..core.errors import ConfigurationError, quoted
 from ..core.limits import parse_duration_us
 from ..core.store import Event
 from ..limiter import Limiter
+from ..limiter.aio import on_asyncio
 from .answers.feed import outcome
 from .answers.refusals import reduced_capacity, refuse_websocket
 from .answers.refused_routes import RefusedRoutes
@@ -124,10 +125,10 @@ class LoadSheddingMiddleware(Breakable):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass one request on, or refuse it."""
         priority = await self._priority_of(scope) if self._enabled and scope["type"] in ("http", "websocket") else None
-        loop = _running_loop()
-        if priority is None or loop is None:
+        if priority is None or not on_asyncio():  # other event loops are not measured
             await self.app(scope, receive, send)
             return
+        loop = asyncio.get_running_loop()
         meter = self._meters.get(loop)
         if meter is None:
             meter = self._meters[loop] = _Meter(self._lag_us, self._latency_us, self._report)
@@ -295,14 +296,6 @@ def _timed(scope: Scope, send: Send, meter: _Meter, loop: asyncio.AbstractEventL
         await send(message)
 
     return send_timed
-
-
-def _running_loop() -> asyncio.AbstractEventLoop | None:
-    """Return the loop of asyncio, where one runs; others are not measured, and nothing is shed there."""
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
 
 
 def _exemptions(exempt: str | Iterable[str], app: ASGIApp) -> RuleSet | None:

@@ -33,6 +33,22 @@ def required(limit: Any) -> dict[str, Any]:
     return {"dependencies": [Depends(limit)]}
 
 
+def free_and_limited(**options: Any) -> APIRouter:
+    """Return a router with an exempt route and another one."""
+    router = APIRouter(prefix="/api", **options)
+
+    @router.get("/free")
+    @RateLimit.exempt
+    def free() -> str:
+        return "free"
+
+    @router.get("/limited")
+    def limited() -> str:
+        return "limited"
+
+    return router
+
+
 async def counted(app: Any, path: str, **more: Any) -> list[str]:
     """Send one request; return the labels of the buckets that it was counted on."""
     scope = scope_of(path, **more)
@@ -73,17 +89,7 @@ async def test_one_route_of_a_limited_router_is_exempt_and_the_others_share_the_
 @pytest.mark.parametrize("at", ["application", "inclusion", "router"])
 async def test_it_lifts_the_limit_wherever_that_is_written(at: str) -> None:
     limit = required(RateLimit("1/minute"))
-    router = APIRouter(prefix="/api", **(limit if at == "router" else {}))
-
-    @router.get("/free")
-    @RateLimit.exempt
-    def free() -> str:
-        return "free"
-
-    @router.get("/limited")
-    def limited() -> str:
-        return "limited"
-
+    router = free_and_limited(**(limit if at == "router" else {}))
     app = application(**(limit if at == "application" else {}))
     app.include_router(router, **(limit if at == "inclusion" else {}))
     assert await statuses(app, 3, "/api/free") == [200, 200, 200]
@@ -146,18 +152,7 @@ async def test_a_limit_inside_of_a_dependency_of_a_router_is_lifted_with_it() ->
     async def guard(_: Annotated[None, Depends(RateLimit("1/minute"))]) -> None:
         """Ask the limit."""
 
-    router = APIRouter(prefix="/api", **required(guard))
-
-    @router.get("/free")
-    @RateLimit.exempt
-    def free() -> str:
-        return "free"
-
-    @router.get("/limited")
-    def limited() -> str:
-        return "limited"
-
-    app = application(router)
+    app = application(free_and_limited(**required(guard)))
     assert await statuses(app, 2, "/api/free") == [200, 200]
     assert await statuses(app, 2, "/api/limited") == [200, 429]
 

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from ...core.errors import ConfigurationError, StoreError
 from ...core.networks import Networks
-from ...core.statistics.lifetime import BOUNDS_US, LifetimeTotals
+from ...core.statistics.lifetime import LifetimeTotals
 from ...core.store import Event
 from ...limiter import Limiter
 from ...limiter.events import KINDS
@@ -48,7 +48,6 @@ class Times(NamedTuple):
 Value: TypeAlias = int | Times
 Values: TypeAlias = dict[Labels, Value]
 
-_NO_TIMES: Final = Times((0,) * (len(BOUNDS_US) + 1), 0)
 _SHUT: Final = OUTCOMES[2:]
 
 

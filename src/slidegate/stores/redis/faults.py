@@ -16,7 +16,6 @@ SICK: Final = ("READONLY", "LOADING", "MASTERDOWN", "NOAUTH", "NOPERM")
 """Errors after which another connection may lead to a server that is well, or one that has learnt the password."""
 _OF_A_KEY: Final = "WRONGTYPE"
 _OF_A_SLOT: Final = ("TRYAGAIN", "CLUSTERDOWN Hash slot", "MOVED", "ASK", "CROSSSLOT")
-_UNREADABLE: Final = TypeError, ValueError, LookupError, AttributeError, AssertionError, ArithmeticError, StructError
 _MOST_SHOWN: Final = 300
 
 

@@ -77,10 +77,6 @@ class PerRoute:
         """Return the buckets of the routes that a request has met so far."""
         return list(self._bound.values())
 
-    def sees(self, scope: Scope) -> bool:
-        """Return whether the routes below the gate are known; where they are not, all requests share one bucket."""
-        return self._tree.known(scope)
-
     def find(self, scope: Scope) -> Sequence[BoundRule]:
         """Return the buckets of a request: none only where all readings of its path lead to exempt routes."""
         reached = self._reached(scope)
