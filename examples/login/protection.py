@@ -35,7 +35,7 @@ BANS = [
             # Not "4xx": 408 and 499 say that a connection was slow, and 429 that a limit has done its work.
             **dict.fromkeys((400, 403, 404, 405), 1),
             # Now and then a client asks for one of these and does nothing else that is odd, so it takes four to ban.
-            **dict.fromkeys(("/.env", "/.git/config", "/wp-login.php", "/xmlrpc.php", "malformed"), 5),
+            **dict.fromkeys(("/.env", "/.git/config", "/wp-login.php", "/xmlrpc.php"), 5),
             **dict.fromkeys(("/.aws/credentials", "/phpinfo.php"), "ban"),
         },
         prefix_after="3/1d",

@@ -220,7 +220,6 @@ OPTIONS: Final = st.fixed_dictionaries(
         "headers": st.sampled_from(["draft", "draft", "legacy", "both", None]),
         "statistics": st.booleans(),
         "on_refused": st.sampled_from([None, None, lambda request, decision: Response("no", 418)]),
-        "preflight_limits": st.sampled_from(["2/minute", None]),
     }
 )
 

@@ -107,10 +107,10 @@ class RequestGate:
         return judge if self.short else None
 
     def buckets(self) -> list[Bucket]:
-        """Return the buckets of rules, of endpoints and routes that were reached, of preflights and of messages."""
+        """Return the buckets of rules, of endpoints and routes that were reached, and of messages."""
         bound = [*self.rules.bound(), *self.side.endpoints.met()]
         messages = () if self._messages is None else self._messages.buckets()
-        return [*(bucket for rule in bound for bucket in rule.buckets()), *self._settling.buckets(), *messages]
+        return [*(bucket for rule in bound for bucket in rule.buckets()), *messages]
 
     async def serve(self, scope: Scope, receive: Receive, send: Send, record: Record, *, outermost: bool) -> None:
         """Judge one request, and pass it on or answer it."""
@@ -130,7 +130,7 @@ class RequestGate:
                 await record.hand_back()
             await self.refuse(scope, receive, send, decision)
             return
-        if self._prepares or scope["type"] == "websocket" or scope["method"] == "OPTIONS":
+        if self._prepares or scope["type"] == "websocket":
             receive, send = self._prepare(scope, receive, send, record, decision)
         try:
             await self._app(scope, receive, send)
@@ -162,16 +162,14 @@ class RequestGate:
         the application is."""
         if self.judge.spared is not None and self.judge.spared.find(scope) is not None:
             return True
-        return self.rules.select(scope).exempt or (scope.get("method") == "OPTIONS" and is_preflight(scope))
+        return self.rules.select(scope).exempt or is_preflight(scope)
 
     def _prepare(
         self, scope: Scope, receive: Receive, send: Send, record: Record, decision: Decision
     ) -> tuple[Receive, Send]:
         """Put the channels around a request that only some gates or requests need."""
         record.unfinished |= self.rules.holds
-        if scope.get("method") == "OPTIONS" and is_preflight(scope):
-            send = self._settling.by_endpoint(scope, send, decision)
-        elif self.rules.reserving:
+        if self.rules.reserving:
             send = self._settling.by_answer(scope, send, decision)
         if self._abuse.listens and not record.steps[-1].spared:
             send = listening(scope, send, record, self.side)

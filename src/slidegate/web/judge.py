@@ -13,7 +13,7 @@ from starlette.types import Scope
 
 from ..core.bans.in_force import Guarded
 from ..core.barred import Barred, RuleBlock
-from ..core.decision import Bucket, Check, Decision, Reason
+from ..core.decision import Check, Decision, Reason
 from ..core.errors import StoreError
 from ..core.memo import remember
 from ..limiter import Limiter
@@ -48,7 +48,6 @@ class Judge:
         rules: The rules of the gate.
         blocklist: Networks refused before anything is counted.
         allowlist: Networks let through before anything is counted.
-        preflight: The bucket of CORS preflights, if they are counted.
         calls: Calls the user's functions.
         abuse: Strikes, and names the keys whose bans refuse a request.
         figures: Whether units and the refusals of shadows are figures of their rules.
@@ -66,7 +65,6 @@ class Judge:
         *,
         blocklist: AddressList | None,
         allowlist: AddressList | None,
-        preflight: Bucket | None,
         calls: Calls,
         abuse: AbuseWatch,
         figures: bool = True,
@@ -78,7 +76,6 @@ class Judge:
         self._client = client
         self._blocklist = blocklist
         self._allowlist = allowlist
-        self._preflight = preflight
         self._calls = calls
         self._abuse = abuse
         self._onlookers = Onlookers(limiter, calls, self._hit, figures=figures)
@@ -162,8 +159,6 @@ class Judge:
         self, selection: Selection, scope: Scope, before: Sequence[Step], client_key: str, guarded: Sequence[Guarded]
     ) -> Decision | Awaitable[Decision]:
         """Decide by the rules that apply to a request."""
-        if scope.get("method") == "OPTIONS" and is_preflight(scope):
-            return self._preflown(selection, scope, before, client_key, guarded)
         offences = self._look(selection, scope, before) if self._abuse.looks else ()
         if before:
             selection = self._without(selection, before)
@@ -172,33 +167,10 @@ class Judge:
         return self._apply(selection, scope, client_key, guarded)
 
     def _look(self, selection: Selection, scope: Scope, before: Sequence[Step]) -> Sequence[Offence]:
-        """Return the offences that the request itself shows."""
-        return () if selection.exempt else self._abuse.look(scope, [step.side.abuse for step in before])
-
-    async def _reserve(
-        self, selection: Selection, scope: Scope, before: Sequence[Step], client_key: str, guarded: Sequence[Guarded]
-    ) -> Decision:
-        """Decide about a request that looks like a CORS preflight, and may come to an endpoint that takes OPTIONS."""
-        selection = self._without(selection, before)
-        checks = await self._checks(selection, scope, client_key)
-        if self._preflight is not None:
-            checks.append((self._preflight, client_key, 1))
-        if checks:
-            return await self._hit(checks, guarded)
-        answer = self._uncounted(guarded)
-        return answer if isinstance(answer, Decision) else await answer
-
-    def _preflown(
-        self, selection: Selection, scope: Scope, before: Sequence[Step], client_key: str, guarded: Sequence[Guarded]
-    ) -> Decision | Awaitable[Decision]:
-        """Decide about a CORS preflight: rules count it only where an endpoint may answer it, and may block it."""
-        if selection.blocked is not None:
-            return self._uncounted(guarded, _refusal_by(selection.blocked))
-        if self._rules.takes(scope, "OPTIONS"):
-            return self._reserve(selection, scope, before, client_key, guarded)
-        if self._preflight is None:
-            return self._uncounted(guarded)
-        return self._engine.decide(((self._preflight, client_key, 1),), guarded)
+        """Return the offences that the request itself shows; a browser sends a preflight by itself."""
+        if selection.exempt or is_preflight(scope):
+            return ()
+        return self._abuse.look(scope, [step.side.abuse for step in before])
 
     def _uncounted(self, guarded: Sequence[Guarded], otherwise: Decision = _EXEMPT) -> Decision | Awaitable[Decision]:
         """Decide about a request that no limit counts: a ban refuses it; without one the decision is `otherwise`."""

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ..core.bans.policy import BanPolicy
 from ..core.decision import Bucket, Decision
 from ..core.errors import ConfigurationError
-from ..core.limits import AnyLimit, parse_limits
+from ..core.limits import AnyLimit
 from ..core.logs import logger
 from ..core.store import Observer
 from ..limiter import Limiter
@@ -73,8 +73,6 @@ class RateLimitMiddleware(Breakable):
             and the decision.
         headers: ``"draft"`` (RateLimit and RateLimit-Policy of draft 11), ``"legacy"`` (X-RateLimit-*), ``"both"`` or
             None.
-        preflight_limits: The limits of a client's CORS preflights; rules count only preflights that come to an endpoint
-            which takes OPTIONS. None for no limit.
         messages: The limits of messages over an accepted websocket: ``MessageLimits("10/second")``.
         statistics: Whether the limiter's `stats` tell what happened to requests.
         enabled: False lets everything pass, and so does ``SLIDEGATE_ENABLED=0`` in the environment.
@@ -87,7 +85,6 @@ class RateLimitMiddleware(Breakable):
         per_route: The limits of each route; empty where there are none.
         headers: The style of its header fields.
         policies: Its ban policies.
-        preflight_limits: The limits of a client's CORS preflights; empty for none.
         lists: Its block and allow lists, by the names of their options.
         own_answer: Whether `on_refused` makes its answers.
         findings: Probable mistakes, found at start-up or in the first requests; each was logged once.
@@ -112,7 +109,6 @@ class RateLimitMiddleware(Breakable):
         bans: BanPolicy | Iterable[BanPolicy] | None = None,
         on_refused: Refused | None = None,
         headers: HeaderStyle | None = "draft",
-        preflight_limits: str | AnyLimit | Iterable[str | AnyLimit] | None = "600/minute",
         messages: MessageLimits | None = None,
         statistics: bool = True,
         enabled: bool = True,
@@ -135,7 +131,6 @@ class RateLimitMiddleware(Breakable):
         self.policies = tuple(abuse.policies.values())
         self.own_answer = on_refused is not None
         self.lists = lists = {"blocklist": blocklist, "allowlist": allowlist}
-        self.preflight_limits = () if preflight_limits is None else parse_limits(preflight_limits)
         self._events = self.limiter.engine.events
         self._feed = Feed(self.limiter, app) if check_flag("statistics", statistics) else None
         self._gate = self._made(app, client, abuse, lists, on_refused, messages, calls)
@@ -166,13 +161,11 @@ class RateLimitMiddleware(Breakable):
         ruled = RuleSet(self.rules, self._claim, app, self._defaults)
         if ruled.holds:
             self.limiter.engine.expect_places()
-        preflight = self._preflights()
         judge = Judge(
             self.limiter,
             client,
             ruled,
             **lists,
-            preflight=preflight,
             calls=calls,
             abuse=abuse,
             figures=self._feed is not None,
@@ -189,7 +182,7 @@ class RateLimitMiddleware(Breakable):
             abuse,
             EndpointBuckets(self._claim("endpoints:"), judge.decide_at, calls, judge.price),
             client,
-            Settling(self.limiter, ruled, preflight, calls),
+            Settling(self.limiter, ruled, calls),
             self._refusals,
             counter,
             calls,
@@ -347,10 +340,6 @@ class RateLimitMiddleware(Breakable):
     def _claim(self, identity: str) -> str:
         """Return an identity for counts that no other middleware has; a file that is read again claims the same one."""
         return self.limiter.engine.claim(identity)
-
-    def _preflights(self) -> Bucket | None:
-        limits = self.preflight_limits
-        return Bucket(self._claim("cors-preflight:"), limits, label="cors-preflight") if limits else None
 
     async def _look(self, scope: Scope) -> None:
         """Look for findings in the first requests, and now and then at the files of the lists."""

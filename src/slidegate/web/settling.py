@@ -1,7 +1,6 @@
 """Units that are charged before the answer is known, and handed back when it shows that they do not count.
 
-A rule with `count_if` reserves: the start of the response decides. A preflight reserves too: it counts under rules
-only if an endpoint answers it.
+A rule with `count_if` reserves: the start of the response decides.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Message, Scope, Send
 from starlette.websockets import WebSocketDisconnect
 
-from ..core.decision import Bucket, Decision
+from ..core.decision import Decision
 from ..limiter import Limiter
 from .finishing import hand_back
 from .rules.rule import Rule
@@ -69,19 +68,13 @@ class Settling:
     Args:
         limiter: The limiter that charged them.
         rules: The rules of the gate.
-        preflight: The bucket of CORS preflights, if they are counted.
         calls: Calls the `count_if` functions.
     """
 
-    def __init__(self, limiter: Limiter, rules: RuleSet, preflight: Bucket | None, calls: Calls) -> None:
+    def __init__(self, limiter: Limiter, rules: RuleSet, calls: Calls) -> None:
         self._limiter = limiter
         self._reserving = rules.reserving
-        self._preflight = preflight
         self._calls = calls
-
-    def buckets(self) -> Sequence[Bucket]:
-        """Return the bucket of CORS preflights, if they are counted."""
-        return () if self._preflight is None else (self._preflight,)
 
     def by_answer(self, scope: Scope, send: Send, decision: Decision) -> Send:
         """Wrap `send` so that the start of the response settles the units; without a response, the charge stays."""
@@ -97,33 +90,6 @@ class Settling:
             await send(message)
 
         return send_settled
-
-    def by_endpoint(self, scope: Scope, send: Send, decision: Decision) -> Send:
-        """Wrap `send` so that the units of a preflight go back if another middleware answers it, and no endpoint.
-
-        The router writes the endpoint into the scope before it calls it.
-        """
-        before = scope.get("endpoint")
-        begun = False
-
-        async def send_returned(message: Message) -> None:
-            nonlocal begun
-            if message["type"] in STATUS and not begun:
-                begun = True
-                if scope.get("endpoint") is not before:
-                    await self.settle(scope, decision, message)
-                else:
-                    await self._return(decision)
-            await send(message)
-
-        return send_returned
-
-    async def _return(self, decision: Decision) -> None:
-        """Hand back the units that rules reserved, and keep those that the limit of preflights counts."""
-        checks = decision.checks if decision.charge else ()
-        kept = self._preflight
-        places = [place for place, (bucket, _, _) in enumerate(checks) if bucket is not kept and not bucket.held]
-        await hand_back([(self._limiter, decision.take_out(place)) for place in places])
 
     async def settle(self, scope: Scope, decision: Decision, start: Message) -> None:
         """Hand back the units of rules that do not count an answer with this start."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Final, Protocol
+from typing import Protocol
 
 import anyio
 from starlette.types import Message, Receive
@@ -19,9 +19,6 @@ from ..core.decision import Decision
 from ..limiter import Limiter
 from ..limiter.aio import on_asyncio
 from .finishing import hand_back
-
-MAX_HELD: Final = 100
-"""How many requests a gate's tarpit holds at once; further ones are answered at once."""
 
 
 class Ahead:
@@ -128,22 +125,3 @@ def _retrieve(begun: asyncio.Future[Message]) -> None:
     """Take the exception of a read that nobody waits for, or the event loop would report it."""
     if not begun.cancelled():
         begun.exception()
-
-
-class Tarpit:
-    """Holds answers to banned clients, so that abuse costs them time: no more than `MAX_HELD` at once."""
-
-    def __init__(self) -> None:
-        self._held = 0
-
-    async def hold(self, receive: Receive, delay_us: int) -> bool:
-        """Wait, unless too many wait already; False if the client left meanwhile."""
-        if self._held >= MAX_HELD:
-            return True
-        self._held += 1
-        ahead = Ahead(receive)
-        try:
-            return await ahead.while_there(lambda: anyio.sleep(delay_us / 1_000_000))
-        finally:
-            ahead.close()
-            self._held -= 1

@@ -26,7 +26,6 @@ from ...core.memo import remember
 from ...core.ring import NEVER, OPEN
 from ..options import check_takes
 from ..rules.user_functions import Calls, request_of
-from ..waiting import Tarpit
 from .foreign_fields import Fields, lowered, sendable
 from .header_fields import Buckets, asked_buckets
 
@@ -65,7 +64,6 @@ class Refusals:
             check_takes("on_refused", on_refused, "request", "decision")
         self._on_refused = on_refused
         self._calls = calls
-        self._tarpit = Tarpit()
         self._known: dict[_Asked, Rendered] = {}
         self._policies = dict(policies)
         self._policies.update((policy.prefix.name, policy) for policy in policies.values() if policy.prefix is not None)
@@ -74,8 +72,6 @@ class Refusals:
     async def send(self, scope: Scope, receive: Receive, send: Send, decision: Decision) -> None:
         """Answer a request that was refused."""
         status, body, fields, answer = self.answer(decision, scope)
-        if answer == "tarpit" and not await self._tarpit.hold(receive, self._policies[decision.by].delay_us):
-            return
         if scope["type"] == "websocket":
             await refuse_websocket(scope, send, status, body, fields)
             return

@@ -133,7 +133,7 @@ class Visit(Record):
         now = feed.now()
         in_vain = self.waited and not self.steps[-1].decision.allowed
         left = in_vain or self.refused is LEFT
-        if self.steps and not left and self.own_answer():  # a client that was held in a tarpit, for example
+        if self.steps and not left and self.own_answer():
             self._refuse(feed, self.steps[-1].decision if self.refused is None else self.refused, now, status)
             return
         events = (how,) if status is None else (class_of(status), how)
