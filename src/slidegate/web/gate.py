@@ -21,9 +21,8 @@ from .bans.outcomes import hear, listening
 from .bans.signals import AbuseWatch
 from .endpoints.endpoint_buckets import EndpointBuckets
 from .endpoints.rate_limit import carries_only_refusals
-from .judge import Beside, Judge
+from .judge import Judge
 from .keys.client_ip import ClientAddress
-from .paths.spared import find_spared
 from .record import Record, Side, allowlisted
 from .rules.rule_set import RuleSet
 from .rules.user_functions import Calls
@@ -96,16 +95,6 @@ class RequestGate:
         self.short = judge.at_once and rules.at_once and not abuse.policies
         self.sockets = OpenSockets(limiter.engine.find_ban)
 
-    def look_for_tools(self) -> None:
-        """Look for operators' tools below, whose requests no rule counts."""
-        self.judge.spared = find_spared(self._app)
-
-    def at_once(self) -> Judge | Beside | None:
-        """Return the judge of the short way; None where all requests take the long one."""
-        spared = self.judge.spared
-        judge = self.judge if spared is None else Beside(self.judge, spared)
-        return judge if self.short else None
-
     def buckets(self) -> list[Bucket]:
         """Return the buckets of rules, of endpoints and routes that were reached, and of messages."""
         bound = [*self.rules.bound(), *self.side.endpoints.met()]
@@ -157,11 +146,8 @@ class RequestGate:
             await self._refusals.send(scope, receive, send, decision)
 
     def _spares(self, scope: Scope) -> bool:
-        """Tell whether nothing of this request is held against its client: a rule exempts it, it is for an operators'
-        tool, or a browser sends it by itself. The application may change the path that rules see, so it is asked before
-        the application is."""
-        if self.judge.spared is not None and self.judge.spared.find(scope) is not None:
-            return True
+        """Tell whether nothing of this request is held against its client: a rule exempts it, or a browser sends it by
+        itself. The application may change the path that rules see, so it is asked before the application is."""
         return self.rules.select(scope).exempt or is_preflight(scope)
 
     def _prepare(

@@ -30,16 +30,18 @@ from .endpoints.decorator import check_places
 from .endpoints.endpoint_buckets import EndpointBuckets
 from .endpoints.per_route import PerRoute
 from .endpoints.rate_limit import put_users_last
+from .findings.admin_apps import about_admin_apps
 from .findings.at_start import examine
 from .findings.codes import Finding, check_silence
 from .findings.defaults import about_callers, about_defaults
 from .findings.first_requests import Watch
 from .finishing import with_last_figures
 from .gate import RequestGate
-from .judge import Beside, Judge
+from .judge import Judge
 from .keys.client_ip import ClientAddress, client_ip
 from .network_files import AddressList, followed
 from .options import check_flag, expect, names_checked, switched_off
+from .paths.layers import router_of
 from .record import Record
 from .routes import walk
 from .rules.rule import Exceeded, Rule
@@ -136,7 +138,7 @@ class RateLimitMiddleware(Breakable):
         self._gate = self._made(app, client, abuse, lists, on_refused, messages, calls)
         self._judged: frozenset[str] = frozenset()  # nothing before the first request, and while switched off
         self._looked = False
-        self._judge: Judge | Beside | None = None  # as soon as requests may take the short way
+        self._judge: Judge | None = None  # as soon as requests may take the short way
         off = switched_off(enabled)
         self._enabled = not off
         self._silence = check_silence(silence)
@@ -293,9 +295,6 @@ class RateLimitMiddleware(Breakable):
             return
         request = scope[RECORD] = Outgoing()
         request.open(None, self._gate.side, scope, receive, send, self._headers, self._feed)
-        if self._gate.judge.spared is not None and self._gate.judge.spared.find(scope) is not None:
-            # An operator looks for hours at streams of a tool; the figures are those of the application.
-            request.feed = None
         try:
             try:
                 await self._gate.serve(scope, receive, request.send_any, request, outermost=True)
@@ -319,7 +318,9 @@ class RateLimitMiddleware(Breakable):
                     put_users_last(walk(app))
                     for finding in about_callers(app):
                         self._say(finding)
-                    self._gate.look_for_tools()
+                    below = self.app if router_of(self.app) is not None else app
+                    for finding in about_admin_apps(below, self._gate.rules.select):
+                        self._say(finding)
                 except ConfigurationError as error:
                     await end_start(error, scope, receive, send)
                 self._looked = True
@@ -354,8 +355,7 @@ class RateLimitMiddleware(Breakable):
                 self._say(finding)
             if self._watch.over:
                 self._watch = None
-                self._gate.look_for_tools()
-                self._judge = self._gate.at_once()
+                self._judge = self._gate.judge if self._gate.short else None
 
     def _look_back(self, scope: Scope, record: Record) -> None:
         """Report the findings that one of the first requests shows after the application has served it."""
