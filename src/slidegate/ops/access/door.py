@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ...core.errors import ConfigurationError, StoreError, quoted
 from ...core.logs import logger
-from ...web.answers.refusals import refuse_websocket
+from ...web.responses import refuse_websocket
 from ...web.findings.admin_apps import AdminApp
 from ...web.paths.below_root import route_path
 from .access import PASS, Access, Pass
