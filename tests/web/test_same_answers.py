@@ -6,7 +6,6 @@ import asyncio
 import gc
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from typing import Any, Final
 from unittest.mock import patch
 
@@ -23,11 +22,11 @@ from slidegate import (
     BanPolicy,
     Decision,
     Limiter,
-    LimitExceeded,
     MemoryStore,
     MessageLimits,
     Networks,
     RateLimit,
+    RateLimitExceeded,
     RateLimitMiddleware,
     Rule,
     charge,
@@ -40,7 +39,6 @@ from slidegate.web.answers import header_fields
 from slidegate.web.findings import first_requests
 
 from ..asgi import PEER, call, hello, page, scope_of, statuses
-from .gates import nothing_decorated
 
 OTHERS: Final = Networks(["192.0.2.77"])
 """Networks that nobody of these tests is in."""
@@ -139,7 +137,7 @@ class Play:
             elif step == "cancel":
                 raise asyncio.CancelledError
             elif step == "group":
-                raise ExceptionGroup("several", [LimitExceeded(scope["slidegate"].decision), ValueError("no")])
+                raise ExceptionGroup("several", [RateLimitExceeded(scope["slidegate"].decision), ValueError("no")])
             elif step == "charge":
                 await charge(HTTPConnection(scope), 1, rule="own")
             elif step == "limited":
@@ -147,7 +145,7 @@ class Play:
             else:
                 try:
                     await self.limit.check(HTTPConnection(scope))
-                except LimitExceeded:
+                except RateLimitExceeded:
                     continue
 
     async def prepare(self, before: str) -> None:
@@ -245,11 +243,9 @@ def check(
     options: dict[str, Any],
     beside: str,
     requests: list[dict[str, Any]],
-    decorated: bool,
 ) -> None:
     note(str(rules()))
-    one_second = patch.object(header_fields, "time", lambda: 1_700_000_000.0)
-    with one_second, nullcontext() if decorated else nothing_decorated():
+    with patch.object(header_fields, "time", lambda: 1_700_000_000.0):
         asyncio.run(compare(rules, options, beside, requests))
 
 
@@ -257,7 +253,6 @@ STORIES: Final[dict[str, st.SearchStrategy[Any]]] = {
     "rules": st.sampled_from(RULES),
     "options": OPTIONS,
     "beside": st.sampled_from(list(BESIDE)),
-    "decorated": st.booleans(),
 }
 
 

@@ -8,33 +8,29 @@ units, one that strikes for a status, and a websocket that ends with a ban.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ..core.decision import Bucket, Decision, Reason
+from ..core.decision import Bucket, Decision
 from ..limiter import Limiter
 from ..limiter.waiting import may_wait
 from .answers.refusal_events import RefusalEvents
-from .answers.refusals import Refusals, refused_by
+from .answers.refusals import Refusals
 from .bans.outcomes import hear, listening
 from .bans.signals import AbuseWatch
 from .endpoints.endpoint_buckets import EndpointBuckets
-from .endpoints.rate_limit import carries_only_refusals
+from .endpoints.refusal import answer_unanswered, is_limited, strike
 from .judge import Beside, Judge
 from .keys.client_ip import ClientAddress
 from .paths.spared import find_spared
 from .record import Record, Side, allowlisted
 from .rules.rule_set import RuleSet
-from .rules.user_functions import Calls
 from .scope_keys import RECORD, is_preflight
 from .settling import FAILED, Settling, is_failure
 from .waiting import unless_left
 from .websockets.ban_sweep import OpenSockets
 from .websockets.message_limits import MessageCounter
 from .websockets.watched import Watched
-
-_NOBODY: Final = Reason.NOBODY  # CPython 3.11 takes a call to find a member
 
 
 class RequestGate:
@@ -51,7 +47,6 @@ class RequestGate:
         settling: Settles reserved units.
         refusals: Answers refused requests.
         messages: Counts the messages of websockets, if they are limited.
-        calls: Reports functions of the user's that fail.
         look_back: Called with a request that a limit by user counted by its address, when its answer is complete.
 
     Attributes:
@@ -75,20 +70,18 @@ class RequestGate:
         settling: Settling,
         refusals: Refusals,
         messages: MessageCounter | None,
-        calls: Calls,
         look_back: Callable[[Scope, Record], None],
     ) -> None:
         self._app = app
-        self.side = Side(limiter, rules.names(), rules.looking, abuse, endpoints, self.refuse)
+        self.refusal_events = RefusalEvents(limiter, client, refusals, app)
+        self.side = Side(limiter, rules.names(), rules.looking, abuse, endpoints, refusals, self.refusal_events)
         self.judge = judge
         self.rules = rules
         self._client = client
         self._settling = settling
         self._refusals = refusals
         self._events = limiter.engine.events
-        self.refusal_events = RefusalEvents(limiter, client, refusals, app)
         self._messages = messages
-        self._calls = calls
         self._look_back = look_back
         self._abuse = abuse
         self._strikes = bool(abuse.policies)
@@ -118,7 +111,7 @@ class RequestGate:
         side = record.side = self.side
         answer = self.judge.decide(scope, steps)
         decision = answer if isinstance(answer, Decision) else await answer
-        spared = self._strikes and (decision.allowed or _is_limited(decision)) and self._spares(scope)
+        spared = self._strikes and (decision.allowed or is_limited(decision)) and self._spares(scope)
         record.note(decision, side, spared=spared)
         if not decision.allowed and self.rules.waits and may_wait(decision):
             turn = await self._wait(scope, receive, record)
@@ -136,7 +129,7 @@ class RequestGate:
             await self._app(scope, receive, send)
         except Exception as error:
             await self._fail(scope, record, decision, error)
-            if not self.has_refused(record, error) or not outermost:
+            if not await answer_unanswered(error, record, scope, receive, send):
                 raise
 
     async def _fail(self, scope: Scope, record: Record, decision: Decision, error: Exception) -> None:
@@ -149,8 +142,8 @@ class RequestGate:
     async def refuse(self, scope: Scope, receive: Receive, send: Send, decision: Decision) -> None:
         """Strike for a refusal by a limit, and answer the request."""
         record: Record = scope[RECORD]
-        if (self._strikes or len(record.steps) > 1) and _is_limited(decision):
-            await _strike(scope, record)
+        if (self._strikes or len(record.steps) > 1) and is_limited(decision):
+            await strike(scope, record)
         if self._events.refused:
             await self.refusal_events.send(scope, receive, send, decision)
         else:
@@ -210,41 +203,12 @@ class RequestGate:
 
         async def struck() -> None:
             if not allowlisted(record.steps):  # by a gate further in, after this one has let the request through
-                await _strike(scope, record)
+                await strike(scope, record)
 
         return Watched(record.read_ahead(receive), send, guarded, banned, struck, self.sockets.add)
 
-    def has_refused(self, record: Record, error: BaseException) -> bool:
-        """Tell whether a limit at an endpoint has refused the request, so that an exception ends here.
-
-        Where the exception does not come from that limit, the outermost gate reports it.
-        """
-        if record.refused is None or not isinstance(error, Exception):
-            return False
-        if record.steps[0].side is self.side and not carries_only_refusals(error):
-            rule = refused_by(record.refused)
-            self._calls.report("endpoint", rule, error, "the client gets the refusal that came before")
-        return True
-
-    async def end(self, scope: Scope, send: Send, record: Record) -> None:
+    async def end(self, scope: Scope, receive: Receive, send: Send, record: Record) -> None:
         """Look back at a request when the application is done, and refuse it where nobody did."""
         self._look_back(scope, record)
         await record.end()
-        if record.refused is not None and not record.answered:
-            # Nobody in between answered; the outermost `send` makes the refusal of the first message.
-            first = "http.response.start" if scope["type"] == "http" else "websocket.close"
-            await send({"type": first, "status": 429})
-
-
-async def _strike(scope: Scope, record: Record) -> None:
-    """Strike for a refusal by a limit, under the policies of all gates on the way."""
-    outer: list[AbuseWatch] = []
-    for step in record.steps:
-        if step.side.abuse.minds_refusals and not step.spared:
-            await step.side.abuse.refused(scope, outer)
-        outer.append(step.side.abuse)
-
-
-def _is_limited(decision: Decision) -> bool:
-    """Tell whether a limit decided: a refusal by a list or a ban has no readings."""
-    return bool(decision.readings) or decision.reason is _NOBODY
+        await answer_unanswered(None, record, scope, receive, send)

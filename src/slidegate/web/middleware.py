@@ -29,7 +29,7 @@ from .broken import Breakable, end_start
 from .endpoints.decorator import check_places
 from .endpoints.endpoint_buckets import EndpointBuckets
 from .endpoints.per_route import PerRoute
-from .endpoints.rate_limit import put_users_last
+from .endpoints.refusal import answer_unanswered
 from .findings.at_start import examine
 from .findings.codes import Finding, check_silence
 from .findings.defaults import about_callers, about_defaults
@@ -41,7 +41,6 @@ from .keys.client_ip import ClientAddress, client_ip
 from .network_files import AddressList, followed
 from .options import check_flag, expect, names_checked, switched_off
 from .record import Record
-from .routes import walk
 from .rules.rule import Exceeded, Rule
 from .rules.rule_set import BoundRule, RuleSet, all_rules
 from .rules.user_functions import Calls
@@ -192,7 +191,6 @@ class RateLimitMiddleware(Breakable):
             Settling(self.limiter, ruled, preflight, calls),
             self._refusals,
             counter,
-            calls,
             self._look_back,
         )
 
@@ -255,18 +253,21 @@ class RateLimitMiddleware(Breakable):
         app = self.app
         try:
             try:
-                if decision.allowed:
-                    await app(scope, receive, request.send)
-                else:
-                    await self._gate.refuse(scope, receive, request.send_any, decision)
+                try:
+                    if decision.allowed:
+                        await app(scope, receive, request.send)
+                    else:
+                        await self._gate.refuse(scope, receive, request.send_any, decision)
+                except Exception as error:
+                    if not await answer_unanswered(error, request, scope, receive, request.send_any):
+                        raise
             except BaseException as error:
-                if not self._gate.has_refused(request, error):
-                    if request.unfinished:
-                        await request.give_up(scope, error)
-                    request.fail(error)
-                    raise
+                if request.unfinished:
+                    await request.give_up(scope, error)
+                request.fail(error)
+                raise
             if request.unfinished:
-                await self._gate.end(scope, request.send, request)
+                await self._gate.end(scope, receive, request.send_any, request)
             if request.feed is not None:
                 request.leave()
         finally:
@@ -312,7 +313,7 @@ class RateLimitMiddleware(Breakable):
                 request.fail(error)
                 raise
             if request.unfinished or request.userless:
-                await self._gate.end(scope, request.send_any, request)
+                await self._gate.end(scope, receive, request.send_any, request)
             request.leave()
         finally:
             request.scope, request.receive, request.out = ENDED
@@ -323,7 +324,6 @@ class RateLimitMiddleware(Breakable):
             if not self._looked:
                 try:
                     check_places(app := scope.get("app", self.app))
-                    put_users_last(walk(app))
                     for finding in about_callers(app):
                         self._say(finding)
                     self._gate.look_for_tools()

@@ -6,13 +6,15 @@ the header fields and the statistics read them. Its `side` is the gate nearest a
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence, Set
-from typing import Final, NamedTuple
+from collections.abc import Iterable, Sequence, Set
+from typing import Any, Final, NamedTuple
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import Receive, Scope
 
 from ..core.decision import Bucket, Decision, Reason
 from ..limiter import Limiter
+from .answers.refusal_events import RefusalEvents
+from .answers.refusals import Refusals
 from .answers.tightest import tightest
 from .bans.signals import AbuseWatch
 from .endpoints.endpoint_buckets import EndpointBuckets
@@ -21,8 +23,6 @@ from .settling import FAILED, Reservation, is_failure, settle
 from .waiting import Ahead
 
 _ALLOWLISTED: Final = Reason.ALLOWLISTED
-LEFT: Final = Decision(False, Reason.LIMITED)
-"""Stands for the refusal of a request at whose endpoint the client has left while it waited: nobody is answered."""
 
 
 class Side(NamedTuple):
@@ -34,7 +34,8 @@ class Side(NamedTuple):
         onlookers: The identities of its rules that only look on.
         abuse: Its ban policies, and the signals that they strike for.
         endpoints: The buckets of the limits at endpoints below it.
-        refuse: Answers a request that one of those limits refused.
+        refusals: Answers the requests that it, or one of those limits, refuses.
+        refusal_events: Tells of them.
     """
 
     limiter: Limiter
@@ -42,7 +43,8 @@ class Side(NamedTuple):
     onlookers: Set[str]
     abuse: AbuseWatch
     endpoints: EndpointBuckets
-    refuse: Callable[[Scope, Receive, Send, Decision], Awaitable[None]]
+    refusals: Refusals
+    refusal_events: RefusalEvents
 
 
 class Step:
@@ -88,6 +90,7 @@ class Record:
         first: The decision of the outermost gate, if it has decided at once: its step is made when somebody looks.
         side: The gate nearest above: limits at endpoints count there, and it answers their refusals.
         refused: The refusal of a limit at an endpoint.
+        handlers: The exception handlers of the application in which it refused.
         answered: Whether a response has begun.
         userless: Whether a limit by user counted the address, because the user was not known.
         unfinished: Whether the outermost gate has more to do when the application answers, and when it is done: a limit
@@ -96,14 +99,15 @@ class Record:
     """
 
     __slots__ = (
-        "_steps", "ahead", "answered", "asked", "first", "looked", "refused", "reserved", "side", "unfinished",
-        "userless", "waited",
+        "_steps", "ahead", "answered", "asked", "first", "handlers", "looked", "refused", "reserved", "side",
+        "unfinished", "userless", "waited",
     )  # fmt: skip
 
     _steps: list[Step] | None
     first: Decision
     side: Side
     refused: Decision | None
+    handlers: Any
     answered: bool
     unfinished: bool
     userless: bool
@@ -216,7 +220,14 @@ class Record:
         """Settle what limits at endpoints have reserved, and let go, for an exception of the application's."""
         if self.refused is None and not self.answered and is_failure(error):
             await settle(scope, getattr(self, "reserved", ()), FAILED)
+        if self.refused is not None and not self.answered:
+            self.tell(scope, self.refused, None)
         await self.end()
+
+    def tell(self, scope: Scope, refused: Decision, status: int | None) -> None:
+        """Tell of the refusal of a limit at an endpoint; there is no status where the client left before the answer."""
+        if self.side.limiter.engine.events.refused:
+            self.side.refusal_events.tell(scope, refused, status)
 
     async def end(self) -> None:
         """Let go of all that the request holds: the application is done."""

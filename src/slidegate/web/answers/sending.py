@@ -1,9 +1,4 @@
-"""The way out: header fields on the start of the response, and refusals in the place of what an application sends.
-
-A limit at an endpoint refuses by raising, and any handler, middleware or mounted application may turn that into an
-answer of its own. The start of that answer is replaced by the refusal, and the rest of it is dropped; only fields
-that do not describe the dropped answer stay, so that the fields of CORS and others in between are not lost.
-"""
+"""The way out: header fields on the start of the response."""
 
 from __future__ import annotations
 
@@ -13,24 +8,19 @@ from typing import Final
 from starlette.types import Message, Receive, Scope, Send
 
 from ...core.decision import Decision
-from ..endpoints.decorator import MARKS, check_endpoint
+from ..endpoints.refusal import completed, needed_fields
 from ..holding import until_the_last_byte
-from ..record import LEFT, Side
+from ..record import Side
+from ..scope_keys import STATUS
 from ..settling import by_start
 from .feed import Feed
-from .foreign_fields import Field, lowered
-from .header_fields import OURS, HeaderWriter
+from .header_fields import HeaderWriter
 from .traffic import Visit
 
 _FIRST: Final = frozenset(
     {"http.response.start", "websocket.accept", "websocket.http.response.start", "websocket.close"}
 )
 _BODY: Final = frozenset({"http.response.body", "http.response.pathsend", "http.response.zerocopysend"})
-_OF_THE_ANSWER: Final = frozenset(
-    b"accept-ranges age allow cache-control content-disposition content-encoding content-language content-length "
-    b"content-location content-range content-type etag expires last-modified location proxy-authenticate retry-after "
-    b"set-cookie trailer transfer-encoding upgrade www-authenticate".split()
-)
 
 
 async def _nothing_comes() -> Message:
@@ -57,13 +47,11 @@ class Outgoing(Visit):
         writer: Writes the header fields; None where none are written.
     """
 
-    __slots__ = ("_replaced", "out", "receive", "writer")
+    __slots__ = ("out", "receive", "writer")
 
     receive: Receive
     out: Send
     writer: HeaderWriter | None
-    _replaced: bool
-    """Whether the refusal of a limit at an endpoint took the place of what the application sends."""
 
     def open(
         self,
@@ -110,7 +98,7 @@ class Outgoing(Visit):
         if self._steps is not None:
             return self.send_any(message)
         if not self.answered:
-            if MARKS or message["type"] != "http.response.start":
+            if message["type"] != "http.response.start":
                 return self.send_any(message)
             self.answered = True
             feed = self.feed
@@ -133,15 +121,12 @@ class Outgoing(Visit):
         """Send a message, whatever happened to the request."""
         kind = message["type"]
         if self.answered:
-            if getattr(self, "_replaced", False):
-                return _drop()
             if (feed := self.feed) is not None and kind in _BODY:
                 self.go_on(message, feed)
         elif kind in _FIRST:
-            instead = self._instead(message) if MARKS or self.unfinished else None
             self.answered = True
-            if instead is not None:
-                return instead
+            if self.unfinished:
+                message = self._finished(message)
             if (feed := self.feed) is not None:
                 self.begin(message, feed)
             if self.writer is not None and kind != "websocket.close":
@@ -150,49 +135,14 @@ class Outgoing(Visit):
                 message = {**message, "headers": headers}
         return self.out(message)
 
-    def _instead(self, message: Message) -> Awaitable[None] | None:
-        """Check the endpoint that answers, and return what is sent instead if a limit at an endpoint has refused.
-
-        Where none has, places that the request holds are let go of with the last byte.
-        """
-        if MARKS:
-            check_endpoint(self.scope)
+    def _finished(self, message: Message) -> Message:
+        """Do what is left at the start of an answer: to a request that was refused at an endpoint, or holds places."""
         if self.refused is None:
-            if self.unfinished:
-                self.out = until_the_last_byte(self.out, self.let_go)
-                if reserved := getattr(self, "reserved", None):
-                    self.out = by_start(self.scope, self.out, reserved)
-            return None
-        self._replaced = True
-        if self.refused is LEFT:
-            self.leave()
-            return _drop()
-        return self._replace(message, self.refused)
-
-    async def _replace(self, message: Message, refusal: Decision) -> None:
-        """Send the refusal of a limit at an endpoint in the place of an answer."""
-        writer = self.writer
-        dropped = _OF_THE_ANSWER if writer is None else _OF_THE_ANSWER | OURS
-        kept: list[Field] = [field for field in message.get("headers", ()) if lowered(field[0]) not in dropped]
-        if writer is not None:
-            first, *further = self.decisions
-            kept += writer.complete((), first, further)
-
-        def send_refusal(message: Message) -> Awaitable[None]:
-            kind = message["type"]
-            feed = self.feed
-            if feed is not None and kind in _FIRST:
-                self.begin(message, feed)
-            elif feed is not None and kind in _BODY:
-                self.go_on(message, feed)
-            if kind in _FIRST and kind != "websocket.close":
-                own = message["headers"]
-                present = {lowered(name) for name, _ in own}
-                message = {**message, "headers": [*own, *(field for field in kept if lowered(field[0]) not in present)]}
-            return self.out(message)
-
-        await self.side.refuse(self.scope, self.receive, send_refusal, refusal)
-
-
-async def _drop() -> None:
-    """Take a message of an answer that was replaced."""
+            self.out = until_the_last_byte(self.out, self.let_go)
+            if reserved := getattr(self, "reserved", None):
+                self.out = by_start(self.scope, self.out, reserved)
+            return message
+        self.tell(self.scope, self.refused, message.get("status") or STATUS[message["type"]])
+        if message["type"] == "websocket.close":
+            return message
+        return {**message, "headers": completed(message.get("headers", ()), needed_fields(self.refused))}

@@ -15,7 +15,7 @@ from starlette.websockets import WebSocketDisconnect
 from ...core.decision import Decision
 from ...core.statistics.buffered import MOST_NOTED
 from ...limiter.figures.series import Series
-from ..record import LEFT, Record
+from ..record import Record
 from ..scope_keys import STATUS
 from .feed import PASSED, Feed, class_of, counted_by, outcome
 
@@ -131,8 +131,7 @@ class Visit(Record):
             return
         self.answered, self.feed = True, None
         now = feed.now()
-        in_vain = self.waited and not self.steps[-1].decision.allowed
-        left = in_vain or self.refused is LEFT
+        left = self.waited and not self.steps[-1].decision.allowed
         if self.steps and not left and self.own_answer():  # a client that was held in a tarpit, for example
             self._refuse(feed, self.steps[-1].decision if self.refused is None else self.refused, now, status)
             return

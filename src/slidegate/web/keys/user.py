@@ -59,12 +59,6 @@ gate), else ``request.state.user``, which at an endpoint of FastAPI may be set b
 client's address counts."""
 
 
-def names_user(key: object) -> bool:
-    """Return whether a key is `user`, or combines it, or falls back to it."""
-    parts = [*getattr(key, "keys", ()), *filter(None, [getattr(key, "fallback", None)])]
-    return key is user or any(map(names_user, parts))
-
-
 def is_known(scope: Scope) -> bool:
     """Return whether the user of a request is known by now."""
     try:
