@@ -14,7 +14,7 @@ import os
 from hmac import compare_digest
 
 from flask import Flask, Response, abort, request
-from slidegate import BanPolicy, Limiter, RateLimited
+from slidegate import BanPolicy, Limiter, RateLimitExceeded
 
 LIMITS = "30/minute"
 PASSWORD = "correct horse"
@@ -42,8 +42,8 @@ def hold_to_limits() -> Response | None:
     return None if decision else refusal(decision.retry_after)
 
 
-@app.errorhandler(RateLimited)
-def too_many(refused: RateLimited) -> Response:
+@app.errorhandler(RateLimitExceeded)
+def too_many(refused: RateLimitExceeded) -> Response:
     """Answer a request whose limited function was refused."""
     return refusal(refused.decision.retry_after)
 

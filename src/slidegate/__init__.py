@@ -12,12 +12,20 @@ from .core.bans.in_force import Ban, BanChange
 from .core.bans.policy import BanPolicy
 from .core.bans.standing_view import PolicyStanding
 from .core.decision import Decision, LimitState, Reason
-from .core.errors import ConfigurationError, InvalidKey, SlidegateError, StoreError, StoreTimeout, StoreUnavailable
+from .core.errors import (
+    ConfigurationError,
+    InvalidKey,
+    RateLimitExceeded,
+    SlidegateError,
+    StoreError,
+    StoreTimeout,
+    StoreUnavailable,
+)
 from .core.limits import Limit, Quota, parse_limits
 from .core.store import Event, Observer, Store
 from .core.views import WindowSlice, WindowView
 from .limiter import Limiter
-from .limiter.decorator import Limited, RateLimited
+from .limiter.decorator import Limited
 from .limiter.events import EventStats, Subscription
 from .limiter.figures.stats import AllStats, Chart, Point, Stats, Traffic, Worker
 from .limiter.inspect import KeyStanding, KeyView
@@ -26,7 +34,7 @@ from .limiter.sync import SyncLimiter
 from .stores.memory.store import MemoryStats, MemoryStore
 from .web.bans.strike import strike
 from .web.endpoints.charge import charge
-from .web.endpoints.rate_limit import LimitExceeded, RateLimit
+from .web.endpoints.rate_limit import RateLimit
 from .web.findings.codes import Finding
 from .web.keys.client_ip import client_ip
 from .web.keys.key import combine, cookie, everyone, header, query
@@ -60,7 +68,6 @@ __all__ = [
     "KeyStanding",
     "KeyView",
     "Limit",
-    "LimitExceeded",
     "LimitState",
     "Limited",
     "Limiter",
@@ -76,8 +83,8 @@ __all__ = [
     "PolicyStanding",
     "Quota",
     "RateLimit",
+    "RateLimitExceeded",
     "RateLimitMiddleware",
-    "RateLimited",
     "Reason",
     "Rule",
     "SlidegateError",

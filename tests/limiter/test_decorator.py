@@ -15,8 +15,16 @@ from typing import Any
 
 import anyio
 import pytest
+from starlette.exceptions import HTTPException
 
-from slidegate import ConfigurationError, Limiter, LimitExceeded, MemoryStore, RateLimited, Reason, SlidegateError
+from slidegate import (
+    ConfigurationError,
+    Limiter,
+    MemoryStore,
+    RateLimitExceeded,
+    Reason,
+    SlidegateError,
+)
 from slidegate.testing import FakeClock
 
 from ..remote_stores import SickStore, SlowStore
@@ -54,7 +62,7 @@ def outcomes(call: Callable[[], object], times: int) -> list[object]:
     def outcome() -> object:
         try:
             return call()
-        except RateLimited as refusal:
+        except RateLimitExceeded as refusal:
             return refusal.retry_after_s
 
     return [outcome() for _ in range(times)]
@@ -314,13 +322,13 @@ def test_functions_are_limited_on_both_kinds_of_loops(backend: str) -> None:
 
 def test_a_refusal_carries_its_decision(limiter: Limiter) -> None:
     limiter.sync.ban("user:7", "1h", reason="spam")
-    with pytest.raises(RateLimited) as banned:
+    with pytest.raises(RateLimitExceeded) as banned:
         limiter.limited("5/second", key="user:7")(one)()
     assert banned.value.decision.reason is Reason.BANNED
     assert isinstance(banned.value, SlidegateError)
-    assert not isinstance(banned.value, LimitExceeded), "it is no answer to the client of the application"
+    assert not isinstance(banned.value, HTTPException), "it is no answer to the client of the application"
     limiter.sync.ban("user:8", "permanent")
-    with pytest.raises(RateLimited, match=r"numbers is refused for ever: banned") as banned:
+    with pytest.raises(RateLimitExceeded, match=r"numbers is refused for ever: banned") as banned:
         limiter.limited("5/second", key="user:8", rule="numbers")(one)()
     assert banned.value.retry_after_s is None
 
@@ -328,7 +336,7 @@ def test_a_refusal_carries_its_decision(limiter: Limiter) -> None:
 def test_a_refusal_goes_from_process_to_process(clock: FakeClock) -> None:
     limited = Limiter(MemoryStore(clock=clock)).limited("1/10s", key="all", rule="numbers")(one)
     limited()
-    with pytest.raises(RateLimited, match=r"numbers is refused for 10 s: limited") as refused:
+    with pytest.raises(RateLimitExceeded, match=r"numbers is refused for 10 s: limited") as refused:
         limited()
     copy = pickle.loads(pickle.dumps(refused.value))
     assert (str(copy), copy.retry_after_s, copy.decision.states) == (
@@ -341,7 +349,7 @@ def test_without_an_answer_of_the_store_the_limiter_decides_as_it_was_told() -> 
     store.error = OSError("gone")
     with Limiter(store, deadline="60s", on_error="deny").sync as gate:
         limited = gate._limiter.limited("5/second", key="all", rule="numbers")(one)  # type: ignore[attr-defined]
-        with pytest.raises(RateLimited, match=r"numbers is refused for 1 s: unavailable"):
+        with pytest.raises(RateLimitExceeded, match=r"numbers is refused for 1 s: unavailable"):
             limited()
 
 

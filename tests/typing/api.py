@@ -28,7 +28,7 @@ from slidegate import (
     Networks,
     Observer,
     RateLimit,
-    RateLimited,
+    RateLimitExceeded,
     RateLimitMiddleware,
     Reason,
     Rule,
@@ -213,7 +213,7 @@ async def functions() -> None:
     try:
         with limiter.limited("5/second", key="report") as decision:
             assert_type(decision, Decision)
-    except RateLimited as refused:
+    except RateLimitExceeded as refused:
         assert_type(refused.decision, Decision)
         assert_type(refused.retry_after_s, float | None)
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from starlette.types import Scope
 
 from slidegate.core.decision import Check
-from slidegate.web.endpoints.decorator import MARKS
 from slidegate.web.file_watcher import THREAD
 
 
@@ -21,17 +18,6 @@ def checks(scope: Scope) -> list[Check]:
 def charged(scope: Scope) -> list[str]:
     """Return the labels of the buckets of these checks."""
     return [bucket.label for bucket, _, _ in checks(scope)]
-
-
-@contextmanager
-def nothing_decorated() -> Iterator[None]:
-    """Have gates forget that a test has decorated an endpoint: in a process with one they look at every endpoint."""
-    marks = MARKS[:]
-    MARKS.clear()
-    try:
-        yield
-    finally:
-        MARKS[:] = marks
 
 
 def end_of_looks() -> None:

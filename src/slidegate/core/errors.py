@@ -6,8 +6,7 @@ SlidegateError
 ├── StoreError                               a store could not answer; a `Limiter` does what `on_error` says
 │   ├── StoreUnavailable                     it is broken, full or gone
 │   └── StoreTimeout                         it did not answer in time
-├── RateLimited                              a call under `Limiter.limited` was refused
-└── LimitExceeded                            `RateLimit` refuses at an endpoint; the middleware answers
+└── RateLimitExceeded                        a call under `Limiter.limited`, or a request at an endpoint, was refused
 
 A refusal is a `Decision` with `allowed` false. It is an exception only where a function is not called because of it.
 """
@@ -15,9 +14,12 @@ A refusal is a `Decision` with `allowed` false. It is an exception only where a 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final, Literal, SupportsIndex, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, SupportsIndex, TypeAlias
 
 from .logs import written
+
+if TYPE_CHECKING:
+    from .decision import Decision
 
 MOST_QUOTED: Final = 80
 _LONGEST_WORD: Final = 100
@@ -74,6 +76,29 @@ class StoreUnavailable(StoreError):
 
 class StoreTimeout(StoreError):
     """A store did not answer in time; a request that was given up before it was sent has charged nothing."""
+
+
+class RateLimitExceeded(SlidegateError):
+    """A call under `Limiter.limited`, or a request at an endpoint under `RateLimit`, was refused and has not run.
+
+    At an endpoint it is Starlette's `HTTPException` too, so an exception handler may answer it.
+
+    Attributes:
+        decision: The refusal.
+        retry_after_s: Seconds until the same call is admitted if nobody else spends; None if never.
+    """
+
+    # Nothing calls `super().__init__`: beside this class there may be an `HTTPException`, which takes other arguments.
+    def __init__(self, decision: Decision) -> None:
+        self.decision = decision
+        wait_us = decision.retry_after_us
+        self.retry_after_s = None if wait_us is None else wait_us / 1_000_000
+
+    def __str__(self) -> str:
+        checks = self.decision.checks
+        rule = checks[0][0].label if checks else self.decision.by
+        when = "for ever" if self.retry_after_s is None else f"for {self.retry_after_s:g} s"
+        return f"{rule} is refused {when}: {self.decision.reason}"
 
 
 def closest(word: str, choices: Iterable[str]) -> str:

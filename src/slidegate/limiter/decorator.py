@@ -12,7 +12,7 @@ from typing import Any, Final, ParamSpec, TypeAlias, TypeVar, cast
 
 from ..core.bans.in_force import Guarded
 from ..core.decision import Bucket, Check, Decision
-from ..core.errors import ConfigurationError, SlidegateError, quoted
+from ..core.errors import ConfigurationError, RateLimitExceeded, quoted
 from ..core.limits import MAX_NAME, AnyLimit, check_name, check_whole, parse_duration_us, parse_limits
 from .engine import Engine
 from .inspect import BucketCaller
@@ -33,26 +33,6 @@ LimitedKey: TypeAlias = str | Callable[..., str]
 DEFAULT_RULE: Final = "limited"
 MAX_WAITING: Final = 1_000
 """How many calls of one key may wait at a time."""
-
-
-class RateLimited(SlidegateError):
-    """A call under `Limiter.limited` was refused: the function has not run.
-
-    Attributes:
-        decision: The refusal.
-        retry_after_s: Seconds until the same call is admitted if nobody else spends; None if never.
-    """
-
-    def __init__(self, decision: Decision) -> None:
-        super().__init__(decision)
-        self.decision = decision
-        wait_us = decision.retry_after_us
-        self.retry_after_s = None if wait_us is None else wait_us / 1_000_000
-
-    def __str__(self) -> str:
-        rule = self.decision.checks[0][0].rule
-        when = "for ever" if self.retry_after_s is None else f"for {self.retry_after_s:g} s"
-        return f"{rule} is refused {when}: {self.decision.reason}"
 
 
 class Limited:
@@ -165,7 +145,7 @@ class Limited:
 
 def _unless_refused(decision: Decision) -> Decision:
     if not decision.allowed:
-        raise RateLimited(decision)
+        raise RateLimitExceeded(decision)
     return decision
 
 

@@ -551,7 +551,7 @@ class Limiter:
 
         Raises:
             ConfigurationError: A value cannot work.
-            RateLimited: In the call, if it is refused.
+            RateLimitExceeded: In the call, if it is refused.
         """
         return Limited(self.engine, self._without_loop, limits, key, cost, wait, rule)
 

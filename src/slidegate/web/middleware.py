@@ -397,6 +397,9 @@ class RateLimitMiddleware(Breakable):
 
     async def _end(self, scope: Scope, receive: Receive, send: Send, request: RequestLimits) -> None:
         """Give back what a request holds, and answer it where nobody did."""
+        if request.userless and self._watch is not None:
+            for finding in self._watch.look_back(scope, request):
+                self._say(finding)
         if request.unfinished:
             await request.end()
             await answer_unanswered(None, request, scope, receive, send)

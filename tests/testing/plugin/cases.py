@@ -25,7 +25,7 @@ from slidegate import (
     MemoryStore,
     Quota,
     RateLimit,
-    RateLimited,
+    RateLimitExceeded,
     RateLimitMiddleware,
     Rule,
     charge,
@@ -252,7 +252,7 @@ def test_afterwards_limits_hold_and_nothing_was_counted(client: TestClient) -> N
     assert statuses(client, "/", 3) == [200, 200, 429]
     assert statuses(client, "/tokens", 2) == [200, 429]
     assert [bool(limiter.sync.hit("ann", "1/minute")) for _ in range(2)] == [True, False]
-    with limiter.limited("1/minute", key="ann"), pytest.raises(RateLimited):
+    with limiter.limited("1/minute", key="ann"), pytest.raises(RateLimitExceeded):
         limiter.limited("1/minute", key="ann").__enter__()
 
 

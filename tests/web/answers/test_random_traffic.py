@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from contextlib import nullcontext
 from typing import Any
 from unittest.mock import patch
 
@@ -25,7 +24,7 @@ from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.web.findings import first_requests
 
 from ...asgi import scope_of
-from ..gates import charged, nothing_decorated
+from ..gates import charged
 
 BLOCKED = "198.51.100.7"
 FIRST = {"http.response.start": 200, "websocket.accept": 101, "websocket.close": 403}
@@ -309,8 +308,7 @@ async def ask_and_compare(rng: random.Random) -> None:
     """Send random requests to some applications, and compare the figures after each round."""
     for name, plain in itertools.product(RULES, (False, True)):
         world = World(RULES[name], plain)
-        with nothing_decorated() if plain else nullcontext():
-            await ask_in_rounds(world, rng)
+        await ask_in_rounds(world, rng)
         assert world.heard.kinds.count("series_full") == (len(world.recorder.windows) > statistics.MAX_SERIES)
 
 

@@ -441,8 +441,7 @@ def test_other_middlewares_in_between_neither_break_the_refusal_nor_lose_their_f
     assert client.get("/").headers["content-encoding"] == "gzip"
     refused = client.get("/")
     assert refused.json()["status"] == 429
-    assert int(refused.headers["content-length"]) == len(refused.content)
-    assert "content-encoding" not in refused.headers
+    assert refused.headers["content-encoding"] == "gzip"
     assert refused.headers["access-control-allow-origin"] == "https://example.org"
     assert refused.headers["x-stamp"] == "yes"
 

@@ -1,4 +1,4 @@
-"""A limit by user counts the user, whichever dependency of FastAPI says who that is; where it cannot, that is said."""
+"""A limit by user counts the user that is known when it is asked; where somebody is known only later, that is said."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ async def current_user(connection: HTTPConnection) -> str:
 
 
 User = Annotated[str, Depends(current_user)]
-BY_USER = [Depends(RateLimit("2/hour", key=user))]
+LIMIT = Depends(RateLimit("2/hour", key=user))
+BY_USER = [Depends(current_user), LIMIT]
 
 
 def fastapi(rules: Any = (), **options: Any) -> FastAPI:
@@ -47,10 +48,10 @@ def on_the_application() -> FastAPI:
     return app
 
 
-def as_a_parameter_before_the_users() -> FastAPI:
+def as_a_parameter_behind_the_users() -> FastAPI:
     app = fastapi()
 
-    async def get(limit: Annotated[None, *BY_USER], name: User) -> str:
+    async def get(name: User, limit: Annotated[None, LIMIT]) -> str:
         return name
 
     app.get("/")(get)
@@ -66,7 +67,7 @@ def as_a_decorator() -> FastAPI:
 WAYS = [
     on_the_route,
     on_the_application,
-    as_a_parameter_before_the_users,
+    as_a_parameter_behind_the_users,
     as_a_decorator,
 ]
 
@@ -93,9 +94,21 @@ async def test_users_of_one_address_count_apart_and_a_user_of_two_addresses_once
     assert findings(app) == []
 
 
-async def test_a_rule_by_user_is_found_to_come_before_the_users() -> None:
+def by_a_rule() -> FastAPI:
     app = fastapi([Rule("*", "9/hour", key=user)])
     app.get("/")(page)
+    return app
+
+
+def by_a_dependency() -> FastAPI:
+    app = fastapi(dependencies=[LIMIT])
+    app.get("/")(page)
+    return app
+
+
+@pytest.mark.parametrize("way", [by_a_rule, by_a_dependency])
+async def test_a_limit_by_user_is_found_to_come_before_the_user(way: Callable[[], FastAPI]) -> None:
+    app = way()
     await ask(app, "")
     assert findings(app) == []
     for name in ("ann", "bob"):

@@ -9,7 +9,7 @@ from starlette.requests import HTTPConnection
 from ...core.decision import Decision, Reason
 from ...core.errors import ConfigurationError, closest
 from ...limiter import check_cost
-from ..record import Record
+from ..request import RequestLimits
 from ..scope_keys import OFF, RECORD
 
 _UNCOUNTED: Final = Decision(True, Reason.EXEMPT)
@@ -35,7 +35,7 @@ async def charge(request: HTTPConnection, units: int, *, rule: str | None = None
             whole number.
     """
     check_cost(units, "units")
-    record: Record | None = request.scope.get(RECORD)
+    record: RequestLimits | None = request.scope.get(RECORD)
     if record is None and OFF not in request.scope:
         raise ConfigurationError("charge: no RateLimitMiddleware stands above; write app.add_middleware(...)")
     if record is None:

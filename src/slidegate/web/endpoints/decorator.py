@@ -7,18 +7,18 @@ request. A decorated class is a subclass that checks before it dispatches.
 from __future__ import annotations
 
 import inspect
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial, wraps
 from inspect import Parameter, Signature
-from types import CodeType, FrameType
 from typing import Any, Final, Protocol
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import HTTPConnection, Request
-from starlette.types import Message, Receive, Scope
+from starlette.types import Message, Receive
 
 from ...core.errors import ConfigurationError
 from ..routes import walk
@@ -26,12 +26,11 @@ from ..rules.rule import Rule
 
 LIMIT: Final = "__slidegate_limit__"
 """The attribute of a decorated endpoint that holds its `RateLimit`."""
-_REPLACED_BY: Final = "__slidegate_replaced_by__"
 _CONNECTION: Final = "slidegate_connection"
 _PLAIN: Final[WeakSet[Any]] = WeakSet()
 """Every decorated function that was not async before."""
-MARKS: Final[list[bool]] = []
-"""Holds something as soon as a limit stands on an endpoint, which then may be on the wrong side."""
+_LIMITED: Final[WeakKeyDictionary[Any, WeakSet[Any]]] = WeakKeyDictionary()
+"""Every function and class with a limit around it, and what was made of it."""
 
 
 class EndpointLimit(Protocol):
@@ -43,13 +42,12 @@ class EndpointLimit(Protocol):
         """Charge a request, once."""
 
 
-def decorate(limit: EndpointLimit, endpoint: Any, caller: FrameType) -> Any:
+def decorate(limit: EndpointLimit, endpoint: Any) -> Any:
     """Return an endpoint that checks `limit` and then calls `endpoint`.
 
     Args:
         limit: The limit.
         endpoint: A function, or a class with `dispatch`.
-        caller: Where the limit was put on the endpoint.
 
     Raises:
         ConfigurationError: `endpoint` is nothing that can be limited this way.
@@ -62,29 +60,11 @@ def decorate(limit: EndpointLimit, endpoint: Any, caller: FrameType) -> Any:
     else:
         raise ConfigurationError(f'RateLimit: expected limits such as RateLimit("5/second"), not on {endpoint!r}')
     setattr(limited, LIMIT, limit)
-    if _with_at_sign(endpoint, caller):
-        for layer in layers(endpoint):
-            # A decorator further in may have made a route of any of them.
-            if inspect.isfunction(layer) or inspect.isclass(layer):
-                setattr(layer, _REPLACED_BY, (layer, limited))
-                MARKS[:] = [True]
+    for layer in layers(endpoint):
+        # A decorator further in may have made a route of any of them.
+        if _is_function_or_class(layer):
+            _LIMITED.setdefault(layer, WeakSet()).add(limited)
     return limited
-
-
-def _with_at_sign(endpoint: Any, caller: FrameType) -> bool:
-    """Tell whether a function is being decorated where it is defined, so that only decorators below can have seen it.
-
-    ``RateLimit(...)(page)`` elsewhere leaves `page` a function that may well be a route of its own.
-    """
-    core = list(layers(endpoint))[-1]
-    code = getattr(core, "__code__", None)
-    if inspect.isclass(core):
-        bodies = (const for const in caller.f_code.co_consts if isinstance(const, CodeType))
-        code = next((body for body in bodies if body.co_qualname == core.__qualname__), None)
-    if code is None or code.co_filename != caller.f_code.co_filename:
-        return False
-    last = max(line for _, _, line in code.co_lines() if line is not None)
-    return bool(code.co_firstlineno <= caller.f_lineno <= last)
 
 
 def limits_of(endpoint: Any) -> Iterator[EndpointLimit]:
@@ -105,12 +85,24 @@ def check_places(app: object) -> None:
     used = {id(function) for place in places for function in layers(place.route.endpoint)}
     for place in places:
         endpoint = place.route.endpoint
-        limited = _replaced_by(endpoint)
-        if limited is not None and id(limited) not in used:
+        limited = _LIMITED.get(endpoint) if _is_function_or_class(endpoint) else None
+        if limited is not None and not any(id(one) in used for one in limited) and not _is_named(endpoint):
             raise ConfigurationError(
                 f"RateLimit: it stands above the decorator that makes the route {place.label!r}, so it would never "
                 f"run; put @RateLimit(...) below it, next to {endpoint.__name__!r}"
             )
+
+
+def _is_named(endpoint: Any) -> bool:
+    """Tell whether the name of an endpoint in its module still means itself, and not what a decorator made of it."""
+    found: Any = sys.modules.get(endpoint.__module__)
+    for part in endpoint.__qualname__.split("."):
+        found = getattr(found, part, None)
+    return found is endpoint
+
+
+def _is_function_or_class(endpoint: object) -> bool:
+    return inspect.isfunction(endpoint) or inspect.isclass(endpoint)
 
 
 def unawaited(app: object) -> list[tuple[str, str]]:
@@ -144,25 +136,6 @@ def needed_by(dependant: object) -> Iterator[Any]:
         for needed in getattr(waiting.pop(), "dependencies", ()):
             yield getattr(needed, "call", None)
             waiting.append(needed)
-
-
-def check_endpoint(scope: Scope) -> None:
-    """Check the same of the endpoint that has just answered a request: its route may have been added after the start.
-
-    Raises:
-        ConfigurationError: Its limit stands above its route decorator.
-    """
-    endpoint = scope.get("endpoint")
-    if _replaced_by(endpoint) is not None:
-        check_places(scope.get("router"))
-        setattr(endpoint, _REPLACED_BY, (None, None))  # another route has the limit; there is nothing to check again
-
-
-def _replaced_by(endpoint: object) -> object:
-    """Return the limited endpoint that took the place of an endpoint; None if there is none."""
-    original, limited = getattr(endpoint, _REPLACED_BY, (None, None))
-    # A wrapper of the endpoint has a copy of its attributes (`functools.wraps`), so the original is compared.
-    return limited if original is not None and original is endpoint else None
 
 
 def layers(endpoint: Any) -> Iterator[Any]:

@@ -1,28 +1,23 @@
 """Limits at the endpoint: a FastAPI dependency and a decorator in one object.
 
-`RateLimit` decides with the limiter and the client address of the middleware above it, and leaves the answer to that
-middleware: it raises, and whatever the application makes of that, the middleware puts the refusal in its place. So a
-refusal looks the same everywhere, and survives endpoints, exception handlers and mounted applications.
+`RateLimit` decides with the limiter and the client address of the middleware above it, and refuses by raising; see
+`refusal`.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine
 from datetime import timedelta
 from inspect import Parameter, Signature
 from typing import Any, ClassVar, TypeVar, overload
 
-from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 
 from ...core.decision import Decision, Reason
-from ...core.errors import ConfigurationError, SlidegateError
+from ...core.errors import ConfigurationError
 from ..keys.key import Key, KeyFunction
-from ..keys.user import names_user
 from ..options import check_flag, names_checked
-from ..record import Record, allowlisted, charged
-from ..routes import ResolvedRoute
+from ..request import RequestLimits, Reservation, allowlisted, charged
 from ..rules.rule import (
     DEFAULT_WAIT_MAX,
     Action,
@@ -35,42 +30,11 @@ from ..rules.rule import (
 )
 from ..rules.rule_set import BoundRule
 from ..scope_keys import OFF, RECORD
-from ..settling import Reservation
 from .decorator import decorate
 from .exemption import IN_PLACE, Exemption
+from .refusal import refuse
 
 _T = TypeVar("_T", bound=Callable[..., Any])
-
-
-class LimitExceeded(SlidegateError, HTTPException):
-    """Carries a refusal from an endpoint to the middleware above, which answers it.
-
-    Attributes:
-        decision: The refusal.
-    """
-
-    def __init__(self, decision: Decision) -> None:
-        HTTPException.__init__(self, status_code=429, detail="Too Many Requests")
-        self.decision = decision
-
-
-def carries_only_refusals(error: BaseException) -> bool:
-    """Tell whether an exception is a refusal, a group of refusals, or was raised from or over one."""
-    pending, seen = [error], set()
-    while pending:
-        found: BaseException | None = pending.pop()
-        if isinstance(found, BaseExceptionGroup):
-            pending += found.exceptions
-            continue
-        while found is not None and not isinstance(found, LimitExceeded) and id(found) not in seen:
-            seen.add(id(found))
-            found = found.__cause__ or found.__context__
-            if isinstance(found, BaseExceptionGroup):
-                pending.append(found)
-                break
-        if not isinstance(found, (LimitExceeded, BaseExceptionGroup)):
-            return False
-    return True
 
 
 class RateLimit:
@@ -147,7 +111,6 @@ class RateLimit:
         )
         # A rule looks for path parameters in its own path; here the router has found them.
         self.rule.key = key
-        self.by_user = names_user(key)
         self.override = check_flag("override", override)
         vars(self)[IN_PLACE] = self.override
         # FastAPI asks the instance whether calling it is a coroutine and what it wants to be called with. If `__call__`
@@ -170,7 +133,7 @@ class RateLimit:
         """Check a request, as FastAPI's dependencies do, or decorate an endpoint."""
         if isinstance(connection, HTTPConnection):
             return self.check(connection)
-        return decorate(self, connection, sys._getframe(1))
+        return decorate(self, connection)
 
     async def check(self, connection: HTTPConnection, endpoint: object = None) -> None:
         """Charge a request, once; for use inside an endpoint, before anything is sent.
@@ -181,11 +144,11 @@ class RateLimit:
                 own at each route.
 
         Raises:
-            LimitExceeded: There is no room; the middleware answers.
+            RateLimitExceeded: There is no room.
             ConfigurationError: No middleware stands above.
         """
         scope = connection.scope
-        record: Record | None = scope.get(RECORD)
+        record: RequestLimits | None = scope.get(RECORD)
         if record is None:
             if OFF in scope:
                 return
@@ -203,47 +166,21 @@ class RateLimit:
         if bound is None or charged(record.steps, bound.bucket, side.limiter) or self._has_looked(record, bound):
             return
         decision = await endpoints.decide(bound, connection)
-        if self.by_user and record.userless and (place := endpoints.place(scope)) is not None:
-            # The route may have been added after the start, when the order of its dependencies was seen to.
-            put_users_last([place])
         if decision is None:
             return
         if decision.allowed:
             self._note(record, bound, decision)
             return
-        # All or nothing: units charged for this request before go back.
-        await record.hand_back()
-        record.add(decision)
-        if not record.answered:
-            record.refused = decision
-            record.unfinished = True
-        raise LimitExceeded(decision)
+        raise await refuse(connection, decision)
 
-    def _has_looked(self, record: Record, bound: BoundRule) -> bool:
+    def _has_looked(self, record: RequestLimits, bound: BoundRule) -> bool:
         """Tell whether this limit only looks on, and has seen the request before."""
         return self.rule.action != "limit" and record.has_looked(bound.bucket.rule)
 
-    def _note(self, record: Record, bound: BoundRule, decision: Decision) -> None:
+    def _note(self, record: RequestLimits, bound: BoundRule, decision: Decision) -> None:
         """Note a decision that lets the request through, and what is left to do when it is answered."""
         record.add(decision)
         record.waited |= decision.reason is Reason.WAITED
         record.unfinished |= self.rule.concurrency is not None
         if self.rule.count_if is not None:
             record.reserve(Reservation(bound.rule, record.side.limiter, decision, record.side.endpoints.calls))
-
-
-def put_users_last(places: Iterable[ResolvedRoute]) -> None:
-    """Have FastAPI ask the limits by user after everything else that a route depends on, which may say who it is.
-
-    FastAPI solves the dependencies of routes, routers and the application before those of the endpoint's parameters.
-    """
-    for place in places:
-        dependant = getattr(place.route, "dependant", None)
-        listed = getattr(dependant, "dependencies", None)
-        if dependant is None or not isinstance(listed, list):
-            continue
-        last = [isinstance(call := getattr(needed, "call", None), RateLimit) and call.by_user for needed in listed]
-        if last != sorted(last):
-            # Another list: a request may be on its way through this one.
-            order = sorted(range(len(listed)), key=last.__getitem__)
-            dependant.dependencies = [listed[at] for at in order]

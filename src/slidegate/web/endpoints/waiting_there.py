@@ -11,9 +11,9 @@ from starlette.types import Message
 from ...core.bans.in_force import Guarded
 from ...core.decision import Decision
 from ...limiter import Limiter
-from ..record import LEFT, Record
+from ..request import RequestLimits, unless_left
 from ..scope_keys import RECORD
-from ..waiting import unless_left
+from .refusal import ClientLeft
 
 _RECEIVE = "_receive"
 """The attribute by which Starlette's requests and websockets read their messages."""
@@ -22,15 +22,22 @@ _RECEIVE = "_receive"
 async def turn_at_endpoint(
     request: HTTPConnection, decision: Decision, limiter: Limiter, guarded: Sequence[Guarded]
 ) -> Decision:
-    """Wait in line, and return the last decision; `LEFT` if the client left meanwhile.
+    """Wait in line, and return the last decision.
 
     Messages that come meanwhile are there for whoever reads the request afterwards.
+
+    Raises:
+        ClientLeft: The client left meanwhile.
     """
-    record: Record = request.scope[RECORD]
+    record: RequestLimits = request.scope[RECORD]
     channel = record.read_ahead(vars(request).get(_RECEIVE, _nothing))
+    record.add(decision)
+    record.waited = True
     last = await unless_left(channel, limiter, lambda: limiter.engine.lines.wait(decision, guarded))
     if last is None:
-        return LEFT
+        raise ClientLeft(request.scope)
+    record.steps.pop()
+    record.waited = last.allowed
     if _RECEIVE in vars(request):
         vars(request)[_RECEIVE] = channel
     return last

@@ -11,7 +11,7 @@ from starlette.types import Scope
 from ...core.logs import logger
 from ...limiter import Limiter
 from ...limiter.keys import KeyOf
-from ..record import Record
+from ..request import RequestLimits
 from ..scope_keys import RECORD
 from .key import invalid
 
@@ -30,7 +30,7 @@ class _User:
             name = ""
         if name:
             return limiter.key_for(f"user:{name}")
-        record: Record | None = scope.get(RECORD)
+        record: RequestLimits | None = scope.get(RECORD)
         if record is not None:
             record.userless = True
         return client_key
@@ -57,12 +57,6 @@ user: Final = _User()
 """Count each authenticated user: `request.user` as Starlette's `AuthenticationMiddleware` sets it (further out than the
 gate), else ``request.state.user``, which at an endpoint of FastAPI may be set by a dependency. Without a user, the
 client's address counts."""
-
-
-def names_user(key: object) -> bool:
-    """Return whether a key is `user`, or combines it, or falls back to it."""
-    parts = [*getattr(key, "keys", ()), *filter(None, [getattr(key, "fallback", None)])]
-    return key is user or any(map(names_user, parts))
 
 
 def is_known(scope: Scope) -> bool:
