@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ..core.arguments import names_checked
 from ..core.bans.policy import BanPolicy
 from ..core.decision import Bucket, Decision
 from ..core.errors import ConfigurationError
@@ -39,7 +40,7 @@ from .gate import RequestGate
 from .judge import Beside, Judge
 from .keys.client_ip import ClientAddress, client_ip
 from .network_files import AddressList, followed
-from .options import check_flag, expect, names_checked, switched_off
+from .options import check_flag, expect, switched_off
 from .record import Record
 from .routes import walk
 from .rules.rule import Exceeded, Rule
@@ -196,7 +197,7 @@ class RateLimitMiddleware(Breakable):
         path: str | PathLike[str],
         *,
         observers: Iterable[Observer] = (),
-        on_tracked: Exceeded | None = None,
+        on_exceeded: Exceeded | None = None,
         **options: Any,
     ) -> FileGate[RateLimitMiddleware]:
         """Make a middleware whose rules stand in a TOML file, and follow the file's changes.
@@ -208,7 +209,7 @@ class RateLimitMiddleware(Breakable):
             path: The file. It is looked at again at most once a second, when requests come.
             observers: Called with events of the limiter that the file describes, ``config_reloaded`` and
                 ``config_rejected`` among them. A limiter given in code has its own.
-            on_tracked: The `on_exceeded` of the file's rules with ``action = "track"``.
+            on_exceeded: The function that the file's rules with ``on_exceeded = true`` call.
             options: Options of `RateLimitMiddleware`; they go before those of the file. Beside a `limiter` the file
                 has no ``store``, ``deadline`` and ``on_error``.
 
@@ -218,7 +219,7 @@ class RateLimitMiddleware(Breakable):
         # Most gates read no file, and everything that reads one is a tenth of what the package takes to be imported.
         from .config.file_gate import FileGate
 
-        return FileGate(app, path, make=_Read, observers=observers, on_tracked=on_tracked, **options)
+        return FileGate(app, path, make=_Read, observers=observers, on_exceeded=on_exceeded, **options)
 
     def bound(self) -> list[BoundRule]:
         """Return the rules of the gate with their buckets, those for endpoints and routes that were met so far too."""

@@ -93,7 +93,7 @@ def made_wrong() -> Iterator[tuple[str, RateLimitMiddleware]]:
     yield "SG112", gate(rules=[Rule("/a", exempt=True)], bans=honeypot("/a"))
     yield "SG113", gate(bans=BanPolicy(key=header("X-API-Key")))
     yield "SG114", gate(blocklist=Networks(["2.0.0.0/7", "224.0.0.0/3"]))
-    yield "SG119", gate(rules=[Rule("*", action="block")])
+    yield "SG119", gate(rules=[Rule("*", block=True)])
     yield "SG120", gate(sockets(), rules=[Rule("*", concurrency=5, key=everyone)])
 
 

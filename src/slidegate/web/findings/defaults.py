@@ -63,8 +63,8 @@ def about_defaults(gate: Defaulting, scope: Scope) -> Iterator[Finding]:
             yield Finding(
                 "SG118",
                 f"{place.label} takes the place of defaults, and there are none: no gate above has default_limits, "
-                "and no router or application above requires a RateLimit; limits=, rules and limits at the endpoint apply to "
-                'it; write default_limits="60/minute", or Rule(path, exempt=True) before other rules',
+                "and no router or application above requires a RateLimit; limits=, rules and limits at the endpoint "
+                'apply to it; write default_limits="60/minute", or Rule(path, exempt=True) before other rules',
             )
             return
 
