@@ -116,7 +116,7 @@ RULES = [
 ]
 HONEYPOT = BanPolicy("9999/m", "1h", signals={"/.env": 1})
 GATES = [
-    RateLimitMiddleware(app, rules=RULES, per_route="99999/minute", bans=HONEYPOT)
+    RateLimitMiddleware(app, rules=RULES, default_limits="99999/minute", bans=HONEYPOT)
     for app in (Starlette(routes=ROUTES), hello)
 ]
 

@@ -79,7 +79,7 @@ BAD: list[tuple[Callable[[], object], str]] = [
     (lambda: rule("/a", "9/minute; 5/hour", cost=6), "could never pass"),
     (lambda: rule("/a", "5/minute", cots=2), "did you mean 'cost'"),
     (lambda: rule("/a", [Limit(5, "1m"), "6/minute"]), "same window"),
-    (lambda: rule("/a", lambda r: "5/m", default_limits="x"), "AMOUNT/WINDOW"),
+    (lambda: rule("/a", lambda r: "5/m", fallback_limits="x"), "AMOUNT/WINDOW"),
     (lambda: rule("/a", "5/minute", count_if=401), "count_if"),
     (lambda: rule("/a", "5/minute", action="log"), "action"),
     (lambda: rule("/a", "5/minute", action="track"), "on_exceeded"),

@@ -109,7 +109,7 @@ def made(limiter: Limiter) -> RateLimitMiddleware:
         Rule("*", "9/hour", key=query("token")),
         Rule("*", "9000/hour", key=combine(client_ip(), header("X-API-Key")), name="both"),
         Rule("*", "9000/hour", key=lambda request: f"path:{request.url.path}", name="function"),
-        Rule("*", lambda request: "5/minute" + " " * random.randrange(3_000), default_limits="9/minute", name="plans"),
+        Rule("*", lambda request: "5/minute" + " " * random.randrange(3_000), fallback_limits="9/minute", name="plans"),
         Rule("*", "9/hour", action="track", key=header("Host"), capacity=9, on_exceeded=print, name="tracked"),
         Rule("*", "9/hour", action="shadow", key=header("Host"), name="shadow"),
         Rule("*", "100000/hour", key=everyone),

@@ -32,7 +32,7 @@ from .endpoints.per_route import PerRoute
 from .endpoints.rate_limit import put_users_last
 from .findings.admin_apps import about_admin_apps
 from .findings.at_start import examine
-from .findings.codes import Finding, check_silence
+from .findings.codes import Finding, checked_codes
 from .findings.defaults import about_callers, about_defaults
 from .findings.first_requests import Watch
 from .finishing import with_last_figures
@@ -64,7 +64,7 @@ class RateLimitMiddleware(Breakable):
         app: The application to guard.
         limits: The short form: ``"100/minute"`` for each client address; the same as ``rules=[Rule("*", limits)]``.
         rules: The rules: which requests have which limits.
-        per_route: The limits of each route by itself, behind the rules: ``"60/minute"``. ``@RateLimit.exempt`` and
+        default_limits: The limits of each route by itself, behind the rules: ``"60/minute"``. ``@RateLimit.exempt`` and
             ``RateLimit(..., override=True)`` at an endpoint take their place.
         limiter: The limiter that counts; by default one of its own, in memory.
         client: How the client's address is found. Rules count by it unless they have a key, and the lists look at it.
@@ -78,13 +78,13 @@ class RateLimitMiddleware(Breakable):
         messages: The limits of messages over an accepted websocket: ``MessageLimits("10/second")``.
         statistics: Whether the limiter's `stats` tell what happened to requests.
         enabled: False lets everything pass, and so does ``SLIDEGATE_ENABLED=0`` in the environment.
-        silence: Codes of start-up findings, such as ``"SG103"``, that are not reported.
+        ignore_checks: Codes of start-up findings, such as ``"SG103"``, that are not reported.
 
     Attributes:
         app: The application behind the gate.
         limiter: The limiter that counts.
         rules: The rules of the gate.
-        per_route: The limits of each route; empty where there are none.
+        default_limits: The limits of each route; empty where there are none.
         headers: The style of its header fields.
         policies: Its ban policies.
         lists: Its block and allow lists, by the names of their options.
@@ -103,7 +103,7 @@ class RateLimitMiddleware(Breakable):
         *,
         limits: str | AnyLimit | Iterable[str | AnyLimit] | None = None,
         rules: Sequence[Rule] | None = None,
-        per_route: str | AnyLimit | Iterable[str | AnyLimit] | None = None,
+        default_limits: str | AnyLimit | Iterable[str | AnyLimit] | None = None,
         limiter: Limiter | None = None,
         client: ClientAddress | None = None,
         blocklist: AddressList | None = None,
@@ -114,7 +114,7 @@ class RateLimitMiddleware(Breakable):
         messages: MessageLimits | None = None,
         statistics: bool = True,
         enabled: bool = True,
-        silence: Iterable[str] = (),
+        ignore_checks: Iterable[str] = (),
     ) -> None:
         self.app = app
         self.limiter = expect("limiter", limiter, Limiter, "Limiter(MemoryStore())") or Limiter()
@@ -125,10 +125,10 @@ class RateLimitMiddleware(Breakable):
         self.headers = headers
         self._headers = HeaderWriter(headers) if headers is not None else None
         calls = Calls()
-        alone = limits is None and rules is None and (bans is not None or per_route is not None)
+        alone = limits is None and rules is None and (bans is not None or default_limits is not None)
         self.rules = tuple(all_rules(limits, [] if alone else rules))
-        self._defaults = None if per_route is None else PerRoute(per_route, self._claim("per-route:"), app)
-        self.per_route = () if self._defaults is None else self._defaults.limits
+        self._defaults = None if default_limits is None else PerRoute(default_limits, self._claim("per-route:"), app)
+        self.default_limits = () if self._defaults is None else self._defaults.limits
         abuse = AbuseWatch(bans, self.limiter, client, allowlist, calls)
         self.policies = tuple(abuse.policies.values())
         self.own_answer = on_refused is not None
@@ -141,7 +141,7 @@ class RateLimitMiddleware(Breakable):
         self._judge: Judge | None = None  # as soon as requests may take the short way
         off = switched_off(enabled)
         self._enabled = not off
-        self._silence = check_silence(silence)
+        self._ignored = checked_codes(ignore_checks)
         self.findings: list[Finding] = []
         self._watch: Watch | None = Watch(client, self.policies, self.limiter.store)
         for finding in examine(self, client, off, self.policies, lists):
@@ -364,7 +364,7 @@ class RateLimitMiddleware(Breakable):
                 self._say(finding)
 
     def _say(self, finding: Finding) -> None:
-        if finding.code not in self._silence:
+        if finding.code not in self._ignored:
             self.findings.append(finding)
             self._log(finding)
 

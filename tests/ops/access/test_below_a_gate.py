@@ -26,7 +26,7 @@ def mounted(house: House, **options: Any) -> tuple[Starlette, ASGIApp]:
         Route("/{rest:path}", page, methods=["GET", "POST"]),
     ]
     app = Starlette(routes=routes)
-    options = {"limits": "3/minute", "limiter": house.limiter, "silence": ["SG103"], **options}
+    options = {"limits": "3/minute", "limiter": house.limiter, "ignore_checks": ["SG103"], **options}
     return app, RateLimitMiddleware(app, **options)
 
 

@@ -260,7 +260,7 @@ class World:
         blocklist = None if plain else Networks([BLOCKED])
         with patch.object(first_requests, "WATCHED", 1):
             gate = RateLimitMiddleware(
-                router, limiter=self.limiter, rules=rules, blocklist=blocklist, silence=["SG104"]
+                router, limiter=self.limiter, rules=rules, blocklist=blocklist, ignore_checks=["SG104"]
             )
         self.recorder = Recorder(gate, self.clock)
 

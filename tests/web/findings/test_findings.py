@@ -81,7 +81,7 @@ def made_wrong() -> Iterator[tuple[str, RateLimitMiddleware]]:
     yield "SG101", gate(client=client_ip(["0.0.0.0/0"], trust_all=True))
     yield "SG101", gate(rules=[Rule("*", "1/s", key=client_ip(["::/0"], trust_all=True))])
     yield "SG104", gate(rules=[Rule("*", "9/s", final=True), Rule("/a", "1/s")])
-    yield "SG104", gate(rules=[Rule("*", "9/s", final=True)], per_route="1/s")
+    yield "SG104", gate(rules=[Rule("*", "9/s", final=True)], default_limits="1/s")
     named = [Rule("*", "9/s", name="twin")]
     yield "SG105", gate(gate(rules=named), rules=named)
     yield "SG106", gate(gate(), limiter=Limiter(MemoryStore(clock=FakeClock())))
@@ -145,13 +145,13 @@ def test_a_finding_is_logged_once_with_its_code_and_its_page(caplog: pytest.LogC
 
 
 def test_a_silenced_finding_is_neither_said_nor_kept(caplog: pytest.LogCaptureFixture) -> None:
-    found = gate(client=client_ip(ipv6_prefix=128), enabled=False, silence=["SG108"])
+    found = gate(client=client_ip(ipv6_prefix=128), enabled=False, ignore_checks=["SG108"])
     assert codes(found) == ["SG110"]
     assert "SG108" not in caplog.text
 
 
 @pytest.mark.parametrize(
-    ("silence", "part"),
+    ("ignore_checks", "part"),
     [
         (["SG1O8"], "unknown code 'SG1O8'; did you mean 'SG108'?"),
         (["sg103"], "did you mean 'SG103'?"),
@@ -161,9 +161,9 @@ def test_a_silenced_finding_is_neither_said_nor_kept(caplog: pytest.LogCaptureFi
         (103, "not 103"),
     ],
 )
-def test_an_unknown_code_is_answered_with_the_nearest(silence: Any, part: str) -> None:
+def test_an_unknown_code_is_answered_with_the_nearest(ignore_checks: Any, part: str) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(part)):
-        gate(silence=silence)
+        gate(ignore_checks=ignore_checks)
 
 
 # -- several processes ---------------------------------------------------------------------------------------------
@@ -257,7 +257,7 @@ async def test_a_proxy_that_is_trusted_or_read_by_the_server_is_no_finding() -> 
     await call(trusting, headers={"X-Forwarded-For": "198.51.100.7"})
     behind = gate()
     await call(behind, headers={"X-Forwarded-For": f"{PEER}, 10.0.0.1"})
-    silent = gate(silence=["SG102"])
+    silent = gate(ignore_checks=["SG102"])
     await call(silent, headers={"X-Forwarded-For": "198.51.100.7"})
     assert codes(trusting) == codes(behind) == codes(silent) == []
 
@@ -362,7 +362,7 @@ EXEMPTIONS: list[tuple[str, list[Rule], bool]] = [
 @pytest.mark.parametrize("number", range(len(EXEMPTIONS)))
 async def test_a_honeypot_that_a_rule_exempts_is_found_and_never_strikes(number: int) -> None:
     path, rules, exempt = EXEMPTIONS[number]
-    found = gate(rules=rules, bans=honeypot(path), silence=["SG104"])
+    found = gate(rules=rules, bans=honeypot(path), ignore_checks=["SG104"])
     assert codes(found) == ["SG112"] * exempt
     assert not exempt or "never strikes" in found.findings[0].message
     assert await statuses(found, 1, path) == [200 if exempt else 403]

@@ -297,7 +297,7 @@ async def test_a_route_that_fails_to_say_takes_no_limit_away() -> None:
     [
         {"rules": [Rule("/a", exempt=True), Rule("/a", "1/minute", name="a")]},
         {"rules": [Rule("/a", "1/minute", when=lambda request: True)]},
-        {"per_route": "1/minute"},
+        {"default_limits": "1/minute"},
     ],
 )
 async def test_what_fails_while_rules_are_chosen_is_no_way_past_them(options: Any) -> None:

@@ -205,7 +205,7 @@ async def test_an_inner_gate_that_blocks_hands_back_what_the_outer_one_charged()
 
 async def test_a_conditional_end_of_the_list_comes_before_the_defaults_of_routes() -> None:
     app = Starlette(routes=[Route("/a", lambda request: PlainTextResponse("a"))])
-    gate = RateLimitMiddleware(app, rules=[Rule("*", exempt=True, when=is_curl)], per_route="1/hour")
+    gate = RateLimitMiddleware(app, rules=[Rule("*", exempt=True, when=is_curl)], default_limits="1/hour")
     assert await statuses(gate, 3, "/a", headers=CURL) == [200] * 3
     assert await statuses(gate, 2, "/a") == [200, 429]
 
@@ -309,7 +309,7 @@ async def test_rules_with_conditions_decide_as_a_walk_over_them(seed: int) -> No
             asked.append(charged(scope))
             await hello(scope, receive, send)
 
-        gate = RateLimitMiddleware(app, rules=[rule for rule, _ in made], silence=["SG104", "SG119"])
+        gate = RateLimitMiddleware(app, rules=[rule for rule, _ in made], ignore_checks=["SG104", "SG119"])
         for _ in range(6):
             path, flags = draw.choice(["/a", "/b", "/c"]), draw.choice(["", "x", "y", "xy"])
             status, expected = walked(facts, path, flags)

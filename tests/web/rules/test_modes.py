@@ -60,7 +60,7 @@ async def test_a_plan_that_changes_keeps_the_counts_of_its_window() -> None:
 async def test_a_limits_function_that_fails_leaves_the_default_limits(
     limits: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    app = RateLimitMiddleware(hello, rules=[Rule("*", limits, default_limits="1/hour", name="plans")])
+    app = RateLimitMiddleware(hello, rules=[Rule("*", limits, fallback_limits="1/hour", name="plans")])
     assert await statuses(app, 3, headers={"x-plan": "nobody"}) == [200, 429, 429]
     assert len(caplog.records) == 1
     assert "'plans'" in caplog.text

@@ -94,7 +94,12 @@ class Replay:
         store = MemoryStore(max_keys=MOST_KEYS, max_bans=MOST_KEYS, clock=lambda: self.now_us)
         limiter = Limiter(store)
         limiter.observe(self._hear, kinds=HEARD, inline=True)
-        options: dict[str, Any] = {"limiter": limiter, "statistics": False, "headers": None, "silence": tuple(CODES)}
+        options: dict[str, Any] = {
+            "limiter": limiter,
+            "statistics": False,
+            "headers": None,
+            "ignore_checks": tuple(CODES),
+        }
         self.unwaited: tuple[str, ...] = ()
         if rules is None:
             assert limits is not None

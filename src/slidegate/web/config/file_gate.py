@@ -34,7 +34,7 @@ from ..rules.rule import Exceeded, Rule
 from .file_options import Reading
 
 # For these, None in code means what leaving them out means.
-_NONE_IS_NOTHING: Final = frozenset({"client", "limiter", "limits", "per_route", "rules"})
+_NONE_IS_NOTHING: Final = frozenset({"client", "limiter", "limits", "default_limits", "rules"})
 
 
 Claim: TypeAlias = Callable[[str], str]
@@ -99,7 +99,7 @@ class GateAtWork(Protocol):
         """The rules of the gate."""
 
     @property
-    def per_route(self) -> Sequence[AnyLimit]:
+    def default_limits(self) -> Sequence[AnyLimit]:
         """The limits of each route."""
 
     @property
@@ -253,8 +253,10 @@ class FileGate(Breakable, Generic[G]):
         for rule in made.rules:
             if windows.get(rule.label, set()) - {limit.same_window for limit in rule.limits}:
                 self._tell(logging.INFO, "windows_restarted", f"rule {rule.label!r} counts anew in other windows")
-        if made.per_route and {it.same_window for it in before.per_route} - {it.same_window for it in made.per_route}:
-            self._tell(logging.INFO, "windows_restarted", "per_route counts anew in other windows")
+        if made.default_limits and {it.same_window for it in before.default_limits} - {
+            it.same_window for it in made.default_limits
+        }:
+            self._tell(logging.INFO, "windows_restarted", "default_limits counts anew in other windows")
 
     def _tell(self, level: int, kind: str, message: str) -> None:
         logger.log(level, "%s: %s", kind, message)

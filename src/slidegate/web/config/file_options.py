@@ -19,7 +19,7 @@ from ...core.errors import ConfigurationError
 from ...core.limits import AnyLimit, Quota, parse_limits
 from ...limiter import FailurePolicy, Limiter, check_failure_policy
 from ..file_watcher import FileVersion, version_of
-from ..findings.codes import check_silence
+from ..findings.codes import checked_codes
 from ..keys import key as keys
 from ..keys.client_ip import ClientAddress, client_ip
 from ..keys.path_param import path_param
@@ -88,11 +88,11 @@ class Reading:
         at = self._document.at
         options: dict[str, Any] = {"enabled": found.enabled, "statistics": found.statistics}
         options["headers"] = None if found.headers == "none" else found.headers
-        if found.per_route is not None:
-            with at("per_route"):
-                options["per_route"] = parse_limits(_limits(found.per_route))
-        with at("silence"):
-            options["silence"] = check_silence(found.silence)
+        if found.default_limits is not None:
+            with at("default_limits"):
+                options["default_limits"] = parse_limits(_limits(found.default_limits))
+        with at("ignore_checks"):
+            options["ignore_checks"] = checked_codes(found.ignore_checks)
         with at("client"):
             client = self._code.get("client") or self._client(found.client)
         options["client"] = client
@@ -163,10 +163,12 @@ class Reading:
             raise document.error(("limits",), "give limits or rules, not both; limits is a rule for all paths")
         if found.rules is None:
             if found.limits is None:
-                given = found.bans, found.per_route, self._code.get("bans"), self._code.get("per_route")
+                given = found.bans, found.default_limits, self._code.get("bans"), self._code.get("default_limits")
                 if any(given):
                     return []
-                raise ConfigurationError(f'{document.path}: expected limits = "100/minute", or rules, or per_route')
+                raise ConfigurationError(
+                    f'{document.path}: expected limits = "100/minute", or rules, or default_limits'
+                )
             with document.at("limits"):
                 return [Rule("*", _limits(found.limits))]
         rules: list[Rule] = []

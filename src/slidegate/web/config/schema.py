@@ -241,7 +241,7 @@ class Configuration(_Table):
     rules: list[RuleTable] | None = Field(
         default=None, description="Rules that hold requests to limits; every rule that matches applies."
     )
-    per_route: Limits | None = Field(
+    default_limits: Limits | None = Field(
         default=None, description="Limits of each route by itself, behind limits or rules, or alone."
     )
     client: Client = Field(
@@ -267,4 +267,4 @@ class Configuration(_Table):
     )
     statistics: bool = Field(default=True, description="Whether outcomes, statuses and times of requests are recorded.")
     enabled: bool = Field(default=True, description="False lets everything pass.")
-    silence: list[str] = Field(default=[], description="Codes of start-up findings that are not reported.")
+    ignore_checks: list[str] = Field(default=[], description="Codes of start-up findings that are not reported.")

@@ -85,7 +85,7 @@ class RateLimit:
 
     Args:
         limits: As for `Rule`: ``"5/minute; 50/hour"``, a `Limit`, a `Quota`, several, or a function of the request.
-        default_limits: The limits that apply when the `limits` function fails.
+        fallback_limits: The limits that apply when the `limits` function fails.
         concurrency: As for `Rule`: at most so many requests of a key at a time; alone or beside limits.
         key: By which key to count, as for `Rule`; a function gets the request with its body.
         cost: Units for one request, or a function of the request (with its body), sync or async.
@@ -95,8 +95,8 @@ class RateLimit:
         on_exceeded: As for `Rule`, with ``action="track"``.
         wait: As for `Rule`: a request that would be admitted within this time waits at the endpoint.
         wait_max: The largest number of requests of one key that wait at a time.
-        override: Take the place of defaults at this route, or at all routes below: of the middleware's `per_route`, and
-            of limits that FastAPI routers and applications further out require.
+        override: Take the place of defaults at this route, or at all routes below: of the middleware's
+            `default_limits`, and of limits that FastAPI routers and applications further out require.
         name: What the limit is called in headers and logs, and what keeps its counts together.
 
     Attributes:
@@ -113,7 +113,7 @@ class RateLimit:
         self,
         limits: Limits | LimitsFunction | None = None,
         *,
-        default_limits: Limits = "60/minute",
+        fallback_limits: Limits = "60/minute",
         concurrency: int | str | None = None,
         key: Key | KeyFunction | None = None,
         cost: int | CostFunction = 1,
@@ -133,7 +133,7 @@ class RateLimit:
         self.rule = Rule(
             "*",
             limits,
-            default_limits=default_limits,
+            fallback_limits=fallback_limits,
             concurrency=concurrency,
             key=None if isinstance(key, Key) else key,
             cost=cost,

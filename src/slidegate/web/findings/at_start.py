@@ -49,7 +49,7 @@ class Guard(Protocol):
         """The rules that it holds requests to."""
 
     @property
-    def per_route(self) -> Sequence[AnyLimit]:
+    def default_limits(self) -> Sequence[AnyLimit]:
         """The limits of each route."""
 
 
@@ -124,11 +124,11 @@ def _about_order(gate: Guard) -> Iterator[Finding]:
         if rule.blocks and rule.always:
             yield Finding("SG119", f"{rule!r} blocks every request; give it a path, methods or a condition (when=...)")
     last = next((rule for rule in gate.rules if rule.final and rule.always), None)
-    if gate.per_route and last is not None:
+    if gate.default_limits and last is not None:
         yield Finding(
             "SG104",
-            f"per_route can never apply: {last!r} covers all requests and ends the list; give it a path, or leave out "
-            "one of them",
+            f"default_limits can never apply: {last!r} covers all requests and ends the list; give it a path, or leave "
+            "out one of them",
         )
 
 

@@ -38,7 +38,7 @@ class Finding(NamedTuple):
     """A setting that works, but probably not as it is meant.
 
     Attributes:
-        code: Its kind, for example ``"SG103"``; give it to `silence` to turn the finding off.
+        code: Its kind, for example ``"SG103"``; give it to `ignore_checks` to turn the finding off.
         message: The probable mistake, and the way out.
     """
 
@@ -49,19 +49,21 @@ class Finding(NamedTuple):
         return f"{self.code}: {self.message}"
 
 
-def check_silence(silence: Iterable[str]) -> frozenset[str]:
+def checked_codes(ignore_checks: Iterable[str]) -> frozenset[str]:
     """Return the codes of findings that are not reported.
 
     Raises:
         ConfigurationError: There is no such code.
     """
     example = 'expected a list of codes such as ["SG103"]'
-    if isinstance(silence, str) or not isinstance(silence, Iterable):
-        raise ConfigurationError(f"silence: {example}, not {silence!r}")
-    codes = list(silence)
+    if isinstance(ignore_checks, str) or not isinstance(ignore_checks, Iterable):
+        raise ConfigurationError(f"ignore_checks: {example}, not {ignore_checks!r}")
+    codes = list(ignore_checks)
     for code in codes:
         if not isinstance(code, str):
-            raise ConfigurationError(f"silence: {example}, not {code!r} in it")
+            raise ConfigurationError(f"ignore_checks: {example}, not {code!r} in it")
         if code not in CODES:
-            raise ConfigurationError(f"silence: unknown code {code!r}{closest(code.upper().replace('O', '0'), CODES)}")
+            raise ConfigurationError(
+                f"ignore_checks: unknown code {code!r}{closest(code.upper().replace('O', '0'), CODES)}"
+            )
     return frozenset(codes)

@@ -34,17 +34,17 @@ class Defaulting(Protocol):
         """The application that it guards."""
 
     @property
-    def per_route(self) -> Sequence[AnyLimit]:
+    def default_limits(self) -> Sequence[AnyLimit]:
         """The limits of each route."""
 
 
 def about_defaults(gate: Defaulting, scope: Scope) -> Iterator[Finding]:
     """Yield the findings about limits for each route, from the first request of a gate."""
-    if gate.per_route and not Tree(gate.app).known(scope):
+    if gate.default_limits and not Tree(gate.app).known(scope):
         yield Finding(
             "SG117",
-            "per_route: no routes are seen below the gate, so all requests count as one route; put the gate around the "
-            "application that has the routes, or write rules",
+            "default_limits: no routes are seen below the gate, so all requests count as one route; put the gate "
+            "around the application that has the routes, or write rules",
         )
     if RECORD in scope:
         return  # a gate further out looks at the exemptions
@@ -62,9 +62,9 @@ def about_defaults(gate: Defaulting, scope: Scope) -> Iterator[Finding]:
         if _takes_no_defaults(place) and not _lifts(place):
             yield Finding(
                 "SG118",
-                f"{place.label} takes the place of defaults, and there are none: no gate above has per_route, and no "
-                "router or application above requires a RateLimit; limits=, rules and limits at the endpoint apply to "
-                'it; write per_route="60/minute", or Rule(path, exempt=True) before other rules',
+                f"{place.label} takes the place of defaults, and there are none: no gate above has default_limits, "
+                "and no router or application above requires a RateLimit; limits=, rules and limits at the endpoint apply to "
+                'it; write default_limits="60/minute", or Rule(path, exempt=True) before other rules',
             )
             return
 
@@ -110,12 +110,12 @@ def _limits_of(place: ResolvedRoute) -> set[RateLimit]:
 
 
 def _has_defaults(above: Any) -> bool:
-    """Return whether a gate with `per_route` is among the layers around an application, or may be."""
+    """Return whether a gate with `default_limits` is among the layers around an application, or may be."""
     for layer in layers(above):
-        if getattr(layer, "per_route", ()):
+        if getattr(layer, "default_limits", ()):
             return True
         for _, _, options in getattr(layer, "user_middleware", ()):
-            # An application makes its middlewares at its first request. A file may have `per_route` too.
-            if options.get("per_route") is not None or "path" in options:
+            # An application makes its middlewares at its first request. A file may have `default_limits` too.
+            if options.get("default_limits") is not None or "path" in options:
                 return True
     return False

@@ -58,7 +58,7 @@ class Rule:
         limits: ``"5/minute; 50/hour"``, a `Limit`, a `Quota` or several; or a function of the request, sync or async,
             that returns them, ``"unlimited"`` or ``"nobody"``, for limits that depend on the client. Needed unless
             `exempt`.
-        default_limits: The limits that apply when the `limits` function fails; ``"nobody"`` refuses then.
+        fallback_limits: The limits that apply when the `limits` function fails; ``"nobody"`` refuses then.
         when: A function of the request (which has no body here), sync or async: the rule applies only where it returns
             something true. Where it fails, limits and blocks apply, and exemptions do not.
         concurrency: ``"4"`` or 4: at most so many requests of a key at a time, alone or beside limits. A request counts
@@ -100,7 +100,7 @@ class Rule:
         path: str | Iterable[str],
         limits: Limits | LimitsFunction | None = None,
         *,
-        default_limits: Limits = "60/minute",
+        fallback_limits: Limits = "60/minute",
         when: Condition | None = None,
         concurrency: int | str | None = None,
         methods: Iterable[str] | None = None,
@@ -127,7 +127,7 @@ class Rule:
         self.when = checked_condition(when)
         self.blocks = action == "block"
         self.concurrency = None if concurrency is None else Concurrency(concurrency)
-        self._read_limits(limits, default_limits, exempt)
+        self._read_limits(limits, fallback_limits, exempt)
         self.key = bind(key, self._matched(), self.paths) if isinstance(key, Key) else checked_function(key)
         self._read_counting(cost, count_if, count_denied)
         self._read_action(action, on_exceeded)
@@ -144,7 +144,7 @@ class Rule:
         self.patterns = tuple(compile_pattern(path) for path in self.paths if path != "*")
         self.matchers = tuple(map(PathMatcher, self.paths, self.patterns))
 
-    def _read_limits(self, limits: Limits | LimitsFunction | None, default_limits: Limits, exempt: bool) -> None:
+    def _read_limits(self, limits: Limits | LimitsFunction | None, fallback_limits: Limits, exempt: bool) -> None:
         if exempt is not True and limits is None and self.concurrency is None and not self.blocks:
             raise ConfigurationError(f'{self._call}: expected limits, for example {self._call[:-1]}, "5/minute")')
         if exempt and limits is not None:
@@ -152,7 +152,7 @@ class Rule:
         self.limits_function = limits if callable(limits) else None
         if self.limits_function is not None:
             check_takes("limits", self.limits_function, "request")
-        default = () if callable(limits) and says_nobody(default_limits) else parse_limits(default_limits)
+        default = () if callable(limits) and says_nobody(fallback_limits) else parse_limits(fallback_limits)
         self.limits = default if callable(limits) else () if limits is None else parse_limits(limits)
 
     def _read_counting(self, cost: int | CostFunction, count_if: CountIf | None, count_denied: bool) -> None:

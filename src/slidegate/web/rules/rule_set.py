@@ -365,7 +365,7 @@ def all_rules(limits: str | AnyLimit | Iterable[str | AnyLimit] | None, rules: S
     if (limits is None) == (rules is None):
         raise ConfigurationError(
             'RateLimitMiddleware: give limits="100/minute" or rules=[Rule(...), ...], '
-            + ('one of them, or per_route="60/minute"' if limits is None else 'not both; limits is Rule("*", ...)')
+            + ('one of them, or default_limits="60/minute"' if limits is None else 'not both; limits is Rule("*", ...)')
         )
     if rules is None:
         return [Rule("*", limits)]

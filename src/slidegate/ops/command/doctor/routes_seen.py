@@ -28,7 +28,7 @@ def places_of(app: object) -> list[ResolvedRoute]:
 
 def uncovered(gates: Sequence[RateLimitMiddleware], places: Iterable[ResolvedRoute]) -> Iterator[ResolvedRoute]:
     """Yield the routes that no rule of any gate speaks of, and that have no limit of their own."""
-    if any(gate.per_route for gate in gates):
+    if any(gate.default_limits for gate in gates):
         return
     rules = [rule for gate in gates for rule in gate.rules]
     for place in places:
