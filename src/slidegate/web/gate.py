@@ -7,7 +7,6 @@ units, one that strikes for a status, and a websocket that ends with a ban.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -51,7 +50,6 @@ class RequestGate:
         refusals: Answers refused requests.
         messages: Counts the messages of websockets, if they are limited.
         calls: Reports functions of the user's that fail.
-        look_back: Called with a request that a limit by user counted by its address, when its answer is complete.
 
     Attributes:
         side: The gate as its records show it.
@@ -75,7 +73,6 @@ class RequestGate:
         refusals: Refusals,
         messages: MessageCounter | None,
         calls: Calls,
-        look_back: Callable[[Scope, Record], None],
     ) -> None:
         self._app = app
         self.side = Side(limiter, rules.names(), rules.looking, abuse, endpoints, self.refuse)
@@ -88,7 +85,6 @@ class RequestGate:
         self.refusal_events = RefusalEvents(limiter, client, refusals, app)
         self._messages = messages
         self._calls = calls
-        self._look_back = look_back
         self._abuse = abuse
         self._strikes = bool(abuse.policies)
         self._prepares = messages is not None or bool(rules.reserving) or abuse.listens or rules.holds
@@ -212,7 +208,6 @@ class RequestGate:
 
     async def end(self, scope: Scope, send: Send, record: Record) -> None:
         """Look back at a request when the application is done, and refuse it where nobody did."""
-        self._look_back(scope, record)
         await record.end()
         if record.refused is not None and not record.answered:
             # Nobody in between answered; the outermost `send` makes the refusal of the first message.

@@ -26,15 +26,11 @@ from .answers.refusals import Refusals, Refused
 from .answers.sending import ENDED, Outgoing
 from .bans.signals import AbuseWatch
 from .broken import Breakable, end_start
+from .checks import Finding, StartupChecks, about_settings, checked_codes
 from .endpoints.decorator import check_places
 from .endpoints.endpoint_buckets import EndpointBuckets
 from .endpoints.per_route import PerRoute
 from .endpoints.rate_limit import put_users_last
-from .findings.admin_apps import about_admin_apps
-from .findings.at_start import examine
-from .findings.codes import Finding, checked_codes
-from .findings.defaults import about_callers, about_defaults
-from .findings.first_requests import Watch
 from .finishing import with_last_figures
 from .gate import RequestGate
 from .judge import Judge
@@ -43,6 +39,7 @@ from .network_files import AddressList, followed
 from .options import check_flag, expect, names_checked, switched_off
 from .paths.layers import router_of
 from .record import Record
+from .route_checks import about_admin_apps, about_callers, about_exemptions, about_honeypots
 from .routes import walk
 from .rules.rule import Exceeded, Rule
 from .rules.rule_set import BoundRule, RuleSet, all_rules
@@ -143,8 +140,8 @@ class RateLimitMiddleware(Breakable):
         self._enabled = not off
         self._ignored = checked_codes(ignore_checks)
         self.findings: list[Finding] = []
-        self._watch: Watch | None = Watch(client, self.policies, self.limiter.store)
-        for finding in examine(self, client, off, self.policies, lists):
+        self._watch: StartupChecks | None = StartupChecks(client, self.policies, self.limiter.store)
+        for finding in (*about_settings(self, client, off, self.policies), *about_honeypots(self, self.policies)):
             self._say(finding)
         self._enlist()
 
@@ -188,7 +185,6 @@ class RateLimitMiddleware(Breakable):
             self._refusals,
             counter,
             calls,
-            self._look_back,
         )
 
     @classmethod
@@ -348,20 +344,14 @@ class RateLimitMiddleware(Breakable):
             if lists.due():
                 lists.look_aside()
         if self._watch is not None:
-            if self._watch.fresh:
-                for finding in about_defaults(self, scope):
+            if self._watch.fresh and RECORD not in scope:  # else a gate further out looks at the exemptions
+                for finding in about_exemptions(self, scope.get("app", self.app)):
                     self._say(finding)
             for finding in self._watch.look(scope):
                 self._say(finding)
             if self._watch.over:
                 self._watch = None
                 self._judge = self._gate.judge if self._gate.short else None
-
-    def _look_back(self, scope: Scope, record: Record) -> None:
-        """Report the findings that one of the first requests shows after the application has served it."""
-        if self._watch is not None:
-            for finding in self._watch.look_back(scope, record):
-                self._say(finding)
 
     def _say(self, finding: Finding) -> None:
         if finding.code not in self._ignored:

@@ -90,7 +90,7 @@ async def test_the_start_says_which_rules_count_the_tool_and_which_rule_exempts_
     [
         {"limits": None, "rules": [Rule("/page", "3/minute")]},
         {"limits": None, "rules": [Rule("*", "3/minute", action="shadow")]},
-        {"silence": ["SG122", "SG103"]},
+        {"ignore_checks": ["SG122", "SG103"]},
         {"enabled": False},
     ],
 )
@@ -100,7 +100,7 @@ async def test_a_tool_that_nothing_counts_is_no_finding(options: dict[str, Any])
 
 
 async def test_limits_of_routes_count_a_tool_too() -> None:
-    _, gate = mounted(House(), limits=None, per_route="3/minute")
+    _, gate = mounted(House(), limits=None, default_limits="3/minute")
     (message,) = await found(gate)
     assert "/admin/limits" in message
 
