@@ -31,7 +31,7 @@ from slidegate import (
     header,
 )
 from slidegate.testing import FakeClock
-from slidegate.web.findings import first_requests
+from slidegate.web import checks as startup_checks
 
 from ..asgi import Answer, call, hello, page, scope_of, send_scope, statuses
 from ..remote_stores import RemoteStore
@@ -465,7 +465,7 @@ async def test_an_endpoint_can_have_a_concurrency_limit() -> None:
 @pytest.mark.parametrize("watched", [1, 1_000])
 @pytest.mark.parametrize("how", ["raises", "cancelled"])
 async def test_the_place_of_an_endpoint_comes_back(how: str, watched: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(first_requests, "WATCHED", watched)
+    monkeypatch.setattr(startup_checks, "WATCHED", watched)
     store = MemoryStore()
     broken = False
     inside = asyncio.Event()

@@ -34,7 +34,7 @@ from slidegate import (
 from slidegate.core.memo import MEMO_BYTES, MEMO_SIZE, remember
 from slidegate.core.statistics.buffered import MOST_NOTED
 from slidegate.stores.lmdb import LmdbStore
-from slidegate.web.findings import first_requests
+from slidegate.web import checks as startup_checks
 
 from ..asgi import hello, page, scope_of, send_scope
 from .gates import nothing_decorated
@@ -185,7 +185,7 @@ async def test_however_many_values_clients_choose_few_of_them_are_remembered() -
 
 
 async def test_figures_that_wait_to_be_counted_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(first_requests, "WATCHED", 1)
+    monkeypatch.setattr(startup_checks, "WATCHED", 1)
     limiter = Limiter()
     app = RateLimitMiddleware(Starlette(routes=[Route("/", page)]), limits="1000000/hour", limiter=limiter)
     with nothing_decorated():

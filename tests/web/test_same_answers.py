@@ -36,8 +36,8 @@ from slidegate import (
     header,
 )
 from slidegate.testing import FakeClock, RecordingObserver
+from slidegate.web import checks as startup_checks
 from slidegate.web.answers import header_fields
-from slidegate.web.findings import first_requests
 
 from ..asgi import PEER, call, hello, page, scope_of, statuses
 from .gates import nothing_decorated
@@ -111,7 +111,7 @@ STEPS: Final = st.one_of(
 
 def past_the_first_requests() -> Any:
     """Have gates look for findings at one request and no more."""
-    return patch.object(first_requests, "WATCHED", 1)
+    return patch.object(startup_checks, "WATCHED", 1)
 
 
 class Play:

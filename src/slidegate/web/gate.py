@@ -7,7 +7,6 @@ units, one that strikes for a status, and a websocket that ends with a ban.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -21,9 +20,8 @@ from .bans.outcomes import hear, listening
 from .bans.signals import AbuseWatch
 from .endpoints.endpoint_buckets import EndpointBuckets
 from .endpoints.rate_limit import carries_only_refusals
-from .judge import Beside, Judge
+from .judge import Judge
 from .keys.client_ip import ClientAddress
-from .paths.spared import find_spared
 from .record import Record, Side, allowlisted
 from .rules.rule_set import RuleSet
 from .rules.user_functions import Calls
@@ -52,7 +50,6 @@ class RequestGate:
         refusals: Answers refused requests.
         messages: Counts the messages of websockets, if they are limited.
         calls: Reports functions of the user's that fail.
-        look_back: Called with a request that a limit by user counted by its address, when its answer is complete.
 
     Attributes:
         side: The gate as its records show it.
@@ -76,7 +73,6 @@ class RequestGate:
         refusals: Refusals,
         messages: MessageCounter | None,
         calls: Calls,
-        look_back: Callable[[Scope, Record], None],
     ) -> None:
         self._app = app
         self.side = Side(limiter, rules.names(), rules.looking, abuse, endpoints, self.refuse)
@@ -89,22 +85,11 @@ class RequestGate:
         self.refusal_events = RefusalEvents(limiter, client, refusals, app)
         self._messages = messages
         self._calls = calls
-        self._look_back = look_back
         self._abuse = abuse
         self._strikes = bool(abuse.policies)
         self._prepares = messages is not None or bool(rules.reserving) or abuse.listens or rules.holds
         self.short = judge.at_once and rules.at_once and not abuse.policies
         self.sockets = OpenSockets(limiter.engine.find_ban)
-
-    def look_for_tools(self) -> None:
-        """Look for operators' tools below, whose requests no rule counts."""
-        self.judge.spared = find_spared(self._app)
-
-    def at_once(self) -> Judge | Beside | None:
-        """Return the judge of the short way; None where all requests take the long one."""
-        spared = self.judge.spared
-        judge = self.judge if spared is None else Beside(self.judge, spared)
-        return judge if self.short else None
 
     def buckets(self) -> list[Bucket]:
         """Return the buckets of rules, of endpoints and routes that were reached, and of messages."""
@@ -157,11 +142,8 @@ class RequestGate:
             await self._refusals.send(scope, receive, send, decision)
 
     def _spares(self, scope: Scope) -> bool:
-        """Tell whether nothing of this request is held against its client: a rule exempts it, it is for an operators'
-        tool, or a browser sends it by itself. The application may change the path that rules see, so it is asked before
-        the application is."""
-        if self.judge.spared is not None and self.judge.spared.find(scope) is not None:
-            return True
+        """Tell whether nothing of this request is held against its client: a rule exempts it, or a browser sends it by
+        itself. The application may change the path that rules see, so it is asked before the application is."""
         return self.rules.select(scope).exempt or is_preflight(scope)
 
     def _prepare(
@@ -226,7 +208,6 @@ class RequestGate:
 
     async def end(self, scope: Scope, send: Send, record: Record) -> None:
         """Look back at a request when the application is done, and refuse it where nobody did."""
-        self._look_back(scope, record)
         await record.end()
         if record.refused is not None and not record.answered:
             # Nobody in between answered; the outermost `send` makes the refusal of the first message.

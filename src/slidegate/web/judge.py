@@ -22,7 +22,6 @@ from .bans.signals import AbuseWatch, Offence
 from .endpoints.waiting_there import turn_at_endpoint
 from .keys.client_ip import GONE, ClientAddress
 from .network_files import AddressList
-from .paths.spared import Spared
 from .record import Step, allowlisted, charged
 from .rules.conditions import settled
 from .rules.onlookers import Onlookers
@@ -53,7 +52,6 @@ class Judge:
         figures: Whether units and the refusals of shadows are figures of their rules.
 
     Attributes:
-        spared: Finds the requests to operators' tools, which no rule counts; None where there are none.
         at_once: Whether no list is asked, and the store answers at once.
     """
 
@@ -81,7 +79,6 @@ class Judge:
         self._onlookers = Onlookers(limiter, calls, self._hit, figures=figures)
         lists = allowlist is not None or blocklist is not None
         self._demands: dict[str, _Demand] = {}
-        self.spared: Spared | None = None
         self._figures = figures
         for bound in rules.bound():
             self.price(bound)
@@ -139,9 +136,6 @@ class Judge:
         guarded: Sequence[Guarded] = (client_key if address is None else address,)
         if self._abuse.keyed:
             guarded = self._abuse.guarded(scope, client_key, address)
-        if self.spared is not None and (limiter := self.spared.find(scope)) is not None:
-            # Lists keep strangers away from an operators' tool as well; to whom a ban applies there it says itself.
-            return _EXEMPT if limiter is self._limiter else self._uncounted(guarded)
         selection = self._rules.select(scope)
         if selection.open:
             return self._decide_later(selection, scope, before, client_key, guarded)
@@ -286,25 +280,6 @@ class Judge:
             if decision.allowed or bound.rule.action == "track":  # a shadow would not have charged it either
                 await self._onlookers.look(bound, scope, client_key)
         return decision
-
-
-class Beside:
-    """Decides at once about requests that are not for an operators' tool.
-
-    Args:
-        judge: Decides about all requests.
-        spared: Finds those that are for a tool.
-    """
-
-    def __init__(self, judge: Judge, spared: Spared) -> None:
-        self._judge = judge
-        self._spared = spared
-
-    def decide_at_once(self, scope: Scope) -> Decision | None:
-        """See `Judge.decide_at_once`."""
-        if scope["type"] != "http" or self._spared.find(scope) is not None:
-            return None
-        return self._judge.decide_at_once(scope)
 
 
 def _refusal_by(rule: Rule) -> Decision:

@@ -27,21 +27,20 @@ from .answers.refusals import Refusals, Refused
 from .answers.sending import ENDED, Outgoing
 from .bans.signals import AbuseWatch
 from .broken import Breakable, end_start
+from .checks import Finding, StartupChecks, about_settings, checked_codes
 from .endpoints.decorator import check_places
 from .endpoints.endpoint_buckets import EndpointBuckets
 from .endpoints.per_route import PerRoute
 from .endpoints.rate_limit import put_users_last
-from .findings.at_start import examine
-from .findings.codes import Finding, checked_codes
-from .findings.defaults import about_callers, about_defaults
-from .findings.first_requests import Watch
 from .finishing import with_last_figures
 from .gate import RequestGate
-from .judge import Beside, Judge
+from .judge import Judge
 from .keys.client_ip import ClientAddress, client_ip
 from .network_files import AddressList, followed
 from .options import check_flag, expect, switched_off
+from .paths.layers import router_of
 from .record import Record
+from .route_checks import about_admin_apps, about_callers, about_exemptions, about_honeypots
 from .routes import walk
 from .rules.rule import Exceeded, Rule
 from .rules.rule_set import BoundRule, RuleSet, all_rules
@@ -137,13 +136,13 @@ class RateLimitMiddleware(Breakable):
         self._gate = self._made(app, client, abuse, lists, on_refused, messages, calls)
         self._judged: frozenset[str] = frozenset()  # nothing before the first request, and while switched off
         self._looked = False
-        self._judge: Judge | Beside | None = None  # as soon as requests may take the short way
+        self._judge: Judge | None = None  # as soon as requests may take the short way
         off = switched_off(enabled)
         self._enabled = not off
         self._ignored = checked_codes(ignore_checks)
         self.findings: list[Finding] = []
-        self._watch: Watch | None = Watch(client, self.policies, self.limiter.store)
-        for finding in examine(self, client, off, self.policies, lists):
+        self._watch: StartupChecks | None = StartupChecks(client, self.policies, self.limiter.store)
+        for finding in (*about_settings(self, client, off, self.policies), *about_honeypots(self, self.policies)):
             self._say(finding)
         self._enlist()
 
@@ -187,7 +186,6 @@ class RateLimitMiddleware(Breakable):
             self._refusals,
             counter,
             calls,
-            self._look_back,
         )
 
     @classmethod
@@ -294,9 +292,6 @@ class RateLimitMiddleware(Breakable):
             return
         request = scope[RECORD] = Outgoing()
         request.open(None, self._gate.side, scope, receive, send, self._headers, self._feed)
-        if self._gate.judge.spared is not None and self._gate.judge.spared.find(scope) is not None:
-            # An operator looks for hours at streams of a tool; the figures are those of the application.
-            request.feed = None
         try:
             try:
                 await self._gate.serve(scope, receive, request.send_any, request, outermost=True)
@@ -320,7 +315,9 @@ class RateLimitMiddleware(Breakable):
                     put_users_last(walk(app))
                     for finding in about_callers(app):
                         self._say(finding)
-                    self._gate.look_for_tools()
+                    below = self.app if router_of(self.app) is not None else app
+                    for finding in about_admin_apps(below, self._gate.rules.select):
+                        self._say(finding)
                 except ConfigurationError as error:
                     await end_start(error, scope, receive, send)
                 self._looked = True
@@ -348,21 +345,14 @@ class RateLimitMiddleware(Breakable):
             if lists.due():
                 lists.look_aside()
         if self._watch is not None:
-            if self._watch.fresh:
-                for finding in about_defaults(self, scope):
+            if self._watch.fresh and RECORD not in scope:  # else a gate further out looks at the exemptions
+                for finding in about_exemptions(self, scope.get("app", self.app)):
                     self._say(finding)
             for finding in self._watch.look(scope):
                 self._say(finding)
             if self._watch.over:
                 self._watch = None
-                self._gate.look_for_tools()
-                self._judge = self._gate.at_once()
-
-    def _look_back(self, scope: Scope, record: Record) -> None:
-        """Report the findings that one of the first requests shows after the application has served it."""
-        if self._watch is not None:
-            for finding in self._watch.look_back(scope, record):
-                self._say(finding)
+                self._judge = self._gate.judge if self._gate.short else None
 
     def _say(self, finding: Finding) -> None:
         if finding.code not in self._ignored:

@@ -93,16 +93,6 @@ async def test_users_of_one_address_count_apart_and_a_user_of_two_addresses_once
     assert findings(app) == []
 
 
-async def test_a_rule_by_user_is_found_to_come_before_the_users() -> None:
-    app = fastapi([Rule("*", "9/hour", key=user)])
-    app.get("/")(page)
-    await ask(app, "")
-    assert findings(app) == []
-    for name in ("ann", "bob"):
-        await ask(app, name)
-    assert findings(app) == ["SG116"], "once"
-
-
 class Header(AuthenticationBackend):
     async def authenticate(self, conn: HTTPConnection) -> Any:
         return AuthCredentials(), SimpleUser(conn.headers["x-user"])

@@ -16,7 +16,7 @@ from starlette.routing import Host, Mount, Route, WebSocketRoute
 from starlette.types import ASGIApp, Scope
 
 from slidegate import Limiter, RateLimitMiddleware, Rule, path_param
-from slidegate.web.findings.hidden_rules import hidden_rules
+from slidegate.web.checks import hidden_rules
 
 from ...asgi import hello, page, scope_of, send_scope
 from ..gates import checks

@@ -21,8 +21,8 @@ from ...core.errors import ConfigurationError
 from ...core.store import Event
 from ...limiter import FailurePolicy, Limiter
 from ...stores.memory.store import MemoryStore
+from ...web.checks import CODES
 from ...web.config.file_options import Reading
-from ...web.findings.codes import CODES
 from ...web.keys.key import Key
 from ...web.middleware import RateLimitMiddleware
 from ...web.rules.rule import Rule

@@ -27,8 +27,8 @@ from ...core.logs import logger
 from ...core.store import Event, Observer
 from ...limiter import FailurePolicy, Limiter
 from ..broken import Breakable
+from ..checks import Finding
 from ..file_watcher import FileWatcher, Versions
-from ..findings.codes import Finding
 from ..network_files import AddressList, NetworkFiles
 from ..rules.rule import Exceeded, Rule
 from .file_options import Reading

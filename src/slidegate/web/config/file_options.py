@@ -18,8 +18,8 @@ from ...core.bans.policy import BanPolicy
 from ...core.errors import ConfigurationError
 from ...core.limits import AnyLimit, Quota, parse_limits
 from ...limiter import FailurePolicy, Limiter, check_failure_policy
+from ..checks import checked_codes
 from ..file_watcher import FileVersion, version_of
-from ..findings.codes import checked_codes
 from ..keys import key as keys
 from ..keys.client_ip import ClientAddress, client_ip
 from ..keys.path_param import path_param

@@ -65,14 +65,6 @@ def names_user(key: object) -> bool:
     return key is user or any(map(names_user, parts))
 
 
-def is_known(scope: Scope) -> bool:
-    """Return whether the user of a request is known by now."""
-    try:
-        return _name_of(_person(scope)) != ""
-    except Exception:
-        return False
-
-
 def _person(scope: Scope) -> object:
     person = scope.get("user")
     return scope.get("state", {}).get("user") if person is None else person

@@ -13,7 +13,7 @@ from starlette.middleware.cors import CORSMiddleware
 from ....core.errors import StoreError
 from ....core.logs import written
 from ....limiter import Limiter
-from ....web.findings.codes import Finding
+from ....web.checks import Finding
 from ....web.middleware import RateLimitMiddleware
 from ....web.paths.layers import layers
 from .routes_seen import matches_nothing, places_of, uncovered
