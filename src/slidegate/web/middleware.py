@@ -40,7 +40,7 @@ from .network_files import AddressList, followed
 from .options import check_flag, expect, switched_off
 from .paths.layers import router_of
 from .record import Record
-from .route_checks import about_admin_apps, about_callers, about_exemptions, about_honeypots
+from .route_checks import about_admin_apps, about_callers, about_exemptions, about_honeypots, about_unmet_rules
 from .routes import walk
 from .rules.rule import Exceeded, Rule
 from .rules.rule_set import BoundRule, RuleSet, all_rules
@@ -314,6 +314,8 @@ class RateLimitMiddleware(Breakable):
                     check_places(app := scope.get("app", self.app))
                     put_users_last(walk(app))
                     for finding in about_callers(app):
+                        self._say(finding)
+                    for finding in about_unmet_rules(self):
                         self._say(finding)
                     below = self.app if router_of(self.app) is not None else app
                     for finding in about_admin_apps(below, self._gate.rules.select):
