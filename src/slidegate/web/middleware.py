@@ -61,7 +61,8 @@ class RateLimitMiddleware(Breakable):
     Args:
         app: The application to guard.
         limits: The short form: ``"100/minute"`` for each client address; the same as ``rules=[Rule("*", limits)]``.
-        rules: The rules: which requests have which limits.
+        rules: The rules: which requests have which limits. Without `limits` and `rules` only limits at endpoints
+            count, which need a middleware above them.
         default_limits: The limits of each route by itself, behind the rules: ``"60/minute"``. ``@RateLimit.exempt`` and
             ``RateLimit(..., override=True)`` at an endpoint take their place.
         limiter: The limiter that counts; by default one of its own, in memory.
@@ -123,8 +124,7 @@ class RateLimitMiddleware(Breakable):
         self.headers = headers
         self._headers = HeaderWriter(headers) if headers is not None else None
         calls = Calls()
-        alone = limits is None and rules is None and (bans is not None or default_limits is not None)
-        self.rules = tuple(all_rules(limits, [] if alone else rules))
+        self.rules = tuple(all_rules(limits, rules))
         self._defaults = None if default_limits is None else PerRoute(default_limits, self._claim("per-route:"), app)
         self.default_limits = () if self._defaults is None else self._defaults.limits
         abuse = AbuseWatch(bans, self.limiter, client, allowlist, calls)

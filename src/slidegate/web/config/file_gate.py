@@ -30,6 +30,7 @@ from ..broken import Breakable
 from ..checks import Finding
 from ..file_watcher import FileWatcher, Versions
 from ..network_files import AddressList, NetworkFiles
+from ..rules.arguments import checked_exceeded
 from ..rules.rule import Exceeded, Rule
 from .file_options import Reading
 
@@ -167,7 +168,7 @@ class FileGate(Breakable, Generic[G]):
             for name, value in options.items()
             if value is not None or name not in _NONE_IS_NOTHING
         }
-        self._on_exceeded = on_exceeded
+        self._on_exceeded = checked_exceeded(on_exceeded)
         observers = tuple(observers)
         if observers and "limiter" in self._code:
             raise ConfigurationError(

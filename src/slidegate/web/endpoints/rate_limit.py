@@ -187,7 +187,7 @@ class RateLimit:
                 return
             raise ConfigurationError(
                 "RateLimit: no RateLimitMiddleware stands above this endpoint; write "
-                "app.add_middleware(RateLimitMiddleware, rules=[]), with rules or without"
+                "app.add_middleware(RateLimitMiddleware), with rules or without"
             )
         if allowlisted(record.steps):
             return

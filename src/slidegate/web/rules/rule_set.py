@@ -357,14 +357,13 @@ def _chosen(met: Sequence[Met]) -> Selection:
 
 
 def all_rules(limits: str | AnyLimit | Iterable[str | AnyLimit] | None, rules: Sequence[Rule] | None) -> Sequence[Rule]:
-    """Return the rules that `limits` or `rules` of a middleware stand for."""
-    if (limits is None) == (rules is None):
-        raise ConfigurationError(
-            'RateLimitMiddleware: give limits="100/minute" or rules=[Rule(...), ...], '
-            + ('one of them, or default_limits="60/minute"' if limits is None else 'not both; limits is Rule("*", ...)')
-        )
+    """Return the rules of a middleware: those that are given, one of its limits, or none beside limits at endpoints."""
     if rules is None:
-        return [Rule("*", limits)]
+        return [] if limits is None else [Rule("*", limits)]
+    if limits is not None:
+        raise ConfigurationError(
+            'RateLimitMiddleware: give limits="100/minute", which is Rule("*", ...), or rules=[...], not both'
+        )
     if isinstance(rules, (str, Rule)) or not isinstance(rules, Iterable):
         raise ConfigurationError(f'rules: expected a list such as [Rule("*", "100/minute")], not {rules!r}')
     return tuple(rules)
