@@ -57,7 +57,7 @@ ELSEWHERE: Final[dict[tuple[str, str], object]] = {
     ("Client", "trust_all"): True,
     ("Environment", "env"): "SLIDEGATE_STORE",
     ("QuotaTable", "name"): "month",
-    ("RuleTable", "capacity"): 1_000,
+    ("RuleTable", "on_exceeded"): True,
 }
 """Examples of keys that the example file does not have."""
 HEADERS: Final = {

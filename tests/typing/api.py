@@ -228,7 +228,7 @@ assert_type(stats.total.passed, int)
 assert_type(stats.total.qps, float)
 assert_type(stats.total.seen.rt.quantile(0.95), float | None)
 RateLimitMiddleware(app, limits="100/minute", statistics=False)
-Rule("*", "100/5s", action="track", on_exceeded=lambda key, decision: None)
+Rule("*", "100/5s", on_exceeded=lambda key, decision: None)
 
 # -- limits, networks, stores --------------------------------------------------------------------------------------
 

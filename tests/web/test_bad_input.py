@@ -40,7 +40,6 @@ async def never(status: int) -> bool:
 
 
 BAD: list[tuple[Callable[[], object], str]] = [
-    (lambda: gate(), "give limits="),
     (lambda: gate(limits="5/minute", rules=[RULE]), "not both"),
     (lambda: gate(limits=""), "AMOUNT/WINDOW"),
     (lambda: gate(limits="5/minut"), "did you mean 'minute'"),
@@ -81,16 +80,15 @@ BAD: list[tuple[Callable[[], object], str]] = [
     (lambda: rule("/a", [Limit(5, "1m"), "6/minute"]), "same window"),
     (lambda: rule("/a", lambda r: "5/m", fallback_limits="x"), "AMOUNT/WINDOW"),
     (lambda: rule("/a", "5/minute", count_if=401), "count_if"),
-    (lambda: rule("/a", "5/minute", action="log"), "action"),
-    (lambda: rule("/a", "5/minute", action="track"), "on_exceeded"),
-    (lambda: rule("/a", "5/minute", action="shadow", count_if=bool), "count_if"),
+    (lambda: rule("/a", "5/minute", shadow="yes"), "shadow: expected True or False"),
+    (lambda: rule("/a", "5/minute", shadow=True, count_if=bool), "count_if"),
     (lambda: rule("/a", "5/minute", wait="soon"), "wait"),
     (lambda: rule("/a", "5/minute", wait="1s", wait_max=0), "wait_max"),
     (lambda: rule("/a", "5/minute", key=client_ip), "call it"),
     (lambda: rule("/a", "5/minute", count_if=never), "plain function"),
     (lambda: rule("/a", "5/minute", count_denied="no"), "count_denied"),
-    (lambda: rule("/a", "5/minute", action="shadow", final=True), "only looks on"),
-    (lambda: rule("/a", "5/minute", action="shadow", wait="1s"), "only looks on"),
+    (lambda: rule("/a", "5/minute", shadow=True, final=True), "only looks on"),
+    (lambda: rule("/a", "5/minute", shadow=True, wait="1s"), "only looks on"),
     (lambda: RateLimitMiddleware.from_file(hello, None), "expected the path"),  # type: ignore[arg-type]
     (lambda: Limiter.from_url("mysql://u:s3cret@h"), "mysql://***@h"),
     (lambda: client_ip(ipv4_prefix=33), "ipv4_prefix"),
@@ -108,13 +106,13 @@ FUNCTIONS: dict[str, tuple[Callable[[Any], object], int]] = {
     "cost": (lambda function: rule("/a", "5/minute", cost=function), 1),
     "when": (lambda function: rule("/a", "5/minute", when=function), 1),
     "priority": (lambda function: LoadSheddingMiddleware(hello, lag="50ms", priority=function), 1),
-    "on_exceeded": (lambda function: rule("/a", "5/minute", action="track", on_exceeded=function), 2),
+    "on_exceeded": (lambda function: rule("/a", "5/minute", on_exceeded=function), 2),
     "on_refused": (lambda function: gate(limits="5/minute", on_refused=function), 2),
     # The same at an endpoint.
     "limits ": (RateLimit, 1),
     "key ": (lambda function: RateLimit("5/minute", key=function), 1),
     "cost ": (lambda function: RateLimit("5/minute", cost=function), 1),
-    "on_exceeded ": (lambda function: RateLimit("5/minute", action="track", on_exceeded=function), 2),
+    "on_exceeded ": (lambda function: RateLimit("5/minute", on_exceeded=function), 2),
 }
 SHAPES: list[tuple[Callable[..., object], int]] = [
     (lambda: None, 0),

@@ -16,7 +16,9 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import PlainTextResponse
-from starlette.routing import Mount, Route
+from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp
 
 from slidegate import (
     BanPolicy,
@@ -403,3 +405,94 @@ def test_a_limited_function_that_is_called_where_nobody_awaits_it_is_found_at_th
         f"slidegate: SG121: {one!r} calls {helper.__qualname__!r}" for one in callers
     ]
     assert all("write `async def` for both, and await it" in line for line in said)
+
+
+# -- rules that no route meets ---------------------------------------------------------------------------------------
+
+
+def shop(*more: BaseRoute, **options: Any) -> Starlette:
+    routes: list[BaseRoute] = [
+        Route("/login", ok, methods=["GET", "POST"]),
+        Route("/items/{id:int}", ok),
+        WebSocketRoute("/talk", ok),
+        Mount("/admin", Starlette(routes=[Route("/users/{rest:path}", ok)])),
+    ]
+    return Starlette(routes=[*routes, *more], **options)
+
+
+async def unmet(app: ASGIApp, *rules: Rule) -> list[str]:
+    found = gate(app, rules=rules)
+    await call(found, "/")
+    return [finding.message for finding in found.findings if finding.code == "SG123"]
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        Rule("/logni", "5/minute"),
+        Rule("/login/", "5/minute"),
+        Rule("/logout", exempt=True),
+        Rule(["/login", "/signin"], "5/minute"),
+        Rule("/items/x", "5/minute"),
+        Rule("/login", "5/minute", methods=["DELETE"]),
+        Rule("/talk", "5/minute", connection="http"),
+        Rule("/login", "5/minute", connection="websocket"),
+        Rule("/items", "5/minute", shadow=True),
+        Rule("/administration/{rest:path}", "5/minute"),
+        Rule("/admin/logs", "5/minute"),
+    ],
+    ids=repr,
+)
+async def test_a_rule_that_no_route_can_meet_is_said_at_the_start(rule: Rule) -> None:
+    (message,) = await unmet(shop(), Rule("*", "9/minute"), rule)
+    assert repr(rule.label) in message
+
+
+async def test_the_nearest_path_is_named() -> None:
+    (message,) = await unmet(shop(), Rule("/logni", "5/minute"))
+    assert "; did you mean '/login'?" in message
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        Rule("*", "5/minute"),
+        Rule("/login", "5/minute", methods=["POST"]),
+        Rule("/login", "5/minute", methods=["OPTIONS"]),
+        Rule(["/login", "/items/8"], "5/minute"),
+        Rule("/items/7", "5/minute"),
+        Rule("/items/{name}", "5/minute"),
+        Rule("/{rest:path}", "5/minute"),
+        Rule("/talk", "5/minute"),
+        Rule("/admin/users/7/x", "5/minute"),
+        Rule("/admin/{rest:path}", "5/minute"),
+        Rule("/behind/a/proxy/login", "5/minute"),
+        Rule("/wp-login.php", block=True),
+        Rule("/.env", "1/minute", on_exceeded=lambda key, decision: None),
+    ],
+    ids=repr,
+)
+async def test_a_rule_that_a_route_meets_or_that_meets_scanners_is_not(rule: Rule) -> None:
+    assert await unmet(shop(), rule) == []
+
+
+async def test_nothing_is_said_where_something_answers_that_shows_no_routes(tmp_path: Path) -> None:
+    class Rewrites:
+        def __init__(self, app: ASGIApp) -> None:
+            self.app = app
+
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            await self.app(scope, receive, send)
+
+    rule = Rule("/logni", "5/minute")
+    for app in (
+        hello,
+        Starlette(),
+        shop(Mount("/files", StaticFiles(directory=tmp_path))),
+        shop(Mount("/other", hello)),
+        shop(middleware=[Middleware(Rewrites)]),
+        Rewrites(shop()),
+        shop(Mount("/deeper", shop(Mount("/other", hello)))),
+    ):
+        assert await unmet(app, rule) == []
+    assert len(await unmet(shop(middleware=[Middleware(CORSMiddleware)]), rule)) == 1

@@ -511,11 +511,11 @@ async def test_a_websocket_can_ask_for_a_place_after_it_was_accepted() -> None:
     [
         ({"concurrency": 0}, "expected a whole number from 1"),
         ({"concurrency": "4/minute"}, "it has no window"),
-        ({"concurrency": 4, "exempt": True}, "does not go with exempt"),
-        ({"concurrency": 4, "action": "shadow"}, 'does not go with action="shadow"'),
-        ({"concurrency": 4, "cost": 2}, "cost: it is about the units of limits"),
-        ({"concurrency": 4, "count_denied": True}, "count_denied: it is about"),
-        ({"concurrency": 4, "count_if": lambda status: True}, "count_if: it is about"),
+        ({"concurrency": 4, "exempt": True}, "exempt: it does not go with concurrency"),
+        ({"concurrency": 4, "shadow": True, "limits": "9/s"}, "shadow: it does not go with concurrency"),
+        ({"concurrency": 4, "cost": 2}, "cost: it goes with limits; add limits"),
+        ({"concurrency": 4, "count_denied": True}, "count_denied: it goes with limits"),
+        ({"concurrency": 4, "count_if": lambda status: True}, "count_if: it goes with limits"),
         ({}, "expected limits"),
     ],
 )

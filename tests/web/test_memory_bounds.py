@@ -110,8 +110,8 @@ def made(limiter: Limiter) -> RateLimitMiddleware:
         Rule("*", "9000/hour", key=combine(client_ip(), header("X-API-Key")), name="both"),
         Rule("*", "9000/hour", key=lambda request: f"path:{request.url.path}", name="function"),
         Rule("*", lambda request: "5/minute" + " " * random.randrange(3_000), fallback_limits="9/minute", name="plans"),
-        Rule("*", "9/hour", action="track", key=header("Host"), capacity=9, on_exceeded=print, name="tracked"),
-        Rule("*", "9/hour", action="shadow", key=header("Host"), name="shadow"),
+        Rule("*", "9/hour", key=header("Host"), on_exceeded=print, name="tracked"),
+        Rule("*", "9/hour", shadow=True, key=header("Host"), name="shadow"),
         Rule("*", "100000/hour", key=everyone),
     ]
     bans = [
@@ -171,7 +171,7 @@ async def test_however_many_values_clients_choose_few_of_them_are_remembered() -
         Rule("*", "9/hour", key=client_ip(ipv4_prefix=30), name="prefixes"),
         Rule("/{rest:path}", "9/hour", key=by_value, name="values"),
         Rule("*", lambda request: f"{10**6 + int(request.url.path[1:])}/hour", key=everyone, name="plans"),
-        Rule("*", lambda request: "nobody", action="track", key=by_value, on_exceeded=lambda *_: None, name="hot"),
+        Rule("*", lambda request: "nobody", key=by_value, on_exceeded=lambda *_: None, name="hot"),
     ]
     limiter = Limiter(MemoryStore())
     gate = RateLimitMiddleware(app, rules=rules, limiter=limiter)

@@ -74,7 +74,7 @@ RULES: Final[tuple[Callable[[], list[Rule]], ...]] = (
     lambda: [Rule("*", "3/minute", cost=2, name="all")],
     lambda: [Rule("*", "3/minute", count_denied=True, name="all")],
     lambda: [Rule("*", "3/minute", count_if=lambda status: status < 400, name="all")],
-    lambda: [Rule("*", "2/minute", action="shadow", name="all")],
+    lambda: [Rule("*", "2/minute", shadow=True, name="all")],
     lambda: [],
 )
 

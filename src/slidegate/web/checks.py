@@ -46,6 +46,7 @@ CODES: Final = {
     "SG118": "an exemption exempts from nothing",
     "SG121": "a limited function is not awaited",
     "SG122": "rules count the dashboard or the admin API",
+    "SG123": "no route meets a rule",
 }
 """Every code, with its subject."""
 WATCHED: Final = 1_000

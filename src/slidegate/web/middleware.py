@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ..core.arguments import names_checked
 from ..core.bans.policy import BanPolicy
 from ..core.decision import Bucket, Decision
 from ..core.errors import ConfigurationError
@@ -36,10 +37,10 @@ from .gate import RequestGate
 from .judge import Judge
 from .keys.client_ip import ClientAddress, client_ip
 from .network_files import AddressList, followed
-from .options import check_flag, expect, names_checked, switched_off
+from .options import check_flag, expect, switched_off
 from .paths.layers import router_of
 from .record import Record
-from .route_checks import about_admin_apps, about_callers, about_exemptions, about_honeypots
+from .route_checks import about_admin_apps, about_callers, about_exemptions, about_honeypots, about_unmet_rules
 from .routes import walk
 from .rules.rule import Exceeded, Rule
 from .rules.rule_set import BoundRule, RuleSet, all_rules
@@ -194,7 +195,7 @@ class RateLimitMiddleware(Breakable):
         path: str | PathLike[str],
         *,
         observers: Iterable[Observer] = (),
-        on_tracked: Exceeded | None = None,
+        on_exceeded: Exceeded | None = None,
         **options: Any,
     ) -> FileGate[RateLimitMiddleware]:
         """Make a middleware whose rules stand in a TOML file, and follow the file's changes.
@@ -206,7 +207,7 @@ class RateLimitMiddleware(Breakable):
             path: The file. It is looked at again at most once a second, when requests come.
             observers: Called with events of the limiter that the file describes, ``config_reloaded`` and
                 ``config_rejected`` among them. A limiter given in code has its own.
-            on_tracked: The `on_exceeded` of the file's rules with ``action = "track"``.
+            on_exceeded: The function that the file's rules with ``on_exceeded = true`` call.
             options: Options of `RateLimitMiddleware`; they go before those of the file. Beside a `limiter` the file
                 has no ``store``, ``deadline`` and ``on_error``.
 
@@ -216,7 +217,7 @@ class RateLimitMiddleware(Breakable):
         # Most gates read no file, and everything that reads one is a tenth of what the package takes to be imported.
         from .config.file_gate import FileGate
 
-        return FileGate(app, path, make=_Read, observers=observers, on_tracked=on_tracked, **options)
+        return FileGate(app, path, make=_Read, observers=observers, on_exceeded=on_exceeded, **options)
 
     def bound(self) -> list[BoundRule]:
         """Return the rules of the gate with their buckets, those for endpoints and routes that were met so far too."""
@@ -315,6 +316,8 @@ class RateLimitMiddleware(Breakable):
                     check_places(app := scope.get("app", self.app))
                     put_users_last(walk(app))
                     for finding in about_callers(app):
+                        self._say(finding)
+                    for finding in about_unmet_rules(self):
                         self._say(finding)
                     below = self.app if router_of(self.app) is not None else app
                     for finding in about_admin_apps(below, self._gate.rules.select):

@@ -21,6 +21,7 @@ from weakref import WeakKeyDictionary
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ..core.arguments import check_takes, names_checked
 from ..core.durations import format_duration
 from ..core.errors import ConfigurationError, quoted
 from ..core.limits import parse_duration_us
@@ -31,7 +32,7 @@ from .answers.feed import outcome
 from .answers.refusals import reduced_capacity, refuse_websocket
 from .answers.refused_routes import RefusedRoutes
 from .broken import Breakable, end_start
-from .options import check_flag, check_takes, expect, names_checked, switched_off
+from .options import check_flag, expect, switched_off
 from .rules.arguments import checked_methods
 from .rules.rule import Rule
 from .rules.rule_set import RuleSet

@@ -8,17 +8,20 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Final
 
+from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.routing import Host, Mount
 from starlette.types import Scope
 
 from ..core.bans.policy import BanPolicy
+from ..core.errors import closest
 from .checks import Checked, Finding
 from .endpoints.decorator import dependencies, unawaited
 from .endpoints.exemption import is_lifted, takes_no_defaults
 from .endpoints.rate_limit import RateLimit
-from .paths.layers import DEPTH, flat_routes, layers, root_of, router_of
+from .paths.layers import DEPTH, flat_routes, is_known, is_known_module, layers, root_of, router_of
 from .paths.patterns import compile_pattern
-from .routes import ResolvedRoute, walk
+from .paths.segments import overlap, segments
+from .routes import Frontend, ResolvedRoute, walk
 from .rules.rule import Rule
 from .rules.rule_set import Selection
 
@@ -26,6 +29,7 @@ _SHOWS_ROUTERS: Final = (0, 137)
 """The first FastAPI whose routes tell by which router they come."""
 _NUMBER: Final = re.compile(r"\d+")
 _METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+_KIND: Final = re.compile(":[a-z]+}")
 _PARAMETER: Final = re.compile(r"\{[^}]*\}")
 _ALL_BELOW: Final = re.compile(r"/?\{\w+:path\}\Z")
 _ASKED: Final = (("GET", "/"), ("GET", "/api/session"), ("POST", "/api/session"))
@@ -149,6 +153,71 @@ def about_callers(app: object) -> Iterator[Finding]:
             f"{caller!r} calls {name!r}, which @RateLimit made a coroutine function, so neither it nor its limit runs; "
             "write `async def` for both, and await it, or put limiter.limited(...) in the place of RateLimit",
         )
+
+
+def about_unmet_rules(gate: Checked) -> Iterator[Finding]:
+    """Yield a finding for each rule whose paths lead to no route of the application.
+
+    It is silent where something may answer that shows no routes, and about rules that meet scanners: those that block
+    or track, nor about rules for preflights.
+    """
+    routes = list(walk(gate.app))
+    if not routes or _may_answer_more(gate.app, 0):
+        return
+    for rule in gate.rules:
+        if not rule.patterns or rule.action in ("block", "track") or "OPTIONS" in (rule.methods or ()):
+            continue
+        for path in rule.paths:
+            if not any(is_about(rule, tail, place) for tail in _without_roots(path) for place in routes):
+                near = closest(path, [place.template for place in routes])
+                yield Finding(
+                    "SG123",
+                    f"path {path!r} of rule {rule.label!r} matches no route{near}; write it with the prefix of its "
+                    "router, or drop it",
+                )
+
+
+def _may_answer_more(app: object, depth: int) -> bool:
+    """Return whether a layer or an application below may answer requests, or change their paths, without a route."""
+    router = router_of(app)
+    if router is None or depth >= DEPTH:
+        return True
+    for layer in layers(app):
+        if not is_known(layer) or isinstance(layer, BaseHTTPMiddleware):
+            return True
+        classes = [added.cls for added in getattr(layer, "user_middleware", ())]
+        if any(not is_known_module(found.__module__) or found is BaseHTTPMiddleware for found in classes):
+            return True
+        if layer is router:
+            break
+    inner = [route for route in flat_routes(router.routes) if not hasattr(route, "endpoint")]
+    return any(not isinstance(route, (Mount, Host)) or _may_answer_more(route.app, depth + 1) for route in inner)
+
+
+def is_about(rule: Rule, path: str, place: ResolvedRoute) -> bool:
+    """Return whether some request by a route is one that a path of a rule is about."""
+    if rule.connection is not None and rule.connection != place.connection:
+        return False
+    if rule.methods is not None and place.methods is not None and not rule.methods & place.methods:
+        return False
+    return path == "*" or overlap(segments(path), segments(_typed(place)))
+
+
+def _without_roots(path: str) -> Iterator[str]:
+    """Yield a path, and what is left of it where a server puts a root before all paths."""
+    yield path
+    for found in re.finditer("/", path[1:]):
+        if not path.startswith("/{", found.end()):
+            yield path[found.end() :]
+
+
+def _typed(place: ResolvedRoute) -> str:
+    """Return the template of a route with the kinds of its parameters where parts tell them: ``/items/{id:int}``."""
+    if isinstance(place.route, Frontend):
+        return place.template.replace("{path}", "{path:path}")
+    parts = [*place.mounts, place.route]
+    typed = "".join(getattr(part, "path", "") for part in parts)
+    return typed if _KIND.sub("}", typed) == place.template else place.template
 
 
 def about_admin_apps(app: object, select: Callable[[Scope], Selection]) -> Iterator[Finding]:

@@ -89,7 +89,7 @@ async def test_the_start_says_which_rules_count_the_tool_and_which_rule_exempts_
     "options",
     [
         {"limits": None, "rules": [Rule("/page", "3/minute")]},
-        {"limits": None, "rules": [Rule("*", "3/minute", action="shadow")]},
+        {"limits": None, "rules": [Rule("*", "3/minute", shadow=True)]},
         {"ignore_checks": ["SG122", "SG103"]},
         {"enabled": False},
     ],

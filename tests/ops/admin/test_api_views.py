@@ -58,7 +58,7 @@ async def test_the_rules_of_all_gates_on_a_limiter_are_shown(tmp_path: Path) -> 
             Rule("/plans", lambda request: "7/minute", name="plans"),
             Rule("/quota", Quota("10/day"), name="daily", key=everyone),
             Rule("/few", concurrency=4, name="few"),
-            Rule("/old", action="block", status=410, name="old"),
+            Rule("/old", block=True, status=410, name="old"),
             Rule("/free", exempt=True),
             Rule("/admin/{rest:path}", exempt=True),
         ],

@@ -174,13 +174,13 @@ async def test_a_list_may_be_a_file_beside_the_configuration(file: Path, monkeyp
 
 async def test_rules_that_track_call_what_the_code_names(file: Path) -> None:
     heard: list[str] = []
-    text = '[[rules]]\npath = "*"\nlimits = "2/hour"\naction = "track"\n'
-    app = from_file(file, text, on_tracked=lambda key, decision: heard.append(key))
+    text = '[[rules]]\npath = "*"\nlimits = "2/hour"\non_exceeded = true\n'
+    app = from_file(file, text, on_exceeded=lambda key, decision: heard.append(key))
     assert await statuses(app, 4) == [200] * 4
     assert heard == [PEER]
 
 
-@pytest.mark.parametrize("facts", ['action = "block"', "exempt = true"])
+@pytest.mark.parametrize("facts", ["block = true", "exempt = true"])
 async def test_rules_that_count_nothing_may_be_alike(facts: str, file: Path) -> None:
     text = f'[[rules]]\npath = "/a"\n{facts}\n'
     answers = [(await call(from_file(file, times * text), "/a")).status for times in (1, 2)]
@@ -225,10 +225,13 @@ BAD: list[tuple[str | bytes, str]] = [
     (RULE + 'key = { client = {}, fallback = "user" }', "client always finds a key; leave out fallback"),
     (RULE + "key = { client = { ipv6_prefix = 8 } }", "rules[0].key.client.ipv6_prefix: expected greater"),
     (RULE + "count_if = 401", "rules[0].count_if: expected a list, for example count_if = [401, 403], not 401"),
-    (RULE + 'action = "track"', 'rules[0].action: "track" calls a function; give it in code'),
+    (RULE + "on_exceeded = true", "rules[0].on_exceeded: calls a function; give it in code"),
     ('limits = "1/s"\nstatistics = "no"', "statistics: expected true or false"),
     (RULE + 'wait = "200 mx"', "rules[0].wait: expected a number and a unit"),
-    (RULE + "exempt = true", "rules[0]: Rule('/a'): exempt requests are not counted"),
+    (
+        RULE + "exempt = true",
+        "rules[0]: exempt: it does not go with limits: an exempt request is not counted; leave one of them out",
+    ),
     (RULE + RULE, "rules[1].path: counts in the same bucket as rules[0]; "),
     (
         RULE + 'name = "x"\n[[rules]]\npath = "/b"\nlimits = "1/s"\nname = "x"',

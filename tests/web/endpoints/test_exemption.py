@@ -220,7 +220,7 @@ async def test_rules_of_the_middleware_hold_an_exempt_route_all_the_same() -> No
     assert await statuses(app, 4, "/free") == [200, 200, 200, 429]
 
 
-@pytest.mark.parametrize("options", [{"action": "shadow"}, {"concurrency": 1}, {"key": lambda request: 1 / 0}])
+@pytest.mark.parametrize("options", [{"shadow": True}, {"concurrency": 1}, {"key": lambda request: 1 / 0}])
 async def test_nothing_is_asked_where_a_limit_is_lifted(options: dict[str, Any]) -> None:
     router = APIRouter(**required(RateLimit("1/minute", name="lifted", **options)))
 

@@ -108,10 +108,8 @@ async def test_at_an_endpoint_nobody_passes_and_what_was_charged_before_goes_bac
 async def test_a_rule_that_looks_on_says_that_nobody_would_have_passed() -> None:
     observer, told = RecordingObserver(without=["refused", "near_limit"]), []
     rules = [
-        Rule("*", lambda request: "nobody", action="shadow", name="shadow"),
-        Rule(
-            "*", lambda request: "nobody", action="track", on_exceeded=lambda key, seen: told.append(key), name="track"
-        ),
+        Rule("*", lambda request: "nobody", shadow=True, name="shadow"),
+        Rule("*", lambda request: "nobody", on_exceeded=lambda key, seen: told.append(key), name="track"),
     ]
     gate = RateLimitMiddleware(hello, rules=rules, limiter=Limiter(observers=[observer]))
     assert await statuses(gate, 3) == [200, 200, 200]

@@ -17,6 +17,7 @@ from starlette.requests import HTTPConnection
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from ...core.arguments import check_takes
 from ...core.bans.policy import Answer, BanPolicy
 from ...core.barred import RuleBlock
 from ...core.decision import Decision, Reason
@@ -24,7 +25,6 @@ from ...core.errors import ConfigurationError
 from ...core.limits import AnyLimit, Concurrency
 from ...core.memo import remember
 from ...core.ring import NEVER, OPEN
-from ..options import check_takes
 from ..rules.user_functions import Calls, request_of
 from .foreign_fields import Fields, lowered, sendable
 from .header_fields import Buckets, asked_buckets

@@ -133,7 +133,7 @@ class FileGate(Breakable, Generic[G]):
         make: Makes a gate, given the application, a function that claims identities, one that logs findings, and
             options of `RateLimitMiddleware`.
         observers: Called with events of the limiter that the file describes.
-        on_tracked: The `on_exceeded` of the file's rules with ``action = "track"``.
+        on_exceeded: The function that the file's rules with ``on_exceeded = true`` call.
         clock: Returns seconds; measures the time between two looks at the file.
         replace_store: Whether a limiter given in code replaces the file's store; else it is an error beside one.
         options: Options of `RateLimitMiddleware`; they go before those of the file.
@@ -149,7 +149,7 @@ class FileGate(Breakable, Generic[G]):
         *,
         make: Callable[[ASGIApp, Claim, Say, Mapping[str, Any]], G],
         observers: Iterable[Observer] = (),
-        on_tracked: Exceeded | None = None,
+        on_exceeded: Exceeded | None = None,
         clock: Callable[[], float] = time.monotonic,
         replace_store: bool = False,
         **options: Any,
@@ -167,7 +167,7 @@ class FileGate(Breakable, Generic[G]):
             for name, value in options.items()
             if value is not None or name not in _NONE_IS_NOTHING
         }
-        self._on_tracked = on_tracked
+        self._on_exceeded = on_exceeded
         observers = tuple(observers)
         if observers and "limiter" in self._code:
             raise ConfigurationError(
@@ -217,7 +217,7 @@ class FileGate(Breakable, Generic[G]):
 
     def _reading(self, filled: Container[Path] = ()) -> Reading:
         return Reading(
-            self._path, self._code, self._shared.limiter_at, self._on_tracked, self._clock, self._replace_store, filled
+            self._path, self._code, self._shared.limiter_at, self._on_exceeded, self._clock, self._replace_store, filled
         )
 
     def _made_of(self, reading: Reading) -> tuple[G, ASGIApp]:

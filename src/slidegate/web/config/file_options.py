@@ -47,7 +47,7 @@ class Reading:
         path: The file.
         code: Options given in code; they go before those of the file.
         limiter_at: Makes the limiter for a store's address, given its failure policy.
-        on_tracked: The `on_exceeded` of the file's rules with ``action = "track"``.
+        on_exceeded: The function that the file's rules with ``on_exceeded = true`` call.
         clock: Returns seconds; measures the time between two looks at the files of lists.
         replace_store: Whether a limiter given in code replaces the file's store, as tools that only look on want it;
             else it is an error beside one.
@@ -63,7 +63,7 @@ class Reading:
         path: Path,
         code: Mapping[str, Any],
         limiter_at: Callable[[str, FailurePolicy], Limiter],
-        on_tracked: Exceeded | None = None,
+        on_exceeded: Exceeded | None = None,
         clock: Callable[[], float] = time.monotonic,
         replace_store: bool = False,
         filled: Container[Path] = (),
@@ -72,7 +72,7 @@ class Reading:
         self._document = Document(path)
         self._code = code
         self._limiter_at = limiter_at
-        self._on_tracked = on_tracked
+        self._on_exceeded = on_exceeded
         self._clock = clock
         self._replace_store = replace_store
         self._filled = filled
@@ -190,12 +190,12 @@ class Reading:
                 options["limits"] = _limits(table.limits)
         if table.count_if is not None:
             options["count_if"] = frozenset(table.count_if).__contains__
-        if table.action == "track":
-            if self._on_tracked is None:
+        if options.pop("on_exceeded", False):
+            if self._on_exceeded is None:
                 raise ConfigurationError(
-                    'action: "track" calls a function; give it in code: from_file(..., on_tracked=function)'
+                    "on_exceeded: calls a function; give it in code: from_file(..., on_exceeded=function)"
                 )
-            options["on_exceeded"] = self._on_tracked
+            options["on_exceeded"] = self._on_exceeded
         if "key" in options:
             with self._document.at("rules", number, "key"):
                 options["key"] = self._key(table.key, None, client)

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
+from ..options import EXCLUSIONS, NEEDS, conflict
 from .forms import Paths, Text, Texts, Trusted, form_of_list, text_or
 
 UNKNOWN_KEY: Final = "unknown_key"
@@ -126,8 +127,26 @@ class KeyTable(_Table):
         return self
 
 
+def _exclude(schema: dict[str, Any]) -> None:
+    """Write into the schema of a rule which of its keys exclude each other, and which need another one."""
+    keys = schema["properties"]
+
+    def without(key: str) -> Any:
+        return {"const": keys[key]["default"]} if "default" in keys[key] else False
+
+    def present(key: str) -> dict[str, Any]:
+        return {"required": [key], "properties": {key: {"not": without(key)} if without(key) else True}}
+
+    schema["allOf"] = [
+        {"if": present(key), "then": {"properties": {other: without(other) for other in others}}}
+        for key, others, _ in EXCLUSIONS
+    ] + [{"if": present(key), "then": present(needed)} for key, (needed, _) in NEEDS.items()]
+
+
 class RuleTable(_Table):
     """Holds the requests it matches to its limits."""
+
+    model_config = ConfigDict(json_schema_extra=_exclude)
 
     path: Paths = Field(
         description='A path such as "/items/{id}" or "/api/{rest:path}", a list of paths that share their counts, or '
@@ -147,18 +166,13 @@ class RuleTable(_Table):
         default=None, description="Count only requests whose answer has one of these statuses."
     )
     count_denied: bool = Field(default=False, description="Count refused requests as well.")
-    action: Literal["limit", "shadow", "track", "block"] = Field(
-        default="limit",
-        description="Refuse requests beyond the limits, only report them, only track hot keys, or refuse all requests.",
+    shadow: bool = Field(default=False, description="Only report the requests that would have been refused.")
+    on_exceeded: bool = Field(
+        default=False, description="Only track, and call the function that the code gives when a key passes the limit."
     )
+    block: bool = Field(default=False, description="Refuse all requests, and let no later rule apply.")
     status: int | None = Field(
-        default=None, ge=400, le=599, description='With action = "block": the status of the answer; by default 403.'
-    )
-    capacity: int | None = Field(
-        default=None,
-        ge=1,
-        le=10_000,
-        description='With action = "track": find hot keys in fixed memory, counting this many keys at a time.',
+        default=None, ge=400, le=599, description="With block = true: the status of the answer; by default 403."
     )
     wait: str | None = Field(default=None, description='How long a request may wait for its turn, such as "200ms".')
     wait_max: int = Field(
@@ -167,6 +181,14 @@ class RuleTable(_Table):
     name: str | None = Field(default=None, description="The name of the limit; the counts belong to it.")
     exempt: bool = Field(default=False, description="Let matching requests pass uncounted; no later rule applies.")
     final: bool = Field(default=False, description="No later rule applies to matching requests.")
+
+    @model_validator(mode="after")
+    def _exclude_each_other(self) -> RuleTable:
+        given = {key for key in self.model_fields_set if getattr(self, key) != type(self).model_fields[key].default}
+        problem = conflict(given)
+        if problem:
+            raise PydanticCustomError(WRONG_TABLE, "{problem}", {"problem": problem})
+        return self
 
 
 def _check_weight(value: object) -> object:

@@ -32,8 +32,8 @@ class Exemption:
 
     Defaults are the middleware's `default_limits`, and a `RateLimit` that FastAPI routers or applications require of
     all routes below. As a decorator it marks a function or a class and returns it as it was, above or below the
-    decorator that makes the route. As a FastAPI dependency it exempts a route, or all routes of a router or an application from
-    what stands further out. Lists, bans, rules and limits at the endpoint itself apply as before.
+    decorator that makes the route. As a FastAPI dependency it exempts a route, or all routes of a router or an
+    application from what stands further out. Lists, bans, rules and limits at the endpoint itself apply as before.
     """
 
     def __init__(self) -> None:

@@ -16,16 +16,16 @@ from typing import Any, ClassVar, TypeVar, overload
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 
+from ...core.arguments import names_checked
 from ...core.decision import Decision, Reason
 from ...core.errors import ConfigurationError, SlidegateError
 from ..keys.key import Key, KeyFunction
 from ..keys.user import names_user
-from ..options import check_flag, names_checked
+from ..options import check_flag
 from ..record import Record, allowlisted, charged
 from ..routes import ResolvedRoute
 from ..rules.rule import (
     DEFAULT_WAIT_MAX,
-    Action,
     CostFunction,
     CountIf,
     Exceeded,
@@ -91,8 +91,8 @@ class RateLimit:
         cost: Units for one request, or a function of the request (with its body), sync or async.
         count_if: As for `Rule`: count only requests with such an answer.
         count_denied: Count refused requests as well.
-        action: ``"limit"``, ``"shadow"`` or ``"track"``, as for `Rule`.
-        on_exceeded: As for `Rule`, with ``action="track"``.
+        shadow: As for `Rule`: report the requests that would have been refused, and refuse none.
+        on_exceeded: As for `Rule`: only track, and call this function when a key passes the limit.
         wait: As for `Rule`: a request that would be admitted within this time waits at the endpoint.
         wait_max: The largest number of requests of one key that wait at a time.
         override: Take the place of defaults at this route, or at all routes below: of the middleware's
@@ -119,17 +119,13 @@ class RateLimit:
         cost: int | CostFunction = 1,
         count_if: CountIf | None = None,
         count_denied: bool = False,
-        action: Action = "limit",
+        shadow: bool = False,
         on_exceeded: Exceeded | None = None,
         wait: str | float | timedelta | None = None,
         wait_max: int = DEFAULT_WAIT_MAX,
         override: bool = False,
         name: str | None = None,
     ) -> None:
-        if action == "block":
-            raise ConfigurationError(
-                'action: "block" goes with rules: write Rule("/admin", action="block"); an endpoint refuses by itself'
-            )
         self.rule = Rule(
             "*",
             limits,
@@ -139,7 +135,7 @@ class RateLimit:
             cost=cost,
             count_if=count_if,
             count_denied=count_denied,
-            action=action,
+            shadow=shadow,
             on_exceeded=on_exceeded,
             wait=wait,
             wait_max=wait_max,

@@ -21,7 +21,6 @@ from ..paths.mounts import Mounts
 from ..scope_keys import SETTLED, is_preflight
 from .arguments import says_nobody
 from .rule import Limits, Rule
-from .tracking import HotWatch
 
 _MEMO: Final = 2_048
 _MEMO_PATH: Final = 256
@@ -38,7 +37,6 @@ class BoundRule:
         key_function: The user's key function, if the rule has one.
         cost: The fixed cost; 1 where a function returns it.
         cost_function: The user's cost function, if the rule has one.
-        hot: The finder of hot keys, if the rule has a `capacity`.
         places: The owner of its places, where the rule has a concurrency limit beside its limits.
         plain: Whether limits, key and cost need no call of a user's function, and no place is held.
     """
@@ -49,7 +47,6 @@ class BoundRule:
         "bucket",
         "cost",
         "cost_function",
-        "hot",
         "key",
         "key_function",
         "places",
@@ -64,7 +61,6 @@ class BoundRule:
         self.key_function = None if isinstance(rule.key, Key) else rule.key
         self.cost = rule.cost if isinstance(rule.cost, int) else 1
         self.cost_function = None if isinstance(rule.cost, int) else rule.cost
-        self.hot = None if rule.capacity is None else HotWatch(bucket, rule.capacity)
         self.places = places
         functions = (self.key_function, self.cost_function, rule.limits_function)
         self.plain = all(function is None for function in functions) and rule.concurrency is None
