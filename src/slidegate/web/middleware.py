@@ -91,8 +91,8 @@ class RateLimitMiddleware(Breakable):
         findings: Probable mistakes, found at start-up or in the first requests; each was logged once.
 
     Raises:
-        ConfigurationError: A value cannot work; the message says what would. Where an application makes its middleware
-            during the start of a server, the gate answers ``lifespan.startup.failed`` instead, see `broken`.
+        ConfigurationError: A value cannot work; the message says what would. In the stack that an application
+            builds, the gate answers ``lifespan.startup.failed`` with it instead, see `broken`.
     """
 
     @names_checked
@@ -232,6 +232,8 @@ class RateLimitMiddleware(Breakable):
 
         This is the short way, of requests about which limits alone decide; `_go_long` takes all others.
         """
+        if self.error is not None:
+            await end_start(self.error, scope, receive, send)
         judge = self._judge
         decision = None if judge is None else judge.decide_at_once(scope)
         if decision is None:

@@ -31,7 +31,7 @@ from ..limiter.aio import on_asyncio
 from .answers.feed import outcome
 from .answers.refusals import reduced_capacity, refuse_websocket
 from .answers.refused_routes import RefusedRoutes
-from .broken import Breakable
+from .broken import Breakable, end_start
 from .options import check_flag, expect, switched_off
 from .rules.arguments import checked_methods
 from .rules.rule import Rule
@@ -125,6 +125,8 @@ class LoadSheddingMiddleware(Breakable):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass one request on, or refuse it."""
+        if self.error is not None:
+            await end_start(self.error, scope, receive, send)
         priority = await self._priority_of(scope) if self._enabled and scope["type"] in ("http", "websocket") else None
         if priority is None or not on_asyncio():  # other event loops are not measured
             await self.app(scope, receive, send)

@@ -26,7 +26,7 @@ from ...core.limits import AnyLimit
 from ...core.logs import logger
 from ...core.store import Event, Observer
 from ...limiter import FailurePolicy, Limiter
-from ..broken import Breakable
+from ..broken import Breakable, end_start, whole
 from ..checks import Finding
 from ..file_watcher import FileWatcher, Versions
 from ..network_files import AddressList, NetworkFiles
@@ -210,6 +210,8 @@ class FileGate(Breakable, Generic[G]):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass one request to the gate at work."""
+        if self.error is not None:
+            await end_start(self.error, scope, receive, send)
         if scope["type"] != "lifespan" and self._watcher.due():
             self._watcher.look_aside()
         await self._entry(scope, receive, send)
@@ -222,8 +224,8 @@ class FileGate(Breakable, Generic[G]):
     def _made_of(self, reading: Reading) -> tuple[G, ASGIApp]:
         """Return the gate that the file makes, and where requests enter: what sheds load before it, else the gate."""
         options = reading.options()
-        gate = self._make(self._guarded, self._shared.claims(options["limiter"]), self._shared.say, options)
-        return gate, reading.entry(gate, options)
+        gate = whole(self._make(self._guarded, self._shared.claims(options["limiter"]), self._shared.say, options))
+        return gate, whole(reading.entry(gate, options))
 
     def _read_again(self, changed: Versions) -> Callable[[], None]:
         followed = [given for given in self.app.lists.values() if isinstance(given, NetworkFiles)]
