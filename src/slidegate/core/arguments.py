@@ -41,18 +41,9 @@ _CALLED_HERE: Final[dict[tuple[str, ...], str]] = {
         "write count_if=lambda status: status == 401 at a Rule or a RateLimit"
     ),
     ("scope", "shared_limit"): 'write name="search" at each RateLimit or Rule; those of one name share their counts',
-    (
-        "application_limits",
-        "limit_value",
-        "limit",
-        "rate",
-        "times",
-        "seconds",
-        "minutes",
-        "hours",
-        "period",
-        "window",
-    ): ('write limits="100/minute" at RateLimitMiddleware, a Rule or a RateLimit'),
+    ("application_limits", "limit_value", "rate", "times", "seconds", "minutes", "hours", "period", "window"): (
+        'write limits="100/minute" at RateLimitMiddleware, a Rule or a RateLimit'
+    ),
     ("per_method", "default_limits_per_method"): (
         'write methods=["POST"] at a Rule; a RateLimit counts the methods of a route together'
     ),

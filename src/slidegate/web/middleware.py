@@ -50,7 +50,7 @@ from .settling import Settling
 from .websockets.message_limits import MessageCounter, MessageLimits
 
 if TYPE_CHECKING:
-    from .config.file_gate import Claim, FileGate, Say
+    from .reload import Claim, ReloadingMiddleware, Say
 
 _JUDGED: Final = frozenset({"http", "websocket"})
 
@@ -197,7 +197,7 @@ class RateLimitMiddleware(Breakable):
         observers: Iterable[Observer] = (),
         on_exceeded: Exceeded | None = None,
         **options: Any,
-    ) -> FileGate[RateLimitMiddleware]:
+    ) -> ReloadingMiddleware:
         """Make a middleware whose rules stand in a TOML file, and follow the file's changes.
 
         Use it as ``app.add_middleware(RateLimitMiddleware.from_file, path="slidegate.toml")``.
@@ -215,9 +215,9 @@ class RateLimitMiddleware(Breakable):
             ConfigurationError: The file cannot be used; the message names the path of the key.
         """
         # Most gates read no file, and everything that reads one is a tenth of what the package takes to be imported.
-        from .config.file_gate import FileGate
+        from .reload import ReloadingMiddleware
 
-        return FileGate(app, path, make=_Read, observers=observers, on_exceeded=on_exceeded, **options)
+        return ReloadingMiddleware(app, path, make=_Read, observers=observers, on_exceeded=on_exceeded, **options)
 
     def bound(self) -> list[BoundRule]:
         """Return the rules of the gate with their buckets, those for endpoints and routes that were met so far too."""
@@ -386,7 +386,7 @@ class _Read(RateLimitMiddleware):
         return self._claim_again(identity)
 
     def _enlist(self) -> None:
-        """Do nothing: the `FileGate` is found, and leads to the gate that is at work."""
+        """Do nothing: the `ReloadingMiddleware` is found, and leads to the gate that is at work."""
 
     def _log(self, finding: Finding) -> None:
         self._say_once(finding, super()._log)

@@ -15,8 +15,7 @@ import pytest
 
 from scripts import make_configuration_page, make_schema
 from slidegate import ConfigurationError, Rule, everyone
-from slidegate.web.config.json_schema import json_schema
-from slidegate.web.config.schema import Configuration
+from slidegate.web.config_schema import Configuration, json_schema
 
 from .test_config import BAD
 

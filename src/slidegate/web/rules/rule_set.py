@@ -179,18 +179,10 @@ class RuleSet:
         app: object = None,
         defaults: Defaults | None = None,
     ) -> None:
-        by_identity: dict[str, Rule] = {}
+        check_apart(rules)
         self._bound: list[tuple[Rule, BoundRule | None]] = []
         taken: set[str] = set()
         for rule in rules:
-            if not isinstance(rule, Rule):
-                raise ConfigurationError(
-                    f'rules: expected a list such as [Rule("*", "100/minute")], not {rule!r} in it'
-                )
-            twin = by_identity.get(rule.identity)
-            by_identity[rule.identity] = rule
-            if twin is not None and rule.counts:
-                raise ConfigurationError(f"rules: {twin!r} and {rule!r} are one bucket; {_way_out(twin, rule)}")
             self._bound.append((rule, BoundRule(rule, *_buckets(rule, claim, taken)) if rule.counts else None))
         self.reserving = {
             one.bucket.rule: rule
@@ -369,12 +361,21 @@ def all_rules(limits: str | AnyLimit | Iterable[str | AnyLimit] | None, rules: S
     return tuple(rules)
 
 
-def _way_out(twin: Rule, rule: Rule) -> str:
-    """Return advice: what to write instead of two rules that would count in one bucket."""
-    if rule.name is None:
-        return "name one of them, or drop it"
-    paths = "*" if "*" in twin.paths + rule.paths else list(dict.fromkeys(twin.paths + rule.paths))
-    return f'write one rule, Rule({paths!r}, "5/minute", name={rule.name!r}), or give one of them another name'
+def check_apart(rules: Iterable[Rule]) -> None:
+    """Check that no two rules would count in one bucket."""
+    known: dict[str, Rule] = {}
+    for rule in rules:
+        if not isinstance(rule, Rule):
+            raise ConfigurationError(f'rules: expected a list such as [Rule("*", "100/minute")], not {rule!r} in it')
+        twin = known.get(rule.identity)
+        known[rule.identity] = rule
+        if twin is None or not rule.counts:
+            continue
+        advice = "name one of them, or drop it"
+        if rule.name is not None:
+            paths = "*" if "*" in twin.paths + rule.paths else list(dict.fromkeys(twin.paths + rule.paths))
+            advice = f"write one rule with the paths {paths!r}, or give one of them another name"
+        raise ConfigurationError(f"rules: {twin!r} and {rule!r} are one bucket; {advice}")
 
 
 def _buckets(rule: Rule, claim: Callable[[str], str], taken: set[str]) -> Sequence[Bucket]:
