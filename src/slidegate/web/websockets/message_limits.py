@@ -14,6 +14,7 @@ from typing import Final, Literal, TypeAlias
 import anyio
 from starlette.types import Message, Receive, Scope, Send
 
+from ...core.arguments import names_checked
 from ...core.decide import Place, decide, enter_periods
 from ...core.decision import Bucket, Decision, Reason
 from ...core.errors import ConfigurationError
@@ -23,7 +24,6 @@ from ...limiter import Limiter
 from ...limiter.waiting import may_wait
 from ..keys.client_ip import ClientAddress
 from ..keys.key import Key
-from ..options import names_checked
 from ..request import unless_left
 from .watched import Watched
 
