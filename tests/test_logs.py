@@ -271,6 +271,20 @@ def test_deep_and_wide_tracebacks_are_cut() -> None:
     assert any(line.startswith("... ") for line in lines)
 
 
+def test_of_a_deep_traceback_the_frames_next_to_the_error_are_told() -> None:
+    def deeper(depth: int) -> None:
+        if depth:
+            deeper(depth - 1)
+        raised_here()
+
+    def raised_here() -> None:
+        raise ValueError("deep")
+
+    with pytest.raises(ValueError, match="deep") as raised:
+        deeper(100)
+    assert "raised_here" in trace(raised.value)
+
+
 @given(st.text(alphabet=st.characters(), max_size=80), st.integers(2, 60))
 def test_escaped_text_is_printable_and_bounded_and_good_text_stays(text: str, most: int) -> None:
     found = escaped(text, most)

@@ -220,6 +220,16 @@ def test_a_stream_of_others_does_not_starve_who_waits(limit: Limit) -> None:
     assert store.hit(one), "and there was more than the first of them needed"
 
 
+def test_nothing_is_kept_where_there_is_room_for_who_waits() -> None:
+    clock = FakeClock(10**12)
+    store, full, free = MemoryStore(clock=clock), Bucket("full", (Limit(1, "10s"),)), Bucket("free", (Limit(9, "10s"),))
+    both = ((full, "ann", 1), (free, "ann", 1))
+    assert store.hit(both)
+    assert not store.hit(both, first_in_line=True)
+    assert not store.hit(((full, "ann", 1),))
+    assert store.hit(((free, "ann", 1),)), "others may have what the first of the line does not lack"
+
+
 def test_what_is_kept_and_not_fetched_is_everybodys_after_the_moment_that_refusals_say() -> None:
     limit = Limit(2, "1s")
     ring = spent(limit, (10, 2))

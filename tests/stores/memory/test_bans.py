@@ -17,6 +17,7 @@ import pytest
 from slidegate.core import Bucket, ConfigurationError, Decision, Reason, parse_limits
 from slidegate.core.addresses import format_network, parse_address
 from slidegate.core.bans.policy import BanPolicy
+from slidegate.stores import MemoryBans
 from slidegate.stores.memory.store import MemoryStore
 from slidegate.testing import FakeClock, RecordingObserver
 
@@ -146,6 +147,8 @@ def test_the_clocks_of_the_machine_are_used_where_none_is_given() -> None:
     left_us = store.hit(((BUCKET, "ann", 1),)).retry_after_us
     assert left_us is not None
     assert 0 < left_us <= HOUR_US
+    before_us = time.monotonic_ns() // 1_000
+    assert before_us <= MemoryBans().ban("bob", HOUR_US, "", "eve").made_us <= time.monotonic_ns() // 1_000
 
 
 # -- how much --------------------------------------------------------------------------------------------------------
