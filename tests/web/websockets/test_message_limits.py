@@ -199,6 +199,7 @@ async def bytes_of_sockets(messages: MessageLimits | None, count: int = 1_000) -
 
 
 async def test_the_counts_of_a_connection_are_small_and_go_with_it() -> None:
+    await bytes_of_sockets(MessageLimits("10/s; 100/minute"))  # fills what the interpreter keeps for later tuples
     held, left = await bytes_of_sockets(MessageLimits("10/s; 100/minute"))
     bare_held, bare_left = await bytes_of_sockets(None)
     assert held - bare_held < 2_000
