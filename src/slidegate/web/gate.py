@@ -18,7 +18,7 @@ from .answers.refusal_events import RefusalEvents
 from .answers.refusals import Refusals
 from .bans.outcomes import hear, listening
 from .bans.signals import AbuseWatch
-from .endpoints.endpoint_buckets import EndpointBuckets
+from .endpoints.rate_limit import EndpointBuckets
 from .endpoints.refusal import answer_unanswered, is_limited, strike
 from .judge import Beside, Judge
 from .keys.client_ip import ClientAddress

@@ -19,7 +19,7 @@ from ..core.memo import remember
 from ..limiter import Limiter
 from ..limiter.waiting import may_wait
 from .bans.signals import AbuseWatch, Offence
-from .endpoints.waiting_there import turn_at_endpoint
+from .endpoints.refusal import turn_at_endpoint
 from .keys.client_ip import GONE, ClientAddress
 from .network_files import AddressList
 from .paths.spared import Spared

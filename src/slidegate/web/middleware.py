@@ -27,8 +27,8 @@ from .answers.sending import ENDED, Outgoing
 from .bans.signals import AbuseWatch
 from .broken import Breakable, end_start
 from .endpoints.decorator import check_places
-from .endpoints.endpoint_buckets import EndpointBuckets
 from .endpoints.per_route import PerRoute
+from .endpoints.rate_limit import EndpointBuckets
 from .endpoints.refusal import answer_unanswered
 from .findings.at_start import examine
 from .findings.codes import Finding, check_silence

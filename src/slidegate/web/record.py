@@ -7,7 +7,7 @@ the header fields and the statistics read them. Its `side` is the gate nearest a
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence, Set
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from starlette.types import Receive, Scope
 
@@ -17,10 +17,12 @@ from .answers.refusal_events import RefusalEvents
 from .answers.refusals import Refusals
 from .answers.tightest import tightest
 from .bans.signals import AbuseWatch
-from .endpoints.endpoint_buckets import EndpointBuckets
 from .finishing import hand_back
 from .settling import FAILED, Reservation, is_failure, settle
 from .waiting import Ahead
+
+if TYPE_CHECKING:
+    from .endpoints.rate_limit import EndpointBuckets
 
 _ALLOWLISTED: Final = Reason.ALLOWLISTED
 

@@ -1,35 +1,42 @@
-"""What becomes of a request that a limit at its endpoint refuses.
+"""What becomes of a request for which a limit at its endpoint has no room: it waits for its turn, or is refused.
 
-The limit raises an `EndpointRefusal`. A handler of the user's may answer it; where only the default of the framework
-would, problem details do, because the limit puts a handler of its own into the table of the application that it is in.
-The middleware answers what nobody has answered, and adds to every answer what one to a refused request has to have.
+To refuse it, the limit raises an `EndpointRefusal`. A handler of the user's may answer it; where only the default of
+the framework would, problem details do, because the limit puts a handler of its own into the table of the application
+that it is in. The middleware answers what nobody has answered, and adds to every answer what one to a refused request
+has to have.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from http import HTTPStatus
 from typing import Any, Final
 
+import anyio
 from starlette._exception_handler import wrap_app_handling_exceptions
 from starlette.exceptions import HTTPException, WebSocketException
 from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
+from ...core.bans.in_force import Guarded
 from ...core.decision import Decision, Reason, ceil_s
 from ...core.errors import RateLimitExceeded, SlidegateError
+from ...limiter import Limiter
 from ..answers.foreign_fields import Field, Fields, lowered
 from ..bans.signals import AbuseWatch
 from ..record import Record
 from ..scope_keys import RECORD
+from ..waiting import unless_left
 
 _HANDLERS: Final = "starlette.exception_handlers"
 _NOT_STORED: Final = (b"cache-control", b"no-store")
 _TRY_AGAIN_LATER: Final = 1013
+_RECEIVE: Final = "_receive"
+"""The attribute by which Starlette's requests and websockets read their messages."""
 
 
 class EndpointRefusal(RateLimitExceeded, HTTPException):
@@ -56,6 +63,36 @@ class ClientLeft(SlidegateError, ClientDisconnect):
 
     def __init__(self, scope: Scope) -> None:
         _handlers(scope)[ClientLeft] = _answer_nobody
+
+
+async def turn_at_endpoint(
+    request: HTTPConnection, decision: Decision, limiter: Limiter, guarded: Sequence[Guarded]
+) -> Decision:
+    """Wait in line, and return the last decision.
+
+    Messages that come meanwhile are there for whoever reads the request afterwards.
+
+    Raises:
+        ClientLeft: The client left meanwhile.
+    """
+    record: Record = request.scope[RECORD]
+    channel = record.read_ahead(vars(request).get(_RECEIVE, _nothing))
+    record.add(decision)
+    record.waited = True
+    last = await unless_left(channel, limiter, lambda: limiter.engine.lines.wait(decision, guarded))
+    if last is None:
+        raise ClientLeft(request.scope)
+    record.steps.pop()
+    record.waited = last.allowed
+    if _RECEIVE in vars(request):
+        vars(request)[_RECEIVE] = channel
+    return last
+
+
+async def _nothing() -> Message:
+    """Stand for the messages of a request that was made without them."""
+    await anyio.sleep_forever()
+    raise AssertionError  # sleep_forever never returns
 
 
 async def refuse(connection: HTTPConnection, decision: Decision) -> Exception:
