@@ -50,7 +50,6 @@ SCENES: Final = {
     "100,000 path variants, 1,000 rules": Scene(floods.path_variants, "memos of some thousand entries"),
     "1,000 odd paths of 8 kB, 1,000 rules": Scene(floods.long_paths, "not remembered"),
     "5,000 requests, 2,500 of them waiting": Scene(held.waiting, "`wait_max` 500 for each key"),
-    "10,000 requests of 1,000 banned clients, tarpit": Scene(held.tarpits, "100 held at once"),
     "1,000,000 bans end, 20,000 clients are banned": Scene(held.bans, "`max_bans`"),
 }
 

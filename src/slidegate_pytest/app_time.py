@@ -30,7 +30,7 @@ MOVED: Final = {
     "slidegate.stores.memory.bans": "time_ns",
     "slidegate.stores.memory.store": "monotonic_ns",
     "slidegate.stores.system_clock": "time_ns",
-    "slidegate.web.answers.header_fields": "time",
+    "slidegate.web.headers": "time",
 }
 """The modules that read the time of requests, and the function by which each does."""
 

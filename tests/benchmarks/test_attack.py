@@ -17,7 +17,6 @@ ANSWERS = {
     "100,000 path variants, 1,000 rules": {"200": 334, "404": 666},
     "1,000 odd paths of 8 kB, 1,000 rules": {"404": 10},
     "5,000 requests, 2,500 of them waiting": {"200": 30, "429": 20},
-    "10,000 requests of 1,000 banned clients, tarpit": {"403": 100},
     "1,000,000 bans end, 20,000 clients are banned": {"200": 200, "429": 1_000, "403": 200},
 }
 

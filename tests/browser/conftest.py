@@ -42,7 +42,14 @@ def opened(chromium: Browser) -> Iterator[OpenPage]:
     """Opens pages: ``opened(site, token, hash="#bans", color_scheme="dark")``."""
     contexts, wrong = [], []
 
-    def open_page(site: Site, token: str | None, hash: str = "", expected: str | None = None, **options: Any) -> Page:
+    def open_page(
+        site: Site,
+        token: str | None,
+        hash: str = "",
+        expected: str | None = None,
+        at: str = "/slidegate/",
+        **options: Any,
+    ) -> Page:
         def note(message: ConsoleMessage) -> None:
             # Chromium logs each answer that is an error. That somebody has to log in is none, and some tests make more.
             failed = message.text.startswith("Failed to load resource")
@@ -58,7 +65,7 @@ def opened(chromium: Browser) -> Iterator[OpenPage]:
         page.on("pageerror", lambda error: wrong.append(f"error: {error}"))
         page.on("dialog", lambda dialog: wrong.append(f"dialog: {dialog.message}"))
         page.on("request", lambda request: request.url.startswith((site.url, "data:")) or wrong.append(request.url))
-        page.goto(site.dashboard + hash)
+        page.goto(site.url + at + hash)
         if token is not None:
             page.get_by_label("Token").fill(token)
             page.get_by_role("button", name="Sign in").click()

@@ -58,6 +58,7 @@ app = Starlette(
         Route("/reports", slow),
         Route("/login", page, methods=["POST"]),
         Mount("/slidegate", Dashboard(limiter, token=TOKEN, read_token=READ_TOKEN, client=behind)),
+        Mount("/counted", Dashboard(limiter, token=TOKEN, client=behind)),
     ],
     lifespan=lifespan,
 )
@@ -66,6 +67,7 @@ app.add_middleware(
     limiter=limiter,
     client=behind,
     rules=[
+        Rule("/slidegate/{rest:path}", exempt=True),
         Rule("/login", "5/minute; 20/hour", methods=["POST"], name="login"),
         Rule("/reports", "200/10m", key=header("X-API-Key"), name="reports"),
         Rule("*", f"{AMOUNT}/10m", name="everybody"),

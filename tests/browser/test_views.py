@@ -205,6 +205,20 @@ def test_a_chart_tells_its_figures_without_a_picture(site: Site, opened: OpenPag
     assert chart.get_by_role("row").count() > 10
 
 
+def test_a_page_that_the_gate_counts_says_which_rule_would_exempt_it(site: Site, opened: OpenPage) -> None:
+    client = "203.0.113.77"
+    page = opened(
+        site,
+        TOKEN,
+        expected="status of 429",
+        at="/counted/",
+        extra_http_headers={"X-Forwarded-For": client},
+    )
+    site.flood(client, 40)
+    page.get_by_role("tab", name="Configuration").click()
+    expect(page.get_by_role("alert")).to_contain_text('Rule("/counted/{rest:path}", exempt=True)')
+
+
 def test_a_session_that_ends_elsewhere_ends_here(chromium: object, opened: OpenPage) -> None:
     with served() as (site,):
         page = opened(site, TOKEN)

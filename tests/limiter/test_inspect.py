@@ -69,7 +69,7 @@ async def test_the_rules_of_all_gates_endpoints_and_routes_are_asked(clock: Fake
             ("per-route GET /limited", 2),
         ]
     )
-    assert {"elsewhere", "cors-preflight"} <= {shown.label for shown in view.windows if not shown.used}
+    assert "elsewhere" in {shown.label for shown in view.windows if not shown.used}
     assert [shown.label for shown in view.windows if isinstance(shown.limit, Concurrency)] == ["both"]
     assert (view.key, view.left_out, view.now_us) == (PEER, 0, clock.now_us)
 
@@ -124,7 +124,7 @@ async def test_a_gate_that_a_changed_file_has_replaced_is_asked_no_more(clock: F
 async def test_a_gate_whose_application_is_gone_is_asked_no_more(clock: FakeClock) -> None:
     limiter = Limiter(MemoryStore(clock=clock))
     gate = RateLimitMiddleware(hello, rules=[Rule("*", "5/minute", name="gone")], limiter=limiter)
-    assert [window.rule for window in (await limiter.inspect(PEER)).windows] == ["gone", "cors-preflight:"]
+    assert [window.rule for window in (await limiter.inspect(PEER)).windows] == ["gone"]
     del gate
     gc.collect()
     assert (await limiter.inspect(PEER)).windows == ()

@@ -27,7 +27,7 @@ from slidegate import (
     client_ip,
     everyone,
 )
-from slidegate.testing import FakeClock
+from slidegate.testing import FakeClock, RecordingObserver
 
 from ..asgi import PEER, Answer, call, hello, page, scope_of, send_scope, statuses
 
@@ -51,16 +51,56 @@ async def test_the_record_says_why_a_request_passed_or_not() -> None:
     assert reasons == [Reason.OK, Reason.LIMITED, Reason.EXEMPT, Reason.ALLOWLISTED, Reason.BLOCKED]
 
 
-async def test_preflights_are_not_counted_and_have_a_limit_of_their_own() -> None:
-    preflight = {"Origin": "https://example.org", "Access-Control-Request-Method": "PUT"}
-    app = RateLimitMiddleware(hello, limits="10/hour", preflight_limits="200/hour")
-    assert await statuses(app, 100, method="OPTIONS", headers=preflight) == [200] * 100
+PREFLIGHT = {"Origin": "https://example.org", "Access-Control-Request-Method": "PUT"}
+
+
+async def test_preflights_are_counted_apart_from_other_requests_with_the_same_limits() -> None:
+    app = RateLimitMiddleware(hello, limits="10/hour")
+    assert await statuses(app, 11, method="OPTIONS", headers=PREFLIGHT) == [200] * 10 + [429]
     assert await statuses(app, 11) == [200] * 10 + [429]
-    assert (await statuses(app, 101, method="OPTIONS", headers=preflight)).count(429) == 1
     blocked = RateLimitMiddleware(hello, limits="10/hour", blocklist=Networks([PEER]))
-    assert await statuses(blocked, 1, method="OPTIONS", headers=preflight) == [403]
-    free = RateLimitMiddleware(hello, limits="10/hour", preflight_limits=None)
-    assert await statuses(free, 300, method="OPTIONS", headers=preflight) == [200] * 300
+    assert await statuses(blocked, 1, method="OPTIONS", headers=PREFLIGHT) == [403]
+    allowed = RateLimitMiddleware(hello, limits="10/hour", allowlist=Networks([PEER]))
+    assert await statuses(allowed, 20, method="OPTIONS", headers=PREFLIGHT) == [200] * 20
+
+
+async def test_a_gate_never_limits_preflights_where_nobody_wrote_a_limit() -> None:
+    for rules in ([], [Rule("*", "1/hour", methods=["GET", "POST"])], [Rule("/elsewhere", "1/hour")]):
+        app = RateLimitMiddleware(hello, rules=rules)
+        assert await statuses(app, 700, method="OPTIONS", headers=PREFLIGHT) == [200] * 700
+
+
+async def test_a_rule_that_names_options_counts_preflights_and_other_options_requests_apart() -> None:
+    app = RateLimitMiddleware(hello, rules=[Rule("*", "2/hour", methods=["OPTIONS"], name="options")])
+    assert await statuses(app, 3, method="OPTIONS", headers=PREFLIGHT) == [200, 200, 429]
+    assert await statuses(app, 3, method="OPTIONS") == [200, 200, 429]
+    assert await statuses(app, 3) == [200] * 3
+
+
+async def test_preflights_are_counted_by_limits_functions_concurrency_and_shadows_apart_too() -> None:
+    function = RateLimitMiddleware(hello, rules=[Rule("*", lambda request: "2/hour", key=everyone)])
+    assert await statuses(function, 3, method="OPTIONS", headers=PREFLIGHT) == [200, 200, 429]
+    assert await statuses(function, 3) == [200, 200, 429]
+    events = RecordingObserver()
+    gate = Limiter(MemoryStore(), observers=[events])
+    shadow = RateLimitMiddleware(hello, limiter=gate, rules=[Rule("*", "1/hour", action="shadow")])
+    assert await statuses(shadow, 1) == [200]
+    assert await statuses(shadow, 2, method="OPTIONS", headers=PREFLIGHT) == [200] * 2
+    assert [event.kind for event in events.events].count("shadow_refused") == 1
+
+
+async def test_a_preflight_that_does_not_count_by_its_answer_is_handed_back() -> None:
+    app = RateLimitMiddleware(hello, rules=[Rule("*", "1/hour", count_if=lambda status: status == 401)])
+    assert await statuses(app, 3, method="OPTIONS", headers=PREFLIGHT) == [200] * 3
+
+
+async def test_the_windows_of_preflights_are_known_by_the_name_of_their_rule() -> None:
+    gate = limiter()
+    first, second = (RateLimitMiddleware(hello, limiter=gate, rules=[Rule("*", "3/hour", name="r")]) for _ in "12")
+    assert await statuses(first, 2, method="OPTIONS", headers=PREFLIGHT) == [200] * 2
+    assert await statuses(second, 2, method="OPTIONS", headers=PREFLIGHT) == [200, 429]
+    nested = RateLimitMiddleware(first, limiter=gate, rules=[Rule("*", "3/hour", name="r")])
+    assert await statuses(nested, 4, client=("192.0.2.9", 1), method="OPTIONS", headers=PREFLIGHT) == [200] * 3 + [429]
 
 
 async def test_an_options_request_that_is_no_preflight_is_counted() -> None:

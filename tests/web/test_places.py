@@ -16,7 +16,7 @@ import pytest
 from slidegate import Limiter, MemoryStore, RateLimitMiddleware, Rule, StoreUnavailable
 from slidegate.core import Bucket, Concurrency
 from slidegate.testing import FakeClock
-from slidegate.web.record import Record
+from slidegate.web.request import RequestLimits
 
 from ..asgi import PEER, call, hello
 from ..redis_servers import VALKEY, RedisCluster, RedisServer, needs_redis, needs_valkey
@@ -77,11 +77,11 @@ async def test_the_bound_holds_over_all_ends_of_requests_on_a_shared_store(url: 
 
 
 async def test_a_gate_that_forgets_to_let_go_is_found_out() -> None:
-    async def forget(record: Record) -> None:
+    async def forget(request: RequestLimits) -> None:
         await asyncio.sleep(0)
 
     store = MemoryStore()
-    with patch.object(Record, "let_go", forget):
+    with patch.object(RequestLimits, "release", forget):
         await play(Limiter(store), 1)
     assert store.permits_held() > 0
 

@@ -1,57 +1,62 @@
-"""The public class of the gate: a pure ASGI 3 middleware.
+"""The public class: a pure ASGI 3 middleware, and the way of every request through it.
 
-It reads the options, makes the parts of the gate, and opens the record of a request at the outermost gate. All gates
-on the way add their decisions to that `Record`, in ``scope["slidegate"]``; the outermost gate writes the header fields
-of the tightest decision. The middleware itself keeps nothing about a request. `gate.py` goes on from here.
+It reads the options, makes its parts, and holds nothing about a request. `__call__` asks `decide.py`, enters the
+decision into the `RequestLimits` of the request (`request.py`), and passes the request on, or has `responses.py` answer
+it. Every message of an answer leaves by the one `send` of the outermost middleware, which writes the header fields
+(`headers.py`) and has the figures counted (`stats.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ..core.bans.in_force import Guarded
 from ..core.bans.policy import BanPolicy
 from ..core.decision import Bucket, Decision
 from ..core.errors import ConfigurationError
-from ..core.limits import AnyLimit, parse_limits
+from ..core.limits import AnyLimit
 from ..core.logs import logger
 from ..core.store import Observer
 from ..limiter import Limiter
-from .answers.feed import Feed
-from .answers.header_fields import HeaderStyle, HeaderWriter
-from .answers.refusals import Refusals, Refused
-from .answers.sending import ENDED, Outgoing
+from ..limiter.waiting import may_wait
 from .bans.signals import AbuseWatch
 from .broken import Breakable, end_start
+from .decide import Decider
 from .endpoints.decorator import check_places
 from .endpoints.per_route import PerRoute
 from .endpoints.rate_limit import EndpointBuckets
-from .endpoints.refusal import answer_unanswered
+from .endpoints.refusal import answer_unanswered, completed, is_limited, needed_fields, strike
+from .findings.admin_apps import about_admin_apps
 from .findings.at_start import examine
 from .findings.codes import Finding, check_silence
 from .findings.defaults import about_callers, about_defaults
 from .findings.first_requests import Watch
-from .finishing import with_last_figures
-from .gate import RequestGate
-from .judge import Beside, Judge
+from .headers import HeaderStyle, HeaderWriter
 from .keys.client_ip import ClientAddress, client_ip
 from .network_files import AddressList, followed
 from .options import check_flag, expect, names_checked, switched_off
-from .record import Record
+from .paths.layers import router_of
+from .request import RequestLimits, Reservation, Side, Step, allowlisted, is_failure, is_last, unless_left
+from .responses import RefusalEvents, RefusalResponses, Refused
 from .rules.rule import Exceeded, Rule
 from .rules.rule_set import BoundRule, RuleSet, all_rules
 from .rules.user_functions import Calls
-from .scope_keys import OFF, RECORD
-from .settling import Settling
+from .scope_keys import OFF, RECORD, STATUS, is_preflight
+from .stats import RequestStats
+from .websockets.ban_sweep import OpenSockets
 from .websockets.message_limits import MessageCounter, MessageLimits
+from .websockets.watched import Watched
 
 if TYPE_CHECKING:
     from .config.file_gate import Claim, FileGate, Say
 
 _JUDGED: Final = frozenset({"http", "websocket"})
+_BODIES: Final = frozenset({"http.response.body", "http.response.pathsend", "http.response.zerocopysend"})
 
 
 class RateLimitMiddleware(Breakable):
@@ -72,8 +77,6 @@ class RateLimitMiddleware(Breakable):
             and the decision.
         headers: ``"draft"`` (RateLimit and RateLimit-Policy of draft 11), ``"legacy"`` (X-RateLimit-*), ``"both"`` or
             None.
-        preflight_limits: The limits of a client's CORS preflights; rules count only preflights that come to an endpoint
-            which takes OPTIONS. None for no limit.
         messages: The limits of messages over an accepted websocket: ``MessageLimits("10/second")``.
         statistics: Whether the limiter's `stats` tell what happened to requests.
         enabled: False lets everything pass, and so does ``SLIDEGATE_ENABLED=0`` in the environment.
@@ -86,7 +89,6 @@ class RateLimitMiddleware(Breakable):
         per_route: The limits of each route; empty where there are none.
         headers: The style of its header fields.
         policies: Its ban policies.
-        preflight_limits: The limits of a client's CORS preflights; empty for none.
         lists: Its block and allow lists, by the names of their options.
         own_answer: Whether `on_refused` makes its answers.
         findings: Probable mistakes, found at start-up or in the first requests; each was logged once.
@@ -111,7 +113,6 @@ class RateLimitMiddleware(Breakable):
         bans: BanPolicy | Iterable[BanPolicy] | None = None,
         on_refused: Refused | None = None,
         headers: HeaderStyle | None = "draft",
-        preflight_limits: str | AnyLimit | Iterable[str | AnyLimit] | None = "600/minute",
         messages: MessageLimits | None = None,
         statistics: bool = True,
         enabled: bool = True,
@@ -125,22 +126,35 @@ class RateLimitMiddleware(Breakable):
             raise ConfigurationError(f'headers: expected "draft", "legacy", "both" or None, not {headers!r}')
         self.headers = headers
         self._headers = HeaderWriter(headers) if headers is not None else None
-        calls = Calls()
+        self._client = client
+        self._calls = calls = Calls()
         alone = limits is None and rules is None and (bans is not None or per_route is not None)
         self.rules = tuple(all_rules(limits, [] if alone else rules))
-        self._defaults = None if per_route is None else PerRoute(per_route, self._claim("per-route:"), app)
-        self.per_route = () if self._defaults is None else self._defaults.limits
-        abuse = AbuseWatch(bans, self.limiter, client, allowlist, calls)
+        defaults = None if per_route is None else PerRoute(per_route, self._claim("per-route:"), app)
+        self.per_route = () if defaults is None else defaults.limits
+        self._abuse = abuse = AbuseWatch(bans, self.limiter, client, allowlist, calls)
         self.policies = tuple(abuse.policies.values())
         self.own_answer = on_refused is not None
         self.lists = lists = {"blocklist": blocklist, "allowlist": allowlist}
-        self.preflight_limits = () if preflight_limits is None else parse_limits(preflight_limits)
+        self._stats = RequestStats(self.limiter, app) if check_flag("statistics", statistics) else None
+        self._responses = RefusalResponses(abuse.policies, on_refused, calls)
+        self._rules = RuleSet(self.rules, self._claim, app, defaults)
+        if self._rules.holds:
+            self.limiter.engine.expect_places()
+        figures = self._stats is not None
+        self._decider = Decider(self.limiter, client, self._rules, **lists, calls=calls, abuse=abuse, figures=figures)
+        messages = expect("messages", messages, MessageLimits, 'MessageLimits("10/second")')
+        self._messages: MessageCounter | None = None
+        if messages is not None:
+            self._messages = MessageCounter(messages, self.limiter, client, self._claim("messages:"))
+        self._side = self._made_side()
+        self._sockets = OpenSockets(self.limiter.engine.find_ban)
         self._events = self.limiter.engine.events
-        self._feed = Feed(self.limiter, app) if check_flag("statistics", statistics) else None
-        self._gate = self._made(app, client, abuse, lists, on_refused, messages, calls)
+        self._strikes = bool(abuse.policies)
+        self._exempts = any(rule.exempt for rule in self.rules)
+        self._hooked = bool(self._rules.reserving) or abuse.listens or self._rules.holds
         self._judged: frozenset[str] = frozenset()  # nothing before the first request, and while switched off
         self._looked = False
-        self._judge: Judge | Beside | None = None  # as soon as requests may take the short way
         off = switched_off(enabled)
         self._enabled = not off
         self._silence = check_silence(silence)
@@ -150,48 +164,17 @@ class RateLimitMiddleware(Breakable):
             self._say(finding)
         self._enlist()
 
-    def _made(
-        self,
-        app: ASGIApp,
-        client: ClientAddress,
-        abuse: AbuseWatch,
-        lists: Mapping[str, AddressList | None],
-        on_refused: Refused | None,
-        messages: MessageLimits | None,
-        calls: Calls,
-    ) -> RequestGate:
-        """Make the gate that does the work of a request."""
-        self._refusals = Refusals(abuse.policies, on_refused, calls)
-        ruled = RuleSet(self.rules, self._claim, app, self._defaults)
-        if ruled.holds:
-            self.limiter.engine.expect_places()
-        preflight = self._preflights()
-        judge = Judge(
+    def _made_side(self) -> Side:
+        """Make what the requests of this middleware show of it."""
+        decider = self._decider
+        return Side(
             self.limiter,
-            client,
-            ruled,
-            **lists,
-            preflight=preflight,
-            calls=calls,
-            abuse=abuse,
-            figures=self._feed is not None,
-        )
-        counter: MessageCounter | None = None
-        messages = expect("messages", messages, MessageLimits, 'MessageLimits("10/second")')
-        if messages is not None:
-            counter = MessageCounter(messages, self.limiter, client, self._claim("messages:"))
-        return RequestGate(
-            app,
-            self.limiter,
-            judge,
-            ruled,
-            abuse,
-            EndpointBuckets(self._claim("endpoints:"), judge.decide_at, calls, judge.price),
-            client,
-            Settling(self.limiter, ruled, preflight, calls),
-            self._refusals,
-            counter,
-            self._look_back,
+            self._rules.names(),
+            self._rules.looking,
+            self._abuse,
+            EndpointBuckets(self._claim("endpoints:"), decider.decide_at, self._calls, decider.price),
+            self._responses,
+            RefusalEvents(self.limiter, self._client, self.app),
         )
 
     @classmethod
@@ -227,96 +210,201 @@ class RateLimitMiddleware(Breakable):
 
     def bound(self) -> list[BoundRule]:
         """Return the rules of the gate with their buckets, those for endpoints and routes that were met so far too."""
-        return [*self._gate.rules.bound(), *self._gate.side.endpoints.met()]
+        return [*self._rules.bound(), *self._side.endpoints.met()]
 
     def buckets(self) -> list[Bucket]:
         """Return the buckets that the gate counts in, those of routes and endpoints that requests have reached."""
-        return self._gate.buckets()
+        messages = () if self._messages is None else self._messages.buckets()
+        return [*(bucket for bound in self.bound() for bucket in bound.buckets()), *messages]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Judge one request, and pass it on or answer it.
-
-        This is the short way, of requests about which limits alone decide; `_go_long` takes all others.
-        """
-        judge = self._judge
-        decision = None if judge is None else judge.decide_at_once(scope)
-        if decision is None:
-            await self._go_long(scope, receive, send)
-            return
-        if not decision.allowed and decision.readings and not self.own_answer:
-            start, body = self._refusal(scope, decision)
-            await send(start)
-            await send(body)
-            return
-        request = scope[RECORD] = Outgoing()
-        request.open(decision, self._gate.side, scope, receive, send, self._headers, self._feed)
-        app = self.app
-        try:
-            try:
-                try:
-                    if decision.allowed:
-                        await app(scope, receive, request.send)
-                    else:
-                        await self._gate.refuse(scope, receive, request.send_any, decision)
-                except Exception as error:
-                    if not await answer_unanswered(error, request, scope, receive, request.send_any):
-                        raise
-            except BaseException as error:
-                if request.unfinished:
-                    await request.give_up(scope, error)
-                request.fail(error)
-                raise
-            if request.unfinished:
-                await self._gate.end(scope, receive, request.send_any, request)
-            if request.feed is not None:
-                request.leave()
-        finally:
-            request.scope, request.receive, request.out = ENDED
-
-    def _refusal(self, scope: Scope, decision: Decision) -> tuple[Message, Message]:
-        """Return the answer to a request that a limit has refused at once: the application has no part in it."""
-        record = scope[RECORD] = Record()
-        record.refuse(decision, self._gate.side)
-        status, body, fields, _ = self._refusals.answer(decision, scope)
-        if self._feed is not None:
-            self._feed.refused(scope, decision, status, self._feed.now())
-        if self._events.refused:
-            self._gate.refusal_events.tell(scope, decision, status)
-        if self._headers is not None:
-            fields = fields + self._headers.complete((), decision)
-        return (
-            {"type": "http.response.start", "status": status, "headers": fields},
-            {"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body},
-        )
-
-    async def _go_long(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Take the long way: look for findings, and ask the gate for everything that it has."""
+        """Judge one request, and pass it on or answer it."""
         if scope["type"] not in self._judged and not await self._begin(scope, receive, send):
             return
         if self._watch is not None or self._lists:
-            await self._look(scope)
-        record: Record | None = scope.get(RECORD)
-        if record is not None:
-            await self._gate.serve(scope, receive, send, record, outermost=False)
-            return
-        request = scope[RECORD] = Outgoing()
-        request.open(None, self._gate.side, scope, receive, send, self._headers, self._feed)
-        if self._gate.judge.spared is not None and self._gate.judge.spared.find(scope) is not None:
-            # An operator looks for hours at streams of a tool; the figures are those of the application.
-            request.feed = None
+            self._look(scope)
+        outer: RequestLimits | None = scope.get(RECORD)
+        request = outer
+        if request is None:
+            request = scope[RECORD] = RequestLimits(0 if self._stats is None else self._stats.now())
+            send = self._sending(scope, request, send)
+        hooks = len(request.on_start)
         try:
             try:
-                await self._gate.serve(scope, receive, request.send_any, request, outermost=True)
-            except BaseException as error:
-                if request.unfinished:
-                    await request.give_up(scope, error)
-                request.fail(error)
-                raise
-            if request.unfinished or request.userless:
-                await self._gate.end(scope, receive, request.send_any, request)
-            request.leave()
+                await self._serve(scope, receive, send, request)
+            except Exception as error:
+                if is_failure(error) and request.refused is None and not request.answered:
+                    await request.start(scope, 500, (), hooks)  # a server makes that of it
+                if not await answer_unanswered(error, request, scope, receive, send):
+                    raise
+        except BaseException as error:
+            if outer is None:
+                await self._give_up(scope, request, error)
+            raise
+        if outer is None:
+            await self._end(scope, receive, send, request)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send, request: RequestLimits) -> None:
+        """Have the request judged, and pass it on or answer it."""
+        side = request.side = self._side
+        answer = self._decider.decide(scope, request.steps)
+        decision = answer if isinstance(answer, Decision) else await answer
+        step = request.enter(decision, side, spared=self._strikes and self._spares(scope, decision))
+        if not decision.allowed and self._rules.waits and may_wait(decision):
+            channel = await self._wait(scope, receive, request, step)
+            if channel is None:
+                return  # the client has left
+            receive = channel
+        if not step.decision.allowed:
+            await self._refuse(scope, receive, send, request)
+            return
+        if self._hooked or scope["type"] == "websocket":
+            receive, send = self._prepare(scope, receive, send, request, step)
+        await self.app(scope, receive, send)
+
+    def _sending(self, scope: Scope, request: RequestLimits, send: Send) -> Send:
+        """Return the `send` by which every message of an answer leaves: that of the outermost middleware.
+
+        It is no coroutine function, because most messages have nothing to wait for.
+        """
+        stats = self._stats
+
+        def send_on(message: Message) -> Awaitable[None]:
+            kind = message["type"]
+            if not request.answered:
+                if kind in STATUS:
+                    request.answered = True
+                    if request.on_start:
+                        return self._start_later(scope, request, message, send)
+                    message = self._started(scope, request, message)
+            elif not request.counted and stats is not None and kind in _BODIES:
+                stats.body(scope, request, message)
+            return _send_and_release(request, message, send) if request.unfinished else send(message)
+
+        return send_on
+
+    async def _start_later(self, scope: Scope, request: RequestLimits, message: Message, send: Send) -> None:
+        """Send the start of an answer whose status somebody waits for."""
+        status = message.get("status") or STATUS[message["type"]]
+        await request.start(scope, status, message.get("headers", ()))
+        await _send_and_release(request, self._started(scope, request, message), send)
+
+    def _started(self, scope: Scope, request: RequestLimits, message: Message) -> Message:
+        """Note that an answer starts, and return its first message with all header fields."""
+        kind = message["type"]
+        request.status = message.get("status") or STATUS[kind]
+        if self._stats is not None:
+            self._stats.start(scope, request, message)
+        refused = request.refused
+        if refused is not None:
+            request.tell(scope, refused, request.status)
+        if kind == "websocket.close" or (self._headers is None and refused is None):
+            return message
+        fields = message.get("headers", ())
+        if refused is not None:
+            fields = completed(fields, needed_fields(refused))
+        if self._headers is not None:
+            fields = self._headers.add(fields, request.decisions)
+        message = {**message}  # an application may send one prepared message again and again
+        message["headers"] = fields
+        return message
+
+    async def _refuse(self, scope: Scope, receive: Receive, send: Send, request: RequestLimits) -> None:
+        """Strike for a refusal by a limit, answer the request, and tell of it."""
+        decision = request.steps[-1].decision
+        if len(request.steps) > 1:
+            await request.hand_back()
+        if (self._strikes or len(request.steps) > 1) and is_limited(decision):
+            await strike(scope, request)
+        try:
+            await self._responses.send(scope, receive, send, decision)
         finally:
-            request.scope, request.receive, request.out = ENDED
+            if self._events.refused:
+                self._side.refusal_events.tell(scope, decision, request.status or None)
+
+    async def _wait(self, scope: Scope, receive: Receive, request: RequestLimits, step: Step) -> Receive | None:
+        """Wait in line, and note what came of it.
+
+        Returns:
+            The channel to go on with; None if the client left meanwhile.
+        """
+        channel, guarded = request.read_ahead(receive), self._guarded(scope)
+        request.waited = True
+        lines, refused = self.limiter.engine.lines, step.decision
+        decision = await unless_left(channel, self.limiter, lambda: lines.wait(refused, guarded))
+        if decision is None:
+            return None
+        step.decision, request.waited = decision, decision.allowed
+        self._decider.note_units(decision)
+        return channel
+
+    def _spares(self, scope: Scope, decision: Decision) -> bool:
+        """Tell whether nothing of this request is held against its client: a rule exempts it, or a browser sends it by
+        itself. The application may change the path that rules see, so it is asked before the application is."""
+        if not decision.allowed and not is_limited(decision):
+            return False
+        return is_preflight(scope) or (self._exempts and self._rules.select(scope).exempt)
+
+    def _prepare(
+        self, scope: Scope, receive: Receive, send: Send, request: RequestLimits, step: Step
+    ) -> tuple[Receive, Send]:
+        """Note what waits for the status of the answer, and watch over a websocket."""
+        decision = step.decision
+        request.unfinished |= self._rules.holds
+        for place, (bucket, _, _) in enumerate(decision.checks if self._rules.reserving else ()):
+            rule = None if bucket.held else self._rules.reserving.get(bucket.rule)
+            if rule is not None:
+                request.reserve(Reservation(rule, self.limiter, decision, self._calls, place))
+        if self._abuse.listens and not step.spared:
+            request.on_start = [*request.on_start, partial(self._strike_for_status, step)]
+        if scope["type"] == "websocket" and not allowlisted(request.steps):
+            socket = self._watch_over(scope, receive, send, request)
+            return (socket if self._messages is None else self._messages.attach(scope, socket)).channels
+        return receive, send
+
+    async def _strike_for_status(self, step: Step, scope: Scope, status: int, fields: object) -> None:
+        """Strike for the status of an answer, unless it is a refusal, or nothing is held against the client."""
+        request: RequestLimits = scope[RECORD]
+        if not request.own_answer() and not request.spared_by(step.side):
+            outer = [other.side.abuse for other in request.steps[: request.steps.index(step)]]
+            await self._abuse.answered(status, scope, outer)
+
+    def _guarded(self, scope: Scope) -> Sequence[Guarded]:
+        """Return the keys and addresses whose bans refuse a request."""
+        return self._abuse.guarded(scope, *self._client.locate(scope))
+
+    def _watch_over(self, scope: Scope, receive: Receive, send: Send, request: RequestLimits) -> Watched:
+        """Return a websocket that ends when its client is banned."""
+        guarded = self._guarded(scope)
+
+        async def banned() -> bool:
+            return await self.limiter.engine.find_ban(guarded) is not None
+
+        async def struck() -> None:
+            if not allowlisted(request.steps):  # by a middleware further in, after this one has let the request through
+                await strike(scope, request)
+
+        return Watched(request.read_ahead(receive), send, guarded, banned, struck, self._sockets.add)
+
+    async def _give_up(self, scope: Scope, request: RequestLimits, error: BaseException) -> None:
+        """Give back what a request holds that ends with an exception."""
+        if request.refused is not None and not request.answered:
+            request.tell(scope, request.refused, None)
+        if request.unfinished:
+            await request.end()
+        if self._stats is not None:
+            self._stats.fail(scope, request, error)
+
+    async def _end(self, scope: Scope, receive: Receive, send: Send, request: RequestLimits) -> None:
+        """Give back what a request holds, and answer it where nobody did."""
+        if request.userless and self._watch is not None:
+            for finding in self._watch.look_back(scope, request):
+                self._say(finding)
+        if request.unfinished:
+            await request.end()
+            await answer_unanswered(None, request, scope, receive, send)
+        if self._stats is not None and not request.counted:
+            self._stats.leave(scope, request)
 
     async def _begin(self, scope: Scope, receive: Receive, send: Send) -> bool:
         """Look at the routes in the first call. Pass on what the gate does not judge; return True for the rest."""
@@ -326,7 +414,9 @@ class RateLimitMiddleware(Breakable):
                     check_places(app := scope.get("app", self.app))
                     for finding in about_callers(app):
                         self._say(finding)
-                    self._gate.look_for_tools()
+                    below = self.app if router_of(self.app) is not None else app
+                    for finding in about_admin_apps(below, self._rules.select):
+                        self._say(finding)
                 except ConfigurationError as error:
                     await end_start(error, scope, receive, send)
                 self._looked = True
@@ -336,7 +426,7 @@ class RateLimitMiddleware(Breakable):
         if scope["type"] in _JUDGED:
             scope[OFF] = True
         elif scope["type"] == "lifespan":
-            send = with_last_figures(self.limiter, send)
+            send = _with_last_figures(self.limiter, send)
         await self.app(scope, receive, send)
         return False
 
@@ -348,11 +438,7 @@ class RateLimitMiddleware(Breakable):
         """Return an identity for counts that no other middleware has; a file that is read again claims the same one."""
         return self.limiter.engine.claim(identity)
 
-    def _preflights(self) -> Bucket | None:
-        limits = self.preflight_limits
-        return Bucket(self._claim("cors-preflight:"), limits, label="cors-preflight") if limits else None
-
-    async def _look(self, scope: Scope) -> None:
+    def _look(self, scope: Scope) -> None:
         """Look for findings in the first requests, and now and then at the files of the lists."""
         for lists in self._lists:
             if lists.due():
@@ -365,14 +451,6 @@ class RateLimitMiddleware(Breakable):
                 self._say(finding)
             if self._watch.over:
                 self._watch = None
-                self._gate.look_for_tools()
-                self._judge = self._gate.at_once()
-
-    def _look_back(self, scope: Scope, record: Record) -> None:
-        """Report the findings that one of the first requests shows after the application has served it."""
-        if self._watch is not None:
-            for finding in self._watch.look_back(scope, record):
-                self._say(finding)
 
     def _say(self, finding: Finding) -> None:
         if finding.code not in self._silence:
@@ -406,3 +484,30 @@ class _Read(RateLimitMiddleware):
 
     def _log(self, finding: Finding) -> None:
         self._say_once(finding, super()._log)
+
+
+async def _send_and_release(request: RequestLimits, message: Message, send: Send) -> None:
+    """Send a message, and give back the permits of the request behind the last one.
+
+    Whatever an application does afterwards, such as background tasks, holds no permit.
+    """
+    request.trailers = request.trailers or bool(message.get("trailers"))
+    await send(message)
+    if is_last(message, request.trailers):
+        await request.release()
+
+
+def _with_last_figures(limiter: Limiter, send: Send) -> Send:
+    """Return the `send` of a lifespan, made to publish the last figures of the limiter before the server ends.
+
+    Many applications never close their limiter. One that publishes nothing leaves `send` as it is.
+    """
+    if not limiter.engine.figures.publishes:
+        return send
+
+    async def send_last(message: Message) -> None:
+        if message["type"].startswith("lifespan.shutdown."):
+            await limiter.engine.figures.publish_last()
+        await send(message)
+
+    return send_last

@@ -135,6 +135,9 @@ class NetworkFiles:
         files: The files, or their paths. A refusal names the first one that holds the address.
         clock: Returns seconds; measures the time between two looks.
 
+    Attributes:
+        generation: How often lists were read again and taken.
+
     Raises:
         ConfigurationError: A file cannot be read, two have one name, or they add up to everybody.
     """
@@ -153,6 +156,7 @@ class NetworkFiles:
         self._watcher = FileWatcher(self._read_again, clock)
         self._watcher.versions = {_path(file.path): version_of(_path(file.path)) for file in self._files}
         self._lists = tuple((file.name, file.read()) for file in self._files)
+        self.generation = 0
         check_breadth([listed.networks for _, listed in self._lists], "files")
 
     @property
@@ -226,6 +230,7 @@ class NetworkFiles:
 
         def put_to_work() -> None:
             self._lists = tuple(lists)
+            self.generation += 1  # behind the lists: what is remembered of this generation is never older
             for level, event in events:
                 logger.log(level, "%s: %s", event.kind, event.message)
                 self._observers.tell(event)

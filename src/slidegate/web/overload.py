@@ -27,16 +27,15 @@ from ..core.limits import parse_duration_us
 from ..core.store import Event
 from ..limiter import Limiter
 from ..limiter.aio import on_asyncio
-from .answers.feed import outcome
-from .answers.refusals import reduced_capacity, refuse_websocket
-from .answers.refused_routes import RefusedRoutes
 from .broken import Breakable
 from .options import check_flag, check_takes, expect, names_checked, switched_off
+from .responses import reduced_capacity, refuse_websocket
 from .rules.arguments import checked_methods
 from .rules.rule import Rule
 from .rules.rule_set import RuleSet
 from .rules.user_functions import Calls, request_of
 from .scope_keys import RECORD
+from .stats import RefusedRoutes, outcome
 
 PriorityFunction: TypeAlias = Callable[[HTTPConnection], int | Awaitable[int | None] | None]
 

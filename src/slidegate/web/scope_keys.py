@@ -22,6 +22,8 @@ STATUS: Final = {
 
 
 def is_preflight(scope: Scope) -> bool:
-    """Tell whether an OPTIONS request is a CORS preflight (Fetch standard, section 3.2.2)."""
+    """Tell whether a request is a CORS preflight (Fetch standard, section 3.2.2)."""
+    if scope.get("method") != "OPTIONS":
+        return False
     names = {name for name, _ in scope["headers"]}
     return b"origin" in names and b"access-control-request-method" in names

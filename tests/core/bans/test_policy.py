@@ -70,7 +70,7 @@ def test_a_policy_without_words_is_the_documented_one() -> None:
     assert (policy.name, str(policy.after), policy.duration_us) == ("abuse", "20/10m", 3_600 * SECOND_US)
     assert (policy.factor, policy.jitter, policy.forgive_us) == (4, 0.1, DAY_US)
     assert (dict(policy.signals), policy.key, policy.action, policy.prolong) == ({"refused": 1}, None, "ban", False)
-    assert (policy.status, policy.answer, policy.delay_us) == (403, "problem", 5 * SECOND_US)
+    assert (policy.status, policy.answer) == (403, "problem")
     assert (str(policy.most), policy.prefix, policy.ban_private) == ("100/1m", None, False)
     assert repr(policy) == "<BanPolicy 'abuse' after 20/10m, 1h>"
 
@@ -89,7 +89,7 @@ def test_a_policy_cannot_be_changed() -> None:
 
 def test_signals_are_words_statuses_classes_and_paths() -> None:
     signals: dict[str | int, object] = {
-        "refused": 1, "malformed": 2, "oversized": 3, 401: 1, "404": 4, "4xx": 5, "/.env": "ban", "/a/{b}": 1_000_000
+        "refused": 1, 401: 1, "404": 4, "4xx": 5, "/.env": "ban", "/a/{b}": 1_000_000
     }  # fmt: skip
     known: Mapping[str | int, object] = BanPolicy(signals=signals).signals  # type: ignore[arg-type]
     assert known == {**{key: value for key, value in signals.items() if key != "404"}, 404: 4}
@@ -154,11 +154,9 @@ BAD = [
         "not 'xxx",
     ),
     ({"action": "report"}, "action: ", "not 'report'"),
-    ({"answer": "tarpitt"}, "answer: ", "did you mean 'tarpit'?"),
+    ({"answer": "dropp"}, "answer: ", "did you mean 'drop'?"),
     ({"status": 404}, "status: expected 403 or 429", "not 404"),
     ({"status": 403.0}, "status: expected 403 or 429", "not 403.0"),
-    ({"delay": "2m"}, "delay: expected 1ms to 1m", '"5s"'),
-    ({"delay": 0.0001}, "delay: expected 1ms to 1m", '"5s"'),
     ({"most": "many"}, "most: limits: 'many'", "5/minute"),
     ({"prefix_after": "1/1h"}, "prefix_after: expected 2 to 64 addresses", '"4/1h"'),
     ({"prefix_after": "65/1h"}, "prefix_after: expected 2 to 64 addresses", '"4/1h"'),
@@ -167,8 +165,6 @@ BAD = [
     ({"ipv4_prefix": 32}, "ipv4_prefix: ", "for example 24"),
     ({"ipv6_prefix": 23}, "ipv6_prefix: ", "for example 56"),
     ({"ipv6_prefix": 64}, "ipv6_prefix: ", "for example 56"),
-    ({"max_body": 0}, "max_body: ", "for example 10_000_000"),
-    ({"max_body": 1.5}, "max_body: ", "1.5"),
     ({"prolong": 1}, "prolong: expected True or False", "not 1"),
     ({"ban_private": "no"}, "ban_private: expected True or False", "not 'no'"),
 ]

@@ -40,6 +40,7 @@ _served: dict[str, Any] = {}
 
 def rules() -> list[Rule]:
     return [
+        Rule("/admin/{rest:path}", exempt=True),
         Rule("/api/{rest:path}", "5/minute", key=header("X-API-Key"), name="api"),
         Rule("/shadow", "2/minute", action="shadow", name="tighter"),
         Rule("*", "20/minute", name="all"),

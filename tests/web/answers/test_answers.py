@@ -123,7 +123,7 @@ async def test_a_cost_that_never_fits_has_no_retry_after() -> None:
 
 
 async def test_legacy_headers_speak_unix_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slidegate.web.answers.header_fields.time", lambda: 1_000_000.0)
+    monkeypatch.setattr("slidegate.web.headers.time", lambda: 1_000_000.0)
     answer = await call(gate(Rule("*", "9/10s"), headers="legacy"))
     assert {name: value for name, value in answer.headers.items() if "ratelimit" in name} == {
         "x-ratelimit-limit": "9",

@@ -34,7 +34,6 @@ from slidegate import (
     strike,
 )
 from slidegate.testing import FakeClock, RecordingObserver
-from slidegate.web import waiting
 
 from ...asgi import PEER, Answer, hello, page, scope_of, send_scope
 from ..websockets.test_message_limits import BYE, Listener, Socket, texts
@@ -158,22 +157,6 @@ async def test_a_honeypot_bans_at_once(path: str) -> None:
     assert await house.status(path) == 403
     assert house.calls[path] == 0
     assert await house.banned() == {PEER: 1}
-
-
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"path": "/a/../etc"},
-        {"headers": {"content-length": "9" * 5000}},
-    ],
-    ids=["dots", "absurd length"],
-)
-async def test_malformed_and_oversized_requests_strike(more: dict[str, Any]) -> None:
-    house = House(bans=policy(signals={"malformed": 1, "oversized": 1}, max_body=1000))
-    fine = scope_of("/a..b/..c/x%", raw_path=b"/a..b/..c/x%25", headers={"content-length": "0" * 5000 + "1000"})
-    for _ in range(5):
-        assert (await send_scope(house.gate, fine)).status == 200
-    assert [(await send_scope(house.gate, scope_of(**more))).status for _ in range(4)] == [200, 200, 403, 403]
 
 
 async def test_several_policies_stand_side_by_side() -> None:
@@ -319,9 +302,9 @@ async def test_trusted_proxies_and_the_allowlist_are_not_banned_nor_the_prefix_a
 async def test_what_a_rule_exempts_is_never_struck_and_refuses_the_banned_all_the_same() -> None:
     house = House(
         rules=[Rule("/health/{x:path}", exempt=True), Rule("*", "100/day")],
-        bans=policy("1/10m", signals={404: 1, "/health/.env": "ban", "malformed": "ban"}),
+        bans=policy("1/10m", signals={404: 1, "/health/.env": "ban", "/x": "ban"}),
     )
-    for path in ("/health/404", "/health/.env", "/health/\1"):
+    for path in ("/health/404", "/health/.env"):
         assert await house.status(path) in (200, 404)
     assert await house.banned() == {}
     assert await house.status("/health/../x") == 403, "for some this is /x, which nothing exempts"
@@ -350,11 +333,10 @@ async def test_the_order_is_allowlist_blocklist_ban_limits() -> None:
 
 async def test_a_preflight_of_a_banned_client_is_refused() -> None:
     asked = {"method": "OPTIONS", "headers": {"origin": "https://x.example", "access-control-request-method": "GET"}}
-    for preflights in ("600/minute", None):
-        house = House(limits="1/day", preflight_limits=preflights)
-        assert await house.status(**asked) == 200
-        await house.limiter.ban(PEER, "1h")
-        assert await house.status(**asked) == 403
+    house = House(limits="1/day")
+    assert await house.status(**asked) == 200
+    await house.limiter.ban(PEER, "1h")
+    assert await house.status(**asked) == 403
 
 
 @pytest.mark.parametrize("status", [403, 429])
@@ -421,33 +403,11 @@ async def test_a_dropped_client_gets_no_body_and_its_connection_is_closed(versio
     assert ("connection" in refused.headers) is closes
 
 
-async def test_a_client_that_leaves_a_tarpit_frees_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting, "MAX_HELD", 1)
-    house = House(limits="1/day", bans=policy("1/10m", answer="tarpit", delay="60s"))
-    await house.status()
-    await house.status()
-    messages: list[Message] = [{"type": "http.request"}, {"type": "http.disconnect"}] * 3
-    sent: list[Message] = []
-
-    async def receive() -> Message:
-        return messages.pop(0)
-
-    async def send(message: Message) -> None:
-        sent.append(message)
-
-    with anyio.fail_after(10):
-        for _ in range(3):
-            await house.gate(scope_of(), receive, send)
-    assert (sent, messages) == ([], [])
-
-
 async def test_preflights_neither_strike_nor_are_struck() -> None:
     asked = {"method": "OPTIONS", "headers": {"origin": "https://x.example", "access-control-request-method": "GET"}}
-    for limits in ("2/day", None):
-        house = House(bans=policy("3/10m", signals={405: 1, "refused": 1}), preflight_limits=limits)
-        answers = [await house.status("/405", **asked) for _ in range(9)]
-        assert set(answers) == ({405, 429} if limits else {405})
-        assert await house.banned() == {}
+    house = House(limits="2/day", bans=policy("3/10m", signals={405: 1, "refused": 1, "/405": 1}))
+    assert [await house.status("/405", **asked) for _ in range(9)] == [405] * 2 + [429] * 7
+    assert await house.banned() == {}
 
 
 async def test_what_the_rules_of_one_gate_exempt_its_policies_never_strike_for() -> None:

@@ -340,11 +340,12 @@ async def test_the_application_tells_its_routes_where_something_between_hides_th
     assert gates[0].findings == []
 
 
-async def test_preflights_count_at_a_route_only_where_its_endpoint_takes_them() -> None:
-    app = site(Route("/a", page, methods=["OPTIONS"]), Route("/b", page), preflight_limits=None)
+async def test_preflights_count_apart_at_each_route() -> None:
+    app = site(Route("/a", page, methods=["OPTIONS"]), Route("/b", page))
     preflight = {"Origin": "https://example.org", "Access-Control-Request-Method": "GET"}
     assert await statuses(app, 3, "/a", "OPTIONS", headers=preflight) == [200, 200, 429]
-    assert await statuses(app, 3, "/b", "OPTIONS", headers=preflight) == [405] * 3
+    assert await statuses(app, 3, "/b", "OPTIONS", headers=preflight) == [405, 405, 429]
+    assert await statuses(app, 3, "/b") == [200, 200, 429]
 
 
 async def test_a_gate_at_a_route_counts_all_of_its_requests_in_one_bucket() -> None:

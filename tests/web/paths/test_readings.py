@@ -10,11 +10,7 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 from starlette.applications import Starlette
-from starlette.endpoints import HTTPEndpoint
 from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse
 from starlette.routing import BaseRoute, Host, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
@@ -191,45 +187,18 @@ async def test_a_shared_function_counts_in_the_bucket_of_its_route_however_the_p
     assert await statuses(app, 1, "/v1/other") == [200]
 
 
-class _Endpoint(HTTPEndpoint):
-    async def get(self, request: Request) -> PlainTextResponse:
-        return PlainTextResponse("hi")
-
-    async def options(self, request: Request) -> PlainTextResponse:
-        return PlainTextResponse("hi")
-
-
 PREFLIGHT = {"Origin": "https://example.org", "Access-Control-Request-Method": "PUT"}
 
 
-@pytest.mark.parametrize("route", [Route("/a", page, methods=["OPTIONS", "GET"]), Route("/a", _Endpoint)])
-async def test_what_looks_like_a_preflight_and_reaches_an_endpoint_is_counted(route: BaseRoute) -> None:
-    app = routed([Rule("/a", "2/minute")], route)
-    assert await statuses(app, 3, "/a", "OPTIONS", headers=PREFLIGHT) == [200, 200, 429]
-    assert await statuses(app, 1, "/a") == [429]
-
-
-@pytest.mark.parametrize("count_if", [None, lambda status: status == 200])
-@pytest.mark.parametrize("preflight_limits", ["9/hour", None])
-async def test_a_preflight_that_another_middleware_answers_is_handed_back(count_if: Any, preflight_limits: Any) -> None:
-    rules = [Rule("/a", "1/hour", count_if=count_if)]
-    app = Starlette(routes=[Route("/a", page, methods=["OPTIONS", "GET"])], middleware=[
-        Middleware(RateLimitMiddleware, rules=rules, preflight_limits=preflight_limits),
-        Middleware(CORSMiddleware, allow_origins=["*"], allow_methods=["PUT"]),
-    ])  # fmt: skip
-    answers = await statuses(app, 10, "/a", "OPTIONS", headers=PREFLIGHT)
-    assert answers == [200] * 9 + [429 if preflight_limits else 200]
-    assert await statuses(app, 2, "/a") == [200, 429]
-
-
-async def test_a_preflight_of_a_route_that_does_not_take_options_is_counted_by_no_rule() -> None:
-    for app in (routed([Rule("*", "1/hour")], Route("/a", page)), RateLimitMiddleware(hello, limits="1/hour")):
+async def test_a_preflight_is_counted_apart_whoever_answers_it() -> None:
+    for route in (Route("/a", page, methods=["OPTIONS", "GET"]), Route("/a", page)):
+        app = routed([Rule("/a", "2/minute")], route)
         answers = await statuses(app, 3, "/a", "OPTIONS", headers=PREFLIGHT)
-        assert 429 not in answers
-        assert await statuses(app, 2, "/a") == [200, 429]
+        assert [status == 429 for status in answers] == [False, False, True]
+        assert await statuses(app, 3, "/a") == [200, 200, 429]
 
 
-async def test_what_looks_like_a_preflight_meets_the_functions_and_exemptions_of_rules() -> None:
+async def test_a_preflight_meets_the_functions_and_exemptions_of_rules() -> None:
     async def who(request: Any) -> str | None:
         return None if request.headers["origin"] == "https://example.com" else "somebody"
 
@@ -238,10 +207,12 @@ async def test_what_looks_like_a_preflight_meets_the_functions_and_exemptions_of
     elsewhere = {**PREFLIGHT, "Origin": "https://example.com"}
     assert await statuses(app, 3, "/a", "OPTIONS", headers=elsewhere) == [200] * 3
     assert await statuses(app, 2, "/a", "OPTIONS", headers=PREFLIGHT) == [200, 429]
-    app = Starlette(routes=[route], middleware=[
-        Middleware(RateLimitMiddleware, rules=[Rule("/a", exempt=True), Rule("*", "1/hour")], preflight_limits=None)
-    ])  # fmt: skip
+    app = routed([Rule("/a", exempt=True), Rule("*", "1/hour")], route)
     assert await statuses(app, 3, "/a", "OPTIONS", headers=PREFLIGHT) == [200] * 3
+    app = routed([Rule("/b/{tenant}", "1/hour", key=path_param("tenant"))], Route("/b/{tenant}", page))
+    for path in ("/b/x", "/b/y", "//b/z"):
+        assert [status == 429 for status in await statuses(app, 2, path, "OPTIONS", headers=PREFLIGHT)] == [False, True]
+        assert await statuses(app, 2, path.replace("//", "/")) == [200, 429]
 
 
 def test_an_exemption_written_with_the_root_of_the_application_is_a_finding() -> None:

@@ -41,7 +41,7 @@ def limiter_at(wall: FakeClock) -> Limiter:
 
 def test_a_client_is_told_to_the_second_when_a_quota_starts_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     wall = FakeClock(NOON_US + 400_000)
-    monkeypatch.setattr("slidegate.web.answers.header_fields.time", lambda: wall() / 1_000_000 + 0.05)
+    monkeypatch.setattr("slidegate.web.headers.time", lambda: wall() / 1_000_000 + 0.05)
     rule = Rule("*", ["100/minute", Quota("2/day", name="plan")], name="api")
     gate = RateLimitMiddleware(hello, rules=[rule], limiter=limiter_at(wall), headers="both")
     first, _, refused = call(gate), call(gate), call(gate)

@@ -18,11 +18,11 @@ MAX_EXACT: Final = 64
 """Up to so many strikes each is remembered by its moment."""
 
 Action: TypeAlias = Literal["ban", "shadow"]
-Answer: TypeAlias = Literal["problem", "drop", "tarpit"]
+Answer: TypeAlias = Literal["problem", "drop"]
 Weight: TypeAlias = int | Literal["ban"]
 
-SIGNALS: Final = ("refused", "malformed", "oversized")
-"""The signals besides statuses and paths."""
+SIGNAL: Final = "refused"
+"""The signal besides statuses and paths."""
 
 PREFIX_NAME: Final = "/prefix"
 """The end of a policy's name where it bans prefixes."""
@@ -45,17 +45,15 @@ class BanPolicy:
             the same each time for one key and rung.
         forgive: How long a key has to be clean to step one rung down.
         signals: The weight of each signal: ``"refused"`` (a limit refused the request), a status of the
-            application's answers (404, ``"4xx"``), a path (``"/.env"``, as in a rule), ``"malformed"`` or
-            ``"oversized"``. A weight is a whole number, or ``"ban"`` for all that a ban
-            takes. `strike` works without being named here.
+            application's answers (404, ``"4xx"``), or a path (``"/.env"``, as in a rule). A weight is a whole number,
+            or ``"ban"`` for all that a ban takes. `strike` works without being named here.
         name: What the policy is called; policies of one name share their strikes.
         key: The key that is struck and banned, such as `header`; by default the client's address.
         action: ``"ban"``, or ``"shadow"`` to report who would be banned and ban nobody.
         prolong: Whether requests while banned begin the ban anew. They never do that for a prefix: others send them.
         status: The status of the answer to a banned client, 403 or 429.
-        answer: ``"problem"`` (problem details), ``"drop"`` (no body, and the connection is closed where the server
-            can), or ``"tarpit"`` (problem details after a delay).
-        delay: How long a tarpit holds an answer, at most 60 s.
+        answer: ``"problem"`` (problem details), or ``"drop"`` (no body, and the connection is closed where the server
+            can).
         most: How many bans this policy may make in which time.
         prefix_after: How many different addresses of one prefix have to be banned within which time for the prefix to
             be banned: ``"4/1h"``, at most 64. None for never.
@@ -63,7 +61,6 @@ class BanPolicy:
             this and a /24.
         ipv6_prefix: Bits of that prefix for IPv6 addresses, 24 to 63; likewise, and a /48.
         ban_private: Whether loopback, private and link-local addresses can be banned.
-        max_body: Beyond how many bytes of declared content a request is ``"oversized"``.
 
     Raises:
         ConfigurationError: A value cannot work; the message says what would.
@@ -82,14 +79,12 @@ class BanPolicy:
     prolong: bool
     status: int
     answer: Answer
-    delay_us: int
     most: Limit
     prefix: BanPolicy | None
     """The policy for prefixes, whose strikes are bans of this one."""
     ipv4_prefix: int
     ipv6_prefix: int
     ban_private: bool
-    max_body: int
     grain_us: int
     """Strikes are counted from multiples of this."""
     ladder_us: tuple[int, ...]
@@ -111,13 +106,11 @@ class BanPolicy:
         prolong: bool = False,
         status: int = 403,
         answer: Answer = "problem",
-        delay: str | float | timedelta = "5s",
         most: str | Limit = "100/minute",
         prefix_after: str | Limit | None = None,
         ipv4_prefix: int = 24,
         ipv6_prefix: int = 56,
         ban_private: bool = False,
-        max_body: int = 10_000_000,
     ) -> None:
         set_field = self.__dict__.__setitem__
         set_field("name", check_name(name, "ban policy name"))
@@ -127,18 +120,15 @@ class BanPolicy:
         set_field("signals", _check_signals({"refused": 1} if signals is None else signals))
         set_field("key", key)
         set_field("action", _choice(action, ("ban", "shadow"), "action"))
-        set_field("answer", _choice(answer, ("problem", "drop", "tarpit"), "answer"))
+        set_field("answer", _choice(answer, ("problem", "drop"), "answer"))
         if not isinstance(status, int) or status not in (403, 429):
             raise ConfigurationError(f"status: expected 403 or 429, not {quoted(status)}")
         set_field("status", status)
-        set_field("delay_us", _span_us(delay, "delay", "5s", least_us=1_000, most_us=60_000_000))
         set_field("most", _one_limit(most, "most", "100/minute"))
         check_whole(ipv4_prefix, 16, 31, "ipv4_prefix", "for example 24")
         check_whole(ipv6_prefix, 24, 63, "ipv6_prefix", "for example 56")
         set_field("ipv4_prefix", ipv4_prefix)
         set_field("ipv6_prefix", ipv6_prefix)
-        check_whole(max_body, 1, 2**50, "max_body", "for example 10_000_000")
-        set_field("max_body", max_body)
         set_field("prolong", _flag(prolong, "prolong"))
         set_field("ban_private", _flag(ban_private, "ban_private"))
         set_field("grain_us", 1 if self.after.amount <= MAX_EXACT else -(-self.after.window_us // MAX_EXACT))
@@ -202,12 +192,11 @@ def _one_limit(value: str | Limit, what: str, example: str) -> Limit:
     return limits[0]
 
 
-def _span_us(value: Any, what: str, example: str, *, least_us: int = 1_000_000, most_us: int = MAX_WINDOW_US) -> int:
+def _span_us(value: Any, what: str, example: str) -> int:
     span_us = parse_duration_us(value, what)
-    if not least_us <= span_us <= most_us:
+    if not 1_000_000 <= span_us <= MAX_WINDOW_US:
         raise ConfigurationError(
-            f'{what}: expected {format_duration(least_us)} to {format_duration(most_us)}, for example "{example}", '
-            f"not {quoted(value)}"
+            f'{what}: expected 1s to {format_duration(MAX_WINDOW_US)}, for example "{example}", not {quoted(value)}'
         )
     return span_us
 
@@ -238,10 +227,10 @@ def _check_signals(signals: object) -> Mapping[str | int, Weight]:
     for signal, weight in signals.items():
         known: str | int = int(signal) if isinstance(signal, str) and re.fullmatch(_STATUS, signal) else signal
         if not _is_signal(known):
-            hint = closest(signal, SIGNALS) if isinstance(signal, str) else ""
+            hint = closest(signal, [SIGNAL]) if isinstance(signal, str) else ""
             raise ConfigurationError(
-                f'signals: {quoted(signal)} is no status from 100 to 599, no class such as "4xx", no path and none of '
-                f"{', '.join(SIGNALS)}; for example {_EXAMPLE}{hint}"
+                f'signals: {quoted(signal)} is no status from 100 to 599, no class such as "4xx", no path, and not '
+                f'"{SIGNAL}"; for example {_EXAMPLE}{hint}'
             )
         if weight != "ban":
             check_whole(weight, 1, 1_000_000, f"signals: weight of {quoted(signal)}", 'or "ban", for example 1')
@@ -255,4 +244,4 @@ def _is_signal(signal: object) -> bool:
     if not isinstance(signal, str):
         return False
     is_class = len(signal) == 3 and signal[0] in "12345" and signal[1:] == "xx"
-    return signal in SIGNALS or is_class or signal.startswith("/")
+    return signal == SIGNAL or is_class or signal.startswith("/")

@@ -4,8 +4,6 @@ A request is held up to its Host, its method and its path; to the place that it 
 change, which is every method but GET and HEAD, is also held up to the role, the proof of our own page, and its body.
 The tool behind the door sees requests that have passed all of it, with the visitor in their scope, and needs no check
 of its own.
-
-The gate of the application above lets requests to a door pass uncounted, see `web.paths.spared`.
 """
 
 from __future__ import annotations
@@ -19,9 +17,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ...core.errors import ConfigurationError, StoreError, quoted
 from ...core.logs import logger
-from ...web.answers.refusals import refuse_websocket
+from ...web.findings.admin_apps import AdminApp
 from ...web.paths.below_root import route_path
-from ...web.paths.spared import SPARED
+from ...web.responses import refuse_websocket
 from .access import PASS, Access, Pass
 from .bodies import Gone, read_json
 from .origins import field_values
@@ -55,7 +53,7 @@ class File(NamedTuple):
     media_type: str
 
 
-class Door:
+class Door(AdminApp):
     """An ASGI application that guards another one.
 
     Args:
@@ -95,7 +93,6 @@ class Door:
         self._prefix = prefix
         self._reading = frozenset(prefix + path for path in reading)
         self._desk = SessionDesk(access) if sessions else None
-        setattr(self, SPARED, access.limiter)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, or pass it to the tool."""

@@ -136,7 +136,6 @@ SCHEMAS: Final[dict[str, Schema]] = {
                 rules=_list(of("Rule")),
                 endpoints=_list(of("Rule")),
                 per_route=_list(_TEXT),
-                preflight=_list(_TEXT),
                 policies=_list(of("Policy")),
                 lists=_list(of("List")),
             )

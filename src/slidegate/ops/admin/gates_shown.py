@@ -137,7 +137,6 @@ def _gate(name: str, gate: RateLimitMiddleware, limiter: Limiter) -> dict[str, A
         "rules": [_rule(rule, identities.get(id(rule), rule.identity)) for rule in gate.rules[:_MOST_RULES]],
         "endpoints": [_bound(one) for one in bound if id(one.rule) not in of_rules][:_MOST_RULES],
         "per_route": [str(limit) for limit in gate.per_route],
-        "preflight": [str(limit) for limit in gate.preflight_limits],
         "policies": [_policy(policy) for policy in gate.policies],
         "lists": [one for kind, listed in gate.lists.items() if listed for one in _lists(kind, name, listed, {})],
     }

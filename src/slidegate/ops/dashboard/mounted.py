@@ -24,7 +24,8 @@ class Dashboard(Door):
     """A page that shows a limiter at work, and bans: ``app.mount("/slidegate", Dashboard(limiter, token=...))``.
 
     It shows figures of all workers that share the store, keeps itself up to date by server-sent events, and asks
-    nobody but the application that it is mounted in. Its requests are not counted by the rules of that application.
+    nobody but the application that it is mounted in. A gate above counts its requests too, unless a rule exempts them:
+    ``Rule("/slidegate/{rest:path}", exempt=True)``.
 
     Args:
         limiter: The limiter to look at.

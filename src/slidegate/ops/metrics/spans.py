@@ -13,7 +13,7 @@ from opentelemetry.trace import Span, get_current_span
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...core.decision import Decision, Reason
-from ...web.record import Record
+from ...web.request import RequestLimits
 from ...web.scope_keys import RECORD, STATUS
 from .catalogue import PREFIX
 
@@ -63,7 +63,7 @@ class DecisionSpans:
                 note(span, scope.get(RECORD))
 
 
-def note(span: Span, record: Record | None) -> None:
+def note(span: Span, record: RequestLimits | None) -> None:
     """Note what was decided about a request.
 
     Args:

@@ -107,7 +107,7 @@ class Replay:
             self.unwaited = tuple(rule.label for rule in given if rule.wait_us or rule.concurrency is not None)
             # A rule of nothing but places has nothing left that could refuse.
             kept = [_without_wait(rule) for rule in given if rule.concurrency is None or rule.limits]
-            options |= {"rules": kept, "bans": [_at_once(policy) for policy in options["bans"] or ()] or None}
+            options["rules"] = kept
             self.gate = RateLimitMiddleware(self._app, **options)
 
     def play(self, record: AccessRecord) -> Played:
@@ -159,13 +159,6 @@ def _without_wait(rule: Rule) -> Rule:
     twin = copy(rule)
     twin.concurrency = None
     twin.wait_us = twin.wait_max = 0
-    return twin
-
-
-def _at_once(policy: BanPolicy) -> BanPolicy:
-    """Return a policy that bans as this one does, and answers without the delay of a tarpit."""
-    twin = copy(policy)
-    vars(twin).update(answer="problem", prefix=None if policy.prefix is None else _at_once(policy.prefix))
     return twin
 
 

@@ -1,7 +1,7 @@
 """The ban policies of a gate at work: their signals, and the strikes that follow.
 
-Three moments can strike: when a request comes (honeypots, malformed and oversized requests), when a gate refuses it,
-and when the application's answer begins. Clients on an allowlist are never struck, and nobody
+Three moments can strike: when a request comes (honeypots), when a gate refuses it, and when the application's answer
+begins. Clients on an allowlist are never struck, and nobody
 is struck for a request that a rule exempts; a gate's own refusal is no answer of the application.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from inspect import isawaitable
 from itertools import chain
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from starlette.types import Scope
 
@@ -31,11 +31,6 @@ from ..paths.below_root import route_path
 from ..paths.normal_form import normal_forms
 from ..paths.patterns import compile_pattern
 from ..rules.user_functions import Calls
-
-MAX_TARGET: Final = 8_192
-"""Beyond so many bytes of path and query a request is oversized; nginx's large_client_header_buffers are of 8k."""
-_BAD_PATH: Final = re.compile(r"[\x00-\x1f\x7f]|(?:^|/)\.\.(?:/|$)")
-_BAD_ESCAPE: Final = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 
 
 class Offence(NamedTuple):
@@ -107,7 +102,7 @@ class AbuseWatch:
         self._named: dict[str, list[Offence]] = {}
         for policy in self.policies.values():
             self._read_signals(policy)
-        self.looks = bool(self._paths) or "malformed" in self._named or "oversized" in self._named
+        self.looks = bool(self._paths)
         self.listens = bool(self._statuses)
         self.minds_refusals = "refused" in self._named
         paths = [offence for _, offence in self._paths]
@@ -143,11 +138,6 @@ class AbuseWatch:
         """Return the offences that the request itself shows, except those for which a gate further out strikes."""
         texts = normal_forms(route_path(scope)) if self._paths else ()
         found = [offence for pattern, offence in self._paths if any(map(pattern.match, texts))]
-        if "malformed" in self._named and is_malformed(scope):
-            found += self._named["malformed"]
-        for offence in self._named.get("oversized", ()):
-            if is_oversized(scope, offence.policy.max_body):
-                found.append(offence)
         return self._not_seen_to(found, outer)
 
     async def strike(self, offence: Offence, scope: Scope) -> Ban | None:
@@ -202,25 +192,6 @@ class AbuseWatch:
         if not theirs:
             return offences
         return [o for o in offences if not any((o.policy.name, o.reason) in minded for minded in theirs)]
-
-
-def is_malformed(scope: Scope) -> bool:
-    """Tell whether no honest client sends such a request: control characters or ``..`` in the path, a broken escape, or
-    content lengths that are no number or several."""
-    if _BAD_PATH.search(scope["path"]) or _BAD_ESCAPE.search(scope.get("raw_path") or b""):
-        return True
-    lengths = {value for name, value in scope["headers"] if name == b"content-length"}
-    return len(lengths) > 1 or not all(length.isdigit() for length in lengths)
-
-
-def is_oversized(scope: Scope, max_body: int) -> bool:
-    """Tell whether path and query, or the declared content, are longer than they may be."""
-    if len(scope.get("raw_path") or scope["path"]) + len(scope.get("query_string", b"")) > MAX_TARGET:
-        return True
-    lengths = [value for name, value in scope["headers"] if name == b"content-length" and value.isdigit()]
-    digits = [length.lstrip(b"0") or b"0" for length in lengths]
-    # Not int() of a long one: a number of thousands of digits is refused by it.
-    return any(len(length) > 15 or int(length) > max_body for length in digits)
 
 
 def _by_name(policies: object) -> dict[str, BanPolicy]:

@@ -9,7 +9,7 @@ from starlette.requests import HTTPConnection
 from ...core.bans.in_force import Ban, clean_reason
 from ...core.errors import ConfigurationError, closest
 from ...core.limits import check_whole
-from ..record import Record
+from ..request import RequestLimits
 from ..scope_keys import OFF, RECORD
 from .signals import Offence
 
@@ -36,13 +36,13 @@ async def strike(
     """
     if weight != "ban":
         check_whole(weight, 1, 1_000_000, "strike: weight", 'or "ban", for example 1')
-    record: Record | None = request.scope.get(RECORD)
-    if record is None and OFF not in request.scope:
+    limits: RequestLimits | None = request.scope.get(RECORD)
+    if limits is None and OFF not in request.scope:
         raise ConfigurationError("strike: no RateLimitMiddleware stands above; write app.add_middleware(...)")
-    if record is None:
+    if limits is None:
         return None
     # The innermost first, so that the outermost of two of one name remains.
-    sides = {name: step.side for step in reversed(record.steps) for name in step.side.abuse.policies}
+    sides = {name: step.side for step in reversed(limits.steps) for name in step.side.abuse.policies}
     if policy is None and len(sides) == 1:
         (policy,) = sides
     side = sides.get(policy) if policy is not None else None
@@ -50,7 +50,7 @@ async def strike(
         names = ", ".join(map(repr, sides)) or "none; write RateLimitMiddleware(..., bans=BanPolicy())"
         problem = "name one of them" if policy is None else f"{policy!r} is none{closest(policy, list(sides))}"
         raise ConfigurationError(f"strike: the ban policies above are: {names}; {problem}")
-    if record.spared_by(side):
+    if limits.spared_by(side):
         return None
     held = side.abuse.policies[policy]
     whole = held.after.amount if weight == "ban" else weight

@@ -88,9 +88,6 @@ class Reading:
         at = self._document.at
         options: dict[str, Any] = {"enabled": found.enabled, "statistics": found.statistics}
         options["headers"] = None if found.headers == "none" else found.headers
-        with at("preflight_limits"):
-            unlimited = found.preflight_limits == "unlimited"
-            options["preflight_limits"] = None if unlimited else parse_limits(_limits(found.preflight_limits))
         if found.per_route is not None:
             with at("per_route"):
                 options["per_route"] = parse_limits(_limits(found.per_route))

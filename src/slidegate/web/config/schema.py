@@ -192,17 +192,14 @@ class BanTable(_Table):
     forgive: str = Field(default="24h", description="How long one has to be clean to step one rung down.")
     signals: dict[str, Weight] = Field(
         default={"refused": 1},
-        description="The signals that strike, and how heavily: refused, malformed, oversized, a status or class like "
+        description="The signals that strike, and how heavily: refused, a status or class like "
         '"4xx", or a path; a number, or "ban" for as many strikes as a ban takes.',
     )
     key: BanKey = Field(default="client", description="Whom to strike and ban.")
     action: Literal["ban", "shadow"] = Field(default="ban", description="Ban, or report which clients would be banned.")
     prolong: bool = Field(default=False, description="Whether requests while banned begin the ban anew.")
     status: Literal[403, 429] = Field(default=403, description="The status of the answer to a banned client.")
-    answer: Literal["problem", "drop", "tarpit"] = Field(
-        default="problem", description="Problem details, no body at all, or problem details after a delay."
-    )
-    delay: str = Field(default="5s", description="How long a tarpit holds an answer.")
+    answer: Literal["problem", "drop"] = Field(default="problem", description="Problem details, or no body at all.")
     most: str = Field(
         default="100/minute", description="The largest number of bans that the policy may make in a time."
     )
@@ -212,12 +209,6 @@ class BanTable(_Table):
     ipv4_prefix: int = Field(default=24, ge=16, le=31, description="Bits of that prefix for IPv4 addresses.")
     ipv6_prefix: int = Field(default=56, ge=24, le=63, description="Bits of that prefix for IPv6 addresses.")
     ban_private: bool = Field(default=False, description="Whether private and loopback addresses can be banned.")
-    max_body: int = Field(
-        default=10_000_000,
-        ge=1,
-        le=2**50,
-        description="The largest content in bytes; a request with more is oversized.",
-    )
 
 
 class MessageTable(_Table):
@@ -270,7 +261,6 @@ class Configuration(_Table):
     headers: Literal["draft", "legacy", "both", "none"] = Field(
         default="draft", description="The header fields that tell clients their limits."
     )
-    preflight_limits: Limits = Field(default="600/minute", description='The limits of CORS preflights, or "unlimited".')
     messages: MessageTable | None = Field(default=None, description="The limits of messages over a websocket.")
     load_shedding: LoadSheddingTable | None = Field(
         default=None, description="Refuse a share of the requests while the service is overloaded."

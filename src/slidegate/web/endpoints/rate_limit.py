@@ -22,7 +22,7 @@ from ...core.memo import remember
 from ...limiter import check_cost
 from ..keys.key import Key, KeyFunction
 from ..options import check_flag, names_checked
-from ..record import Record, allowlisted, charged
+from ..request import RequestLimits, Reservation, allowlisted, charged
 from ..routes import ResolvedRoute, RouteIndex
 from ..rules.rule import (
     DEFAULT_WAIT_MAX,
@@ -37,7 +37,6 @@ from ..rules.rule import (
 from ..rules.rule_set import BoundRule, buckets_of
 from ..rules.user_functions import Calls
 from ..scope_keys import OFF, RECORD
-from ..settling import Reservation
 from .decorator import decorate, layers
 from .exemption import IN_PLACE, Exemption, is_lifted
 from .refusal import refuse
@@ -160,7 +159,7 @@ class RateLimit:
             ConfigurationError: No middleware stands above.
         """
         scope = connection.scope
-        request: Record | None = scope.get(RECORD)
+        request: RequestLimits | None = scope.get(RECORD)
         if request is None:
             if OFF in scope:
                 return
@@ -308,7 +307,7 @@ async def charge(request: HTTPConnection, units: int, *, rule: str | None = None
             whole number.
     """
     check_cost(units, "units")
-    record: Record | None = request.scope.get(RECORD)
+    record: RequestLimits | None = request.scope.get(RECORD)
     if record is None and OFF not in request.scope:
         raise ConfigurationError("charge: no RateLimitMiddleware stands above; write app.add_middleware(...)")
     if record is None:

@@ -26,11 +26,10 @@ from ...core.bans.in_force import Guarded
 from ...core.decision import Decision, Reason, ceil_s
 from ...core.errors import RateLimitExceeded, SlidegateError
 from ...limiter import Limiter
-from ..answers.foreign_fields import Field, Fields, lowered
 from ..bans.signals import AbuseWatch
-from ..record import Record
+from ..headers import Field, Fields, lowered
+from ..request import RequestLimits, unless_left
 from ..scope_keys import RECORD
-from ..waiting import unless_left
 
 _HANDLERS: Final = "starlette.exception_handlers"
 _NOT_STORED: Final = (b"cache-control", b"no-store")
@@ -75,15 +74,15 @@ async def turn_at_endpoint(
     Raises:
         ClientLeft: The client left meanwhile.
     """
-    record: Record = request.scope[RECORD]
-    channel = record.read_ahead(vars(request).get(_RECEIVE, _nothing))
-    record.add(decision)
-    record.waited = True
+    limits: RequestLimits = request.scope[RECORD]
+    channel = limits.read_ahead(vars(request).get(_RECEIVE, _nothing))
+    limits.add(decision)
+    limits.waited = True
     last = await unless_left(channel, limiter, lambda: limiter.engine.lines.wait(decision, guarded))
     if last is None:
         raise ClientLeft(request.scope)
-    record.steps.pop()
-    record.waited = last.allowed
+    limits.steps.pop()
+    limits.waited = last.allowed
     if _RECEIVE in vars(request):
         vars(request)[_RECEIVE] = channel
     return last
@@ -98,19 +97,19 @@ async def _nothing() -> Message:
 async def refuse(connection: HTTPConnection, decision: Decision) -> Exception:
     """Note that a limit at an endpoint has refused a request, and return the exception for it."""
     scope = connection.scope
-    record: Record = scope[RECORD]
+    request: RequestLimits = scope[RECORD]
     # All or nothing: units charged for this request before go back.
-    await record.hand_back()
-    record.add(decision)
-    if record.answered and scope["type"] == "websocket":
+    await request.hand_back()
+    request.add(decision)
+    if request.answered and scope["type"] == "websocket":
         return WebSocketException(_TRY_AGAIN_LATER, "Too many requests.")
-    if not record.answered:
-        if record.refused is None and is_limited(decision):
-            await strike(scope, record)
-        record.refused, record.unfinished = decision, True
-        record.handlers = scope.get(_HANDLERS)
+    if not request.answered:
+        if request.refused is None and is_limited(decision):
+            await strike(scope, request)
+        request.refused, request.unfinished = decision, True
+        request.handlers = scope.get(_HANDLERS)
         _put_handler(scope)
-    return _exception(scope, record, decision)
+    return _exception(scope, request, decision)
 
 
 def is_limited(decision: Decision) -> bool:
@@ -118,10 +117,10 @@ def is_limited(decision: Decision) -> bool:
     return bool(decision.readings) or decision.reason is Reason.NOBODY
 
 
-async def strike(scope: Scope, record: Record) -> None:
+async def strike(scope: Scope, request: RequestLimits) -> None:
     """Strike for a refusal by a limit, under the policies of all gates on the way."""
     outer: list[AbuseWatch] = []
-    for step in record.steps:
+    for step in request.steps:
         if step.side.abuse.minds_refusals and not step.spared:
             await step.side.abuse.refused(scope, outer)
         outer.append(step.side.abuse)
@@ -179,13 +178,13 @@ async def _answer_nobody(connection: HTTPConnection, error: ClientLeft) -> None:
 
 
 async def answer_unanswered(
-    error: Exception | None, record: Record, scope: Scope, receive: Receive, send: Send
+    error: Exception | None, request: RequestLimits, scope: Scope, receive: Receive, send: Send
 ) -> bool:
     """Answer a request that a limit at an endpoint has refused, if nobody has.
 
     Args:
         error: The exception that has reached the middleware, if one has.
-        record: The record of the request.
+        request: Its limits.
         scope: Its scope.
         receive: Its receive channel.
         send: Sends to the client, through the middleware.
@@ -193,26 +192,26 @@ async def answer_unanswered(
     Returns:
         Whether all is done; an exception that is more than the refusal is to be raised on.
     """
-    if record.refused is None or record.answered:
+    if request.refused is None or request.answered:
         return _is_only(error, ClientLeft)
     refused = error is None or _is_only(error, (EndpointRefusal, ClientLeft))
     bug: Exception | None = None
     if refused:
         try:
-            await _ask_handlers(record.refused, record, scope, receive, send)
+            await _ask_handlers(request.refused, request, scope, receive, send)
         except Exception as failed:
             bug = failed
-    if not record.answered:
-        await record.side.refusals.send(scope, receive, send, record.refused)
+    if not request.answered:
+        await request.side.refusals.send(scope, receive, send, request.refused)
     if bug is not None:
         raise bug
     return refused
 
 
-async def _ask_handlers(decision: Decision, record: Record, scope: Scope, receive: Receive, send: Send) -> None:
+async def _ask_handlers(decision: Decision, request: RequestLimits, scope: Scope, receive: Receive, send: Send) -> None:
     """Ask the exception handlers of the application in which a limit has refused, if it has one for that."""
-    refusal = _exception(scope, record, decision)
-    there = {**scope, _HANDLERS: record.handlers or ({}, {})}
+    refusal = _exception(scope, request, decision)
+    there = {**scope, _HANDLERS: request.handlers or ({}, {})}
     connection = Request(there, receive, send) if scope["type"] == "http" else WebSocket(there, receive, send)
 
     async def refused(scope: Scope, receive: Receive, send: Send) -> None:
@@ -225,8 +224,8 @@ async def _ask_handlers(decision: Decision, record: Record, scope: Scope, receiv
             raise
 
 
-def _exception(scope: Scope, record: Record, decision: Decision) -> EndpointRefusal:
-    status, body, *_ = record.side.refusals.answer(decision, scope)
+def _exception(scope: Scope, request: RequestLimits, decision: Decision) -> EndpointRefusal:
+    status, body, *_ = request.side.refusals.answer(decision, scope)
     return EndpointRefusal(decision, status, json.loads(body)["detail"] if body else HTTPStatus(status).phrase)
 
 

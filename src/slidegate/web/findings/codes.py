@@ -29,6 +29,7 @@ CODES: Final = {
     "SG119": "a rule blocks every request",
     "SG120": "a few websockets can hold everybody's places",
     "SG121": "a limited function is not awaited",
+    "SG122": "rules count the dashboard or the admin API",
 }
 """Every code, with its subject."""
 

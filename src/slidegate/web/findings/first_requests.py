@@ -12,7 +12,7 @@ from ...core.bans.targets import ban_target
 from ...core.store import Store
 from ..keys.client_ip import UNKNOWN_PEER, ClientAddress, is_gone
 from ..keys.user import is_known
-from ..record import Record
+from ..request import RequestLimits
 from .at_start import bans_by_address
 from .codes import Finding
 
@@ -80,7 +80,7 @@ class Watch:
                     yield self._about_bans(host)
                 return
 
-    def look_back(self, scope: Scope, record: Record) -> Iterator[Finding]:
+    def look_back(self, scope: Scope, record: RequestLimits) -> Iterator[Finding]:
         """Yield the findings that show only after the application has served a request."""
         if record.userless and "SG116" not in self._found and is_known(scope):
             self._found.add("SG116")

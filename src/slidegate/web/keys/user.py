@@ -11,7 +11,7 @@ from starlette.types import Scope
 from ...core.logs import logger
 from ...limiter import Limiter
 from ...limiter.keys import KeyOf
-from ..record import Record
+from ..request import RequestLimits
 from ..scope_keys import RECORD
 from .key import invalid
 
@@ -30,7 +30,7 @@ class _User:
             name = ""
         if name:
             return limiter.key_for(f"user:{name}")
-        record: Record | None = scope.get(RECORD)
+        record: RequestLimits | None = scope.get(RECORD)
         if record is not None:
             record.userless = True
         return client_key

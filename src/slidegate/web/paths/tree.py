@@ -121,15 +121,6 @@ class Tree:
         return known[1].find(path)
 
 
-def declares(route: Any, method: str) -> bool:
-    """Return whether a route, or the class that is its endpoint, declares a method."""
-    methods = getattr(route, "methods", None)
-    if methods:
-        return method in methods
-    endpoint = getattr(route, "endpoint", None)
-    return isinstance(endpoint, type) and callable(getattr(endpoint, method.lower(), None))
-
-
 def _enter(app: Any, scope: Scope, way: _Way) -> Reached | None:
     """Go through the layers of an application to its router, and ask it."""
     for layer in layers(app):

@@ -18,8 +18,7 @@ from ..keys.key import Key
 from ..keys.path_param import read_at
 from ..matching import RequestPath, RuleIndex
 from ..paths.mounts import Mounts
-from ..paths.tree import Tree, declares
-from ..scope_keys import SETTLED
+from ..scope_keys import SETTLED, is_preflight
 from .arguments import says_nobody
 from .rule import Limits, Rule
 from .tracking import HotWatch
@@ -44,7 +43,19 @@ class BoundRule:
         plain: Whether limits, key and cost need no call of a user's function, and no place is held.
     """
 
-    __slots__ = ("_plans", "bucket", "cost", "cost_function", "hot", "key", "key_function", "places", "plain", "rule")
+    __slots__ = (
+        "_plans",
+        "_preflights",
+        "bucket",
+        "cost",
+        "cost_function",
+        "hot",
+        "key",
+        "key_function",
+        "places",
+        "plain",
+        "rule",
+    )
 
     def __init__(self, rule: Rule, bucket: Bucket, places: Bucket | None = None) -> None:
         self.rule = rule
@@ -58,6 +69,7 @@ class BoundRule:
         functions = (self.key_function, self.cost_function, rule.limits_function)
         self.plain = all(function is None for function in functions) and rule.concurrency is None
         self._plans: dict[object, Bucket] = {}
+        self._preflights: BoundRule | None = None
 
     def check(self, scope: Scope, limiter: Limiter, client_key: str) -> Check:
         """Return the check of a request, without calling functions of the user's."""
@@ -75,7 +87,15 @@ class BoundRule:
     def buckets(self) -> list[Bucket]:
         """Return the buckets of the rule, those of limits that its function has returned lately included."""
         own = [self.bucket] if self.places is None else [self.bucket, self.places]
-        return [*own, *self._plans.values()]
+        apart = [] if self._preflights is None else self._preflights.buckets()
+        return [*own, *self._plans.values(), *apart]
+
+    def for_preflights(self) -> BoundRule:
+        """Return the same rule with windows of its own, for CORS preflights: a browser sends them by itself."""
+        if self._preflights is None:
+            places = None if self.places is None else _apart(self.places)
+            self._preflights = BoundRule(self.rule, _apart(self.bucket), places)
+        return self._preflights
 
     def plan(self, limits: Limits) -> Bucket | None:
         """Return the bucket for the limits that a limits function returned; None for ``"unlimited"``.
@@ -176,9 +196,19 @@ class RuleSet:
             if twin is not None and rule.counts:
                 raise ConfigurationError(f"rules: {twin!r} and {rule!r} are one bucket; {_way_out(twin, rule)}")
             self._bound.append((rule, BoundRule(rule, *_buckets(rule, claim, taken)) if rule.counts else None))
-        self.reserving = {bound.bucket.rule: rule for rule, bound in self._bound if bound and rule.count_if is not None}
+        self.reserving = {
+            one.bucket.rule: rule
+            for rule, bound in self._bound
+            if bound and rule.count_if is not None
+            for one in (bound, bound.for_preflights())
+        }
         """Rules with a `count_if`, by the identity of their bucket; they refund answers that are not counted."""
-        self.looking = {bound.bucket.rule for rule, bound in self._bound if bound and rule.action != "limit"}
+        self.looking = {
+            one.bucket.rule
+            for rule, bound in self._bound
+            if bound and rule.action != "limit"
+            for one in (bound, bound.for_preflights())
+        }
         """The identities of the buckets of rules that only look on."""
         self._index = RuleIndex(rule.matchers for rule, _ in self._bound)
         self.waits = any(rule.wait_us for rule in rules)
@@ -187,7 +217,6 @@ class RuleSet:
         """Whether no rule settles its units later, only looks on, or lets requests wait."""
         self.holds = any(rule.concurrency is not None for rule in rules)
         """Whether a rule has a concurrency limit."""
-        self._tree = Tree(app)
         self._mounts = Mounts(app)
         self._defaults = defaults
         self._known: dict[tuple[str, str, str, str], Selection] = {}
@@ -203,7 +232,7 @@ class RuleSet:
         Where that fails, for example in a router of the user's, every limit counts the request, and nothing exempts it:
         a failure is no way past the gate.
         """
-        if self.always is not None:
+        if self.always is not None and not is_preflight(scope):
             return self.always
         try:
             return self._known_or_learned(scope)
@@ -217,7 +246,8 @@ class RuleSet:
             return found
         if self._defaults is not None and self._defaults.changed():
             self._known.clear()
-        asked = scope["type"], scope.get("method", "GET"), scope["path"], scope.get("root_path", "")
+        method = "a preflight" if is_preflight(scope) else scope.get("method", "GET")
+        asked = scope["type"], method, scope["path"], scope.get("root_path", "")
         return self._known.get(asked) or self._learn(asked, scope)
 
     def settle(self, scope: Scope, met: Sequence[Met]) -> Selection:
@@ -225,11 +255,6 @@ class RuleSet:
         selection = _chosen(met)
         scope.setdefault(SETTLED, {})[id(self), scope["path"]] = selection
         return selection
-
-    def takes(self, scope: Scope, method: str) -> bool:
-        """Return whether a request reaches a known route that declares this method."""
-        reached = self._tree.reach(scope)
-        return reached is not None and declares(reached.route, method)
 
     def _learn(self, asked: tuple[str, str, str, str], scope: Scope) -> Selection:
         selection, lasting = self._select(scope)
@@ -243,10 +268,13 @@ class RuleSet:
         kind, method = scope["type"], scope.get("method", "GET")
         path = RequestPath(scope, self._mounts.seen_by(scope), slashed=self._index.slashed)
         texts = self._index.find(path)
+        preflight = is_preflight(scope)
         met: list[Met] = []
         ended = False
         for place in range(len(self._bound)) if path.anything else sorted(texts):
             rule, bound = self._bound[place]
+            if preflight and bound is not None:
+                bound = bound.for_preflights()
             text = texts.get(place)
             if text is None and rule.action != "track":
                 text = path.path
@@ -261,7 +289,8 @@ class RuleSet:
                 break
         lasting = path.lasting
         if self._defaults is not None and not ended:
-            met += [Met(bound.rule, bound, False) for bound in self._defaults.find(scope)]
+            found = self._defaults.find(scope)
+            met += [Met(bound.rule, bound.for_preflights() if preflight else bound, False) for bound in found]
             lasting = lasting and self._defaults.lasting
         return _selected(met), lasting
 
@@ -270,9 +299,11 @@ class RuleSet:
         kind, method = scope["type"], scope.get("method", "GET")
         found = [Met(rule, bound, rule.blocks) for rule, bound in self._bound if not rule.exempt]
         found = [met for met in found if limits_kind(met.rule, kind, method)]
-        return (
-            found + [Met(bound.rule, bound, False) for bound in self._defaults.anywhere()] if self._defaults else found
-        )
+        if self._defaults is not None:
+            found += [Met(bound.rule, bound, False) for bound in self._defaults.anywhere()]
+        if is_preflight(scope):
+            found = [met._replace(bound=met.bound and met.bound.for_preflights()) for met in found]
+        return found
 
     def bound(self) -> list[BoundRule]:
         """Return the rules that count, in their order, and the defaults that a request has met."""
@@ -378,6 +409,19 @@ def buckets_of(rule: Rule, identity: str, names: Sequence[str]) -> Sequence[Buck
         wait_us, wait_max = rule.wait_us, rule.wait_max
         buckets.append(Bucket(identity, places, names[-1:], wait_us=wait_us, wait_max=wait_max, label=rule.label))
     return buckets
+
+
+def _apart(bucket: Bucket) -> Bucket:
+    """Return a bucket with the same limits and windows of its own."""
+    return Bucket(
+        f"{bucket.rule}:preflight",
+        bucket.limits,
+        bucket.names,
+        count_denied=bucket.count_denied,
+        wait_us=bucket.wait_us,
+        wait_max=bucket.wait_max,
+        label=bucket.label,
+    )
 
 
 def _make_bucket(rule: Rule, identity: str, limits: Sequence[AnyLimit], names: Sequence[str] | None = None) -> Bucket:

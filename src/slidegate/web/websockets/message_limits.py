@@ -24,7 +24,7 @@ from ...limiter.waiting import may_wait
 from ..keys.client_ip import ClientAddress
 from ..keys.key import Key
 from ..options import names_checked
-from ..waiting import unless_left
+from ..request import unless_left
 from .watched import Watched
 
 MessageKey: TypeAlias = Literal["connection", "client"] | Key

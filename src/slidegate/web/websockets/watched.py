@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 from starlette.types import Message, Receive, Send
 
 from ...core.bans.in_force import Guarded
-from ..waiting import Ahead
+from ..request import Ahead
 
 T = TypeVar("T")
 

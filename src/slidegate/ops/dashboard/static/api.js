@@ -1,6 +1,9 @@
 // Talks to the admin API below this page. Every failure is a Problem, which says what to show.
 
 const PATIENCE_MS = 20000;
+// Our own refusals have a code; one without it comes from a limit of the application around this page.
+const COUNTED = "A limit of the application counts the requests of this page. Exempt them, before other rules: "
+  + `Rule("${location.pathname.replace(/[^/]*$/, "")}{rest:path}", exempt=True)`;
 
 export class Problem extends Error {
   constructor(status, title, detail, retryAfterS = null) {
@@ -32,7 +35,8 @@ export async function call(method, path, body) {
   const found = await answer.json().catch(() => null);
   if (answer.ok) return found;
   const wait = Number.parseFloat(answer.headers.get("Retry-After"));
-  const problem = new Problem(answer.status, found?.title ?? `Status ${answer.status}`, found?.detail ?? "",
+  const limited = answer.status === 429 && found?.code === undefined;
+  const problem = new Problem(answer.status, found?.title ?? `Status ${answer.status}`, limited ? COUNTED : found?.detail ?? "",
     Number.isFinite(wait) ? wait : null);
   if (answer.status === 401 && path !== "session") ended(problem);
   throw problem;

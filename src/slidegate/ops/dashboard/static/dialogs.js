@@ -47,7 +47,7 @@ export function ask({ title, about, fields = [], button, danger = false, act }) 
 
 export function explain(problem) {
   if (problem.status === 403) return problem.detail || "This session may look, and may not change anything.";
-  if (problem.status === 429 && problem.retryAfterS) return `Too many requests. Try again in ${duration(problem.retryAfterS)}.`;
+  if (problem.status === 429 && problem.retryAfterS) return `Too many requests. Try again in ${duration(problem.retryAfterS)}. ${problem.detail}`.trim();
   return problem.detail || problem.title || String(problem);
 }
 

@@ -1,1 +1,0 @@
-"""Answers: refusals, header fields, and the record of what went out."""

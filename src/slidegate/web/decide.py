@@ -1,0 +1,262 @@
+"""The order in which a request is judged, in one place.
+
+The allowlist comes first, then the blocklist, then bans and every rule that applies, in one question to the limiter.
+Nothing is awaited that has its answer at once: a decision is returned, or an awaitable of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Sequence
+from typing import Final
+
+from starlette.requests import HTTPConnection
+from starlette.types import Scope
+
+from ..core.addresses import Address
+from ..core.bans.in_force import Guarded
+from ..core.barred import Barred, RuleBlock
+from ..core.decision import Check, Decision, Reason
+from ..core.errors import StoreError
+from ..core.memo import remember
+from ..limiter import Limiter
+from ..limiter.waiting import may_wait
+from .bans.signals import AbuseWatch, Offence
+from .endpoints.refusal import turn_at_endpoint
+from .keys.client_ip import GONE, ClientAddress
+from .network_files import AddressList, NetworkFiles
+from .request import Step, allowlisted, charged
+from .rules.conditions import settled
+from .rules.onlookers import Onlookers
+from .rules.rule_set import BoundRule, RuleSet, Selection
+from .rules.user_functions import Calls
+from .scope_keys import is_preflight
+
+_ALLOWLISTED: Final = Decision(True, Reason.ALLOWLISTED)
+_EXEMPT: Final = Decision(True, Reason.EXEMPT)
+_GONE: Final = Barred(GONE)
+
+
+class ListVerdicts:
+    """What the allowlist and the blocklist say of an address, remembered until one of them is read anew.
+
+    Args:
+        allowlist: Networks let through before anything is counted.
+        blocklist: Networks refused before anything is counted.
+    """
+
+    def __init__(self, allowlist: AddressList | None, blocklist: AddressList | None) -> None:
+        self._allowlist = allowlist
+        self._blocklist = blocklist
+        self._files = [given for given in (allowlist, blocklist) if isinstance(given, NetworkFiles)]
+        self._known: tuple[int, dict[Address, Decision | None]] = 0, {}
+
+    def find(self, address: Address) -> Decision | None:
+        """Return the decision about an address that is on a list."""
+        generation = 0
+        for files in self._files:
+            generation += files.generation
+        if generation != self._known[0]:
+            self._known = generation, {}
+        known = self._known[1]
+        return known[address] if address in known else remember(known, address, self._judge(address))
+
+    def _judge(self, address: Address) -> Decision | None:
+        if self._allowlist is not None and self._allowlist.covers(*address):
+            return _ALLOWLISTED
+        name = None if self._blocklist is None else self._blocklist.find(*address)
+        return None if name is None else Barred(name)
+
+
+class Decider:
+    """Decides about requests.
+
+    Args:
+        limiter: The limiter that counts.
+        client: How the client's address is found.
+        rules: The rules of the middleware.
+        blocklist: Networks refused before anything is counted.
+        allowlist: Networks let through before anything is counted.
+        calls: Calls the user's functions.
+        abuse: Strikes, and names the keys whose bans refuse a request.
+        figures: Whether units and the refusals of shadows are figures of their rules.
+    """
+
+    def __init__(
+        self,
+        limiter: Limiter,
+        client: ClientAddress,
+        rules: RuleSet,
+        *,
+        blocklist: AddressList | None,
+        allowlist: AddressList | None,
+        calls: Calls,
+        abuse: AbuseWatch,
+        figures: bool = True,
+    ) -> None:
+        self._limiter = limiter
+        self._engine = limiter.engine
+        self._lines = limiter.engine.lines
+        self._rules = rules
+        self._client = client
+        lists = allowlist is not None or blocklist is not None
+        self._lists = ListVerdicts(allowlist, blocklist) if lists else None
+        self._calls = calls
+        self._abuse = abuse
+        self._onlookers = Onlookers(limiter, calls, self._hit, figures=figures)
+        self._figures = figures
+        for bound in rules.bound():
+            self.price(bound)
+
+    def price(self, bound: BoundRule) -> None:
+        """Have the figures of a rule know what each of its requests costs."""
+        if bound.cost != 1:
+            self._engine.statistics.costs[bound.bucket.label] = bound.cost
+
+    def decide(self, scope: Scope, before: Sequence[Step]) -> Decision | Awaitable[Decision]:
+        """Decide about a request, after the middlewares further out, whose steps are in `before`."""
+        client_key, address = self._client.locate(scope)
+        if before and allowlisted(before):
+            return _ALLOWLISTED
+        guarded: Sequence[Guarded] = (client_key,) if address is None else (address,)
+        if address is None:
+            if client_key is GONE:
+                return _GONE
+        elif self._lists is not None and (verdict := self._lists.find(address)) is not None:
+            return verdict
+        if self._abuse.keyed:
+            guarded = self._abuse.guarded(scope, client_key, address)
+        selection = self._rules.select(scope)
+        if selection.open:
+            return self._by_conditions(selection, scope, before, client_key, guarded)
+        return self._by_rules(selection, scope, before, client_key, guarded)
+
+    async def _by_conditions(
+        self, selection: Selection, scope: Scope, before: Sequence[Step], client_key: str, guarded: Sequence[Guarded]
+    ) -> Decision:
+        """Decide when the conditions of the rules have been evaluated."""
+        selection = await settled(self._rules, selection, scope, self._calls)
+        answer = self._by_rules(selection, scope, before, client_key, guarded)
+        return answer if isinstance(answer, Decision) else await answer
+
+    def _by_rules(
+        self, selection: Selection, scope: Scope, before: Sequence[Step], client_key: str, guarded: Sequence[Guarded]
+    ) -> Decision | Awaitable[Decision]:
+        """Decide by the rules that apply to a request."""
+        offences: Sequence[Offence] = ()
+        if self._abuse.looks and not selection.exempt and not is_preflight(scope):
+            offences = self._abuse.look(scope, [step.side.abuse for step in before])
+        if before:
+            selection = self._without(selection, before)
+        if offences or selection.onlookers:
+            return self._watched(offences, selection, scope, client_key, guarded)
+        return self._ask(selection, scope, client_key, guarded)
+
+    def _without(self, selection: Selection, before: Sequence[Step]) -> Selection:
+        """Leave out the named rules that a middleware further out has counted under the same name."""
+        limiting = tuple(
+            bound
+            for bound in selection.limiting
+            if not (bound.rule.name and charged(before, bound.bucket, self._limiter))
+        )
+        looked = {rule for step in before if step.side.limiter is self._limiter for rule in step.side.onlookers}
+        onlookers = tuple(
+            bound for bound in selection.onlookers if not (bound.rule.name and bound.bucket.rule in looked)
+        )
+        return selection._replace(limiting=limiting, plain=all(bound.plain for bound in limiting), onlookers=onlookers)
+
+    def _ask(
+        self, selection: Selection, scope: Scope, client_key: str, guarded: Sequence[Guarded]
+    ) -> Decision | Awaitable[Decision]:
+        """Put one question to the limiter about all rules that may refuse."""
+        limiting = selection.limiting
+        if not limiting:
+            blocked = selection.blocked
+            return self._uncounted(guarded, _EXEMPT if blocked is None else RuleBlock(blocked.label, blocked.status))
+        if not selection.plain:
+            return self._ask_functions(selection, scope, client_key, guarded)
+        checks = [bound.check(scope, self._limiter, client_key) for bound in limiting]
+        decide = self._lines.decide if self._rules.waits else self._engine.decide
+        return decide(checks, guarded)
+
+    def _uncounted(self, guarded: Sequence[Guarded], otherwise: Decision) -> Decision | Awaitable[Decision]:
+        """Decide about a request that no limit counts: a ban refuses it; without one the decision is `otherwise`."""
+        answer = self._engine.decide((), guarded)
+        if isinstance(answer, Decision):
+            return otherwise if answer.allowed else answer
+        return self._uncounted_later(answer, otherwise)
+
+    async def _uncounted_later(self, answer: Awaitable[Decision], otherwise: Decision) -> Decision:
+        decision = await answer
+        return otherwise if decision.allowed else decision
+
+    async def _ask_functions(
+        self, selection: Selection, scope: Scope, client_key: str, guarded: Sequence[Guarded]
+    ) -> Decision:
+        """Put the question with the help of the user's functions."""
+        checks: list[Check] = []
+        for bound in selection.limiting:
+            checks += await self._calls.checks(bound, scope, self._limiter, client_key)
+        decision = await self._hit(checks, guarded)
+        self.note_units(decision)
+        return decision if checks or not decision.allowed else _EXEMPT
+
+    async def _hit(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Decision:
+        """Put one question to the limiter, unless a limits function says that nobody may pass: a ban goes before it."""
+        shut = next((bucket for bucket, _, _ in checks if not bucket.limits), None)
+        if shut is None:
+            answer = self._lines.decide(checks, guarded)
+            return answer if isinstance(answer, Decision) else await answer
+        decision = await self._limiter.hit_all((), guarded)
+        return Barred(shut.label, reason=Reason.NOBODY) if decision.allowed else decision
+
+    def note_units(self, decision: Decision) -> None:
+        """Count the units that functions have asked for, beyond those that each request of the rule costs."""
+        statistics = self._engine.statistics
+        for bucket, _, cost in decision.checks if decision.allowed and self._figures else ():
+            extra = 0 if bucket.held else cost - statistics.costs.get(bucket.label, 1)
+            if extra:
+                statistics.add(bucket.label, "extra_units", extra)
+
+    async def _watched(
+        self,
+        offences: Sequence[Offence],
+        selection: Selection,
+        scope: Scope,
+        client_key: str,
+        guarded: Sequence[Guarded],
+    ) -> Decision:
+        """Strike for the offences of the request, which may ban it at once; decide; and let the rules look on that
+        never refuse, each on windows of its own. A strike that may have banned it, and was not answered, refuses."""
+        try:
+            for offence in offences:
+                await self._abuse.strike(offence, scope)
+        except StoreError:
+            return self._engine.unanswered()
+        answer = self._ask(selection, scope, client_key, guarded)
+        decision = answer if isinstance(answer, Decision) else await answer
+        for bound in selection.onlookers if decision.reason is not Reason.BANNED else ():
+            if decision.allowed or bound.rule.action == "track":  # a shadow would not have charged it either
+                await self._onlookers.look(bound, scope, client_key)
+        return decision
+
+    async def decide_at(self, bound: BoundRule, request: HTTPConnection) -> Decision | None:
+        """Decide about a limit at an endpoint, where the request has its body; None if it is not counted."""
+        client_key, address = self._client.locate(request.scope)
+        guarded = self._abuse.guarded(request.scope, client_key, address)
+        if bound.rule.action != "limit":
+            await self._onlookers.look(bound, request.scope, client_key, request)
+            return None
+        if bound.plain:
+            answer = self._lines.decide((bound.check(request.scope, self._limiter, client_key),), guarded)
+            decision = answer if isinstance(answer, Decision) else await answer
+        else:
+            if bound.rule.concurrency is not None:
+                self._engine.expect_places()
+            checks = await self._calls.checks(bound, request.scope, self._limiter, client_key, request)
+            if not checks:
+                return None
+            decision = await self._hit(checks, guarded)
+        if bound.rule.wait_us and may_wait(decision):
+            decision = await turn_at_endpoint(request, decision, self._limiter, guarded)
+        self.note_units(decision)
+        return decision

@@ -1,0 +1,169 @@
+"""Header fields: those that tell a client where it stands, and those that others wrote.
+
+RateLimit and RateLimit-Policy follow draft-ietf-httpapi-ratelimit-headers-11, their syntax RFC 9651. The parts that
+do not depend on the moment are made once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from time import time
+from typing import Any, Final, Literal, TypeAlias
+
+from ..core.decision import Bucket, Decision, binding_place, ceil_s, unequal_costs
+from ..core.draft_parameters import AMOUNT, MORE_AFTER_S, REMAINING, UNIT, WINDOW_S
+from ..core.limits import AnyLimit, Concurrency, Quota
+from ..core.memo import remember
+from ..core.ring import WindowState
+from .request import tightest
+
+HeaderStyle: TypeAlias = Literal["draft", "legacy", "both"]
+Buckets: TypeAlias = Bucket | tuple[Bucket, ...]
+Field: TypeAlias = Any
+"""A field as an application wrote it: two of bytes, or of another kind of bytes, in a tuple or a list."""
+Fields: TypeAlias = list[tuple[bytes, bytes]]
+"""Fields of ours."""
+
+OURS: Final = frozenset(
+    {b"ratelimit", b"ratelimit-policy", b"x-ratelimit-limit", b"x-ratelimit-remaining", b"x-ratelimit-reset"}
+)
+"""The names of the fields in all styles."""
+_LENGTHS: Final = frozenset(map(len, OURS))
+"""A look at the length spares nearly every field the making of its name in lower case."""
+_NAME: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+"""A token of RFC 9110, section 5.6.2."""
+_VALUE: Final = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
+"""A value of RFC 9110, section 5.5: servers refuse controls, and the worst send a field that a line break hides."""
+
+_Shown: TypeAlias = tuple[AnyLimit, bytes, bool]
+"""A limit, the beginning of its RateLimit, and whether anybody knows when more becomes available."""
+
+
+class HeaderWriter:
+    """Writes the fields that tell a client where it stands.
+
+    Args:
+        style: ``"draft"`` for RateLimit and RateLimit-Policy, ``"legacy"`` for X-RateLimit-Limit, -Remaining and
+            -Reset (Unix seconds), or ``"both"``.
+    """
+
+    def __init__(self, style: HeaderStyle) -> None:
+        self._draft = style in ("draft", "both")
+        self._legacy = style in ("legacy", "both")
+        self._known: dict[Buckets, tuple[tuple[bytes, bytes], list[_Shown], list[int]]] = {}
+
+    def add(self, theirs: Iterable[Field], decisions: Sequence[Decision]) -> list[Field]:
+        """Return the fields of a response, ours behind the application's; RateLimit shows the tightest limit.
+
+        A field comes once, and ours says what the middleware knows.
+
+        Args:
+            theirs: The fields of the application's.
+            decisions: The decisions about the request; those without limits say nothing.
+        """
+        fields: list[Field] = [*theirs]
+        if len(decisions) > 1:
+            decisions = [decision for decision in decisions if decision.readings]
+        if not decisions or not decisions[0].readings:
+            return fields
+        ours = self._fields(decisions)
+        for field in fields:
+            if len(field[0]) in _LENGTHS and lowered(field[0]) in OURS:
+                own = {name for name, _ in ours}
+                return [field for field in fields if lowered(field[0]) not in own] + ours
+        return fields + ours
+
+    def _fields(self, decisions: Sequence[Decision]) -> Fields:
+        """Return the fields that tell of decisions which limits made."""
+        decision = decisions[0] if len(decisions) == 1 else tightest(decisions)
+        asked = asked_buckets(decision)
+        policy, shown, amounts = self._known.get(asked) or self._learn(asked)
+        readings, place = decision.readings, 0
+        if len(readings) > 1:
+            costs = () if len(decision.checks) == 1 else unequal_costs(decision.checks)
+            place = binding_place(decision.allowed, amounts, readings, costs)
+        limit, name, timed = shown[place]
+        reading, now_us = readings[place], decision.now_us
+        spent, leaves_us, _, _ = reading
+        left = max(limit.amount - spent, 0)
+        fields: Fields = []
+        if self._draft:
+            if len(decisions) > 1:
+                every = tuple([bucket for decision in decisions for bucket, _, _ in decision.checks])
+                policy = (self._known.get(every) or self._learn(every))[0]
+            more_after_s = max(ceil_s(leaves_us - now_us), 0) if spent else 0
+            value = name % (left, more_after_s) if timed else name % left
+            fields += policy, (b"ratelimit", value)
+        if self._legacy:
+            fields += (b"x-ratelimit-limit", b"%d" % limit.amount), (b"x-ratelimit-remaining", b"%d" % left)
+            if timed:
+                fields.append((b"x-ratelimit-reset", b"%d" % _reset_s(limit, reading, now_us)))
+        return fields
+
+    def _learn(self, asked: Buckets) -> tuple[tuple[bytes, bytes], list[_Shown], list[int]]:
+        """Learn what follows from the buckets of a request alone."""
+        buckets = (asked,) if isinstance(asked, Bucket) else asked
+        named = [item for bucket in buckets for item in zip(bucket.names, bucket.limits, strict=True)]
+        # A name that two middlewares share is written once.
+        items = dict.fromkeys([_policy_item(name, limit) for name, limit in named])
+        shown = []
+        for name, limit in named:
+            timed = not isinstance(limit, Concurrency)  # nobody knows when a permit is handed back
+            numbers = f";{REMAINING}=%d;{MORE_AFTER_S}=%d" if timed else f";{REMAINING}=%d"
+            shown.append((limit, f"{quote(name).replace('%', '%%')}{numbers}".encode(), timed))
+        policy = b"ratelimit-policy", ", ".join(items).encode()
+        return remember(self._known, asked, (policy, shown, [limit.amount for _, limit in named]))
+
+
+def quote(text: str) -> str:
+    """Write printable ASCII as a string of RFC 9651, section 3.3.3."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def asked_buckets(decision: Decision) -> Buckets:
+    """Return the buckets of a decision, as the key under which their fields and answers are remembered."""
+    checks = decision.checks
+    return checks[0][0] if len(checks) == 1 else tuple([bucket for bucket, _, _ in checks])
+
+
+def lowered(name: Any) -> bytes:
+    """Return the name of a field as ASGI has it, in whatever form an application wrote it."""
+    return name.encode("latin-1", "replace").lower() if isinstance(name, str) else bytes(name).lower()
+
+
+def sendable(headers: Iterable[Field]) -> tuple[Fields, list[object]]:
+    """Return the fields that can be sent, and those that cannot."""
+    good: Fields = []
+    bad: list[object] = []
+    for field in headers:
+        try:
+            name, value = (bytes(memoryview(part)) for part in field)
+        except (TypeError, ValueError):
+            bad.append(field)
+            continue
+        value = value.strip(b" \t")  # blanks around a value are no part of it, and h11 refuses them
+        if _NAME.fullmatch(name) and _VALUE.fullmatch(value):
+            good.append((name, value))
+        else:
+            bad.append(field)
+    return good, bad
+
+
+def _policy_item(name: str, limit: AnyLimit) -> str:
+    """Write one item of RateLimit-Policy: ``"api";q=100;w=10``. The window only where it is whole seconds."""
+    item = f"{quote(name)};{AMOUNT}={limit.amount}"
+    if isinstance(limit, Concurrency):
+        return f'{item};{UNIT}="concurrent-requests"'
+    return item if limit.window_s is None else f"{item};{WINDOW_S}={limit.window_s}"
+
+
+def _reset_s(limit: AnyLimit, reading: WindowState, now_us: int) -> int:
+    """Return the Unix second at which everything spent has left."""
+    spent, _, newest_us, _ = reading
+    reset_after_us = max(newest_us + limit.span_us - now_us, 0) if spent else 0
+    if isinstance(limit, Quota):
+        # A period ends with a minute; the decision is a little older than this moment.
+        return round(time() + reset_after_us / 1_000_000)
+    return int(time()) + ceil_s(reset_after_us)

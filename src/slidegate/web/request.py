@@ -1,0 +1,419 @@
+"""What the middlewares and the limits at endpoints on the way of one request share: ``scope["slidegate"]``.
+
+The outermost middleware makes one `RequestLimits` for a request. Each middleware enters its decision, the outermost
+first, and a limit at an endpoint adds one for the middleware above it; `strike`, `charge`, the header fields and the
+figures read them. What waits for the status of the answer lies in `on_start`; what a request holds until it ends lies
+in its decisions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence, Set
+from math import lcm
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
+
+import anyio
+from starlette.requests import ClientDisconnect
+from starlette.types import Message, Receive, Scope
+from starlette.websockets import WebSocketDisconnect
+
+from ..core.decision import Bucket, Decision, LimitState, Reason
+from ..limiter import Limiter
+from ..limiter.aio import on_asyncio, to_the_end
+from ..limiter.figures.series import Series
+
+if TYPE_CHECKING:
+    from .bans.signals import AbuseWatch
+    from .endpoints.rate_limit import EndpointBuckets
+    from .responses import RefusalEvents, RefusalResponses
+    from .rules.rule import Rule
+    from .rules.user_functions import Calls
+
+Hook: TypeAlias = Callable[[Scope, int, Iterable[tuple[bytes, bytes]]], Awaitable[None]]
+"""Hears the status and the header fields of an answer before it goes out."""
+BODIES: Final = frozenset(
+    {
+        "http.response.body",
+        "http.response.pathsend",
+        "http.response.zerocopysend",
+        "websocket.http.response.body",
+    }
+)
+"""The messages that are a piece of a body."""
+
+
+class Side(NamedTuple):
+    """One middleware, as its requests show it.
+
+    Attributes:
+        limiter: The limiter that it asks.
+        names: The names that users gave to its rules.
+        onlookers: The identities of its rules that only look on.
+        abuse: Its ban policies, and the signals that they strike for.
+        endpoints: The buckets of the limits at endpoints below it.
+        refusals: Answers the requests that it, or one of those limits, refuses.
+        refusal_events: Tells of them.
+    """
+
+    limiter: Limiter
+    names: Set[str]
+    onlookers: Set[str]
+    abuse: AbuseWatch
+    endpoints: EndpointBuckets
+    refusals: RefusalResponses
+    refusal_events: RefusalEvents
+
+
+class Step:
+    """One decision about a request.
+
+    Args:
+        decision: The decision.
+        side: The middleware that asked for it.
+        spared: Whether the policies of that middleware hold nothing of this request against its client.
+    """
+
+    __slots__ = ("decision", "side", "spared")
+
+    def __init__(self, decision: Decision, side: Side, spared: bool) -> None:
+        self.decision = decision
+        self.side = side
+        self.spared = spared
+
+
+class Reservation(NamedTuple):
+    """Units that a rule with a `count_if` has charged before the answer is known.
+
+    Attributes:
+        rule: The rule.
+        limiter: The limiter that charged them.
+        decision: The decision that they are a part of.
+        calls: Calls the `count_if`.
+        place: The place of the rule's check in the decision; None where all of it is of this rule.
+    """
+
+    rule: Rule
+    limiter: Limiter
+    decision: Decision
+    calls: Calls
+    place: int | None = None
+
+    async def settle(self, scope: Scope, status: int, fields: Iterable[tuple[bytes, bytes]]) -> None:
+        """Refund the units, unless the rule counts an answer with this status and these fields."""
+        decision = self.decision
+        if not decision.charge or self.calls.counts(self.rule, status, fields, scope):
+            return
+        taken = decision.take_apart(held=False) if self.place is None else [decision.take_out(self.place)]
+        await refund([(self.limiter, part) for part in taken])
+
+
+class Ahead:
+    """A receive channel that is read ahead while somebody waits.
+
+    A read that has begun is kept for the next reader, and never cancelled: there are servers that lose the message
+    then, granian for one. Those for trio are channels of trio's own, which lose nothing.
+
+    Args:
+        receive: The channel.
+    """
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._early: deque[Message] = deque()
+        self._begun: asyncio.Future[Message] | None = None
+
+    async def __call__(self) -> Message:
+        """Return the next message."""
+        if self._early:
+            return self._early.popleft()
+        return await self._receive() if self._begun is None else await self._finish(self._begun)
+
+    async def while_there(self, wait: Callable[[], Awaitable[None]]) -> bool:
+        """Do some waiting; False if the client left meanwhile, which ends it."""
+
+        async def watch(waiting: anyio.CancelScope) -> None:
+            while self._goes_on():
+                self._early.append(await self._read())
+            if self._is_over():
+                waiting.cancel()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(watch, tasks.cancel_scope)
+            await wait()
+            tasks.cancel_scope.cancel()
+        return not self._is_over()
+
+    def close(self) -> None:
+        """End a read that has begun, because nobody reads any more."""
+        if self._begun is not None:
+            self._begun.cancel()
+            self._begun = None
+
+    def _goes_on(self) -> bool:
+        """Tell whether the channel may be read further: to the end of a request that is whole, to a message else."""
+        if not self._early:
+            return True
+        last = self._early[-1]
+        return not (last.get("more_body", False) or last["type"] == "websocket.receive" or self._is_over())
+
+    def _is_over(self) -> bool:
+        return bool(self._early) and self._early[-1]["type"].endswith(".disconnect")
+
+    async def _read(self) -> Message:
+        if not on_asyncio():
+            return await self._receive()
+        if self._begun is None:
+            self._begun = asyncio.ensure_future(self._receive())
+            self._begun.add_done_callback(_retrieve)
+        return await self._finish(self._begun)
+
+    async def _finish(self, begun: asyncio.Future[Message]) -> Message:
+        message = await asyncio.shield(begun)
+        self._begun = None
+        return message
+
+
+class RequestLimits:
+    """The decisions about one request, and what is left to do for it.
+
+    Args:
+        began: When the request came, in ticks of the figures.
+
+    Attributes:
+        steps: The decisions of middlewares, the outermost first, and of limits at endpoints.
+        side: The middleware nearest above: limits at endpoints count there.
+        refused: The refusal of a limit at an endpoint.
+        handlers: The exception handlers of the application in which it refused.
+        answered: Whether a response has begun, or never will.
+        status: The status of the answer, from its first message on; before it 0.
+        userless: Whether a limit by user counted the address, because the user was not known.
+        unfinished: Whether the request holds anything that is given back when it ends: permits, or a channel.
+        waited: Whether the request waited for room.
+        trailers: Whether the answer ends with trailers.
+        on_start: Called one after the other when the status of the answer is known.
+        counted: Whether the figures of the request are complete, or nobody keeps any.
+        first_byte: When the answer began, in ticks.
+        series: The series that has counted the request before its end, of a long answer for example.
+    """
+
+    side: Side
+    refused: Decision | None = None
+    handlers: Any = None
+    answered: bool = False
+    status: int = 0
+    userless: bool = False
+    unfinished: bool = False
+    waited: bool = False
+    trailers: bool = False
+    on_start: Sequence[Hook] = ()
+    counted: bool = False
+    first_byte: int = 0
+    series: Series | None = None
+    _channels: Sequence[Ahead] = ()
+    _asked: Sequence[tuple[object, str]] = ()
+    _looked: Sequence[str] = ()
+
+    def __init__(self, began: int) -> None:
+        self.began = began
+        self.steps: list[Step] = []
+
+    @property
+    def decisions(self) -> list[Decision]:
+        """The decisions of all steps."""
+        return [step.decision for step in self.steps]
+
+    @property
+    def decision(self) -> Decision:
+        """The decision that matters most: a refusal, else the one after which the fewest more such requests fit."""
+        return tightest(self.decisions)
+
+    def enter(self, decision: Decision, side: Side, *, spared: bool) -> Step:
+        """Add the decision of a middleware."""
+        step = Step(decision, side, spared)
+        self.steps.append(step)
+        return step
+
+    def add(self, decision: Decision) -> None:
+        """Add a decision that a limit at an endpoint asked for."""
+        self.enter(decision, self.side, spared=self.spared_by(self.side))
+
+    def turn(self, limit: object, rule: str) -> int:
+        """Return how many other limits at endpoints asked under this identity before: 0 for the first.
+
+        Two limits that look alike are two limits all the same, and each counts.
+        """
+        others = [other for other, identity in self._asked if identity == rule]
+        for place, other in enumerate(others):
+            if other is limit:
+                return place
+        self._asked = (*self._asked, (limit, rule))
+        return len(others)
+
+    def has_looked(self, rule: str) -> bool:
+        """Tell whether a rule at an endpoint that only looks on has seen this request; it has from now on."""
+        if rule in self._looked:
+            return True
+        self._looked = (*self._looked, rule)
+        return False
+
+    def reserve(self, reservation: Reservation) -> None:
+        """Note units that the start of the answer settles."""
+        self.on_start = [*self.on_start, reservation.settle]
+
+    def read_ahead(self, receive: Receive) -> Ahead:
+        """Return the channel of this request, to be read while it waits, until it ends."""
+        self.unfinished = True
+        channel = Ahead(receive)
+        self._channels = (*self._channels, channel)
+        return channel
+
+    def names(self) -> set[str]:
+        """Return the names of all rules that stand on the way of this request, counted or not."""
+        return self.side.endpoints.names().union(*(step.side.names for step in self.steps))
+
+    def spared_by(self, side: Side) -> bool:
+        """Tell whether the policies of a middleware hold nothing of this request against its client."""
+        return allowlisted(self.steps) or any(step.spared and step.side is side for step in self.steps)
+
+    def own_answer(self) -> bool:
+        """Tell whether the answer is the refusal of a limit, a ban or a list, and not the application's."""
+        return self.refused is not None or (bool(self.steps) and not self.steps[-1].decision.allowed)
+
+    def tell(self, scope: Scope, refused: Decision, status: int | None) -> None:
+        """Tell of the refusal of a limit at an endpoint; there is no status where the client left before the answer."""
+        if self.side.limiter.engine.events.refused:
+            self.side.refusal_events.tell(scope, refused, status)
+
+    async def start(self, scope: Scope, status: int, fields: Iterable[tuple[bytes, bytes]], first: int = 0) -> None:
+        """Call the hooks, from the given place on: the status of the answer is known."""
+        hooks, self.on_start = self.on_start[first:], self.on_start[:first]
+        for hook in hooks:
+            await hook(scope, status, fields)
+
+    async def hand_back(self) -> None:
+        """Refund all units charged so far, also if the request is cancelled meanwhile.
+
+        Units stay charged where refused requests count.
+        """
+        await refund(
+            [
+                (step.side.limiter, step.decision.take_out(place))
+                for step in self.steps
+                for place, (bucket, _, _) in enumerate(step.decision.checks if step.decision.charge else ())
+                if not bucket.count_denied
+            ]
+        )
+
+    async def release(self) -> None:
+        """Give back the permits that the request holds, also if it is cancelled meanwhile. It does so once."""
+        await refund([(step.side.limiter, part) for step in self.steps for part in step.decision.take_apart(held=True)])
+
+    async def end(self) -> None:
+        """Give back all that the request holds: the application is done."""
+        channels, self._channels = self._channels, ()
+        for channel in channels:
+            channel.close()
+        await self.release()
+
+
+def charged(steps: Iterable[Step], bucket: Bucket, limiter: Limiter) -> bool:
+    """Tell whether the same windows were asked about the same limits on this request."""
+    for step in steps:
+        if step.side.limiter is limiter:
+            for other, _, _ in step.decision.checks:
+                if other.rule == bucket.rule and other.limits == bucket.limits:
+                    return True
+    return False
+
+
+def allowlisted(steps: Iterable[Step]) -> bool:
+    """Tell whether the client is on the allowlist of a middleware on the way."""
+    return any(step.decision.reason is Reason.ALLOWLISTED for step in steps)
+
+
+def tightest(decisions: Iterable[Decision]) -> Decision:
+    """Return the decision that matters most to the client: a refusal, else the one after which the fewest more such
+    requests fit."""
+    asked = [(decision, decision.binding) for decision in decisions]
+    # Units that are left are compared as numbers of requests, whose costs differ; a common multiple keeps them whole.
+    multiple = lcm(*(max(state.cost, 1) for _, state in asked if state is not None))
+    return min(asked, key=lambda pair: _order(pair[0], pair[1], multiple))[0]
+
+
+def _order(decision: Decision, state: LimitState | None, multiple: int) -> tuple[bool, bool, int, int]:
+    if state is None:
+        return decision.allowed, True, 0, 0
+    return decision.allowed, False, state.remaining * multiple // max(state.cost, 1), -state.more_after_us
+
+
+def is_failure(error: BaseException) -> bool:
+    """Tell whether a server makes a 500 of an exception: not of one that says that the client has gone."""
+    return isinstance(error, Exception) and not isinstance(error, (ClientDisconnect, WebSocketDisconnect))
+
+
+def is_last(message: Message, trailers: bool) -> bool:
+    """Tell whether nothing of the answer comes after a message.
+
+    Args:
+        message: The message.
+        trailers: Whether the answer ends with trailers.
+    """
+    kind = message["type"]
+    if kind in BODIES:
+        return not message.get("more_body", False) and not trailers
+    return kind == "websocket.close" or (kind == "http.response.trailers" and not message.get("more_trailers", False))
+
+
+async def refund(parts: Sequence[tuple[Limiter, Decision]]) -> None:
+    """Hand back all units and permits of some decisions, also if the caller is cancelled meanwhile."""
+    if all(limiter.engine.per_process for limiter, _ in parts):
+        await _refund(parts)  # there is nothing to wait for, so nothing to cancel
+    elif parts:
+        await to_the_end(_refund(parts))
+
+
+async def _refund(parts: Sequence[tuple[Limiter, Decision]]) -> None:
+    for limiter, decision in parts:
+        await limiter.refund(decision)
+
+
+class Watching(Protocol):
+    """A channel that notices a client that leaves: `Ahead`, or a websocket that is watched over."""
+
+    async def while_there(self, wait: Callable[[], Awaitable[None]]) -> bool:
+        """Do some waiting; False if the client left meanwhile, which ends it."""
+
+
+async def unless_left(
+    channel: Watching, limiter: Limiter | None, ask: Callable[[], Awaitable[Decision]]
+) -> Decision | None:
+    """Return a decision that takes its time; None if the client left meanwhile.
+
+    A client that leaves just when it is let in, or whose request is cancelled then, is charged nothing.
+
+    Args:
+        channel: Notices a client that leaves.
+        limiter: Where units are handed back; None for counts that end with their client.
+        ask: Waits, and decides.
+    """
+    decision: Decision | None = None
+
+    async def wait() -> None:
+        nonlocal decision
+        decision = await ask()
+
+    there = False
+    try:
+        there = await channel.while_there(wait)
+    finally:
+        if not there and decision is not None and limiter is not None:
+            await refund([(limiter, decision)])
+    return decision if there else None
+
+
+def _retrieve(begun: asyncio.Future[Message]) -> None:
+    """Take the exception of a read that nobody waits for, or the event loop would report it."""
+    if not begun.cancelled():
+        begun.exception()

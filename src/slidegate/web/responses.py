@@ -1,0 +1,327 @@
+"""Answers to refused requests, and the event that tells of one.
+
+The answers are problem details (RFC 9457) of the types that draft-ietf-httpapi-ratelimit-headers-11 registers. The
+parts that do not depend on the moment are made once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import lru_cache
+from http import HTTPStatus
+from inspect import isawaitable
+from typing import Final, TypeAlias
+
+from starlette.requests import HTTPConnection
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ..core.bans.in_force import shown
+from ..core.bans.policy import BanPolicy
+from ..core.barred import RuleBlock
+from ..core.decision import Decision, Reason, ceil_s
+from ..core.errors import ConfigurationError
+from ..core.limits import AnyLimit, Concurrency
+from ..core.logs import escaped
+from ..core.memo import remember
+from ..core.ring import NEVER, OPEN
+from ..core.store import Event
+from ..limiter import Limiter
+from .headers import Buckets, Fields, asked_buckets, lowered, sendable
+from .keys.client_ip import ClientAddress
+from .options import check_takes
+from .rules.user_functions import Calls, request_of
+from .stats import RefusedRoutes
+
+Refused: TypeAlias = Callable[[HTTPConnection, Decision], Response | Awaitable[Response]]
+Rendered: TypeAlias = tuple[int, bytes, Fields]
+"""Status, body and header fields of an answer."""
+
+_TYPES: Final = "https://iana.org/assignments/http-problem-types#"
+_NOT_STORED: Final = (b"cache-control", b"no-store")
+_MAX_BLOCKS: Final = 1_024
+_MAX_METHOD: Final = 64
+"""How many characters of a method are shown; all that are registered are shorter."""
+_HANDSHAKE: Final = "WEBSOCKET"
+
+
+class RefusalResponses:
+    """Answers refused requests; the default answers are rendered once each.
+
+    Args:
+        policies: The ban policies by name, which say how their bans are answered.
+        on_refused: Makes the user's own answer.
+        calls: Calls the functions of the user's.
+
+    Raises:
+        ConfigurationError: `on_refused` cannot be called.
+    """
+
+    def __init__(self, policies: Mapping[str, BanPolicy], on_refused: Refused | None, calls: Calls) -> None:
+        if on_refused is not None:
+            if not callable(on_refused):
+                raise ConfigurationError(f"on_refused: expected a function of request and decision, not {on_refused!r}")
+            check_takes("on_refused", on_refused, "request", "decision")
+        self._on_refused = on_refused
+        self._calls = calls
+        self._policies = dict(policies)
+        self._policies.update((policy.prefix.name, policy) for policy in policies.values() if policy.prefix is not None)
+        self._limited: dict[tuple[Buckets, tuple[bool, ...], bool], Rendered] = {}
+        self._banned: dict[tuple[str, bool], Rendered] = {}
+
+    async def send(self, scope: Scope, receive: Receive, send: Send, decision: Decision) -> None:
+        """Answer a request that was refused."""
+        status, body, fields = self.answer(decision, scope)
+        if scope["type"] == "websocket":
+            await refuse_websocket(scope, send, status, body, fields)
+            return
+        policy = self._policy_of(decision)
+        own = self._on_refused if policy is None or policy.answer != "drop" else None
+        if own is not None and await self._send_own(own, scope, receive, send, decision, fields):
+            return
+        await send({"type": "http.response.start", "status": status, "headers": fields})
+        await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
+
+    def answer(self, decision: Decision, scope: Scope) -> Rendered:
+        """Return the answer to a refused request."""
+        if decision.readings:
+            return self._of_limits(decision)
+        match decision.reason:
+            case Reason.BANNED:
+                return self._to_banned(decision, scope)
+            case Reason.UNAVAILABLE:
+                return reduced_capacity("cannot count requests now", decision.retry_after_us or 0)
+            case Reason.NOBODY:
+                return _for_nobody(decision.by)
+        if isinstance(decision, RuleBlock):
+            return _blocked(decision.status, decision.by)
+        return _listed()
+
+    def _of_limits(self, decision: Decision) -> Rendered:
+        """Return the answer of limits that have no room."""
+        waits = [reading[3] for reading in decision.readings]
+        wait_us = min(waits) if NEVER in waits or OPEN in waits else max(waits)
+        too_large = decision.reason is Reason.TOO_LARGE
+        asked = asked_buckets(decision), tuple(map(bool, waits)), too_large
+        rendered = self._limited.get(asked)
+        if rendered is None:
+            violated = [(state.name, state.limit) for state in decision.violated]
+            rendered = remember(self._limited, asked, _written(_quota_problem(violated, too_large=too_large)))
+        return rendered if wait_us < 0 else _later(rendered, wait_us)
+
+    def _policy_of(self, decision: Decision) -> BanPolicy | None:
+        """Return the policy that has banned the client: by hand anybody may ban in any name, also in that of one."""
+        ban = decision.ban
+        return self._policies.get(ban.by) if ban is not None and ban.rung else None
+
+    def _to_banned(self, decision: Decision, scope: Scope) -> Rendered:
+        """Return the answer to a banned client, which says no more than that and until when."""
+        policy = self._policy_of(decision)
+        if policy is not None and policy.answer == "drop":
+            # Other versions of HTTP have no such field, and no connection of one request to close.
+            close = [(b"connection", b"close")] if scope.get("http_version", "1.1").startswith("1") else []
+            return policy.status, b"", [(b"content-length", b"0"), _NOT_STORED, *close]
+        wait_us = decision.retry_after_us
+        asked = "" if policy is None else policy.name, wait_us is not None
+        rendered = self._banned.get(asked)
+        if rendered is None:
+            rendered = self._banned[asked] = _written(_ban_problem(policy, ends=wait_us is not None))
+        return rendered if wait_us is None else _later(rendered, wait_us)
+
+    async def _send_own(
+        self, on_refused: Refused, scope: Scope, receive: Receive, send: Send, decision: Decision, fields: Fields
+    ) -> bool:
+        """Send the user's own answer; False if there is none and nothing was sent."""
+        started = False
+        rule = refused_by(decision)
+
+        def send_completed(message: Message) -> Awaitable[None]:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                message = self._checked(message, rule)
+                message = {**message, "headers": _completed(message["headers"], fields)}
+            started = True
+            return send(message)
+
+        try:
+            answer = on_refused(request_of(scope), decision)
+            response = await answer if isawaitable(answer) else answer
+            await response(scope, receive, send_completed)
+        except Exception as error:
+            self._calls.report("on_refused", rule, error, "the client gets the default answer")
+            if started:
+                raise
+        return started
+
+    def _checked(self, message: Message, rule: str) -> Message:
+        """Leave out of the user's answer what no server can send; one bad field would cost the client its answer."""
+        status = message.get("status")
+        if not isinstance(status, int) or isinstance(status, bool) or not 200 <= status <= 999:
+            raise ConfigurationError(f"on_refused: expected a status such as 429, not {status!r}")
+        good, bad = sendable(message.get("headers", ()))
+        for field in bad:
+            error = ConfigurationError(f"a header field cannot be sent: {field!r}")
+            self._calls.report("on_refused", rule, error, "the field is left out")
+        return {**message, "headers": good}
+
+
+class RefusalEvents:
+    """Tells the observers of a limiter of the requests that a middleware refuses, each once.
+
+    Args:
+        limiter: The limiter.
+        client: Finds the client's address.
+        app: The application, where no scope names one.
+    """
+
+    def __init__(self, limiter: Limiter, client: ClientAddress, app: ASGIApp) -> None:
+        self._tell = limiter.engine.tell
+        self._client = client
+        self._routes = RefusedRoutes(app)
+
+    def tell(self, scope: Scope, refusal: Decision, status: int | None) -> None:
+        """Tell of a refused request.
+
+        Args:
+            scope: Its scope.
+            refusal: The decision.
+            status: The status of the answer; None where the client left before it.
+        """
+        client, _ = self._client.locate(scope)
+        state, ban = refusal.binding, refusal.ban
+        key = state.key if state is not None else client if ban is None else ban.key
+        wait_us = refusal.retry_after_us if state is None else state.retry_after_us
+        rule, by = "", refusal.by
+        if state is not None:
+            rule = next((bucket.label for bucket, _, _ in refusal.checks if bucket.rule == state.rule), state.rule)
+        elif isinstance(refusal, RuleBlock) or refusal.reason is Reason.NOBODY:
+            rule, by = by, ""
+        method = escaped(scope.get("method", _HANDSHAKE), _MAX_METHOD)
+        route = self._routes.of(scope)
+        why = " ".join(filter(None, (str(refusal.reason), f"by {by}" if by else "", f"under {rule!r}" if rule else "")))
+        details = {
+            "key": key,
+            "client": client,
+            "rule": rule,
+            "limit": "" if state is None else str(state.limit),
+            "reason": str(refusal.reason),
+            "by": by,
+            "route": route,
+            "method": method,
+            "retry_after_s": None if wait_us is None else ceil_s(wait_us),
+            "status": status,
+        }
+        self._tell(Event("refused", f"{shown(key)} was refused: {why}, {method} on {route}", details))
+
+
+def refused_by(decision: Decision) -> str:
+    """Say what refuses: the limit, else the reason."""
+    violated = decision.binding
+    return violated.name if violated is not None else decision.by or str(decision.reason)
+
+
+async def refuse_websocket(scope: Scope, send: Send, status: int, body: bytes, fields: Fields) -> None:
+    """Refuse a handshake: with the full answer where the server can send one, else by a close, which it makes a 403."""
+    if "websocket.http.response" in (scope.get("extensions") or {}):
+        await send({"type": "websocket.http.response.start", "status": status, "headers": fields})
+        await send({"type": "websocket.http.response.body", "body": body})
+    else:
+        await send({"type": "websocket.close", "code": 1008})
+
+
+def reduced_capacity(what: str, wait_us: int) -> Rendered:
+    """Return the answer of a 503 that says what the service does: "cannot count requests now"."""
+    return _later(_unavailable(what), wait_us)
+
+
+def _later(rendered: Rendered, wait_us: int) -> Rendered:
+    status, body, fields = rendered
+    return status, body, [*fields, (b"retry-after", b"%d" % ceil_s(wait_us))]
+
+
+def _completed(headers: Fields, fields: Fields) -> Fields:
+    """Add to the user's answer what a refusal must have, unless it is there."""
+    wanted = {b"cache-control", b"retry-after"} - {lowered(name) for name, _ in headers}
+    return [*headers, *((name, value) for name, value in fields if name in wanted)]
+
+
+def _written(problem: Mapping[str, object]) -> Rendered:
+    # "<" cannot end a script element then, wherever the text is pasted.
+    body = json.dumps(problem).replace("<", "\\u003c").encode()
+    length = (b"content-length", b"%d" % len(body))
+    status = problem["status"]
+    assert isinstance(status, int), "a problem has a status"
+    return status, body, [(b"content-type", b"application/problem+json"), length, _NOT_STORED]
+
+
+@lru_cache
+def _unavailable(what: str) -> Rendered:
+    return _written(
+        {
+            "type": f"{_TYPES}temporary-reduced-capacity",
+            "title": "Request cannot be satisfied due to temporary server capacity constraints",
+            "status": 503,
+            "detail": f"This service {what}; Retry-After says when to try again.",
+        }
+    )
+
+
+def _for_nobody(rule: str) -> Rendered:
+    return _written(
+        {
+            "type": f"{_TYPES}quota-exceeded",
+            "title": "Request cannot be satisfied as assigned quota has been exceeded",
+            "status": 429,
+            "detail": "This client's quota is nothing; the request will not pass later either.",
+            "unsatisfiable": True,
+            "violated-policies": [rule],
+        }
+    )
+
+
+@lru_cache
+def _listed() -> Rendered:
+    """Return the answer of a blocklist."""
+    detail = "Requests from this address are not accepted."
+    return _written({"type": "about:blank", "title": "Forbidden", "status": 403, "detail": detail})
+
+
+@lru_cache(_MAX_BLOCKS)
+def _blocked(status: int, rule: str) -> Rendered:
+    """Return the answer of a rule that blocks."""
+    detail = "This service does not accept such a request now." if status >= 500 else "Such requests are not accepted."
+    try:
+        title = HTTPStatus(status).phrase
+    except ValueError:
+        title = "Request not accepted"
+    problem = {"type": "about:blank", "title": title, "status": status, "detail": detail}
+    return _written({**problem, "violated-policies": [rule]})
+
+
+def _ban_problem(policy: BanPolicy | None, *, ends: bool) -> dict[str, object]:
+    later = " for now; Retry-After says when to try again." if ends else "."
+    problem: dict[str, object] = {
+        "type": f"{_TYPES}abnormal-usage-detected",
+        "title": "Request not satisfied due to detection of abnormal request pattern",
+        "status": 403 if policy is None else policy.status,
+        "detail": f"This client is shut out{later}",
+    }
+    return problem if policy is None else {**problem, "violated-policies": [policy.name]}
+
+
+def _quota_problem(violated: Sequence[tuple[str, AnyLimit]], *, too_large: bool) -> dict[str, object]:
+    allowed = " and ".join(limit.said for _, limit in violated)
+    problem: dict[str, object] = {
+        "type": f"{_TYPES}quota-exceeded",
+        "title": "Request cannot be satisfied as assigned quota has been exceeded",
+        "status": 429,
+    }
+    if too_large:
+        problem["detail"] = f"This request costs more than {allowed} ever allows; it will not pass later either."
+        problem["unsatisfiable"] = True
+    elif any(isinstance(limit, Concurrency) for _, limit in violated):
+        problem["detail"] = f"No more than {allowed}; try again when an earlier request has ended."
+    else:
+        problem["detail"] = f"No more than {allowed}; Retry-After says when to try again."
+    return {**problem, "violated-policies": [name for name, _ in violated]}

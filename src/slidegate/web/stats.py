@@ -1,0 +1,259 @@
+"""The figures of requests: each is counted once, under the rules that counted it and the route that it went to.
+
+The first message out tells the outcome and the status, and by then routers have written the route into the scope. A
+refusal is counted then. The end of a request that passed is that of the last piece of the body; of a websocket, of the
+application's call. Whatever comes after the end, such as a background task that fails, is not counted. A request
+without an end of its own was cancelled: the client left.
+
+A request pays for a look into a memo and one small tuple: `BufferedWindow` counts later, many at once. What is noted
+holds an outcome and three moments: never the scope, nor the path, nor anything else that a client has chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, Final, TypeAlias
+
+from starlette.convertors import Convertor
+from starlette.requests import ClientDisconnect
+from starlette.routing import Mount
+from starlette.types import ASGIApp, Message, Scope
+from starlette.websockets import WebSocketDisconnect
+
+from ..core.barred import RuleBlock
+from ..core.decision import Bucket, Decision, Reason
+from ..core.memo import remember
+from ..core.statistics.buffered import Outcome
+from ..core.statistics.metrics import OVERFLOW
+from ..limiter import Limiter
+from ..limiter.figures.series import Series
+from ..limiter.figures.statistics import UNROUTED
+from .paths.below_root import below
+from .paths.layers import RouteWatch
+from .paths.routes_by_path import RoutesByPath, Written, written_of
+from .request import RequestLimits
+from .routes import ResolvedRoute, RouteIndex, walk
+
+Counted: TypeAlias = Bucket | tuple[Bucket, ...]
+"""The bucket that counted a request, where it is one; else all of them."""
+
+_CLASSES: Final = {status: f"{status // 100}xx" for status in range(100, 600)}
+_SHUT: Final = frozenset({Reason.BANNED, Reason.BLOCKED, Reason.UNAVAILABLE})
+_MAX_ROOTS: Final = 64
+
+
+@cache
+def outcome(*events: str, rt: bool = False, first: bool = False) -> Outcome:
+    """Return the one `Outcome` of some events; they are of this package, so there are few."""
+    return Outcome(*events, rt=rt, first=first)
+
+
+def class_of(status: int) -> str:
+    """Return ``"2xx"`` for 204, and so on."""
+    return _CLASSES.get(status, OVERFLOW)
+
+
+@cache
+def _whole(status_class: str) -> Outcome:
+    """Return what a whole answer counts."""
+    return outcome("pass", "success", status_class, rt=True, first=True)
+
+
+@cache
+def _refused_by(reason: str, status_class: str) -> Outcome:
+    """Return what a refusal counts; the reason is empty where a limit refused, the class where no answer came."""
+    return outcome(*filter(None, ("block", reason, status_class)))
+
+
+class RequestStats:
+    """Counts requests.
+
+    Args:
+        limiter: The limiter with the `stats` that tell of them.
+        app: The application, where no scope names one.
+
+    Attributes:
+        now: Returns the moments to note, in ticks.
+    """
+
+    def __init__(self, limiter: Limiter, app: ASGIApp) -> None:
+        self._statistics = limiter.engine.statistics
+        self.now = self._statistics.ticks
+        self._index = RouteIndex()
+        self._routes = RefusedRoutes(app)
+        self._passed: dict[tuple[Counted, int], tuple[Series, object, object]] = {}
+
+    def start(self, scope: Scope, request: RequestLimits, message: Message) -> None:
+        """Note the first message of an answer."""
+        request.first_byte = self.now()
+        refusal = request.refused or request.steps[-1].decision
+        if not refusal.allowed:
+            request.counted = True
+            self._refuse(scope, refusal, class_of(request.status), request.first_byte)
+        elif message["type"] != "http.response.start":
+            self._count_start(scope, request)
+
+    def body(self, scope: Scope, request: RequestLimits, message: Message) -> None:
+        """Note a piece of the body of an answer."""
+        if not message.get("more_body", False):
+            self._end(scope, request, "success")
+        elif request.series is None:
+            self._count_start(scope, request)  # of a long answer not only when it is over
+
+    def fail(self, scope: Scope, request: RequestLimits, error: BaseException) -> None:
+        """Note an exception of the application, or its cancellation."""
+        if isinstance(error, WebSocketDisconnect):
+            self.leave(scope, request)
+        elif not isinstance(error, Exception) or isinstance(error, ClientDisconnect):
+            self._give_up(scope, request, "cancelled")
+        else:
+            self._give_up(scope, request, "exception", "5xx")
+
+    def leave(self, scope: Scope, request: RequestLimits) -> None:
+        """Note that the application is done."""
+        done = request.status and scope["type"] == "websocket"
+        self._give_up(scope, request, "success" if done else "cancelled")
+
+    def _give_up(self, scope: Scope, request: RequestLimits, how: str, status_class: str = "") -> None:
+        """Note an end that is not that of the answer; the class is of the status that the server sends instead."""
+        if request.counted:
+            return
+        if request.status:
+            self._end(scope, request, how)
+            return
+        request.answered = request.counted = True
+        now = self.now()
+        came = bool(request.steps) and not (request.waited and not request.steps[-1].decision.allowed)
+        if came and request.own_answer():
+            self._refuse(scope, request.refused or request.steps[-1].decision, status_class, now)
+            return
+        events = filter(None, ("pass" if came else "", status_class, how))
+        self._series(scope, request).note(outcome(*events, rt=came), request.began if came else now, now, now)
+
+    def _count_start(self, scope: Scope, request: RequestLimits) -> None:
+        """Note the outcome before the end."""
+        request.series = series = self._series(scope, request)
+        what = outcome("pass", class_of(request.status), first=True)
+        series.note(what, request.began, request.first_byte, request.first_byte)
+        if request.waited:
+            _note_wait(series, request)
+
+    def _end(self, scope: Scope, request: RequestLimits, how: str) -> None:
+        """Note the end of the answer."""
+        request.counted = True
+        ended = self.now()
+        series = request.series
+        if series is not None:
+            series.note(outcome(how, rt=True), request.began, request.first_byte, ended)
+            return
+        series = self._series(scope, request)
+        kind = class_of(request.status)
+        what = _whole(kind) if how == "success" else outcome("pass", kind, how, rt=True, first=True)
+        series.note(what, request.began, request.first_byte, ended)
+        if request.waited:
+            _note_wait(series, request)
+
+    def _series(self, scope: Scope, request: RequestLimits) -> Series:
+        """Return the series of a request that the application has seen."""
+        steps = request.steps
+        counted: Counted
+        if len(steps) == 1 and len(checks := steps[0].decision.checks) == 1:
+            counted = checks[0][0]
+        else:
+            counted = tuple([bucket for step in steps for bucket, _, _ in step.decision.checks])
+        router, endpoint = scope.get("router"), scope.get("endpoint")
+        known = self._passed.get((counted, id(endpoint)))
+        if known is not None and known[1] is router:
+            return known[0]
+        labels = (counted.label,) if isinstance(counted, Bucket) else tuple([bucket.label for bucket in counted])
+        # Frontends are no routes here: FastAPI gives them no endpoint, by which routes are remembered.
+        found = [resolved for resolved in self._index.candidates(scope) if resolved.route.endpoint is not None]
+        resolved = self._index.find(scope) if found else None
+        series = self._statistics.series(labels, UNROUTED if resolved is None else resolved.label)
+        if len(found) <= 1:  # else the path decides
+            # Keep the endpoint alive, or id() could be reused for another object.
+            remember(self._passed, (counted, id(endpoint)), (series, router, endpoint))
+        return series
+
+    def _refuse(self, scope: Scope, refusal: Decision, status_class: str, now: int) -> None:
+        """Note a refusal: its rules are those that had no room."""
+        labels: tuple[str, ...] = ()
+        if len(refusal.checks) == 1 and refusal.readings:
+            labels = (refusal.checks[0][0].label,)
+        elif refusal.reason is Reason.NOBODY or isinstance(refusal, RuleBlock):
+            labels = (refusal.by,)
+        elif refusal.readings:
+            violated = {state.rule for state in refusal.violated}
+            labels = tuple([bucket.label for bucket, _, _ in refusal.checks if bucket.rule in violated])
+        series = self._statistics.series(labels, self._routes.of(scope))
+        reason = "" if refusal.readings or refusal.reason not in _SHUT else str(refusal.reason)
+        series.note(_refused_by(reason, status_class), now, now, now)
+
+
+def _note_wait(series: Series, request: RequestLimits) -> None:
+    """Note that a request waited before it was let through."""
+    first_byte = request.first_byte
+    series.note(outcome("occupied_pass"), first_byte, first_byte, first_byte)
+
+
+class RefusedRoutes:
+    """Finds the routes that refused requests would have gone to: no router has seen them.
+
+    Args:
+        app: The application, where no scope names one.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._below: dict[int, tuple[object, RouteWatch, RoutesByPath[ResolvedRoute]]] = {}
+        self._known: dict[tuple[int, str, str, str, str], str] = {}
+
+    def of(self, scope: Scope) -> str:
+        """Return the label of the route: its template and methods."""
+        outermost = scope["router"] if "router" in scope else scope.get("app", self._app)
+        root = scope["app_root_path"] if "app_root_path" in scope else scope.get("root_path", "")
+        asked = id(outermost), scope["type"], scope.get("method", "GET"), root, scope["path"]
+        known = self._known.get(asked)
+        return self._find(outermost, asked) if known is None else known
+
+    def _find(self, outermost: object, asked: tuple[int, str, str, str, str]) -> str:
+        known = self._below.get(id(outermost))
+        if known is None or known[1].changed():
+            self._known.clear()
+            try:
+                watch = RouteWatch(outermost)
+                watch.changed()
+                routed = [resolved for resolved in walk(outermost) if resolved.route.endpoint is not None]
+            except Exception:
+                return UNROUTED  # a router of the user's has failed, which is no reason not to refuse
+            # The application is held, or id() could be reused for another object.
+            known = outermost, watch, RoutesByPath(routed, _written)
+            remember(self._below, id(outermost), known, _MAX_ROOTS)
+        _, connection, method, root, path = asked
+        path = below(root, path)
+        return remember(self._known, asked, _led(known[2].find(path), connection, method, path))
+
+
+def _written(resolved: ResolvedRoute) -> Written | None:
+    """Return the whole path of a route."""
+    path, convertors = "", dict[str, Convertor[Any]]()
+    for route in (*(mount for mount in resolved.mounts if isinstance(mount, Mount)), resolved.route):
+        found = written_of(route)
+        if found is None or not convertors.keys().isdisjoint(found[1].keys() - {"path"}):
+            return None
+        path += found[0].removesuffix("/{path:path}") if isinstance(route, Mount) else found[0]
+        convertors |= found[1]
+    return path, convertors
+
+
+def _led(routes: Sequence[ResolvedRoute], connection: str, method: str, path: str) -> str:
+    """Return the label of the route where a router leads a request: else one with other methods, as for a 405."""
+    routes = [resolved for resolved in routes if resolved.connection == connection]
+    for resolved in routes:
+        if resolved.leads(method, path):
+            return resolved.label
+    for resolved in routes:
+        if resolved.methods is not None and resolved.leads(next(iter(resolved.methods)), path):
+            return resolved.label
+    return UNROUTED
