@@ -23,6 +23,7 @@ from ..limiter.waiting import may_wait
 from .bans.signals import AbuseWatch, Offence
 from .endpoints.refusal import turn_at_endpoint
 from .keys.client_ip import GONE, ClientAddress
+from .keys.forwarded import field_value
 from .network_files import AddressList, NetworkFiles
 from .request import Step, allowlisted, charged
 from .rules.conditions import settled
@@ -36,35 +37,22 @@ _EXEMPT: Final = Decision(True, Reason.EXEMPT)
 _GONE: Final = Barred(GONE)
 
 
-class ListVerdicts:
-    """What the allowlist and the blocklist say of an address, remembered until one of them is read anew.
+class Client:
+    """What is the same about all requests of a client.
 
     Args:
-        allowlist: Networks let through before anything is counted.
-        blocklist: Networks refused before anything is counted.
+        key: Its key.
+        address: Its address, if it has one.
+        verdict: The decision about it, if it is on a list.
     """
 
-    def __init__(self, allowlist: AddressList | None, blocklist: AddressList | None) -> None:
-        self._allowlist = allowlist
-        self._blocklist = blocklist
-        self._files = [given for given in (allowlist, blocklist) if isinstance(given, NetworkFiles)]
-        self._known: tuple[int, dict[Address, Decision | None]] = 0, {}
+    __slots__ = ("address", "guarded", "key", "verdict")
 
-    def find(self, address: Address) -> Decision | None:
-        """Return the decision about an address that is on a list."""
-        generation = 0
-        for files in self._files:
-            generation += files.generation
-        if generation != self._known[0]:
-            self._known = generation, {}
-        known = self._known[1]
-        return known[address] if address in known else remember(known, address, self._judge(address))
-
-    def _judge(self, address: Address) -> Decision | None:
-        if self._allowlist is not None and self._allowlist.covers(*address):
-            return _ALLOWLISTED
-        name = None if self._blocklist is None else self._blocklist.find(*address)
-        return None if name is None else Barred(name)
+    def __init__(self, key: str, address: Address | None, verdict: Decision | None) -> None:
+        self.key = key
+        self.address = address
+        self.guarded: Sequence[Guarded] = (key,) if address is None else (address,)
+        self.verdict = verdict
 
 
 class Decider:
@@ -98,8 +86,12 @@ class Decider:
         self._lines = limiter.engine.lines
         self._rules = rules
         self._client = client
-        lists = allowlist is not None or blocklist is not None
-        self._lists = ListVerdicts(allowlist, blocklist) if lists else None
+        self._header = client.header if client.trusted else None
+        self._allowlist = allowlist
+        self._blocklist = blocklist
+        self._files = [given for given in (allowlist, blocklist) if isinstance(given, NetworkFiles)]
+        self._clients: dict[object, Client] = {}
+        self._read = 0
         self._calls = calls
         self._abuse = abuse
         self._onlookers = Onlookers(limiter, calls, self._hit, figures=figures)
@@ -114,42 +106,61 @@ class Decider:
 
     def decide(self, scope: Scope, before: Sequence[Step]) -> Decision | Awaitable[Decision]:
         """Decide about a request, after the middlewares further out, whose steps are in `before`."""
-        client_key, address = self._client.locate(scope)
+        client = self.client(scope)
         if before and allowlisted(before):
             return _ALLOWLISTED
-        guarded: Sequence[Guarded] = (client_key,) if address is None else (address,)
-        if address is None:
-            if client_key is GONE:
-                return _GONE
-        elif self._lists is not None and (verdict := self._lists.find(address)) is not None:
-            return verdict
+        if client.verdict is not None:
+            return client.verdict
+        guarded = client.guarded
         if self._abuse.keyed:
-            guarded = self._abuse.guarded(scope, client_key, address)
-        selection = self._rules.select(scope)
-        if selection.open:
-            return self._by_conditions(selection, scope, before, client_key, guarded)
-        return self._by_rules(selection, scope, before, client_key, guarded)
+            guarded = self._abuse.guarded(scope, client.key, client.address)
+        rules = self._rules
+        selection = rules.always
+        if selection is None or scope.get("method") == "OPTIONS":
+            selection = rules.select(scope)
+        if selection.open or selection.onlookers or before or self._abuse.looks:
+            return self._by_rules(selection, scope, before, client.key, guarded)
+        return self._ask(selection, scope, client.key, guarded)
 
-    async def _by_conditions(
+    def client(self, scope: Scope) -> Client:
+        """Return the client of a request; it is remembered until a list is read anew."""
+        peer = scope.get("client")
+        if not peer:
+            return self._meet(scope)
+        if self._files and self._read != (read := sum([files.generation for files in self._files])):
+            self._clients, self._read = {}, read
+        asked = peer[0] if self._header is None else (peer[0], field_value(scope, self._header))
+        clients = self._clients
+        return clients.get(asked) or remember(clients, asked, self._meet(scope))
+
+    def _meet(self, scope: Scope) -> Client:
+        """Find a client, and look for it on the lists."""
+        key, address = self._client.locate(scope)
+        verdict: Decision | None = None
+        if key is GONE:
+            verdict = _GONE
+        elif address is not None and self._allowlist is not None and self._allowlist.covers(*address):
+            verdict = _ALLOWLISTED
+        elif address is not None and self._blocklist is not None:
+            name = self._blocklist.find(*address)
+            verdict = None if name is None else Barred(name)
+        return Client(key, address, verdict)
+
+    async def _by_rules(
         self, selection: Selection, scope: Scope, before: Sequence[Step], client_key: str, guarded: Sequence[Guarded]
     ) -> Decision:
-        """Decide when the conditions of the rules have been evaluated."""
-        selection = await settled(self._rules, selection, scope, self._calls)
-        answer = self._by_rules(selection, scope, before, client_key, guarded)
-        return answer if isinstance(answer, Decision) else await answer
-
-    def _by_rules(
-        self, selection: Selection, scope: Scope, before: Sequence[Step], client_key: str, guarded: Sequence[Guarded]
-    ) -> Decision | Awaitable[Decision]:
-        """Decide by the rules that apply to a request."""
+        """Decide where conditions are to be evaluated, other middlewares have decided, or somebody looks on."""
+        if selection.open:
+            selection = await settled(self._rules, selection, scope, self._calls)
         offences: Sequence[Offence] = ()
         if self._abuse.looks and not selection.exempt and not is_preflight(scope):
             offences = self._abuse.look(scope, [step.side.abuse for step in before])
         if before:
             selection = self._without(selection, before)
         if offences or selection.onlookers:
-            return self._watched(offences, selection, scope, client_key, guarded)
-        return self._ask(selection, scope, client_key, guarded)
+            return await self._watched(offences, selection, scope, client_key, guarded)
+        answer = self._ask(selection, scope, client_key, guarded)
+        return answer if isinstance(answer, Decision) else await answer
 
     def _without(self, selection: Selection, before: Sequence[Step]) -> Selection:
         """Leave out the named rules that a middleware further out has counted under the same name."""
@@ -174,7 +185,11 @@ class Decider:
             return self._uncounted(guarded, _EXEMPT if blocked is None else RuleBlock(blocked.label, blocked.status))
         if not selection.plain:
             return self._ask_functions(selection, scope, client_key, guarded)
-        checks = [bound.check(scope, self._limiter, client_key) for bound in limiting]
+        limiter = self._limiter
+        checks = [
+            (bound.bucket, client_key if bound.key is None else bound.key.find(scope, limiter, client_key), bound.cost)
+            for bound in limiting
+        ]
         decide = self._lines.decide if self._rules.waits else self._engine.decide
         return decide(checks, guarded)
 
@@ -241,8 +256,9 @@ class Decider:
 
     async def decide_at(self, bound: BoundRule, request: HTTPConnection) -> Decision | None:
         """Decide about a limit at an endpoint, where the request has its body; None if it is not counted."""
-        client_key, address = self._client.locate(request.scope)
-        guarded = self._abuse.guarded(request.scope, client_key, address)
+        client = self.client(request.scope)
+        client_key = client.key
+        guarded = self._abuse.guarded(request.scope, client_key, client.address)
         if bound.rule.action != "limit":
             await self._onlookers.look(bound, request.scope, client_key, request)
             return None

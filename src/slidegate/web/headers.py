@@ -11,12 +11,12 @@ from collections.abc import Iterable, Sequence
 from time import time
 from typing import Any, Final, Literal, TypeAlias
 
-from ..core.decision import Bucket, Decision, binding_place, ceil_s, unequal_costs
+from ..core.decision import Bucket, Check, Decision, binding_place, ceil_s, unequal_costs
 from ..core.draft_parameters import AMOUNT, MORE_AFTER_S, REMAINING, UNIT, WINDOW_S
 from ..core.limits import AnyLimit, Concurrency, Quota
 from ..core.memo import remember
 from ..core.ring import WindowState
-from .request import tightest
+from .request import Step, tightest
 
 HeaderStyle: TypeAlias = Literal["draft", "legacy", "both"]
 Buckets: TypeAlias = Bucket | tuple[Bucket, ...]
@@ -25,9 +25,9 @@ Field: TypeAlias = Any
 Fields: TypeAlias = list[tuple[bytes, bytes]]
 """Fields of ours."""
 
-OURS: Final = frozenset(
-    {b"ratelimit", b"ratelimit-policy", b"x-ratelimit-limit", b"x-ratelimit-remaining", b"x-ratelimit-reset"}
-)
+_DRAFT: Final = frozenset({b"ratelimit", b"ratelimit-policy"})
+_LEGACY: Final = frozenset({b"x-ratelimit-limit", b"x-ratelimit-remaining", b"x-ratelimit-reset"})
+OURS: Final = _DRAFT | _LEGACY
 """The names of the fields in all styles."""
 _LENGTHS: Final = frozenset(map(len, OURS))
 """A look at the length spares nearly every field the making of its name in lower case."""
@@ -36,8 +36,8 @@ _NAME: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE: Final = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
 """A value of RFC 9110, section 5.5: servers refuse controls, and the worst send a field that a line break hides."""
 
-_Shown: TypeAlias = tuple[AnyLimit, bytes, bool]
-"""A limit, the beginning of its RateLimit, and whether anybody knows when more becomes available."""
+_Shown: TypeAlias = tuple[AnyLimit, int, bytes, bool]
+"""A limit and its amount, its RateLimit but for the numbers, and whether anybody knows when more becomes available."""
 
 
 class HeaderWriter:
@@ -53,53 +53,53 @@ class HeaderWriter:
         self._legacy = style in ("legacy", "both")
         self._known: dict[Buckets, tuple[tuple[bytes, bytes], list[_Shown], list[int]]] = {}
 
-    def add(self, theirs: Iterable[Field], decisions: Sequence[Decision]) -> list[Field]:
+    def add(self, theirs: Iterable[Field], steps: Sequence[Step]) -> list[Field]:
         """Return the fields of a response, ours behind the application's; RateLimit shows the tightest limit.
 
         A field comes once, and ours says what the middleware knows.
 
         Args:
             theirs: The fields of the application's.
-            decisions: The decisions about the request; those without limits say nothing.
+            steps: The decisions about the request; those without limits say nothing.
         """
         fields: list[Field] = [*theirs]
-        if len(decisions) > 1:
-            decisions = [decision for decision in decisions if decision.readings]
-        if not decisions or not decisions[0].readings:
+        decision = steps[0].decision if len(steps) == 1 else _shown(steps)
+        readings, checks = decision.readings, decision.checks
+        if not readings:
             return fields
-        ours = self._fields(decisions)
         for field in fields:
             if len(field[0]) in _LENGTHS and lowered(field[0]) in OURS:
-                own = {name for name, _ in ours}
-                return [field for field in fields if lowered(field[0]) not in own] + ours
-        return fields + ours
-
-    def _fields(self, decisions: Sequence[Decision]) -> Fields:
-        """Return the fields that tell of decisions which limits made."""
-        decision = decisions[0] if len(decisions) == 1 else tightest(decisions)
-        asked = asked_buckets(decision)
-        policy, shown, amounts = self._known.get(asked) or self._learn(asked)
-        readings, place = decision.readings, 0
+                fields = self._without_ours(fields)
+                break
+        asked = checks[0][0] if len(checks) == 1 else asked_buckets(checks)
+        policy, limits, amounts = self._known.get(asked) or self._learn(asked)
+        place = 0
         if len(readings) > 1:
-            costs = () if len(decision.checks) == 1 else unequal_costs(decision.checks)
+            costs = () if len(checks) == 1 else unequal_costs(checks)
             place = binding_place(decision.allowed, amounts, readings, costs)
-        limit, name, timed = shown[place]
-        reading, now_us = readings[place], decision.now_us
-        spent, leaves_us, _, _ = reading
-        left = max(limit.amount - spent, 0)
-        fields: Fields = []
+        limit, amount, name, timed = limits[place]
+        spent, leaves_us, _, _ = readings[place]
+        left = amount - spent if amount > spent else 0
         if self._draft:
-            if len(decisions) > 1:
-                every = tuple([bucket for decision in decisions for bucket, _, _ in decision.checks])
-                policy = (self._known.get(every) or self._learn(every))[0]
-            more_after_s = max(ceil_s(leaves_us - now_us), 0) if spent else 0
-            value = name % (left, more_after_s) if timed else name % left
-            fields += policy, (b"ratelimit", value)
+            more_after_s = (leaves_us - decision.now_us + 999_999) // 1_000_000 if spent else 0
+            fields.append(policy if len(steps) == 1 else self._policy_of(steps))
+            fields.append((b"ratelimit", name % (left, more_after_s) if timed else name % left))
         if self._legacy:
-            fields += (b"x-ratelimit-limit", b"%d" % limit.amount), (b"x-ratelimit-remaining", b"%d" % left)
+            fields.append((b"x-ratelimit-limit", b"%d" % amount))
+            fields.append((b"x-ratelimit-remaining", b"%d" % left))
             if timed:
-                fields.append((b"x-ratelimit-reset", b"%d" % _reset_s(limit, reading, now_us)))
+                fields.append((b"x-ratelimit-reset", b"%d" % _reset_s(limit, readings[place], decision.now_us)))
         return fields
+
+    def _without_ours(self, fields: Iterable[Field]) -> list[Field]:
+        """Leave out the fields that are about to be written."""
+        own = (_DRAFT if self._draft else frozenset()) | (_LEGACY if self._legacy else frozenset())
+        return [field for field in fields if lowered(field[0]) not in own]
+
+    def _policy_of(self, steps: Sequence[Step]) -> tuple[bytes, bytes]:
+        """Return the field RateLimit-Policy of several decisions."""
+        every = tuple([bucket for step in steps if step.decision.readings for bucket, _, _ in step.decision.checks])
+        return (self._known.get(every) or self._learn(every))[0]
 
     def _learn(self, asked: Buckets) -> tuple[tuple[bytes, bytes], list[_Shown], list[int]]:
         """Learn what follows from the buckets of a request alone."""
@@ -107,13 +107,19 @@ class HeaderWriter:
         named = [item for bucket in buckets for item in zip(bucket.names, bucket.limits, strict=True)]
         # A name that two middlewares share is written once.
         items = dict.fromkeys([_policy_item(name, limit) for name, limit in named])
-        shown = []
+        limits = []
         for name, limit in named:
             timed = not isinstance(limit, Concurrency)  # nobody knows when a permit is handed back
             numbers = f";{REMAINING}=%d;{MORE_AFTER_S}=%d" if timed else f";{REMAINING}=%d"
-            shown.append((limit, f"{quote(name).replace('%', '%%')}{numbers}".encode(), timed))
+            limits.append((limit, limit.amount, f"{quote(name).replace('%', '%%')}{numbers}".encode(), timed))
         policy = b"ratelimit-policy", ", ".join(items).encode()
-        return remember(self._known, asked, (policy, shown, [limit.amount for _, limit in named]))
+        return remember(self._known, asked, (policy, limits, [limit.amount for _, limit in named]))
+
+
+def _shown(steps: Sequence[Step]) -> Decision:
+    """Return the decision that RateLimit shows: the tightest one that limits have made."""
+    decisions = [step.decision for step in steps if step.decision.readings]
+    return tightest(decisions) if decisions else steps[0].decision
 
 
 def quote(text: str) -> str:
@@ -122,9 +128,8 @@ def quote(text: str) -> str:
     return f'"{escaped}"'
 
 
-def asked_buckets(decision: Decision) -> Buckets:
+def asked_buckets(checks: Sequence[Check]) -> Buckets:
     """Return the buckets of a decision, as the key under which their fields and answers are remembered."""
-    checks = decision.checks
     return checks[0][0] if len(checks) == 1 else tuple([bucket for bucket, _, _ in checks])
 
 

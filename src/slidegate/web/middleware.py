@@ -41,7 +41,7 @@ from .keys.client_ip import ClientAddress, client_ip
 from .network_files import AddressList, followed
 from .options import check_flag, expect, names_checked, switched_off
 from .paths.layers import router_of
-from .request import RequestLimits, Reservation, Side, Step, allowlisted, is_failure, is_last, unless_left
+from .request import Ahead, RequestLimits, Reservation, Side, Step, allowlisted, is_failure, is_last, unless_left
 from .responses import RefusalEvents, RefusalResponses, Refused
 from .rules.rule import Exceeded, Rule
 from .rules.rule_set import BoundRule, RuleSet, all_rules
@@ -230,37 +230,22 @@ class RateLimitMiddleware(Breakable):
             send = self._sending(scope, request, send)
         hooks = len(request.on_start)
         try:
-            try:
-                await self._serve(scope, receive, send, request)
-            except Exception as error:
-                if is_failure(error) and request.refused is None and not request.answered:
-                    await request.start(scope, 500, (), hooks)  # a server makes that of it
-                if not await answer_unanswered(error, request, scope, receive, send):
-                    raise
+            side = request.side = self._side
+            answer = self._decider.decide(scope, request.steps)
+            decision = answer if isinstance(answer, Decision) else await answer
+            step = request.enter(decision, side, spared=self._strikes and self._spares(scope, decision))
+            admitted = decision.allowed
+            if not admitted:
+                admitted, receive = await self._turn_away(scope, receive, send, request, step)
+            if admitted:
+                if self._hooked or scope["type"] == "websocket":
+                    receive, send = self._prepare(scope, receive, send, request, step)
+                await self.app(scope, receive, send)
         except BaseException as error:
-            if outer is None:
-                await self._give_up(scope, request, error)
-            raise
-        if outer is None:
+            if not await self._fail(scope, receive, send, request, error, hooks, outermost=outer is None):
+                raise
+        if outer is None and (request.unfinished or request.userless or not request.counted):
             await self._end(scope, receive, send, request)
-
-    async def _serve(self, scope: Scope, receive: Receive, send: Send, request: RequestLimits) -> None:
-        """Have the request judged, and pass it on or answer it."""
-        side = request.side = self._side
-        answer = self._decider.decide(scope, request.steps)
-        decision = answer if isinstance(answer, Decision) else await answer
-        step = request.enter(decision, side, spared=self._strikes and self._spares(scope, decision))
-        if not decision.allowed and self._rules.waits and may_wait(decision):
-            channel = await self._wait(scope, receive, request, step)
-            if channel is None:
-                return  # the client has left
-            receive = channel
-        if not step.decision.allowed:
-            await self._refuse(scope, receive, send, request)
-            return
-        if self._hooked or scope["type"] == "websocket":
-            receive, send = self._prepare(scope, receive, send, request, step)
-        await self.app(scope, receive, send)
 
     def _sending(self, scope: Scope, request: RequestLimits, send: Send) -> Send:
         """Return the `send` by which every message of an answer leaves: that of the outermost middleware.
@@ -304,14 +289,24 @@ class RateLimitMiddleware(Breakable):
         if refused is not None:
             fields = completed(fields, needed_fields(refused))
         if self._headers is not None:
-            fields = self._headers.add(fields, request.decisions)
+            fields = self._headers.add(fields, request.steps)
         message = {**message}  # an application may send one prepared message again and again
         message["headers"] = fields
         return message
 
-    async def _refuse(self, scope: Scope, receive: Receive, send: Send, request: RequestLimits) -> None:
-        """Strike for a refusal by a limit, answer the request, and tell of it."""
-        decision = request.steps[-1].decision
+    async def _turn_away(
+        self, scope: Scope, receive: Receive, send: Send, request: RequestLimits, step: Step
+    ) -> tuple[bool, Receive]:
+        """Have a request wait that may, and answer one that is refused.
+
+        Returns:
+            Whether it goes on to the application after all, and by which channel.
+        """
+        if self._rules.waits and may_wait(step.decision):
+            receive = channel = request.read_ahead(receive)
+            if not await self._wait(scope, channel, request, step) or step.decision.allowed:
+                return step.decision.allowed, receive
+        decision = step.decision
         if len(request.steps) > 1:
             await request.hand_back()
         if (self._strikes or len(request.steps) > 1) and is_limited(decision):
@@ -321,22 +316,19 @@ class RateLimitMiddleware(Breakable):
         finally:
             if self._events.refused:
                 self._side.refusal_events.tell(scope, decision, request.status or None)
+        return False, receive
 
-    async def _wait(self, scope: Scope, receive: Receive, request: RequestLimits, step: Step) -> Receive | None:
-        """Wait in line, and note what came of it.
-
-        Returns:
-            The channel to go on with; None if the client left meanwhile.
-        """
-        channel, guarded = request.read_ahead(receive), self._guarded(scope)
+    async def _wait(self, scope: Scope, channel: Ahead, request: RequestLimits, step: Step) -> bool:
+        """Wait in line, and note what came of it; return whether the client is still there."""
+        guarded = self._guarded(scope)
         request.waited = True
         lines, refused = self.limiter.engine.lines, step.decision
         decision = await unless_left(channel, self.limiter, lambda: lines.wait(refused, guarded))
         if decision is None:
-            return None
+            return False
         step.decision, request.waited = decision, decision.allowed
         self._decider.note_units(decision)
-        return channel
+        return True
 
     def _spares(self, scope: Scope, decision: Decision) -> bool:
         """Tell whether nothing of this request is held against its client: a rule exempts it, or a browser sends it by
@@ -386,14 +378,46 @@ class RateLimitMiddleware(Breakable):
 
         return Watched(request.read_ahead(receive), send, guarded, banned, struck, self._sockets.add)
 
-    async def _give_up(self, scope: Scope, request: RequestLimits, error: BaseException) -> None:
-        """Give back what a request holds that ends with an exception."""
-        if request.refused is not None and not request.answered:
-            request.tell(scope, request.refused, None)
-        if request.unfinished:
-            await request.end()
-        if self._stats is not None:
-            self._stats.fail(scope, request, error)
+    async def _fail(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        request: RequestLimits,
+        error: BaseException,
+        hooks: int,
+        *,
+        outermost: bool,
+    ) -> bool:
+        """Do what an exception of the application leaves to do; return whether it ends here.
+
+        Args:
+            scope: The scope of the request.
+            receive: Its receive channel.
+            send: Sends to the client.
+            request: What is known of the request.
+            error: The exception.
+            hooks: How many hooks are those of middlewares further out.
+            outermost: Whether no middleware stands further out.
+        """
+        ended = False
+        try:
+            if isinstance(error, Exception):
+                if is_failure(error) and request.refused is None and not request.answered:
+                    await request.start(scope, 500, (), hooks)  # a server makes that of it
+                ended = await answer_unanswered(error, request, scope, receive, send)
+        except Exception as failed:
+            error = failed
+            raise
+        finally:
+            if outermost and not ended:
+                if request.refused is not None and not request.answered:
+                    request.tell(scope, request.refused, None)
+                if request.unfinished:
+                    await request.end()
+                if self._stats is not None:
+                    self._stats.fail(scope, request, error)
+        return ended
 
     async def _end(self, scope: Scope, receive: Receive, send: Send, request: RequestLimits) -> None:
         """Give back what a request holds, and answer it where nobody did."""

@@ -80,7 +80,7 @@ class RefusalResponses:
         own = self._on_refused if policy is None or policy.answer != "drop" else None
         if own is not None and await self._send_own(own, scope, receive, send, decision, fields):
             return
-        await send({"type": "http.response.start", "status": status, "headers": fields})
+        await send({"type": "http.response.start", "status": status, "headers": [*fields]})
         await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
 
     def answer(self, decision: Decision, scope: Scope) -> Rendered:
@@ -103,7 +103,7 @@ class RefusalResponses:
         waits = [reading[3] for reading in decision.readings]
         wait_us = min(waits) if NEVER in waits or OPEN in waits else max(waits)
         too_large = decision.reason is Reason.TOO_LARGE
-        asked = asked_buckets(decision), tuple(map(bool, waits)), too_large
+        asked = asked_buckets(decision.checks), tuple(map(bool, waits)), too_large
         rendered = self._limited.get(asked)
         if rendered is None:
             violated = [(state.name, state.limit) for state in decision.violated]

@@ -54,10 +54,10 @@ def class_of(status: int) -> str:
     return _CLASSES.get(status, OVERFLOW)
 
 
-@cache
-def _whole(status_class: str) -> Outcome:
-    """Return what a whole answer counts."""
-    return outcome("pass", "success", status_class, rt=True, first=True)
+_WHOLE: Final = {
+    status: outcome("pass", "success", name, rt=True, first=True) for status, name in {**_CLASSES, 0: OVERFLOW}.items()
+}
+"""What a whole answer counts, by its status; 0 stands for every status beyond 100 to 599."""
 
 
 @cache
@@ -87,10 +87,10 @@ class RequestStats:
     def start(self, scope: Scope, request: RequestLimits, message: Message) -> None:
         """Note the first message of an answer."""
         request.first_byte = self.now()
-        refusal = request.refused or request.steps[-1].decision
-        if not refusal.allowed:
+        decided = request.steps[-1].decision if request.refused is None else request.refused
+        if not decided.allowed:
             request.counted = True
-            self._refuse(scope, refusal, class_of(request.status), request.first_byte)
+            self._refuse(scope, decided, class_of(request.status), request.first_byte)
         elif message["type"] != "http.response.start":
             self._count_start(scope, request)
 
@@ -126,7 +126,8 @@ class RequestStats:
         now = self.now()
         came = bool(request.steps) and not (request.waited and not request.steps[-1].decision.allowed)
         if came and request.own_answer():
-            self._refuse(scope, request.refused or request.steps[-1].decision, status_class, now)
+            refusal = request.steps[-1].decision if request.refused is None else request.refused
+            self._refuse(scope, refusal, status_class, now)
             return
         events = filter(None, ("pass" if came else "", status_class, how))
         self._series(scope, request).note(outcome(*events, rt=came), request.began if came else now, now, now)
@@ -148,8 +149,10 @@ class RequestStats:
             series.note(outcome(how, rt=True), request.began, request.first_byte, ended)
             return
         series = self._series(scope, request)
-        kind = class_of(request.status)
-        what = _whole(kind) if how == "success" else outcome("pass", kind, how, rt=True, first=True)
+        if how == "success":
+            what = _WHOLE.get(request.status) or _WHOLE[0]
+        else:
+            what = outcome("pass", how, class_of(request.status), rt=True, first=True)
         series.note(what, request.began, request.first_byte, ended)
         if request.waited:
             _note_wait(series, request)

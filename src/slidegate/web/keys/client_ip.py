@@ -60,6 +60,7 @@ class ClientAddress:
         permissive: Whether most addresses are trusted proxies.
         ipv6_prefix: Bits of an IPv6 address that make one client.
         networks: The networks of trusted proxies.
+        header: The header in which proxies name the client, as it comes in a scope.
     """
 
     def __init__(
@@ -68,8 +69,8 @@ class ClientAddress:
         self.networks = networks
         self._unix = unix
         self._hops = hops
-        self._header = header.lower().encode()
-        self._split = split_forwarded if self._header == b"forwarded" else split_list
+        self.header = header.lower().encode()
+        self._split = split_forwarded if self.header == b"forwarded" else split_list
         self._prefixes = prefixes
         self.permissive = permissive
         self.ipv6_prefix = prefixes[1]
@@ -121,7 +122,7 @@ class ClientAddress:
         return self._peers.get(host) or self._learn(host)
 
     def _through_proxies(self, scope: Scope, host: str) -> tuple[str, Address | None]:
-        value = field_value(scope, self._header)
+        value = field_value(scope, self.header)
         known = self._clients.get((host, value))
         if known is None:
             known = remember(self._clients, (host, value), self._walk(host, value))
