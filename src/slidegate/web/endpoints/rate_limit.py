@@ -22,7 +22,7 @@ from ...core.memo import remember
 from ...limiter import check_cost
 from ..keys.key import Key, KeyFunction
 from ..options import check_flag, names_checked
-from ..request import RequestLimits, Reservation, allowlisted, charged
+from ..request import RequestLimits, Reservation, charged
 from ..routes import ResolvedRoute, RouteIndex
 from ..rules.rule import (
     DEFAULT_WAIT_MAX,
@@ -44,6 +44,7 @@ from .refusal import refuse
 _T = TypeVar("_T", bound=Callable[..., Any])
 DecideAt: TypeAlias = Callable[[BoundRule, HTTPConnection], Awaitable[Decision | None]]
 
+_ALLOWLISTED: Final = Reason.ALLOWLISTED
 _UNCOUNTED: Final = Decision(True, Reason.EXEMPT)
 _MEMO: Final = 4_096
 _METHODS: Final = frozenset({"get", "head", "post", "put", "patch", "delete", "options"})
@@ -167,9 +168,11 @@ class RateLimit:
                 "RateLimit: no RateLimitMiddleware stands above this endpoint; write "
                 "app.add_middleware(RateLimitMiddleware, rules=[]), with rules or without"
             )
-        if allowlisted(request.steps):
-            return
-        side = request.side
+        side, spared = request.side, False
+        for step in request.steps:
+            if step.decision.reason is _ALLOWLISTED:
+                return
+            spared = spared or (step.spared and step.side is side)
         bound = side.endpoints.find(self, scope, endpoint)
         if bound is not None and self.rule.name is None and (turn := request.turn(self, bound.bucket.rule)):
             bound = side.endpoints.find(self, scope, endpoint, turn)
@@ -182,7 +185,7 @@ class RateLimit:
             return
         if not decision.allowed:
             raise await refuse(connection, decision)
-        request.add(decision)
+        request.enter(decision, side, spared=spared)
         request.waited |= decision.reason is Reason.WAITED
         request.unfinished |= self.rule.concurrency is not None
         if self.rule.count_if is not None:
