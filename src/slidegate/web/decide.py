@@ -44,15 +44,19 @@ class Client:
         key: Its key.
         address: Its address, if it has one.
         verdict: The decision about it, if it is on a list.
+        checks: What is charged for each of its requests, where that is the same for all.
     """
 
-    __slots__ = ("address", "guarded", "key", "verdict")
+    __slots__ = ("address", "checks", "guarded", "key", "verdict")
 
-    def __init__(self, key: str, address: Address | None, verdict: Decision | None) -> None:
+    def __init__(
+        self, key: str, address: Address | None, verdict: Decision | None, checks: Sequence[Check] | None
+    ) -> None:
         self.key = key
         self.address = address
         self.guarded: Sequence[Guarded] = (key,) if address is None else (address,)
         self.verdict = verdict
+        self.checks = checks
 
 
 class Decider:
@@ -112,12 +116,11 @@ class Decider:
         if client.verdict is not None:
             return client.verdict
         guarded = client.guarded
+        if client.checks is not None and not before and scope.get("method") != "OPTIONS":
+            return self._engine.decide(client.checks, guarded)
         if self._abuse.keyed:
             guarded = self._abuse.guarded(scope, client.key, client.address)
-        rules = self._rules
-        selection = rules.always
-        if selection is None or scope.get("method") == "OPTIONS":
-            selection = rules.select(scope)
+        selection = self._rules.select(scope)
         if selection.open or selection.onlookers or before or self._abuse.looks:
             return self._by_rules(selection, scope, before, client.key, guarded)
         return self._ask(selection, scope, client.key, guarded)
@@ -144,7 +147,16 @@ class Decider:
         elif address is not None and self._blocklist is not None:
             name = self._blocklist.find(*address)
             verdict = None if name is None else Barred(name)
-        return Client(key, address, verdict)
+        return Client(key, address, verdict, self._same_checks(key))
+
+    def _same_checks(self, client_key: str) -> Sequence[Check] | None:
+        """Return what is charged for each request of a client; None where the request has a part in that."""
+        always = self._rules.always
+        if always is None or always.onlookers or not always.limiting or not always.plain or self._rules.waits:
+            return None
+        if self._abuse.keyed or self._abuse.looks or any(bound.key is not None for bound in always.limiting):
+            return None
+        return tuple([(bound.bucket, client_key, bound.cost) for bound in always.limiting])
 
     async def _by_rules(
         self, selection: Selection, scope: Scope, before: Sequence[Step], client_key: str, guarded: Sequence[Guarded]

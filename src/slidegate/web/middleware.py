@@ -226,14 +226,15 @@ class RateLimitMiddleware(Breakable):
         outer: RequestLimits | None = scope.get(RECORD)
         request = outer
         if request is None:
-            request = scope[RECORD] = RequestLimits(0 if self._stats is None else self._stats.now())
-            send = self._sending(scope, request, send)
+            request = scope[RECORD] = RequestLimits(0 if self._stats is None else self._stats.now(), self._side)
+            send = partial(self._send, scope, request, send)
         hooks = len(request.on_start)
         try:
             side = request.side = self._side
             answer = self._decider.decide(scope, request.steps)
             decision = answer if isinstance(answer, Decision) else await answer
-            step = request.enter(decision, side, spared=self._strikes and self._spares(scope, decision))
+            step = Step(decision, side, self._strikes and self._spares(scope, decision))
+            request.steps.append(step)
             admitted = decision.allowed
             if not admitted:
                 admitted, receive = await self._turn_away(scope, receive, send, request, step)
@@ -247,32 +248,30 @@ class RateLimitMiddleware(Breakable):
         if outer is None and (request.unfinished or request.userless or not request.counted):
             await self._end(scope, receive, send, request)
 
-    def _sending(self, scope: Scope, request: RequestLimits, send: Send) -> Send:
-        """Return the `send` by which every message of an answer leaves: that of the outermost middleware.
+    def _send(self, scope: Scope, request: RequestLimits, send: Send, message: Message) -> Awaitable[None]:
+        """Send a message of an answer: every one leaves here, at the outermost middleware.
 
         It is no coroutine function, because most messages have nothing to wait for.
         """
-        stats = self._stats
+        kind = message["type"]
+        if not request.answered:
+            if kind in STATUS:
+                request.answered = True
+                if request.on_start:
+                    return self._start_later(scope, request, send, message)
+                message = self._started(scope, request, message)
+        elif not request.counted and kind in _BODIES and (stats := self._stats) is not None:
+            if message.get("more_body", False):
+                stats.go_on(scope, request)
+            else:
+                stats.end(scope, request, "success")
+        return _send_and_release(request, send, message) if request.unfinished else send(message)
 
-        def send_on(message: Message) -> Awaitable[None]:
-            kind = message["type"]
-            if not request.answered:
-                if kind in STATUS:
-                    request.answered = True
-                    if request.on_start:
-                        return self._start_later(scope, request, message, send)
-                    message = self._started(scope, request, message)
-            elif not request.counted and stats is not None and kind in _BODIES:
-                stats.body(scope, request, message)
-            return _send_and_release(request, message, send) if request.unfinished else send(message)
-
-        return send_on
-
-    async def _start_later(self, scope: Scope, request: RequestLimits, message: Message, send: Send) -> None:
+    async def _start_later(self, scope: Scope, request: RequestLimits, send: Send, message: Message) -> None:
         """Send the start of an answer whose status somebody waits for."""
         status = message.get("status") or STATUS[message["type"]]
         await request.start(scope, status, message.get("headers", ()))
-        await _send_and_release(request, self._started(scope, request, message), send)
+        await _send_and_release(request, send, self._started(scope, request, message))
 
     def _started(self, scope: Scope, request: RequestLimits, message: Message) -> Message:
         """Note that an answer starts, and return its first message with all header fields."""
@@ -510,7 +509,7 @@ class _Read(RateLimitMiddleware):
         self._say_once(finding, super()._log)
 
 
-async def _send_and_release(request: RequestLimits, message: Message, send: Send) -> None:
+async def _send_and_release(request: RequestLimits, send: Send, message: Message) -> None:
     """Send a message, and give back the permits of the request behind the last one.
 
     Whatever an application does afterwards, such as background tasks, holds no permit.

@@ -180,6 +180,7 @@ class RequestLimits:
 
     Args:
         began: When the request came, in ticks of the figures.
+        side: The outermost middleware.
 
     Attributes:
         steps: The decisions of middlewares, the outermost first, and of limits at endpoints.
@@ -198,26 +199,24 @@ class RequestLimits:
         series: The series that has counted the request before its end, of a long answer for example.
     """
 
-    side: Side
-    refused: Decision | None = None
-    handlers: Any = None
-    answered: bool = False
-    status: int = 0
-    userless: bool = False
-    unfinished: bool = False
-    waited: bool = False
-    trailers: bool = False
-    on_start: Sequence[Hook] = ()
-    counted: bool = False
-    first_byte: int = 0
-    series: Series | None = None
-    _channels: Sequence[Ahead] = ()
-    _asked: Sequence[tuple[object, str]] = ()
-    _looked: Sequence[str] = ()
+    __slots__ = (
+        "_asked", "_channels", "_looked", "answered", "began", "counted", "first_byte", "handlers", "on_start",
+        "refused", "series", "side", "status", "steps", "trailers", "unfinished", "userless", "waited",
+    )  # fmt: skip
 
-    def __init__(self, began: int) -> None:
+    def __init__(self, began: int, side: Side) -> None:
         self.began = began
+        self.side = side
         self.steps: list[Step] = []
+        self.refused: Decision | None = None
+        self.handlers: Any = None
+        self.on_start: Sequence[Hook] = ()
+        self.answered = self.userless = self.unfinished = self.waited = self.trailers = self.counted = False
+        self.status = self.first_byte = 0
+        self.series: Series | None = None
+        self._channels: Sequence[Ahead] = ()
+        self._asked: Sequence[tuple[object, str]] = ()
+        self._looked: Sequence[str] = ()
 
     @property
     def decisions(self) -> list[Decision]:
@@ -229,15 +228,9 @@ class RequestLimits:
         """The decision that matters most: a refusal, else the one after which the fewest more such requests fit."""
         return tightest(self.decisions)
 
-    def enter(self, decision: Decision, side: Side, *, spared: bool) -> Step:
-        """Add the decision of a middleware."""
-        step = Step(decision, side, spared)
-        self.steps.append(step)
-        return step
-
     def add(self, decision: Decision) -> None:
         """Add a decision that a limit at an endpoint asked for."""
-        self.enter(decision, self.side, spared=self.spared_by(self.side))
+        self.steps.append(Step(decision, self.side, self.spared_by(self.side)))
 
     def turn(self, limit: object, rule: str) -> int:
         """Return how many other limits at endpoints asked under this identity before: 0 for the first.

@@ -76,17 +76,31 @@ class RefusalResponses:
         if scope["type"] == "websocket":
             await refuse_websocket(scope, send, status, body, fields)
             return
-        policy = self._policy_of(decision)
-        own = self._on_refused if policy is None or policy.answer != "drop" else None
-        if own is not None and await self._send_own(own, scope, receive, send, decision, fields):
+        own = self._on_refused
+        dropped = own is None or self._drops(decision)
+        if own is not None and not dropped and await self._send_own(own, scope, receive, send, decision, fields):
             return
         await send({"type": "http.response.start", "status": status, "headers": [*fields]})
         await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
 
     def answer(self, decision: Decision, scope: Scope) -> Rendered:
         """Return the answer to a refused request."""
-        if decision.readings:
-            return self._of_limits(decision)
+        if not decision.readings:
+            return self._to_client(decision, scope)
+        checks = decision.checks
+        waits = [reading[3] for reading in decision.readings]
+        wait_us = min(waits) if NEVER in waits or OPEN in waits else max(waits)
+        too_large = decision.reason is Reason.TOO_LARGE
+        # The buckets, which of their limits have no room, and whether they ever will.
+        asked = checks[0][0] if len(checks) == 1 else asked_buckets(checks), tuple(map(bool, waits)), too_large
+        rendered = self._limited.get(asked)
+        if rendered is None:
+            violated = [(state.name, state.limit) for state in decision.violated]
+            rendered = remember(self._limited, asked, _written(_quota_problem(violated, too_large=too_large)))
+        return rendered if wait_us < 0 else _later(rendered, wait_us)
+
+    def _to_client(self, decision: Decision, scope: Scope) -> Rendered:
+        """Return the answer to a client that is refused as such, by a list, a ban or a rule."""
         match decision.reason:
             case Reason.BANNED:
                 return self._to_banned(decision, scope)
@@ -98,22 +112,15 @@ class RefusalResponses:
             return _blocked(decision.status, decision.by)
         return _listed()
 
-    def _of_limits(self, decision: Decision) -> Rendered:
-        """Return the answer of limits that have no room."""
-        waits = [reading[3] for reading in decision.readings]
-        wait_us = min(waits) if NEVER in waits or OPEN in waits else max(waits)
-        too_large = decision.reason is Reason.TOO_LARGE
-        asked = asked_buckets(decision.checks), tuple(map(bool, waits)), too_large
-        rendered = self._limited.get(asked)
-        if rendered is None:
-            violated = [(state.name, state.limit) for state in decision.violated]
-            rendered = remember(self._limited, asked, _written(_quota_problem(violated, too_large=too_large)))
-        return rendered if wait_us < 0 else _later(rendered, wait_us)
-
     def _policy_of(self, decision: Decision) -> BanPolicy | None:
         """Return the policy that has banned the client: by hand anybody may ban in any name, also in that of one."""
         ban = decision.ban
         return self._policies.get(ban.by) if ban is not None and ban.rung else None
+
+    def _drops(self, decision: Decision) -> bool:
+        """Tell whether the client gets an empty answer, and no connection for another request."""
+        policy = self._policy_of(decision)
+        return policy is not None and policy.answer == "drop"
 
     def _to_banned(self, decision: Decision, scope: Scope) -> Rendered:
         """Return the answer to a banned client, which says no more than that and until when."""
@@ -237,7 +244,7 @@ def reduced_capacity(what: str, wait_us: int) -> Rendered:
 
 def _later(rendered: Rendered, wait_us: int) -> Rendered:
     status, body, fields = rendered
-    return status, body, [*fields, (b"retry-after", b"%d" % ceil_s(wait_us))]
+    return status, body, [*fields, (b"retry-after", b"%d" % -(-wait_us // 1_000_000))]
 
 
 def _completed(headers: Fields, fields: Fields) -> Fields:

@@ -11,7 +11,7 @@ holds an outcome and three moments: never the scope, nor the path, nor anything 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, Final, TypeAlias
 
@@ -61,9 +61,16 @@ _WHOLE: Final = {
 
 
 @cache
-def _refused_by(reason: str, status_class: str) -> Outcome:
-    """Return what a refusal counts; the reason is empty where a limit refused, the class where no answer came."""
-    return outcome(*filter(None, ("block", reason, status_class)))
+def _refused_by(reason: str) -> Mapping[int, Outcome]:
+    """Return what a refusal counts, by its status; the reason is empty where a limit refused.
+
+    0 stands for no answer at all, and -1 for every status beyond 100 to 599.
+    """
+    names = {**_CLASSES, 0: "", -1: OVERFLOW}
+    return {status: outcome(*filter(None, ("block", reason, name))) for status, name in names.items()}
+
+
+_LIMITED: Final = _refused_by("")
 
 
 class RequestStats:
@@ -90,16 +97,14 @@ class RequestStats:
         decided = request.steps[-1].decision if request.refused is None else request.refused
         if not decided.allowed:
             request.counted = True
-            self._refuse(scope, decided, class_of(request.status), request.first_byte)
+            self._refuse(scope, decided, request.status, request.first_byte)
         elif message["type"] != "http.response.start":
             self._count_start(scope, request)
 
-    def body(self, scope: Scope, request: RequestLimits, message: Message) -> None:
-        """Note a piece of the body of an answer."""
-        if not message.get("more_body", False):
-            self._end(scope, request, "success")
-        elif request.series is None:
-            self._count_start(scope, request)  # of a long answer not only when it is over
+    def go_on(self, scope: Scope, request: RequestLimits) -> None:
+        """Note a piece of the body of an answer that is not the last: a long one counts before it is over."""
+        if request.series is None:
+            self._count_start(scope, request)
 
     def fail(self, scope: Scope, request: RequestLimits, error: BaseException) -> None:
         """Note an exception of the application, or its cancellation."""
@@ -108,28 +113,28 @@ class RequestStats:
         elif not isinstance(error, Exception) or isinstance(error, ClientDisconnect):
             self._give_up(scope, request, "cancelled")
         else:
-            self._give_up(scope, request, "exception", "5xx")
+            self._give_up(scope, request, "exception", 500)
 
     def leave(self, scope: Scope, request: RequestLimits) -> None:
         """Note that the application is done."""
         done = request.status and scope["type"] == "websocket"
         self._give_up(scope, request, "success" if done else "cancelled")
 
-    def _give_up(self, scope: Scope, request: RequestLimits, how: str, status_class: str = "") -> None:
-        """Note an end that is not that of the answer; the class is of the status that the server sends instead."""
+    def _give_up(self, scope: Scope, request: RequestLimits, how: str, status: int = 0) -> None:
+        """Note an end that is not that of the answer; the status is the one that the server sends instead."""
         if request.counted:
             return
         if request.status:
-            self._end(scope, request, how)
+            self.end(scope, request, how)
             return
         request.answered = request.counted = True
         now = self.now()
         came = bool(request.steps) and not (request.waited and not request.steps[-1].decision.allowed)
         if came and request.own_answer():
             refusal = request.steps[-1].decision if request.refused is None else request.refused
-            self._refuse(scope, refusal, status_class, now)
+            self._refuse(scope, refusal, status, now)
             return
-        events = filter(None, ("pass" if came else "", status_class, how))
+        events = filter(None, ("pass" if came else "", class_of(status) if status else "", how))
         self._series(scope, request).note(outcome(*events, rt=came), request.began if came else now, now, now)
 
     def _count_start(self, scope: Scope, request: RequestLimits) -> None:
@@ -140,8 +145,8 @@ class RequestStats:
         if request.waited:
             _note_wait(series, request)
 
-    def _end(self, scope: Scope, request: RequestLimits, how: str) -> None:
-        """Note the end of the answer."""
+    def end(self, scope: Scope, request: RequestLimits, how: str) -> None:
+        """Note the end of the answer: ``"success"``, ``"exception"`` or ``"cancelled"``."""
         request.counted = True
         ended = self.now()
         series = request.series
@@ -179,8 +184,8 @@ class RequestStats:
             remember(self._passed, (counted, id(endpoint)), (series, router, endpoint))
         return series
 
-    def _refuse(self, scope: Scope, refusal: Decision, status_class: str, now: int) -> None:
-        """Note a refusal: its rules are those that had no room."""
+    def _refuse(self, scope: Scope, refusal: Decision, status: int, now: int) -> None:
+        """Note a refusal: its rules are those that had no room. The status is 0 where no answer came."""
         labels: tuple[str, ...] = ()
         if len(refusal.checks) == 1 and refusal.readings:
             labels = (refusal.checks[0][0].label,)
@@ -190,8 +195,10 @@ class RequestStats:
             violated = {state.rule for state in refusal.violated}
             labels = tuple([bucket.label for bucket, _, _ in refusal.checks if bucket.rule in violated])
         series = self._statistics.series(labels, self._routes.of(scope))
-        reason = "" if refusal.readings or refusal.reason not in _SHUT else str(refusal.reason)
-        series.note(_refused_by(reason, status_class), now, now, now)
+        by_status = _LIMITED
+        if not refusal.readings and refusal.reason in _SHUT:
+            by_status = _refused_by(str(refusal.reason))
+        series.note(by_status.get(status) or by_status[-1], now, now, now)
 
 
 def _note_wait(series: Series, request: RequestLimits) -> None:
