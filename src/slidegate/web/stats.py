@@ -11,13 +11,13 @@ holds an outcome and three moments: never the scope, nor the path, nor anything 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from typing import Any, Final, TypeAlias
 
-from starlette.convertors import Convertor
+from starlette.convertors import Convertor, StringConvertor
 from starlette.requests import ClientDisconnect
-from starlette.routing import Mount
+from starlette.routing import PARAM_REGEX, Mount
 from starlette.types import ASGIApp, Message, Scope
 from starlette.websockets import WebSocketDisconnect
 
@@ -31,7 +31,8 @@ from ..limiter.figures.series import Series
 from ..limiter.figures.statistics import UNROUTED
 from .paths.below_root import below
 from .paths.layers import RouteWatch
-from .paths.routes_by_path import RoutesByPath, Written, written_of
+from .paths.path_index import PathIndex
+from .paths.routes_by_path import Written, written_of
 from .request import RequestLimits
 from .routes import ResolvedRoute, RouteIndex, walk
 
@@ -41,6 +42,8 @@ Counted: TypeAlias = Bucket | tuple[Bucket, ...]
 _CLASSES: Final = {status: f"{status // 100}xx" for status in range(100, 600)}
 _SHUT: Final = frozenset({Reason.BANNED, Reason.BLOCKED, Reason.UNAVAILABLE})
 _MAX_ROOTS: Final = 64
+_Listed: TypeAlias = tuple[int, str, frozenset[str] | None, str, bool, ResolvedRoute]
+"""A route: its place, connection, methods and label, whether its text alone decides, and the route itself."""
 
 
 @cache
@@ -210,39 +213,82 @@ def _note_wait(series: Series, request: RequestLimits) -> None:
 class RefusedRoutes:
     """Finds the routes that refused requests would have gone to: no router has seen them.
 
+    A route is found by the text of its path, whatever the number of routes, and nothing is kept of a request.
+
     Args:
         app: The application, where no scope names one.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._below: dict[int, tuple[object, RouteWatch, RoutesByPath[ResolvedRoute]]] = {}
-        self._known: dict[tuple[int, str, str, str, str], str] = {}
+        self._tables: dict[int, _RouteTable] = {}
 
     def of(self, scope: Scope) -> str:
         """Return the label of the route: its template and methods."""
         outermost = scope["router"] if "router" in scope else scope.get("app", self._app)
         root = scope["app_root_path"] if "app_root_path" in scope else scope.get("root_path", "")
-        asked = id(outermost), scope["type"], scope.get("method", "GET"), root, scope["path"]
-        known = self._known.get(asked)
-        return self._find(outermost, asked) if known is None else known
+        path = below(root, scope["path"]) if root else scope["path"]
+        try:
+            table = self._tables.get(id(outermost)) or self._learn(outermost)
+            label = table.find(scope["type"], scope.get("method", "GET"), path)
+            if label is None and table.watch.changed():
+                label = self._learn(outermost).find(scope["type"], scope.get("method", "GET"), path)
+        except Exception:
+            return UNROUTED  # a router of the user's has failed, which is no reason not to refuse
+        return UNROUTED if label is None else label
 
-    def _find(self, outermost: object, asked: tuple[int, str, str, str, str]) -> str:
-        known = self._below.get(id(outermost))
-        if known is None or known[1].changed():
-            self._known.clear()
-            try:
-                watch = RouteWatch(outermost)
-                watch.changed()
-                routed = [resolved for resolved in walk(outermost) if resolved.route.endpoint is not None]
-            except Exception:
-                return UNROUTED  # a router of the user's has failed, which is no reason not to refuse
-            # The application is held, or id() could be reused for another object.
-            known = outermost, watch, RoutesByPath(routed, _written)
-            remember(self._below, id(outermost), known, _MAX_ROOTS)
-        _, connection, method, root, path = asked
-        path = below(root, path)
-        return remember(self._known, asked, _led(known[2].find(path), connection, method, path))
+    def _learn(self, outermost: object) -> _RouteTable:
+        return remember(self._tables, id(outermost), _RouteTable(outermost), _MAX_ROOTS)
+
+
+class _RouteTable:
+    """The routes below one application. It holds the application, or its id could be that of another one.
+
+    Args:
+        outermost: The application.
+
+    Attributes:
+        watch: Tells whether routes were added or taken away since.
+    """
+
+    def __init__(self, outermost: object) -> None:
+        self._outermost = outermost
+        self.watch = RouteWatch(outermost)
+        self.watch.changed()
+        self._index: PathIndex[_Listed] = PathIndex()
+        self._always: list[_Listed] = []
+        routed = [resolved for resolved in walk(outermost) if resolved.route.endpoint is not None]
+        for place, resolved in enumerate(routed):
+            written = _written(resolved)
+            plain = written is not None and _is_plain(*written)
+            listed = place, resolved.connection, resolved.methods, resolved.label, plain, resolved
+            if written is None:
+                self._always.append(listed)
+            else:
+                self._index.add(*written, listed)
+
+    def find(self, connection: str, method: str, path: str) -> str | None:
+        """Return the label of the route where a router leads a request: else one with other methods, as for a 405."""
+        found = self._index.find(path)
+        if self._always or len(found) > 1:
+            found = sorted([*found, *self._always])
+        odd = "//" in path or path[-1:] == "/"  # an empty segment is no value of a parameter
+        other = None
+        for _, kind, methods, label, plain, resolved in found:
+            if kind != connection:
+                continue
+            if (odd or not plain) and not resolved.leads(next(iter(methods or (method,))), path):
+                continue
+            if methods is None or method in methods:
+                return label
+            other = other or label
+        return other
+
+
+def _is_plain(path: str, convertors: Mapping[str, Convertor[Any]]) -> bool:
+    """Tell whether each segment of a path is text, or a parameter that takes any text."""
+    whole = all("{" not in segment or PARAM_REGEX.fullmatch(segment) for segment in path.split("/"))
+    return whole and all(type(convertor) is StringConvertor for convertor in convertors.values())
 
 
 def _written(resolved: ResolvedRoute) -> Written | None:
@@ -255,15 +301,3 @@ def _written(resolved: ResolvedRoute) -> Written | None:
         path += found[0].removesuffix("/{path:path}") if isinstance(route, Mount) else found[0]
         convertors |= found[1]
     return path, convertors
-
-
-def _led(routes: Sequence[ResolvedRoute], connection: str, method: str, path: str) -> str:
-    """Return the label of the route where a router leads a request: else one with other methods, as for a 405."""
-    routes = [resolved for resolved in routes if resolved.connection == connection]
-    for resolved in routes:
-        if resolved.leads(method, path):
-            return resolved.label
-    for resolved in routes:
-        if resolved.methods is not None and resolved.leads(next(iter(resolved.methods)), path):
-            return resolved.label
-    return UNROUTED
