@@ -22,7 +22,7 @@ from ...core.memo import remember
 from ...limiter import check_cost
 from ..keys.key import Key, KeyFunction
 from ..options import check_flag, names_checked
-from ..request import RequestLimits, Reservation, charged
+from ..request import RequestLimits, Reservation, Step, charges
 from ..routes import ResolvedRoute, RouteIndex
 from ..rules.rule import (
     DEFAULT_WAIT_MAX,
@@ -42,7 +42,7 @@ from .exemption import IN_PLACE, Exemption, is_lifted
 from .refusal import refuse
 
 _T = TypeVar("_T", bound=Callable[..., Any])
-DecideAt: TypeAlias = Callable[[BoundRule, HTTPConnection], Awaitable[Decision | None]]
+DecideAt: TypeAlias = Callable[[BoundRule, HTTPConnection], Decision | Awaitable[Decision | None]]
 
 _ALLOWLISTED: Final = Reason.ALLOWLISTED
 _UNCOUNTED: Final = Decision(True, Reason.EXEMPT)
@@ -168,27 +168,26 @@ class RateLimit:
                 "RateLimit: no RateLimitMiddleware stands above this endpoint; write "
                 "app.add_middleware(RateLimitMiddleware, rules=[]), with rules or without"
             )
-        side, spared = request.side, False
+        side, rule, spared = request.side, self.rule, False
+        bound = side.endpoints.find(self, scope, endpoint)
+        if bound is not None and rule.name is None and (turn := request.turn(self, bound.bucket.rule)):
+            bound = side.endpoints.find(self, scope, endpoint, turn)
+        if bound is None or (rule.action != "limit" and request.has_looked(bound.bucket.rule)):
+            return
         for step in request.steps:
-            if step.decision.reason is _ALLOWLISTED:
+            if step.decision.reason is _ALLOWLISTED or charges(step, bound.bucket, side.limiter):
                 return
             spared = spared or (step.spared and step.side is side)
-        bound = side.endpoints.find(self, scope, endpoint)
-        if bound is not None and self.rule.name is None and (turn := request.turn(self, bound.bucket.rule)):
-            bound = side.endpoints.find(self, scope, endpoint, turn)
-        if bound is None or charged(request.steps, bound.bucket, side.limiter):
-            return
-        if self.rule.action != "limit" and request.has_looked(bound.bucket.rule):
-            return
-        decision = await side.endpoints.decide(bound, connection)
+        answer = side.endpoints.decide(bound, connection)
+        decision = answer if isinstance(answer, Decision) else await answer
         if decision is None:
             return
         if not decision.allowed:
             raise await refuse(connection, decision)
-        request.enter(decision, side, spared=spared)
+        request.steps.append(Step(decision, side, spared))
         request.waited |= decision.reason is Reason.WAITED
-        request.unfinished |= self.rule.concurrency is not None
-        if self.rule.count_if is not None:
+        request.unfinished |= rule.concurrency is not None
+        if rule.count_if is not None:
             request.reserve(Reservation(bound.rule, side.limiter, decision, side.endpoints.calls))
 
 
