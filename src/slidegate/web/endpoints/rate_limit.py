@@ -209,7 +209,7 @@ class EndpointBuckets:
         self._routes = RouteIndex()
         self._bound: dict[tuple[RateLimit, ResolvedRoute | str, int, int], tuple[BoundRule | None, object]] = {}
         self._names: dict[ResolvedRoute | str, dict[str, str]] = {}
-        self._at_route: dict[tuple[RateLimit, int, int, int, int], tuple[BoundRule | None, object]] = {}
+        self._at_route: dict[tuple[RateLimit, int, int, int], tuple[BoundRule | None, object]] = {}
 
     def met(self) -> list[BoundRule]:
         """Return the limits that were met so far, with their buckets; one whose windows several share stands once."""
@@ -228,15 +228,15 @@ class EndpointBuckets:
             function: The function that is limited, if it is not the endpoint of a route.
             turn: How many other limits that look the same have charged this request before.
         """
-        route, endpoint = scope.get("route"), scope.get("endpoint")
-        asked = limit, id(route), id(endpoint), id(function), turn
+        route = scope.get("route")
+        asked = limit, id(route), id(function), turn
         known = self._at_route.get(asked)
         if known is None:
             bound = self._resolve(limit, scope, function, turn)
-            if None in (route, endpoint) or len(self._routes.candidates(scope)) > 1:
-                return bound  # only the path tells by which way the request came
+            if len(self._routes.candidates(scope)) != 1 or not hasattr(route, "endpoint"):
+                return bound  # only the path, or another router, tells by which way the request came
             # The objects are kept as well: the id of one that is gone may be given to another.
-            known = remember(self._at_route, asked, (bound, (route, endpoint, function)), _MEMO)
+            known = remember(self._at_route, asked, (bound, (route, function)), _MEMO)
         return known[0]
 
     def _resolve(self, limit: RateLimit, scope: Scope, function: object, turn: int) -> BoundRule | None:
