@@ -145,7 +145,9 @@ class RateLimit:
 
     def __call__(self, connection: Any) -> Any:
         """Check a request, as FastAPI's dependencies do, or decorate an endpoint."""
-        return self.check(connection) if isinstance(connection, HTTPConnection) else decorate(self, connection)
+        if callable(connection) or not hasattr(connection, "scope"):  # an `HTTPConnection` is slow to be asked for
+            return decorate(self, connection)
+        return self.check(connection)
 
     async def check(self, connection: HTTPConnection, endpoint: object = None) -> None:
         """Charge a request, once; for use inside an endpoint, before anything is sent.
