@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from .core.store import Event, Observer
 from .limiter.events import EventStats, Subscription
-from .web.findings.codes import Finding
+from .web.checks import Finding
 
 __all__ = ["Event", "EventStats", "Finding", "Observer", "Subscription"]
