@@ -23,7 +23,6 @@ from .endpoints.waiting_there import turn_at_endpoint
 from .keys.client_ip import GONE, ClientAddress
 from .network_files import AddressList
 from .record import Step, allowlisted, charged
-from .rules.conditions import settled
 from .rules.onlookers import Onlookers
 from .rules.rule import Rule
 from .rules.rule_set import BoundRule, RuleSet, Selection
@@ -145,7 +144,7 @@ class Judge:
         self, selection: Selection, scope: Scope, before: Sequence[Step], client_key: str, guarded: Sequence[Guarded]
     ) -> Decision:
         """Decide when the conditions of the rules have been asked."""
-        selection = await settled(self._rules, selection, scope, self._calls)
+        selection = await self._calls.evaluated(self._rules, selection, scope)
         answer = self._decide_by(selection, scope, before, client_key, guarded)
         return answer if isinstance(answer, Decision) else await answer
 

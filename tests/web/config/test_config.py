@@ -235,8 +235,8 @@ BAD: list[tuple[str | bytes, str]] = [
     (RULE + RULE, "rules: <Rule '/a' 5/1m> and <Rule '/a' 5/1m> are one bucket; name one of them, or drop it"),
     (
         RULE + 'name = "x"\n[[rules]]\npath = "/b"\nlimits = "1/s"\nname = "x"',
-        "rules: <Rule 'x' 5/1m> and <Rule 'x' 1/1s> are one bucket; write one rule with the paths ['/a', '/b'], or give "
-        "one of them another name",
+        "rules: <Rule 'x' 5/1m> and <Rule 'x' 1/1s> are one bucket; write one rule with the paths ['/a', '/b'], or "
+        "give one of them another name",
     ),
     ('limits = "1/s"\nignore_checks = 0x' + "f" * 5_000, "ignore_checks: expected a list"),
     ('limits = "1/s"\n[client]\ntrustd = []', "client.trustd: unknown key; did you mean 'trusted'?"),

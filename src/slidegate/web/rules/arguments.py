@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from inspect import Parameter, isclass, iscoroutinefunction
-from typing import Any, Final
+from inspect import Parameter, iscoroutinefunction
+from typing import Final
 
 from ...core.arguments import check_takes, signature_of
 from ...core.errors import ConfigurationError
@@ -64,20 +64,6 @@ def checked_function(key: KeyFunction | None) -> KeyFunction | None:
     return key
 
 
-def checked_condition(when: object) -> Any:
-    """Return the user's condition.
-
-    Raises:
-        ConfigurationError: It is no function of the request.
-    """
-    if when is not None and (not callable(when) or isclass(when)):
-        example = 'lambda request: "curl" in request.headers.get("user-agent", "")'
-        raise ConfigurationError(f"when: expected a function of the request such as {example}, not {when!r}")
-    if when is not None:
-        check_takes("when", when, "request")
-    return when
-
-
 def checked_count_if(count_if: object) -> int:
     """Return how many of status, header fields and request the user's function takes.
 
@@ -96,19 +82,6 @@ def checked_count_if(count_if: object) -> int:
     if len(places) > 3 or any(parameter.kind is Parameter.KEYWORD_ONLY for parameter in needed) or not parameters:
         raise ConfigurationError(f"count_if: expected 1 to 3 parameters, as in {example}, not {count_if!r}")
     return max(len(places), 1)
-
-
-def checked_exceeded(on_exceeded: Any) -> Any:
-    """Return the function that is told of hot keys.
-
-    Raises:
-        ConfigurationError: It is no function of key and decision.
-    """
-    if on_exceeded is not None and not callable(on_exceeded):
-        raise ConfigurationError(f"on_exceeded: expected a function of key and decision, not {on_exceeded!r}")
-    if on_exceeded is not None:
-        check_takes("on_exceeded", on_exceeded, "key", "decision")
-    return on_exceeded
 
 
 def says_nobody(limits: object) -> bool:

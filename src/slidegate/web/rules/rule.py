@@ -24,9 +24,7 @@ from ..matching import PathMatcher
 from ..options import check_flag, conflict
 from ..paths.patterns import PathPattern, compile_pattern
 from .arguments import (
-    checked_condition,
     checked_count_if,
-    checked_exceeded,
     checked_function,
     checked_methods,
     checked_paths,
@@ -125,7 +123,12 @@ class Rule:
         if connection not in (None, "http", "websocket"):
             raise ConfigurationError(f'connection: expected "http" or "websocket", not {connection!r}')
         self.connection = connection
-        self.when = checked_condition(when)
+        self.when = when
+        self.on_exceeded = on_exceeded
+        if when is not None:
+            check_takes("when", when, "request")
+        if on_exceeded is not None:
+            check_takes("on_exceeded", on_exceeded, "key", "decision")
         options: dict[str, object] = {
             "limits": limits,
             "concurrency": concurrency,
@@ -146,7 +149,6 @@ class Rule:
         self.count_if: Callable[..., object] | None = count_if
         self.count_if_takes = 0 if count_if is None else checked_count_if(count_if)
         self.count_denied = count_denied
-        self.on_exceeded = checked_exceeded(on_exceeded)
         self.wait_us = 0 if wait is None else parse_duration_us(wait, "wait")
         check_whole(wait_max, 1, 1_000, "wait_max", "for example 16")
         self.wait_max = wait_max if self.wait_us else 0

@@ -25,6 +25,8 @@ from .rule import Limits, Rule
 _MEMO: Final = 2_048
 _MEMO_PATH: Final = 256
 _MEMO_PLANS: Final = 256
+_PREFLIGHTS: Final = ":preflight"
+"""The end of an identity whose counts are those of preflights."""
 
 
 class BoundRule:
@@ -40,19 +42,6 @@ class BoundRule:
         places: The owner of its places, where the rule has a concurrency limit beside its limits.
         plain: Whether limits, key and cost need no call of a user's function, and no place is held.
     """
-
-    __slots__ = (
-        "_plans",
-        "_preflights",
-        "bucket",
-        "cost",
-        "cost_function",
-        "key",
-        "key_function",
-        "places",
-        "plain",
-        "rule",
-    )
 
     def __init__(self, rule: Rule, bucket: Bucket, places: Bucket | None = None) -> None:
         self.rule = rule
@@ -85,6 +74,11 @@ class BoundRule:
         own = [self.bucket] if self.places is None else [self.bucket, self.places]
         apart = [] if self._preflights is None else self._preflights.buckets()
         return [*own, *self._plans.values(), *apart]
+
+    @property
+    def identities(self) -> tuple[str, str]:
+        """The owners of its counts, of preflights and of all other requests."""
+        return self.bucket.rule, self.bucket.rule + _PREFLIGHTS
 
     def for_preflights(self) -> BoundRule:
         """Return the same rule with windows of its own, for CORS preflights: a browser sends them by itself."""
@@ -184,19 +178,12 @@ class RuleSet:
         taken: set[str] = set()
         for rule in rules:
             self._bound.append((rule, BoundRule(rule, *_buckets(rule, claim, taken)) if rule.counts else None))
+        counting = [bound for _, bound in self._bound if bound is not None]
         self.reserving = {
-            one.bucket.rule: rule
-            for rule, bound in self._bound
-            if bound and rule.count_if is not None
-            for one in (bound, bound.for_preflights())
+            name: one.rule for one in counting if one.rule.count_if is not None for name in one.identities
         }
         """Rules with a `count_if`, by the identity of their bucket; they refund answers that are not counted."""
-        self.looking = {
-            one.bucket.rule
-            for rule, bound in self._bound
-            if bound and rule.action != "limit"
-            for one in (bound, bound.for_preflights())
-        }
+        self.looking = {name for one in counting if one.rule.action != "limit" for name in one.identities}
         """The identities of the buckets of rules that only look on."""
         self._index = RuleIndex(rule.matchers for rule, _ in self._bound)
         self.waits = any(rule.wait_us for rule in rules)
@@ -409,15 +396,9 @@ def buckets_of(rule: Rule, identity: str, names: Sequence[str]) -> Sequence[Buck
 
 def _apart(bucket: Bucket) -> Bucket:
     """Return a bucket with the same limits and windows of its own."""
-    return Bucket(
-        f"{bucket.rule}:preflight",
-        bucket.limits,
-        bucket.names,
-        count_denied=bucket.count_denied,
-        wait_us=bucket.wait_us,
-        wait_max=bucket.wait_max,
-        label=bucket.label,
-    )
+    twin = copy(bucket)
+    twin.rule += _PREFLIGHTS
+    return twin
 
 
 def _make_bucket(rule: Rule, identity: str, limits: Sequence[AnyLimit], names: Sequence[str] | None = None) -> Bucket:

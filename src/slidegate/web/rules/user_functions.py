@@ -1,18 +1,18 @@
 """Calls functions of the user's; one that fails neither opens the gate nor breaks the answer.
 
-A key function that fails counts the request under the client's address, a limits function that fails leaves the default
-limits, a cost function that fails costs 1, and a `count_if` that fails counts. A `when` that fails applies limits and
-blocks, and no exemption. An `on_refused` that fails leaves the default answer. Each failure is logged with the rule's
-name, once a minute.
+A key function that fails counts the request under the client's address, a limits function that fails leaves the
+fall-back limits, a cost function that fails costs 1, and a `count_if` that fails counts. A `when` that fails applies
+limits and blocks, and no exemption. An `on_refused` that fails leaves the default answer. Each failure is logged with
+the rule's name, once a minute.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from inspect import isawaitable
 from operator import index
-from typing import Final, NoReturn, SupportsIndex, TypeAlias
+from typing import Any, Final, NoReturn, SupportsIndex, TypeAlias
 
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection, Request
@@ -23,11 +23,18 @@ from ...core.errors import ConfigurationError
 from ...core.logs import logger
 from ...limiter import Limiter, check_cost
 from .rule import Rule
-from .rule_set import BoundRule
+from .rule_set import BoundRule, Met, RuleSet, Selection
 
 Fields: TypeAlias = Iterable[tuple[bytes, bytes]]
 
 LOG_PAUSE_S: Final = 60.0
+_FAILED: Final = object()
+_CONSEQUENCES: Final = {
+    "limits": "its fall-back limits apply",
+    "key": "the request is counted under the client's address",
+    "cost": "the request costs 1",
+    "when": "the rule limits or blocks all the same, and exempts nobody",
+}
 
 
 async def _no_body() -> NoReturn:
@@ -42,13 +49,6 @@ def request_of(scope: Scope) -> HTTPConnection:
     return Request(scope, _no_body) if scope["type"] == "http" else HTTPConnection(scope)
 
 
-def _whole(units: object) -> object:
-    """Return a whole number of another type as an `int`: 7.0, or an integer of numpy's."""
-    if isinstance(units, float) and units.is_integer():
-        return int(units)
-    return index(units) if isinstance(units, SupportsIndex) and not isinstance(units, bool) else units
-
-
 class Calls:
     """Calls functions of the user's, and remembers when each failure was logged."""
 
@@ -60,45 +60,46 @@ class Calls:
     ) -> Sequence[Check]:
         """Return the checks of a request, asking the rule's functions; none if the rule does not count the request."""
         request = request_of(scope) if request is None else request
+        rule = bound.rule
         bucket: Bucket | None
         bucket, key, cost = bound.check(scope, limiter, client_key)
-        if bound.rule.limits_function is not None:
-            try:
-                limits = bound.rule.limits_function(request)
-                bucket = bound.plan(await limits if isawaitable(limits) else limits)
-                if bucket is None and bound.places is None:
-                    return ()
-            except Exception as error:
-                self.report("limits", bound.rule.label, error, "its default limits apply")
+        if rule.limits_function is not None:
+            planned = await self._ask("limits", rule, rule.limits_function, request, bound.plan)
+            bucket = bucket if planned is _FAILED else planned
+            if bucket is None and bound.places is None:
+                return ()
         if bound.key_function is not None:
-            try:
-                answer = bound.key_function(request)
-                found = await answer if isawaitable(answer) else answer
-                if found is None:
-                    return ()
-                if found != "":
-                    key = limiter.key_for(found)
-            except Exception as error:
-                self.report("key", bound.rule.label, error, "the request is counted under the client's address")
+            found = await self._ask("key", rule, bound.key_function, request, _key_for(limiter))
+            if found is None:
+                return ()
+            key = key if found in (_FAILED, "") else found
         if bound.cost_function is not None:
-            try:
-                units = bound.cost_function(request)
-                cost = check_cost(_whole(await units if isawaitable(units) else units))
-            except Exception as error:
-                self.report("cost", bound.rule.label, error, "the request costs 1")
+            units = await self._ask("cost", rule, bound.cost_function, request, _whole)
+            cost = cost if units is _FAILED else units
         counted = () if bucket is None else ((bucket, key, cost),)
         return counted if bound.places is None else (*counted, (bound.places, key, 1))
 
-    async def holds(self, rule: Rule, request: HTTPConnection) -> bool | None:
-        """Return whether the condition of a rule holds; None if it fails."""
-        if rule.when is None:
-            return True
-        try:
-            answer = rule.when(request)
-            return bool(await answer if isawaitable(answer) else answer)
-        except Exception as error:
-            self.report("when", rule.label, error, "the rule limits or blocks all the same, and exempts nobody")
-            return None
+    async def evaluated(self, rules: RuleSet, selection: Selection, scope: Scope) -> Selection:
+        """Return the rules that a request meets, with their conditions asked: in their order, each function once.
+
+        Limits apply generously and exemptions strictly: where a condition fails, a limit or a block applies, and an
+        exemption or the end of the list does not.
+        """
+        request = request_of(scope)
+        answers: dict[int, bool | None] = {}  # by identity: not every function can be hashed
+        met: list[Met] = []
+        for rule, bound, ends in selection.open:
+            if id(rule.when) not in answers:
+                answers[id(rule.when)] = await self._holds(rule, request)
+            holds = answers[id(rule.when)]
+            if holds is None:
+                ends = ends and rule.blocks
+            if holds is False or (holds is None and rule.exempt):
+                continue
+            met.append(Met(rule, bound, ends))
+            if ends:
+                break
+        return rules.settle(scope, met)
 
     async def exceeded(self, bound: BoundRule, key: str, decision: Decision) -> None:
         """Call `on_exceeded` for a key that has passed the limit of a tracking rule."""
@@ -137,3 +138,40 @@ class Calls:
             what, where, consequence, suppressed, error,
             exc_info=None if isinstance(error, ConfigurationError) else error,
         )  # fmt: skip
+
+    async def _holds(self, rule: Rule, request: HTTPConnection) -> bool | None:
+        """Return whether the condition of a rule holds; None if it fails."""
+        if rule.when is None:
+            return True
+        answer = await self._ask("when", rule, rule.when, request, bool)
+        return None if answer is _FAILED else bool(answer)
+
+    async def _ask(
+        self,
+        what: str,
+        rule: Rule,
+        function: Callable[[HTTPConnection], object],
+        request: HTTPConnection,
+        read: Callable[[Any], Any],
+    ) -> Any:
+        """Return what a function of the request says, as `read` reads it; `_FAILED` where either of them fails."""
+        try:
+            answer = function(request)
+            return read(await answer if isawaitable(answer) else answer)
+        except Exception as error:
+            self.report(what, rule.label, error, _CONSEQUENCES[what])
+            return _FAILED
+
+
+def _key_for(limiter: Limiter) -> Callable[[Any], str | None]:
+    """Return what reads the answer of a key function; None and an empty text stay as they are."""
+    return lambda found: found if found is None or found == "" else limiter.key_for(found)
+
+
+def _whole(units: object) -> int:
+    """Return a cost; a whole number of another type, 7.0 or an integer of numpy's, as an `int`."""
+    if isinstance(units, float) and units.is_integer():
+        units = int(units)
+    if isinstance(units, SupportsIndex) and not isinstance(units, bool):
+        units = index(units)
+    return check_cost(units)
