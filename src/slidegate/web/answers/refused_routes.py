@@ -11,9 +11,8 @@ from starlette.types import ASGIApp, Scope
 
 from ...core.memo import remember
 from ...limiter.figures.statistics import UNROUTED
-from ..paths.below_root import below
-from ..paths.routes_by_path import RoutesByPath, Written, written_of
-from ..routes import ResolvedRoute, walk
+from ..matching import below
+from ..routes import ResolvedRoute, RoutesByPath, Written, walk, written_of
 
 _MEMO: Final = 2_048
 _MEMO_PATH: Final = 256
