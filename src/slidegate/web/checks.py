@@ -25,7 +25,7 @@ from ..core.store import Store
 from ..limiter import Limiter
 from .keys.client_ip import UNKNOWN_PEER, ClientAddress, is_gone
 from .matching import PathIndex, PathPattern
-from .routes import layers, root_of
+from .routers import layers, root_of
 from .rules.rule import Rule
 
 CODES: Final = {

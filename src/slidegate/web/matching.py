@@ -33,7 +33,7 @@ from starlette.types import Scope
 from ..core.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from .routes import Routes
+    from .routers import Routes
 
 T = TypeVar("T")
 Convertors: TypeAlias = Mapping[str, Convertor[Any]]

@@ -40,7 +40,8 @@ from .network_files import AddressList, followed
 from .options import check_flag, expect, switched_off
 from .record import Record
 from .route_checks import about_admin_apps, about_callers, about_exemptions, about_honeypots, about_unmet_rules
-from .routes import router_of, walk
+from .routers import router_of
+from .routes import walk
 from .rules.rule import Exceeded, Rule
 from .rules.rule_set import BoundRule, RuleSet, all_rules
 from .rules.user_functions import Calls

@@ -19,19 +19,8 @@ from .endpoints.decorator import dependencies, unawaited
 from .endpoints.exemption import is_lifted, takes_no_defaults
 from .endpoints.rate_limit import RateLimit
 from .matching import compile_pattern, overlap, segments
-from .routes import (
-    DEPTH,
-    Frontend,
-    ResolvedRoute,
-    flat_routes,
-    is_known,
-    is_known_module,
-    layers,
-    mounted,
-    root_of,
-    router_of,
-    walk,
-)
+from .routers import DEPTH, flat_routes, is_known, is_known_module, layers, mounted, root_of, router_of
+from .routes import Frontend, ResolvedRoute, walk
 from .rules.rule import Rule
 from .rules.rule_set import Selection
 

@@ -12,7 +12,8 @@ from starlette.types import ASGIApp, Scope
 from ...core.memo import remember
 from ...limiter.figures.statistics import UNROUTED
 from ..matching import below
-from ..routes import ResolvedRoute, RoutesByPath, Written, walk, written_of
+from ..routers import RoutesByPath, Written, written_of
+from ..routes import ResolvedRoute, walk
 
 _MEMO: Final = 2_048
 _MEMO_PATH: Final = 256

@@ -19,7 +19,8 @@ from ...core.decision import Bucket, unique_name, wire_names
 from ...core.errors import ConfigurationError
 from ...core.limits import AnyLimit, parse_limits
 from ..matching import MAX_ODD, below, is_odd, readings
-from ..routes import Reached, Routes, methods_of
+from ..routers import Reached, Routes
+from ..routes import methods_of
 from ..rules.rule import Rule
 from ..rules.rule_set import BoundRule
 from .exemption import takes_no_defaults

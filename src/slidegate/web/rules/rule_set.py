@@ -17,7 +17,7 @@ from ...limiter import Limiter
 from ..keys.key import Key
 from ..keys.path_param import read_at
 from ..matching import RequestPath, RuleIndex
-from ..routes import Routes
+from ..routers import Routes
 from ..scope_keys import SETTLED, is_preflight
 from .arguments import says_nobody
 from .rule import Limits, Rule

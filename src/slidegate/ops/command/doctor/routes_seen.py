@@ -9,7 +9,8 @@ from ....web.endpoints.exemption import takes_no_defaults
 from ....web.endpoints.rate_limit import RateLimit
 from ....web.middleware import RateLimitMiddleware
 from ....web.route_checks import is_about
-from ....web.routes import ResolvedRoute, layers, walk
+from ....web.routers import layers
+from ....web.routes import ResolvedRoute, walk
 
 
 def places_of(app: object) -> list[ResolvedRoute]:
