@@ -24,9 +24,8 @@ from ..core.limits import AnyLimit
 from ..core.store import Store
 from ..limiter import Limiter
 from .keys.client_ip import UNKNOWN_PEER, ClientAddress, is_gone
-from .paths.layers import layers, root_of
-from .paths.path_index import PathIndex
-from .paths.patterns import PathPattern
+from .matching import PathIndex, PathPattern
+from .routers import layers, root_of
 from .rules.rule import Rule
 
 CODES: Final = {

@@ -38,9 +38,9 @@ from .judge import Judge
 from .keys.client_ip import ClientAddress, client_ip
 from .network_files import AddressList, followed
 from .options import check_flag, expect, switched_off
-from .paths.layers import router_of
 from .record import Record
 from .route_checks import about_admin_apps, about_callers, about_exemptions, about_honeypots, about_unmet_rules
+from .routers import router_of
 from .routes import walk
 from .rules.rule import Exceeded, Rule
 from .rules.rule_set import BoundRule, RuleSet, all_rules
@@ -125,7 +125,7 @@ class RateLimitMiddleware(Breakable):
         self._headers = HeaderWriter(headers) if headers is not None else None
         calls = Calls()
         self.rules = tuple(all_rules(limits, rules))
-        self._defaults = None if default_limits is None else PerRoute(default_limits, self._claim("per-route:"), app)
+        self._defaults = None if default_limits is None else PerRoute(default_limits, self._claim("per-route:"))
         self.default_limits = () if self._defaults is None else self._defaults.limits
         abuse = AbuseWatch(bans, self.limiter, client, allowlist, calls)
         self.policies = tuple(abuse.policies.values())

@@ -19,7 +19,7 @@ from ...core.statistics.metrics import OVERFLOW
 from ...limiter import Limiter
 from ...limiter.figures.series import Series
 from ...limiter.figures.statistics import UNROUTED
-from ..paths.below_root import below
+from ..matching import below
 from ..record import Record
 from ..routes import RouteIndex
 from .refused_routes import RefusedRoutes

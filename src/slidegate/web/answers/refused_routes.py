@@ -11,8 +11,8 @@ from starlette.types import ASGIApp, Scope
 
 from ...core.memo import remember
 from ...limiter.figures.statistics import UNROUTED
-from ..paths.below_root import below
-from ..paths.routes_by_path import RoutesByPath, Written, written_of
+from ..matching import below
+from ..routers import RoutesByPath, Written, written_of
 from ..routes import ResolvedRoute, walk
 
 _MEMO: Final = 2_048

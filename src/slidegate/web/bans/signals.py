@@ -26,10 +26,8 @@ from ...limiter.aio import to_the_end
 from ..keys.client_ip import UNKNOWN_PEER, ClientAddress
 from ..keys.key import Combined, Key, Value, everyone
 from ..keys.path_param import PathParam
+from ..matching import compile_pattern, normal_forms, route_path
 from ..network_files import AddressList
-from ..paths.below_root import route_path
-from ..paths.normal_form import normal_forms
-from ..paths.patterns import compile_pattern
 from ..rules.user_functions import Calls
 
 

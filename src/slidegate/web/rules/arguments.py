@@ -11,7 +11,7 @@ from ...core.arguments import check_takes, signature_of
 from ...core.errors import ConfigurationError
 from ...core.limits import AnyLimit
 from ..keys.key import KeyFunction
-from ..paths.patterns import compile_pattern
+from ..matching import compile_pattern
 
 _BY_PLACE: Final = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 _NOTHING: Final = r"(?ai:(?:[^:]{0,64}:)?\s*[-+]?0+\s*(?:/|per\b))"

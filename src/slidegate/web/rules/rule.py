@@ -20,9 +20,8 @@ from ...core.limits import AnyLimit, Concurrency, check_name, check_whole, parse
 from ...limiter import check_cost
 from ..keys.key import Key, KeyFunction
 from ..keys.path_param import bind
-from ..matching import PathMatcher
+from ..matching import PathMatcher, PathPattern, compile_pattern
 from ..options import check_flag, conflict
-from ..paths.patterns import PathPattern, compile_pattern
 from .arguments import (
     checked_count_if,
     checked_function,

@@ -17,7 +17,7 @@ from ...limiter import Limiter
 from ..keys.key import Key
 from ..keys.path_param import read_at
 from ..matching import RequestPath, RuleIndex
-from ..paths.mounts import Mounts
+from ..routers import Routes
 from ..scope_keys import SETTLED, is_preflight
 from .arguments import says_nobody
 from .rule import Limits, Rule
@@ -136,15 +136,8 @@ class Selection(NamedTuple):
 class Defaults(Protocol):
     """Limits behind all rules, which the routes below the gate decide about."""
 
-    @property
-    def lasting(self) -> bool:
-        """Whether every request with one type, method, path and root meets the same ones."""
-
-    def find(self, scope: Scope) -> Sequence[BoundRule]:
-        """Return those that a request meets."""
-
-    def changed(self) -> bool:
-        """Return whether there are other routes than when this was asked last."""
+    def find(self, scope: Scope, routes: Routes) -> Sequence[BoundRule]:
+        """Return those that a request meets, by the routes below."""
 
     def anywhere(self) -> Sequence[BoundRule]:
         """Return those of a request whose route cannot be told."""
@@ -192,14 +185,15 @@ class RuleSet:
         """Whether no rule settles its units later, only looks on, or lets requests wait."""
         self.holds = any(rule.concurrency is not None for rule in rules)
         """Whether a rule has a concurrency limit."""
-        self._mounts = Mounts(app)
+        self._routes = Routes(app)
+        self._version = 0
         self._defaults = defaults
         self._known: dict[tuple[str, str, str, str], Selection] = {}
         self._conditional = any(rule.conditional for rule in rules)
         self.always: Selection | None = None
         """The selection of every request, where all requests meet the same rules."""
         if defaults is None and all(rule.always for rule, _ in self._bound):
-            self.always = self._select({"type": "http", "path": "/"})[0]
+            self.always = self._select({"type": "http", "path": "/"}, self._routes)[0]
 
     def select(self, scope: Scope) -> Selection:
         """Return the rules that a request meets, in their order.
@@ -219,11 +213,16 @@ class RuleSet:
         if self._conditional and (settled := scope.get(SETTLED, {}).get((id(self), scope["path"]))) is not None:
             found: Selection = settled
             return found
-        if self._defaults is not None and self._defaults.changed():
+        routes = self._routes
+        if routes.router is None:
+            routes = routes.seen_by(scope)
+        version = routes.current()
+        if version != self._version:
+            self._version = version
             self._known.clear()
         method = "a preflight" if is_preflight(scope) else scope.get("method", "GET")
         asked = scope["type"], method, scope["path"], scope.get("root_path", "")
-        return self._known.get(asked) or self._learn(asked, scope)
+        return self._known.get(asked) or self._learn(asked, scope, routes)
 
     def settle(self, scope: Scope, met: Sequence[Met]) -> Selection:
         """Return, from now on, the rules of this request whose conditions hold."""
@@ -231,17 +230,17 @@ class RuleSet:
         scope.setdefault(SETTLED, {})[id(self), scope["path"]] = selection
         return selection
 
-    def _learn(self, asked: tuple[str, str, str, str], scope: Scope) -> Selection:
-        selection, lasting = self._select(scope)
+    def _learn(self, asked: tuple[str, str, str, str], scope: Scope, routes: Routes) -> Selection:
+        selection, lasting = self._select(scope, routes)
         # The server alone bounds the length of a path; only ordinary ones are worth remembering.
         if lasting and sum(map(len, asked)) <= _MEMO_PATH:
             remember(self._known, asked, selection, _MEMO)
         return selection
 
-    def _select(self, scope: Scope) -> tuple[Selection, bool]:
+    def _select(self, scope: Scope, routes: Routes) -> tuple[Selection, bool]:
         """Return the rules that a request meets, and whether every request of this kind meets the same ones."""
         kind, method = scope["type"], scope.get("method", "GET")
-        path = RequestPath(scope, self._mounts.seen_by(scope), slashed=self._index.slashed)
+        path = RequestPath(scope, routes, slashed=self._index.slashed)
         texts = self._index.find(path)
         preflight = is_preflight(scope)
         met: list[Met] = []
@@ -264,9 +263,9 @@ class RuleSet:
                 break
         lasting = path.lasting
         if self._defaults is not None and not ended:
-            found = self._defaults.find(scope)
+            found = self._defaults.find(scope, routes)
             met += [Met(bound.rule, bound.for_preflights() if preflight else bound, False) for bound in found]
-            lasting = lasting and self._defaults.lasting
+            lasting = lasting and routes.by_path
         return _selected(met), lasting
 
     def _every(self, scope: Scope) -> list[Met]:
