@@ -27,6 +27,7 @@ from .answers.refusals import Refusals, Refused
 from .answers.sending import ENDED, Outgoing
 from .bans.signals import AbuseWatch
 from .broken import Breakable, end_start
+from .callbacks import UserCallbacks
 from .checks import Finding, StartupChecks, about_settings, checked_codes
 from .endpoints.decorator import check_places
 from .endpoints.endpoint_buckets import EndpointBuckets
@@ -42,9 +43,8 @@ from .record import Record
 from .route_checks import about_admin_apps, about_callers, about_exemptions, about_honeypots, about_unmet_rules
 from .routers import router_of
 from .routes import walk
-from .rules.rule import Exceeded, Rule
-from .rules.rule_set import BoundRule, RuleSet, all_rules
-from .rules.user_functions import Calls
+from .rule_set import BoundRule, RuleSet, all_rules
+from .rules import Exceeded, Rule
 from .scope_keys import OFF, RECORD
 from .settling import Settling
 from .websockets.message_limits import MessageCounter, MessageLimits
@@ -123,7 +123,7 @@ class RateLimitMiddleware(Breakable):
             raise ConfigurationError(f'headers: expected "draft", "legacy", "both" or None, not {headers!r}')
         self.headers = headers
         self._headers = HeaderWriter(headers) if headers is not None else None
-        calls = Calls()
+        calls = UserCallbacks()
         self.rules = tuple(all_rules(limits, rules))
         self._defaults = None if default_limits is None else PerRoute(default_limits, self._claim("per-route:"))
         self.default_limits = () if self._defaults is None else self._defaults.limits
@@ -154,7 +154,7 @@ class RateLimitMiddleware(Breakable):
         lists: Mapping[str, AddressList | None],
         on_refused: Refused | None,
         messages: MessageLimits | None,
-        calls: Calls,
+        calls: UserCallbacks,
     ) -> RequestGate:
         """Make the gate that does the work of a request."""
         self._refusals = Refusals(abuse.policies, on_refused, calls)

@@ -31,7 +31,7 @@ from .checks import Finding
 from .config import ConfigLoader
 from .file_watcher import FileWatcher, Versions
 from .network_files import NetworkFiles
-from .rules.rule import Exceeded
+from .rules import Exceeded
 
 # For these, None in code means what leaving them out means.
 _NONE_IS_NOTHING: Final = frozenset({"client", "limiter", "limits", "default_limits", "rules"})

@@ -24,7 +24,8 @@ from ..keys.user import names_user
 from ..options import check_flag
 from ..record import Record, allowlisted, charged
 from ..routes import ResolvedRoute
-from ..rules.rule import (
+from ..rule_set import BoundRule
+from ..rules import (
     DEFAULT_WAIT_MAX,
     CostFunction,
     CountIf,
@@ -33,7 +34,6 @@ from ..rules.rule import (
     LimitsFunction,
     Rule,
 )
-from ..rules.rule_set import BoundRule
 from ..scope_keys import OFF, RECORD
 from ..settling import Reservation
 from .decorator import decorate

@@ -8,19 +8,18 @@ from typing import Final, NamedTuple, Protocol
 
 from starlette.types import Scope
 
-from ...core.decision import Bucket, Check, unique_name, wire_names
-from ...core.errors import ConfigurationError
-from ...core.limits import AnyLimit, parse_limits
-from ...core.logs import logger
-from ...core.memo import remember
-from ...limiter import Limiter
-from ..keys.key import Key
-from ..keys.path_param import read_at
-from ..matching import RequestPath, RuleIndex
-from ..routers import Routes
-from ..scope_keys import SETTLED, is_preflight
-from .arguments import says_nobody
-from .rule import Limits, Rule
+from ..core.decision import Bucket, Check, unique_name, wire_names
+from ..core.errors import ConfigurationError
+from ..core.limits import AnyLimit, parse_limits
+from ..core.logs import logger
+from ..core.memo import remember
+from ..limiter import Limiter
+from .keys.key import Key
+from .keys.path_param import read_at
+from .matching import RequestPath, RuleIndex
+from .routers import Routes
+from .rules import Limits, Rule, says_nobody
+from .scope_keys import SETTLED, is_preflight
 
 _MEMO: Final = 2_048
 _MEMO_PATH: Final = 256

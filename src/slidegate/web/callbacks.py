@@ -1,15 +1,15 @@
-"""Calls functions of the user's; one that fails neither opens the gate nor breaks the answer.
+"""Calls functions of the user's, also those of rules that only look on.
 
-A key function that fails counts the request under the client's address, a limits function that fails leaves the
-fall-back limits, a cost function that fails costs 1, and a `count_if` that fails counts. A `when` that fails applies
-limits and blocks, and no exemption. An `on_refused` that fails leaves the default answer. Each failure is logged with
-the rule's name, once a minute.
+One that fails neither lets a request past its limits nor breaks the answer. A key function that fails counts the
+request under the client's address, a limits function that fails leaves the fall-back limits, a cost function that fails
+costs 1, and a `count_if` that fails counts. A `when` that fails applies limits and blocks, and no exemption. An
+`on_refused` that fails leaves the default answer. Each failure is logged with the rule's name, once a minute.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from inspect import isawaitable
 from operator import index
 from typing import Any, Final, NoReturn, SupportsIndex, TypeAlias
@@ -18,16 +18,19 @@ from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection, Request
 from starlette.types import Scope
 
-from ...core.decision import Bucket, Check, Decision
-from ...core.errors import ConfigurationError
-from ...core.logs import logger
-from ...limiter import Limiter, check_cost
-from .rule import Rule
+from ..core.bans.in_force import shown
+from ..core.decision import Bucket, Check, Decision, Reason
+from ..core.errors import ConfigurationError
+from ..core.logs import logger
+from ..core.store import Event
+from ..limiter import Limiter, check_cost
 from .rule_set import BoundRule, Met, RuleSet, Selection
+from .rules import Rule
 
 Fields: TypeAlias = Iterable[tuple[bytes, bytes]]
 
 LOG_PAUSE_S: Final = 60.0
+_MEMO: Final = 4_096
 _FAILED: Final = object()
 _CONSEQUENCES: Final = {
     "limits": "its fall-back limits apply",
@@ -49,7 +52,7 @@ def request_of(scope: Scope) -> HTTPConnection:
     return Request(scope, _no_body) if scope["type"] == "http" else HTTPConnection(scope)
 
 
-class Calls:
+class UserCallbacks:
     """Calls functions of the user's, and remembers when each failure was logged."""
 
     def __init__(self) -> None:
@@ -161,6 +164,62 @@ class Calls:
         except Exception as error:
             self.report(what, rule.label, error, _CONSEQUENCES[what])
             return _FAILED
+
+
+class ShadowRules:
+    """Lets rules look on, each on windows of its own.
+
+    Args:
+        limiter: The limiter that counts.
+        calls: Calls the user's functions.
+        hit: Puts one question to the limiter.
+        figures: Whether the refusals of shadows are figures of their rules.
+    """
+
+    def __init__(
+        self,
+        limiter: Limiter,
+        calls: UserCallbacks,
+        hit: Callable[[Sequence[Check]], Awaitable[Decision]],
+        *,
+        figures: bool,
+    ) -> None:
+        self._limiter = limiter
+        self._engine = limiter.engine
+        self._calls = calls
+        self._hit = hit
+        self._figures = figures
+        self._exceeded: dict[tuple[str, str], None] = {}
+
+    async def look(
+        self, bound: BoundRule, scope: Scope, client_key: str, request: HTTPConnection | None = None
+    ) -> None:
+        """Count a request under a rule that never refuses, and tell of it where the rule says so."""
+        checks = await self._calls.checks(bound, scope, self._limiter, client_key, request)
+        if not checks:
+            return
+        (check,) = checks
+        seen = await self._hit((check,))
+        if seen.reason is Reason.BANNED:
+            return  # it was not counted
+        if bound.rule.action == "track":
+            await self._track(bound, check[1], seen)
+        elif not seen.allowed:
+            if self._figures:
+                self._engine.statistics.add(bound.bucket.label, "shadow_refused", 1)
+            message = f"rule {bound.rule.label!r} would have refused {shown(check[1])}"
+            self._engine.tell(Event("shadow_refused", message, {"rule": bound.rule.label, "key": check[1]}))
+
+    async def _track(self, bound: BoundRule, key: str, seen: Decision) -> None:
+        """Call the user's function when a key passes the limit, and not again before it has cooled."""
+        known = bound.bucket.rule, key
+        if seen.allowed:
+            self._exceeded.pop(known, None)
+        elif known not in self._exceeded:
+            if len(self._exceeded) >= _MEMO:
+                self._exceeded.pop(next(iter(self._exceeded)))
+            self._exceeded[known] = None
+            await self._calls.exceeded(bound, key, seen)
 
 
 def _key_for(limiter: Limiter) -> Callable[[Any], str | None]:
