@@ -57,7 +57,7 @@ from slidegate.ops.access_logs import parse_line
 from slidegate.ops.access_logs.line_parser import LineParser
 from slidegate.ops.command import main
 from slidegate.stores.redis import RedisStore
-from slidegate.web.config.document import Document
+from slidegate.web.config import ConfigFile
 from slidegate.web.keys.forwarded import read_node, split_forwarded, split_list
 from slidegate.web.network_files import read_entries
 
@@ -103,7 +103,7 @@ def entries(column: str | None) -> Reader:
 
 def document(text: str) -> None:
     """Read a configuration file, and where its keys stand."""
-    made = Document(Path("slidegate.toml"))
+    made = ConfigFile(Path("slidegate.toml"))
     made.parse(text.encode(errors="replace"))
 
 

@@ -41,18 +41,9 @@ _CALLED_HERE: Final[dict[tuple[str, ...], str]] = {
         "write count_if=lambda status: status == 401 at a Rule or a RateLimit"
     ),
     ("scope", "shared_limit"): 'write name="search" at each RateLimit or Rule; those of one name share their counts',
-    (
-        "application_limits",
-        "limit_value",
-        "limit",
-        "rate",
-        "times",
-        "seconds",
-        "minutes",
-        "hours",
-        "period",
-        "window",
-    ): ('write limits="100/minute" at RateLimitMiddleware, a Rule or a RateLimit'),
+    ("application_limits", "limit_value", "rate", "times", "seconds", "minutes", "hours", "period", "window"): (
+        'write limits="100/minute" at RateLimitMiddleware, a Rule or a RateLimit'
+    ),
     ("per_method", "default_limits_per_method"): (
         'write methods=["POST"] at a Rule; a RateLimit counts the methods of a route together'
     ),
@@ -119,18 +110,18 @@ def signature_of(function: Callable[..., object]) -> Signature | None:
         return None
 
 
-def check_takes(what: str, function: Callable[..., object], *given: str) -> None:
+def check_takes(what: str, function: object, *given: str) -> None:
     """Check that a function can be called with what it will be given: at a request its failure would be a log line.
 
     Raises:
-        ConfigurationError: It takes more or less.
+        ConfigurationError: It is none, or takes more or less.
     """
+    expected = f"{what}: expected a function of {' and '.join(given)}, for example lambda {', '.join(given)}: ..."
+    if not callable(function):
+        raise ConfigurationError(f"{expected}, not {quoted(function)}")
     found = signature_of(function)
     try:
         if found is not None:
             found.bind(*given)
     except TypeError:
-        raise ConfigurationError(
-            f"{what}: expected a function of {' and '.join(given)}, for example lambda {', '.join(given)}: ..., "
-            f"not {quoted(function)}, which takes {found}"
-        ) from None
+        raise ConfigurationError(f"{expected}, not {quoted(function)}, which takes {found}") from None

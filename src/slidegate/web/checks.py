@@ -26,7 +26,7 @@ from ..limiter import Limiter
 from .keys.client_ip import UNKNOWN_PEER, ClientAddress, is_gone
 from .matching import PathIndex, PathPattern
 from .routers import layers, root_of
-from .rules.rule import Rule
+from .rules import Rule
 
 CODES: Final = {
     "SG101": "most addresses are trusted proxies",

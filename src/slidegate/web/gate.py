@@ -18,13 +18,13 @@ from .answers.refusal_events import RefusalEvents
 from .answers.refusals import Refusals, refused_by
 from .bans.outcomes import hear, listening
 from .bans.signals import AbuseWatch
+from .callbacks import UserCallbacks
 from .endpoints.endpoint_buckets import EndpointBuckets
 from .endpoints.rate_limit import carries_only_refusals
 from .judge import Judge
 from .keys.client_ip import ClientAddress
 from .record import Record, Side, allowlisted
-from .rules.rule_set import RuleSet
-from .rules.user_functions import Calls
+from .rule_set import RuleSet
 from .scope_keys import RECORD, is_preflight
 from .settling import FAILED, Settling, is_failure
 from .waiting import unless_left
@@ -72,7 +72,7 @@ class RequestGate:
         settling: Settling,
         refusals: Refusals,
         messages: MessageCounter | None,
-        calls: Calls,
+        calls: UserCallbacks,
     ) -> None:
         self._app = app
         self.side = Side(limiter, rules.names(), rules.looking, abuse, endpoints, self.refuse)

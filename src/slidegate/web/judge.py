@@ -19,15 +19,13 @@ from ..core.memo import remember
 from ..limiter import Limiter
 from ..limiter.waiting import may_wait
 from .bans.signals import AbuseWatch, Offence
+from .callbacks import ShadowRules, UserCallbacks
 from .endpoints.waiting_there import turn_at_endpoint
 from .keys.client_ip import GONE, ClientAddress
 from .network_files import AddressList
 from .record import Step, allowlisted, charged
-from .rules.conditions import settled
-from .rules.onlookers import Onlookers
-from .rules.rule import Rule
-from .rules.rule_set import BoundRule, RuleSet, Selection
-from .rules.user_functions import Calls
+from .rule_set import BoundRule, RuleSet, Selection
+from .rules import Rule
 from .scope_keys import RECORD, is_preflight
 
 _ALLOWLISTED: Final = Decision(True, Reason.ALLOWLISTED)
@@ -63,7 +61,7 @@ class Judge:
         *,
         blocklist: AddressList | None,
         allowlist: AddressList | None,
-        calls: Calls,
+        calls: UserCallbacks,
         abuse: AbuseWatch,
         figures: bool = True,
     ) -> None:
@@ -76,7 +74,7 @@ class Judge:
         self._allowlist = allowlist
         self._calls = calls
         self._abuse = abuse
-        self._onlookers = Onlookers(limiter, calls, self._hit, figures=figures)
+        self._onlookers = ShadowRules(limiter, calls, self._hit, figures=figures)
         lists = allowlist is not None or blocklist is not None
         self._demands: dict[str, _Demand] = {}
         self._figures = figures
@@ -145,7 +143,7 @@ class Judge:
         self, selection: Selection, scope: Scope, before: Sequence[Step], client_key: str, guarded: Sequence[Guarded]
     ) -> Decision:
         """Decide when the conditions of the rules have been asked."""
-        selection = await settled(self._rules, selection, scope, self._calls)
+        selection = await self._calls.evaluated(self._rules, selection, scope)
         answer = self._decide_by(selection, scope, before, client_key, guarded)
         return answer if isinstance(answer, Decision) else await answer
 

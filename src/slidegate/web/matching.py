@@ -48,7 +48,7 @@ _ODD: Final = re.compile(r"//|/\.\.?(?:[/;\n]|\Z)|[;\n]")
 _DOTS_LAST: Final = ("/.", "/..")
 _MATRIX: Final = re.compile(r";[^/]*")
 _SLASHES: Final = re.compile(r"//+")
-_FOREIGN: Final = re.compile(r"<[^/]*>|/:[A-Za-z_]|\\[dwsDWSb.](?![A-Za-z])|\(.*[|].*\)|\[[^/]*\]|\.[+]|\(\?|[$]$|/\^")
+_FOREIGN: Final = re.compile(r"<[^/]*>|/:[A-Za-z_]|\\|\(.*[|].*\)|\[[^/]*\]|\.[*+]|\(\?|[$]$|/\^")
 """What regular expressions and other libraries write for a part that varies."""
 _ANY: Final = re.compile("[^/]+")
 _REST: Final = re.compile(".*")
@@ -82,7 +82,7 @@ def compile_pattern(path: object) -> PathPattern:
     """
     if not isinstance(path, str) or not path.startswith("/"):
         raise ConfigurationError(f'path: expected "*" or a path such as "/items/{{id}}", not {path!r}')
-    if "*" in path:
+    if "*" in path and _FOREIGN.search(path) is None:
         raise ConfigurationError(
             f'path: {path!r} is not in Starlette\'s syntax; write "{path.partition("*")[0]}{{rest:path}}" for all below'
         )

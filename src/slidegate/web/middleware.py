@@ -27,6 +27,7 @@ from .answers.refusals import Refusals, Refused
 from .answers.sending import ENDED, Outgoing
 from .bans.signals import AbuseWatch
 from .broken import Breakable, end_start
+from .callbacks import UserCallbacks
 from .checks import Finding, StartupChecks, about_settings, checked_codes
 from .endpoints.decorator import check_places
 from .endpoints.endpoint_buckets import EndpointBuckets
@@ -42,15 +43,14 @@ from .record import Record
 from .route_checks import about_admin_apps, about_callers, about_exemptions, about_honeypots, about_unmet_rules
 from .routers import router_of
 from .routes import walk
-from .rules.rule import Exceeded, Rule
-from .rules.rule_set import BoundRule, RuleSet, all_rules
-from .rules.user_functions import Calls
+from .rule_set import BoundRule, RuleSet, all_rules
+from .rules import Exceeded, Rule
 from .scope_keys import OFF, RECORD
 from .settling import Settling
 from .websockets.message_limits import MessageCounter, MessageLimits
 
 if TYPE_CHECKING:
-    from .config.file_gate import Claim, FileGate, Say
+    from .reload import Claim, ReloadingMiddleware, Say
 
 _JUDGED: Final = frozenset({"http", "websocket"})
 
@@ -61,7 +61,8 @@ class RateLimitMiddleware(Breakable):
     Args:
         app: The application to guard.
         limits: The short form: ``"100/minute"`` for each client address; the same as ``rules=[Rule("*", limits)]``.
-        rules: The rules: which requests have which limits.
+        rules: The rules: which requests have which limits. Without `limits` and `rules` only limits at endpoints
+            count, which need a middleware above them.
         default_limits: The limits of each route by itself, behind the rules: ``"60/minute"``. ``@RateLimit.exempt`` and
             ``RateLimit(..., override=True)`` at an endpoint take their place.
         limiter: The limiter that counts; by default one of its own, in memory.
@@ -122,9 +123,8 @@ class RateLimitMiddleware(Breakable):
             raise ConfigurationError(f'headers: expected "draft", "legacy", "both" or None, not {headers!r}')
         self.headers = headers
         self._headers = HeaderWriter(headers) if headers is not None else None
-        calls = Calls()
-        alone = limits is None and rules is None and (bans is not None or default_limits is not None)
-        self.rules = tuple(all_rules(limits, [] if alone else rules))
+        calls = UserCallbacks()
+        self.rules = tuple(all_rules(limits, rules))
         self._defaults = None if default_limits is None else PerRoute(default_limits, self._claim("per-route:"))
         self.default_limits = () if self._defaults is None else self._defaults.limits
         abuse = AbuseWatch(bans, self.limiter, client, allowlist, calls)
@@ -154,7 +154,7 @@ class RateLimitMiddleware(Breakable):
         lists: Mapping[str, AddressList | None],
         on_refused: Refused | None,
         messages: MessageLimits | None,
-        calls: Calls,
+        calls: UserCallbacks,
     ) -> RequestGate:
         """Make the gate that does the work of a request."""
         self._refusals = Refusals(abuse.policies, on_refused, calls)
@@ -197,7 +197,7 @@ class RateLimitMiddleware(Breakable):
         observers: Iterable[Observer] = (),
         on_exceeded: Exceeded | None = None,
         **options: Any,
-    ) -> FileGate[RateLimitMiddleware]:
+    ) -> ReloadingMiddleware:
         """Make a middleware whose rules stand in a TOML file, and follow the file's changes.
 
         Use it as ``app.add_middleware(RateLimitMiddleware.from_file, path="slidegate.toml")``.
@@ -215,9 +215,9 @@ class RateLimitMiddleware(Breakable):
             ConfigurationError: The file cannot be used; the message names the path of the key.
         """
         # Most gates read no file, and everything that reads one is a tenth of what the package takes to be imported.
-        from .config.file_gate import FileGate
+        from .reload import ReloadingMiddleware
 
-        return FileGate(app, path, make=_Read, observers=observers, on_exceeded=on_exceeded, **options)
+        return ReloadingMiddleware(app, path, make=_Read, observers=observers, on_exceeded=on_exceeded, **options)
 
     def bound(self) -> list[BoundRule]:
         """Return the rules of the gate with their buckets, those for endpoints and routes that were met so far too."""
@@ -386,7 +386,7 @@ class _Read(RateLimitMiddleware):
         return self._claim_again(identity)
 
     def _enlist(self) -> None:
-        """Do nothing: the `FileGate` is found, and leads to the gate that is at work."""
+        """Do nothing: the `ReloadingMiddleware` is found, and leads to the gate that is at work."""
 
     def _log(self, finding: Finding) -> None:
         self._say_once(finding, super()._log)

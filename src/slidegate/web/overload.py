@@ -32,11 +32,10 @@ from .answers.feed import outcome
 from .answers.refusals import reduced_capacity, refuse_websocket
 from .answers.refused_routes import RefusedRoutes
 from .broken import Breakable, end_start
+from .callbacks import UserCallbacks, request_of
 from .options import check_flag, expect, switched_off
-from .rules.arguments import checked_methods
-from .rules.rule import Rule
-from .rules.rule_set import RuleSet
-from .rules.user_functions import Calls, request_of
+from .rule_set import RuleSet
+from .rules import Rule, checked_methods
 from .scope_keys import RECORD
 
 PriorityFunction: TypeAlias = Callable[[HTTPConnection], int | Awaitable[int | None] | None]
@@ -119,7 +118,7 @@ class LoadSheddingMiddleware(Breakable):
         counted = limiter is not None and check_flag("statistics", statistics)
         self._statistics = limiter.engine.statistics if limiter is not None and counted else None
         self._routes = RefusedRoutes(app)
-        self._calls = Calls()
+        self._calls = UserCallbacks()
         self._meters: WeakKeyDictionary[asyncio.AbstractEventLoop, _Meter] = WeakKeyDictionary()
         self._enabled = not switched_off(enabled)
 

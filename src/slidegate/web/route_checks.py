@@ -21,8 +21,8 @@ from .endpoints.rate_limit import RateLimit
 from .matching import compile_pattern, overlap, segments
 from .routers import DEPTH, flat_routes, is_known, is_known_module, layers, mounted, root_of, router_of
 from .routes import Frontend, ResolvedRoute, walk
-from .rules.rule import Rule
-from .rules.rule_set import Selection
+from .rule_set import Selection
+from .rules import Rule
 
 _SHOWS_ROUTERS: Final = (0, 137)
 """The first FastAPI whose routes tell by which router they come."""

@@ -14,10 +14,10 @@ from starlette.websockets import WebSocketDisconnect
 
 from ..core.decision import Decision
 from ..limiter import Limiter
+from .callbacks import UserCallbacks
 from .finishing import hand_back
-from .rules.rule import Rule
-from .rules.rule_set import RuleSet
-from .rules.user_functions import Calls
+from .rule_set import RuleSet
+from .rules import Rule
 from .scope_keys import STATUS
 
 FAILED: Final[Message] = {"type": "http.response.start", "status": 500, "headers": ()}
@@ -30,7 +30,7 @@ class Reservation(NamedTuple):
     rule: Rule
     limiter: Limiter
     decision: Decision
-    calls: Calls
+    calls: UserCallbacks
 
 
 def is_failure(error: BaseException) -> bool:
@@ -71,7 +71,7 @@ class Settling:
         calls: Calls the `count_if` functions.
     """
 
-    def __init__(self, limiter: Limiter, rules: RuleSet, calls: Calls) -> None:
+    def __init__(self, limiter: Limiter, rules: RuleSet, calls: UserCallbacks) -> None:
         self._limiter = limiter
         self._reserving = rules.reserving
         self._calls = calls

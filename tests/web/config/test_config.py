@@ -25,8 +25,8 @@ from slidegate import (
 )
 from slidegate.core import Concurrency
 from slidegate.testing import FakeClock
-from slidegate.web.config import schema
-from slidegate.web.config.file_gate import FileGate
+from slidegate.web import config_schema as schema
+from slidegate.web.reload import ReloadingMiddleware
 
 from ...asgi import PEER, call, hello, statuses
 from ..websockets.test_message_limits import BYE, Listener, Socket, texts
@@ -43,7 +43,7 @@ def write(file: Path, text: str | bytes) -> None:
     file.write_bytes(text if isinstance(text, bytes) else text.encode())
 
 
-def from_file(file: Path, text: str | bytes, **code: Any) -> FileGate[RateLimitMiddleware]:
+def from_file(file: Path, text: str | bytes, **code: Any) -> ReloadingMiddleware:
     write(file, text)
     return RateLimitMiddleware.from_file(hello, file, **code)
 
@@ -232,10 +232,11 @@ BAD: list[tuple[str | bytes, str]] = [
         RULE + "exempt = true",
         "rules[0]: exempt: it does not go with limits: an exempt request is not counted; leave one of them out",
     ),
-    (RULE + RULE, "rules[1].path: counts in the same bucket as rules[0]; "),
+    (RULE + RULE, "rules: <Rule '/a' 5/1m> and <Rule '/a' 5/1m> are one bucket; name one of them, or drop it"),
     (
         RULE + 'name = "x"\n[[rules]]\npath = "/b"\nlimits = "1/s"\nname = "x"',
-        "rules[1].name: counts in the same bucket as rules[0]; ",
+        "rules: <Rule 'x' 5/1m> and <Rule 'x' 1/1s> are one bucket; write one rule with the paths ['/a', '/b'], or "
+        "give one of them another name",
     ),
     ('limits = "1/s"\nignore_checks = 0x' + "f" * 5_000, "ignore_checks: expected a list"),
     ('limits = "1/s"\n[client]\ntrustd = []', "client.trustd: unknown key; did you mean 'trusted'?"),
@@ -313,7 +314,7 @@ def test_without_the_validating_library_the_error_says_what_to_install(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "pydantic", None)
-    monkeypatch.delitem(sys.modules, "slidegate.web.config.schema", raising=False)
+    monkeypatch.delitem(sys.modules, "slidegate.web.config_schema", raising=False)
     with pytest.raises(ConfigurationError, match=r"pip install 'slidegate\[config\]'"):
         gate(file, 'limits = "1/s"')
 

@@ -198,7 +198,7 @@ async def test_what_no_one_foresaw_keeps_the_rules_at_work_as_well(
     def fails(*args: object) -> None:
         raise RuntimeError("no such luck")
 
-    monkeypatch.setattr("slidegate.web.config.file_gate.Reading.options", fails)
+    monkeypatch.setattr("slidegate.web.reload.ConfigLoader.options", fails)
     desk.write(PLAIN + "#")
     await desk.pause(app)
     assert await statuses(app, 4) == [200, 200, 200, 429]

@@ -14,12 +14,12 @@ from ...core.decision import Bucket
 from ...core.limits import AnyLimit, Concurrency, Limit
 from ...core.networks import Networks
 from ...limiter import Limiter
-from ...web.config.file_gate import FileGate
 from ...web.keys.key import Key
 from ...web.middleware import RateLimitMiddleware
 from ...web.network_files import AddressList, NetworkFile
-from ...web.rules.rule import Rule
-from ...web.rules.rule_set import BoundRule
+from ...web.reload import ReloadingMiddleware
+from ...web.rule_set import BoundRule
+from ...web.rules import Rule
 from .onlooker import Logged
 
 _S: Final = 1_000_000
@@ -48,7 +48,7 @@ def gates_of(limiter: Limiter) -> list[Shown]:
     found: list[Shown] = []
     for caller in limiter.engine.callers.listed():
         name = f"gate {len(found) + 1}"
-        if isinstance(caller, FileGate):
+        if isinstance(caller, ReloadingMiddleware):
             found.append(Shown(f"{name} ({caller.path.name})", caller.app))
         elif isinstance(caller, RateLimitMiddleware):
             found.append(Shown(name, caller))

@@ -22,10 +22,10 @@ from ...core.store import Event
 from ...limiter import FailurePolicy, Limiter
 from ...stores.memory.store import MemoryStore
 from ...web.checks import CODES
-from ...web.config.file_options import Reading
+from ...web.config import ConfigLoader
 from ...web.keys.key import Key
 from ...web.middleware import RateLimitMiddleware
-from ...web.rules.rule import Rule
+from ...web.rules import Rule
 from ..access_logs import AccessRecord
 from .logged_requests import scope_of
 
@@ -106,7 +106,7 @@ class Replay:
             options |= {"rules": [Rule("*", limits, key=key)], "bans": bans}
             self.gate = RateLimitMiddleware(self._app, **options)
         else:
-            reading = Reading(Path(rules), {"limiter": limiter}, _never, _ignore, lambda: 0.0, replace_store=True)
+            reading = ConfigLoader(Path(rules), {"limiter": limiter}, _never, _ignore, lambda: 0.0, replace_store=True)
             options = reading.options() | options | {"enabled": True}
             given = tuple(options["rules"])
             self.unwaited = tuple(rule.label for rule in given if rule.wait_us or rule.concurrency is not None)

@@ -25,7 +25,7 @@ from ...core.errors import ConfigurationError
 from ...core.limits import AnyLimit, Concurrency
 from ...core.memo import remember
 from ...core.ring import NEVER, OPEN
-from ..rules.user_functions import Calls, request_of
+from ..callbacks import UserCallbacks, request_of
 from .foreign_fields import Fields, lowered, sendable
 from .header_fields import Buckets, asked_buckets
 
@@ -57,7 +57,7 @@ class Refusals:
         ConfigurationError: `on_refused` cannot be called.
     """
 
-    def __init__(self, policies: Mapping[str, BanPolicy], on_refused: Refused | None, calls: Calls) -> None:
+    def __init__(self, policies: Mapping[str, BanPolicy], on_refused: Refused | None, calls: UserCallbacks) -> None:
         if on_refused is not None:
             if not callable(on_refused):
                 raise ConfigurationError(f"on_refused: expected a function of request and decision, not {on_refused!r}")

@@ -21,8 +21,8 @@ from ...core.limits import AnyLimit, parse_limits
 from ..matching import MAX_ODD, below, is_odd, readings
 from ..routers import Reached, Routes
 from ..routes import methods_of
-from ..rules.rule import Rule
-from ..rules.rule_set import BoundRule
+from ..rule_set import BoundRule
+from ..rules import Rule
 from .exemption import takes_no_defaults
 
 _MEMO: Final = 4_096

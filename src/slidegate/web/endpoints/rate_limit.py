@@ -24,7 +24,8 @@ from ..keys.user import names_user
 from ..options import check_flag
 from ..record import Record, allowlisted, charged
 from ..routes import ResolvedRoute
-from ..rules.rule import (
+from ..rule_set import BoundRule
+from ..rules import (
     DEFAULT_WAIT_MAX,
     CostFunction,
     CountIf,
@@ -33,7 +34,6 @@ from ..rules.rule import (
     LimitsFunction,
     Rule,
 )
-from ..rules.rule_set import BoundRule
 from ..scope_keys import OFF, RECORD
 from ..settling import Reservation
 from .decorator import decorate
@@ -187,7 +187,7 @@ class RateLimit:
                 return
             raise ConfigurationError(
                 "RateLimit: no RateLimitMiddleware stands above this endpoint; write "
-                "app.add_middleware(RateLimitMiddleware, rules=[]), with rules or without"
+                "app.add_middleware(RateLimitMiddleware), with rules or without"
             )
         if allowlisted(record.steps):
             return

@@ -8,23 +8,24 @@ from typing import Final, NamedTuple, Protocol
 
 from starlette.types import Scope
 
-from ...core.decision import Bucket, Check, unique_name, wire_names
-from ...core.errors import ConfigurationError
-from ...core.limits import AnyLimit, parse_limits
-from ...core.logs import logger
-from ...core.memo import remember
-from ...limiter import Limiter
-from ..keys.key import Key
-from ..keys.path_param import read_at
-from ..matching import RequestPath, RuleIndex
-from ..routers import Routes
-from ..scope_keys import SETTLED, is_preflight
-from .arguments import says_nobody
-from .rule import Limits, Rule
+from ..core.decision import Bucket, Check, unique_name, wire_names
+from ..core.errors import ConfigurationError
+from ..core.limits import AnyLimit, parse_limits
+from ..core.logs import logger
+from ..core.memo import remember
+from ..limiter import Limiter
+from .keys.key import Key
+from .keys.path_param import read_at
+from .matching import RequestPath, RuleIndex
+from .routers import Routes
+from .rules import Limits, Rule, says_nobody
+from .scope_keys import SETTLED, is_preflight
 
 _MEMO: Final = 2_048
 _MEMO_PATH: Final = 256
 _MEMO_PLANS: Final = 256
+_PREFLIGHTS: Final = ":preflight"
+"""The end of an identity whose counts are those of preflights."""
 
 
 class BoundRule:
@@ -40,19 +41,6 @@ class BoundRule:
         places: The owner of its places, where the rule has a concurrency limit beside its limits.
         plain: Whether limits, key and cost need no call of a user's function, and no place is held.
     """
-
-    __slots__ = (
-        "_plans",
-        "_preflights",
-        "bucket",
-        "cost",
-        "cost_function",
-        "key",
-        "key_function",
-        "places",
-        "plain",
-        "rule",
-    )
 
     def __init__(self, rule: Rule, bucket: Bucket, places: Bucket | None = None) -> None:
         self.rule = rule
@@ -85,6 +73,11 @@ class BoundRule:
         own = [self.bucket] if self.places is None else [self.bucket, self.places]
         apart = [] if self._preflights is None else self._preflights.buckets()
         return [*own, *self._plans.values(), *apart]
+
+    @property
+    def identities(self) -> tuple[str, str]:
+        """The owners of its counts, of preflights and of all other requests."""
+        return self.bucket.rule, self.bucket.rule + _PREFLIGHTS
 
     def for_preflights(self) -> BoundRule:
         """Return the same rule with windows of its own, for CORS preflights: a browser sends them by itself."""
@@ -172,32 +165,17 @@ class RuleSet:
         app: object = None,
         defaults: Defaults | None = None,
     ) -> None:
-        by_identity: dict[str, Rule] = {}
+        check_apart(rules)
         self._bound: list[tuple[Rule, BoundRule | None]] = []
         taken: set[str] = set()
         for rule in rules:
-            if not isinstance(rule, Rule):
-                raise ConfigurationError(
-                    f'rules: expected a list such as [Rule("*", "100/minute")], not {rule!r} in it'
-                )
-            twin = by_identity.get(rule.identity)
-            by_identity[rule.identity] = rule
-            if twin is not None and rule.counts:
-                raise ConfigurationError(f"rules: {twin!r} and {rule!r} are one bucket; {_way_out(twin, rule)}")
             self._bound.append((rule, BoundRule(rule, *_buckets(rule, claim, taken)) if rule.counts else None))
+        counting = [bound for _, bound in self._bound if bound is not None]
         self.reserving = {
-            one.bucket.rule: rule
-            for rule, bound in self._bound
-            if bound and rule.count_if is not None
-            for one in (bound, bound.for_preflights())
+            name: one.rule for one in counting if one.rule.count_if is not None for name in one.identities
         }
         """Rules with a `count_if`, by the identity of their bucket; they refund answers that are not counted."""
-        self.looking = {
-            one.bucket.rule
-            for rule, bound in self._bound
-            if bound and rule.action != "limit"
-            for one in (bound, bound.for_preflights())
-        }
+        self.looking = {name for one in counting if one.rule.action != "limit" for name in one.identities}
         """The identities of the buckets of rules that only look on."""
         self._index = RuleIndex(rule.matchers for rule, _ in self._bound)
         self.waits = any(rule.wait_us for rule in rules)
@@ -356,25 +334,33 @@ def _chosen(met: Sequence[Met]) -> Selection:
 
 
 def all_rules(limits: str | AnyLimit | Iterable[str | AnyLimit] | None, rules: Sequence[Rule] | None) -> Sequence[Rule]:
-    """Return the rules that `limits` or `rules` of a middleware stand for."""
-    if (limits is None) == (rules is None):
-        raise ConfigurationError(
-            'RateLimitMiddleware: give limits="100/minute" or rules=[Rule(...), ...], '
-            + ('one of them, or default_limits="60/minute"' if limits is None else 'not both; limits is Rule("*", ...)')
-        )
+    """Return the rules of a middleware: those that are given, one of its limits, or none beside limits at endpoints."""
     if rules is None:
-        return [Rule("*", limits)]
+        return [] if limits is None else [Rule("*", limits)]
+    if limits is not None:
+        raise ConfigurationError(
+            'RateLimitMiddleware: give limits="100/minute", which is Rule("*", ...), or rules=[...], not both'
+        )
     if isinstance(rules, (str, Rule)) or not isinstance(rules, Iterable):
         raise ConfigurationError(f'rules: expected a list such as [Rule("*", "100/minute")], not {rules!r}')
     return tuple(rules)
 
 
-def _way_out(twin: Rule, rule: Rule) -> str:
-    """Return advice: what to write instead of two rules that would count in one bucket."""
-    if rule.name is None:
-        return "name one of them, or drop it"
-    paths = "*" if "*" in twin.paths + rule.paths else list(dict.fromkeys(twin.paths + rule.paths))
-    return f'write one rule, Rule({paths!r}, "5/minute", name={rule.name!r}), or give one of them another name'
+def check_apart(rules: Iterable[Rule]) -> None:
+    """Check that no two rules would count in one bucket."""
+    known: dict[str, Rule] = {}
+    for rule in rules:
+        if not isinstance(rule, Rule):
+            raise ConfigurationError(f'rules: expected a list such as [Rule("*", "100/minute")], not {rule!r} in it')
+        twin = known.get(rule.identity)
+        known[rule.identity] = rule
+        if twin is None or not rule.counts:
+            continue
+        advice = "name one of them, or drop it"
+        if rule.name is not None:
+            paths = "*" if "*" in twin.paths + rule.paths else list(dict.fromkeys(twin.paths + rule.paths))
+            advice = f"write one rule with the paths {paths!r}, or give one of them another name"
+        raise ConfigurationError(f"rules: {twin!r} and {rule!r} are one bucket; {advice}")
 
 
 def _buckets(rule: Rule, claim: Callable[[str], str], taken: set[str]) -> Sequence[Bucket]:
@@ -408,15 +394,9 @@ def buckets_of(rule: Rule, identity: str, names: Sequence[str]) -> Sequence[Buck
 
 def _apart(bucket: Bucket) -> Bucket:
     """Return a bucket with the same limits and windows of its own."""
-    return Bucket(
-        f"{bucket.rule}:preflight",
-        bucket.limits,
-        bucket.names,
-        count_denied=bucket.count_denied,
-        wait_us=bucket.wait_us,
-        wait_max=bucket.wait_max,
-        label=bucket.label,
-    )
+    twin = copy(bucket)
+    twin.rule += _PREFLIGHTS
+    return twin
 
 
 def _make_bucket(rule: Rule, identity: str, limits: Sequence[AnyLimit], names: Sequence[str] | None = None) -> Bucket:

@@ -9,16 +9,51 @@ from __future__ import annotations
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import PydanticCustomError
+from pydantic_core.core_schema import NullableSchema, WithDefaultSchema
 
-from ..options import EXCLUSIONS, NEEDS, conflict
-from .forms import Paths, Text, Texts, Trusted, form_of_list, text_or
+from .options import EXCLUSIONS, NEEDS, conflict
 
 UNKNOWN_KEY: Final = "unknown_key"
 WRONG_TABLE: Final = "wrong_table"
 WRONG_WEIGHT: Final = "wrong_weight"
 
 MAX_WEIGHT: Final = 1_000_000
+
+
+def form_of(value: object) -> str:
+    """Return the tag of the form that a value has, so that an error is about that form alone."""
+    if isinstance(value, (dict, BaseModel)):
+        return "<table>"
+    if isinstance(value, list):
+        return "<list>"
+    return "<number>" if isinstance(value, int) and not isinstance(value, bool) else "<text>"
+
+
+def form_of_list(value: object) -> str:
+    """Return the tag of the form that a list of networks has: a list may hold networks or tables."""
+    found = form_of(value)
+    if isinstance(value, list) and any(form_of(entry) == "<table>" for entry in value):
+        return "<tables>"
+    return found if found in ("<list>", "<table>") else "<text>"
+
+
+def text_or(*others: str) -> Discriminator:
+    def form(value: object) -> str:
+        found = form_of(value)
+        return found if found in others else "<text>"
+
+    return Discriminator(form)
+
+
+Text: TypeAlias = Annotated[str, Tag("<text>")]
+Texts: TypeAlias = Annotated[list[str], Field(min_length=1), Tag("<list>")]
+Paths: TypeAlias = Annotated[Text | Texts, text_or("<list>")]
+Trusted: TypeAlias = Annotated[
+    Text | Annotated[list[str], Tag("<list>")] | Annotated[int, Field(ge=1, le=64), Tag("<number>")],
+    text_or("<list>", "<number>"),
+]
 
 
 class _Table(BaseModel):
@@ -290,3 +325,24 @@ class Configuration(_Table):
     statistics: bool = Field(default=True, description="Whether outcomes, statuses and times of requests are recorded.")
     enabled: bool = Field(default=True, description="False lets everything pass.")
     ignore_checks: list[str] = Field(default=[], description="Codes of start-up findings that are not reported.")
+
+
+class _Generator(GenerateJsonSchema):
+    """Leaves out null, which TOML does not have, and titles, because the names of keys suffice."""
+
+    def field_title_should_be_set(self, schema: object) -> bool:
+        return False
+
+    def nullable_schema(self, schema: NullableSchema) -> dict[str, Any]:
+        return self.generate_inner(schema["schema"])
+
+    def default_schema(self, schema: WithDefaultSchema) -> dict[str, Any]:
+        if schema.get("default") is None:
+            return self.generate_inner(schema["schema"])
+        return super().default_schema(schema)
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON Schema (draft 2020-12) of a configuration file."""
+    schema = Configuration.model_json_schema(schema_generator=_Generator)
+    return {"$schema": _Generator.schema_dialect, **schema}
