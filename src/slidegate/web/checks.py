@@ -336,7 +336,8 @@ class StartupChecks:
                 f"the server names no peer: all such requests are one client, {UNKNOWN_PEER!r}; behind a proxy on a "
                 'Unix socket write client_ip(trusted=["unix"])',
             )
-        own = host.encode()  # a server that reads the header itself has put the address from it in the peer's place
+        # A server that reads the header itself has put the address from it in the peer's place.
+        own = host.encode(errors="surrogatepass")
         fields = [name for name, value in scope["headers"] if name in _PROXY_HEADERS and not (own and own in value)]
         if fields and not self._trusted and self._is_new("SG102"):
             yield Finding(

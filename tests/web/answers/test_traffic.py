@@ -33,7 +33,7 @@ from slidegate.limiter.figures import statistics
 from slidegate.limiter.figures.stats import Stats, Traffic
 from slidegate.testing import FakeClock, RecordingObserver
 
-from ...asgi import hello, page, scope_of, send_scope
+from ...asgi import page, scope_of, send_scope
 from ...hurry import hurried
 
 MS = 1_000
@@ -354,4 +354,4 @@ async def test_figures_leave_as_time_goes_by() -> None:
 @pytest.mark.parametrize("value", [None, 1, "yes"])
 def test_the_switch_is_true_or_false(value: Any) -> None:
     with pytest.raises(ConfigurationError, match="statistics: expected True or False"):
-        RateLimitMiddleware(hello, limits="1/minute", statistics=value)
+        RateLimitMiddleware(Starlette(), statistics=value)

@@ -86,8 +86,11 @@ async def test_addresses_users_and_parts_of_paths_have_keys_too(address: str) ->
         assert found == limiter.key_for(tenant.of(value))  # type: ignore[arg-type] # a number is as good
 
 
-async def _send(limiter: Limiter, key: Any, value: str) -> Any:
-    app = RateLimitMiddleware(hello, rules=[Rule("*", "5/minute", key=key, name="api")], limiter=limiter)
+def _gate(limiter: Limiter, key: Any) -> RateLimitMiddleware:
+    return RateLimitMiddleware(hello, rules=[Rule("*", "5/minute", key=key, name="api")], limiter=limiter)
+
+
+async def _send(app: RateLimitMiddleware, value: str) -> Any:
     scope = {**scope_of(), "headers": [(b"x-api-key", value.encode())]}
     await send_scope(app, scope)
     return scope["slidegate"].decision
@@ -95,17 +98,17 @@ async def _send(limiter: Limiter, key: Any, value: str) -> Any:
 
 async def test_a_customer_is_looked_at_charged_and_reset() -> None:
     limiter, key = Limiter(MemoryStore(clock=FakeClock())), header("X-API-Key")
-    made = key.of("k123")
+    made, app = key.of("k123"), _gate(limiter, key)
     for _ in range(3):
-        await _send(limiter, key, "k123")
+        await _send(app, "k123")
     (shown,) = [view for view in (await limiter.inspect(made)).windows if view.used]
     assert (shown.rule, shown.name, shown.used, shown.remaining) == ("api", "api", 3, 2)
     assert (await limiter.peek(made, "5/minute", rule="api")).remaining == 1
     assert (await limiter.hit(made, "5/minute", rule="api")).remaining == 1
     await limiter.charge(made, "5/minute", 9, rule="api")
-    assert not await _send(limiter, key, "k123")
+    assert not await _send(app, "k123")
     assert await limiter.reset(made) is True
-    assert (await _send(limiter, key, "k123")).remaining == 4
+    assert (await _send(app, "k123")).remaining == 4
     assert "k123" not in repr(made) + repr(await limiter.inspect(made))
 
 
