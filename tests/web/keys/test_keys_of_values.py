@@ -86,6 +86,10 @@ async def test_addresses_users_and_parts_of_paths_have_keys_too(address: str) ->
         assert found == limiter.key_for(tenant.of(value))  # type: ignore[arg-type] # a number is as good
 
 
+def _gate(limiter: Limiter, key: Any) -> RateLimitMiddleware:
+    return RateLimitMiddleware(hello, rules=[Rule("*", "5/minute", key=key, name="api")], limiter=limiter)
+
+
 async def _send(app: RateLimitMiddleware, value: str) -> Any:
     scope = {**scope_of(), "headers": [(b"x-api-key", value.encode())]}
     await send_scope(app, scope)
@@ -94,8 +98,7 @@ async def _send(app: RateLimitMiddleware, value: str) -> Any:
 
 async def test_a_customer_is_looked_at_charged_and_reset() -> None:
     limiter, key = Limiter(MemoryStore(clock=FakeClock())), header("X-API-Key")
-    made = key.of("k123")
-    app = RateLimitMiddleware(hello, rules=[Rule("*", "5/minute", key=key, name="api")], limiter=limiter)
+    made, app = key.of("k123"), _gate(limiter, key)
     for _ in range(3):
         await _send(app, "k123")
     (shown,) = [view for view in (await limiter.inspect(made)).windows if view.used]

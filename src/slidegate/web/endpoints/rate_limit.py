@@ -21,11 +21,13 @@ from ...core.decision import Decision, Reason, unique_name
 from ...core.errors import ConfigurationError, closest
 from ...core.memo import remember
 from ...limiter import check_cost
+from ..callbacks import UserCallbacks
 from ..keys.key import Key, KeyFunction
 from ..options import check_flag
 from ..request import RequestLimits, Reservation, Step, charges
 from ..routes import ResolvedRoute, RouteIndex
-from ..rules.rule import (
+from ..rule_set import BoundRule, buckets_of
+from ..rules import (
     DEFAULT_WAIT_MAX,
     CostFunction,
     CountIf,
@@ -34,8 +36,6 @@ from ..rules.rule import (
     LimitsFunction,
     Rule,
 )
-from ..rules.rule_set import BoundRule, buckets_of
-from ..rules.user_functions import Calls
 from ..scope_keys import OFF, RECORD
 from .decorator import decorate, layers
 from .exemption import IN_PLACE, Exemption, is_lifted
@@ -199,7 +199,9 @@ class EndpointBuckets:
         price: Learns what a request costs under each limit.
     """
 
-    def __init__(self, claimed: str, decide: DecideAt, calls: Calls, price: Callable[[BoundRule], None]) -> None:
+    def __init__(
+        self, claimed: str, decide: DecideAt, calls: UserCallbacks, price: Callable[[BoundRule], None]
+    ) -> None:
         self._claimed = claimed
         self.decide = decide
         self.calls = calls
