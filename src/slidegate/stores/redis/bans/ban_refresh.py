@@ -143,7 +143,7 @@ class RefreshedBans(HeldBans):
                 async for part in self._scan(self._keys[1], lane):
                     self._apply(bans, part)
             else:
-                number = found[0]
+                number = sendable(found[0])
             with self._lock:
                 if found:
                     self._apply(bans, found[2:])
@@ -196,6 +196,7 @@ class RefreshedBans(HeldBans):
         """Run a command; return its answer, its reports, and the number of the last change."""
         sent_s = monotonic()
         times, number, state, answer, reports = await self._ask(lane, name, asked, keys)
+        number, state = sendable(number), sendable(state)
         self._saw(times, sent_s)
         self._heard_state(state, sent_s)
         if state[:LIFE_BYTES] != self.life:
@@ -219,3 +220,14 @@ class RefreshedBans(HeldBans):
     async def _load(self, bans: Sequence[Ban], now_us: int = -1) -> None:
         packed = [row for ban in bans for row in (bytes_of(ban.key), pack_ban(ban))]
         await self._command("load", [now_us, len(bans), *packed])
+
+
+def sendable(part: object) -> bytes:
+    """Return a part of an answer that every later question carries.
+
+    Raises:
+        TypeError: It is no text: kept, it would spoil all of them.
+    """
+    if not isinstance(part, bytes):
+        raise TypeError(f"expected text, not {part!r}")
+    return part
