@@ -23,9 +23,9 @@ import pytest
 from slidegate.core import Bucket, ConfigurationError, parse_limits
 from slidegate.core.errors import StoreTimeout, StoreUnavailable
 from slidegate.stores.lmdb import LmdbStore
-from slidegate.stores.lmdb.files import opening as lmdb_opening
-from slidegate.stores.lmdb.files.data_files import check_directory, check_file_system, file_system
-from slidegate.stores.lmdb.files.layout import SCHEMA_VERSION
+from slidegate.stores.lmdb import opening as lmdb_opening
+from slidegate.stores.lmdb.checking import check_directory, check_file_system, file_system
+from slidegate.stores.lmdb.layout import SCHEMA_VERSION
 from slidegate.testing import FakeClock, RecordingObserver
 
 from .test_store import child, fork, gate_held, in_another_process
@@ -185,7 +185,7 @@ def test_damage_that_shows_later_is_an_error_and_then_a_new_start(place: Path, m
         raise lmdb.CorruptedError("mdb_get: page 7 is not there")
 
     with monkeypatch.context() as patched:
-        patched.setattr("slidegate.stores.lmdb.session.Session.save", damaged)
+        patched.setattr("slidegate.stores.lmdb.windows.Transaction.save", damaged)
         with pytest.raises(StoreUnavailable, match="is damaged: mdb_get: page 7"):
             store.hit(ASKED)
     assert store.hit(ASKED).remaining == 4  # type: ignore[union-attr]
@@ -353,7 +353,7 @@ def test_who_starts_beside_a_stopped_writer_whose_files_were_deleted_does_not_ha
             (place / name).unlink()
         code = (
             "from slidegate.stores.lmdb import LmdbStore\n"
-            "from slidegate.stores.lmdb.files import opening\n"
+            "from slidegate.stores.lmdb import opening\n"
             "from slidegate.core.errors import StoreTimeout\n"
             "opening.PATIENCE_S = 0.1\n"
             "try:\n"

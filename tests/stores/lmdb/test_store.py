@@ -31,7 +31,7 @@ from slidegate.core.ring import GRACE_US
 from slidegate.limiter import Limiter
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.lmdb.batching import LOOK_EVERY
-from slidegate.stores.lmdb.files.data_files import DATA
+from slidegate.stores.lmdb.checking import DATA
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.testing.contract import StoreContract
 from slidegate.testing.contract.player import settle

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from ....core.bans.in_force import Ban, BanChange
 from ....core.bans.records import MAX_HISTORY
-from ..files.layout import Databases
+from ..layout import Databases
 from .ban_codec import Record, pack_ban, pack_change, row_of, text_of, unpack_record
 
 MAX_CHANGES: Final = 4_096

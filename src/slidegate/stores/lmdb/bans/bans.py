@@ -34,9 +34,9 @@ from ....core.barred import Barred
 from ....core.decision import Check
 from ....core.errors import StoreError
 from ....core.store import BanStore, Clock
-from ..batching import Turns
-from ..files.environment import Environment
-from ..session import Session
+from ..batching import Batcher
+from ..environment import Environment
+from ..windows import Transaction
 from .ban_codec import salvage
 from .ban_rows import LAST, BanRows, records_of
 from .ban_session import BanSession
@@ -57,7 +57,7 @@ class LmdbBans(BanStore):
         most: How many bans, and the strikes of how many keys, to hold.
     """
 
-    def __init__(self, env: Environment, turns: Turns, now_us: Clock, wall_us: Clock | None, most: int) -> None:
+    def __init__(self, env: Environment, turns: Batcher, now_us: Clock, wall_us: Clock | None, most: int) -> None:
         self._env = env
         self._turns = turns
         self._rules = BanSession(now_us, wall_us, most)
@@ -148,13 +148,12 @@ class LmdbBans(BanStore):
         return bool(self._rules.list.by_key)
 
     def judge(
-        self, session: Session, checks: Sequence[Check], guarded: Sequence[Guarded]
+        self, session: Transaction, checks: Sequence[Check], guarded: Sequence[Guarded]
     ) -> tuple[Barred | None, bool]:
         """Return the refusal of a demand by a ban, if there is one, and whether the demand prolongs a ban."""
         number = session.txn.get(LAST, None, session.dbs.meta)
         bans = self._rules.list
         if self._known == (self._env.opened, number) and bans.is_whole and not bans.by_key:
-            session.banned = False  # until a job of this session bans
             return None, False
         with self._mutex:
             rules = self._open(BanRows(session.txn, session.dbs), number)
@@ -167,12 +166,12 @@ class LmdbBans(BanStore):
         with self._mutex:
             return self._rules.judge(checks, guarded, prolong=False) is not None
 
-    def prolong(self, barred: Barred, guarded: Sequence[Guarded], session: Session) -> Barred:
+    def prolong(self, barred: Barred, guarded: Sequence[Guarded], session: Transaction) -> Barred:
         """Prolong the bans that refused a demand, if requests prolong them, and return the refusal after that."""
         prolonged = self._work(lambda rules: rules.judge(barred.checks, guarded, prolong=True), session)
         return barred if prolonged is None else prolonged
 
-    def rescue(self, path: Path, session: Session) -> int:
+    def rescue(self, path: Path, session: Transaction) -> int:
         """Take over the bans that are found in a damaged file; return how many are still in force."""
         try:
             found = salvage(path)
@@ -185,10 +184,9 @@ class LmdbBans(BanStore):
     def _write(self, do: Callable[[BanSession], T]) -> T | Awaitable[T]:
         return self._turns.run(partial(self._work, do))
 
-    def _work(self, do: Callable[[BanSession], T], session: Session) -> T:
+    def _work(self, do: Callable[[BanSession], T], session: Transaction) -> T:
         with self._mutex:
             session.undo.append(self._forget)
-            session.banned = True
             ban_rows = BanRows(session.txn, session.dbs)
             rules = self._open(ban_rows, session.txn.get(LAST, None, session.dbs.meta))
             rules.list.writes_to = ban_rows

@@ -20,7 +20,7 @@ from typing import Any, Final
 from ....core.bans.records import Ledger
 from ....core.bans.standing import Standing
 from ....core.limits import Limit
-from ..files.layout import Databases
+from ..layout import Databases
 from .ban_codec import pack_standing, row_of, text_of, unpack_standing
 
 _PLACE: Final = Struct(">Q")

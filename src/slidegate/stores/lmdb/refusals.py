@@ -13,8 +13,7 @@ from typing import NamedTuple
 from ...core.decision import Check, Decision, refused_later
 from ...core.memo import remember
 from ...core.ring import WindowState, reserved_until_us
-from .session import Session
-from .window_rows import HEAD_BYTES
+from .windows import HEAD_BYTES, Transaction
 
 
 class _Known(NamedTuple):
@@ -32,8 +31,8 @@ class Refusals:
     def __init__(self) -> None:
         self.known: dict[Sequence[Check], _Known] = {}
 
-    def remember(self, decision: Decision, session: Session) -> None:
-        """Record the last refusal of a session, unless the next such demand may be answered in another way.
+    def remember(self, decision: Decision, transaction: Transaction) -> None:
+        """Record the last refusal of a transaction, unless the next such demand may be answered in another way.
 
         A refusal that counts changes its windows. The period of a quota ends by another clock, and a permit comes back
         at any time. What is kept for those who wait is kept until then, and no longer.
@@ -41,7 +40,7 @@ class Refusals:
         for bucket, _, _ in decision.checks:
             if bucket.count_denied or not bucket.plain:
                 return
-        rows = [(row, windows is session.cells, windows[row]) for _, _, windows, row in session.asked]
+        rows = [(row, windows is transaction.cells, windows[row]) for _, _, windows, row in transaction.asked]
         if any(reserved_until_us(window) > decision.now_us for _, _, window in rows):
             return
         until_us = min(reading[1] for reading in decision.readings if reading[0])
@@ -58,17 +57,17 @@ class Refusals:
         self.known.pop(checks, None)
         return False
 
-    def answer(self, checks: Sequence[Check], session: Session) -> Decision | None:
+    def answer(self, checks: Sequence[Check], transaction: Transaction) -> Decision | None:
         """Return the refusal of a demand that `lasts`; None if a row has changed."""
         known = self.known.get(checks)
         if known is None:
             return None
         for row, shared, window in known.rows:
-            stored = session.txn.get(row, None, session.dbs.cells if shared else session.dbs.windows)
+            stored = transaction.txn.get(row, None, transaction.dbs.cells if shared else transaction.dbs.windows)
             if stored is None or stored[HEAD_BYTES:] != window:
                 self.known.pop(checks, None)
                 return None
-        now_us = max(session.now_us, known.from_us)
+        now_us = max(transaction.now_us, known.from_us)
         if now_us >= known.until_us:
             return None  # it ended meanwhile
         return refused_later(known.readings, known.from_us, now_us, checks)

@@ -10,15 +10,21 @@ from typing import Any, Final, TypeVar
 
 import lmdb
 
+from ...core.decision import Bucket
 from ...core.errors import StoreUnavailable
+from ...core.limits import AnyLimit
 from ...core.store import Clock, Event, Observers
+from ..memory.shard import SHARED_PAUSE_US
 from .batching import Job
-from .files.environment import LAST_PART, MIN_RESERVE, Environment, reserve
-from .session import Session, Upkeep
+from .environment import LAST_PART, MIN_RESERVE, Environment, reserve
+from .permits import OwnPermits
+from .windows import Transaction
 
 SAY_FULL_EVERY_US: Final = 60_000_000
 LARGEST_WINDOW: Final = 2_048
 """Bytes. A window takes less, so at least this many fit: the size of the file divided by this."""
+SWEEP_STEP: Final = 16
+SWEEP_PAUSE_US: Final = 100_000
 
 T = TypeVar("T")
 
@@ -28,7 +34,7 @@ _FULL: Final = "no empty window is left to let go of; raise max_map_size or lowe
 
 
 class Transactions:
-    """Runs transactions, and tells the events of each.
+    """Runs transactions, tells the events of each, and keeps what this process remembers from one to the next.
 
     Args:
         env: The environment.
@@ -36,29 +42,42 @@ class Transactions:
         max_keys: How many windows to hold.
         unix_us: Returns Unix time in microseconds.
         observers: Those who are told events.
+        permits: The permits of this process.
 
     Attributes:
+        evictions: How many empty windows were deleted.
+        latest_us: The latest moment that a transaction has seen.
         rescue: A function that takes over the bans of a damaged file, and returns how many there were.
+        shared_hits: How many hits were counted in shared cells.
         tells: Whether events are told; until then they are kept for later observers.
-        upkeep: What the transactions of this process remember for each other.
     """
 
-    def __init__(self, env: Environment, now_us: Clock, max_keys: int, unix_us: Clock, observers: Observers) -> None:
+    def __init__(
+        self,
+        env: Environment,
+        now_us: Clock,
+        max_keys: int,
+        unix_us: Clock,
+        observers: Observers,
+        permits: OwnPermits,
+    ) -> None:
         self._env = env
         self._unix_us = unix_us
         self._now_us = now_us
         self._max_keys = max_keys
-        self._next_full_event_us = 0
-        self._opened = 0
-        self._most_bytes = env.options.max_map_size
-        self._windows = self._rows = _UNKNOWN  # how many of each a full file may hold
+        self._permits = permits
         self._observers = observers
-        self.rescue: Callable[[Path, Session], int] = lambda path, session: 0
+        self._bound: dict[Bucket, tuple[tuple[bytes, bytes, AnyLimit], ...]] = {}
+        self._most_bytes = env.options.max_map_size
+        self._opened = 0
+        self._windows = self._rows = _UNKNOWN  # how many of each a full file may hold
+        self._sweep_due_us = self._next_full_event_us = self._next_shared_event_us = 0
+        self.rescue: Callable[[Path, Transaction], int] = lambda path, transaction: 0
         self.tells = False
-        self.upkeep = Upkeep()
+        self.evictions = self.latest_us = self.shared_hits = 0
 
-    def read(self, ask: Callable[[Session], T]) -> T:
-        """Return what `ask` says about a session in which nothing can be written. This waits for nobody.
+    def read(self, ask: Callable[[Transaction], T]) -> T:
+        """Return what `ask` says about a transaction in which nothing can be written. This waits for nobody.
 
         Raises:
             StoreUnavailable: The files cannot be read.
@@ -66,7 +85,7 @@ class Transactions:
         try:
             txn = self._env.read()
             try:
-                return ask(Session(txn, self._env.dbs, self._now_us(), self._max_keys, self._unix_us, Upkeep()))
+                return ask(self._transaction(txn, self._now_us(), self._max_keys))
             finally:
                 self._env.end_read(txn)
         except lmdb.Error as error:
@@ -95,51 +114,65 @@ class Transactions:
             events, self._env.untold = self._env.untold, []
             self._observers.tell_all(events)
 
+    def _transaction(self, txn: Any, now_us: int, max_keys: int) -> Transaction:
+        return Transaction(txn, self._env.dbs, now_us, max_keys, self._unix_us, self._permits, self._bound)
+
     def _write(self, jobs: Sequence[Job]) -> list[Any] | None:
-        env = self._env
+        env, now_us = self._env, self._now_us()
         txn = env.begin()
         if txn is None:
             return None
+        self.latest_us = max(self.latest_us, now_us)
         fullness = env.fullness()
-        most = self._most_keys(txn) if fullness else self._max_keys
-        session = Session(txn, env.dbs, self._now_us(), most, self._unix_us, self.upkeep)
+        transaction = self._transaction(txn, now_us, self._most_keys(txn) if fullness else self._max_keys)
         try:
             try:
                 if env.salvage:
-                    self._rescue(session)
-                answers = [job(session) for job in jobs]
-                session.save()
+                    self._rescue(transaction)
+                answers = [job(transaction) for job in jobs]
+                transaction.save()
+                if now_us >= self._sweep_due_us:
+                    transaction.sweep(SWEEP_STEP)
                 if fullness == LAST_PART:
                     self._check_room(txn)
-                env.look_after(txn, session.now_us)
+                env.look_after(txn, now_us)
             except BaseException:
                 env.abort(txn)
                 raise
             env.commit(txn)
         except BaseException:
-            for undo in session.undo:
+            for undo in transaction.undo:
                 undo()
             raise
-        if fullness or self._windows != _UNKNOWN or session.events or env.untold:
-            self._end(session, fullness)
+        self._end(transaction, fullness)
         return answers
 
-    def _end(self, session: Session, fullness: int) -> None:
-        """Tell what happened in a transaction, and what is known of the room."""
-        if session.events or self._env.untold:
-            self._env.untold += session.events
+    def _end(self, transaction: Transaction, fullness: int) -> None:
+        """Remember what has happened in a transaction, and tell it."""
+        now_us = transaction.now_us
+        if transaction.is_swept:
+            self._sweep_due_us = now_us + SWEEP_PAUSE_US
+        self.evictions += transaction.evictions
+        if transaction.shared_hits:
+            self.shared_hits += transaction.shared_hits
+            if now_us >= self._next_shared_event_us:
+                self._next_shared_event_us = max(transaction.shared_until_us, now_us + SHARED_PAUSE_US)
+                message = f"all {self._max_keys} keys are in use, so others are counted in shared cells; raise max_keys"
+                transaction.events.append(Event("keys_shared", message, {"max_keys": self._max_keys}))
+        if transaction.events or self._env.untold:
+            self._env.untold += transaction.events
             self.tell()
         if self._env.stuck:
-            self._say_full(0, session.now_us)
+            self._say_full(0, now_us)
         elif not fullness:
             self._windows = self._rows = _UNKNOWN
 
-    def _rescue(self, session: Session) -> None:
+    def _rescue(self, transaction: Transaction) -> None:
         while self._env.salvage:
             path = self._env.salvage.pop()
-            session.undo.append(partial(self._env.salvage.append, path))
-            count = self.rescue(path, session)
-            session.events.append(Event("bans_rescued", f"{count} bans were found in {path}", {"bans": count}))
+            transaction.undo.append(partial(self._env.salvage.append, path))
+            count = self.rescue(path, transaction)
+            transaction.events.append(Event("bans_rescued", f"{count} bans were found in {path}", {"bans": count}))
 
     def _most_keys(self, txn: Any) -> int:
         """Return how many windows to hold; a file that must not grow any more gets no further ones."""
@@ -183,21 +216,21 @@ class Transactions:
             return
         now_us = self._now_us()
         for step in _STEPS:
-            before = _rows(txn, env)
+            transaction = self._transaction(txn, now_us, self._max_keys)
             try:
-                Session(txn, env.dbs, now_us, self._max_keys, self._unix_us, self.upkeep).sweep(step)
+                transaction.sweep(step)
             except lmdb.MapFullError:  # many deletions need room for copies of as many pages
                 txn = env.begin_again(txn)
                 continue
             except BaseException:
                 env.abort(txn)
                 raise
-            gone = before - _rows(txn, env)
-            if not gone:
+            if not transaction.evictions:
                 break
             with suppress(lmdb.MapFullError):
                 env.commit(txn)
-                self._say_full(gone, now_us)
+                self.evictions += transaction.evictions
+                self._say_full(transaction.evictions, now_us)
                 return
             txn = env.begin()
             if txn is None:

@@ -23,21 +23,20 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, Final
 
 import lmdb
 
-from ....core.errors import ConfigurationError, StoreTimeout, StoreUnavailable
-from ....core.store import Event
-from ...held_weakly import HeldWeakly
+from ...core.errors import ConfigurationError, StoreTimeout, StoreUnavailable
+from ...core.store import Event
+from ..held_weakly import HeldWeakly
 from . import opening
-from .data_files import DATA, LOCK
+from .checking import DATA, LOCK, check_directory
 from .host_clock import RECORD_EVERY_US, boot_id, boot_us, wall_us, written
 from .layout import CLOCK, SCHEMA, WRITTEN_SCHEMA, Databases
 from .opening import BROKEN, POLL_S, Options, open_files, take_room, whole_size, writes_through
-from .read_only import open_to_read
-from .readers import Readers
 
 _IN_PROCESS_S: Final = 0.05
 _BEFORE_FORK_S: Final = 5.0
@@ -50,12 +49,13 @@ RESERVE: Final = 16
 MIN_RESERVE: Final = 2**18
 FULL: Final = 1
 LAST_PART: Final = 2
+_FAR_BEHIND: Final = 100  # transactions; a read takes as long as one or two
 _TOO_SHORT: Final = "its head names pages that the file does not have"
 _NO_DATABASES: Final = Databases(*(None,) * len(Databases._fields))  # type: ignore[arg-type]
 
 
 class Environment:
-    """An environment; `registry.open_environment` returns one.
+    """An environment; `open_environment` returns one.
 
     Args:
         path: Its directory, without symbolic links.
@@ -381,8 +381,7 @@ class Environment:
             raise StoreUnavailable(str(error)) from error
 
     def _open(self, patience_s: float) -> None:
-        open_now = open_to_read if self.options.read_only else open_files
-        opened = open_now(self.path, self.options, patience_s, self._suspect)
+        opened = open_files(self.path, self.options, patience_s, self._suspect)
         self._lmdb, self._file, self.dbs, self._offset_us, self._inodes, events, salvage = opened
         self.held, self.stuck = self._lmdb.info()["map_size"], ""
         self.untold += events
@@ -399,6 +398,82 @@ def reserve(most: int) -> int:
 def spare(held: int) -> int:
     """Return how many bytes of a file are kept for keys that are known, in case the disk has no more."""
     return min(reserve(held), held // 4)
+
+
+class Readers:
+    """Compares the readers of one look with those of the look before it.
+
+    Args:
+        path: The directory of the environment.
+        max_map_size: How many bytes the file may grow to.
+    """
+
+    def __init__(self, path: Path, max_map_size: int) -> None:
+        self._path = path
+        self._max_map_size = max_map_size
+        self._behind: set[tuple[int, int]] = set()  # (process, transaction) of each that was far behind
+        self._told: set[tuple[int, int]] = set()
+
+    def look(self, environment: Any) -> list[Event]:
+        """Return an event for each process that has been in the same transaction since an earlier look."""
+        last = environment.info()["last_txnid"]
+        behind = set()
+        for line in environment.readers().splitlines()[1:]:
+            pid, _, since = line.split()
+            if since.isdecimal() and last - int(since) > _FAR_BEHIND:
+                behind.add((int(pid), int(since)))
+        stopped = (behind & self._behind) - self._told
+        self._behind, self._told = behind, (self._told & behind) | stopped
+        return [self._event(pid, last - since) for pid, since in sorted(stopped)]
+
+    def _event(self, pid: int, transactions: int) -> Event:
+        message = (
+            f"process {pid} has been reading {self._path} for {transactions} transactions, is it stopped? "
+            f"The file grows until it goes on or ends, up to {self._max_map_size} bytes"
+        )
+        return Event("reader_stopped", message, {"pid": pid, "transactions": transactions})
+
+
+_lock: Final = threading.Lock()
+_open: dict[Path, tuple[Environment, int]] = {}
+
+
+def open_environment(path: str | PathLike[str], options: Options) -> Environment:
+    """Return the environment at a path, and open it if this process has not. `close_environment` has to follow.
+
+    Raises:
+        ConfigurationError: The path cannot be used, or is open with other options.
+        StoreUnavailable: It is to be read only, and cannot be.
+        StoreTimeout: Another process holds the files and does not go on.
+    """
+    text = fspath(path) if isinstance(path, (str, PathLike)) else ""
+    if not isinstance(text, str) or not text or "\0" in text:
+        raise ConfigurationError(f'path: expected a directory, for example "/var/lib/app/slidegate", not {path!r}')
+    with _lock:
+        if not options.read_only:
+            check_directory(Path(text))
+        place = Path(text).resolve()
+        environment, users = _open.get(place, (None, 0))
+        if environment is None:
+            environment = Environment(place, options)
+        elif environment.options != options:
+            raise ConfigurationError(
+                f"lmdb: {place} is open in this process with {environment.options._asdict()}, not {options._asdict()}; "
+                "use the same options"
+            )
+        _open[place] = environment, users + 1
+        return environment
+
+
+def close_environment(environment: Environment) -> None:
+    """Close an environment if nobody else of this process uses it."""
+    with _lock:
+        _, users = _open[environment.path]
+        if users > 1:
+            _open[environment.path] = environment, users - 1
+        else:
+            del _open[environment.path]
+            environment.close()
 
 
 _environments: HeldWeakly[Environment] = HeldWeakly()
