@@ -103,6 +103,11 @@ class Environment:
         """Return the time of this host; see `host_clock`."""
         return boot_us() + self._offset_us
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the files are open; else the next question opens them, for which it may have to wait."""
+        return self._lmdb is not None
+
     # -- writing and reading -----------------------------------------------------------------------------------------
 
     def begin(self) -> Any:

@@ -15,7 +15,7 @@ from ...core.errors import ConfigurationError, StoreUnavailable
 from .checking import Damaged
 from .host_clock import boot_id, boot_us, offset_us, wall_us, written
 
-SCHEMA_VERSION: Final = 4
+SCHEMA_VERSION: Final = 5
 SCHEMA: Final = b"schema"
 CLOCK: Final = b"clock"
 WRITTEN_SCHEMA: Final = bytes([SCHEMA_VERSION, 255 - SCHEMA_VERSION])
@@ -24,6 +24,10 @@ _OURS: Final = 5  # another program does not have more of these names by chance
 CELL_KEY: Final = b"cell_key"
 RESET: Final = b"reset"
 """Under it stands the moment at which all windows were forgotten last."""
+CENSUS: Final = b"bans"
+"""Under it stands how many bans of each kind there are; nothing where nobody is banned."""
+BAN_NUMBER: Final = b"ban_number"
+"""Under it stands the number of the last change of bans."""
 
 
 class Databases(NamedTuple):
@@ -31,7 +35,9 @@ class Databases(NamedTuple):
 
     meta: Any
     bans: Any
-    changes: Any
+    networks: Any
+    ban_ends: Any
+    prefixes: Any
     history: Any
     windows: Any
     cells: Any

@@ -8,7 +8,7 @@ for nobody, and no look into the windows. A refund or a reset, in any process, c
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from ...core.decision import Check, Decision, refused_later
 from ...core.memo import remember
@@ -23,6 +23,9 @@ class _Known(NamedTuple):
     until_us: int
     readings: Sequence[WindowState]
     rows: Sequence[tuple[bytes, bool, bytes]]
+
+
+_BANNED: Final = _Known(0, 2**63, (), ())
 
 
 class Refusals:
@@ -47,6 +50,10 @@ class Refusals:
         known = _Known(decision.now_us, until_us, decision.readings, rows)
         remember(self.known, tuple(decision.checks), known)
 
+    def remember_ban(self, checks: Sequence[Check]) -> None:
+        """Record that a demand was refused by a ban: the next one looks for a ban first, which takes no writing."""
+        remember(self.known, tuple(checks), _BANNED)
+
     def lasts(self, checks: Sequence[Check], now_us: int) -> bool:
         """Return whether a demand is refused if its rows are still the same."""
         known = self.known.get(checks)
@@ -60,7 +67,8 @@ class Refusals:
     def answer(self, checks: Sequence[Check], transaction: Transaction) -> Decision | None:
         """Return the refusal of a demand that `lasts`; None if a row has changed."""
         known = self.known.get(checks)
-        if known is None:
+        if known is None or known is _BANNED:
+            self.known.pop(checks, None)
             return None
         for row, shared, window in known.rows:
             stored = transaction.txn.get(row, None, transaction.dbs.cells if shared else transaction.dbs.windows)

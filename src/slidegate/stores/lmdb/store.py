@@ -13,6 +13,7 @@ that is looked at before they are trusted.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -36,7 +37,7 @@ from ...core.bans.in_force import Guarded
 from ...core.charge import DEFAULT_PLACE_LEASE, place_lease_us
 from ...core.decide import charge_all, decide, refund_all
 from ...core.decision import Bucket, Check, Decision
-from ...core.errors import ConfigurationError
+from ...core.errors import ConfigurationError, StoreError
 from ...core.limits import Concurrency, check_whole
 from ...core.reasons import Reason
 from ...core.store import Clock, Observer, Store
@@ -44,7 +45,7 @@ from ...core.views import Snapshot
 from ..memory.bans import DEFAULT_MAX_BANS
 from ..memory.store import DEFAULT_MAX_KEYS
 from ..system_clock import system_us
-from .bans.bans import LmdbBans
+from .bans import LmdbBans
 from .batching import Batcher
 from .environment import close_environment, open_environment
 from .figures import LmdbSharedStats
@@ -145,8 +146,8 @@ class LmdbStore(Store):
         self._transactions = Transactions(self._env, self._now_us, max_keys, unix_us, self.observers, self._permits)
         self._batcher = Batcher(self._transactions.write, in_thread=durability == "safe")
         self._renewer = LeaseRenewer(self._permits, self.renew_permits)
-        self.bans = LmdbBans(self._env, self._batcher, self._now_us, wall_clock or clock, max_bans)
-        self._transactions.rescue = self.bans.rescue
+        self.bans = LmdbBans(self._transactions, self._batcher, self._now_us, wall_clock or clock, max_bans)
+        self._transactions.bans = self.bans
         self.shared_stats = LmdbSharedStats(self._env, self._now_us, self._batcher.run, self._transactions.read)
         self._refusals = Refusals()
         self._known = self._refusals.known
@@ -173,7 +174,6 @@ class LmdbStore(Store):
         if self._is_open:
             self._is_open = False
             self._renewer.close()
-            self.bans.close()
             self._batcher.close()
             close_environment(self._env)
 
@@ -189,14 +189,15 @@ class LmdbStore(Store):
         self, checks: Sequence[Check], guarded: Sequence[Guarded] = (), *, first_in_line: bool = False
     ) -> Decision | Awaitable[Decision]:
         """Charge every check or none, in one step, and return the decision."""
-        if self._known or self.bans.any():
+        if self._known:
             refused = self._known_refusal(tuple(checks), guarded, first_in_line)
             if refused is not None:
                 return refused
         for bucket, _, _ in checks:
             if bucket.held:
                 self._renewer.start()
-        return self._batcher.run(partial(self._hit, checks, guarded, first_in_line))
+        hit = partial(self._hit, checks, guarded, first_in_line)
+        return self._batcher.run(hit, partial(self._ban_refusal, checks, guarded))
 
     def peek(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Decision:
         """Return what `hit` would answer now. This changes nothing, and waits for no other process."""
@@ -242,7 +243,10 @@ class LmdbStore(Store):
     ) -> Decision:
         barred, prolongs = self.bans.judge(transaction, checks, guarded)
         if barred is not None:
-            return self.bans.prolong(barred, guarded, transaction) if prolongs else barred
+            if prolongs:
+                return self.bans.prolong(barred, guarded, transaction)
+            self._refusals.remember_ban(checks)
+            return barred
         found = transaction.find(checks, takes=True)
         decision = decide(checks, found, transaction.now_us, first_in_line=first_in_line)
         if decision.allowed:
@@ -298,15 +302,22 @@ class LmdbStore(Store):
         self, checks: Sequence[Check], guarded: Sequence[Guarded], first_in_line: bool
     ) -> Decision | None:
         """Return a refusal that needs nothing written; else None."""
-        lasts = not first_in_line and self._refusals.lasts(checks, self._now_us())
-        if not lasts and not (self.bans.any() and self.bans.suspects(checks, guarded)):
+        if first_in_line or not self._refusals.lasts(checks, self._now_us()):
             return None
-        return self._transactions.read(partial(self._refuse, checks, guarded, lasts))
 
-    def _refuse(
-        self, checks: Sequence[Check], guarded: Sequence[Guarded], lasts: bool, transaction: Transaction
-    ) -> Decision | None:
-        barred, prolongs = self.bans.judge(transaction, checks, guarded)
-        if barred is not None:
+        def refuse(transaction: Transaction) -> Decision | None:
+            barred, prolongs = self.bans.judge(transaction, checks, guarded)
+            if barred is not None:
+                return None if prolongs else barred
+            return self._refusals.answer(checks, transaction)
+
+        return self._transactions.read(refuse)
+
+    def _ban_refusal(self, checks: Sequence[Check], guarded: Sequence[Guarded]) -> Decision | None:
+        """Return the refusal by a ban of a demand that has to wait for others: it needs nothing written."""
+        if not self.bans.any or not self._env.is_open:
+            return None
+        with suppress(StoreError):  # of which the hit itself will tell
+            barred, prolongs = self._transactions.read(lambda found: self.bans.judge(found, checks, guarded))
             return None if prolongs else barred
-        return self._refusals.answer(checks, transaction) if lasts else None
+        return None

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import lmdb
 
@@ -19,6 +18,9 @@ from .batching import Job
 from .environment import LAST_PART, MIN_RESERVE, Environment, reserve
 from .permits import OwnPermits
 from .windows import Transaction
+
+if TYPE_CHECKING:
+    from .bans import LmdbBans
 
 SAY_FULL_EVERY_US: Final = 60_000_000
 LARGEST_WINDOW: Final = 2_048
@@ -47,7 +49,7 @@ class Transactions:
     Attributes:
         evictions: How many empty windows were deleted.
         latest_us: The latest moment that a transaction has seen.
-        rescue: A function that takes over the bans of a damaged file, and returns how many there were.
+        bans: The bans, which are swept as windows are, and taken over from a damaged file.
         shared_hits: How many hits were counted in shared cells.
         tells: Whether events are told; until then they are kept for later observers.
     """
@@ -72,7 +74,7 @@ class Transactions:
         self._opened = 0
         self._windows = self._rows = _UNKNOWN  # how many of each a full file may hold
         self._sweep_due_us = self._next_full_event_us = self._next_shared_event_us = 0
-        self.rescue: Callable[[Path, Transaction], int] = lambda path, transaction: 0
+        self.bans: LmdbBans | None = None
         self.tells = False
         self.evictions = self.latest_us = self.shared_hits = 0
 
@@ -132,7 +134,7 @@ class Transactions:
                 answers = [job(transaction) for job in jobs]
                 transaction.save()
                 if now_us >= self._sweep_due_us:
-                    transaction.sweep(SWEEP_STEP)
+                    self._sweep(transaction)
                 if fullness == LAST_PART:
                     self._check_room(txn)
                 env.look_after(txn, now_us)
@@ -167,11 +169,16 @@ class Transactions:
         elif not fullness:
             self._windows = self._rows = _UNKNOWN
 
+    def _sweep(self, transaction: Transaction) -> None:
+        transaction.sweep(SWEEP_STEP)
+        if self.bans is not None and self.bans.sweep(transaction, SWEEP_STEP):
+            transaction.is_swept = False
+
     def _rescue(self, transaction: Transaction) -> None:
-        while self._env.salvage:
+        while self.bans is not None and self._env.salvage:
             path = self._env.salvage.pop()
             transaction.undo.append(partial(self._env.salvage.append, path))
-            count = self.rescue(path, transaction)
+            count = self.bans.rescue(path, transaction)
             transaction.events.append(Event("bans_rescued", f"{count} bans were found in {path}", {"bans": count}))
 
     def _most_keys(self, txn: Any) -> int:
