@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import json
 import mmap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from functools import lru_cache
 from hashlib import blake2b
@@ -38,6 +38,7 @@ from ...core.addresses import BITS
 from ...core.bans.in_force import Ban, BanChange, Guarded, network_place
 from ...core.bans.records import MAX_HISTORY, Ledger
 from ...core.bans.standing import Standing, Strike
+from ...core.decision import Check
 from ...core.limits import Limit
 from .layout import BAN_NUMBER, CENSUS, Databases
 
@@ -60,6 +61,7 @@ _STANDING: Final = Struct("=BIqqI")
 _STRIKE: Final = Struct("=qQB")
 _POLICY: Final = Struct("=B?qqIqIQ")
 _LONGEST_ROW: Final = 256
+_NETWORKS_BEGIN: Final = frozenset("0123456789abcdef:")
 _SWEEP_STEP: Final = 64
 
 
@@ -90,24 +92,6 @@ class BanRows:
     def get(self, key: str) -> Ban | None:
         """Return the ban of exactly this key, whether or not it is over."""
         return self._at(row_of(key))
-
-    def named(self, guarded: Iterable[Guarded], census: bytes) -> list[Ban]:
-        """Return the bans of `guarded`, also those that are over, one perhaps more than once."""
-        get, bans, networks = self._txn.get, self._dbs.bans, self._dbs.networks
-        lengths = _lengths(census)
-        found: list[Ban] = []
-        for key in guarded:
-            if isinstance(key, str):
-                packed = get(row_of(key), None, bans)
-                if packed is not None and (record := read_record(packed)) is not None:
-                    found.append(record.ban)
-                continue
-            version, value = key
-            for head, shift in lengths[version]:
-                row = get(head + (value >> shift).to_bytes(16, "big"), None, networks)
-                if row is not None and (ban := self._at(row)) is not None:
-                    found.append(ban)
-        return found
 
     def add(self, ban: Ban) -> None:
         """Put a ban in force, in the place of one of the same key."""
@@ -377,6 +361,26 @@ class BanRecords:
                 self._txn.put(row_of(name), packed, db=self._dbs.policies)
 
 
+def bans_of(txn: Any, dbs: Databases, census: bytes, checks: Sequence[Check], guarded: Sequence[Guarded]) -> list[Ban]:
+    """Return the bans of a demand, also those that are over, one perhaps more than once."""
+    get, networks = txn.get, dbs.networks
+    has_names, lengths = _read_census(census)
+    rows = [row_of(key) for _, key, _ in checks if has_names or key[:1] in _NETWORKS_BEGIN]
+    for one in guarded:
+        if isinstance(one, str):
+            rows.append(row_of(one))
+            continue
+        version, value = one
+        for head, shift in lengths[version]:
+            row = get(head + (value >> shift).to_bytes(16, "big"), None, networks)
+            if row is not None:
+                rows.append(row)
+    if not rows:
+        return []  # most requests end here
+    records = [read_record(packed) for row in rows if (packed := get(row, None, dbs.bans)) is not None]
+    return [record.ban for record in records if record is not None]
+
+
 def part(txn: Any, dbi: Any, row: bytes) -> tuple[list[tuple[bytes, bytes]], bytes | None]:
     """Return `STEP` rows of a database, from `row` on, and the row to go on with; None at the end."""
     with txn.cursor(dbi) as cursor:
@@ -423,7 +427,11 @@ def policy_of(row: bytes) -> str:
 
 def row_of(*parts: str) -> bytes:
     """Return the key of a row: some names with NUL between them. The end of a long one becomes a digest."""
-    row = "\0".join(parts).encode("utf-8", "surrogatepass")
+    text = "\0".join(parts)
+    try:
+        row = text.encode()
+    except UnicodeEncodeError:  # every hit comes here, and to ask for "surrogatepass" takes longer
+        row = text.encode("utf-8", "surrogatepass")
     return row if len(row) <= _LONGEST_ROW else row[:_LONGEST_ROW] + blake2b(row, digest_size=32).digest()
 
 
@@ -433,13 +441,18 @@ def text_of(row: bytes) -> str:
 
 
 @lru_cache(maxsize=16)
-def _lengths(census: bytes) -> dict[int, list[tuple[bytes, int]]]:
-    """Return the beginning of the row and the bits to drop for each length of network in use, by version."""
-    found: dict[int, list[tuple[bytes, int]]] = {4: [], 6: []}
+def _read_census(census: bytes) -> tuple[bool, dict[int, list[tuple[bytes, int]]]]:
+    """Return whether keys are banned that are no networks, and for the lengths of networks in use how rows are found.
+
+    That is the beginning of the row and how many bits of an address to drop, by version.
+    """
+    has_names, found = False, dict[int, list[tuple[bytes, int]]]({4: [], 6: []})
     for version, prefix, _ in _COUNTED.iter_unpack(census):
         if version:
             found[version].append((bytes((version, prefix)), BITS[version] - prefix))
-    return found
+        else:
+            has_names = True
+    return has_names, found
 
 
 def _network(place: tuple[int, int, bytes]) -> bytes:

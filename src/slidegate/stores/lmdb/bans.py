@@ -24,7 +24,7 @@ from ...core.decision import Check
 from ...core.store import BanStore, Clock
 from ..forks import hold_over_fork
 from ..system_clock import system_us
-from .ban_rows import BanRecords, part, policy_of, read_record, salvage, text_of
+from .ban_rows import BanRecords, bans_of, part, policy_of, read_record, salvage, text_of
 from .batching import Batcher
 from .layout import CENSUS
 from .transaction import Transactions
@@ -68,27 +68,22 @@ class LmdbBans(BanStore):
     ) -> tuple[Barred | None, bool]:
         """Return the refusal of a demand by a ban, if there is one, and whether the demand prolongs a ban."""
         census = transaction.txn.get(CENSUS, None, transaction.dbs.meta)
+        self.any = census is not None
         if census is None:
-            self.any = False
             return None, False
-        self.any = True
-        records = BanRecords(transaction.txn, transaction.dbs)
-        bans = records.list.named((*guarded, *[key for _, key, _ in checks]), census)
+        bans = bans_of(transaction.txn, transaction.dbs, census, checks, guarded)
         if not bans:
             return None, False
         moments = self._moments()
-        barred = BanRules(records, self._most).judge(bans, checks, *moments, prolong=False)
+        rules = BanRules(BanRecords(transaction.txn, transaction.dbs), self._most)
+        barred = rules.judge(bans, checks, *moments, prolong=False)
         return barred, any(ban.prolong_us and not ban.is_over(*moments) for ban in bans)
 
     def prolong(self, barred: Barred, guarded: Sequence[Guarded], transaction: Transaction) -> Barred:
         """Prolong the bans that refused a demand, if requests prolong them, and return the refusal after that."""
-        census = transaction.txn.get(CENSUS, None, transaction.dbs.meta)
-
-        def judge(rules: BanRules, records: BanRecords) -> Barred | None:
-            bans = records.list.named((*guarded, *[key for _, key, _ in barred.checks]), census)
-            return rules.judge(bans, barred.checks, *self._moments(), prolong=True)
-
-        prolonged = self._work(judge, transaction)
+        bans = self._bans_of(barred.checks, guarded, transaction)
+        moments = self._moments()
+        prolonged = self._work(lambda rules, _: rules.judge(bans, barred.checks, *moments, prolong=True), transaction)
         return barred if prolonged is None else prolonged
 
     def sweep(self, transaction: Transaction, most: int) -> bool:
@@ -110,13 +105,8 @@ class LmdbBans(BanStore):
     def find(self, guarded: Sequence[Guarded]) -> Ban | None:
         """Return the ban in force that refuses one of `guarded`, the one that lasts longest. This changes nothing."""
 
-        def look(transaction: Transaction) -> Ban | None:
-            census = transaction.txn.get(CENSUS, None, transaction.dbs.meta)
-            bans = [] if census is None else BanRecords(transaction.txn, transaction.dbs).list.named(guarded, census)
-            moments = self._moments()
-            return longest(ban for ban in bans if not ban.is_over(*moments))
-
-        return self._transactions.read(look)
+        bans, moments = self._transactions.read(partial(self._bans_of, (), guarded)), self._moments()
+        return longest(ban for ban in bans if not ban.is_over(*moments))
 
     def strike(
         self, policy: BanPolicy, key: str, weight: int, reason: str, prefix: str = ""
@@ -227,6 +217,10 @@ class LmdbBans(BanStore):
                 rules.record(known)
                 taken += 1
         return taken
+
+    def _bans_of(self, checks: Sequence[Check], guarded: Sequence[Guarded], transaction: Transaction) -> list[Ban]:
+        census = transaction.txn.get(CENSUS, None, transaction.dbs.meta)
+        return [] if census is None else bans_of(transaction.txn, transaction.dbs, census, checks, guarded)
 
     def _write(self, do: Callable[[BanRules, BanRecords], T]) -> T | Awaitable[T]:
         return self._batcher.run(partial(self._work, do))
