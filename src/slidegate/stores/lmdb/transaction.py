@@ -90,7 +90,7 @@ class Transactions:
                 return ask(self._transaction(txn, self._now_us(), self._max_keys))
             finally:
                 self._env.end_read(txn)
-        except lmdb.Error as error:
+        except (lmdb.Error, OSError) as error:
             raise self._env.failure(error) from error
 
     def write(self, jobs: Sequence[Job]) -> list[Any] | None:
