@@ -114,31 +114,19 @@ class Environment:
         """Begin to write; None while somebody else writes. `commit` or `abort` has to follow, in the same thread."""
         if self.options.read_only:
             raise StoreUnavailable(f"lmdb: {self.path} is open for reading only")
-        if not self._lock.acquire(timeout=_IN_PROCESS_S):
+        if not self._take_gate():
             return None
         try:
-            if self._lmdb is None:
-                self._reopen(0.0)
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, StoreTimeout):  # the latter where the files have to be opened first
-            self._lock.release()
-            return None
+            for _ in range(2):
+                try:
+                    return self._lmdb.begin(self.dbs.windows, write=True)
+                except lmdb.MapResizedError:
+                    with self._map:
+                        self._map_whole()
+            raise lmdb.CorruptedError(_TOO_SHORT)
         except BaseException:
-            self._lock.release()
+            self._leave_gate()
             raise
-        try:
-            return self._write()
-        except BaseException:
-            self._let_others()
-            raise
-
-    def _write(self) -> Any:
-        for _ in range(2):
-            try:
-                return self._lmdb.begin(self.dbs.windows, write=True)
-            except lmdb.MapResizedError:
-                self._map_whole()
-        raise lmdb.CorruptedError(_TOO_SHORT)
 
     def commit(self, txn: Any) -> None:
         """Commit a transaction, make the map larger before it is full, and let others write."""
@@ -153,14 +141,14 @@ class Environment:
                 with suppress(lmdb.Error):
                     self._grow(self.options.max_map_size)
         finally:
-            self._let_others()
+            self._leave_gate()
 
     def abort(self, txn: Any) -> None:
         """Abort a transaction, and let others write."""
         try:
             txn.abort()
         finally:
-            self._let_others()
+            self._leave_gate()
 
     def read(self) -> Any:
         """Begin to read; `end_read` has to follow. Only a file that has grown makes it wait for another process."""
@@ -190,34 +178,14 @@ class Environment:
         finally:
             self._map.release()
 
-    def begin_again(self, txn: Any) -> Any:
-        """Abort a transaction, and begin another in its place."""
+    def grow(self, most: int) -> bool:
+        """Make the map larger, `most` bytes at most; return False if it cannot be, and True if others may do it."""
+        if not self._take_gate():
+            return True
         try:
-            txn.abort()
-            return self._write()
-        except BaseException:
-            self._let_others()
-            raise
-
-    def grow(self, txn: Any, most: int) -> Any:
-        """Abort a transaction for which there was no room, make the map larger, and let others write.
-
-        Args:
-            txn: The transaction.
-            most: How large the map may be.
-
-        Returns:
-            None; if the map cannot be made larger, another transaction in which to make room.
-        """
-        try:
-            txn.abort()
-            if not self._grow(most):
-                return self._write()
-        except BaseException:
-            self._let_others()
-            raise
-        self._let_others()
-        return None
+            return self._grow(most)
+        finally:
+            self._leave_gate()
 
     def _grow(self, most: int) -> bool:
         with self._map:
@@ -225,7 +193,7 @@ class Environment:
             if self._lmdb.reader_check():
                 return True  # the pages that were kept for dead readers can be used again
             before = self._lmdb.info()["map_size"]
-            self._map_whole_now()  # another process may have made it larger
+            self._map_whole()  # another process may have made it larger
             if self._lmdb.info()["map_size"] > before:
                 return True
             size = min(2 * before, most)
@@ -245,29 +213,17 @@ class Environment:
     def _follow(self) -> None:
         """Map a file that another process has made larger, which takes the gate (see the top of this module)."""
         until_s = time.monotonic() + _IN_PROCESS_S
-        if not self._lock.acquire(timeout=_IN_PROCESS_S):
-            raise StoreTimeout(f"lmdb: another thread has been writing to {self.path} for {_IN_PROCESS_S:g} s")
+        while not self._take_gate():
+            if time.monotonic() > until_s:
+                raise StoreTimeout(f"lmdb: {self.path} has grown, and somebody else is writing; is a process stopped?")
+            time.sleep(POLL_S)
         try:
-            while not self._has_gate():
-                if time.monotonic() > until_s:
-                    raise StoreTimeout(f"lmdb: {self.path} has grown, and another process is writing; is it stopped?")
-                time.sleep(POLL_S)
-            self._map_whole()
+            with self._map:
+                self._map_whole()
         finally:
-            self._let_others()
-
-    def _has_gate(self) -> bool:
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
+            self._leave_gate()
 
     def _map_whole(self) -> None:
-        with self._map:
-            self._map_whole_now()
-
-    def _map_whole_now(self) -> None:
         # If nothing is written through the map, the file is shorter than the map, and LMDB cuts nothing off.
         size = max(whole_size(self._file), self._lmdb.info()["map_size"]) if writes_through(self.options) else 0
         self._lmdb.set_mapsize(size)
@@ -365,7 +321,23 @@ class Environment:
         except OSError:
             return False
 
-    def _let_others(self) -> None:
+    def _take_gate(self) -> bool:
+        """Keep everybody else from writing; False while somebody else writes."""
+        if not self._lock.acquire(timeout=_IN_PROCESS_S):
+            return False
+        try:
+            if self._lmdb is None:
+                self._reopen(0.0)
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except (BlockingIOError, StoreTimeout):  # the latter where the files have to be opened first
+            self._lock.release()
+            return False
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def _leave_gate(self) -> None:
         fcntl.flock(self._file, fcntl.LOCK_UN)
         if self._leaves:
             with self._map:

@@ -11,13 +11,12 @@ import lmdb
 
 from ...core.decision import Bucket
 from ...core.errors import StoreUnavailable
-from ...core.limits import AnyLimit
 from ...core.store import Clock, Event, Observers
 from ..memory.shard import SHARED_PAUSE_US
 from .batching import Job
 from .environment import LAST_PART, MIN_RESERVE, Environment, reserve
 from .permits import OwnPermits
-from .windows import Transaction
+from .windows import Bound, Transaction
 
 if TYPE_CHECKING:
     from .bans import LmdbBans
@@ -48,10 +47,13 @@ class Transactions:
 
     Attributes:
         evictions: How many empty windows were deleted.
+        bound: A memo of the limits of each bucket, and of what their rows are called and begin with.
         latest_us: The latest moment that a transaction has seen.
+        permits: The permits of this process.
         bans: The bans, which are swept as windows are, and taken over from a damaged file.
         shared_hits: How many hits were counted in shared cells.
         tells: Whether events are told; until then they are kept for later observers.
+        unix_us: Returns Unix time in microseconds, which quotas go by.
     """
 
     def __init__(
@@ -64,12 +66,12 @@ class Transactions:
         permits: OwnPermits,
     ) -> None:
         self._env = env
-        self._unix_us = unix_us
+        self.unix_us = unix_us
         self._now_us = now_us
         self._max_keys = max_keys
-        self._permits = permits
+        self.permits = permits
         self._observers = observers
-        self._bound: dict[Bucket, tuple[tuple[bytes, bytes, AnyLimit], ...]] = {}
+        self.bound: dict[Bucket, Bound] = {}
         self._most_bytes = env.options.max_map_size
         self._opened = 0
         self._windows = self._rows = _UNKNOWN  # how many of each a full file may hold
@@ -117,7 +119,7 @@ class Transactions:
             self._observers.tell_all(events)
 
     def _transaction(self, txn: Any, now_us: int, max_keys: int) -> Transaction:
-        return Transaction(txn, self._env.dbs, now_us, max_keys, self._unix_us, self._permits, self._bound)
+        return Transaction(txn, self._env.dbs, now_us, max_keys, self)
 
     def _write(self, jobs: Sequence[Job]) -> list[Any] | None:
         env, now_us = self._env, self._now_us()
@@ -214,41 +216,38 @@ class Transactions:
             lmdb.MapFullError: The last part is in use too.
         """
         env, most = self._env, self._most_bytes
-        txn = env.begin()
-        if txn is None:
-            return  # another process writes, and may make room
-        txn = env.grow(txn, most)
-        if txn is None:
+        if env.grow(most):
             self.tell()
             return
         now_us = self._now_us()
         for step in _STEPS:
-            transaction = self._transaction(txn, now_us, self._max_keys)
-            try:
-                transaction.sweep(step)
-            except lmdb.MapFullError:  # many deletions need room for copies of as many pages
-                txn = env.begin_again(txn)
-                continue
-            except BaseException:
-                env.abort(txn)
-                raise
-            if not transaction.evictions:
-                break
-            with suppress(lmdb.MapFullError):
-                env.commit(txn)
-                self.evictions += transaction.evictions
-                self._say_full(transaction.evictions, now_us)
+            with suppress(lmdb.MapFullError):  # many deletions need room for copies of as many pages
+                gone = self._sweep_alone(step, now_us)
+                if gone is None:
+                    return  # another process writes, and may make room
+                if not gone:
+                    break
+                self._say_full(gone, now_us)
                 return
-            txn = env.begin()
-            if txn is None:
-                return  # another process writes, and may make room
-        txn = env.grow(txn, most + reserve(most))
-        if txn is not None:
-            txn = env.grow(txn, most + reserve(most) + MIN_RESERVE)
+        grown = env.grow(most + reserve(most)) or env.grow(most + reserve(most) + MIN_RESERVE)
         self._say_full(0, now_us)
-        if txn is not None:
-            env.abort(txn)
+        if not grown:
             raise lmdb.MapFullError(_FULL)
+
+    def _sweep_alone(self, most: int, now_us: int) -> int | None:
+        """Delete windows that are empty, and return how many; None while another process writes."""
+        txn = self._env.begin()
+        if txn is None:
+            return None
+        transaction = self._transaction(txn, now_us, self._max_keys)
+        try:
+            transaction.sweep(most)
+        except BaseException:
+            self._env.abort(txn)
+            raise
+        self._env.commit(txn)
+        self.evictions += transaction.evictions
+        return transaction.evictions
 
     def _say_full(self, gone: int, now_us: int) -> None:
         if now_us >= self._next_full_event_us:

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from struct import Struct
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from ...core import ring
 from ...core.decide import Place
@@ -31,7 +31,10 @@ from ...core.periods import KEPT_US, end_us
 from ...core.store import Clock, Event
 from ..memory.shard import SHARED_CELLS
 from .layout import RESET, Databases
-from .permits import OwnPermits, PermitRows
+from .permits import PermitRows
+
+if TYPE_CHECKING:
+    from .transaction import Transactions
 
 ROW_VERSION: Final = 3
 """A change of it raises `layout.SCHEMA_VERSION` too."""
@@ -46,6 +49,8 @@ _ANY_LIMIT: Final = Limit(2, "400 days", resolution=1)
 _ANY_QUOTA: Final = Quota("1/day")
 """To reset windows of unknown limits: from this ring nothing leaves, and nothing is ahead of now."""
 
+Bound: TypeAlias = tuple[tuple[bytes, bytes, AnyLimit], ...]
+"""The limits of a bucket: the digest that, with a key, names a window; what its row begins with; and the limit."""
 _Loaded: TypeAlias = tuple[dict[bytes, bytes], bytes, bytes, bytes, bool]
 """Where a window is, its row, the head of its value, the window as it was read, and whether the row is new."""
 
@@ -58,9 +63,7 @@ class Transaction:
         dbs: The databases.
         now_us: The store's time.
         max_keys: How many windows to hold.
-        unix_us: Returns Unix time in microseconds, which quotas go by.
-        permits: The permits of this process.
-        bound: A memo of the limits of each bucket, and of what their rows are called and begin with.
+        process: What this process keeps from one transaction to the next.
 
     Attributes:
         asked: Where the windows of the last demand lie.
@@ -75,38 +78,7 @@ class Transaction:
         windows: The windows of keys that were read or made, by row.
     """
 
-    __slots__ = (
-        "_bound",
-        "_held",
-        "_loaded",
-        "_max_keys",
-        "_own_permits",
-        "_unix_us",
-        "asked",
-        "cells",
-        "dbs",
-        "events",
-        "evictions",
-        "is_swept",
-        "now_us",
-        "permits",
-        "shared_hits",
-        "shared_until_us",
-        "txn",
-        "undo",
-        "windows",
-    )
-
-    def __init__(
-        self,
-        txn: Any,
-        dbs: Databases,
-        now_us: int,
-        max_keys: int,
-        unix_us: Clock,
-        permits: OwnPermits,
-        bound: dict[Bucket, tuple[tuple[bytes, bytes, AnyLimit], ...]],
-    ) -> None:
+    def __init__(self, txn: Any, dbs: Databases, now_us: int, max_keys: int, process: Transactions) -> None:
         self.txn = txn
         self.dbs = dbs
         self.now_us = now_us
@@ -120,9 +92,7 @@ class Transaction:
         self.is_swept = False
         self._loaded: list[_Loaded] = []
         self._max_keys = max_keys
-        self._unix_us = unix_us
-        self._own_permits = permits
-        self._bound = bound
+        self._process = process
         self._held = -1
 
     def find(self, checks: Sequence[Check], *, makes: bool = True, takes: bool = False) -> list[Place]:
@@ -135,7 +105,7 @@ class Transaction:
         """
         found: list[Place] = []
         for bucket, key, cost in checks:
-            for digest, head, limit in self._bound.get(bucket) or _bind(bucket, self._bound):
+            for digest, head, limit in self._process.bound.get(bucket) or _bind(bucket, self._process.bound):
                 if bucket.held:
                     windows, row = self.permit_rows().window(_row_of(key, digest), takes)
                 else:
@@ -147,7 +117,7 @@ class Transaction:
     def permit_rows(self) -> PermitRows:
         """Return the rows of permits in this transaction."""
         if self.permits is None:
-            self.permits = PermitRows(self.txn, self.dbs, self.now_us, self._own_permits, self.undo, self.events)
+            self.permits = PermitRows(self.txn, self.dbs, self.now_us, self._process.permits, self.undo, self.events)
         return self.permits
 
     def _window(
@@ -189,7 +159,7 @@ class Transaction:
                 shared = windows is self.cells
                 self.txn.put(row, head + window, db=self.dbs.cells if shared else self.dbs.windows)
                 if is_new:
-                    due_us = _expires_us(head + window, self.now_us, self._unix_us)
+                    due_us = _expires_us(head + window, self.now_us, self._process.unix_us)
                     self.txn.put(_DUE.pack(due_us) + row, b"c" if shared else b"", db=self.dbs.ends)
         if self.permits is not None:
             self.permits.save()
@@ -209,7 +179,7 @@ class Transaction:
                 version, life_us = HEAD.unpack_from(stored)
                 window, limit = stored[HEAD_BYTES:], _ANY_LIMIT if life_us else _ANY_QUOTA
                 if version == ROW_VERSION and window:
-                    lasts = _expires_us(stored, self.now_us, self._unix_us) > self.now_us
+                    lasts = _expires_us(stored, self.now_us, self._process.unix_us) > self.now_us
                     found |= lasts and limit.state(window)[0] > 0
                     cursor.put(row, stored[:HEAD_BYTES] + limit.reset(window, self.now_us))
                 there = cursor.next()
@@ -253,7 +223,7 @@ class Transaction:
         """Take a window in as it was read, that of a quota in the period of now."""
         known = window
         if isinstance(limit, Quota):
-            window = limit.enter(known, self.now_us, self._unix_us())
+            window = limit.enter(known, self.now_us, self._process.unix_us())
             if is_new or limit.mark(window) == limit.mark(known):
                 known = window  # a later moment of a period is nothing to write
         windows[row] = window
@@ -283,7 +253,7 @@ class Transaction:
         if stored is None:
             return False  # everything was reset
         if stored[0] == ROW_VERSION:
-            due_us = _expires_us(stored, self.now_us, self._unix_us)
+            due_us = _expires_us(stored, self.now_us, self._process.unix_us)
             if row in self.windows:  # a key that was told to wait would else find what others spent in its cell
                 due_us = max(due_us, self.now_us + HEAD.unpack_from(stored)[1])
             if due_us > self.now_us:
@@ -301,10 +271,8 @@ def _row_of(key: str, digest: bytes) -> bytes:
         return _first_row_of(key) + digest
 
 
-def _bind(
-    bucket: Bucket, memo: dict[Bucket, tuple[tuple[bytes, bytes, AnyLimit], ...]]
-) -> tuple[tuple[bytes, bytes, AnyLimit], ...]:
-    """Work out the limits of a bucket: the digest that, with a key, names a window; what its row begins with."""
+def _bind(bucket: Bucket, memo: dict[Bucket, Bound]) -> Bound:
+    """Work out the limits of a bucket, and put them into a memo."""
     bound = []
     for limit in bucket.limits:
         name = "\n".join((bucket.rule, *map(str, limit.same_window)))  # whatever the amount
