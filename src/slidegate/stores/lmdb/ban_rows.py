@@ -5,9 +5,9 @@
     ban_ends    clock, end, key           nothing: the index of ends, in the store's time and in Unix time
     prefixes    key                       nothing: the networks that policies banned
     history     number                    record of a change
-    standings   policy NUL key            place in the queue, then the standing
+    standings   policy NUL key            place in the queue, then the standing as JSON
     struck      policy NUL place          key: the one that was struck longest ago comes first
-    policies    policy                    a few numbers of it, the number of its standings, the ring of its bans
+    policies    policy                    JSON: a few numbers of it, how many standings it has, the ring of its bans
     meta        "bans"                    how many bans of each length of network there are, and of other keys
 
 So an address is looked up with one question for each length that is in use, and where nobody is banned with none.
@@ -57,9 +57,6 @@ _NUMBER: Final = Struct(">Q")
 _COUNTED: Final = Struct(">BBI")
 _CLOCKS: Final = b"s", b"u"
 _END_BYTES: Final = 1 + _NUMBER.size
-_STANDING: Final = Struct("=BIqqI")
-_STRIKE: Final = Struct("=qQB")
-_POLICY: Final = Struct("=B?qqIqIQ")
 _LONGEST_ROW: Final = 256
 _NETWORKS_BEGIN: Final = frozenset("0123456789abcdef:")
 _SWEEP_STEP: Final = 64
@@ -246,7 +243,7 @@ class StandingRows:
     def get(self, key: str) -> Standing | None:
         """Return the standing of a key."""
         row = self._txn.get(row_of(self._policy, key), None, self._dbs.standings)
-        return None if row is None else _read_standing(row, _NUMBER.size)
+        return None if row is None else _read_standing(row)
 
     def put(self, key: str, standing: Standing) -> None:
         """Record the standing of a key that has none, at the end of the queue."""
@@ -268,7 +265,7 @@ class StandingRows:
             return None
         self._txn.delete(self._queue + row[: _NUMBER.size], b"", self._dbs.struck)
         self._count -= 1
-        return _read_standing(row, _NUMBER.size)
+        return _read_standing(row)
 
     def _next_place(self) -> int:
         with self._txn.cursor(self._dbs.struck) as cursor:
@@ -285,27 +282,25 @@ class LedgerRow(Ledger):
     standings: StandingRows
 
     def __init__(self, txn: Any, dbs: Databases, name: str, row: bytes | None) -> None:
-        count = 0 if row is None else _POLICY.unpack_from(row)[-1]
+        known, count, made = (None, 0, "") if row is None else json.loads(row)
         super().__init__(StandingRows(txn, dbs, name, count))
         self.row = row
-        if row is not None:
-            _, known, after_us, forgive_us, amount, window_us, resolution, _ = _POLICY.unpack_from(row)
-            if known:
-                most = Limit(amount, timedelta(microseconds=window_us), resolution=resolution)
-                # The rules ask for no more than this of a policy that this process has not met yet.
-                self.policy = SimpleNamespace(  # type: ignore[assignment]
-                    after=SimpleNamespace(window_us=after_us), forgive_us=forgive_us, most=most
-                )
-                self.made = row[_POLICY.size :]
+        self.made = bytes.fromhex(made)
+        if known is not None:
+            after_us, forgive_us, amount, window_us, resolution = known
+            most = Limit(amount, timedelta(microseconds=window_us), resolution=resolution)
+            # The rules ask for no more than this of a policy that this process has not met yet.
+            self.policy = SimpleNamespace(  # type: ignore[assignment]
+                after=SimpleNamespace(window_us=after_us), forgive_us=forgive_us, most=most
+            )
 
     def packed(self) -> bytes:
         """Return the row to write."""
-        policy, count = self.policy, len(self.standings)
-        if policy is None:
-            return _POLICY.pack(RECORD_VERSION, False, 0, 0, 0, 0, 0, count)
-        most = policy.most
-        head = (policy.after.window_us, policy.forgive_us, most.amount, most.window_us, most.resolution, count)
-        return _POLICY.pack(RECORD_VERSION, True, *head) + self.made
+        policy, known = self.policy, None
+        if policy is not None:
+            most = policy.most
+            known = policy.after.window_us, policy.forgive_us, most.amount, most.window_us, most.resolution
+        return json.dumps([known, len(self.standings), self.made.hex()]).encode()
 
 
 class BanRecords:
@@ -475,21 +470,10 @@ def _record(kind: int, number: int, ban: Ban, wall_us: int, by: str) -> bytes:
 
 
 def _pack_standing(standing: Standing) -> bytes:
-    head = _STANDING.pack(RECORD_VERSION, standing.rung, standing.last_us, standing.until_us, len(standing.strikes))
-    sources = [strike.source.encode("utf-8", "surrogatepass")[:255] for strike in standing.strikes]
-    return head + b"".join(
-        _STRIKE.pack(strike.at_us, strike.weight, len(source)) + source
-        for strike, source in zip(standing.strikes, sources, strict=True)
-    )
+    strikes = [list(strike) for strike in standing.strikes]
+    return json.dumps([standing.rung, standing.last_us, standing.until_us, strikes], separators=(",", ":")).encode()
 
 
-def _read_standing(packed: bytes, at: int) -> Standing:
-    _, rung, last_us, until_us, count = _STANDING.unpack_from(packed, at)
-    at += _STANDING.size
-    strikes = []
-    for _ in range(count):
-        at_us, weight, length = _STRIKE.unpack_from(packed, at)
-        at += _STRIKE.size
-        strikes.append(Strike(at_us, weight, text_of(packed[at : at + length])))
-        at += length
-    return Standing(rung, last_us, until_us, strikes)
+def _read_standing(row: bytes) -> Standing:
+    rung, last_us, until_us, strikes = json.loads(row[_NUMBER.size :])
+    return Standing(rung, last_us, until_us, [Strike(*strike) for strike in strikes])

@@ -42,15 +42,11 @@ class LmdbBans(BanStore):
         now_us: The store's clock.
         wall_us: Unix time, in microseconds; None for the system's.
         most: How many bans, and the strikes of how many keys, to hold.
-
-    Attributes:
-        any: Whether anybody was banned when this process looked last; True before it has looked.
     """
 
     def __init__(
         self, transactions: Transactions, batcher: Batcher, now_us: Clock, wall_us: Clock | None, most: int
     ) -> None:
-        self.any = True
         self._transactions = transactions
         self._batcher = batcher
         self._clock = now_us
@@ -68,7 +64,6 @@ class LmdbBans(BanStore):
     ) -> tuple[Barred | None, bool]:
         """Return the refusal of a demand by a ban, if there is one, and whether the demand prolongs a ban."""
         census = transaction.txn.get(CENSUS, None, transaction.dbs.meta)
-        self.any = census is not None
         if census is None:
             return None, False
         bans = bans_of(transaction.txn, transaction.dbs, census, checks, guarded)

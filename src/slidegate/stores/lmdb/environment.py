@@ -38,7 +38,8 @@ from .host_clock import RECORD_EVERY_US, boot_id, boot_us, wall_us, written
 from .layout import CLOCK, SCHEMA, WRITTEN_SCHEMA, Databases
 from .opening import BROKEN, POLL_S, Options, open_files, take_room, whole_size, writes_through
 
-_IN_PROCESS_S: Final = 0.05
+IN_PROCESS_S: Final = 0.05
+"""How long an event loop may wait for another thread, or for files that have to be opened or have grown."""
 _BEFORE_FORK_S: Final = 5.0
 _LOOK_EVERY: Final = 16  # commits, between two looks at how full the file is
 _GROW_AGAIN_S: Final = 1.0
@@ -103,11 +104,6 @@ class Environment:
         """Return the time of this host; see `host_clock`."""
         return boot_us() + self._offset_us
 
-    @property
-    def is_open(self) -> bool:
-        """Whether the files are open; else the next question opens them, for which it may have to wait."""
-        return self._lmdb is not None
-
     # -- writing and reading -----------------------------------------------------------------------------------------
 
     def begin(self) -> Any:
@@ -150,12 +146,12 @@ class Environment:
         finally:
             self._leave_gate()
 
-    def read(self) -> Any:
+    def read(self, patience_s: float = IN_PROCESS_S) -> Any:
         """Begin to read; `end_read` has to follow. Only a file that has grown makes it wait for another process."""
         if self._lmdb is None:
             with self._lock:
                 if self._lmdb is None:
-                    self._reopen(_IN_PROCESS_S)  # an event loop may wait
+                    self._reopen(patience_s)
         for _ in range(3):
             self._map.acquire()
             try:
@@ -165,7 +161,7 @@ class Environment:
                 self._map.release()
             except lmdb.MapResizedError:
                 self._map.release()
-                self._follow()
+                self._follow(patience_s)
             except BaseException:
                 self._map.release()
                 raise
@@ -210,9 +206,9 @@ class Environment:
             self.untold.append(Event("map_grown", f"{self.path} has grown to {size} bytes", {"bytes": size}))
             return True
 
-    def _follow(self) -> None:
+    def _follow(self, patience_s: float) -> None:
         """Map a file that another process has made larger, which takes the gate (see the top of this module)."""
-        until_s = time.monotonic() + _IN_PROCESS_S
+        until_s = time.monotonic() + patience_s
         while not self._take_gate():
             if time.monotonic() > until_s:
                 raise StoreTimeout(f"lmdb: {self.path} has grown, and somebody else is writing; is a process stopped?")
@@ -323,7 +319,7 @@ class Environment:
 
     def _take_gate(self) -> bool:
         """Keep everybody else from writing; False while somebody else writes."""
-        if not self._lock.acquire(timeout=_IN_PROCESS_S):
+        if not self._lock.acquire(timeout=IN_PROCESS_S):
             return False
         try:
             if self._lmdb is None:

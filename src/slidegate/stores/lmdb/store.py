@@ -315,9 +315,8 @@ class LmdbStore(Store):
 
     def _ban_refusal(self, checks: Sequence[Check], guarded: Sequence[Guarded]) -> Decision | None:
         """Return the refusal by a ban of a demand that has to wait for others: it needs nothing written."""
-        if not self.bans.any or not self._env.is_open:
-            return None
         with suppress(StoreError):  # of which the hit itself will tell
-            barred, prolongs = self._transactions.read(lambda found: self.bans.judge(found, checks, guarded))
+            judge = partial(self.bans.judge, checks=checks, guarded=guarded)
+            barred, prolongs = self._transactions.read(judge, patience_s=0)
             return None if prolongs else barred
         return None

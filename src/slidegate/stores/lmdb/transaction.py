@@ -14,7 +14,7 @@ from ...core.errors import StoreUnavailable
 from ...core.store import Clock, Event, Observers
 from ..memory.shard import SHARED_PAUSE_US
 from .batching import Job
-from .environment import LAST_PART, MIN_RESERVE, Environment, reserve
+from .environment import IN_PROCESS_S, LAST_PART, MIN_RESERVE, Environment, reserve
 from .permits import OwnPermits
 from .windows import Bound, Transaction
 
@@ -80,14 +80,16 @@ class Transactions:
         self.tells = False
         self.evictions = self.latest_us = self.shared_hits = 0
 
-    def read(self, ask: Callable[[Transaction], T]) -> T:
+    def read(self, ask: Callable[[Transaction], T], patience_s: float = IN_PROCESS_S) -> T:
         """Return what `ask` says about a transaction in which nothing can be written. This waits for nobody.
+
+        Where the files have to be opened or have grown, it may wait for a moment, see `Environment.read`.
 
         Raises:
             StoreUnavailable: The files cannot be read.
         """
         try:
-            txn = self._env.read()
+            txn = self._env.read(patience_s)
             try:
                 return ask(self._transaction(txn, self._now_us(), self._max_keys))
             finally:
