@@ -78,7 +78,7 @@ class LmdbBans(BanStore):
         """Prolong the bans that refused a demand, if requests prolong them, and return the refusal after that."""
         bans = self._bans_of(barred.checks, guarded, transaction)
         moments = self._moments()
-        prolonged = self._work(lambda rules, _: rules.judge(bans, barred.checks, *moments, prolong=True), transaction)
+        prolonged = self._work(lambda rules: rules.judge(bans, barred.checks, *moments, prolong=True), transaction)
         return barred if prolonged is None else prolonged
 
     def sweep(self, transaction: Transaction, most: int) -> bool:
@@ -99,7 +99,6 @@ class LmdbBans(BanStore):
 
     def find(self, guarded: Sequence[Guarded]) -> Ban | None:
         """Return the ban in force that refuses one of `guarded`, the one that lasts longest. This changes nothing."""
-
         bans, moments = self._transactions.read(partial(self._bans_of, (), guarded)), self._moments()
         return longest(ban for ban in bans if not ban.is_over(*moments))
 
@@ -107,20 +106,20 @@ class LmdbBans(BanStore):
         self, policy: BanPolicy, key: str, weight: int, reason: str, prefix: str = ""
     ) -> Ban | Awaitable[Ban | None] | None:
         """Count a strike, and ban the key if that is one too many; return the ban that this makes."""
-        return self._write(lambda rules, _: rules.strike(policy, key, weight, reason, prefix, *self._moments()))
+        return self._write(lambda rules: rules.strike(policy, key, weight, reason, prefix, *self._moments()))
 
     def ban(self, key: str, length_us: int | None, reason: str, by: str) -> Ban | Awaitable[Ban]:
         """Ban a key by hand, None for ever; a ban that it has is replaced."""
-        return self._write(lambda rules, _: rules.ban(key, length_us, reason, by, *self._moments()))
+        return self._write(lambda rules: rules.ban(key, length_us, reason, by, *self._moments()))
 
     def unban(self, key: str, by: str) -> bool | Awaitable[bool]:
         """Take the ban of exactly this key back, and forget its strikes and rungs; False if there was neither."""
-        return self._write(lambda rules, _: rules.unban(key, by, *self._moments()))
+        return self._write(lambda rules: rules.unban(key, by, *self._moments()))
 
     def load(self, rows: Sequence[Row]) -> int | Awaitable[int]:
         """Take over the rows of a `dump`; of two bans of a key the one that lasts longer stays."""
 
-        def take_over(rules: BanRules, _: BanRecords) -> int:
+        def take_over(rules: BanRules) -> int:
             moments = self._moments()
             return rules.load(from_rows(rows, *moments), *moments)
 
@@ -200,7 +199,7 @@ class LmdbBans(BanStore):
                 found.append((policy, key, standing))
         return found
 
-    def _take_over(self, found: Sequence[Ban], rules: BanRules, _: BanRecords) -> int:
+    def _take_over(self, found: Sequence[Ban], rules: BanRules) -> int:
         """Record bans of another environment; return how many are still in force."""
         now_us, wall_us = self._moments()
         taken = 0
@@ -217,13 +216,13 @@ class LmdbBans(BanStore):
         census = transaction.txn.get(CENSUS, None, transaction.dbs.meta)
         return [] if census is None else bans_of(transaction.txn, transaction.dbs, census, checks, guarded)
 
-    def _write(self, do: Callable[[BanRules, BanRecords], T]) -> T | Awaitable[T]:
+    def _write(self, do: Callable[[BanRules], T]) -> T | Awaitable[T]:
         return self._batcher.run(partial(self._work, do))
 
-    def _work(self, do: Callable[[BanRules, BanRecords], T], transaction: Transaction) -> T:
+    def _work(self, do: Callable[[BanRules], T], transaction: Transaction) -> T:
         records = BanRecords(transaction.txn, transaction.dbs)
         rules = BanRules(records, self._most, self._next_us)
-        answer = do(rules, records)
+        answer = do(rules)
         records.save()
         transaction.events += rules.events
         return answer
