@@ -21,6 +21,7 @@ import lmdb
 import pytest
 
 from slidegate.core import Bucket, ConfigurationError, parse_limits
+from slidegate.core.bans.policy import BanPolicy
 from slidegate.core.errors import StoreTimeout, StoreUnavailable
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.lmdb import opening as lmdb_opening
@@ -544,3 +545,51 @@ def test_a_directory_is_made_where_its_parent_is_there(tmp_path: Path) -> None:
     assert (tmp_path / "new").is_dir()
     with pytest.raises(ConfigurationError, match="does not exist; make it, or choose another path"):
         check_directory(tmp_path / "missing" / "new")
+
+
+# -- whatever LMDB says ----------------------------------------------------------------------------------------------
+
+POLICY = BanPolicy("3/minute", "10m")
+QUESTIONS: dict[str, Callable[[LmdbStore], object]] = {
+    "hit": lambda store: store.hit(ASKED),
+    "peek": lambda store: store.peek(ASKED),
+    "charge": lambda store: store.charge(ASKED),
+    "reset": lambda store: store.reset("user:ann"),
+    "reset_all": lambda store: store.reset_all(),
+    "inspect": lambda store: store.inspect("user:ann", [ASKED[0][0]]),
+    "renew_permits": lambda store: store.renew_permits(),
+    "stats": lambda store: store.stats(),
+    "find": lambda store: store.bans.find(["user:ann"]),
+    "strike": lambda store: store.bans.strike(POLICY, "user:ann", 1, "why"),
+    "ban": lambda store: store.bans.ban("user:ann", None, "why", "me"),
+    "unban": lambda store: store.bans.unban("user:ann", "me"),
+    "standings": lambda store: store.bans.standings(["user:ann"]),
+    "active": lambda store: store.bans.active(),
+    "history": lambda store: store.bans.history(),
+    "dump": lambda store: store.bans.dump(),
+    "load": lambda store: store.bans.load([]),
+    "count": lambda store: store.bans.count(),
+    "write": lambda store: store.shared_stats.write(b"worker00", []),
+    "read": lambda store: store.shared_stats.read("5s", 0, 1),
+}
+
+
+@pytest.mark.parametrize(
+    "error", [lmdb.CorruptedError("page 7"), lmdb.BadRslotError("a slot"), OSError(5, "I/O error")]
+)
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_every_question_fails_as_a_store_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, error: Exception
+) -> None:
+    store, _ = opened(tmp_path / "lmdb")
+
+    def fail(*_: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patched:
+        for method in ("begin", "read"):
+            patched.setattr(store._env, method, fail)
+        with pytest.raises(StoreUnavailable, match=str(error.args[-1])):
+            QUESTIONS[name](store)
+    assert store.hit(ASKED)
+    store.close()
