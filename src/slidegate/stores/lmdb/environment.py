@@ -21,7 +21,6 @@ import fcntl
 import os
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from os import PathLike, fspath
 from pathlib import Path
@@ -31,7 +30,6 @@ import lmdb
 
 from ...core.errors import ConfigurationError, StoreTimeout, StoreUnavailable
 from ...core.store import Event
-from ..held_weakly import HeldWeakly
 from . import opening
 from .checking import DATA, LOCK, check_directory
 from .host_clock import RECORD_EVERY_US, boot_id, boot_us, wall_us, written
@@ -69,6 +67,7 @@ class Environment:
         untold: Events that no observer was told yet.
         salvage: Damaged files that were set aside, and may hold bans.
         stuck: Why the file could not grow when that was last tried; empty if it could.
+        users: How many stores of this process use it.
 
     Raises:
         ConfigurationError: The files cannot be used; the message says what would help.
@@ -79,7 +78,7 @@ class Environment:
         self.path = path
         self.options = options
         self.dbs: Databases
-        self.opened = 0
+        self.opened = self.users = 0
         self.held = 0
         self.stuck = ""
         self.untold: list[Event] = []
@@ -98,7 +97,6 @@ class Environment:
         self._readers = Readers(path, options.max_map_size)
         self._leaves = False  # whether to close the files after this transaction
         self._open(opening.PATIENCE_S)
-        _environments.add(self)
 
     def now_us(self) -> int:
         """Return the time of this host; see `host_clock`."""
@@ -408,7 +406,7 @@ class Readers:
 
 
 _lock: Final = threading.Lock()
-_open: dict[Path, tuple[Environment, int]] = {}
+_open: Final[dict[Path, Environment]] = {}
 
 
 def open_environment(path: str | PathLike[str], options: Options) -> Environment:
@@ -426,42 +424,55 @@ def open_environment(path: str | PathLike[str], options: Options) -> Environment
         if not options.read_only:
             check_directory(Path(text))
         place = Path(text).resolve()
-        environment, users = _open.get(place, (None, 0))
+        environment = _open.get(place)
         if environment is None:
-            environment = Environment(place, options)
+            environment = _open[place] = Environment(place, options)
         elif environment.options != options:
             raise ConfigurationError(
                 f"lmdb: {place} is open in this process with {environment.options._asdict()}, not {options._asdict()}; "
                 "use the same options"
             )
-        _open[place] = environment, users + 1
+        environment.users += 1
         return environment
 
 
 def close_environment(environment: Environment) -> None:
     """Close an environment if nobody else of this process uses it."""
     with _lock:
-        _, users = _open[environment.path]
-        if users > 1:
-            _open[environment.path] = environment, users - 1
-        else:
+        environment.users -= 1
+        if not environment.users:
             del _open[environment.path]
             environment.close()
 
 
-_environments: HeldWeakly[Environment] = HeldWeakly()
+class _Fork:
+    """Keeps everybody from opening, closing and using environments while the process forks."""
+
+    def __init__(self) -> None:
+        self._holds = False
+        self._environments: list[Environment] = []
+
+    def before(self) -> None:
+        self._holds = _lock.acquire(timeout=_BEFORE_FORK_S)
+        self._environments = list(_open.values())
+        for environment in self._environments:
+            environment.before_fork()
+
+    def after_in_parent(self) -> None:
+        for environment in self._environments:
+            environment.after_fork()
+        self._let_go()
+
+    def after_in_child(self) -> None:
+        for environment in self._environments:
+            environment.forked()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        self._environments = []
+        if self._holds:
+            _lock.release()
 
 
-def _for_each(act: Callable[[Environment], None]) -> Callable[[], None]:
-    def call() -> None:
-        for environment in _environments:
-            act(environment)
-
-    return call
-
-
-os.register_at_fork(
-    before=_for_each(Environment.before_fork),
-    after_in_parent=_for_each(Environment.after_fork),
-    after_in_child=_for_each(Environment.forked),
-)
+_fork: Final = _Fork()
+os.register_at_fork(before=_fork.before, after_in_parent=_fork.after_in_parent, after_in_child=_fork.after_in_child)

@@ -10,14 +10,16 @@ cannot grow any more they leave its last part alone.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from functools import partial
 from struct import Struct
 from typing import Final, TypeAlias
 
 from ...core.errors import StoreUnavailable
 from ...core.store import Clock, SharedStats, StatsRow
+from .batching import Batcher
 from .environment import Environment
+from .transaction import Transactions
 from .windows import Transaction
 
 SHARE: Final = 8
@@ -40,21 +42,15 @@ class LmdbSharedStats(SharedStats):
     Args:
         env: The environment.
         now_us: The store's clock.
-        run: Does a job in a writing transaction; returns its answer, or an awaitable of it.
-        ask: Asks in a reading transaction, which waits for no other process.
+        transactions: Runs transactions.
+        batcher: Runs jobs that write.
     """
 
-    def __init__(
-        self,
-        env: Environment,
-        now_us: Clock,
-        run: Callable[[Callable[[Transaction], bool]], bool | Awaitable[bool]],
-        ask: Callable[[Callable[[Transaction], Rows]], Rows],
-    ) -> None:
+    def __init__(self, env: Environment, now_us: Clock, transactions: Transactions, batcher: Batcher) -> None:
         self._env = env
-        self._run = run
-        self._ask = ask
         self._now_us = now_us
+        self._transactions = transactions
+        self._batcher = batcher
         self._looked_at = b"\0"
 
     def time(self) -> int:
@@ -67,7 +63,7 @@ class LmdbSharedStats(SharedStats):
         Raises:
             StoreUnavailable: There is no room for more figures.
         """
-        answer = self._run(partial(self._write, worker, rows))
+        answer = self._batcher.run(partial(self._write, worker, rows))
         if isinstance(answer, Awaitable):
             return self._expect_room_later(answer)
         self._expect_room(answer)
@@ -100,7 +96,7 @@ class LmdbSharedStats(SharedStats):
 
     def read(self, shelf: str, first: int, last: int) -> Rows:
         """See `SharedStats`; this waits for no other process."""
-        return self._ask(partial(self._read, shelf, first, last))
+        return self._transactions.read(partial(self._read, shelf, first, last))
 
     def _read(self, shelf: str, first: int, last: int, transaction: Transaction) -> Rows:
         found = []

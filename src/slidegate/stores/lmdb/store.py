@@ -148,7 +148,7 @@ class LmdbStore(Store):
         self._renewer = LeaseRenewer(self._permits, self.renew_permits)
         self.bans = LmdbBans(self._transactions, self._batcher, self._now_us, wall_clock or clock, max_bans)
         self._transactions.bans = self.bans
-        self.shared_stats = LmdbSharedStats(self._env, self._now_us, self._batcher.run, self._transactions.read)
+        self.shared_stats = LmdbSharedStats(self._env, self._now_us, self._transactions, self._batcher)
         self._refusals = Refusals()
         self._known = self._refusals.known
         if self._env.salvage:
