@@ -9,7 +9,7 @@ import pytest
 from slidegate import StoreUnavailable
 from slidegate.core import Bucket, StatsRow, parse_limits
 from slidegate.stores.lmdb import LmdbStore
-from slidegate.stores.lmdb.figure_rows import SHARE
+from slidegate.stores.lmdb.figures import SHARE
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import FakeClock
 from slidegate.testing.contract.player import settle
@@ -27,7 +27,7 @@ def rows(count: int, size: int, first: int = 0, kept_us: int = MINUTE_US) -> lis
 
 
 def entries(store: LmdbStore) -> int:
-    return store._transactions.read(lambda session: int(session.txn.stat(session.dbs.figures)["entries"]))
+    return store._transactions.read(lambda transaction: int(transaction.txn.stat(transaction.dbs.figures)["entries"]))
 
 
 # -- LMDB -------------------------------------------------------------------------------------------------------------

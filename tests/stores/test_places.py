@@ -112,7 +112,7 @@ async def take(store: Any, key: str = "ann", *others: tuple[Bucket, str, int], b
 async def renew(store: Any) -> None:
     """Renew the lease now, as the store does by itself in time."""
     if isinstance(store, LmdbStore):
-        store.renew_places()
+        store.renew_permits()
     else:
         await store._renewals.renew()
 
@@ -289,7 +289,7 @@ def test_places_of_the_dead_are_found_under_keys_that_nobody_asks_for(in_file: W
     full = here.stats().bytes_used
     in_file.clock.advance(us=LEASE_US)
     for _ in range(20):
-        here.renew_places()
+        here.renew_permits()
     again = [take_now(here, f"later:{number}") for number in range(1_000)]
     assert here.stats().bytes_used < 1.5 * full
     assert len(held) == len(again)
@@ -322,7 +322,7 @@ def test_a_full_file_hands_places_back_and_takes_them_again(in_file: Workers) ->
     with pytest.raises(StoreUnavailable, match="full") as failed:  # which the failure policy answers
         taken.extend(take_now(store, f"other:{number}") for number in range(50_000))
     assert failed.value.concerns == "key"
-    store.renew_places()
+    store.renew_permits()
     assert [store.refund(decision) for decision in (*held, *taken)] == [True] * (2 + len(taken))
     assert store.permits_held() == 0
     assert (take_now(store)).allowed
@@ -334,9 +334,9 @@ async def test_a_lease_is_renewed_without_being_asked(tmp_path: Path, durability
     async with Limiter.from_url(address, deadline=10) as limiter:
         store: Any = limiter.store
         decision = await take(store)
-        ended_us = store._places.ends_us
+        ended_us = store._permits.ends_us
         async with asyncio.timeout(BOUND_S):
-            while store._places.ends_us == ended_us:  # noqa: ASYNC110 - a timer of the store changes it
+            while store._permits.ends_us == ended_us:  # noqa: ASYNC110 - a timer of the store changes it
                 await asyncio.sleep(0.01)
         assert decision.allowed
         await limiter.refund(decision)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-import slidegate.stores.lmdb.session
+import slidegate.stores.lmdb.windows
 import slidegate.stores.memory.shard
 from slidegate.core import Bucket, Check, Decision, Limit, parse_limits
 from slidegate.core.limits import MAX_AMOUNT
@@ -54,7 +54,7 @@ def small(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
 def cells(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     monkeypatch.setattr(slidegate.stores.memory.shard, "SHARED_CELLS", number)
-    monkeypatch.setattr(slidegate.stores.lmdb.session, "SHARED_CELLS", number)
+    monkeypatch.setattr(slidegate.stores.lmdb.windows, "SHARED_CELLS", number)
 
 
 def hit(store: MemoryStore | LmdbStore, *checks: Check) -> Decision:

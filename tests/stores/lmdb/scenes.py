@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from slidegate.core import Bucket, ConfigurationError, parse_limits
 from slidegate.core.errors import StoreError, StoreTimeout
 from slidegate.stores.lmdb import LmdbStore
-from slidegate.stores.lmdb.files import opening as lmdb_opening
+from slidegate.stores.lmdb import opening as lmdb_opening
 
 T = TypeVar("T")
 HOUR_US = 3_600_000_000

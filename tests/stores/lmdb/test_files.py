@@ -21,11 +21,12 @@ import lmdb
 import pytest
 
 from slidegate.core import Bucket, ConfigurationError, parse_limits
+from slidegate.core.bans.policy import BanPolicy
 from slidegate.core.errors import StoreTimeout, StoreUnavailable
 from slidegate.stores.lmdb import LmdbStore
-from slidegate.stores.lmdb.files import opening as lmdb_opening
-from slidegate.stores.lmdb.files.data_files import check_directory, check_file_system, file_system
-from slidegate.stores.lmdb.files.layout import SCHEMA_VERSION
+from slidegate.stores.lmdb import opening as lmdb_opening
+from slidegate.stores.lmdb.checking import check_directory, check_file_system, file_system
+from slidegate.stores.lmdb.layout import SCHEMA_VERSION
 from slidegate.testing import FakeClock, RecordingObserver
 
 from .test_store import child, fork, gate_held, in_another_process
@@ -149,7 +150,7 @@ def test_another_layout_ends_the_start_and_is_left_alone(
     rewrite_version(place, version)
     before = (place / "data.mdb").read_bytes()
     error = StoreUnavailable if read_only else ConfigurationError
-    with pytest.raises(error, match=f"layout version {version}, and this slidegate reads 4; .*{way_out}"):
+    with pytest.raises(error, match=f"layout version {version}, and this slidegate reads 5; .*{way_out}"):
         LmdbStore(place, read_only=read_only, **SMALL)
     assert sorted(os.listdir(place)) == ["data.mdb", "lock.mdb"]
     assert (place / "data.mdb").read_bytes() == before
@@ -185,7 +186,7 @@ def test_damage_that_shows_later_is_an_error_and_then_a_new_start(place: Path, m
         raise lmdb.CorruptedError("mdb_get: page 7 is not there")
 
     with monkeypatch.context() as patched:
-        patched.setattr("slidegate.stores.lmdb.session.Session.save", damaged)
+        patched.setattr("slidegate.stores.lmdb.windows.Transaction.save", damaged)
         with pytest.raises(StoreUnavailable, match="is damaged: mdb_get: page 7"):
             store.hit(ASKED)
     assert store.hit(ASKED).remaining == 4  # type: ignore[union-attr]
@@ -353,7 +354,7 @@ def test_who_starts_beside_a_stopped_writer_whose_files_were_deleted_does_not_ha
             (place / name).unlink()
         code = (
             "from slidegate.stores.lmdb import LmdbStore\n"
-            "from slidegate.stores.lmdb.files import opening\n"
+            "from slidegate.stores.lmdb import opening\n"
             "from slidegate.core.errors import StoreTimeout\n"
             "opening.PATIENCE_S = 0.1\n"
             "try:\n"
@@ -544,3 +545,51 @@ def test_a_directory_is_made_where_its_parent_is_there(tmp_path: Path) -> None:
     assert (tmp_path / "new").is_dir()
     with pytest.raises(ConfigurationError, match="does not exist; make it, or choose another path"):
         check_directory(tmp_path / "missing" / "new")
+
+
+# -- whatever LMDB says ----------------------------------------------------------------------------------------------
+
+POLICY = BanPolicy("3/minute", "10m")
+QUESTIONS: dict[str, Callable[[LmdbStore], object]] = {
+    "hit": lambda store: store.hit(ASKED),
+    "peek": lambda store: store.peek(ASKED),
+    "charge": lambda store: store.charge(ASKED),
+    "reset": lambda store: store.reset("user:ann"),
+    "reset_all": lambda store: store.reset_all(),
+    "inspect": lambda store: store.inspect("user:ann", [ASKED[0][0]]),
+    "renew_permits": lambda store: store.renew_permits(),
+    "stats": lambda store: store.stats(),
+    "find": lambda store: store.bans.find(["user:ann"]),
+    "strike": lambda store: store.bans.strike(POLICY, "user:ann", 1, "why"),
+    "ban": lambda store: store.bans.ban("user:ann", None, "why", "me"),
+    "unban": lambda store: store.bans.unban("user:ann", "me"),
+    "standings": lambda store: store.bans.standings(["user:ann"]),
+    "active": lambda store: store.bans.active(),
+    "history": lambda store: store.bans.history(),
+    "dump": lambda store: store.bans.dump(),
+    "load": lambda store: store.bans.load([]),
+    "count": lambda store: store.bans.count(),
+    "write": lambda store: store.shared_stats.write(b"worker00", []),
+    "read": lambda store: store.shared_stats.read("5s", 0, 1),
+}
+
+
+@pytest.mark.parametrize(
+    "error", [lmdb.CorruptedError("page 7"), lmdb.BadRslotError("a slot"), OSError(5, "I/O error")]
+)
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_every_question_fails_as_a_store_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, error: Exception
+) -> None:
+    store, _ = opened(tmp_path / "lmdb")
+
+    def fail(*_: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patched:
+        for method in ("begin", "read"):
+            patched.setattr(store._env, method, fail)
+        with pytest.raises(StoreUnavailable, match=str(error.args[-1])):
+            QUESTIONS[name](store)
+    assert store.hit(ASKED)
+    store.close()

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from slidegate.core import Bucket, parse_limits
 from slidegate.stores.lmdb import LmdbStore
-from slidegate.stores.lmdb.files import environment as lmdb_env
-from slidegate.stores.lmdb.files import host_clock as lmdb_clock
-from slidegate.stores.lmdb.files import layout as lmdb_layout
-from slidegate.stores.lmdb.files.host_clock import boot_id, boot_us, offset_us, written
+from slidegate.stores.lmdb import environment as lmdb_env
+from slidegate.stores.lmdb import host_clock as lmdb_clock
+from slidegate.stores.lmdb import layout as lmdb_layout
+from slidegate.stores.lmdb.host_clock import boot_id, boot_us, offset_us, written
 from slidegate.testing import RecordingObserver
 
 FIRST, SECOND = bytes(15) + b"\1", bytes(15) + b"\2"

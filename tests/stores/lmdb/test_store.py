@@ -31,7 +31,7 @@ from slidegate.core.ring import GRACE_US
 from slidegate.limiter import Limiter
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.lmdb.batching import LOOK_EVERY
-from slidegate.stores.lmdb.files.data_files import DATA
+from slidegate.stores.lmdb.checking import DATA
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.testing.contract import StoreContract
 from slidegate.testing.contract.player import settle
@@ -619,6 +619,30 @@ def test_nobody_is_in_a_transaction_while_a_process_forks(store: LmdbStore) -> N
     for thread in running:
         thread.join()
     assert store.peek(((asked, f"user:{1:>054}", 0),)).remaining == 100_000 - 3 * hits
+
+
+def test_a_child_can_open_a_store_although_a_thread_was_opening_one(tmp_path: Path) -> None:
+    ended = threading.Event()
+
+    def open_and_close() -> None:
+        for number in itertools.cycle(range(5)):
+            LmdbStore(tmp_path / str(number), **SMALL).close()
+            if ended.is_set():
+                return
+
+    thread = threading.Thread(target=open_and_close)
+    thread.start()
+    try:
+        for _ in range(10):
+            pid = fork()
+            if not pid:
+                signal.alarm(20)
+                LmdbStore(tmp_path / "child", **SMALL).close()
+                os._exit(0)
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    finally:
+        ended.set()
+        thread.join()
 
 
 # -- by address ------------------------------------------------------------------------------------------------------

@@ -140,7 +140,7 @@ class BanList:
         """Put a ban in force, in the place of one of the same key."""
         self._recent.pop(ban.key, None)
         self.by_key[ban.key] = held(ban)
-        place = _place(ban.key)
+        place = network_place(ban.key)
         if place is not None:
             version, prefix, value = place
             if prefix not in self._networks[version]:
@@ -159,7 +159,7 @@ class BanList:
         row = self.by_key.pop(key, None)
         if row is None:
             return None
-        place = _place(key)
+        place = network_place(key)
         if place is not None:
             version, prefix, value = place
             table = self._networks[version][prefix]
@@ -266,7 +266,7 @@ def ban_key(key: object) -> str:
     if not isinstance(key, str) or not key:
         raise InvalidKey(f"ban: expected {expected}, not {quoted(key)}", expected)
     known = canonical_key(key)
-    place = _place(known)
+    place = network_place(known)
     if place is None and len(key) <= _LONGEST_ADDRESS and re.fullmatch(_LIKE_AN_ADDRESS, key.strip()):
         raise InvalidKey(
             f'ban: {key!r} is no address or network; write {example}, and "key:{key}" if it is a key', expected
@@ -274,6 +274,16 @@ def ban_key(key: object) -> str:
     if place is not None and place[1] == 0:
         raise InvalidKey(f"ban: {key!r} is every address there is; to close the service, use its front end", expected)
     return known
+
+
+def network_place(key: str) -> tuple[int, int, bytes] | None:
+    """Return version, prefix length and the bits of the prefix, packed, of a key that is a network; else None."""
+    try:
+        version, first, last = parse_network(key)
+    except ConfigurationError:
+        return None
+    prefix = prefix_length(version, first, last)
+    return version, prefix, (first >> (_BITS[version] - prefix)).to_bytes(16, "big")
 
 
 def clean_reason(reason: object) -> str:
@@ -312,16 +322,6 @@ def longest(bans: Iterable[Ban]) -> Ban | None:
         if found is None or lasts_longer(ban, found):
             found = ban
     return found
-
-
-def _place(key: str) -> tuple[int, int, bytes] | None:
-    """Return version, prefix length and the bits of the prefix, packed, of a key that is a network."""
-    try:
-        version, first, last = parse_network(key)
-    except ConfigurationError:
-        return None
-    prefix = prefix_length(version, first, last)
-    return version, prefix, (first >> (_BITS[version] - prefix)).to_bytes(16, "big")
 
 
 def _end(ban: Ban, clock: int) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from typing import Final, Protocol
 
-from .in_force import BanChange, BanList
+from .in_force import Ban, BanChange
 from .policy import BanPolicy
 from .standing import Standing
 
@@ -59,17 +59,56 @@ class Ledger:
         return self.policy is not None and standing.is_over(self.policy, now_us)
 
 
+class ActiveBans(Protocol):
+    """The bans in force, by key; those that are over and not let go of yet are among them. `BanList` is one."""
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+
+    def get(self, key: str) -> Ban | None:
+        """Return the ban of exactly this key, whether or not it is over."""
+
+    def add(self, ban: Ban) -> None:
+        """Put a ban in force, in the place of one of the same key."""
+
+    def remove(self, key: str) -> Ban | None:
+        """Take a ban out, and return it."""
+
+    def prolong(self, ban: Ban, now_us: int) -> Ban:
+        """Let a ban that requests prolong go on from now, and return it."""
+
+    def let_go(self, now_us: int, wall_us: int, most: int = 2) -> bool:
+        """Forget bans that are over, no more than `most` by each clock; return whether any is left to see."""
+
+    def has_room(self, most: int, now_us: int, wall_us: int) -> bool:
+        """Return whether fewer than `most` are in force. Those that are over are forgotten as far as need be."""
+
+
+class PrefixKeys(Protocol):
+    """The keys of prefixes that policies banned; some of these bans may be over. A set of text is one."""
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield each."""
+
+    def add(self, key: str, /) -> None:
+        """Add one."""
+
+    def intersection_update(self, keys: Iterable[str], /) -> None:
+        """Keep those of them that are among some keys."""
+
+
 class Records(Protocol):
-    """The records of a store about bans, for `core.bans.rules` to read and change.
-
-    Attributes:
-        prefixes: The keys of prefixes that policies banned; some of these bans may be over.
-    """
-
-    prefixes: set[str]
+    """The records of a store about bans, for `core.bans.rules` to read and change."""
 
     @property
-    def list(self) -> BanList:
+    def prefixes(self) -> PrefixKeys:
+        """The prefixes that policies banned."""
+
+    @property
+    def list(self) -> ActiveBans:
         """The bans in force."""
 
     def ledger(self, policy: str) -> Ledger | None:

@@ -35,15 +35,16 @@ class BanRules:
     Args:
         records: What the store remembers.
         most: How many bans, and the strikes of how many keys, to hold.
+        next_us: When each event that may go on and on can be told again, where others come after these rules.
 
     Attributes:
         events: The events that the store has not told yet; it takes them from here.
     """
 
-    def __init__(self, records: Records, most: int) -> None:
+    def __init__(self, records: Records, most: int, next_us: dict[tuple[str, str], int] | None = None) -> None:
         self._records = records
         self._most = most
-        self._next_us: dict[tuple[str, str], int] = {}
+        self._next_us: dict[tuple[str, str], int] = {} if next_us is None else next_us
         self.events: list[Event] = []
 
     def judge(

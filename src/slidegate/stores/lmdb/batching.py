@@ -10,7 +10,8 @@ A *job* is a function that needs one writing transaction. On an event loop of as
 * if every commit waits for a disk, one thread does all jobs: in each transaction all that have come meanwhile.
 
 Without such a loop, a caller waits for a job that cannot be done at once, as long as a job is tried on a loop. A job
-that was given up before it was done has charged nothing.
+that was given up before it was done has charged nothing. Where a job has to wait for others, the caller may have an
+answer that needs no writing instead.
 """
 
 from __future__ import annotations
@@ -21,15 +22,17 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from os import getpid
-from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
 from ...core.errors import StoreTimeout
-from .files.opening import PATIENCE_S, POLL_S
-from .session import Session
+from .opening import PATIENCE_S, POLL_S
+
+if TYPE_CHECKING:
+    from .windows import Transaction
 
 T = TypeVar("T")
-Job: TypeAlias = Callable[[Session], Any]
+Job: TypeAlias = "Callable[[Transaction], Any]"
 Transact: TypeAlias = Callable[[Sequence[Job]], list[Any] | None]
 
 LOOK_EVERY: Final = 16
@@ -39,17 +42,12 @@ EAGER_TRIES: Final = 50
 """A job is tried again in so many turns of the loop in a row, then with pauses, to spare the CPU."""
 PAUSE_S: Final = 0.001
 
-
-Item: TypeAlias = tuple[asyncio.Future[Any], Job, float, float]
+_Item: TypeAlias = tuple[asyncio.Future[Any], Job, float, float]
 """A job, the future that somebody awaits, the time until which it is tried, and how long that is."""
+_Tried: TypeAlias = tuple[_Item, Any, Exception | None]
+"""A job after an attempt: its answer, or its error, `_HELD_UP` if it is to be tried again."""
 
-
-class Outcome(NamedTuple):
-    """Some jobs after an attempt: those with an answer, those that failed, and those to be tried again."""
-
-    done: list[tuple[Item, Any]]
-    failed: list[tuple[Item, Exception]]
-    later: list[Item]
+_HELD_UP: Final = StoreTimeout("another process writes")
 
 
 class _Patience(threading.local):
@@ -58,7 +56,7 @@ class _Patience(threading.local):
     span_s = PATIENCE_S
 
 
-class Turns:
+class Batcher:
     """Runs jobs.
 
     Args:
@@ -68,38 +66,62 @@ class Turns:
 
     def __init__(self, transact: Transact, *, in_thread: bool) -> None:
         self.transact = transact
-        self._patience = _Patience()
         self.in_thread = in_thread
-        self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, _Turn] = WeakKeyDictionary()
-        self._last: tuple[asyncio.AbstractEventLoop | None, _Turn] = None, _Turn(self)
+        self._patience = _Patience()
+        self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopJobs] = WeakKeyDictionary()
+        self._last: tuple[asyncio.AbstractEventLoop | None, _LoopJobs] = None, _LoopJobs(self)
         self._thread: tuple[int, ThreadPoolExecutor] | None = None
 
-    def run(self, job: Callable[[Session], T]) -> T | Awaitable[T]:
-        """Do a job; return its answer, or an awaitable of it."""
+    def run(self, job: Callable[[Transaction], T], instead: Callable[[], T | None] | None = None) -> T | Awaitable[T]:
+        """Do a job; return its answer, or an awaitable of it.
+
+        Args:
+            job: The job.
+            instead: What to ask where the job has to wait for others; None if it has to wait all the same.
+        """
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
-            return self.wait(job, self.patience_s)
-        last, turn = self._last
+            return self.wait(job, self._patience.span_s, instead)
+        last, jobs = self._last
         if last is not loop:
-            turn = self._turns.setdefault(loop, _Turn(self))
-            self._last = loop, turn
-        return turn.queue(loop, job) if turn.busy or self.in_thread else turn.now(loop, job)
+            jobs = self._loops.setdefault(loop, _LoopJobs(self))
+            self._last = loop, jobs
+        held_up = jobs.tries > 0 or self.in_thread
+        if not jobs.busy and not self.in_thread:
+            answers = self.transact((job,))
+            if answers is not None:
+                jobs.count_lone(loop)
+                return answers[0]  # type: ignore[no-any-return]
+            held_up = True
+        if held_up and instead is not None and (answer := instead()) is not None:
+            return answer
+        return jobs.queue(loop, job, self._patience.span_s)
+
+    def wait(
+        self,
+        job: Callable[[Transaction], T],
+        patience_s: float = PATIENCE_S,
+        instead: Callable[[], T | None] | None = None,
+    ) -> T:
+        """Do a job, block until it is done, no longer than `patience_s`, and return its answer."""
+        until_s = time.monotonic() + patience_s
+        while (answers := self.transact((job,))) is None:
+            if instead is not None and (answer := instead()) is not None:
+                return answer
+            instead = None
+            if time.monotonic() > until_s:
+                raise _too_long(patience_s)
+            time.sleep(POLL_S)
+        return answers[0]  # type: ignore[no-any-return]
 
     def keep_deadline(self, deadline_s: float) -> bool:
         """Give up the jobs of this thread after so many seconds from now on; return False if it may take longer."""
         self._patience.span_s = min(PATIENCE_S, deadline_s)
         return not self.in_thread
 
-    @property
-    def patience_s(self) -> float:
-        """How long jobs of this thread are tried."""
-        return self._patience.span_s
-
-    def executor(self) -> ThreadPoolExecutor | None:
-        """Return the thread of this process, if jobs need one."""
-        if not self.in_thread:
-            return None
+    def executor(self) -> ThreadPoolExecutor:
+        """Return the thread of this process."""
         if self._thread is None or self._thread[0] != getpid():
             self._thread = getpid(), ThreadPoolExecutor(1, thread_name_prefix="slidegate-lmdb")
         return self._thread[1]
@@ -110,52 +132,38 @@ class Turns:
             self._thread[1].shutdown(wait=True)
         self._thread = None
 
-    def wait(self, job: Callable[[Session], T], patience_s: float = PATIENCE_S) -> T:
-        """Do a job, block until it is done, no longer than `patience_s`, and return its answer."""
-        until_s = time.monotonic() + patience_s
-        while (answers := self.transact((job,))) is None:
-            if time.monotonic() > until_s:
-                raise _too_long(patience_s)
-            time.sleep(POLL_S)
-        return answers[0]  # type: ignore[no-any-return]
 
+class _LoopJobs:
+    """The jobs of one event loop. `busy` is true while new ones have to wait, and `tries` counts vain attempts."""
 
-class _Turn:
-    """The jobs of one event loop. `busy` is true while new ones have to wait."""
+    __slots__ = ("_batcher", "_lone", "_waiting", "busy", "tries")
 
-    __slots__ = ("_lone", "_scheduled", "_tries", "_turns", "_waiting", "busy")
-
-    def __init__(self, turns: Turns) -> None:
-        self._turns = turns
-        self._waiting: list[Item] = []
-        self._scheduled = False
-        self._tries = 0
+    def __init__(self, batcher: Batcher) -> None:
+        self._batcher = batcher
+        self._waiting: list[_Item] = []
         self._lone = LOOK_EVERY
+        self.tries = 0
         self.busy = False
 
-    def now(self, loop: asyncio.AbstractEventLoop, job: Job) -> Any:
-        """Do a job at once if nobody else is writing, else later."""
-        answers = self._turns.transact((job,))
-        if answers is None:
-            return self.queue(loop, job)
+    def count_lone(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Count a job that was done alone; after some, look whether more come in a turn."""
         self._lone -= 1
         if not self._lone:
             self._lone = LOOK_EVERY
             self._schedule(loop)
-        return answers[0]
 
-    def queue(self, loop: asyncio.AbstractEventLoop, job: Job) -> asyncio.Future[Any]:
+    def queue(self, loop: asyncio.AbstractEventLoop, job: Job, patience_s: float) -> asyncio.Future[Any]:
         """Do a job later."""
-        future, patience_s = loop.create_future(), self._turns.patience_s
+        future = loop.create_future()
         self._waiting.append((future, job, loop.time() + patience_s, patience_s))
-        if not self._scheduled:
+        if not self.busy:
             self._schedule(loop)
         return future
 
-    def _schedule(self, loop: asyncio.AbstractEventLoop, pause_s: float = 0.0) -> None:
-        self._scheduled = self.busy = True
-        if pause_s:
-            loop.call_later(pause_s, self._next, loop)
+    def _schedule(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.busy = True
+        if self.tries >= EAGER_TRIES:
+            loop.call_later(PAUSE_S, self._next, loop)
         else:
             # This comes after all callbacks that are ready now: the jobs that they bring are done together.
             loop.call_soon(self._next, loop)
@@ -164,63 +172,56 @@ class _Turn:
         items = [item for item in self._waiting if not item[0].done()]
         self._waiting = []
         if not items:
-            self._scheduled = self.busy = False
-            return
-        executor = self._turns.executor()
-        if executor is None:
-            self._tell(loop, _attempt(self._turns.transact, items))
+            self.busy, self.tries = False, 0
+        elif self._batcher.in_thread:
+            working = loop.run_in_executor(self._batcher.executor(), _persist, self._batcher.transact, items)
+            working.add_done_callback(lambda finished: self._settle(loop, finished.result()))
         else:
-            working = loop.run_in_executor(executor, _persist, self._turns.transact, items)
-            working.add_done_callback(lambda finished: self._tell(loop, finished.result()))
+            self._settle(loop, _attempt(self._batcher.transact, items))
 
-    def _tell(self, loop: asyncio.AbstractEventLoop, outcome: Outcome) -> None:
+    def _settle(self, loop: asyncio.AbstractEventLoop, tried: list[_Tried]) -> None:
         """Give answers and errors to those who wait, and decide when to go on."""
-        for (future, *_), answer in outcome.done:
-            if not future.done():
+        held_up = False
+        for item, answer, error in tried:
+            future, _, until_s, patience_s = item
+            held_up |= error is _HELD_UP
+            if future.done():
+                continue
+            if error is None:
                 future.set_result(answer)
-        for (future, *_), error in outcome.failed:
-            if not future.done():
+            elif error is not _HELD_UP:
                 future.set_exception(error)
-        if not outcome.later:
-            self._tries = 0
-            self._scheduled = self.busy = bool(self._waiting) or len(outcome.done) >= MANY
-            if self.busy:
-                self._schedule(loop)
-            return
-        self._tries += 1
-        for item in outcome.later:
-            if loop.time() < item[2]:
+            elif loop.time() < until_s:
                 self._waiting.append(item)
-            elif not item[0].done():
-                item[0].set_exception(_too_long(item[3]))
-        self._schedule(loop, PAUSE_S if self._tries >= EAGER_TRIES else 0.0)
+            else:
+                future.set_exception(_too_long(patience_s))
+        self.tries = self.tries + 1 if held_up else 0
+        self.busy = held_up or bool(self._waiting) or len(tried) >= MANY
+        if self.busy:
+            self._schedule(loop)
 
 
-def _attempt(transact: Transact, items: list[Item]) -> Outcome:
+def _attempt(transact: Transact, items: list[_Item]) -> list[_Tried]:
     """Do jobs together; if that fails, do each by itself, so that a failing one fails alone."""
+    items = [item for item in items if not item[0].done()]
     try:
-        answers = transact([item[1] for item in items])
+        answers = transact([item[1] for item in items]) if items else []
     except Exception as error:
         if len(items) == 1:
-            return Outcome([], [(items[0], error)], [])
-        parts = [_attempt(transact, [item]) for item in items]
-        return Outcome(
-            [done for part in parts for done in part.done],
-            [failed for part in parts for failed in part.failed],
-            [item for part in parts for item in part.later],
-        )
+            return [(items[0], None, error)]
+        return [tried for item in items for tried in _attempt(transact, [item])]
     if answers is None:
-        return Outcome([], [], items)
-    return Outcome(list(zip(items, answers, strict=True)), [], [])
+        return [(item, None, _HELD_UP) for item in items]
+    return [(item, answer, None) for item, answer in zip(items, answers, strict=True)]
 
 
-def _persist(transact: Transact, items: list[Item]) -> Outcome:
+def _persist(transact: Transact, items: list[_Item]) -> list[_Tried]:
     """Do jobs in a thread, which may block while another process writes, no longer than `PATIENCE_S`."""
     until_s = time.monotonic() + PATIENCE_S
     while True:
-        outcome = _attempt(transact, [item for item in items if not item[0].done()])
-        if not outcome.later or outcome.done or outcome.failed or time.monotonic() > until_s:
-            return outcome
+        tried = _attempt(transact, items)
+        if not tried or any(error is not _HELD_UP for _, _, error in tried) or time.monotonic() > until_s:
+            return tried
         time.sleep(POLL_S)
 
 

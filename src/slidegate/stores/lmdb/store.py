@@ -4,15 +4,16 @@ Windows and bans are rows of an LMDB environment, a file that the processes map 
 transaction, which only one process has at a time: it reads the rows, lets the core decide about the windows in them,
 and writes back those that changed. A repeated refusal, a `peek` and the check for bans only read, and wait for nobody.
 
-`batching` chooses the moment of a transaction, and `transactions` runs it. In it, `session` reads and writes the
-windows, whose rows `window_rows` describes, and `decide` decides. `known_refusals` remembers refusals that need no
-writing, and `bans` holds the bans. `files` has the environment: the gate, the checks of the files, their layout, and
-the clock of the host.
+`batching` chooses the moment of a transaction, and `transaction` runs it. In it, `windows` and `permits` read and write
+the rows, and `core.decide` decides. `refusals` remembers refusals that need no writing, and `bans` finds bans and makes
+them. `environment` has the files: the gate, their growth, and with `opening`, `checking`, `layout` and `host_clock` all
+that is looked at before they are trusted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -34,26 +35,25 @@ except ImportError as error:
 
 from ...core.bans.in_force import Guarded
 from ...core.charge import DEFAULT_PLACE_LEASE, place_lease_us
+from ...core.decide import charge_all, decide, refund_all
 from ...core.decision import Bucket, Check, Decision
-from ...core.errors import ConfigurationError
-from ...core.limits import check_whole
+from ...core.errors import ConfigurationError, StoreError
+from ...core.limits import Concurrency, check_whole
 from ...core.reasons import Reason
 from ...core.store import Clock, Observer, Store
 from ...core.views import Snapshot
 from ..memory.bans import DEFAULT_MAX_BANS
 from ..memory.store import DEFAULT_MAX_KEYS
 from ..system_clock import system_us
-from .bans.bans import LmdbBans
-from .batching import Turns
-from .decide import Judge
-from .figure_rows import LmdbSharedStats
-from .files.opening import Options
-from .files.registry import close_environment, open_environment
-from .known_refusals import Refusals
-from .places.keeping import Keeper
-from .places.own_places import OwnPlaces
-from .session import Session
-from .transactions import Transactions
+from .bans import LmdbBans
+from .batching import Batcher
+from .environment import close_environment, open_environment
+from .figures import LmdbSharedStats
+from .opening import Options
+from .permits import LeaseRenewer, OwnPermits, Permit
+from .refusals import Refusals
+from .transaction import Transactions
+from .windows import Transaction
 
 DEFAULT_MAP_SIZE: Final = 64 * 2**20
 DEFAULT_MAX_MAP_SIZE: Final = 2**30
@@ -138,22 +138,21 @@ class LmdbStore(Store):
             if given is not None and not callable(given):
                 raise ConfigurationError(f"{name}: expected a function that returns microseconds, not {given!r}")
         super().__init__()
-        self._places = OwnPlaces(place_lease_us(place_lease))
+        self._permits = OwnPermits(place_lease_us(place_lease))
         self.max_keys = max_keys
         self._env = open_environment(path, Options(map_size, max_map_size, durability == "safe", read_only))
         self._now_us = clock or self._env.now_us
         unix_us = wall_clock or clock or system_us
-        self._transactions = Transactions(self._env, self._now_us, max_keys, unix_us, self.observers)
-        self._turns = Turns(self._transactions.write, in_thread=durability == "safe")
-        self._judge = Judge(self._places)
-        self._keeper = Keeper(self._places, self.renew_places)
-        self.bans = LmdbBans(self._env, self._turns, self._now_us, wall_clock or clock, max_bans)
-        self._transactions.rescue = self.bans.rescue
-        self.shared_stats = LmdbSharedStats(self._env, self._now_us, self._turns.run, self._transactions.read)
+        self._transactions = Transactions(self._env, self._now_us, max_keys, unix_us, self.observers, self._permits)
+        self._batcher = Batcher(self._transactions.write, in_thread=durability == "safe")
+        self._renewer = LeaseRenewer(self._permits, self.renew_permits)
+        self.bans = LmdbBans(self._transactions, self._batcher, self._now_us, wall_clock or clock, max_bans)
+        self._transactions.bans = self.bans
+        self.shared_stats = LmdbSharedStats(self._env, self._now_us, self._transactions, self._batcher)
         self._refusals = Refusals()
         self._known = self._refusals.known
         if self._env.salvage:
-            self._turns.wait(lambda session: None)  # takes over the bans that are found there
+            self._batcher.wait(lambda transaction: None)  # takes over the bans that are found there
         self._transactions.tells = self._is_open = True
 
     def __repr__(self) -> str:
@@ -161,9 +160,9 @@ class LmdbStore(Store):
 
     def stats(self) -> LmdbStats:
         """Return the store's counters."""
-        upkeep = self._transactions.upkeep
-        sizes = self._transactions.read(lambda session: self._env.sizes(session.txn))
-        return LmdbStats(*sizes, upkeep.evictions, upkeep.shared_hits)
+        known = self._transactions
+        sizes = known.read(lambda transaction: self._env.sizes(transaction.txn))
+        return LmdbStats(*sizes, known.evictions, known.shared_hits)
 
     def observe(self, observer: Observer) -> None:
         """Tell `observer` this store's events from now on, and those of its opening."""
@@ -174,31 +173,31 @@ class LmdbStore(Store):
         """Close the files, unless another store of this process uses them."""
         if self._is_open:
             self._is_open = False
-            self._keeper.close()
-            self.bans.close()
-            self._turns.close()
+            self._renewer.close()
+            self._batcher.close()
             close_environment(self._env)
 
     def keep_deadline(self, deadline_s: float) -> bool:
         """Give up calls of this thread from now on, with `StoreTimeout`, after so many seconds; False if it may not."""
-        return self._turns.keep_deadline(deadline_s)
+        return self._batcher.keep_deadline(deadline_s)
 
     def answers_threads(self) -> bool:
         """Answer threads without an event loop in time; False where each commit waits for a disk."""
-        return not self._turns.in_thread
+        return not self._batcher.in_thread
 
     def hit(
         self, checks: Sequence[Check], guarded: Sequence[Guarded] = (), *, first_in_line: bool = False
     ) -> Decision | Awaitable[Decision]:
         """Charge every check or none, in one step, and return the decision."""
-        if self._known or self.bans.any():
+        if self._known:
             refused = self._known_refusal(tuple(checks), guarded, first_in_line)
             if refused is not None:
                 return refused
         for bucket, _, _ in checks:
             if bucket.held:
-                self._keeper.start()
-        return self._turns.run(partial(self._hit, checks, guarded, first_in_line))
+                self._renewer.start()
+        hit = partial(self._hit, checks, guarded, first_in_line)
+        return self._batcher.run(hit, partial(self._ban_refusal, checks, guarded))
 
     def peek(self, checks: Sequence[Check], guarded: Sequence[Guarded] = ()) -> Decision:
         """Return what `hit` would answer now. This changes nothing, and waits for no other process."""
@@ -206,11 +205,11 @@ class LmdbStore(Store):
 
     def charge(self, checks: Sequence[Check]) -> Decision | Awaitable[Decision]:
         """Record every cost in one step, whatever the limits, and return the decision."""
-        return self._turns.run(partial(self._judge.charge, checks))
+        return self._batcher.run(partial(self._charge, checks))
 
     def refund(self, decision: Decision) -> bool | Awaitable[bool]:
         """Refund the charge of `decision`; False if it has no charge, was refunded before, or all of it has expired."""
-        return self._turns.run(partial(self._judge.refund, decision)) if decision.charge else False
+        return self._batcher.run(partial(self._refund, decision)) if decision.charge else False
 
     def reset(self, key: str) -> bool | Awaitable[bool]:
         """Forget what `key` has spent under every rule; False if that was nothing.
@@ -218,56 +217,106 @@ class LmdbStore(Store):
         Places stay taken, because the requests are under way. The units of the key in a shared cell stay: they cannot
         be told from those of other keys.
         """
-        return self._turns.run(lambda session: session.reset(key))
+        return self._batcher.run(lambda transaction: transaction.reset(key))
 
     def reset_all(self) -> bool | Awaitable[bool]:
         """Delete the windows of all keys under every rule, and shared cells; False if there were none.
 
         Places stay taken, because the requests are under way.
         """
-        return self._turns.run(lambda session: session.reset_all())
+        return self._batcher.run(lambda transaction: transaction.reset_all())
 
     def inspect(self, key: str, buckets: Sequence[Bucket]) -> Snapshot:
         """Return the windows that count `key` under some buckets. This waits for no other process."""
-        return self._transactions.read(partial(self._judge.inspect, key, buckets))
+        return self._transactions.read(partial(self._inspect, key, buckets))
 
     def permits_held(self) -> int:
         """Return how many permits of concurrency limits requests of this process hold."""
-        return self._places.count()
+        return self._permits.count()
 
-    def renew_places(self) -> Awaitable[None] | None:
+    def renew_permits(self) -> Awaitable[None] | None:
         """Renew the lease on the places of this process, which the store does by itself where asyncio runs."""
-        return self._turns.run(lambda session: session.places_of(self._places).renew())
+        return self._batcher.run(lambda transaction: transaction.permit_rows().renew())
 
     def _hit(
-        self, checks: Sequence[Check], guarded: Sequence[Guarded], first_in_line: bool, session: Session
+        self, checks: Sequence[Check], guarded: Sequence[Guarded], first_in_line: bool, transaction: Transaction
     ) -> Decision:
-        if session.banned:
-            barred, prolongs = self.bans.judge(session, checks, guarded)
-            if barred is not None:
-                return self.bans.prolong(barred, guarded, session) if prolongs else barred
-        decision = self._judge.hit(checks, session, first_in_line=first_in_line)
+        barred, prolongs = self.bans.judge(transaction, checks, guarded)
+        if barred is not None:
+            if prolongs:
+                return self.bans.prolong(barred, guarded, transaction)
+            self._refusals.remember_ban(checks)
+            return barred
+        found = transaction.find(checks, takes=True)
+        decision = decide(checks, found, transaction.now_us, first_in_line=first_in_line)
+        if decision.allowed:
+            return decision if transaction.permits is None else self._take_permits(decision, transaction)
         if decision.reason is Reason.LIMITED and not first_in_line:
-            self._refusals.remember(decision, session)
+            self._refusals.remember(decision, transaction)
         return decision
 
-    def _peek(self, checks: Sequence[Check], guarded: Sequence[Guarded], session: Session) -> Decision:
-        barred, _ = self.bans.judge(session, checks, guarded)
-        return self._judge.peek(checks, session) if barred is None else barred
+    def _peek(self, checks: Sequence[Check], guarded: Sequence[Guarded], transaction: Transaction) -> Decision:
+        barred, _ = self.bans.judge(transaction, checks, guarded)
+        if barred is not None:
+            return barred
+        decision = decide(checks, transaction.find(checks), transaction.now_us)
+        decision.charge = ()
+        return decision
+
+    def _charge(self, checks: Sequence[Check], transaction: Transaction) -> Decision:
+        decision = charge_all(checks, transaction.find(checks, takes=True), transaction.now_us)
+        return decision if transaction.permits is None else self._take_permits(decision, transaction)
+
+    def _take_permits(self, decision: Decision, transaction: Transaction) -> Decision:
+        """Take the permits that a decision has charged, and put them among its charges."""
+        for at, (limit, _, _, row) in enumerate(transaction.asked):
+            if isinstance(limit, Concurrency):
+                _, units = decision.charge[at]
+                taken = transaction.permit_rows().take(row, limit.amount, units) if units else None
+                decision.charge[at] = taken
+        return decision
+
+    def _refund(self, decision: Decision, transaction: Transaction) -> bool:
+        charge = list(decision.charge)
+        if not charge:
+            return False  # another refund came first
+        permits = [noted for noted in charge if isinstance(noted, Permit)]
+        changed = False
+        for permit in permits:
+            changed |= transaction.permit_rows().leave(permit)
+        spent = Decision(True, decision.reason, decision.now_us, decision.checks)
+        spent.charge = [None if isinstance(noted, Permit) else noted for noted in charge]
+        found, now_us = transaction.find(decision.checks, makes=False), transaction.now_us
+        latest_us, floor_us = self._transactions.latest_us, transaction.reset_us()
+        changed |= refund_all(spent, found, now_us, latest_us=latest_us, floor_us=floor_us)
+        if changed:
+            transaction.undo.append(partial(decision.charge.extend, charge))
+            decision.charge.clear()
+        return changed
+
+    def _inspect(self, key: str, buckets: Sequence[Bucket], transaction: Transaction) -> Snapshot:
+        found = transaction.find([(bucket, key, 0) for bucket in buckets])
+        return Snapshot(transaction.now_us, [windows[row] for _, _, windows, row in found])
 
     def _known_refusal(
         self, checks: Sequence[Check], guarded: Sequence[Guarded], first_in_line: bool
     ) -> Decision | None:
         """Return a refusal that needs nothing written; else None."""
-        lasts = not first_in_line and self._refusals.lasts(checks, self._now_us())
-        if not lasts and not (self.bans.any() and self.bans.suspects(checks, guarded)):
+        if first_in_line or not self._refusals.lasts(checks, self._now_us()):
             return None
-        return self._transactions.read(partial(self._refuse, checks, guarded, lasts))
 
-    def _refuse(
-        self, checks: Sequence[Check], guarded: Sequence[Guarded], lasts: bool, session: Session
-    ) -> Decision | None:
-        barred, prolongs = self.bans.judge(session, checks, guarded)
-        if barred is not None:
+        def refuse(transaction: Transaction) -> Decision | None:
+            barred, prolongs = self.bans.judge(transaction, checks, guarded)
+            if barred is not None:
+                return None if prolongs else barred
+            return self._refusals.answer(checks, transaction)
+
+        return self._transactions.read(refuse)
+
+    def _ban_refusal(self, checks: Sequence[Check], guarded: Sequence[Guarded]) -> Decision | None:
+        """Return the refusal by a ban of a demand that has to wait for others: it needs nothing written."""
+        with suppress(StoreError):  # of which the hit itself will tell
+            judge = partial(self.bans.judge, checks=checks, guarded=guarded)
+            barred, prolongs = self._transactions.read(judge, patience_s=0)
             return None if prolongs else barred
-        return self._refusals.answer(checks, session) if lasts else None
+        return None

@@ -1,9 +1,15 @@
-"""Opening the files of an LMDB environment, under its gate: nobody else opens them or writes meanwhile."""
+"""Opening the files of an LMDB environment, under its gate: nobody else opens them or writes meanwhile.
+
+Who opens them to write makes what is missing, and sets aside what is damaged. Who opens them to read makes, mends and
+writes nothing, but takes a slot in LMDB's lock file, as every reader does, so that writers leave alone the pages that
+it reads: a file that is missing, damaged or older is refused with a sentence, and to put it right is for the workers.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import stat
 import time
 from collections.abc import Callable
 from mmap import ALLOCATIONGRANULARITY
@@ -13,9 +19,9 @@ from typing import Any, Final, NamedTuple
 
 import lmdb
 
-from ....core.errors import ConfigurationError, StoreTimeout, StoreUnavailable
-from ....core.store import Event
-from .data_files import (
+from ...core.errors import ConfigurationError, StoreTimeout, StoreUnavailable
+from ...core.store import Event
+from .checking import (
     DATA,
     LOCK,
     Damaged,
@@ -27,7 +33,7 @@ from .data_files import (
     set_aside,
     unusable,
 )
-from .layout import NAMES, Databases, load
+from .layout import NAMES, Databases, load, load_to_read
 
 PATIENCE_S: Final = 5.0
 """How long to wait for the gate if no deadline is shorter."""
@@ -85,7 +91,7 @@ class Opened(NamedTuple):
 
 
 def open_files(path: Path, options: Options, patience_s: float, suspect: tuple[int, str]) -> Opened:
-    """Open an environment; make one if there is none, and set a damaged one aside.
+    """Open an environment. To write, make one if there is none, and set a damaged one aside.
 
     Args:
         path: Its directory, without symbolic links.
@@ -95,8 +101,11 @@ def open_files(path: Path, options: Options, patience_s: float, suspect: tuple[i
 
     Raises:
         ConfigurationError: The files cannot be used; the message says what would help.
+        StoreUnavailable: They are to be read only, and are not there, or cannot be read.
         StoreTimeout: Another process holds the files.
     """
+    if options.read_only:
+        return _open_to_read(path, options, patience_s, suspect)
     check_directory(path)
     warning = check_file_system(path)
     events = [Event("store_doubtful", warning)] if warning else []
@@ -155,10 +164,10 @@ def _lock_data(path: Path, patience_s: float) -> int:
         except OSError as error:
             raise unusable(path, error) from error
 
-    return take_gate(path, open_data, patience_s)
+    return _take_gate(path, open_data, patience_s)
 
 
-def take_gate(path: Path, open_data: Callable[[], int], patience_s: float) -> int:
+def _take_gate(path: Path, open_data: Callable[[], int], patience_s: float) -> int:
     """Take the gate of the data file that a function opens, and return that file.
 
     Raises:
@@ -230,17 +239,7 @@ def _open(
     else:
         # This lock file belongs to a data file that is gone; a stopped process may hold LMDB's own lock in it for ever.
         (path / LOCK).unlink(missing_ok=True)
-    environment = lmdb.open(
-        str(path),
-        map_size=max(options.map_size, size),
-        max_dbs=len(NAMES),
-        max_readers=MAX_READERS,
-        sync=options.safe,
-        metasync=options.safe,
-        writemap=writes_through(options),
-        mode=0o600,
-        max_spare_txns=0,  # a reader's slot that is kept between reads does not survive a fork
-    )
+    environment = _map(path, options, max(options.map_size, size))
     try:
         if not is_file_at(file, path / DATA):
             raise _Moved
@@ -251,6 +250,23 @@ def _open(
     except BaseException:
         environment.close()
         raise
+
+
+def _map(path: Path, options: Options, size: int) -> Any:
+    """Return LMDB's environment."""
+    return lmdb.open(
+        str(path),
+        map_size=size,
+        max_dbs=len(NAMES),
+        max_readers=MAX_READERS,
+        readonly=options.read_only,
+        create=not options.read_only,
+        sync=options.safe,
+        metasync=options.safe,
+        writemap=writes_through(options),
+        mode=0o600,
+        max_spare_txns=0,  # a reader's slot that is kept between reads does not survive a fork
+    )
 
 
 def _start_apart(path: Path, file: int) -> None:
@@ -280,3 +296,50 @@ def _load_with_room(path: Path, environment: Any, file: int, options: Options) -
         take_room(file, size, options)
         environment.set_mapsize(size)
         return load(path, environment)
+
+
+def _open_to_read(path: Path, options: Options, patience_s: float, suspect: tuple[int, str]) -> Opened:
+    file = -1
+    try:
+        if not stat.S_ISDIR(path.stat().st_mode):
+            raise StoreUnavailable(f"lmdb: there is no store at {path}: it is no directory")
+        file = _take_gate(path, lambda: os.open(path / DATA, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), patience_s)
+        found = os.fstat(file)
+        if found.st_ino == suspect[0] and suspect[1]:
+            raise StoreUnavailable(f"lmdb: {path} is damaged: {suspect[1]}")
+        opened = _read(path, options, file, found)
+        fcntl.flock(file, fcntl.LOCK_UN)
+        return opened
+    except BaseException as error:
+        if file >= 0:
+            os.close(file)
+        if isinstance(error, (FileNotFoundError, NotADirectoryError)):
+            what = f"the directory holds no {DATA}" if path.is_dir() else "nothing stands there"
+            raise StoreUnavailable(f"lmdb: there is no store at {path}: {what}") from None
+        if isinstance(error, OSError):
+            raise StoreUnavailable(str(unusable(path, error))) from error
+        if isinstance(error, (ConfigurationError, lmdb.Error)):
+            raise StoreUnavailable(f"lmdb: {path / DATA} cannot be read: {error}") from error
+        raise
+
+
+def _read(path: Path, options: Options, file: int, found: os.stat_result) -> Opened:
+    if not found.st_size:
+        raise StoreUnavailable(f"lmdb: there is no store at {path}: {DATA} is empty")
+    if not (path / LOCK).exists():
+        # Without it nobody would see who reads, and LMDB would make it.
+        raise StoreUnavailable(f"lmdb: {path} has no {LOCK}; is it a copy? A worker that opens it makes one")
+    try:
+        check_data(path, every_page=nobody_else_has(path / LOCK))
+    except StoreUnavailable as error:
+        raise StoreUnavailable(f"lmdb: {path / DATA} is no store, or it is damaged: {error}") from error
+    environment = _map(path, options, found.st_size)
+    try:
+        dbs, offset = load_to_read(path, environment)
+        return Opened(environment, file, dbs, offset, (found.st_ino, (path / LOCK).stat().st_ino), [], [])
+    except BROKEN as error:
+        environment.close()
+        raise StoreUnavailable(f"lmdb: {path} is damaged: {error}") from error
+    except BaseException:
+        environment.close()
+        raise

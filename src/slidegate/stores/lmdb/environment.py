@@ -21,25 +21,23 @@ import fcntl
 import os
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, Final
 
 import lmdb
 
-from ....core.errors import ConfigurationError, StoreTimeout, StoreUnavailable
-from ....core.store import Event
-from ...held_weakly import HeldWeakly
+from ...core.errors import ConfigurationError, StoreTimeout, StoreUnavailable
+from ...core.store import Event
 from . import opening
-from .data_files import DATA, LOCK
+from .checking import DATA, LOCK, check_directory
 from .host_clock import RECORD_EVERY_US, boot_id, boot_us, wall_us, written
 from .layout import CLOCK, SCHEMA, WRITTEN_SCHEMA, Databases
 from .opening import BROKEN, POLL_S, Options, open_files, take_room, whole_size, writes_through
-from .read_only import open_to_read
-from .readers import Readers
 
-_IN_PROCESS_S: Final = 0.05
+IN_PROCESS_S: Final = 0.05
+"""How long an event loop may wait for another thread, or for files that have to be opened or have grown."""
 _BEFORE_FORK_S: Final = 5.0
 _LOOK_EVERY: Final = 16  # commits, between two looks at how full the file is
 _GROW_AGAIN_S: Final = 1.0
@@ -50,12 +48,13 @@ RESERVE: Final = 16
 MIN_RESERVE: Final = 2**18
 FULL: Final = 1
 LAST_PART: Final = 2
+_FAR_BEHIND: Final = 100  # transactions; a read takes as long as one or two
 _TOO_SHORT: Final = "its head names pages that the file does not have"
 _NO_DATABASES: Final = Databases(*(None,) * len(Databases._fields))  # type: ignore[arg-type]
 
 
 class Environment:
-    """An environment; `registry.open_environment` returns one.
+    """An environment; `open_environment` returns one.
 
     Args:
         path: Its directory, without symbolic links.
@@ -68,6 +67,7 @@ class Environment:
         untold: Events that no observer was told yet.
         salvage: Damaged files that were set aside, and may hold bans.
         stuck: Why the file could not grow when that was last tried; empty if it could.
+        users: How many stores of this process use it.
 
     Raises:
         ConfigurationError: The files cannot be used; the message says what would help.
@@ -78,7 +78,7 @@ class Environment:
         self.path = path
         self.options = options
         self.dbs: Databases
-        self.opened = 0
+        self.opened = self.users = 0
         self.held = 0
         self.stuck = ""
         self.untold: list[Event] = []
@@ -97,7 +97,6 @@ class Environment:
         self._readers = Readers(path, options.max_map_size)
         self._leaves = False  # whether to close the files after this transaction
         self._open(opening.PATIENCE_S)
-        _environments.add(self)
 
     def now_us(self) -> int:
         """Return the time of this host; see `host_clock`."""
@@ -109,31 +108,19 @@ class Environment:
         """Begin to write; None while somebody else writes. `commit` or `abort` has to follow, in the same thread."""
         if self.options.read_only:
             raise StoreUnavailable(f"lmdb: {self.path} is open for reading only")
-        if not self._lock.acquire(timeout=_IN_PROCESS_S):
+        if not self._take_gate():
             return None
         try:
-            if self._lmdb is None:
-                self._reopen(0.0)
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, StoreTimeout):  # the latter where the files have to be opened first
-            self._lock.release()
-            return None
+            for _ in range(2):
+                try:
+                    return self._lmdb.begin(self.dbs.windows, write=True)
+                except lmdb.MapResizedError:
+                    with self._map:
+                        self._map_whole()
+            raise lmdb.CorruptedError(_TOO_SHORT)
         except BaseException:
-            self._lock.release()
+            self._leave_gate()
             raise
-        try:
-            return self._write()
-        except BaseException:
-            self._let_others()
-            raise
-
-    def _write(self) -> Any:
-        for _ in range(2):
-            try:
-                return self._lmdb.begin(self.dbs.windows, write=True)
-            except lmdb.MapResizedError:
-                self._map_whole()
-        raise lmdb.CorruptedError(_TOO_SHORT)
 
     def commit(self, txn: Any) -> None:
         """Commit a transaction, make the map larger before it is full, and let others write."""
@@ -148,21 +135,21 @@ class Environment:
                 with suppress(lmdb.Error):
                     self._grow(self.options.max_map_size)
         finally:
-            self._let_others()
+            self._leave_gate()
 
     def abort(self, txn: Any) -> None:
         """Abort a transaction, and let others write."""
         try:
             txn.abort()
         finally:
-            self._let_others()
+            self._leave_gate()
 
-    def read(self) -> Any:
+    def read(self, patience_s: float = IN_PROCESS_S) -> Any:
         """Begin to read; `end_read` has to follow. Only a file that has grown makes it wait for another process."""
         if self._lmdb is None:
             with self._lock:
                 if self._lmdb is None:
-                    self._reopen(_IN_PROCESS_S)  # an event loop may wait
+                    self._reopen(patience_s)
         for _ in range(3):
             self._map.acquire()
             try:
@@ -172,7 +159,7 @@ class Environment:
                 self._map.release()
             except lmdb.MapResizedError:
                 self._map.release()
-                self._follow()
+                self._follow(patience_s)
             except BaseException:
                 self._map.release()
                 raise
@@ -185,34 +172,14 @@ class Environment:
         finally:
             self._map.release()
 
-    def begin_again(self, txn: Any) -> Any:
-        """Abort a transaction, and begin another in its place."""
+    def grow(self, most: int) -> bool:
+        """Make the map larger, `most` bytes at most; return False if it cannot be, and True if others may do it."""
+        if not self._take_gate():
+            return True
         try:
-            txn.abort()
-            return self._write()
-        except BaseException:
-            self._let_others()
-            raise
-
-    def grow(self, txn: Any, most: int) -> Any:
-        """Abort a transaction for which there was no room, make the map larger, and let others write.
-
-        Args:
-            txn: The transaction.
-            most: How large the map may be.
-
-        Returns:
-            None; if the map cannot be made larger, another transaction in which to make room.
-        """
-        try:
-            txn.abort()
-            if not self._grow(most):
-                return self._write()
-        except BaseException:
-            self._let_others()
-            raise
-        self._let_others()
-        return None
+            return self._grow(most)
+        finally:
+            self._leave_gate()
 
     def _grow(self, most: int) -> bool:
         with self._map:
@@ -220,7 +187,7 @@ class Environment:
             if self._lmdb.reader_check():
                 return True  # the pages that were kept for dead readers can be used again
             before = self._lmdb.info()["map_size"]
-            self._map_whole_now()  # another process may have made it larger
+            self._map_whole()  # another process may have made it larger
             if self._lmdb.info()["map_size"] > before:
                 return True
             size = min(2 * before, most)
@@ -237,32 +204,20 @@ class Environment:
             self.untold.append(Event("map_grown", f"{self.path} has grown to {size} bytes", {"bytes": size}))
             return True
 
-    def _follow(self) -> None:
+    def _follow(self, patience_s: float) -> None:
         """Map a file that another process has made larger, which takes the gate (see the top of this module)."""
-        until_s = time.monotonic() + _IN_PROCESS_S
-        if not self._lock.acquire(timeout=_IN_PROCESS_S):
-            raise StoreTimeout(f"lmdb: another thread has been writing to {self.path} for {_IN_PROCESS_S:g} s")
+        until_s = time.monotonic() + patience_s
+        while not self._take_gate():
+            if time.monotonic() > until_s:
+                raise StoreTimeout(f"lmdb: {self.path} has grown, and somebody else is writing; is a process stopped?")
+            time.sleep(POLL_S)
         try:
-            while not self._has_gate():
-                if time.monotonic() > until_s:
-                    raise StoreTimeout(f"lmdb: {self.path} has grown, and another process is writing; is it stopped?")
-                time.sleep(POLL_S)
-            self._map_whole()
+            with self._map:
+                self._map_whole()
         finally:
-            self._let_others()
-
-    def _has_gate(self) -> bool:
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
+            self._leave_gate()
 
     def _map_whole(self) -> None:
-        with self._map:
-            self._map_whole_now()
-
-    def _map_whole_now(self) -> None:
         # If nothing is written through the map, the file is shorter than the map, and LMDB cuts nothing off.
         size = max(whole_size(self._file), self._lmdb.info()["map_size"]) if writes_through(self.options) else 0
         self._lmdb.set_mapsize(size)
@@ -360,7 +315,23 @@ class Environment:
         except OSError:
             return False
 
-    def _let_others(self) -> None:
+    def _take_gate(self) -> bool:
+        """Keep everybody else from writing; False while somebody else writes."""
+        if not self._lock.acquire(timeout=IN_PROCESS_S):
+            return False
+        try:
+            if self._lmdb is None:
+                self._reopen(0.0)
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except (BlockingIOError, StoreTimeout):  # the latter where the files have to be opened first
+            self._lock.release()
+            return False
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def _leave_gate(self) -> None:
         fcntl.flock(self._file, fcntl.LOCK_UN)
         if self._leaves:
             with self._map:
@@ -381,8 +352,7 @@ class Environment:
             raise StoreUnavailable(str(error)) from error
 
     def _open(self, patience_s: float) -> None:
-        open_now = open_to_read if self.options.read_only else open_files
-        opened = open_now(self.path, self.options, patience_s, self._suspect)
+        opened = open_files(self.path, self.options, patience_s, self._suspect)
         self._lmdb, self._file, self.dbs, self._offset_us, self._inodes, events, salvage = opened
         self.held, self.stuck = self._lmdb.info()["map_size"], ""
         self.untold += events
@@ -401,19 +371,108 @@ def spare(held: int) -> int:
     return min(reserve(held), held // 4)
 
 
-_environments: HeldWeakly[Environment] = HeldWeakly()
+class Readers:
+    """Compares the readers of one look with those of the look before it.
+
+    Args:
+        path: The directory of the environment.
+        max_map_size: How many bytes the file may grow to.
+    """
+
+    def __init__(self, path: Path, max_map_size: int) -> None:
+        self._path = path
+        self._max_map_size = max_map_size
+        self._behind: set[tuple[int, int]] = set()  # (process, transaction) of each that was far behind
+        self._told: set[tuple[int, int]] = set()
+
+    def look(self, environment: Any) -> list[Event]:
+        """Return an event for each process that has been in the same transaction since an earlier look."""
+        last = environment.info()["last_txnid"]
+        behind = set()
+        for line in environment.readers().splitlines()[1:]:
+            pid, _, since = line.split()
+            if since.isdecimal() and last - int(since) > _FAR_BEHIND:
+                behind.add((int(pid), int(since)))
+        stopped = (behind & self._behind) - self._told
+        self._behind, self._told = behind, (self._told & behind) | stopped
+        return [self._event(pid, last - since) for pid, since in sorted(stopped)]
+
+    def _event(self, pid: int, transactions: int) -> Event:
+        message = (
+            f"process {pid} has been reading {self._path} for {transactions} transactions, is it stopped? "
+            f"The file grows until it goes on or ends, up to {self._max_map_size} bytes"
+        )
+        return Event("reader_stopped", message, {"pid": pid, "transactions": transactions})
 
 
-def _for_each(act: Callable[[Environment], None]) -> Callable[[], None]:
-    def call() -> None:
-        for environment in _environments:
-            act(environment)
-
-    return call
+_lock: Final = threading.Lock()
+_open: Final[dict[Path, Environment]] = {}
 
 
-os.register_at_fork(
-    before=_for_each(Environment.before_fork),
-    after_in_parent=_for_each(Environment.after_fork),
-    after_in_child=_for_each(Environment.forked),
-)
+def open_environment(path: str | PathLike[str], options: Options) -> Environment:
+    """Return the environment at a path, and open it if this process has not. `close_environment` has to follow.
+
+    Raises:
+        ConfigurationError: The path cannot be used, or is open with other options.
+        StoreUnavailable: It is to be read only, and cannot be.
+        StoreTimeout: Another process holds the files and does not go on.
+    """
+    text = fspath(path) if isinstance(path, (str, PathLike)) else ""
+    if not isinstance(text, str) or not text or "\0" in text:
+        raise ConfigurationError(f'path: expected a directory, for example "/var/lib/app/slidegate", not {path!r}')
+    with _lock:
+        if not options.read_only:
+            check_directory(Path(text))
+        place = Path(text).resolve()
+        environment = _open.get(place)
+        if environment is None:
+            environment = _open[place] = Environment(place, options)
+        elif environment.options != options:
+            raise ConfigurationError(
+                f"lmdb: {place} is open in this process with {environment.options._asdict()}, not {options._asdict()}; "
+                "use the same options"
+            )
+        environment.users += 1
+        return environment
+
+
+def close_environment(environment: Environment) -> None:
+    """Close an environment if nobody else of this process uses it."""
+    with _lock:
+        environment.users -= 1
+        if not environment.users:
+            del _open[environment.path]
+            environment.close()
+
+
+class _Fork:
+    """Keeps everybody from opening, closing and using environments while the process forks."""
+
+    def __init__(self) -> None:
+        self._holds = False
+        self._environments: list[Environment] = []
+
+    def before(self) -> None:
+        self._holds = _lock.acquire(timeout=_BEFORE_FORK_S)
+        self._environments = list(_open.values())
+        for environment in self._environments:
+            environment.before_fork()
+
+    def after_in_parent(self) -> None:
+        for environment in self._environments:
+            environment.after_fork()
+        self._let_go()
+
+    def after_in_child(self) -> None:
+        for environment in self._environments:
+            environment.forked()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        self._environments = []
+        if self._holds:
+            _lock.release()
+
+
+_fork: Final = _Fork()
+os.register_at_fork(before=_fork.before, after_in_parent=_fork.after_in_parent, after_in_child=_fork.after_in_child)

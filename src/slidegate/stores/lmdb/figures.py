@@ -10,15 +10,17 @@ cannot grow any more they leave its last part alone.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from functools import partial
 from struct import Struct
 from typing import Final, TypeAlias
 
 from ...core.errors import StoreUnavailable
 from ...core.store import Clock, SharedStats, StatsRow
-from .files.environment import Environment
-from .session import Session
+from .batching import Batcher
+from .environment import Environment
+from .transaction import Transactions
+from .windows import Transaction
 
 SHARE: Final = 8
 """Figures take one byte in so many of the largest file."""
@@ -40,21 +42,15 @@ class LmdbSharedStats(SharedStats):
     Args:
         env: The environment.
         now_us: The store's clock.
-        run: Does a job in a writing transaction; returns its answer, or an awaitable of it.
-        ask: Asks in a reading transaction, which waits for no other process.
+        transactions: Runs transactions.
+        batcher: Runs jobs that write.
     """
 
-    def __init__(
-        self,
-        env: Environment,
-        now_us: Clock,
-        run: Callable[[Callable[[Session], bool]], bool | Awaitable[bool]],
-        ask: Callable[[Callable[[Session], Rows]], Rows],
-    ) -> None:
+    def __init__(self, env: Environment, now_us: Clock, transactions: Transactions, batcher: Batcher) -> None:
         self._env = env
-        self._run = run
-        self._ask = ask
         self._now_us = now_us
+        self._transactions = transactions
+        self._batcher = batcher
         self._looked_at = b"\0"
 
     def time(self) -> int:
@@ -67,7 +63,7 @@ class LmdbSharedStats(SharedStats):
         Raises:
             StoreUnavailable: There is no room for more figures.
         """
-        answer = self._run(partial(self._write, worker, rows))
+        answer = self._batcher.run(partial(self._write, worker, rows))
         if isinstance(answer, Awaitable):
             return self._expect_room_later(answer)
         self._expect_room(answer)
@@ -80,10 +76,10 @@ class LmdbSharedStats(SharedStats):
     async def _expect_room_later(self, writing: Awaitable[bool]) -> None:
         self._expect_room(await writing)
 
-    def _write(self, worker: bytes, rows: Sequence[StatsRow], session: Session) -> bool:
+    def _write(self, worker: bytes, rows: Sequence[StatsRow], transaction: Transaction) -> bool:
         """Write rows, and return True if there was room for them; rows that are over are deleted in any case."""
-        txn, figures = session.txn, session.dbs.figures
-        self._delete_some(session)
+        txn, figures = transaction.txn, transaction.dbs.figures
+        self._delete_some(transaction)
         needed = sum(len(row.value) + _PER_ROW for row in rows if row.kept_us > 0)
         used = txn.stat(figures)
         pages = used["leaf_pages"] + used["branch_pages"] + used["overflow_pages"]
@@ -93,36 +89,36 @@ class LmdbSharedStats(SharedStats):
         for row in rows:
             key = _key(row.shelf, row.number) + worker
             if row.kept_us > 0:
-                txn.put(key, _UNTIL.pack(session.now_us + row.kept_us) + row.value, db=figures)
+                txn.put(key, _UNTIL.pack(transaction.now_us + row.kept_us) + row.value, db=figures)
             else:
                 txn.delete(key, b"", figures)
         return True
 
     def read(self, shelf: str, first: int, last: int) -> Rows:
         """See `SharedStats`; this waits for no other process."""
-        return self._ask(partial(self._read, shelf, first, last))
+        return self._transactions.read(partial(self._read, shelf, first, last))
 
-    def _read(self, shelf: str, first: int, last: int, session: Session) -> Rows:
+    def _read(self, shelf: str, first: int, last: int, transaction: Transaction) -> Rows:
         found = []
         end, name = _key(shelf, last + 1), len(shelf) + 1
-        with session.txn.cursor(session.dbs.figures) as cursor:
+        with transaction.txn.cursor(transaction.dbs.figures) as cursor:
             there = cursor.set_range(_key(shelf, first))
             while there and (key := bytes(cursor.key())) < end:
                 value = bytes(cursor.value())
-                if _UNTIL.unpack_from(value)[0] > session.now_us:
+                if _UNTIL.unpack_from(value)[0] > transaction.now_us:
                     (number,) = _NUMBER.unpack_from(key, name)
                     found.append((number, key[name + _NUMBER.size :], value[_UNTIL.size :]))
                 there = cursor.next()
         return found
 
-    def _delete_some(self, session: Session) -> None:
+    def _delete_some(self, transaction: Transaction) -> None:
         """Delete rows that are over. Each writing goes on where the last one ended."""
-        with session.txn.cursor(session.dbs.figures) as cursor:
+        with transaction.txn.cursor(transaction.dbs.figures) as cursor:
             cursor.set_range(self._looked_at)
             for _ in range(MOST_DELETED):
                 if not cursor.key():
                     break
-                if _UNTIL.unpack_from(cursor.value())[0] <= session.now_us:
+                if _UNTIL.unpack_from(cursor.value())[0] <= transaction.now_us:
                     cursor.delete()  # moves the cursor to the next row, if there is one
                 else:
                     cursor.next()

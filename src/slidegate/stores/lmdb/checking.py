@@ -24,7 +24,7 @@ from typing import Any, Final
 
 import lmdb.verify
 
-from ....core.errors import ConfigurationError, StoreUnavailable
+from ...core.errors import ConfigurationError, StoreUnavailable
 
 DATA: Final = "data.mdb"
 LOCK: Final = "lock.mdb"

@@ -11,23 +11,23 @@ import os
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from ....core.errors import ConfigurationError, StoreUnavailable
-from .data_files import Damaged
+from ...core.errors import ConfigurationError, StoreUnavailable
+from .checking import Damaged
 from .host_clock import boot_id, boot_us, offset_us, wall_us, written
 
-SCHEMA_VERSION: Final = 4
+SCHEMA_VERSION: Final = 5
 SCHEMA: Final = b"schema"
 CLOCK: Final = b"clock"
 WRITTEN_SCHEMA: Final = bytes([SCHEMA_VERSION, 255 - SCHEMA_VERSION])
 
-NAMES: Final = (
-    *("meta", "bans", "changes", "history", "windows", "cells", "ends", "standings", "struck", "policies"),
-    *("places", "workers", "figures"),
-)
 _OURS: Final = 5  # another program does not have more of these names by chance
 CELL_KEY: Final = b"cell_key"
 RESET: Final = b"reset"
 """Under it stands the moment at which all windows were forgotten last."""
+CENSUS: Final = b"bans"
+"""Under it stands how many bans of each kind there are; nothing where nobody is banned."""
+BAN_NUMBER: Final = b"ban_number"
+"""Under it stands the number of the last change of bans."""
 
 
 class Databases(NamedTuple):
@@ -35,7 +35,9 @@ class Databases(NamedTuple):
 
     meta: Any
     bans: Any
-    changes: Any
+    networks: Any
+    ban_ends: Any
+    prefixes: Any
     history: Any
     windows: Any
     cells: Any
@@ -47,6 +49,9 @@ class Databases(NamedTuple):
     workers: Any
     figures: Any
     cell_key: bytes
+
+
+NAMES: Final = Databases._fields[:-1]
 
 
 def load(path: Path, environment: Any) -> tuple[Databases, int]:
@@ -75,17 +80,25 @@ def load(path: Path, environment: Any) -> tuple[Databases, int]:
     return Databases(**dbs, cell_key=cell_key), offset
 
 
-def check_layout(path: Path, environment: Any, txn: Any) -> None:
-    """Check that the rows of an environment are in the present layout.
+def load_to_read(path: Path, environment: Any) -> tuple[Databases, int]:
+    """Open the databases of an environment in which nothing can be written; return what `load` does.
 
     Raises:
-        StoreUnavailable: There are none.
+        StoreUnavailable: There are none, or not all yet.
         ConfigurationError: The environment belongs to something else, or to another version.
         Damaged: It is ours, and its version cannot be read.
     """
     if environment.stat()["entries"] == 0:
         raise StoreUnavailable(f"lmdb: there is no store at {path}: its file holds nothing")
-    _check_version(path, environment, txn)
+    with environment.begin() as txn:
+        _check_version(path, environment, txn)
+    # In transactions of their own: a handle goes with the one that it was opened in, unless that is committed.
+    dbs = {name: environment.open_db(name.encode(), create=False) for name in NAMES}
+    with environment.begin() as txn:
+        cell_key, record = txn.get(CELL_KEY, None, dbs["meta"]), txn.get(CLOCK, None, dbs["meta"])
+    if cell_key is None:
+        raise StoreUnavailable(f"lmdb: {path} is not made yet; is another process at it?")
+    return Databases(**dbs, cell_key=bytes(cell_key)), offset_us(record, boot_id(), boot_us(), wall_us())
 
 
 def _check_version(path: Path, environment: Any, txn: Any) -> None:

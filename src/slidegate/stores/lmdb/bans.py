@@ -1,0 +1,256 @@
+"""The bans of an LMDB environment, which are rows of it and nowhere else; `ban_rows` says what stands in them.
+
+Every hit looks for the bans of its client in its own transaction, so it meets a ban that any process has made just
+before. The rules are those of `core.bans.rules`, at work on the rows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from threading import Lock
+from typing import TypeVar
+
+from ...core.bans.in_force import Ban, BanChange, Guarded, longest
+from ...core.bans.policy import BanPolicy
+from ...core.bans.rows import Bans, Row, from_rows, to_rows
+from ...core.bans.rules import BanRules, Steady
+from ...core.bans.standing import Standing
+from ...core.bans.standing_view import KeptStandings, kept_standings
+from ...core.barred import Barred
+from ...core.decision import Check
+from ...core.store import BanStore, Clock
+from ..forks import hold_over_fork
+from ..system_clock import system_us
+from .ban_rows import BanRecords, bans_of, part, policy_of, read_record, salvage, text_of
+from .batching import Batcher
+from .layout import CENSUS
+from .transaction import Transactions
+from .windows import Transaction
+
+T = TypeVar("T")
+
+
+class LmdbBans(BanStore):
+    """Bans for all processes of a host; made by `LmdbStore`.
+
+    Args:
+        transactions: Runs transactions.
+        batcher: Runs jobs that write.
+        now_us: The store's clock.
+        wall_us: Unix time, in microseconds; None for the system's.
+        most: How many bans, and the strikes of how many keys, to hold.
+    """
+
+    def __init__(
+        self, transactions: Transactions, batcher: Batcher, now_us: Clock, wall_us: Clock | None, most: int
+    ) -> None:
+        self._transactions = transactions
+        self._batcher = batcher
+        self._clock = now_us
+        self._wall = wall_us or system_us
+        self._most = most
+        self._steady = Steady()
+        self._steady_lock = Lock()
+        hold_over_fork(self._steady_lock)
+        self._next_us: dict[tuple[str, str], int] = {}
+
+    # -- for the store ------------------------------------------------------------------------------------------------
+
+    def judge(
+        self, transaction: Transaction, checks: Sequence[Check], guarded: Sequence[Guarded]
+    ) -> tuple[Barred | None, bool]:
+        """Return the refusal of a demand by a ban, if there is one, and whether the demand prolongs a ban."""
+        census = transaction.txn.get(CENSUS, None, transaction.dbs.meta)
+        if census is None:
+            return None, False
+        bans = bans_of(transaction.txn, transaction.dbs, census, checks, guarded)
+        if not bans:
+            return None, False
+        moments = self._moments()
+        rules = BanRules(BanRecords(transaction.txn, transaction.dbs), self._most)
+        barred = rules.judge(bans, checks, *moments, prolong=False)
+        return barred, any(ban.prolong_us and not ban.is_over(*moments) for ban in bans)
+
+    def prolong(self, barred: Barred, guarded: Sequence[Guarded], transaction: Transaction) -> Barred:
+        """Prolong the bans that refused a demand, if requests prolong them, and return the refusal after that."""
+        bans = self._bans_of(barred.checks, guarded, transaction)
+        moments = self._moments()
+        prolonged = self._work(lambda rules: rules.judge(bans, barred.checks, *moments, prolong=True), transaction)
+        return barred if prolonged is None else prolonged
+
+    def sweep(self, transaction: Transaction, most: int) -> bool:
+        """Delete bans that are over, no more than `most` by each clock; return whether there are more."""
+        if transaction.txn.get(CENSUS, None, transaction.dbs.meta) is None:
+            return False
+        return BanRecords(transaction.txn, transaction.dbs).list.let_go(*self._moments(), most)
+
+    def rescue(self, path: Path, transaction: Transaction) -> int:
+        """Take over the bans that are found in a damaged file; return how many are still in force."""
+        try:
+            found = salvage(path)
+        except OSError:
+            return 0
+        return self._work(partial(self._take_over, found), transaction)
+
+    # -- for everybody ------------------------------------------------------------------------------------------------
+
+    def find(self, guarded: Sequence[Guarded]) -> Ban | None:
+        """Return the ban in force that refuses one of `guarded`, the one that lasts longest. This changes nothing."""
+        bans, moments = self._transactions.read(partial(self._bans_of, (), guarded)), self._moments()
+        return longest(ban for ban in bans if not ban.is_over(*moments))
+
+    def strike(
+        self, policy: BanPolicy, key: str, weight: int, reason: str, prefix: str = ""
+    ) -> Ban | Awaitable[Ban | None] | None:
+        """Count a strike, and ban the key if that is one too many; return the ban that this makes."""
+        return self._write(lambda rules: rules.strike(policy, key, weight, reason, prefix, *self._moments()))
+
+    def ban(self, key: str, length_us: int | None, reason: str, by: str) -> Ban | Awaitable[Ban]:
+        """Ban a key by hand, None for ever; a ban that it has is replaced."""
+        return self._write(lambda rules: rules.ban(key, length_us, reason, by, *self._moments()))
+
+    def unban(self, key: str, by: str) -> bool | Awaitable[bool]:
+        """Take the ban of exactly this key back, and forget its strikes and rungs; False if there was neither."""
+        return self._write(lambda rules: rules.unban(key, by, *self._moments()))
+
+    def load(self, rows: Sequence[Row]) -> int | Awaitable[int]:
+        """Take over the rows of a `dump`; of two bans of a key the one that lasts longer stays."""
+
+        def take_over(rules: BanRules) -> int:
+            moments = self._moments()
+            return rules.load(from_rows(rows, *moments), *moments)
+
+        return self._write(take_over)
+
+    def standings(self, keys: Sequence[str]) -> KeptStandings:
+        """Return how each of some keys stands under each policy. This changes nothing."""
+
+        def look(transaction: Transaction) -> KeptStandings:
+            ledgers = BanRecords(transaction.txn, transaction.dbs).by_name()
+            return self._moments()[0], kept_standings(ledgers, keys)
+
+        return self._transactions.read(look)
+
+    def count(self) -> int:
+        """Return how many bans are written: those in force, and those that ended lately."""
+        return self._transactions.read(lambda transaction: len(BanRecords(transaction.txn, transaction.dbs).list))
+
+    def active(self) -> list[Ban] | Awaitable[list[Ban]]:
+        """Return the bans in force."""
+        return _gathered(self._parts("bans", self._active_of))
+
+    def active_parts(self) -> AsyncIterator[Sequence[Ban]]:
+        """Yield the bans in force, a part at a time: no more are held than a part has."""
+        return _in_turns(self._parts("bans", self._active_of))
+
+    def history(self) -> list[BanChange] | Awaitable[list[BanChange]]:
+        """Return the last 10,000 changes, oldest first."""
+        return _gathered(self._parts("history", _changes_of))
+
+    def dump(self) -> list[Row] | Awaitable[list[Row]]:
+        """Return all bans, strikes and rungs, as `core.bans.rows` writes them."""
+        return _gathered(self._dumped())
+
+    def dump_parts(self) -> AsyncIterator[Sequence[Row]]:
+        """Yield what `dump` returns, a part at a time."""
+        return _in_turns(self._dumped())
+
+    def _dumped(self) -> Iterator[Sequence[Row]]:
+        now_us, wall_us = self._moments()
+        head, *_ = to_rows(Bans([], []), now_us, wall_us)
+        yield [head]
+        for bans in self._parts("bans", self._active_of):
+            yield list(to_rows(Bans(list(bans), []), now_us, wall_us))[1:]
+        for standings in self._parts("struck", self._standings_of):
+            yield list(to_rows(Bans([], list(standings)), now_us, wall_us))[1:]
+
+    def _parts(
+        self, name: str, read: Callable[[BanRecords, Sequence[tuple[bytes, bytes]]], Sequence[T]]
+    ) -> Iterator[Sequence[T]]:
+        """Yield the rows of a database as `read` reads them, a part at a time, each in a transaction of its own."""
+        row: bytes | None = b""
+        while row is not None:
+
+            def look(transaction: Transaction, first: bytes = row) -> tuple[Sequence[T], bytes | None]:
+                rows, following = part(transaction.txn, getattr(transaction.dbs, name), first)
+                return read(BanRecords(transaction.txn, transaction.dbs), rows), following
+
+            found, row = self._transactions.read(look)
+            yield found
+
+    def _active_of(self, records: BanRecords, rows: Sequence[tuple[bytes, bytes]]) -> Sequence[Ban]:
+        moments = self._moments()
+        found = [record.ban for record in (read_record(packed) for _, packed in rows) if record is not None]
+        return [ban for ban in found if not ban.is_over(*moments)]
+
+    def _standings_of(
+        self, records: BanRecords, rows: Sequence[tuple[bytes, bytes]]
+    ) -> Sequence[tuple[str, str, Standing]]:
+        """Return (policy, key, standing) for some rows of `struck`, without standings that are over."""
+        (now_us, _), found = self._moments(), []
+        for row, packed in rows:
+            policy, key = policy_of(row), text_of(packed)
+            ledger = records.open_ledger(policy)
+            standing = ledger.standings.get(key)
+            if standing is not None and not ledger.is_over(standing, now_us):
+                found.append((policy, key, standing))
+        return found
+
+    def _take_over(self, found: Sequence[Ban], rules: BanRules) -> int:
+        """Record bans of another environment; return how many are still in force."""
+        now_us, wall_us = self._moments()
+        taken = 0
+        for ban in found:
+            made_us = now_us - max(wall_us - ban.wall_us, 0)
+            ends_us = None if ban.ends_us is None else made_us + ban.ends_us - ban.made_us
+            known = ban._replace(made_us=made_us, ends_us=ends_us)
+            if not known.is_over(now_us, wall_us):
+                rules.record(known)
+                taken += 1
+        return taken
+
+    def _bans_of(self, checks: Sequence[Check], guarded: Sequence[Guarded], transaction: Transaction) -> list[Ban]:
+        census = transaction.txn.get(CENSUS, None, transaction.dbs.meta)
+        return [] if census is None else bans_of(transaction.txn, transaction.dbs, census, checks, guarded)
+
+    def _write(self, do: Callable[[BanRules], T]) -> T | Awaitable[T]:
+        return self._batcher.run(partial(self._work, do))
+
+    def _work(self, do: Callable[[BanRules], T], transaction: Transaction) -> T:
+        records = BanRecords(transaction.txn, transaction.dbs)
+        rules = BanRules(records, self._most, self._next_us)
+        answer = do(rules)
+        records.save()
+        transaction.events += rules.events
+        return answer
+
+    def _moments(self) -> tuple[int, int]:
+        """Return the store's time and Unix time; where the first steps back, it goes on from where it was."""
+        with self._steady_lock:
+            return self._steady.at(self._clock()), self._wall()
+
+
+def _changes_of(records: BanRecords, rows: Sequence[tuple[bytes, bytes]]) -> list[BanChange]:
+    return [record.change() for record in (read_record(packed) for _, packed in rows) if record is not None]
+
+
+def _gathered(parts: Iterator[Sequence[T]]) -> list[T] | Awaitable[list[T]]:
+    """Return the items of all parts; on a running event loop, an awaitable that lets the loop turn between parts."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return [one for items in parts for one in items]
+    return _paced(parts)
+
+
+async def _paced(parts: Iterator[Sequence[T]]) -> list[T]:
+    return [one async for items in _in_turns(parts) for one in items]
+
+
+async def _in_turns(parts: Iterator[Sequence[T]]) -> AsyncIterator[Sequence[T]]:
+    for items in parts:
+        yield items
+        await asyncio.sleep(0)

@@ -1,1 +1,0 @@
-"""Bans in rows of LMDB."""

@@ -1,1 +1,0 @@
-"""The files of an LMDB store: opening, locking, growing and checking them."""

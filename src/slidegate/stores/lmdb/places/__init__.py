@@ -1,1 +1,0 @@
-"""Places of concurrency limits in LMDB: their rows, and which of them this process holds."""

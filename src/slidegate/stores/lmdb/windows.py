@@ -1,0 +1,303 @@
+"""The windows in one transaction, as rows of an LMDB environment.
+
+A window's row is found by its key, a byte that no text contains, and a digest of its rule, length and resolution::
+
+    windows   key 0xff digest(rule, window, resolution)    version, life, then the window as the core makes it
+    cells     number of the cell, digest                   the same, for keys that share a cell
+    ends      when to look again, row                      nothing for a window, a byte for a cell
+
+So all windows of a client lie side by side, mostly on one page, and `Transaction.reset` finds them.
+
+A row of another version is no window: nobody reads it, and the next hit of its key overwrites it. The life
+is how long a unit counts at most, and 0 for the count of a quota: for those who do not know the limit of a row.
+
+`ends` is the index by time. A window gets an entry there when it is first written, and hits do not move the entry. When
+its time comes, the window is looked at; if it is still in use, the entry is written again for its new expiry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
+from struct import Struct
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from ...core import ring
+from ...core.decide import Place
+from ...core.decision import Bucket, Check
+from ...core.limits import AnyLimit, Limit, Quota
+from ...core.memo import remember
+from ...core.periods import KEPT_US, end_us
+from ...core.store import Clock, Event
+from ..memory.shard import SHARED_CELLS
+from .layout import RESET, Databases
+from .permits import PermitRows
+
+if TYPE_CHECKING:
+    from .transaction import Transactions
+
+ROW_VERSION: Final = 3
+"""A change of it raises `layout.SCHEMA_VERSION` too."""
+HEAD: Final = Struct("=Bq")
+HEAD_BYTES: Final = HEAD.size
+
+_DUE: Final = Struct(">q")
+_CELL: Final = Struct(">H")
+_MOMENT: Final = Struct("=q")
+_BETWEEN: Final = b"\xff"
+_ANY_LIMIT: Final = Limit(2, "400 days", resolution=1)
+_ANY_QUOTA: Final = Quota("1/day")
+"""To reset windows of unknown limits: from this ring nothing leaves, and nothing is ahead of now."""
+
+Bound: TypeAlias = tuple[tuple[bytes, bytes, AnyLimit], ...]
+"""The limits of a bucket: the digest that, with a key, names a window; what its row begins with; and the limit."""
+_Loaded: TypeAlias = tuple[dict[bytes, bytes], bytes, bytes, bytes, bool]
+"""Where a window is, its row, the head of its value, the window as it was read, and whether the row is new."""
+
+
+class Transaction:
+    """One transaction. Nothing is written before `save`, so one that only reads may try anything out.
+
+    Args:
+        txn: LMDB's transaction.
+        dbs: The databases.
+        now_us: The store's time.
+        max_keys: How many windows to hold.
+        process: What this process keeps from one transaction to the next.
+
+    Attributes:
+        asked: Where the windows of the last demand lie.
+        cells: The windows in shared cells that were read or made, by row.
+        events: Events to tell once the transaction is committed.
+        evictions: How many empty windows were deleted.
+        is_swept: Whether no other window's time has come.
+        permits: The permits of concurrency limits in the rows, once they have been asked for.
+        shared_hits: How many hits were counted in shared cells.
+        shared_until_us: When those units leave.
+        undo: Functions to call if the transaction is not committed.
+        windows: The windows of keys that were read or made, by row.
+    """
+
+    def __init__(self, txn: Any, dbs: Databases, now_us: int, max_keys: int, process: Transactions) -> None:
+        self.txn = txn
+        self.dbs = dbs
+        self.now_us = now_us
+        self.windows: dict[bytes, bytes] = {}
+        self.cells: dict[bytes, bytes] = {}
+        self.asked: Sequence[Place] = ()
+        self.permits: PermitRows | None = None
+        self.events: list[Event] = []
+        self.undo: list[Callable[[], None]] = []
+        self.evictions = self.shared_hits = self.shared_until_us = 0
+        self.is_swept = False
+        self._loaded: list[_Loaded] = []
+        self._max_keys = max_keys
+        self._process = process
+        self._held = -1
+
+    def find(self, checks: Sequence[Check], *, makes: bool = True, takes: bool = False) -> list[Place]:
+        """Return where the windows of a demand lie.
+
+        Args:
+            checks: The demand.
+            makes: Whether keys get new windows.
+            takes: Whether permits may be taken, for which this process needs a lease.
+        """
+        found: list[Place] = []
+        for bucket, key, cost in checks:
+            for digest, head, limit in self._process.bound.get(bucket) or _bind(bucket, self._process.bound):
+                if bucket.held:
+                    windows, row = self.permit_rows().window(_row_of(key, digest), takes)
+                else:
+                    windows, row = self._window(key, digest, head, limit, makes)
+                found.append((limit, cost, windows, row))
+        self.asked = found
+        return found
+
+    def permit_rows(self) -> PermitRows:
+        """Return the rows of permits in this transaction."""
+        if self.permits is None:
+            self.permits = PermitRows(self.txn, self.dbs, self.now_us, self._process.permits, self.undo, self.events)
+        return self.permits
+
+    def _window(
+        self, key: str, digest: bytes, head: bytes, limit: AnyLimit, makes: bool
+    ) -> tuple[dict[bytes, bytes], bytes]:
+        """Return where `key` is counted: in its own window, else in a new one if there is room, else in its cell.
+
+        Its first window is a copy of its cell, where its units may be. They cannot be told from those of others.
+        """
+        row = _row_of(key, digest)
+        if row in self.windows:
+            return self.windows, row
+        stored = self.txn.get(row)  # `txn` reads `windows` unless told otherwise
+        if stored is not None and stored[0] == ROW_VERSION:
+            self._load(self.windows, row, head, limit, stored[HEAD_BYTES:])
+            return self.windows, row
+        number = int.from_bytes(blake2b(row, key=self.dbs.cell_key, digest_size=2).digest(), "big") % SHARED_CELLS
+        cell = _CELL.pack(number) + digest
+        if cell not in self.cells:
+            stored = self.txn.get(cell, None, self.dbs.cells)
+            if stored is not None and stored[0] == ROW_VERSION:
+                self._load(self.cells, cell, head, limit, stored[HEAD_BYTES:])
+        if makes and self._takes_room():
+            self._load(self.windows, row, head, limit, b"", is_new=True)
+            self.windows[row] = self.cells.get(cell, self.windows[row])
+            return self.windows, row
+        if cell not in self.cells:
+            self._load(self.cells, cell, head, limit, b"", is_new=True)
+        if makes:
+            self.shared_hits += 1
+            self.shared_until_us = limit.leaves_us(self.now_us)
+        return self.cells, cell
+
+    def save(self) -> None:
+        """Write what has changed."""
+        for windows, row, head, known, is_new in self._loaded:
+            window = windows[row]
+            if window != known:
+                shared = windows is self.cells
+                self.txn.put(row, head + window, db=self.dbs.cells if shared else self.dbs.windows)
+                if is_new:
+                    due_us = _expires_us(head + window, self.now_us, self._process.unix_us)
+                    self.txn.put(_DUE.pack(due_us) + row, b"c" if shared else b"", db=self.dbs.ends)
+        if self.permits is not None:
+            self.permits.save()
+
+    def reset(self, key: str) -> bool:
+        """Forget what a key has spent in windows of its own; return whether that was anything.
+
+        The windows stay for their life, and remember that nothing of before can be handed back.
+        """
+        self._begin_anew()
+        first = _first_row_of(key)
+        found = False
+        with self.txn.cursor(self.dbs.windows) as cursor:
+            there = cursor.set_range(first)
+            while there and (row := cursor.key()).startswith(first):
+                stored = cursor.value()
+                version, life_us = HEAD.unpack_from(stored)
+                window, limit = stored[HEAD_BYTES:], _ANY_LIMIT if life_us else _ANY_QUOTA
+                if version == ROW_VERSION and window:
+                    lasts = _expires_us(stored, self.now_us, self._process.unix_us) > self.now_us
+                    found |= lasts and limit.state(window)[0] > 0
+                    cursor.put(row, stored[:HEAD_BYTES] + limit.reset(window, self.now_us))
+                there = cursor.next()
+        return found
+
+    def reset_all(self) -> bool:
+        """Forget the windows of all keys and what is in cells; return whether there were any."""
+        self._begin_anew()
+        databases = self.dbs.windows, self.dbs.cells, self.dbs.ends
+        found = any(self.txn.stat(database)["entries"] for database in databases[:2])
+        for database in databases:
+            self.txn.drop(database, delete=False)
+        self.txn.put(RESET, _MOMENT.pack(self.now_us), db=self.dbs.meta)
+        return found
+
+    def reset_us(self) -> int:
+        """Return when everything was reset, -1 for never: nothing that was charged up to then is handed back."""
+        moment = self.txn.get(RESET, None, self.dbs.meta)
+        return -1 if moment is None else int(_MOMENT.unpack(moment)[0])
+
+    def sweep(self, most: int) -> None:
+        """Look at no more than `most` windows whose time has come, and delete the empty ones."""
+        with self.txn.cursor(self.dbs.ends) as ends:
+            for _ in range(most):
+                if not ends.first() or _DUE.unpack_from(ends.key())[0] > self.now_us:
+                    self.is_swept = True
+                    return
+                row, cell = ends.key()[_DUE.size :], ends.value()
+                ends.delete()
+                self.evictions += self._look_at(row, cell)
+
+    def _load(
+        self,
+        windows: dict[bytes, bytes],
+        row: bytes,
+        head: bytes,
+        limit: AnyLimit,
+        window: bytes,
+        is_new: bool = False,
+    ) -> None:
+        """Take a window in as it was read, that of a quota in the period of now."""
+        known = window
+        if isinstance(limit, Quota):
+            window = limit.enter(known, self.now_us, self._process.unix_us())
+            if is_new or limit.mark(window) == limit.mark(known):
+                known = window  # a later moment of a period is nothing to write
+        windows[row] = window
+        self._loaded.append((windows, row, head, known, is_new))
+
+    def _begin_anew(self) -> None:
+        """Write what has changed, and know no window any more."""
+        self.save()
+        self._loaded.clear()
+        self.windows.clear()
+        self.cells.clear()
+        self._held = -1
+
+    def _takes_room(self) -> bool:
+        """Take room for a window, and return whether there is any."""
+        if self._held < 0:
+            self._held = self.txn.stat(self.dbs.windows)["entries"]
+        if self._held >= self._max_keys:
+            return False
+        self._held += 1
+        return True
+
+    def _look_at(self, row: bytes, cell: bytes) -> bool:
+        """Delete a window that is empty and was not asked for just now; return whether that was a key's own window."""
+        dbi = self.dbs.cells if cell else self.dbs.windows
+        stored = self.txn.get(row, None, dbi)
+        if stored is None:
+            return False  # everything was reset
+        if stored[0] == ROW_VERSION:
+            due_us = _expires_us(stored, self.now_us, self._process.unix_us)
+            if row in self.windows:  # a key that was told to wait would else find what others spent in its cell
+                due_us = max(due_us, self.now_us + HEAD.unpack_from(stored)[1])
+            if due_us > self.now_us:
+                self.txn.put(_DUE.pack(due_us) + row, cell, db=self.dbs.ends)
+                return False
+        self.txn.delete(row, b"", dbi)
+        return not cell
+
+
+def _row_of(key: str, digest: bytes) -> bytes:
+    """Return the row of a key's own window."""
+    try:
+        return key.encode() + _BETWEEN + digest
+    except UnicodeEncodeError:  # every hit comes here, and to ask for "surrogatepass" takes half as long again
+        return _first_row_of(key) + digest
+
+
+def _bind(bucket: Bucket, memo: dict[Bucket, Bound]) -> Bound:
+    """Work out the limits of a bucket, and put them into a memo."""
+    bound = []
+    for limit in bucket.limits:
+        name = "\n".join((bucket.rule, *map(str, limit.same_window)))  # whatever the amount
+        digest = blake2b(name.encode(), digest_size=8).digest()
+        bound.append((digest, HEAD.pack(ROW_VERSION, limit.life_us), limit))
+    return remember(memo, bucket, tuple(bound))
+
+
+def _first_row_of(key: str) -> bytes:
+    """Return the beginning of the rows of all windows of a key, which no other key's row begins with."""
+    return key.encode("utf-8", "surrogatepass") + _BETWEEN
+
+
+def _expires_us(stored: bytes, now_us: int, unix_us: Clock) -> int:
+    """Return when a row holds nothing any more, if nothing is added to it.
+
+    Args:
+        stored: Its value.
+        now_us: The store's time.
+        unix_us: Returns Unix time. That clock may have been set since, and a period ends by it.
+    """
+    _, life_us = HEAD.unpack_from(stored)
+    window = stored[HEAD_BYTES:]
+    if not window:
+        return 0
+    if not life_us:
+        return now_us + end_us(window) + KEPT_US - unix_us()
+    return ring.expires_us(window, life_us)

@@ -1,0 +1,146 @@
+"""Bans in the rows of an LMDB file: looked up by every request of every process, and swept when they are over."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slidegate import BanPolicy, Limiter
+from slidegate.core import Bucket, Reason, parse_limits
+from slidegate.core.addresses import Address, format_network, parse_network
+from slidegate.core.bans.in_force import Guarded
+from slidegate.stores.lmdb import LmdbStore
+from slidegate.testing import FakeClock
+
+from .test_store import gate_held
+
+SECOND_US = 1_000_000
+HIT = Bucket("rule", parse_limits("1000000/hour"))
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock(10**15)
+
+
+@pytest.fixture
+def store(tmp_path: Path, clock: FakeClock) -> Iterator[LmdbStore]:
+    made = LmdbStore(tmp_path / "lmdb", clock=clock, max_bans=500)
+    yield made
+    made.close()
+
+
+def hit(store: LmdbStore, key: str) -> Any:
+    return store.hit(((HIT, key, 1),))
+
+
+def test_bans_that_are_over_go_by_requests_alone_a_few_at_a_time(store: LmdbStore, clock: FakeClock) -> None:
+    for number in range(100):
+        store.bans.ban(f"10.0.{number}.0/24" if number % 2 else f"user:{number}", SECOND_US, "why", "me")
+    store.bans.ban("user:ever", None, "why", "me")
+    clock.advance("2s")
+    counts = []
+    while (count := store.bans.count()) > 1:
+        counts.append(count)
+        assert hit(store, "user:free")
+        clock.advance("100ms")
+        assert len(counts) < 100
+    assert all(before - after <= 32 for before, after in pairwise(counts)), counts
+    assert hit(store, "user:ever").reason is Reason.BANNED
+    assert [ban.key for ban in store.bans.active()] == ["user:ever"]
+
+
+def test_a_ban_that_was_made_again_lasts_as_long_as_the_last_one_says(store: LmdbStore, clock: FakeClock) -> None:
+    store.bans.ban("user:eve", SECOND_US, "why", "me")
+    store.bans.ban("user:bob", 5 * SECOND_US, "why", "me")
+    store.bans.ban("user:eve", 5 * SECOND_US, "why", "me")
+    store.bans.ban("user:bob", None, "why", "me")
+    for _ in range(3):
+        clock.advance("1s")
+        hit(store, "user:free")
+    assert hit(store, "user:eve").reason is Reason.BANNED
+    clock.advance("3s")
+    hit(store, "user:free")
+    assert hit(store, "user:eve").allowed
+    assert [ban.key for ban in store.bans.active()] == ["user:bob"]
+    assert store.bans.count() == 1
+
+
+@pytest.mark.parametrize("durability", ["fast", "safe"])
+async def test_a_worker_that_has_asked_for_nothing_refuses_the_banned_while_another_process_writes(
+    tmp_path: Path, durability: Any
+) -> None:
+    first = LmdbStore(tmp_path / "lmdb", durability=durability)
+    await Limiter(first).ban("192.0.2.0/24", "1h")
+    new = LmdbStore(tmp_path / "lmdb", durability=durability)
+    with gate_held(first):
+        assert (await Limiter(new, deadline=10).hit("192.0.2.7", "5/hour")).reason is Reason.BANNED
+    new.close()
+    first.close()
+
+
+def test_without_an_event_loop_the_banned_wait_for_nobody_either(store: LmdbStore) -> None:
+    store.bans.ban("user:eve", None, "why", "me")
+    with gate_held(store):
+        assert hit(store, "user:eve").reason is Reason.BANNED
+
+
+def test_the_share_of_prefixes_that_policies_ban_is_theirs_alone_and_comes_free(
+    store: LmdbStore, clock: FakeClock
+) -> None:
+    policy = BanPolicy("1/minute", "10s", jitter=0, most="1000000/s", name="login", prefix_after="2/minute")
+    assert policy.prefix is not None
+    for turn in range(2):
+        for number in range(60):
+            for host in range(policy.prefix.after.amount):
+                key, prefix = f"10.{turn}.{number}.{host}", f"10.{turn}.{number}.0/24"
+                assert store.bans.strike(policy, key, 1, "why", prefix)
+        prefixes = [ban.key for ban in store.bans.active() if ban.by == policy.prefix.name]
+        assert len(prefixes) == 50, "one in ten of max_bans"
+        assert all(key.startswith(f"10.{turn}.") for key in prefixes)
+        clock.advance("2h")
+
+
+def test_an_address_is_banned_by_the_networks_that_hold_it_and_by_no_others(
+    store: LmdbStore, clock: FakeClock, rng: random.Random
+) -> None:
+    """Networks of any lengths, banned and lifted and ended, beside keys that are none."""
+    banned: dict[str, int | None] = {}
+    addresses: list[Address] = [(4, rng.getrandbits(32)), (6, rng.getrandbits(128)), (6, rng.getrandbits(64))]
+    for _ in range(400):
+        version, value = rng.choice(addresses)
+        prefix = rng.randint(1, 32 if version == 4 else 128)
+        bits = 32 if version == 4 else 128
+        moved = value ^ (rng.choice((0, 0, 1)) << rng.randrange(bits))
+        key = rng.choice([format_network(version, moved, prefix), f"user:{rng.randrange(4)}"])
+        match rng.choice(("ban", "ban", "lift", "wait")):
+            case "ban":
+                length_us = rng.choice((None, SECOND_US, 5 * SECOND_US))
+                store.bans.ban(key, length_us, "why", "me")
+                banned[key] = None if length_us is None else clock() + length_us
+            case "lift" if banned:
+                key = rng.choice([*banned])
+                assert store.bans.unban(key, "me")
+                del banned[key]
+            case _:
+                clock.advance("700ms")
+                hit(store, "free")
+        banned = {key: end_us for key, end_us in banned.items() if end_us is None or end_us > clock()}
+        for guarded in (*addresses, *(f"user:{number}" for number in range(4))):
+            holds = [key for key in banned if bans(key, guarded)]
+            found = store.bans.find([guarded])
+            assert (found is not None) == bool(holds), (guarded, holds, found)
+            assert found is None or found.key in holds
+        assert {ban.key for ban in store.bans.active()} == set(banned)
+
+
+def bans(key: str, guarded: Guarded) -> bool:
+    if isinstance(guarded, str) or key.startswith("user:"):
+        return key == guarded
+    version, first, last = parse_network(key)
+    return version == guarded[0] and first <= guarded[1] <= last
