@@ -44,7 +44,7 @@ from .web.middleware import RateLimitMiddleware
 from .web.network_files import NetworkFile, NetworkFiles, Networks
 from .web.openapi import document_limits
 from .web.overload import LoadSheddingMiddleware
-from .web.rules.rule import Rule
+from .web.rules import Rule
 from .web.websockets.message_limits import MessageLimits
 
 __version__ = "0.1.0"

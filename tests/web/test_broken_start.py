@@ -67,7 +67,7 @@ ADDITIONS: dict[str, tuple[Callable[[Any, Path], None], str]] = {
         lambda app, _: app.add_middleware(RateLimitMiddleware, bans=BanPolicy("3/1h", key=of_ban)),  # type: ignore[arg-type]
         "of_ban",
     ),
-    "an option": (lambda app, _: app.add_middleware(RateLimitMiddleware, limit="5/minute"), "did you mean 'limits'"),
+    "an option": (lambda app, _: app.add_middleware(RateLimitMiddleware, limit="5/minute"), "unknown option 'limit'"),
     "ignore_checks": (lambda app, _: app.add_middleware(RateLimitMiddleware, limits="1/s", ignore_checks=7), "not 7"),
     "a subclass": (lambda app, _: app.add_middleware(Strict, limits="ten/minute"), "'ten/minute'"),
     "a factory": (lambda app, _: app.add_middleware(made, limits="ten/minute"), "'ten/minute'"),

@@ -110,18 +110,18 @@ def signature_of(function: Callable[..., object]) -> Signature | None:
         return None
 
 
-def check_takes(what: str, function: Callable[..., object], *given: str) -> None:
+def check_takes(what: str, function: object, *given: str) -> None:
     """Check that a function can be called with what it will be given: at a request its failure would be a log line.
 
     Raises:
-        ConfigurationError: It takes more or less.
+        ConfigurationError: It is none, or takes more or less.
     """
+    expected = f"{what}: expected a function of {' and '.join(given)}, for example lambda {', '.join(given)}: ..."
+    if not callable(function):
+        raise ConfigurationError(f"{expected}, not {quoted(function)}")
     found = signature_of(function)
     try:
         if found is not None:
             found.bind(*given)
     except TypeError:
-        raise ConfigurationError(
-            f"{what}: expected a function of {' and '.join(given)}, for example lambda {', '.join(given)}: ..., "
-            f"not {quoted(function)}, which takes {found}"
-        ) from None
+        raise ConfigurationError(f"{expected}, not {quoted(function)}, which takes {found}") from None

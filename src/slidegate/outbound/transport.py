@@ -69,10 +69,6 @@ class LimitedTransport(httpx.AsyncBaseTransport):
         longest: str | float | timedelta = "1h",
         name: str = "outbound",
     ) -> None:
-        if key is not None and not callable(key):
-            raise ConfigurationError(
-                f"key: expected a function, for example lambda request: request.url.host, not {key!r}"
-            )
         if key is not None:
             check_takes("key", key, "request")
         if limiter is not None and not isinstance(limiter, Limiter):

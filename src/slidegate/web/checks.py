@@ -24,10 +24,9 @@ from ..core.limits import AnyLimit
 from ..core.store import Store
 from ..limiter import Limiter
 from .keys.client_ip import UNKNOWN_PEER, ClientAddress, is_gone
-from .paths.layers import layers, root_of
-from .paths.path_index import PathIndex
-from .paths.patterns import PathPattern
-from .rules.rule import Rule
+from .matching import PathIndex, PathPattern
+from .routers import layers, root_of
+from .rules import Rule
 
 CODES: Final = {
     "SG101": "most addresses are trusted proxies",

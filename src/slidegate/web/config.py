@@ -27,11 +27,11 @@ from .keys import key as keys
 from .keys.client_ip import ClientAddress, client_ip
 from .keys.path_param import path_param
 from .keys.user import user
+from .matching import compile_pattern
 from .network_files import AddressList, NetworkFile, NetworkFiles, Networks, check_breadth
 from .overload import LoadSheddingMiddleware
-from .paths.patterns import compile_pattern
-from .rules.rule import Exceeded, Rule
-from .rules.rule_set import check_apart
+from .rule_set import check_apart
+from .rules import Exceeded, Rule
 from .websockets.message_limits import MessageKey, MessageLimits
 
 if TYPE_CHECKING:

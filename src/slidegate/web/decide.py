@@ -21,15 +21,13 @@ from ..core.memo import remember
 from ..limiter import Limiter
 from ..limiter.waiting import may_wait
 from .bans.signals import AbuseWatch, Offence
+from .callbacks import ShadowRules, UserCallbacks
 from .endpoints.waiting_there import turn_at_endpoint
 from .keys.client_ip import GONE, ClientAddress
 from .keys.forwarded import field_value
 from .network_files import AddressList, NetworkFiles
 from .request import Step, allowlisted, charged
-from .rules.conditions import settled
-from .rules.onlookers import Onlookers
-from .rules.rule_set import BoundRule, RuleSet, Selection
-from .rules.user_functions import Calls
+from .rule_set import BoundRule, RuleSet, Selection
 from .scope_keys import is_preflight
 
 _ALLOWLISTED: Final = Decision(True, Reason.ALLOWLISTED)
@@ -68,7 +66,7 @@ class Decider:
         rules: The rules of the middleware.
         blocklist: Networks refused before anything is counted.
         allowlist: Networks let through before anything is counted.
-        calls: Calls the user's functions.
+        calls: UserCallbacks the user's functions.
         abuse: Strikes, and names the keys whose bans refuse a request.
         figures: Whether units and the refusals of shadows are figures of their rules.
     """
@@ -81,7 +79,7 @@ class Decider:
         *,
         blocklist: AddressList | None,
         allowlist: AddressList | None,
-        calls: Calls,
+        calls: UserCallbacks,
         abuse: AbuseWatch,
         figures: bool = True,
     ) -> None:
@@ -98,7 +96,7 @@ class Decider:
         self._read = 0
         self._calls = calls
         self._abuse = abuse
-        self._onlookers = Onlookers(limiter, calls, self._hit, figures=figures)
+        self._onlookers = ShadowRules(limiter, calls, self._hit, figures=figures)
         self._figures = figures
         for bound in rules.bound():
             self.price(bound)
@@ -163,7 +161,7 @@ class Decider:
     ) -> Decision:
         """Decide where conditions are to be evaluated, other middlewares have decided, or somebody looks on."""
         if selection.open:
-            selection = await settled(self._rules, selection, scope, self._calls)
+            selection = await self._calls.evaluated(self._rules, selection, scope)
         offences: Sequence[Offence] = ()
         if self._abuse.looks and not selection.exempt and not is_preflight(scope):
             offences = self._abuse.look(scope, [step.side.abuse for step in before])

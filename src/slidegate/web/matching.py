@@ -1,32 +1,233 @@
 """Whether the path of a rule is that of a request: limits match generously, exemptions strictly.
 
 Between the gate and the code that serves a request there are routers, file servers and frameworks, and they do not all
-take one text for the same path. A limit applies if its path matches one of the texts, an exemption only if it matches
-all of them. No route is asked. `docs/reference/paths.md` has the rule in seven sentences.
+take one text for the same path. A rule is compared with the path below `root_path` and with its normal forms, in which
+there are no runs of slashes and no dot segments: one keeps matrix parameters (``;x=1``), one does not. A limit applies
+if its path matches one of the texts, an exemption only if it matches all of them. No route is asked, and only of few
+paths the mounts. `docs/reference/paths.md` has the rule in seven sentences.
+
+Default limits ask the routes about every text of a path, see `readings`. The case of a path is never changed, and no
+header names another path.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
+from urllib.parse import unquote
 
-from starlette.convertors import Convertor, FloatConvertor, IntegerConvertor, UUIDConvertor
-from starlette.routing import PARAM_REGEX
+from starlette.convertors import (
+    Convertor,
+    FloatConvertor,
+    IntegerConvertor,
+    PathConvertor,
+    StringConvertor,
+    UUIDConvertor,
+)
+from starlette.routing import PARAM_REGEX, compile_path
 from starlette.types import Scope
 
-from .paths.below_root import below
-from .paths.mounts import Mounts
-from .paths.normal_form import LONGEST, is_odd, normal_forms
-from .paths.path_index import PathIndex
-from .paths.patterns import PathPattern
+from ..core.errors import ConfigurationError
 
+if TYPE_CHECKING:
+    from .routers import Routes
+
+T = TypeVar("T")
+Convertors: TypeAlias = Mapping[str, Convertor[Any]]
+PathPattern: TypeAlias = tuple[re.Pattern[str], Convertors]
+"""A regular expression for the paths that are meant, and the convertors of its parameters."""
+Segments: TypeAlias = tuple[str | re.Pattern[str], ...]
+_Key: TypeAlias = Callable[[Sequence[str]], object]
+
+MAX_ODD: Final = 4_096
+"""The length up to which other texts of an odd path are worked out."""
+_ODD: Final = re.compile(r"//|/\.\.?(?:[/;\n]|\Z)|[;\n]")
+_DOTS_LAST: Final = ("/.", "/..")
+_MATRIX: Final = re.compile(r";[^/]*")
+_SLASHES: Final = re.compile(r"//+")
+_FOREIGN: Final = re.compile(r"<[^/]*>|/:[A-Za-z_]|\\|\(.*[|].*\)|\[[^/]*\]|\.[*+]|\(\?|[$]$|/\^")
+"""What regular expressions and other libraries write for a part that varies."""
+_ANY: Final = re.compile("[^/]+")
+_REST: Final = re.compile(".*")
+_WITHIN_A_SEGMENT: Final = (StringConvertor, IntegerConvertor, FloatConvertor, UUIDConvertor)
 # What pydantic, int(), float() and UUID() take; "+" after a group of repeated characters keeps them linear.
 _SPELLINGS: Final[Mapping[type, str]] = {
     IntegerConvertor: r"\s*+[+-]?(?:0[0_]*+[+-])?[\d_]++(?:\.[0_]*+)?\s*+",
     FloatConvertor: r"(?i:\s*+[+-]?(?:inf|infinity|nan|(?=[^/]*\d)[\d_]*+(?:\.[\d_]*+)?(?:e[+-]?[\d_]++)?)\s*+)",
     UUIDConvertor: r"(?i:(?:urn:)?(?:uuid:)?(?:[{}-]*+[0-9a-f]){32}[{}-]*+)",
 }
+
+
+def below(root: str, path: str) -> str:
+    """Return a path below a root, as Starlette's routers see it; the path itself if it does not begin with the root."""
+    if not root or not path.startswith(root):
+        return path
+    rest = path[len(root) :]
+    return rest if not rest or rest[0] == "/" else path
+
+
+def route_path(scope: Scope) -> str:
+    """Return the path below `root_path`, as the router at this place sees it."""
+    return below(scope.get("root_path", ""), scope["path"])
+
+
+def compile_pattern(path: object) -> PathPattern:
+    """Return a path's pattern, and the convertors of its parameters.
+
+    Raises:
+        ConfigurationError: It is no path in Starlette's syntax, or no request can have it.
+    """
+    if not isinstance(path, str) or not path.startswith("/"):
+        raise ConfigurationError(f'path: expected "*" or a path such as "/items/{{id}}", not {path!r}')
+    if "*" in path and _FOREIGN.search(path) is None:
+        raise ConfigurationError(
+            f'path: {path!r} is not in Starlette\'s syntax; write "{path.partition("*")[0]}{{rest:path}}" for all below'
+        )
+    _check_reachable(path)
+    try:
+        pattern, _, convertors = compile_path(path)
+    except (AssertionError, ValueError) as error:
+        raise ConfigurationError(f"path: {path!r} cannot be used: {error}") from None
+    # DOTALL: "{rest:path}" must not end at a newline that a narrower route below it takes.
+    return re.compile(pattern.pattern, re.DOTALL), convertors
+
+
+def _check_reachable(path: str) -> None:
+    """Check that requests can have a path: it is decoded, and holds no query, no fragment and no stray brace."""
+    foreign = _FOREIGN.search(path)
+    if foreign is not None:
+        raise ConfigurationError(
+            f"path: {path!r} is not in Starlette's syntax, where {foreign[0]!r} means itself; write for example "
+            '"/items/{id}", "/items/{id:int}", "/api/{rest:path}" for all below, or several paths, ["/a", "/b"]'
+        )
+    end = re.search(r"[?#]", path)
+    if end is not None:
+        what = "query" if end[0] == "?" else "fragment"
+        raise ConfigurationError(
+            f"path: {path!r} can never match: the {what} is no part of a path; write {path[: end.start()]!r}"
+        )
+    if re.search(r"[{}]", PARAM_REGEX.sub("", path)):
+        raise ConfigurationError(
+            f'path: {path!r} can never match: a brace in it is no parameter; write for example "/items/{{id:int}}"'
+        )
+    if re.search(r"%[0-9A-Fa-f]{2}", path):
+        raise ConfigurationError(
+            f"path: {path!r} can never match: requests are compared decoded; write {unquote(path)!r}"
+        )
+
+
+def regex_of(path: str, convertors: Convertors, spellings: Mapping[type, str] | None = None) -> str:
+    """Return the expression that Starlette makes of a path, with other spellings of some kinds of parameters."""
+    regex, end = "^", 0
+    for found in PARAM_REGEX.finditer(path):
+        convertor = convertors[found[1]]
+        value = (spellings or {}).get(type(convertor), convertor.regex)
+        regex += f"{re.escape(path[end : found.start()])}(?P<{found[1]}>{value})"
+        end = found.end()
+    return f"{regex}{re.escape(path[end:])}$"
+
+
+@lru_cache(4_096)
+def segments(path: str) -> Segments:
+    """Split a path in Starlette's syntax: text, a pattern for parameters, `_REST` for ``{rest:path}`` at the end."""
+    found: list[str | re.Pattern[str]] = []
+    for segment in path.split("/"):
+        if PARAM_REGEX.search(segment) is None:
+            found.append(segment)
+            continue
+        pattern, _, convertors = compile_path(f"/{segment}")
+        if any(isinstance(convertor, PathConvertor) for convertor in convertors.values()):
+            return (*found, _REST)
+        plain = PARAM_REGEX.fullmatch(segment) and type(next(iter(convertors.values()))) is StringConvertor
+        found.append(_ANY if plain else re.compile(pattern.pattern.replace("^/", "^", 1)))
+    return tuple(found)
+
+
+def overlap(one: Segments, other: Segments) -> bool:
+    """Return whether some path belongs to both."""
+    if one[:1] == (_REST,) or other[:1] == (_REST,):
+        return True
+    if not one or not other:
+        return not one and not other
+    first, second = one[0], other[0]
+    if isinstance(first, str):
+        same = first == second if isinstance(second, str) else second.match(first) is not None
+    else:
+        same = not isinstance(second, str) or first.match(second) is not None
+    return same and overlap(one[1:], other[1:])
+
+
+def is_odd(path: str) -> bool:
+    """Return whether some reader may make another text of a path."""
+    return _ODD.search(path) is not None
+
+
+def normal_forms(path: str) -> tuple[str, ...]:
+    """Return a path and its normal forms, each once; of a very long path only the path itself."""
+    if len(path) > MAX_ODD or not is_odd(path):
+        return (path,)
+    found = {path: None}
+    for text in {path: None, _without_matrix(path): None}:
+        form = _without_dots(_with_single_slashes(text))
+        found[form] = None
+        if text.endswith(_DOTS_LAST):
+            # "/a/." is "/a/" for some and "/a" for others.
+            found[form.rstrip("/") or "/"] = None
+    return tuple(found)
+
+
+def readings(path: str) -> tuple[str, ...]:
+    """Return every text that several readers, one behind the other, may make of a path, first the path itself."""
+    if len(path) > MAX_ODD or not is_odd(path):
+        return (path,)
+    found = {path: None}
+    for step in _STEPS:
+        found.update(dict.fromkeys([step(text) for text in found]))
+    for text in [text for text in found if text.endswith(_DOTS_LAST)]:
+        found.update(dict.fromkeys(other.rstrip("/") or "/" for other in readings(_without_dots(text))))
+    return tuple(found)
+
+
+def _without_newlines(text: str) -> str:
+    return text.rstrip("\n")
+
+
+def _without_matrix(text: str) -> str:
+    return _MATRIX.sub("", text) if ";" in text else text
+
+
+def _with_single_slashes(text: str) -> str:
+    return _SLASHES.sub("/", text)
+
+
+def _without_dots(text: str) -> str:
+    """Remove dot segments as RFC 3986, section 5.2.4, does."""
+    if "/." not in text:
+        return text
+    kept: list[str] = []
+    parts = text.split("/")[1:]
+    for part in parts:
+        if part == "..":
+            del kept[-1:]
+        elif part != ".":
+            kept.append(part)
+    if parts[-1] in (".", ".."):
+        kept.append("")
+    return "/" + "/".join(kept)
+
+
+_STEPS: Final = (
+    _without_newlines,
+    _without_matrix,
+    _without_newlines,
+    _without_dots,
+    _with_single_slashes,
+    _without_dots,
+)
+"""What readers do, in the orders in which several of them stand one behind the other."""
 
 
 class PathMatcher:
@@ -43,7 +244,9 @@ class PathMatcher:
     def __init__(self, path: str, pattern: PathPattern) -> None:
         self.path = path
         written, self.convertors = pattern
-        self.limits = _with_spellings(path, self.convertors) or written
+        self.limits = written
+        if any(type(convertor) in _SPELLINGS for convertor in self.convertors.values()):
+            self.limits = re.compile(regex_of(path, self.convertors, _SPELLINGS), re.DOTALL)
         # "." leaves out the newline here, as it does where Starlette mounts an application.
         self._strict = re.compile(written.pattern)
 
@@ -57,7 +260,7 @@ class RequestPath:
 
     Args:
         scope: The ASGI scope of the request.
-        mounts: The mounts below the gate.
+        routes: The routes below the gate.
         slashed: Whether the path of a rule ends in a slash.
 
     Attributes:
@@ -72,33 +275,89 @@ class RequestPath:
 
     __slots__ = ("anything", "lasting", "path", "served", "strict", "texts")
 
-    def __init__(self, scope: Scope, mounts: Mounts, *, slashed: bool) -> None:
+    def __init__(self, scope: Scope, routes: Routes, *, slashed: bool) -> None:
         path: str = scope["path"]
         given: str = scope.get("root_path", "")
-        root = mounts.root or given
+        root = routes.root or given
         self.served = here = below(given, path) if given else path
-        if mounts.root:
+        if routes.root:
             here = below(root, path)
         self.path = here
-        self.anything = "\n" in path or (len(path) > LONGEST and is_odd(path))
+        self.anything = "\n" in path or (len(path) > MAX_ODD and is_odd(path))
         self.strict = normal_forms(here)
         self.lasting = True
         generous = self.strict
         if given and self.served != here:
             generous += normal_forms(self.served)
-        if mounts.lead_astray(off_root=root != "" and here == path):
-            read = [form for text in mounts.texts(scope, root) for form in normal_forms(text)]
+        if routes.lead_astray(off_root=root != "" and here == path):
+            read = [form for text in routes.texts(scope, root) for form in normal_forms(text)]
             self.strict, generous = (*self.strict, *read), (*generous, *read)
-            self.lasting = mounts.by_path
+            self.lasting = routes.by_path
         self.texts = [(text, "", "") for text in generous]
         if slashed or len(generous) > 1 or (here[-1:] == "/" and here != "/"):
-            self.lasting = mounts.by_path
-            if mounts.drop_slash(scope, root):
+            self.lasting = routes.by_path
+            if routes.drop_slash(scope, root):
                 self.texts += [(text.rstrip("/"), "", "") for text in generous if text[-1:] == "/" and text.strip("/")]
                 self.texts += [(f"{text}/", "", "/") for text in generous if text[-1:] != "/"]
         # A rule may be written with the root, but not with the part of a path that a mount has read.
         if root and "app_root_path" not in scope:
             self.texts += [(root + text, f"{root}/", end) for text, _, end in self.texts]
+
+
+class PathIndex(Generic[T]):
+    """Finds, among thousands of paths in Starlette's syntax, those that a text may belong to.
+
+    Paths of one shape, that is with parameters in the same segments, lie in one table by the text of their other
+    segments::
+
+        /shops/{shop}/items        four segments, the second and the fourth are text
+        /files/{rest:path}         two segments and whatever comes below, the second is text
+
+    The index never misses a path whose pattern matches, and it may name others: the patterns decide, and they are asked
+    only about the few that are found. Paths that differ only beside a parameter in one segment (`/{name}.css`,
+    `/{name}.js`), or behind one that may hold a slash, are not told apart here.
+    """
+
+    __slots__ = ("_below", "_ending", "_tables")
+
+    def __init__(self) -> None:
+        self._tables: dict[object, dict[object, list[T]]] = {}
+        self._ending: dict[int, list[tuple[_Key, dict[object, list[T]]]]] = {}
+        self._below: list[tuple[int, _Key, dict[object, list[T]]]] = []
+
+    def add(self, path: str, convertors: Convertors, owner: T) -> None:
+        """Add a path with the convertors of its parameters; `find` returns `owner` for it."""
+        parts = path.split("/")
+        end = next((at for at, part in enumerate(parts) if _may_hold_a_slash(part, convertors)), None)
+        # Every path begins with a slash, so the text before it tells nothing.
+        text_at = tuple(at for at, part in enumerate(parts[:end]) if at and not PARAM_REGEX.search(part))
+        key: _Key = itemgetter(*text_at) if text_at else lambda parts: ""
+        shape = end, len(parts) if end is None else 0, text_at
+        table = self._tables.get(shape)
+        if table is None:
+            table = self._tables[shape] = {}
+            if end is None:
+                self._ending.setdefault(len(parts), []).append((key, table))
+            else:
+                self._below.append((end, key, table))
+        table.setdefault(key(parts), []).append(owner)
+
+    def find(self, text: str) -> list[T]:
+        """Return the owners of all paths that a text may belong to, in no order, some perhaps twice."""
+        found: list[T] = []
+        # A pattern ends before one final newline too.
+        for ending in (text, text[:-1]) if text[-1:] == "\n" else (text,):
+            parts = ending.split("/")
+            for key, table in self._ending.get(len(parts), ()):
+                found += table.get(key(parts), ())
+            for end, key, table in self._below:
+                if end < len(parts):
+                    found += table.get(key(parts), ())
+        return found
+
+
+def _may_hold_a_slash(segment: str, convertors: Convertors) -> bool:
+    return any(type(convertors[found[1]]) not in _WITHIN_A_SEGMENT for found in PARAM_REGEX.finditer(segment))
 
 
 class RuleIndex:
@@ -131,16 +390,3 @@ class RuleIndex:
                 if written.startswith(begin) and written.endswith(end):
                     found.setdefault(place, text)
         return found
-
-
-def _with_spellings(path: str, convertors: Mapping[str, Convertor[Any]]) -> re.Pattern[str] | None:
-    """Return the pattern of a path that takes numbers in any spelling; None where it has no number."""
-    if not any(type(convertor) in _SPELLINGS for convertor in convertors.values()):
-        return None
-    regex, end = "", 0
-    for found in PARAM_REGEX.finditer(path):
-        convertor = convertors[found[1]]
-        value = _SPELLINGS.get(type(convertor), convertor.regex)
-        regex += f"{re.escape(path[end : found.start()])}(?P<{found[1]}>{value})"
-        end = found.end()
-    return re.compile(f"{regex}{re.escape(path[end:])}$", re.DOTALL)

@@ -28,6 +28,7 @@ from ..limiter import Limiter
 from ..limiter.waiting import may_wait
 from .bans.signals import AbuseWatch
 from .broken import Breakable, end_start
+from .callbacks import UserCallbacks
 from .checks import Finding, StartupChecks, about_settings, checked_codes
 from .decide import Decider
 from .endpoints.decorator import check_places
@@ -38,13 +39,12 @@ from .headers import HeaderStyle, HeaderWriter
 from .keys.client_ip import ClientAddress, client_ip
 from .network_files import AddressList, followed
 from .options import check_flag, expect, switched_off
-from .paths.layers import router_of
 from .request import Ahead, RequestLimits, Reservation, Side, Step, allowlisted, is_failure, is_last, unless_left
 from .responses import RefusalEvents, RefusalResponses, Refused
 from .route_checks import about_admin_apps, about_callers, about_exemptions, about_honeypots, about_unmet_rules
-from .rules.rule import Exceeded, Rule
-from .rules.rule_set import BoundRule, RuleSet, all_rules
-from .rules.user_functions import Calls
+from .routers import router_of
+from .rule_set import BoundRule, RuleSet, all_rules
+from .rules import Exceeded, Rule
 from .scope_keys import OFF, RECORD, STATUS, is_preflight
 from .stats import RequestStats
 from .websockets.guarded import GuardedWebSocket, OpenWebSockets
@@ -129,9 +129,9 @@ class RateLimitMiddleware(Breakable):
         self.headers = headers
         self._headers = HeaderWriter(headers) if headers is not None else None
         self._client = client
-        self._calls = calls = Calls()
+        self._calls = calls = UserCallbacks()
         self.rules = tuple(all_rules(limits, rules))
-        defaults = None if default_limits is None else PerRoute(default_limits, self._claim("per-route:"), app)
+        defaults = None if default_limits is None else PerRoute(default_limits, self._claim("per-route:"))
         self.default_limits = () if defaults is None else defaults.limits
         self._abuse = abuse = AbuseWatch(bans, self.limiter, client, allowlist, calls)
         self.policies = tuple(abuse.policies.values())

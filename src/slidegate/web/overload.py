@@ -29,12 +29,11 @@ from ..core.store import Event
 from ..limiter import Limiter
 from ..limiter.aio import on_asyncio
 from .broken import Breakable, end_start
+from .callbacks import UserCallbacks, request_of
 from .options import check_flag, expect, switched_off
 from .responses import reduced_capacity, refuse_websocket
-from .rules.arguments import checked_methods
-from .rules.rule import Rule
-from .rules.rule_set import RuleSet
-from .rules.user_functions import Calls, request_of
+from .rule_set import RuleSet
+from .rules import Rule, checked_methods
 from .scope_keys import RECORD
 from .stats import RefusedRoutes, outcome
 
@@ -118,7 +117,7 @@ class LoadSheddingMiddleware(Breakable):
         counted = limiter is not None and check_flag("statistics", statistics)
         self._statistics = limiter.engine.statistics if limiter is not None and counted else None
         self._routes = RefusedRoutes(app)
-        self._calls = Calls()
+        self._calls = UserCallbacks()
         self._meters: WeakKeyDictionary[asyncio.AbstractEventLoop, _Meter] = WeakKeyDictionary()
         self._enabled = not switched_off(enabled)
 

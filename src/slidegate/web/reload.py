@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from ..core.arguments import check_takes
 from ..core.bans.policy import BanPolicy
 from ..core.decision import Bucket
 from ..core.errors import ConfigurationError
@@ -30,8 +31,7 @@ from .checks import Finding
 from .config import ConfigLoader
 from .file_watcher import FileWatcher, Versions
 from .network_files import NetworkFiles
-from .rules.arguments import checked_exceeded
-from .rules.rule import Exceeded
+from .rules import Exceeded
 
 # For these, None in code means what leaving them out means.
 _NONE_IS_NOTHING: Final = frozenset({"client", "limiter", "limits", "default_limits", "rules"})
@@ -133,7 +133,9 @@ class ReloadingMiddleware(Breakable):
             for name, value in options.items()
             if value is not None or name not in _NONE_IS_NOTHING
         }
-        self._on_exceeded = checked_exceeded(on_exceeded)
+        if on_exceeded is not None:
+            check_takes("on_exceeded", on_exceeded, "key", "decision")
+        self._on_exceeded = on_exceeded
         observers = tuple(observers)
         if observers and "limiter" in self._code:
             raise ConfigurationError(

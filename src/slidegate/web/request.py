@@ -26,10 +26,10 @@ from ..limiter.figures.series import Series
 
 if TYPE_CHECKING:
     from .bans.signals import AbuseWatch
+    from .callbacks import UserCallbacks
     from .endpoints.endpoint_buckets import EndpointBuckets
     from .responses import RefusalEvents, RefusalResponses
-    from .rules.rule import Rule
-    from .rules.user_functions import Calls
+    from .rules import Rule
 
 Hook: TypeAlias = Callable[[Scope, int, Iterable[tuple[bytes, bytes]]], Awaitable[None]]
 """Hears the status and the header fields of an answer before it goes out."""
@@ -90,14 +90,14 @@ class Reservation(NamedTuple):
         rule: The rule.
         limiter: The limiter that charged them.
         decision: The decision that they are a part of.
-        calls: Calls the `count_if`.
+        calls: UserCallbacks the `count_if`.
         place: The place of the rule's check in the decision; None where all of it is of this rule.
     """
 
     rule: Rule
     limiter: Limiter
     decision: Decision
-    calls: Calls
+    calls: UserCallbacks
     place: int | None = None
 
     async def settle(self, scope: Scope, status: int, fields: Iterable[tuple[bytes, bytes]]) -> None:

@@ -29,9 +29,9 @@ from ..core.memo import remember
 from ..core.ring import NEVER, OPEN
 from ..core.store import Event
 from ..limiter import Limiter
+from .callbacks import UserCallbacks, request_of
 from .headers import Buckets, Fields, asked_buckets, lowered, sendable
 from .keys.client_ip import ClientAddress
-from .rules.user_functions import Calls, request_of
 from .stats import RefusedRoutes
 
 Refused: TypeAlias = Callable[[HTTPConnection, Decision], Response | Awaitable[Response]]
@@ -52,13 +52,13 @@ class RefusalResponses:
     Args:
         policies: The ban policies by name, which say how their bans are answered.
         on_refused: Makes the user's own answer.
-        calls: Calls the functions of the user's.
+        calls: UserCallbacks the functions of the user's.
 
     Raises:
         ConfigurationError: `on_refused` cannot be called.
     """
 
-    def __init__(self, policies: Mapping[str, BanPolicy], on_refused: Refused | None, calls: Calls) -> None:
+    def __init__(self, policies: Mapping[str, BanPolicy], on_refused: Refused | None, calls: UserCallbacks) -> None:
         if on_refused is not None:
             if not callable(on_refused):
                 raise ConfigurationError(f"on_refused: expected a function of request and decision, not {on_refused!r}")

@@ -18,12 +18,11 @@ from .checks import Checked, Finding
 from .endpoints.decorator import dependencies, unawaited
 from .endpoints.exemption import is_lifted, takes_no_defaults
 from .endpoints.rate_limit import RateLimit
-from .paths.layers import DEPTH, flat_routes, is_known, is_known_module, layers, root_of, router_of
-from .paths.patterns import compile_pattern
-from .paths.segments import overlap, segments
+from .matching import compile_pattern, overlap, segments
+from .routers import DEPTH, flat_routes, is_known, is_known_module, layers, mounted, root_of, router_of
 from .routes import Frontend, ResolvedRoute, walk
-from .rules.rule import Rule
-from .rules.rule_set import Selection
+from .rule_set import Selection
+from .rules import Rule
 
 _SHOWS_ROUTERS: Final = (0, 137)
 """The first FastAPI whose routes tell by which router they come."""
@@ -228,7 +227,7 @@ def about_admin_apps(app: object, select: Callable[[Scope], Selection]) -> Itera
         select: Returns the rules of the gate that a request meets.
     """
     root = root_of(app)
-    for place in dict.fromkeys(_admin_apps(app, "", 0)):
+    for place in dict.fromkeys(_admin_apps(app)):
         counting = _counting(place, root, select)
         if counting:
             names = ", ".join(map(repr, counting[:_MAX_NAMED])) + (", ..." if len(counting) > _MAX_NAMED else "")
@@ -253,13 +252,9 @@ def _counting(place: str, root: str, select: Callable[[Scope], Selection]) -> li
     return list(found.values())
 
 
-def _admin_apps(app: object, above: str, depth: int) -> Iterator[str]:
+def _admin_apps(app: object) -> Iterator[str]:
     """Yield the path of each admin application among the routes of an application."""
-    router = router_of(app)
-    for route in flat_routes(router.routes) if router is not None and depth < DEPTH else ():
-        path = above if isinstance(route, Host) else above + getattr(route, "path", "")
-        inner = route.app if isinstance(route, (Mount, Host)) else getattr(route, "endpoint", None)
-        if any(isinstance(layer, AdminApp) for layer in layers(inner)):
+    ends = [*mounted(app), *((_typed(place), place.route.endpoint) for place in walk(app))]
+    for path, end in ends:
+        if any(isinstance(layer, AdminApp) for layer in layers(end)):
             yield _ALL_BELOW.sub("", path)
-        elif isinstance(route, (Mount, Host)):
-            yield from _admin_apps(inner, path, depth + 1)

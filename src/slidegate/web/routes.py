@@ -1,4 +1,4 @@
-"""Finds the route of a request in an application: its whole template, and the routers above it.
+"""The routes below a middleware, each with its whole template and the routers above it, and which a request came by.
 
 Routers keep their routes as a tree of mounts, hosts and, in FastAPI since 0.137, included routers. Neither the path of
 a request nor ``scope["route"]`` tells the whole template (a mount hides what it matched), so the tree is walked once
@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from starlette.routing import Host, Match, Mount
 from starlette.types import Scope
 
-from .paths.below_root import below, route_path
-from .paths.layers import RouteWatch, layers, own_root, scope_to_ask
-from .paths.normal_form import is_odd
+from .matching import route_path
+from .routers import Routes, layers, own_root, router_of, scope_to_ask
 
 _DEPTH: Final = 16
 _FRONTEND: Final = 0
@@ -52,6 +52,7 @@ class Frontend:
         self.path_regex = re.compile(f"{re.escape(path.rstrip('/'))}(?:/.*)?\\Z", re.DOTALL)
 
 
+@dataclass(eq=False, slots=True)  # a route of Starlette's cannot be hashed
 class ResolvedRoute:
     """A route, and the way to it.
 
@@ -64,23 +65,12 @@ class ResolvedRoute:
         label: A name for people to read: ``GET /items/{id}``.
     """
 
-    __slots__ = ("above", "label", "methods", "mounts", "route", "template")
-
-    def __init__(
-        self,
-        mounts: tuple[Mount | Host, ...],
-        route: Any,
-        above: tuple[Required, ...],
-        template: str,
-        methods: frozenset[str] | None,
-        label: str,
-    ) -> None:
-        self.mounts = mounts
-        self.route = route
-        self.above = above
-        self.template = template
-        self.methods = methods
-        self.label = label
+    mounts: tuple[Mount | Host, ...]
+    route: Any
+    above: tuple[Required, ...]
+    template: str
+    methods: frozenset[str] | None
+    label: str
 
     @property
     def connection(self) -> str:
@@ -103,11 +93,6 @@ class ResolvedRoute:
                     return None
                 path = "/" + found["path"]
         return path
-
-    @property
-    def hosts(self) -> bool:
-        """Whether the host of a request decides about the way."""
-        return any(isinstance(mount, Host) for mount in self.mounts)
 
     def takes(self, scope: Scope) -> bool:
         """Return whether a request comes by this route; each mount on the way is asked itself.
@@ -140,11 +125,20 @@ def walk(app: object) -> Iterator[ResolvedRoute]:
     yield from _below(app, ())
 
 
+class _Known(NamedTuple):
+    """The routes below a router by the id of their endpoints, and how to tell whether there are others by now."""
+
+    router: object
+    by_endpoint: dict[int, list[ResolvedRoute]]
+    routes: Routes
+    version: int
+
+
 class RouteIndex:
     """Finds the route of a request."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[object, dict[int, list[ResolvedRoute]], RouteWatch]] = {}
+        self._known: dict[int, _Known] = {}
 
     def find(self, scope: Scope) -> ResolvedRoute | None:
         """Return the route that a request came by; None where no router tells it."""
@@ -154,11 +148,6 @@ class RouteIndex:
         if _at_frontend(scope):
             found = sorted(found, key=lambda resolved: len(resolved.template), reverse=True)  # as FastAPI chooses
         root = scope.get("app_root_path", scope.get("root_path", ""))
-        path = below(root, scope["path"])
-        for resolved in () if is_odd(path) or any(resolved.hosts for resolved in found) else found:
-            # Where the scope confirms which part of the path the mounts have read, they need not be asked.
-            if resolved.leads(scope.get("method", "GET"), path) and _read(scope, root, path, resolved.rest(path)):
-                return resolved
         top = {**scope, "root_path": root}
         taking = next((resolved for resolved in found if resolved.takes(top)), None)
         # One application on two hosts is one route.
@@ -170,36 +159,37 @@ class RouteIndex:
         at = _FRONTEND if _at_frontend(scope) else id(endpoint)
         if router is None or (endpoint is None and at != _FRONTEND):
             return []
-        _, by_endpoint, watch = self._known.get(id(router)) or self._learn(router)
+        known = self._known.get(id(router)) or self._learn(router)
         # A function that has a route already may get another one, also in a router that is included.
-        if at not in by_endpoint or watch.changed():
-            _, by_endpoint, _ = self._learn(router)
-        return by_endpoint.get(at, [])
+        if at not in known.by_endpoint or known.routes.current() != known.version:
+            known = self._learn(router)
+        return known.by_endpoint.get(at, [])
 
     def below(self, scope: Scope, dependency: object) -> list[ResolvedRoute]:
         """Return the routes below the router or application that requires `dependency`."""
-        _, by_endpoint, _ = self._known[id(scope["router"])]
+        by_endpoint = self._known[id(scope["router"])].by_endpoint
         all_routes = (resolved for found in by_endpoint.values() for resolved in found)
         return [
             resolved for resolved in all_routes if any(required.dependency is dependency for required in resolved.above)
         ]
 
-    def _learn(self, router: object) -> tuple[object, dict[int, list[ResolvedRoute]], RouteWatch]:
-        watch = RouteWatch(router)
-        watch.changed()
+    def _learn(self, router: object) -> _Known:
+        known = self._known.get(id(router))
+        routes = Routes(router) if known is None else known.routes
         by_endpoint: dict[int, list[ResolvedRoute]] = {}
+        version = routes.current()
         for resolved in walk(router):
             endpoint = resolved.route.endpoint
             by_endpoint.setdefault(_FRONTEND if endpoint is None else id(endpoint), []).append(resolved)
-        known = self._known[id(router)] = router, by_endpoint, watch
-        return known
+        learned = self._known[id(router)] = _Known(router, by_endpoint, routes, version)
+        return learned
 
 
 def _below(app: Any, mounts: tuple[Mount | Host, ...]) -> Iterator[ResolvedRoute]:
     """Walk an application, through the layers wrapped around it."""
-    while app is not None and not hasattr(app, "routes"):
-        app = getattr(app, "app", None)
-    if app is not None and len(mounts) < _DEPTH:
+    app = router_of(app)
+    circle = any(mount.app is mounts[-1].app for mount in mounts[:-1])
+    if app is not None and not circle and len(mounts) < _DEPTH:
         router = getattr(app, "router", app)
         required = _with((), getattr(router, "dependencies", None), _prefix(mounts))
         yield from _level(app.routes, mounts, required)
@@ -238,13 +228,6 @@ def _resolved(route: Any, mounts: tuple[Mount | Host, ...], above: tuple[Require
     methods = getattr(route, "methods", None)
     label = f"{methods_of(route)} {template}"
     return ResolvedRoute(mounts, route, above, template, frozenset(methods) if methods else None, label)
-
-
-def _read(scope: Scope, root: str, path: str, rest: str | None) -> bool:
-    """Return whether the scope confirms that the mounts on the way have read all of a path but `rest`."""
-    return (
-        rest is not None and scope.get("root_path", "") == root + path.removesuffix(rest) and route_path(scope) == rest
-    )
 
 
 def _same_path(one: ResolvedRoute, other: ResolvedRoute) -> bool:

@@ -29,11 +29,9 @@ from ..core.statistics.metrics import OVERFLOW
 from ..limiter import Limiter
 from ..limiter.figures.series import Series
 from ..limiter.figures.statistics import UNROUTED
-from .paths.below_root import below
-from .paths.layers import RouteWatch
-from .paths.path_index import PathIndex
-from .paths.routes_by_path import Written, written_of
+from .matching import PathIndex, below
 from .request import RequestLimits
+from .routers import Routes, Written, written_of
 from .routes import ResolvedRoute, RouteIndex, walk
 
 Counted: TypeAlias = Bucket | tuple[Bucket, ...]
@@ -231,7 +229,7 @@ class RefusedRoutes:
         try:
             table = self._tables.get(id(outermost)) or self._learn(outermost)
             label = table.find(scope["type"], scope.get("method", "GET"), path)
-            if label is None and table.watch.changed():
+            if label is None and table.changed():
                 label = self._learn(outermost).find(scope["type"], scope.get("method", "GET"), path)
         except Exception:
             return UNROUTED  # a router of the user's has failed, which is no reason not to refuse
@@ -246,15 +244,11 @@ class _RouteTable:
 
     Args:
         outermost: The application.
-
-    Attributes:
-        watch: Tells whether routes were added or taken away since.
     """
 
     def __init__(self, outermost: object) -> None:
-        self._outermost = outermost
-        self.watch = RouteWatch(outermost)
-        self.watch.changed()
+        self._routes = Routes(outermost)
+        self._version = self._routes.current()
         self._index: PathIndex[_Listed] = PathIndex()
         self._always: list[_Listed] = []
         routed = [resolved for resolved in walk(outermost) if resolved.route.endpoint is not None]
@@ -266,6 +260,10 @@ class _RouteTable:
                 self._always.append(listed)
             else:
                 self._index.add(*written, listed)
+
+    def changed(self) -> bool:
+        """Return whether there are other routes by now."""
+        return self._routes.current() != self._version
 
     def find(self, connection: str, method: str, path: str) -> str | None:
         """Return the label of the route where a router leads a request: else one with other methods, as for a 405."""

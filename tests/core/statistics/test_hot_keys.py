@@ -257,8 +257,8 @@ def test_what_a_callback_raises_goes_to_the_caller_and_the_rest_is_told_later() 
         ({"threshold": 1.5}, r"threshold.*not 1\.5"),
         ({"slices": 0}, "slices.*not 0"),
         ({"window": "5 parsecs"}, "window: expected a number and a unit"),
-        ({"on_hot": "call me"}, "on_hot: expected a function of key and hits, not 'call me'"),
-        ({"on_cool": 1}, "on_cool: expected a function of key and hits, not 1"),
+        ({"on_hot": "call me"}, "on_hot: expected a function of key and hits, for .*, not 'call me'"),
+        ({"on_cool": 1}, "on_cool: expected a function of key and hits, for .*, not 1"),
     ],
 )
 def test_what_cannot_work_is_refused(arguments: dict[str, Any], said: str) -> None:

@@ -216,7 +216,7 @@ async def test_a_conditional_end_of_the_list_comes_before_the_defaults_of_routes
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: Rule("*", "1/s", when=True), "when: expected a function of the request"),
+        (lambda: Rule("*", "1/s", when=True), "when: expected a function of request"),
         (lambda: Rule("*", "1/s", block=True), "block: it does not go with limits"),
         (lambda: Rule("*", block=True, key=header("x")), "block: it does not go with key"),
         (lambda: Rule("*", block=True, wait="1s"), "block: it does not go with wait"),

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ...core.errors import ConfigurationError, StoreError, quoted
 from ...core.logs import logger
-from ...web.paths.below_root import route_path
+from ...web.matching import route_path
 from ...web.responses import refuse_websocket
 from ...web.route_checks import AdminApp
 from .access import PASS, Access, Pass

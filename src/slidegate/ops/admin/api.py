@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from ...core.errors import ConfigurationError
 from ...limiter import Limiter
-from ...web.paths.below_root import route_path
+from ...web.matching import route_path
 from ..access.secure_fields import send_json
 from ..access.visitors import visitor_of
 from .api_document import document

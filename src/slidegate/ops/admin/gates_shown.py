@@ -18,8 +18,8 @@ from ...web.keys.key import Key
 from ...web.middleware import RateLimitMiddleware
 from ...web.network_files import AddressList, NetworkFile
 from ...web.reload import ReloadingMiddleware
-from ...web.rules.rule import Rule
-from ...web.rules.rule_set import BoundRule
+from ...web.rule_set import BoundRule
+from ...web.rules import Rule
 from .onlooker import Logged
 
 _S: Final = 1_000_000

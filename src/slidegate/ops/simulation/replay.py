@@ -25,7 +25,7 @@ from ...web.checks import CODES
 from ...web.config import ConfigLoader
 from ...web.keys.key import Key
 from ...web.middleware import RateLimitMiddleware
-from ...web.rules.rule import Rule
+from ...web.rules import Rule
 from ..access_logs import AccessRecord
 from .logged_requests import scope_of
 

@@ -16,8 +16,8 @@ from typing import Final, NamedTuple
 from ...core.errors import ConfigurationError
 from ...core.limits import Limit
 from ...limiter import Limiter
-from ...web.rules.rule import Rule
-from ...web.rules.rule_set import RuleSet
+from ...web.rule_set import RuleSet
+from ...web.rules import Rule
 from ..access_logs import AccessRecord
 from .client_tally import CRAWLER, SCANNER, ClientTally
 from .logged_requests import Clients, scope_of

@@ -23,14 +23,12 @@ from ...core.bans.targets import WIDEST, ban_target, range_target
 from ...core.errors import ConfigurationError, StoreError
 from ...limiter import Limiter
 from ...limiter.aio import to_the_end
+from ..callbacks import UserCallbacks
 from ..keys.client_ip import UNKNOWN_PEER, ClientAddress
 from ..keys.key import Combined, Key, Value, everyone
 from ..keys.path_param import PathParam
+from ..matching import compile_pattern, normal_forms, route_path
 from ..network_files import AddressList
-from ..paths.below_root import route_path
-from ..paths.normal_form import normal_forms
-from ..paths.patterns import compile_pattern
-from ..rules.user_functions import Calls
 
 
 class Offence(NamedTuple):
@@ -84,7 +82,7 @@ class AbuseWatch:
         limiter: Limiter,
         client: ClientAddress,
         allowlist: AddressList | None,
-        calls: Calls,
+        calls: UserCallbacks,
     ) -> None:
         self.policies = _by_name(policies)
         for policy in self.policies.values():

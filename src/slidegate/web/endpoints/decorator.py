@@ -22,7 +22,7 @@ from starlette.types import Message, Receive
 
 from ...core.errors import ConfigurationError
 from ..routes import walk
-from ..rules.rule import Rule
+from ..rules import Rule
 
 LIMIT: Final = "__slidegate_limit__"
 """The attribute of a decorated endpoint that holds its `RateLimit`."""

@@ -12,9 +12,9 @@ from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
 from ...core.decision import Decision, unique_name
+from ..callbacks import UserCallbacks
 from ..routes import ResolvedRoute, RouteIndex
-from ..rules.rule_set import BoundRule, buckets_of
-from ..rules.user_functions import Calls
+from ..rule_set import BoundRule, buckets_of
 from .decorator import EndpointLimit, layers
 from .exemption import is_lifted
 
@@ -35,7 +35,9 @@ class EndpointBuckets:
         price: Learns what a request costs under each limit.
     """
 
-    def __init__(self, claimed: str, decide: DecideAt, calls: Calls, price: Callable[[BoundRule], None]) -> None:
+    def __init__(
+        self, claimed: str, decide: DecideAt, calls: UserCallbacks, price: Callable[[BoundRule], None]
+    ) -> None:
         self._claimed = claimed
         self.decide = decide
         self.calls = calls

@@ -18,12 +18,11 @@ from starlette.types import Scope
 from ...core.decision import Bucket, unique_name, wire_names
 from ...core.errors import ConfigurationError
 from ...core.limits import AnyLimit, parse_limits
-from ..paths.below_root import below
-from ..paths.normal_form import LONGEST, is_odd, readings
-from ..paths.tree import Reached, Tree
+from ..matching import MAX_ODD, below, is_odd, readings
+from ..routers import Reached, Routes
 from ..routes import methods_of
-from ..rules.rule import Rule
-from ..rules.rule_set import BoundRule
+from ..rule_set import BoundRule
+from ..rules import Rule
 from .exemption import takes_no_defaults
 
 _MEMO: Final = 4_096
@@ -39,7 +38,6 @@ class PerRoute:
     Args:
         limits: The limits, each route by itself.
         claimed: An identity that no other gate on the limiter has.
-        app: The application that the gate guards.
 
     Attributes:
         limits: The limits, read.
@@ -48,7 +46,7 @@ class PerRoute:
         ConfigurationError: The limits cannot be read.
     """
 
-    def __init__(self, limits: str | AnyLimit | Iterable[str | AnyLimit], claimed: str, app: object) -> None:
+    def __init__(self, limits: str | AnyLimit | Iterable[str | AnyLimit], claimed: str) -> None:
         if callable(limits):
             raise ConfigurationError(
                 f'default_limits: expected limits such as "60/minute", not the function {limits!r}; limits by '
@@ -60,26 +58,16 @@ class PerRoute:
             raise ConfigurationError(f"default_limits: {error}") from None
         self._rule = Rule("*", self.limits)
         self._claimed = claimed
-        self._tree = Tree(app)
         self._bound: dict[str, BoundRule] = {}
         self._labels: dict[str, str] = {}
-
-    @property
-    def lasting(self) -> bool:
-        """Whether every request with one type, method, path and root reaches the same routes."""
-        return not self._tree.varies
-
-    def changed(self) -> bool:
-        """Return whether there are other routes than when this was asked last."""
-        return self._tree.changed()
 
     def met(self) -> list[BoundRule]:
         """Return the buckets of the routes that a request has met so far."""
         return list(self._bound.values())
 
-    def find(self, scope: Scope) -> Sequence[BoundRule]:
+    def find(self, scope: Scope, routes: Routes) -> Sequence[BoundRule]:
         """Return the buckets of a request: none only where all readings of its path lead to exempt routes."""
-        reached = self._reached(scope)
+        reached = self._reached(scope, routes)
         method = scope.get("method", "")
         counting = [_named(one) for one in reached if one is not None and not _is_spared(one, method)]
         if not counting and None in reached:
@@ -90,18 +78,18 @@ class PerRoute:
         """Return the bucket of requests that reach no route that is known."""
         return [self._bound.get(_NO_ROUTE) or self._bind(_NO_ROUTE)]
 
-    def _reached(self, scope: Scope) -> list[Reached | None]:
+    def _reached(self, scope: Scope, routes: Routes) -> list[Reached | None]:
         """Return the ends of all ways that a request may take; None stands for no route."""
         path: str = scope["path"]
-        reached = [self._tree.reach(scope)]
+        reached = [routes.reach(scope)]
         first = reached[0]
         odd = is_odd(path)
-        if odd and len(path) > LONGEST:
+        if odd and len(path) > MAX_ODD:
             # Its readings are not worked out. It may mean any path, so no exemption holds for it.
             return [*reached, None]
         if not odd and first is not None and (first.sure or path[-1:] != "/"):
             return reached
-        texts = list(self._readings(scope))
+        texts = list(_readings(scope, routes.root))
         # A slash at the end: routers redirect there or back, and a middleware may rewrite it so.
         slashless = {text.rstrip("/") or "/" for text in texts if text[-1:] == "/"}
         texts += slashless
@@ -112,19 +100,11 @@ class PerRoute:
             others = [*others[: _MOST_READINGS - 1], others[-1]]
             reached.append(None)
         for text in others:
-            end = self._tree.reach({**scope, "path": text})
+            end = routes.reach({**scope, "path": text})
             # Where nothing answers without the slash but a redirect, that is no route of its own.
             if end is not None or text not in slashless:
                 reached.append(end)
         return reached
-
-    def _readings(self, scope: Scope) -> Iterator[str]:
-        """Yield the readings of a path, with the root that comes before it and without."""
-        path = scope["path"]
-        yield from readings(path)
-        for root in {scope.get("root_path", ""), self._tree.root} - {""}:
-            rest = below(root, path)
-            yield from (root + text for text in readings(rest) if rest != path)
 
     def _bind(self, name: str) -> BoundRule:
         """Make the bucket of a route."""
@@ -141,6 +121,15 @@ class PerRoute:
         bucket = Bucket(f"{label[:32]}:{digest}", rule.limits, wire_names(label, rule.limits), label=label)
         bound = self._bound[name] = BoundRule(rule, bucket)
         return bound
+
+
+def _readings(scope: Scope, own_root: str) -> Iterator[str]:
+    """Yield the readings of a path, with the root that comes before it and without."""
+    path = scope["path"]
+    yield from readings(path)
+    for root in {scope.get("root_path", ""), own_root} - {""}:
+        rest = below(root, path)
+        yield from (root + text for text in readings(rest) if rest != path)
 
 
 def _is_spared(reached: Reached, method: str) -> bool:

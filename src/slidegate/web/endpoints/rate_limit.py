@@ -19,7 +19,8 @@ from ...core.errors import ConfigurationError
 from ..keys.key import Key, KeyFunction
 from ..options import check_flag
 from ..request import RequestLimits, Reservation, allowlisted, charged
-from ..rules.rule import (
+from ..rule_set import BoundRule
+from ..rules import (
     DEFAULT_WAIT_MAX,
     CostFunction,
     CountIf,
@@ -28,7 +29,6 @@ from ..rules.rule import (
     LimitsFunction,
     Rule,
 )
-from ..rules.rule_set import BoundRule
 from ..scope_keys import OFF, RECORD
 from .decorator import decorate
 from .exemption import IN_PLACE, Exemption

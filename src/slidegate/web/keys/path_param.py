@@ -11,8 +11,7 @@ from starlette.convertors import Convertor, IntegerConvertor
 from starlette.types import Scope
 
 from ...core.errors import ConfigurationError, closest
-from ..paths.below_root import route_path
-from ..paths.patterns import PathPattern
+from ..matching import PathPattern, route_path
 from .key import Combined, Key, Value, check_parameter_name
 
 _MOST_DIGITS: Final = 4_300

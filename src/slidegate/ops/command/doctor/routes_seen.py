@@ -8,8 +8,8 @@ from ....web.endpoints.decorator import dependencies, limits_of
 from ....web.endpoints.exemption import takes_no_defaults
 from ....web.endpoints.rate_limit import RateLimit
 from ....web.middleware import RateLimitMiddleware
-from ....web.paths.layers import layers
 from ....web.route_checks import is_about
+from ....web.routers import layers
 from ....web.routes import ResolvedRoute, walk
 
 

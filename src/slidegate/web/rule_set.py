@@ -8,23 +8,24 @@ from typing import Final, NamedTuple, Protocol
 
 from starlette.types import Scope
 
-from ...core.decision import Bucket, Check, unique_name, wire_names
-from ...core.errors import ConfigurationError
-from ...core.limits import AnyLimit, parse_limits
-from ...core.logs import logger
-from ...core.memo import remember
-from ...limiter import Limiter
-from ..keys.key import Key
-from ..keys.path_param import read_at
-from ..matching import RequestPath, RuleIndex
-from ..paths.mounts import Mounts
-from ..scope_keys import SETTLED, is_preflight
-from .arguments import says_nobody
-from .rule import Limits, Rule
+from ..core.decision import Bucket, Check, unique_name, wire_names
+from ..core.errors import ConfigurationError
+from ..core.limits import AnyLimit, parse_limits
+from ..core.logs import logger
+from ..core.memo import remember
+from ..limiter import Limiter
+from .keys.key import Key
+from .keys.path_param import read_at
+from .matching import RequestPath, RuleIndex
+from .routers import Routes
+from .rules import Limits, Rule, says_nobody
+from .scope_keys import SETTLED, is_preflight
 
 _MEMO: Final = 2_048
 _MEMO_PATH: Final = 256
 _MEMO_PLANS: Final = 256
+_PREFLIGHTS: Final = ":preflight"
+"""The end of an identity whose counts are those of preflights."""
 
 
 class BoundRule:
@@ -40,19 +41,6 @@ class BoundRule:
         places: The owner of its places, where the rule has a concurrency limit beside its limits.
         plain: Whether limits, key and cost need no call of a user's function, and no place is held.
     """
-
-    __slots__ = (
-        "_plans",
-        "_preflights",
-        "bucket",
-        "cost",
-        "cost_function",
-        "key",
-        "key_function",
-        "places",
-        "plain",
-        "rule",
-    )
 
     def __init__(self, rule: Rule, bucket: Bucket, places: Bucket | None = None) -> None:
         self.rule = rule
@@ -85,6 +73,11 @@ class BoundRule:
         own = [self.bucket] if self.places is None else [self.bucket, self.places]
         apart = [] if self._preflights is None else self._preflights.buckets()
         return [*own, *self._plans.values(), *apart]
+
+    @property
+    def identities(self) -> tuple[str, str]:
+        """The owners of its counts, of preflights and of all other requests."""
+        return self.bucket.rule, self.bucket.rule + _PREFLIGHTS
 
     def for_preflights(self) -> BoundRule:
         """Return the same rule with windows of its own, for CORS preflights: a browser sends them by itself."""
@@ -142,15 +135,8 @@ class Selection(NamedTuple):
 class Defaults(Protocol):
     """Limits behind all rules, which the routes below the gate decide about."""
 
-    @property
-    def lasting(self) -> bool:
-        """Whether every request with one type, method, path and root meets the same ones."""
-
-    def find(self, scope: Scope) -> Sequence[BoundRule]:
-        """Return those that a request meets."""
-
-    def changed(self) -> bool:
-        """Return whether there are other routes than when this was asked last."""
+    def find(self, scope: Scope, routes: Routes) -> Sequence[BoundRule]:
+        """Return those that a request meets, by the routes below."""
 
     def anywhere(self) -> Sequence[BoundRule]:
         """Return those of a request whose route cannot be told."""
@@ -184,19 +170,12 @@ class RuleSet:
         taken: set[str] = set()
         for rule in rules:
             self._bound.append((rule, BoundRule(rule, *_buckets(rule, claim, taken)) if rule.counts else None))
+        counting = [bound for _, bound in self._bound if bound is not None]
         self.reserving = {
-            one.bucket.rule: rule
-            for rule, bound in self._bound
-            if bound and rule.count_if is not None
-            for one in (bound, bound.for_preflights())
+            name: one.rule for one in counting if one.rule.count_if is not None for name in one.identities
         }
         """Rules with a `count_if`, by the identity of their bucket; they refund answers that are not counted."""
-        self.looking = {
-            one.bucket.rule
-            for rule, bound in self._bound
-            if bound and rule.action != "limit"
-            for one in (bound, bound.for_preflights())
-        }
+        self.looking = {name for one in counting if one.rule.action != "limit" for name in one.identities}
         """The identities of the buckets of rules that only look on."""
         self._index = RuleIndex(rule.matchers for rule, _ in self._bound)
         self.waits = any(rule.wait_us for rule in rules)
@@ -205,14 +184,15 @@ class RuleSet:
         """Whether no rule settles its units later, only looks on, or lets requests wait."""
         self.holds = any(rule.concurrency is not None for rule in rules)
         """Whether a rule has a concurrency limit."""
-        self._mounts = Mounts(app)
+        self._routes = Routes(app)
+        self._version = 0
         self._defaults = defaults
         self._known: dict[tuple[str, str, str, str], Selection] = {}
         self._conditional = any(rule.conditional for rule in rules)
         self.always: Selection | None = None
         """The selection of every request, where all requests meet the same rules."""
         if defaults is None and all(rule.always for rule, _ in self._bound):
-            self.always = self._select({"type": "http", "path": "/"})[0]
+            self.always = self._select({"type": "http", "path": "/"}, self._routes)[0]
 
     def select(self, scope: Scope) -> Selection:
         """Return the rules that a request meets, in their order.
@@ -232,11 +212,16 @@ class RuleSet:
         if self._conditional and (settled := scope.get(SETTLED, {}).get((id(self), scope["path"]))) is not None:
             found: Selection = settled
             return found
-        if self._defaults is not None and self._defaults.changed():
+        routes = self._routes
+        if routes.router is None:
+            routes = routes.seen_by(scope)
+        version = routes.current()
+        if version != self._version:
+            self._version = version
             self._known.clear()
         method = "a preflight" if is_preflight(scope) else scope.get("method", "GET")
         asked = scope["type"], method, scope["path"], scope.get("root_path", "")
-        return self._known.get(asked) or self._learn(asked, scope)
+        return self._known.get(asked) or self._learn(asked, scope, routes)
 
     def settle(self, scope: Scope, met: Sequence[Met]) -> Selection:
         """Return, from now on, the rules of this request whose conditions hold."""
@@ -244,17 +229,17 @@ class RuleSet:
         scope.setdefault(SETTLED, {})[id(self), scope["path"]] = selection
         return selection
 
-    def _learn(self, asked: tuple[str, str, str, str], scope: Scope) -> Selection:
-        selection, lasting = self._select(scope)
+    def _learn(self, asked: tuple[str, str, str, str], scope: Scope, routes: Routes) -> Selection:
+        selection, lasting = self._select(scope, routes)
         # The server alone bounds the length of a path; only ordinary ones are worth remembering.
         if lasting and sum(map(len, asked)) <= _MEMO_PATH:
             remember(self._known, asked, selection, _MEMO)
         return selection
 
-    def _select(self, scope: Scope) -> tuple[Selection, bool]:
+    def _select(self, scope: Scope, routes: Routes) -> tuple[Selection, bool]:
         """Return the rules that a request meets, and whether every request of this kind meets the same ones."""
         kind, method = scope["type"], scope.get("method", "GET")
-        path = RequestPath(scope, self._mounts.seen_by(scope), slashed=self._index.slashed)
+        path = RequestPath(scope, routes, slashed=self._index.slashed)
         texts = self._index.find(path)
         preflight = is_preflight(scope)
         met: list[Met] = []
@@ -277,9 +262,9 @@ class RuleSet:
                 break
         lasting = path.lasting
         if self._defaults is not None and not ended:
-            found = self._defaults.find(scope)
+            found = self._defaults.find(scope, routes)
             met += [Met(bound.rule, bound.for_preflights() if preflight else bound, False) for bound in found]
-            lasting = lasting and self._defaults.lasting
+            lasting = lasting and routes.by_path
         return _selected(met), lasting
 
     def _every(self, scope: Scope) -> list[Met]:
@@ -409,15 +394,9 @@ def buckets_of(rule: Rule, identity: str, names: Sequence[str]) -> Sequence[Buck
 
 def _apart(bucket: Bucket) -> Bucket:
     """Return a bucket with the same limits and windows of its own."""
-    return Bucket(
-        f"{bucket.rule}:preflight",
-        bucket.limits,
-        bucket.names,
-        count_denied=bucket.count_denied,
-        wait_us=bucket.wait_us,
-        wait_max=bucket.wait_max,
-        label=bucket.label,
-    )
+    twin = copy(bucket)
+    twin.rule += _PREFLIGHTS
+    return twin
 
 
 def _make_bucket(rule: Rule, identity: str, limits: Sequence[AnyLimit], names: Sequence[str] | None = None) -> Bucket:

@@ -5,33 +5,25 @@ Every rule that matches a request applies; one that is `exempt` or `final` ends 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence, Set
 from datetime import timedelta
 from hashlib import blake2b
+from inspect import Parameter, iscoroutinefunction
 from typing import Final, Literal, TypeAlias
 
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 
-from ...core.arguments import check_takes, names_checked
-from ...core.decision import Decision, unique_name, wire_names
-from ...core.errors import ConfigurationError, quoted
-from ...core.limits import AnyLimit, Concurrency, check_name, check_whole, parse_duration_us, parse_limits
-from ...limiter import check_cost
-from ..keys.key import Key, KeyFunction
-from ..keys.path_param import bind
-from ..matching import PathMatcher
-from ..options import check_flag, conflict
-from ..paths.patterns import PathPattern, compile_pattern
-from .arguments import (
-    checked_condition,
-    checked_count_if,
-    checked_exceeded,
-    checked_function,
-    checked_methods,
-    checked_paths,
-    says_nobody,
-)
+from ..core.arguments import check_takes, names_checked, signature_of
+from ..core.decision import Decision, unique_name, wire_names
+from ..core.errors import ConfigurationError, quoted
+from ..core.limits import AnyLimit, Concurrency, check_name, check_whole, parse_duration_us, parse_limits
+from ..limiter import check_cost
+from .keys.key import Key, KeyFunction
+from .keys.path_param import bind
+from .matching import PathMatcher, PathPattern, compile_pattern
+from .options import check_flag, conflict
 
 CostFunction: TypeAlias = Callable[[HTTPConnection], int | Awaitable[int]]
 Limits: TypeAlias = str | AnyLimit | Iterable[str | AnyLimit]
@@ -48,6 +40,8 @@ Condition: TypeAlias = Callable[[HTTPConnection], object]
 """Says whether a rule applies to a request: true or false, or an awaitable of it."""
 
 DEFAULT_WAIT_MAX: Final = 16
+_BY_PLACE: Final = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+_NOTHING: Final = r"(?ai:(?:[^:]{0,64}:)?\s*[-+]?0+\s*(?:/|per\b))"
 
 
 class Rule:
@@ -125,7 +119,12 @@ class Rule:
         if connection not in (None, "http", "websocket"):
             raise ConfigurationError(f'connection: expected "http" or "websocket", not {connection!r}')
         self.connection = connection
-        self.when = checked_condition(when)
+        self.when = when
+        self.on_exceeded = on_exceeded
+        if when is not None:
+            check_takes("when", when, "request")
+        if on_exceeded is not None:
+            check_takes("on_exceeded", on_exceeded, "key", "decision")
         options: dict[str, object] = {
             "limits": limits,
             "concurrency": concurrency,
@@ -146,7 +145,6 @@ class Rule:
         self.count_if: Callable[..., object] | None = count_if
         self.count_if_takes = 0 if count_if is None else checked_count_if(count_if)
         self.count_denied = count_denied
-        self.on_exceeded = checked_exceeded(on_exceeded)
         self.wait_us = 0 if wait is None else parse_duration_us(wait, "wait")
         check_whole(wait_max, 1, 1_000, "wait_max", "for example 16")
         self.wait_max = wait_max if self.wait_us else 0
@@ -261,3 +259,77 @@ def _label(paths: Sequence[str]) -> str:
     if paths[0] == "*":
         return "default"
     return " ".join(paths).encode("unicode_escape").decode().replace(":", "|").replace(";", "|")[:64]
+
+
+def checked_paths(path: object) -> tuple[str, ...]:
+    """Return the paths of a rule."""
+    if path == "*":
+        return ("*",)
+    listed = [path] if isinstance(path, (str, bytes)) or not isinstance(path, Iterable) else list(path)
+    if not listed:
+        raise ConfigurationError('path: expected paths such as ["/login", "/token"], not an empty list')
+    for place, found in enumerate(listed):
+        if found == "*":
+            raise ConfigurationError(f'path: "*" means every path; write it alone, not beside others: {listed!r}')
+        compile_pattern(found)
+        if found in listed[:place]:
+            raise ConfigurationError(f"path: {found!r} stands twice in {listed!r}; write it once")
+    return tuple(map(str, listed))
+
+
+def checked_methods(methods: object) -> frozenset[str] | None:
+    if methods is None:
+        return None
+    example = 'expected a list such as ["GET", "POST"]'
+    if isinstance(methods, str) or not isinstance(methods, Iterable):
+        raise ConfigurationError(f"methods: {example}, not {methods!r}")
+    found = set()
+    for method in methods:
+        if not isinstance(method, str) or not (method.isascii() and method.isalpha()):
+            raise ConfigurationError(f"methods: {example}, not {method!r} in it")
+        found.add(method.upper())
+    if not found:
+        raise ConfigurationError(f"methods: {example}; leave it out for all methods")
+    return frozenset(found | {"HEAD"} if "GET" in found else found)
+
+
+def checked_function(key: KeyFunction | None) -> KeyFunction | None:
+    """Return the user's key function.
+
+    Raises:
+        ConfigurationError: It is no function, or it makes a key and was not called.
+    """
+    if key is not None and not callable(key):
+        raise ConfigurationError(f'key: expected client_ip(), header("X-API-Key") or a function, not {key!r}')
+    if getattr(key, "__module__", "").startswith("slidegate."):
+        raise ConfigurationError(f'key: {key!r} makes a key; call it, for example header("X-API-Key")')
+    if key is not None:
+        check_takes("key", key, "request")
+    return key
+
+
+def checked_count_if(count_if: object) -> int:
+    """Return how many of status, header fields and request the user's function takes.
+
+    Raises:
+        ConfigurationError: It is no plain function of 1 to 3 parameters.
+    """
+    example = "lambda status: status == 401, or lambda status, headers, request: ..."
+    if not callable(count_if) or iscoroutinefunction(count_if):
+        raise ConfigurationError(f"count_if: expected a plain function such as {example}, not {count_if!r}")
+    found = signature_of(count_if)
+    if found is None:
+        return 1
+    parameters = found.parameters.values()
+    needed = [parameter for parameter in parameters if parameter.default is Parameter.empty]
+    places = [parameter for parameter in needed if parameter.kind in _BY_PLACE]
+    if len(places) > 3 or any(parameter.kind is Parameter.KEYWORD_ONLY for parameter in needed) or not parameters:
+        raise ConfigurationError(f"count_if: expected 1 to 3 parameters, as in {example}, not {count_if!r}")
+    return max(len(places), 1)
+
+
+def says_nobody(limits: object) -> bool:
+    """Return whether limits let nobody through: they are the word "nobody", or one of them has the amount 0."""
+    if isinstance(limits, str):
+        return limits.strip().lower() == "nobody" or any(re.match(_NOTHING, one) for one in limits.split(";"))
+    return not isinstance(limits, AnyLimit) and isinstance(limits, Iterable) and any(map(says_nobody, limits))

@@ -1,0 +1,236 @@
+"""Calls functions of the user's, also those of rules that only look on.
+
+One that fails neither lets a request past its limits nor breaks the answer. A key function that fails counts the
+request under the client's address, a limits function that fails leaves the fall-back limits, a cost function that fails
+costs 1, and a `count_if` that fails counts. A `when` that fails applies limits and blocks, and no exemption. An
+`on_refused` that fails leaves the default answer. Each failure is logged with the rule's name, once a minute.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from inspect import isawaitable
+from operator import index
+from typing import Any, Final, NoReturn, SupportsIndex, TypeAlias
+
+from starlette.datastructures import Headers
+from starlette.requests import HTTPConnection, Request
+from starlette.types import Scope
+
+from ..core.bans.in_force import shown
+from ..core.decision import Bucket, Check, Decision, Reason
+from ..core.errors import ConfigurationError
+from ..core.logs import logger
+from ..core.store import Event
+from ..limiter import Limiter, check_cost
+from .rule_set import BoundRule, Met, RuleSet, Selection
+from .rules import Rule
+
+Fields: TypeAlias = Iterable[tuple[bytes, bytes]]
+
+LOG_PAUSE_S: Final = 60.0
+_MEMO: Final = 4_096
+_FAILED: Final = object()
+_CONSEQUENCES: Final = {
+    "limits": "its fall-back limits apply",
+    "key": "the request is counted under the client's address",
+    "cost": "the request costs 1",
+    "when": "the rule limits or blocks all the same, and exempts nobody",
+}
+
+
+async def _no_body() -> NoReturn:
+    raise RuntimeError(
+        "the request has no body here: it is judged before it is read; decide on headers, path or query, "
+        "or limit at the endpoint with RateLimit(key=...)"
+    )
+
+
+def request_of(scope: Scope) -> HTTPConnection:
+    """Return the request that functions of the user's get; its body cannot be read."""
+    return Request(scope, _no_body) if scope["type"] == "http" else HTTPConnection(scope)
+
+
+class UserCallbacks:
+    """Calls functions of the user's, and remembers when each failure was logged."""
+
+    def __init__(self) -> None:
+        self._quiet: dict[tuple[str, str], tuple[float, int]] = {}
+
+    async def checks(
+        self, bound: BoundRule, scope: Scope, limiter: Limiter, client_key: str, request: HTTPConnection | None = None
+    ) -> Sequence[Check]:
+        """Return the checks of a request, asking the rule's functions; none if the rule does not count the request."""
+        request = request_of(scope) if request is None else request
+        rule = bound.rule
+        bucket: Bucket | None
+        bucket, key, cost = bound.check(scope, limiter, client_key)
+        if rule.limits_function is not None:
+            planned = await self._ask("limits", rule, rule.limits_function, request, bound.plan)
+            bucket = bucket if planned is _FAILED else planned
+            if bucket is None and bound.places is None:
+                return ()
+        if bound.key_function is not None:
+            found = await self._ask("key", rule, bound.key_function, request, _key_for(limiter))
+            if found is None:
+                return ()
+            key = key if found in (_FAILED, "") else found
+        if bound.cost_function is not None:
+            units = await self._ask("cost", rule, bound.cost_function, request, _whole)
+            cost = cost if units is _FAILED else units
+        counted = () if bucket is None else ((bucket, key, cost),)
+        return counted if bound.places is None else (*counted, (bound.places, key, 1))
+
+    async def evaluated(self, rules: RuleSet, selection: Selection, scope: Scope) -> Selection:
+        """Return the rules that a request meets, with their conditions asked: in their order, each function once.
+
+        Limits apply generously and exemptions strictly: where a condition fails, a limit or a block applies, and an
+        exemption or the end of the list does not.
+        """
+        request = request_of(scope)
+        answers: dict[int, bool | None] = {}  # by identity: not every function can be hashed
+        met: list[Met] = []
+        for rule, bound, ends in selection.open:
+            if id(rule.when) not in answers:
+                answers[id(rule.when)] = await self._holds(rule, request)
+            holds = answers[id(rule.when)]
+            if holds is None:
+                ends = ends and rule.blocks
+            if holds is False or (holds is None and rule.exempt):
+                continue
+            met.append(Met(rule, bound, ends))
+            if ends:
+                break
+        return rules.settle(scope, met)
+
+    async def exceeded(self, bound: BoundRule, key: str, decision: Decision) -> None:
+        """Call `on_exceeded` for a key that has passed the limit of a tracking rule."""
+        if bound.rule.on_exceeded is None:
+            return
+        try:
+            waiting = bound.rule.on_exceeded(key, decision)
+            if isawaitable(waiting):
+                await waiting
+        except Exception as error:
+            self.report("on_exceeded", bound.rule.label, error, "nobody was told of this key")
+
+    def counts(self, rule: Rule, status: int, fields: Fields, scope: Scope) -> bool:
+        """Return whether the `count_if` of a rule counts an answer; if it raises, the request is counted."""
+        if rule.count_if is None:
+            return True
+        try:
+            if rule.count_if_takes == 1:
+                return bool(rule.count_if(status))
+            given = (status, Headers(raw=list(fields)), request_of(scope))
+            return bool(rule.count_if(*given[: rule.count_if_takes]))
+        except Exception as error:
+            self.report("count_if", rule.label, error, "the request is counted")
+            return True
+
+    def report(self, what: str, where: str, error: Exception, consequence: str) -> None:
+        """Log a failure of the user's function, at most once a minute for each function and rule."""
+        now_s = time.monotonic()
+        next_s, suppressed = self._quiet.get((what, where), (0.0, 0))
+        if now_s < next_s:
+            self._quiet[what, where] = next_s, suppressed + 1
+            return
+        self._quiet[what, where] = now_s + LOG_PAUSE_S, 0
+        logger.error(
+            "%s function of rule %r failed, so %s (suppressed=%d): %r",
+            what, where, consequence, suppressed, error,
+            exc_info=None if isinstance(error, ConfigurationError) else error,
+        )  # fmt: skip
+
+    async def _holds(self, rule: Rule, request: HTTPConnection) -> bool | None:
+        """Return whether the condition of a rule holds; None if it fails."""
+        if rule.when is None:
+            return True
+        answer = await self._ask("when", rule, rule.when, request, bool)
+        return None if answer is _FAILED else bool(answer)
+
+    async def _ask(
+        self,
+        what: str,
+        rule: Rule,
+        function: Callable[[HTTPConnection], object],
+        request: HTTPConnection,
+        read: Callable[[Any], Any],
+    ) -> Any:
+        """Return what a function of the request says, as `read` reads it; `_FAILED` where either of them fails."""
+        try:
+            answer = function(request)
+            return read(await answer if isawaitable(answer) else answer)
+        except Exception as error:
+            self.report(what, rule.label, error, _CONSEQUENCES[what])
+            return _FAILED
+
+
+class ShadowRules:
+    """Lets rules look on, each on windows of its own.
+
+    Args:
+        limiter: The limiter that counts.
+        calls: Calls the user's functions.
+        hit: Puts one question to the limiter.
+        figures: Whether the refusals of shadows are figures of their rules.
+    """
+
+    def __init__(
+        self,
+        limiter: Limiter,
+        calls: UserCallbacks,
+        hit: Callable[[Sequence[Check]], Awaitable[Decision]],
+        *,
+        figures: bool,
+    ) -> None:
+        self._limiter = limiter
+        self._engine = limiter.engine
+        self._calls = calls
+        self._hit = hit
+        self._figures = figures
+        self._exceeded: dict[tuple[str, str], None] = {}
+
+    async def look(
+        self, bound: BoundRule, scope: Scope, client_key: str, request: HTTPConnection | None = None
+    ) -> None:
+        """Count a request under a rule that never refuses, and tell of it where the rule says so."""
+        checks = await self._calls.checks(bound, scope, self._limiter, client_key, request)
+        if not checks:
+            return
+        (check,) = checks
+        seen = await self._hit((check,))
+        if seen.reason is Reason.BANNED:
+            return  # it was not counted
+        if bound.rule.action == "track":
+            await self._track(bound, check[1], seen)
+        elif not seen.allowed:
+            if self._figures:
+                self._engine.statistics.add(bound.bucket.label, "shadow_refused", 1)
+            message = f"rule {bound.rule.label!r} would have refused {shown(check[1])}"
+            self._engine.tell(Event("shadow_refused", message, {"rule": bound.rule.label, "key": check[1]}))
+
+    async def _track(self, bound: BoundRule, key: str, seen: Decision) -> None:
+        """Call the user's function when a key passes the limit, and not again before it has cooled."""
+        known = bound.bucket.rule, key
+        if seen.allowed:
+            self._exceeded.pop(known, None)
+        elif known not in self._exceeded:
+            if len(self._exceeded) >= _MEMO:
+                self._exceeded.pop(next(iter(self._exceeded)))
+            self._exceeded[known] = None
+            await self._calls.exceeded(bound, key, seen)
+
+
+def _key_for(limiter: Limiter) -> Callable[[Any], str | None]:
+    """Return what reads the answer of a key function; None and an empty text stay as they are."""
+    return lambda found: found if found is None or found == "" else limiter.key_for(found)
+
+
+def _whole(units: object) -> int:
+    """Return a cost; a whole number of another type, 7.0 or an integer of numpy's, as an `int`."""
+    if isinstance(units, float) and units.is_integer():
+        units = int(units)
+    if isinstance(units, SupportsIndex) and not isinstance(units, bool):
+        units = index(units)
+    return check_cost(units)

@@ -1,1 +1,0 @@
-"""Paths: their patterns and readings, and the routes that they lead to."""

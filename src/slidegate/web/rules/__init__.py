@@ -1,1 +1,0 @@
-"""Rules: requests are held to limits, counted by a key."""
