@@ -47,9 +47,8 @@ from .rule_set import BoundRule, RuleSet, all_rules
 from .rules import Exceeded, Rule
 from .scope_keys import OFF, RECORD, STATUS, is_preflight
 from .stats import RequestStats
-from .websockets.ban_sweep import OpenSockets
+from .websockets.guarded import GuardedWebSocket, OpenWebSockets
 from .websockets.message_limits import MessageCounter, MessageLimits
-from .websockets.watched import Watched
 
 if TYPE_CHECKING:
     from .reload import Claim, ReloadingMiddleware, Say
@@ -150,7 +149,7 @@ class RateLimitMiddleware(Breakable):
         if messages is not None:
             self._messages = MessageCounter(messages, self.limiter, client, self._claim("messages:"))
         self._side = self._made_side()
-        self._sockets = OpenSockets(self.limiter.engine.find_ban)
+        self._sockets = OpenWebSockets(self.limiter.engine.find_ban)
         self._events = self.limiter.engine.events
         self._strikes = bool(abuse.policies)
         self._exempts = any(rule.exempt for rule in self.rules)
@@ -365,7 +364,7 @@ class RateLimitMiddleware(Breakable):
         """Return the keys and addresses whose bans refuse a request."""
         return self._abuse.guarded(scope, *self._client.locate(scope))
 
-    def _watch_over(self, scope: Scope, receive: Receive, send: Send, request: RequestLimits) -> Watched:
+    def _watch_over(self, scope: Scope, receive: Receive, send: Send, request: RequestLimits) -> GuardedWebSocket:
         """Return a websocket that ends when its client is banned."""
         guarded = self._guarded(scope)
 
@@ -376,7 +375,7 @@ class RateLimitMiddleware(Breakable):
             if not allowlisted(request.steps):  # by a middleware further in, after this one has let the request through
                 await strike(scope, request)
 
-        return Watched(request.read_ahead(receive), send, guarded, banned, struck, self._sockets.add)
+        return GuardedWebSocket(request.read_ahead(receive), send, guarded, banned, struck, self._sockets.add)
 
     async def _fail(
         self,

@@ -90,7 +90,7 @@ class Reservation(NamedTuple):
         rule: The rule.
         limiter: The limiter that charged them.
         decision: The decision that they are a part of.
-        calls: Calls the `count_if`.
+        calls: UserCallbacks the `count_if`.
         place: The place of the rule's check in the decision; None where all of it is of this rule.
     """
 

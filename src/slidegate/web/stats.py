@@ -229,7 +229,7 @@ class RefusedRoutes:
         try:
             table = self._tables.get(id(outermost)) or self._learn(outermost)
             label = table.find(scope["type"], scope.get("method", "GET"), path)
-            if label is None and table.is_old():
+            if label is None and table.changed():
                 label = self._learn(outermost).find(scope["type"], scope.get("method", "GET"), path)
         except Exception:
             return UNROUTED  # a router of the user's has failed, which is no reason not to refuse
@@ -261,8 +261,8 @@ class _RouteTable:
             else:
                 self._index.add(*written, listed)
 
-    def is_old(self) -> bool:
-        """Tell whether routes were added or taken away since."""
+    def changed(self) -> bool:
+        """Return whether there are other routes by now."""
         return self._routes.current() != self._version
 
     def find(self, connection: str, method: str, path: str) -> str | None:

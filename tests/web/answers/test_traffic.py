@@ -357,4 +357,43 @@ async def test_figures_leave_as_time_goes_by() -> None:
 @pytest.mark.parametrize("value", [None, 1, "yes"])
 def test_the_switch_is_true_or_false(value: Any) -> None:
     with pytest.raises(ConfigurationError, match="statistics: expected True or False"):
-        RateLimitMiddleware(Starlette(), statistics=value)
+        RateLimitMiddleware(page, limits="1/hour", statistics=value)
+
+
+async def test_a_refused_request_has_the_label_of_a_route_that_was_added_after_the_first_refusal() -> None:
+    app = Starlette(routes=[Route("/first", page)])
+    limiter = Limiter()
+    app.add_middleware(RateLimitMiddleware, limits="1/day", limiter=limiter)
+    for path in ("/first", "/first", "/later/7"):
+        await send_scope(app, scope_of(path))
+    app.router.routes.append(Route("/later/{id}", page))
+    await send_scope(app, scope_of("/later/7"))
+    assert {name: traffic.refused for name, traffic in limiter.stats("5m").routes.items() if traffic.refused} == {
+        "GET /first": 1,
+        "(no route)": 1,
+        "GET /later/{id}": 1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("path", "label"),
+    [
+        ("/a/1", "GET /a/{id}"),
+        ("/a/", "(no route)"),
+        ("/a//", "(no route)"),
+        ("/files/x.css", "GET /files/{name}.{kind}"),
+        ("/files/x", "(no route)"),
+        ("/n/7", "GET /n/{number}"),
+        ("/n/seven", "GET /n/{text}"),
+        ("/deep/a/b", "GET /deep/{rest}"),
+        ("/sub/items/3", "GET /sub/items/{id}"),
+    ],
+)
+async def test_a_refused_request_has_the_label_of_the_route_that_its_router_would_choose(path: str, label: str) -> None:
+    templates = ["/a/{id}", "/files/{name}.{kind}", "/n/{number:int}", "/n/{text}", "/deep/{rest:path}"]
+    inner = Starlette(routes=[Route("/items/{id}", page)])
+    app = Starlette(routes=[*(Route(template, page) for template in templates), Mount("/sub", app=inner)])
+    limiter = Limiter()
+    app.add_middleware(RateLimitMiddleware, rules=[Rule("*", block=True)], limiter=limiter)
+    await send_scope(app, scope_of(path))
+    assert [name for name, traffic in limiter.stats("5m").routes.items() if traffic.refused] == [label]

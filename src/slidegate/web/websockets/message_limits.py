@@ -25,7 +25,7 @@ from ...limiter.waiting import may_wait
 from ..keys.client_ip import ClientAddress
 from ..keys.key import Key
 from ..request import unless_left
-from .watched import Watched
+from .guarded import GuardedWebSocket
 
 MessageKey: TypeAlias = Literal["connection", "client"] | Key
 Beyond: TypeAlias = Literal["close", "drop", "wait"]
@@ -106,7 +106,7 @@ class MessageCounter:
         """Return the bucket that clients share; a connection by itself counts in a store of its own."""
         return () if self._key == "connection" else (self._bucket,)
 
-    def attach(self, scope: Scope, socket: Watched) -> Counted:
+    def attach(self, scope: Scope, socket: GuardedWebSocket) -> Counted:
         """Return a connection with its messages counted."""
         engine = self._limiter.engine
         if self._key == "connection":
@@ -152,7 +152,7 @@ class Counted:
 
     def __init__(
         self,
-        socket: Watched,
+        socket: GuardedWebSocket,
         hit: Callable[[], Decision | Awaitable[Decision]],
         beyond: Beyond,
         limiter: Limiter | None = None,
