@@ -80,7 +80,7 @@ def measure_here(count: int) -> dict[str, object]:
     for outcome, (amount, status) in middleware.OUTCOMES.items():
         apps = middleware.applications(amount, status)
         requests[outcome] = asyncio.run(middleware.measured({name: apps[name] for name in REQUESTS}, count))
-    return {"compiled": slidegate.compiled, "hits": hits, "requests": requests}
+    return {"compiled": slidegate.core.compiled, "hits": hits, "requests": requests}
 
 
 def source() -> str:

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
 
-from slidegate import NetworkFile, NetworkFiles, Networks
+from slidegate import NetworkFiles, Networks
+from slidegate.stats import NetworkFile
 
 from .report.tables import Cell, Table
 

@@ -17,7 +17,8 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from slidegate import Event, Limiter, MemoryStore, RateLimitMiddleware
+from slidegate import Limiter, MemoryStore, RateLimitMiddleware
+from slidegate.events import Event
 
 from .measure import asgi, compared, rounds
 from .report.tables import Table

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from slidegate import BanPolicy, MemoryStore, Store
-from slidegate.core import BanStore, Bucket, Check, Decision, Guarded, Observer
+from slidegate import BanPolicy, MemoryStore
+from slidegate.core import BanStore, Bucket, Check, Decision, Guarded, Observer, Store
 from slidegate.testing import FakeClock
 
 

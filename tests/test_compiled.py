@@ -26,7 +26,7 @@ def module_of(file: Path) -> str:
 
 
 def test_the_package_says_whether_it_is_compiled() -> None:
-    assert slidegate.compiled is COMPILED_RUN
+    assert slidegate.core.compiled is COMPILED_RUN
 
 
 def test_exactly_the_chosen_modules_are_compiled() -> None:

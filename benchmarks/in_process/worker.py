@@ -183,7 +183,7 @@ def main() -> None:
         gc.collect()
         gc.freeze()
         where = str(Path(slidegate.__file__).parent)
-        print(json.dumps({"where": where, "compiled": slidegate.compiled}), flush=True)
+        print(json.dumps({"where": where, "compiled": slidegate.core.compiled}), flush=True)
         for turn, line in enumerate(sys.stdin, 1):
             print(json.dumps(runner.run(run_all(made, turn, line.strip() == "backwards"))), flush=True)
 

@@ -15,7 +15,8 @@ from starlette.types import Receive, Scope, Send
 
 from examples.demo.replay import play
 from examples.login.protection import guarded
-from slidegate import Ban, Limiter, MemoryStore, Networks, Reason
+from slidegate import Limiter, MemoryStore, Networks, Reason
+from slidegate.core import Ban
 from slidegate.core.addresses import canonical_key
 from slidegate.ops.access_logs import AccessRecord
 from slidegate.testing import FakeClock

@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from time import perf_counter_ns
 
-from slidegate import Limiter, Traffic
+from slidegate import Limiter
 from slidegate.core.statistics.summary import ResponseTimes
 from slidegate.limiter.figures.statistics import SLICE_US, Statistics
 from slidegate.ops.access_logs import AccessRecord
+from slidegate.stats import Traffic
 from slidegate.testing import FakeClock
 
 MINUTE_US = 60_000_000

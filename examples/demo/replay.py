@@ -15,7 +15,8 @@ from urllib.parse import unquote
 
 from starlette.types import ASGIApp, Message, Scope
 
-from slidegate import Ban, Decision, Limiter, Reason
+from slidegate import Decision, Limiter, Reason
+from slidegate.core import Ban
 from slidegate.ops.access_logs import AccessRecord
 from slidegate.testing import FakeClock
 

@@ -12,7 +12,7 @@ from threading import Lock
 from time import monotonic_ns, time_ns
 from typing import TypeAlias
 
-from slidegate import Store, StoreError
+from slidegate import StoreError
 from slidegate.core import (
     AnyLimit,
     Bucket,
@@ -24,6 +24,7 @@ from slidegate.core import (
     Guarded,
     Place,
     Snapshot,
+    Store,
     charge_all,
     decide,
     enter_periods,

@@ -22,8 +22,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Mount, Route
 
-from slidegate import Event, Limiter, RateLimitMiddleware, Rule, client_ip
+from slidegate import Limiter, RateLimitMiddleware, Rule, client_ip
 from slidegate.admin import AdminRoutes
+from slidegate.events import Event
 
 AMOUNT = 10
 RULES = [

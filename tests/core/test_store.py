@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from slidegate import ConfigurationError, Limiter, MemoryStore, RateLimitMiddleware, Rule, Store
-from slidegate.core import BanStore, Bucket, Check, Decision, Event, Guarded, Snapshot
+from slidegate import ConfigurationError, Limiter, MemoryStore, RateLimitMiddleware, Rule
+from slidegate.core import BanStore, Bucket, Check, Decision, Event, Guarded, Snapshot, Store
 from slidegate.stores import MemoryBans
 from slidegate.testing import FakeClock
 
@@ -102,7 +102,7 @@ class WithoutBans(Smallest):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (NoStore(), "not <.*NoStore.*>; a store of your own derives from slidegate.Store"),
+        (NoStore(), "not <.*NoStore.*>; a store of your own derives from slidegate.core.Store"),
         (Smallest, "expected a store such as MemoryStore()"),
         (WithoutBans(), "WithoutBans.* has no bans; set self.bans in its __init__, for example to slidegate.stores"),
     ],

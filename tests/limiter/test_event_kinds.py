@@ -9,16 +9,8 @@ from typing import Any
 
 import pytest
 
-from slidegate import (
-    BanPolicy,
-    Event,
-    Limiter,
-    MemoryStore,
-    NetworkFiles,
-    RateLimitMiddleware,
-    Rule,
-    StoreError,
-)
+from slidegate import BanPolicy, Limiter, MemoryStore, NetworkFiles, RateLimitMiddleware, Rule, StoreError
+from slidegate.events import Event
 from slidegate.limiter.events import KINDS
 from slidegate.limiter.figures import statistics
 from slidegate.testing import FakeClock, RecordingObserver

@@ -16,7 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slidegate import BanPolicy, ConfigurationError, Event, Limiter, MemoryStore, RateLimitMiddleware, Rule
+from slidegate import BanPolicy, ConfigurationError, Limiter, MemoryStore, RateLimitMiddleware, Rule
+from slidegate.events import Event
 from slidegate.limiter import event_log, events
 from slidegate.limiter.events import KINDS
 from slidegate.testing import FakeClock
@@ -145,7 +146,7 @@ def test_it_is_also_said_when_no_event_comes_for_a_while(site: Site, monkeypatch
 def test_the_end_of_the_interpreter_says_it_too() -> None:
     code = (
         "import logging; logging.basicConfig(format='%(message)s')\n"
-        "from slidegate import Event, Limiter\n"
+        "from slidegate import Limiter\nfrom slidegate.events import Event\n"
         "limiter = Limiter()\n"
         "limiter.log_events(each='1/ms')\n"
         "for number in range(3000): limiter.engine.tell(Event('refused', 'no', {'rule': 'api'}))\n"

@@ -17,7 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slidegate import ConfigurationError, Event, Limiter, MemoryStore
+from slidegate import ConfigurationError, Limiter, MemoryStore
+from slidegate.events import Event
 from slidegate.limiter import events
 from slidegate.limiter.events import KINDS, LOG_EVERY_S
 from slidegate.testing import FakeClock, RecordingObserver
@@ -372,7 +373,8 @@ def run(code: str) -> str:
 
 SCENE = """
 import os, sys, threading
-from slidegate import Event, Limiter
+from slidegate import Limiter
+from slidegate.events import Event
 def hear(event):
     os.write(1, f"{event.message}\\n".encode())
 limiter = Limiter(observers=[hear])

@@ -22,9 +22,8 @@ from slidegate import (
     RateLimit,
     RateLimitMiddleware,
     Rule,
-    StoreUnavailable,
 )
-from slidegate.core import Concurrency
+from slidegate.core import Concurrency, StoreUnavailable
 from slidegate.limiter.inspect import MAX_BUCKETS, TOGETHER
 from slidegate.testing import FakeClock
 

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from slidegate import ConfigurationError, Event, Limiter, MemoryStore, Quota, RateLimitMiddleware, Rule
+from slidegate import ConfigurationError, Limiter, MemoryStore, Quota, RateLimitMiddleware, Rule
 from slidegate.core.decision import Bucket
+from slidegate.events import Event
 from slidegate.limiter import near_limits
 from slidegate.limiter.events import KINDS
 from slidegate.testing import FakeClock, RecordingObserver

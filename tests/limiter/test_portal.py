@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from slidegate import Decision, Limiter, MemoryStore, StoreUnavailable
+from slidegate import Decision, Limiter, MemoryStore
+from slidegate.core import StoreUnavailable
 from slidegate.stores.lmdb import LmdbStore
 
 from ..remote_stores import SlowStore
@@ -114,7 +115,8 @@ PROGRAM = """
 import asyncio, sys, threading
 from contextlib import suppress
 sys.path[:0] = [{root!r}, {source!r}]
-from slidegate import Limiter, StoreUnavailable
+from slidegate import Limiter
+from slidegate.core import StoreUnavailable
 from tests.remote_stores import SlowStore
 
 class Hanging(SlowStore):

@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 
 import httpx
 
-from slidegate import Limit, Limiter, MemoryStore, StoreUnavailable
+from slidegate import Limit, Limiter, MemoryStore
+from slidegate.core import StoreUnavailable
 from slidegate.testing import FakeClock
 
 from ..remote_stores import RemoteStore

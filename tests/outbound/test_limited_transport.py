@@ -16,8 +16,8 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from slidegate import ConfigurationError, Limit, Limiter, MemoryStore, SlidegateError, StoreUnavailable
-from slidegate.core import Concurrency
+from slidegate import ConfigurationError, Limit, Limiter, MemoryStore, SlidegateError
+from slidegate.core import Concurrency, StoreUnavailable
 from slidegate.httpx import LimitedTransport, TurnTimeout
 from slidegate.outbound.units import held_limit
 from slidegate.testing import FakeClock, RecordingObserver

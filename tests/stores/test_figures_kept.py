@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slidegate import StoreUnavailable
-from slidegate.core import Bucket, StatsRow, parse_limits
+from slidegate.core import Bucket, StatsRow, StoreUnavailable, parse_limits
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.lmdb.figures import SHARE
 from slidegate.stores.redis import RedisStore

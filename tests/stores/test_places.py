@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from slidegate import ConfigurationError, Limiter, StoreError, StoreUnavailable
+from slidegate import ConfigurationError, Limiter, StoreError
+from slidegate.core import StoreUnavailable
 from slidegate.core.decision import Bucket, Decision, Reason
 from slidegate.core.limits import Concurrency, parse_limits
 from slidegate.stores.lmdb import LmdbStore

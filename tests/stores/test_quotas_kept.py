@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from slidegate import Decision, Quota, StoreUnavailable
-from slidegate.core import Bucket, parse_limits
+from slidegate import Decision, Quota
+from slidegate.core import Bucket, StoreUnavailable, parse_limits
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.memory.store import MemoryStore
 from slidegate.stores.redis import RedisStore

@@ -14,37 +14,30 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Mount, Route
 
 from slidegate import (
-    Ban,
-    BanChange,
     BanPolicy,
     ConfigurationError,
     Decision,
-    Event,
     Limit,
     Limiter,
-    LimitState,
-    MemoryStats,
     MemoryStore,
     Networks,
-    Observer,
     RateLimit,
     RateLimitExceeded,
     RateLimitMiddleware,
     Reason,
     Rule,
     SlidegateError,
-    Stats,
-    Store,
     SyncLimiter,
-    Traffic,
     client_ip,
     everyone,
     header,
     parse_limits,
     strike,
 )
-from slidegate.core import AnyLimit, CounterWindow
+from slidegate.core import AnyLimit, Ban, BanChange, CounterWindow, LimitState, Store
+from slidegate.events import Event, Observer
 from slidegate.httpx import LimitedTransport, TurnTimeout
+from slidegate.stats import MemoryStats, Stats, Traffic
 
 
 def tell(event: Event) -> None:

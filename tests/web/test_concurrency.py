@@ -25,11 +25,11 @@ from slidegate import (
     RateLimit,
     RateLimitMiddleware,
     Rule,
-    Store,
     charge,
     everyone,
     header,
 )
+from slidegate.core import Store
 from slidegate.testing import FakeClock
 from slidegate.web import checks as startup_checks
 

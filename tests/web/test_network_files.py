@@ -14,17 +14,9 @@ from typing import Any
 import anyio
 import pytest
 
-from slidegate import (
-    ConfigurationError,
-    Limiter,
-    MemoryStore,
-    NetworkFile,
-    NetworkFiles,
-    Networks,
-    RateLimitMiddleware,
-    client_ip,
-)
+from slidegate import ConfigurationError, Limiter, MemoryStore, NetworkFiles, Networks, RateLimitMiddleware, client_ip
 from slidegate.core import parse_address
+from slidegate.stats import NetworkFile
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.web.network_files import NetworkList
 

@@ -13,8 +13,8 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from slidegate import Limiter, MemoryStore, RateLimitMiddleware, Rule, StoreUnavailable
-from slidegate.core import Bucket, Concurrency
+from slidegate import Limiter, MemoryStore, RateLimitMiddleware, Rule
+from slidegate.core import Bucket, Concurrency, StoreUnavailable
 from slidegate.testing import FakeClock
 from slidegate.web.request import RequestLimits
 

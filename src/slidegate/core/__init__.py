@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from . import decision as _decision
 from .addresses import parse_address
 from .bans.in_force import Ban, BanChange, Guarded
 from .calendar import Anchor, Calendar, Period
@@ -18,6 +19,9 @@ from .statistics.summary import MetricSummary
 from .statistics.totals import RollingTotals
 from .store import BanStore, Clock, Event, Observer, Observers, SharedStats, StatsRow, Store
 from .views import Snapshot, WindowSlice, WindowView
+
+compiled: bool = not _decision.__file__.endswith(".py")
+"""Whether the core runs as extension modules, from a compiled wheel, or as the source that it was made of."""
 
 __all__ = [
     "NEVER",
@@ -62,6 +66,7 @@ __all__ = [
     "WindowState",
     "WindowView",
     "charge_all",
+    "compiled",
     "decide",
     "enter_periods",
     "parse_address",

@@ -78,7 +78,7 @@ class Limiter:
         if store is not None and not isinstance(store, Store):
             raise ConfigurationError(
                 f"store: expected a store such as MemoryStore(), not {store!r}; a store of your own derives from "
-                "slidegate.Store"
+                "slidegate.core.Store"
             )
         if store is not None and not isinstance(getattr(store, "bans", None), BanStore):
             raise ConfigurationError(

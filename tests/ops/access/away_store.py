@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slidegate import StoreUnavailable
+from slidegate.core import StoreUnavailable
 from slidegate.stores.lmdb.store import LmdbStore
 
 

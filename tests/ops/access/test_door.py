@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from slidegate import ConfigurationError, Limiter, StoreUnavailable
+from slidegate import ConfigurationError, Limiter
+from slidegate.core import StoreUnavailable
 from slidegate.ops.access.access import Access
 from slidegate.ops.access.door import Door
 from slidegate.ops.access.visitors import Visitor

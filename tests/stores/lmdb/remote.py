@@ -11,8 +11,7 @@ from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any
 
-from slidegate import Store
-from slidegate.core import BanStore, Bucket, Decision
+from slidegate.core import BanStore, Bucket, Decision, Store
 from slidegate.core.charge import Charge
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import FakeClock

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from slidegate import StoreUnavailable
+from slidegate.core import StoreUnavailable
 from slidegate.core.decision import Bucket, Decision, Reason
 from slidegate.stores.memory.store import MemoryStore
 from slidegate.stores.redis import RedisStore

@@ -14,7 +14,8 @@ from typing import Any, Final
 import pytest
 from redis.asyncio import Redis
 
-from slidegate import BanPolicy, ConfigurationError, StoreUnavailable
+from slidegate import BanPolicy, ConfigurationError
+from slidegate.core import StoreUnavailable
 from slidegate.core.addresses import parse_address
 from slidegate.core.decision import Bucket, Decision, Reason
 from slidegate.core.limits import Concurrency, parse_limits

@@ -16,7 +16,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from slidegate import (
     BanPolicy,
-    Event,
     Limiter,
     MemoryStore,
     Networks,
@@ -27,6 +26,7 @@ from slidegate import (
     client_ip,
     header,
 )
+from slidegate.events import Event
 from slidegate.limiter.events import KINDS
 from slidegate.testing import FakeClock
 

@@ -14,8 +14,6 @@ from hypothesis import strategies as st
 
 from slidegate import (
     ConfigurationError,
-    InvalidKey,
-    KeyOf,
     Limiter,
     MemoryStore,
     RateLimitMiddleware,
@@ -29,6 +27,8 @@ from slidegate import (
     query,
     user,
 )
+from slidegate.core import InvalidKey
+from slidegate.limiter.keys import KeyOf
 from slidegate.testing import FakeClock
 
 from ...asgi import hello, scope_of, send_scope

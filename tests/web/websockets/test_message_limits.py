@@ -23,9 +23,9 @@ from slidegate import (
     Networks,
     Quota,
     RateLimitMiddleware,
-    StoreUnavailable,
     everyone,
 )
+from slidegate.core import StoreUnavailable
 from slidegate.testing import FakeClock
 
 from ...asgi import scope_of

@@ -35,7 +35,7 @@ from threading import Lock
 from typing import Final, TypeAlias
 
 from ..arguments import check_takes
-from ..errors import ConfigurationError, Whole
+from ..errors import Whole
 from ..limits import check_whole, parse_duration_us
 
 Told: TypeAlias = Callable[[str, int], object]
@@ -103,8 +103,6 @@ class HotKeys:
         self.threshold = check_whole(threshold, 1, 2**31 - 1, "threshold", example)
         count = check_whole(slices, 1, 3_600, "slices", "for example 5")
         for name, told in (("on_hot", on_hot), ("on_cool", on_cool)):
-            if told is not None and not callable(told):
-                raise ConfigurationError(f"{name}: expected a function of key and hits, not {told!r}")
             if told is not None:
                 check_takes(name, told, "key", "hits")
         self.slice_us = -(-parse_duration_us(window, "window") // count)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from threading import Lock
 from typing import Final, NamedTuple, TypeAlias
 
+from ... import core
 from ...core.errors import ConfigurationError, StoreError
 from ...core.networks import Networks
 from ...core.statistics.lifetime import LifetimeTotals
@@ -214,7 +215,7 @@ class ValuesOfLimiter:
 
     def _build_info(self) -> Values:
         root = sys.modules["slidegate"]  # it hands names on, and nobody imports it
-        return {(root.__version__, str(root.compiled).lower(), self.store): 1}
+        return {(root.__version__, str(core.compiled).lower(), self.store): 1}
 
 
 _COUNTED_ELSEWHERE: Final = frozenset({"refused", "shadow_refused"})
