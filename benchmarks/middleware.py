@@ -169,7 +169,7 @@ def applications(amount: int, status: int) -> dict[str, tuple[ASGIApp, int]]:
         "slidegate, statistics=False": (ours(amount, statistics=False), status),
         "slidegate, headers=None, statistics=False": (ours(amount, headers=None, statistics=False), status),
         "slidegate, a rule for the path": (ours_with(rules=[Rule("/", f"{amount}/hour")]), status),
-        "slidegate, per_route": (ours_with(per_route=f"{amount}/hour"), status),
+        "slidegate, default_limits": (ours_with(default_limits=f"{amount}/hour"), status),
         "asgi-ratelimit": (asgi_ratelimit(amount), status),
         "slowapi (ASGI middleware)": (slowapi(amount, SlowAPIASGIMiddleware), status),
         "slowapi (BaseHTTPMiddleware)": (slowapi(amount, SlowAPIMiddleware), status),

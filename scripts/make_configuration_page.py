@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from slidegate.web.config.json_schema import json_schema
+from slidegate.web.config_schema import json_schema
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 TARGET: Final = ROOT / "docs" / "reference" / "configuration.md"
@@ -44,7 +44,7 @@ TABLES: Final = {
         'A table such as `{ header = "X-API-Key" }`. It has one of the first six keys.',
         ("key", "combine", "fallback"),
     ),
-    "QuotaTable": Table("Quotas", "A table in `limits`, alone or in a list.", ("limits", "per_route")),
+    "QuotaTable": Table("Quotas", "A table in `limits`, alone or in a list.", ("limits", "default_limits")),
     "MessageTable": Table("Messages", "The table `[messages]`, about messages over websockets.", ("messages",)),
     "LoadSheddingTable": Table(
         "Shedding of load", "The table `[load_shedding]`, about requests before all rules.", ("load_shedding",)
@@ -57,7 +57,7 @@ ELSEWHERE: Final[dict[tuple[str, str], object]] = {
     ("Client", "trust_all"): True,
     ("Environment", "env"): "SLIDEGATE_STORE",
     ("QuotaTable", "name"): "month",
-    ("RuleTable", "capacity"): 1_000,
+    ("RuleTable", "on_exceeded"): True,
 }
 """Examples of keys that the example file does not have."""
 HEADERS: Final = {

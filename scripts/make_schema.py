@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Final
 
-from slidegate.web.config.json_schema import json_schema
+from slidegate.web.config_schema import json_schema
 
 TARGET: Final = Path(__file__).resolve().parents[1] / "docs" / "slidegate.schema.json"
 

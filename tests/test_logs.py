@@ -134,7 +134,7 @@ async def test_functions_of_the_users(what: str, error: Any, log: StringIO) -> N
     elif what == "on_refused":
         gate = RateLimitMiddleware(hello, rules=[Rule("*", "1/hour", name=name)], on_refused=function)
     elif what == "on_exceeded":
-        rule = Rule("*", "1/hour", name=name, action="track", on_exceeded=function)
+        rule = Rule("*", "1/hour", name=name, on_exceeded=function)
         gate = RateLimitMiddleware(hello, rules=[rule])
     else:
         options: dict[str, Any] = {what: function}
@@ -171,7 +171,7 @@ async def test_bans_strikes_and_shadows(log: StringIO) -> None:
         return PlainTextResponse("hi")
 
     policies = [BanPolicy("9/10m", "1h", name="p")]
-    rules = [Rule("*", "1/hour", key=lambda request: f"user:{EVIL}"[:60], action="shadow", name="shadow")]
+    rules = [Rule("*", "1/hour", key=lambda request: f"user:{EVIL}"[:60], shadow=True, name="shadow")]
     gate = Middleware(RateLimitMiddleware, rules=rules, limiter=limiter, bans=policies)
     app = Starlette(routes=[Route("/", page)], middleware=[gate])
     await call(app, client=("198.51.100.1", 1))

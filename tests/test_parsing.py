@@ -57,7 +57,7 @@ from slidegate.ops.access_logs import parse_line
 from slidegate.ops.access_logs.line_parser import LineParser
 from slidegate.ops.command import main
 from slidegate.stores.redis import RedisStore
-from slidegate.web.config.document import Document
+from slidegate.web.config import ConfigFile
 from slidegate.web.keys.forwarded import read_node, split_forwarded, split_list
 from slidegate.web.network_files import read_entries
 
@@ -103,7 +103,7 @@ def entries(column: str | None) -> Reader:
 
 def document(text: str) -> None:
     """Read a configuration file, and where its keys stand."""
-    made = Document(Path("slidegate.toml"))
+    made = ConfigFile(Path("slidegate.toml"))
     made.parse(text.encode(errors="replace"))
 
 
@@ -116,7 +116,7 @@ RULES = [
 ]
 HONEYPOT = BanPolicy("9999/m", "1h", signals={"/.env": 1})
 GATES = [
-    RateLimitMiddleware(app, rules=RULES, per_route="99999/minute", bans=HONEYPOT)
+    RateLimitMiddleware(app, rules=RULES, default_limits="99999/minute", bans=HONEYPOT)
     for app in (Starlette(routes=ROUTES), hello)
 ]
 

@@ -118,7 +118,7 @@ def make_app(limiter: Limiter, accounts: Accounts, upstream: Upstream, *, proxie
         client=client_ip(trusted=proxies),
         rules=[
             # FastAPI reads a body before it asks anybody, so the size is looked at here.
-            Rule("*", action="block", status=413, when=is_too_large, name="size"),
+            Rule("*", block=True, status=413, when=is_too_large, name="size"),
             # From the admission to the last token of the answer.
             Rule("/v1/ask", concurrency=AT_ONCE, key=accounts.of, name="streams"),
             Rule("*", "600/minute", name="address"),

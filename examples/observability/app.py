@@ -56,7 +56,7 @@ app.add_middleware(
         Rule("/metrics/{rest:path}", exempt=True),
         Rule("/search", "20/10s", name="search"),
         Rule("/orders/{id}", "5/minute", methods=["POST"], wait="2s", name="orders"),
-        Rule("*", "100/minute", action="shadow", name="trial"),
+        Rule("*", "100/minute", shadow=True, name="trial"),
     ],
     bans=BanPolicy(after="50/5m", duration="10m", ban_private=True),
 )

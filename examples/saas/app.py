@@ -54,7 +54,7 @@ def plan_rules(customers: Customers) -> list[Rule]:
         # To look at one's own standing is free, within reason.
         Rule("/v1/standing", "30/minute", key=caller, name="standing", final=True),
         Rule("/v1/reports", concurrency=REPORTS_AT_ONCE, methods=["POST"], key=caller, name="reports"),
-        Rule("/v1/{rest:path}", limits_of, key=caller, count_if=is_billed, default_limits=STRANGERS, name="plan"),
+        Rule("/v1/{rest:path}", limits_of, key=caller, count_if=is_billed, fallback_limits=STRANGERS, name="plan"),
     ]
 
 

@@ -71,7 +71,7 @@ app.add_middleware(
         Rule("/login", "5/minute; 20/hour", methods=["POST"], name="login"),
         Rule("/reports", "200/10m", key=header("X-API-Key"), name="reports"),
         Rule("*", f"{AMOUNT}/10m", name="everybody"),
-        Rule("*", "10/10m", name="tighter", action="shadow"),
+        Rule("*", "10/10m", name="tighter", shadow=True),
     ],
     blocklist=Networks(["192.0.2.128/25"]),
     bans=BanPolicy(after="500/10m", duration="1h", factor=4, longest="7d"),

@@ -66,7 +66,7 @@ class Scene:
 
 
 async def requests(scene: Scene, tmp_path: Path) -> None:
-    rules = [Rule("*", "1/hour"), Rule("*", "1/hour", action="shadow", name="trial")]
+    rules = [Rule("*", "1/hour"), Rule("*", "1/hour", shadow=True, name="trial")]
     assert await statuses(scene.gate(rules=rules), 2) == [200, 429]
     assert await statuses(scene.gate(rules=rules[1:]), 2) == [200, 200]
 

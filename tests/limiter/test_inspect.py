@@ -48,7 +48,7 @@ async def test_the_rules_of_all_gates_endpoints_and_routes_are_asked(clock: Fake
     limiter = Limiter(MemoryStore(clock=clock))
     limited = RateLimit("7/minute", name="at-the-endpoint")(page)
     routes = Starlette(routes=[Route("/limited", limited)])
-    inner = RateLimitMiddleware(routes, per_route="40/minute", limiter=limiter)
+    inner = RateLimitMiddleware(routes, default_limits="40/minute", limiter=limiter)
     rules = [
         Rule("/limited", "5/minute; 50/hour", name="short"),
         Rule("*", Quota("1000/day"), name="plan"),

@@ -11,7 +11,7 @@ import slidegate.httpx
 from slidegate import Reason
 from slidegate.ops.command import exits
 from slidegate.ops.command.doctor.diagnosis import SUBJECTS
-from slidegate.web.findings.codes import CODES
+from slidegate.web.checks import CODES
 
 from .anchors import ROOT, leads_somewhere
 

@@ -102,8 +102,8 @@ app.add_middleware(
     enabled=True,
 )
 RateLimitMiddleware(app, limits=Limit(1, 1), headers=None)
-RateLimitMiddleware(app, per_route=["60/minute", Limit(5, "1s")])
-RateLimitMiddleware(app, per_route=60)  # type: ignore[arg-type]
+RateLimitMiddleware(app, default_limits=["60/minute", Limit(5, "1s")])
+RateLimitMiddleware(app, default_limits=60)  # type: ignore[arg-type]
 assert_type(RateLimit.exempt(len)([]), int)
 RateLimit("5/minute", override=1)  # type: ignore[arg-type]
 RateLimitMiddleware(app, limit="100/minute")  # type: ignore[call-arg]
@@ -228,7 +228,7 @@ assert_type(stats.total.passed, int)
 assert_type(stats.total.qps, float)
 assert_type(stats.total.seen.rt.quantile(0.95), float | None)
 RateLimitMiddleware(app, limits="100/minute", statistics=False)
-Rule("*", "100/5s", action="track", on_exceeded=lambda key, decision: None)
+Rule("*", "100/5s", on_exceeded=lambda key, decision: None)
 
 # -- limits, networks, stores --------------------------------------------------------------------------------------
 

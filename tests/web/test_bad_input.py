@@ -15,12 +15,17 @@ from slidegate import (
     Limiter,
     LoadSheddingMiddleware,
     MemoryStore,
+    MessageLimits,
     RateLimit,
     RateLimitMiddleware,
     Rule,
     client_ip,
     header,
+    path_param,
 )
+from slidegate.core import HotKeys
+from slidegate.dashboard import Dashboard
+from slidegate.httpx import LimitedTransport
 
 from ..asgi import hello, statuses
 
@@ -40,7 +45,6 @@ async def never(status: int) -> bool:
 
 
 BAD: list[tuple[Callable[[], object], str]] = [
-    (lambda: gate(), "give limits="),
     (lambda: gate(limits="5/minute", rules=[RULE]), "not both"),
     (lambda: gate(limits=""), "AMOUNT/WINDOW"),
     (lambda: gate(limits="5/minut"), "did you mean 'minute'"),
@@ -79,18 +83,17 @@ BAD: list[tuple[Callable[[], object], str]] = [
     (lambda: rule("/a", "9/minute; 5/hour", cost=6), "could never pass"),
     (lambda: rule("/a", "5/minute", cots=2), "did you mean 'cost'"),
     (lambda: rule("/a", [Limit(5, "1m"), "6/minute"]), "same window"),
-    (lambda: rule("/a", lambda r: "5/m", default_limits="x"), "AMOUNT/WINDOW"),
+    (lambda: rule("/a", lambda r: "5/m", fallback_limits="x"), "AMOUNT/WINDOW"),
     (lambda: rule("/a", "5/minute", count_if=401), "count_if"),
-    (lambda: rule("/a", "5/minute", action="log"), "action"),
-    (lambda: rule("/a", "5/minute", action="track"), "on_exceeded"),
-    (lambda: rule("/a", "5/minute", action="shadow", count_if=bool), "count_if"),
+    (lambda: rule("/a", "5/minute", shadow="yes"), "shadow: expected True or False"),
+    (lambda: rule("/a", "5/minute", shadow=True, count_if=bool), "count_if"),
     (lambda: rule("/a", "5/minute", wait="soon"), "wait"),
     (lambda: rule("/a", "5/minute", wait="1s", wait_max=0), "wait_max"),
     (lambda: rule("/a", "5/minute", key=client_ip), "call it"),
     (lambda: rule("/a", "5/minute", count_if=never), "plain function"),
     (lambda: rule("/a", "5/minute", count_denied="no"), "count_denied"),
-    (lambda: rule("/a", "5/minute", action="shadow", final=True), "only looks on"),
-    (lambda: rule("/a", "5/minute", action="shadow", wait="1s"), "only looks on"),
+    (lambda: rule("/a", "5/minute", shadow=True, final=True), "only looks on"),
+    (lambda: rule("/a", "5/minute", shadow=True, wait="1s"), "only looks on"),
     (lambda: RateLimitMiddleware.from_file(hello, None), "expected the path"),  # type: ignore[arg-type]
     (lambda: Limiter.from_url("mysql://u:s3cret@h"), "mysql://***@h"),
     (lambda: client_ip(ipv4_prefix=33), "ipv4_prefix"),
@@ -108,13 +111,13 @@ FUNCTIONS: dict[str, tuple[Callable[[Any], object], int]] = {
     "cost": (lambda function: rule("/a", "5/minute", cost=function), 1),
     "when": (lambda function: rule("/a", "5/minute", when=function), 1),
     "priority": (lambda function: LoadSheddingMiddleware(hello, lag="50ms", priority=function), 1),
-    "on_exceeded": (lambda function: rule("/a", "5/minute", action="track", on_exceeded=function), 2),
+    "on_exceeded": (lambda function: rule("/a", "5/minute", on_exceeded=function), 2),
     "on_refused": (lambda function: gate(limits="5/minute", on_refused=function), 2),
     # The same at an endpoint.
     "limits ": (RateLimit, 1),
     "key ": (lambda function: RateLimit("5/minute", key=function), 1),
     "cost ": (lambda function: RateLimit("5/minute", cost=function), 1),
-    "on_exceeded ": (lambda function: RateLimit("5/minute", action="track", on_exceeded=function), 2),
+    "on_exceeded ": (lambda function: RateLimit("5/minute", on_exceeded=function), 2),
 }
 SHAPES: list[tuple[Callable[..., object], int]] = [
     (lambda: None, 0),
@@ -149,8 +152,33 @@ def test_a_function_that_does_not_take_what_it_will_be_given_is_refused_where_it
         make(fitting)
 
 
-FOREIGN = r"/\d+ /items/\w+ /items/<id> /items/<int:id> /items/:id /:tenant/items /(a|b) /api/(v1|v2)/x /api/.+$ "
-FOREIGN += r"/api/.+ /api$ /items/[id] /items/[0-9]+ /(?P<id>\d+) /^api"
+ELSEWHERE: dict[str, Callable[[Any], object]] = {
+    "observers: expected a function of event, for example lambda event: ...": lambda f: Limiter(observers=[f]),
+    "on_hot: expected a function of key and hits": lambda f: HotKeys(5, 5, "5s", on_hot=f),
+    "on_cool: expected a function of key and hits": lambda f: HotKeys(5, 5, "5s", on_cool=f),
+    "on_exceeded: expected a function of key and decision": lambda f: RateLimitMiddleware.from_file(
+        hello, "none.toml", on_exceeded=f
+    ),
+    "Dashboard: auth: expected a function of request, for": lambda f: Dashboard(Limiter(), auth=f),
+    "key: expected a function of request, for example lambda request: ...": lambda f: LimitedTransport(
+        limits="5/minute", key=f
+    ),
+}
+
+
+@pytest.mark.parametrize("said", ELSEWHERE)
+def test_a_function_is_checked_wherever_one_is_given(said: str) -> None:
+    for function in (lambda: None, lambda a, b, c: None):
+        with pytest.raises(ConfigurationError) as caught:
+            ELSEWHERE[said](function)
+        assert str(caught.value).startswith(said)
+
+
+FOREIGN = r"/\d+ /items/\w+ /items/<id> /items/<int:id> /items/:id /:tenant/items /(a|b) /api/(v1|v2)/x "
+FOREIGN += r"/api/.+$ "
+FOREIGN += (
+    r"/api/.* /api/(.*) /files/.*\.js /api/v1\.0 /..\windows /api/.+ /api$ /items/[id] /items/[0-9]+ /(?P<id>\d+) /^api"
+)
 
 
 @pytest.mark.parametrize("path", FOREIGN.split())
@@ -165,10 +193,68 @@ def test_a_path_in_the_language_of_another_library_is_refused(path: str) -> None
 
 
 @pytest.mark.parametrize(
-    "path", ["/$metadata", "/v1/items:batch", "/wiki/A_(b)", "/a+b", "/~me", "/a;b=1", "/@x", "/..\\windows"]
+    "path",
+    ["/$metadata", "/v1/items:batch", "/v1/things:batchGet", "/wiki/A_(b)", "/a+b", "/~me", "/a;b=1", "/@x", "/a|b"],
 )
 async def test_a_path_with_odd_letters_that_clients_send_is_taken(path: str) -> None:
     assert await statuses(gate(rules=[rule(path, "1/hour")]), 2, path) == [200, 429]
+
+
+async def test_a_parameter_may_stand_in_parentheses() -> None:
+    app = gate(rules=[rule("/Products({id})", "1/hour", key=path_param("id"))])
+    assert await statuses(app, 2, "/Products(7)") == [200, 429]
+    assert await statuses(app, 1, "/Products(8)") == [200]
+
+
+@pytest.mark.parametrize("path", ["^/api", r"^\/api", "api/.*"])
+def test_a_path_that_does_not_begin_with_a_slash_is_shown_one_that_does(path: str) -> None:
+    with pytest.raises(ConfigurationError, match=r'expected "\*" or a path such as "/items/{id}"'):
+        rule(path, "5/minute")
+
+
+CALLED_ELSEWHERE = {
+    "key_func": 'key=header("X-API-Key")',
+    "handler": "on_refused=function",
+    "exempt_when": 'Rule("*", exempt=True, when=lambda request: ...)',
+    "storage_uri": 'Limiter.from_url("redis://localhost:6379/0")',
+    "trusted_proxies": 'client=client_ip(trusted=["10.0.0.0/8"])',
+    "whitelist": 'allowlist=Networks(["192.0.2.0/24"])',
+    "error_message": "on_refused=function",
+    "scope": 'name="search"',
+    "skip": 'Rule("*", exempt=True, when=lambda request: ...)',
+    "per_route": 'default_limits="60/minute" at RateLimitMiddleware',
+    "silence": 'ignore_checks=["SG103"]',
+    "action": "shadow=True",
+    "capacity": "HotKeys",
+    "preflight_limits": 'methods=["OPTIONS"]',
+    "strategy": "leave it out: every window slides",
+}
+
+
+@pytest.mark.parametrize("option", CALLED_ELSEWHERE)
+def test_an_option_by_the_name_of_another_library_is_answered_with_the_name_here(option: str) -> None:
+    makes: dict[str, Callable[..., object]] = {
+        "RateLimitMiddleware": gate,
+        "Rule": partial(rule, "*", "5/minute"),
+        "RateLimit": partial(RateLimit, "5/minute"),
+        "Limiter": Limiter,
+        "BanPolicy": BanPolicy,
+        "MessageLimits": partial(MessageLimits, "5/minute"),
+        "LoadSheddingMiddleware": partial(LoadSheddingMiddleware, hello, lag="50ms"),
+    }
+    for name, make in makes.items():
+        if (name, option) == ("BanPolicy", "action"):  # which has one
+            continue
+        with pytest.raises(ConfigurationError) as caught:
+            make(**{option: "x"})
+        assert str(caught.value).startswith(f"{name}: unknown option {option!r}; ")
+        assert CALLED_ELSEWHERE[option] in str(caught.value)
+
+
+def test_the_fall_back_of_a_limits_function_is_named_where_it_is_sought() -> None:
+    for make in (partial(rule, "*"), RateLimit):
+        with pytest.raises(ConfigurationError, match=r"unknown option 'default_limits'; .* fallback_limits= at a Rule"):
+            make(lambda request: "5/minute", default_limits="5/minute")
 
 
 @pytest.mark.parametrize("number", range(len(BAD)))

@@ -18,11 +18,12 @@ import pytest
 from fastapi import FastAPI
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
 from starlette.testclient import TestClient
 
-from slidegate import BanPolicy, ConfigurationError, RateLimitMiddleware, Rule
+from slidegate import BanPolicy, ConfigurationError, LoadSheddingMiddleware, RateLimitMiddleware, Rule
 
 from ..asgi import scope_of, send_scope
 
@@ -67,7 +68,7 @@ ADDITIONS: dict[str, tuple[Callable[[Any, Path], None], str]] = {
         "of_ban",
     ),
     "an option": (lambda app, _: app.add_middleware(RateLimitMiddleware, limit="5/minute"), "did you mean 'limits'"),
-    "silence": (lambda app, _: app.add_middleware(RateLimitMiddleware, limits="1/s", silence=7), "not 7"),
+    "ignore_checks": (lambda app, _: app.add_middleware(RateLimitMiddleware, limits="1/s", ignore_checks=7), "not 7"),
     "a subclass": (lambda app, _: app.add_middleware(Strict, limits="ten/minute"), "'ten/minute'"),
     "a factory": (lambda app, _: app.add_middleware(made, limits="ten/minute"), "'ten/minute'"),
     "no file": (
@@ -173,6 +174,68 @@ def test_the_test_client_shows_the_error() -> None:
     app = Starlette(middleware=[Middleware(RateLimitMiddleware, limits="ten/minute")])
     with pytest.raises(ConfigurationError, match="ten/minute"), TestClient(app):
         pass
+
+
+class Around:
+    """A middleware of somebody's own, which makes a gate around what it is given."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = RateLimitMiddleware(app, limits="ten/minute")
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await self.app(scope, receive, send)
+
+
+def hiding(app: Any) -> Any:
+    async def hidden(scope: Any, receive: Any, send: Any) -> None:
+        await app(scope, receive, send)
+
+    return hidden
+
+
+INSIDE = {
+    "around another": lambda app: app.add_middleware(Around),
+    "outside of another": lambda app: (app.add_middleware(GZipMiddleware), app.add_middleware(made, limits="bad")),
+    "load shedding": lambda app: app.add_middleware(LoadSheddingMiddleware, lag="never"),
+}
+
+
+@pytest.mark.parametrize("framework", [Starlette, FastAPI])
+@pytest.mark.parametrize("what", INSIDE)
+async def test_whatever_stands_in_the_stack_ends_the_start(what: str, framework: Any) -> None:
+    app = framework()
+    INSIDE[what](app)
+    said, error = await started(app)
+    assert [message["type"] for message in said] == ["lifespan.startup.failed"]
+    assert isinstance(error, ConfigurationError)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: made(Starlette(), "bad"),
+        lambda: made(FastAPI(), "bad"),
+        lambda: made(GZipMiddleware(Starlette()), "bad"),
+        lambda: Route("/", ok, middleware=[Middleware(RateLimitMiddleware, limits="bad")]),
+        lambda: Mount("/", routes=[], middleware=[Middleware(RateLimitMiddleware, limits="bad")]),
+        lambda: RateLimitMiddleware.from_file(Starlette(), "nowhere.toml"),
+        lambda: LoadSheddingMiddleware(Starlette(), lag="never"),
+    ],
+)
+def test_everywhere_else_the_constructor_raises(make: Callable[[], Any]) -> None:
+    with pytest.raises(ConfigurationError):
+        make()
+
+
+async def test_in_a_stack_that_hides_the_application_every_request_raises() -> None:
+    app = Starlette(routes=[Route("/", ok)])
+    app.add_middleware(hiding)
+    app.add_middleware(RateLimitMiddleware, limits="ten/minute")
+    said, error = await started(app)
+    assert (said, type(error)) == ([], ConfigurationError)
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match="ten/minute"):
+            await send_scope(app, scope_of("/"))
 
 
 # -- real servers ----------------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from slidegate import (
     header,
 )
 from slidegate.testing import FakeClock
-from slidegate.web.findings import first_requests
+from slidegate.web import checks as startup_checks
 
 from ..asgi import Answer, call, hello, page, scope_of, send_scope, statuses
 from ..remote_stores import RemoteStore
@@ -465,7 +465,7 @@ async def test_an_endpoint_can_have_a_concurrency_limit() -> None:
 @pytest.mark.parametrize("watched", [1, 1_000])
 @pytest.mark.parametrize("how", ["raises", "cancelled"])
 async def test_the_place_of_an_endpoint_comes_back(how: str, watched: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(first_requests, "WATCHED", watched)
+    monkeypatch.setattr(startup_checks, "WATCHED", watched)
     store = MemoryStore()
     broken = False
     inside = asyncio.Event()
@@ -511,11 +511,11 @@ async def test_a_websocket_can_ask_for_a_place_after_it_was_accepted() -> None:
     [
         ({"concurrency": 0}, "expected a whole number from 1"),
         ({"concurrency": "4/minute"}, "it has no window"),
-        ({"concurrency": 4, "exempt": True}, "does not go with exempt"),
-        ({"concurrency": 4, "action": "shadow"}, 'does not go with action="shadow"'),
-        ({"concurrency": 4, "cost": 2}, "cost: it is about the units of limits"),
-        ({"concurrency": 4, "count_denied": True}, "count_denied: it is about"),
-        ({"concurrency": 4, "count_if": lambda status: True}, "count_if: it is about"),
+        ({"concurrency": 4, "exempt": True}, "exempt: it does not go with concurrency"),
+        ({"concurrency": 4, "shadow": True, "limits": "9/s"}, "shadow: it does not go with concurrency"),
+        ({"concurrency": 4, "cost": 2}, "cost: it goes with limits; add limits"),
+        ({"concurrency": 4, "count_denied": True}, "count_denied: it goes with limits"),
+        ({"concurrency": 4, "count_if": lambda status: True}, "count_if: it goes with limits"),
         ({}, "expected limits"),
     ],
 )

@@ -34,7 +34,7 @@ from slidegate import (
 from slidegate.core.memo import MEMO_BYTES, MEMO_SIZE, remember
 from slidegate.core.statistics.buffered import MOST_NOTED
 from slidegate.stores.lmdb import LmdbStore
-from slidegate.web.findings import first_requests
+from slidegate.web import checks as startup_checks
 
 from ..asgi import hello, page, scope_of, send_scope
 
@@ -108,9 +108,9 @@ def made(limiter: Limiter) -> RateLimitMiddleware:
         Rule("*", "9/hour", key=query("token")),
         Rule("*", "9000/hour", key=combine(client_ip(), header("X-API-Key")), name="both"),
         Rule("*", "9000/hour", key=lambda request: f"path:{request.url.path}", name="function"),
-        Rule("*", lambda request: "5/minute" + " " * random.randrange(3_000), default_limits="9/minute", name="plans"),
-        Rule("*", "9/hour", action="track", key=header("Host"), capacity=9, on_exceeded=print, name="tracked"),
-        Rule("*", "9/hour", action="shadow", key=header("Host"), name="shadow"),
+        Rule("*", lambda request: "5/minute" + " " * random.randrange(3_000), fallback_limits="9/minute", name="plans"),
+        Rule("*", "9/hour", key=header("Host"), on_exceeded=print, name="tracked"),
+        Rule("*", "9/hour", shadow=True, key=header("Host"), name="shadow"),
         Rule("*", "100000/hour", key=everyone),
     ]
     bans = [
@@ -170,7 +170,7 @@ async def test_however_many_values_clients_choose_few_of_them_are_remembered() -
         Rule("*", "9/hour", key=client_ip(ipv4_prefix=30), name="prefixes"),
         Rule("/{rest:path}", "9/hour", key=by_value, name="values"),
         Rule("*", lambda request: f"{10**6 + int(request.url.path[1:])}/hour", key=everyone, name="plans"),
-        Rule("*", lambda request: "nobody", action="track", key=by_value, on_exceeded=lambda *_: None, name="hot"),
+        Rule("*", lambda request: "nobody", key=by_value, on_exceeded=lambda *_: None, name="hot"),
     ]
     limiter = Limiter(MemoryStore())
     gate = RateLimitMiddleware(app, rules=rules, limiter=limiter)
@@ -184,7 +184,7 @@ async def test_however_many_values_clients_choose_few_of_them_are_remembered() -
 
 
 async def test_figures_that_wait_to_be_counted_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(first_requests, "WATCHED", 1)
+    monkeypatch.setattr(startup_checks, "WATCHED", 1)
     limiter = Limiter()
     app = RateLimitMiddleware(Starlette(routes=[Route("/", page)]), limits="1000000/hour", limiter=limiter)
     for _ in range(2 * MOST_NOTED):

@@ -83,7 +83,7 @@ async def test_preflights_are_counted_by_limits_functions_concurrency_and_shadow
     assert await statuses(function, 3) == [200, 200, 429]
     events = RecordingObserver()
     gate = Limiter(MemoryStore(), observers=[events])
-    shadow = RateLimitMiddleware(hello, limiter=gate, rules=[Rule("*", "1/hour", action="shadow")])
+    shadow = RateLimitMiddleware(hello, limiter=gate, rules=[Rule("*", "1/hour", shadow=True)])
     assert await statuses(shadow, 1) == [200]
     assert await statuses(shadow, 2, method="OPTIONS", headers=PREFLIGHT) == [200] * 2
     assert [event.kind for event in events.events].count("shadow_refused") == 1

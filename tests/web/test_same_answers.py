@@ -35,8 +35,8 @@ from slidegate import (
     header,
 )
 from slidegate.testing import FakeClock, RecordingObserver
+from slidegate.web import checks as startup_checks
 from slidegate.web import headers
-from slidegate.web.findings import first_requests
 
 from ..asgi import PEER, call, hello, page, scope_of, statuses
 
@@ -72,7 +72,7 @@ RULES: Final[tuple[Callable[[], list[Rule]], ...]] = (
     lambda: [Rule("*", "3/minute", cost=2, name="all")],
     lambda: [Rule("*", "3/minute", count_denied=True, name="all")],
     lambda: [Rule("*", "3/minute", count_if=lambda status: status < 400, name="all")],
-    lambda: [Rule("*", "2/minute", action="shadow", name="all")],
+    lambda: [Rule("*", "2/minute", shadow=True, name="all")],
     lambda: [],
 )
 
@@ -109,7 +109,7 @@ STEPS: Final = st.one_of(
 
 def past_the_first_requests() -> Any:
     """Have gates look for findings at one request and no more."""
-    return patch.object(first_requests, "WATCHED", 1)
+    return patch.object(startup_checks, "WATCHED", 1)
 
 
 class Play:

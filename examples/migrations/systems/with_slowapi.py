@@ -158,12 +158,15 @@ def in_virtual_time() -> list[Row]:
                 "One client asks three routes, 100 times each: admitted",
                 apart(fixed(clock), ["/a", "/b", "/c"], 100),
                 f"{apart(ours.shop(clock, limits='100/minute'), ['/a', '/b', '/c'], 100)}; "
-                f"{apart(ours.shop(clock, per_route='100/minute'), ['/a', '/b', '/c'], 100)} with `per_route`",
+                f"{apart(ours.shop(clock, default_limits='100/minute'), ['/a', '/b', '/c'], 100)} "
+                "with `default_limits`",
             ),
             Row(
                 "One client asks `/items/1` to `/items/5`, 100 times each, which is one route: admitted",
                 apart(fixed(clock), [f"/items/{number}" for number in range(1, 6)], 100),
-                apart(ours.shop(clock, per_route="100/minute"), [f"/items/{number}" for number in range(1, 6)], 100),
+                apart(
+                    ours.shop(clock, default_limits="100/minute"), [f"/items/{number}" for number in range(1, 6)], 100
+                ),
             ),
             Row(
                 "1,000 requests of one client to paths without a route: not refused",

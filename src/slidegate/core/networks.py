@@ -15,9 +15,9 @@ from heapq import merge
 from itertools import chain, islice
 from typing import Final, Self
 
-from .addresses import BITS, format_network, parse_address, parse_network
+from .addresses import parse_address, parse_network
 from .errors import ConfigurationError, quoted
-from .public_space import HALF, public_addresses, wide_ranges
+from .public_space import HALF, public_addresses
 
 _RUN: Final = 4_096
 
@@ -84,12 +84,6 @@ class Networks:
             if self.size(version) > half and public_addresses(version, *ranges) > half:
                 return f"IPv{version}"
         return None
-
-    def wide_ranges(self) -> Iterator[str]:
-        """Yield, as text, each range in which a public network wider than an IPv4 /8 or an IPv6 /19 lies."""
-        for version, bits in BITS.items():
-            for first, last in wide_ranges(version, self._starts[version], self._ends[version]):
-                yield " to ".join(format_network(version, end, bits).partition("/")[0] for end in (first, last))
 
     def __or__(self, other: object) -> Self:
         """Return the set of all addresses of both."""

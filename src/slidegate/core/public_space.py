@@ -61,15 +61,12 @@ def public_addresses(version: int, starts: Sequence[int], ends: Sequence[int]) -
     return found
 
 
-def wide_ranges(version: int, starts: Sequence[int], ends: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield those of the ranges that hold a whole network wider than `WIDEST` with public addresses in it."""
+def is_wide(version: int, first: int, last: int) -> bool:
+    """Return whether a range holds a whole network wider than `WIDEST` with public addresses in it."""
     size = 2 * WIDEST[version]
-    for first, last in zip(starts, ends, strict=True):
-        if last - first < size - 1:
-            continue
-        for low, high in PUBLIC[version]:
-            network = max(first, low) // size * size
-            network += 0 if network >= first else size
-            if network <= high and network + size - 1 <= last:
-                yield first, last
-                break
+    for low, high in PUBLIC[version] if last - first >= size - 1 else ():
+        network = max(first, low) // size * size
+        network += 0 if network >= first else size
+        if network <= high and network + size - 1 <= last:
+            return True
+    return False

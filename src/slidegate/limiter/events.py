@@ -24,6 +24,7 @@ from weakref import WeakSet
 
 import anyio
 
+from ..core.arguments import check_takes
 from ..core.errors import ConfigurationError, closest
 from ..core.logs import logger
 from ..core.store import Clock, Event, Observer
@@ -209,6 +210,7 @@ def _checked(observer: object) -> Observer:
             f"observers: expected a plain function, not the coroutine function {observer!r}; to go on in an event "
             "loop, write lambda event: asyncio.run_coroutine_threadsafe(work(event), loop)"
         )
+    check_takes("observers", observer, "event")
     return observer
 
 

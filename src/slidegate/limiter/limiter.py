@@ -10,6 +10,7 @@ from logging import WARNING
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from ..core.arguments import names_checked
 from ..core.bans.in_force import Ban, BanChange, Guarded, ban_key, clean_reason
 from ..core.bans.policy import BanPolicy
 from ..core.bans.targets import NetworkSet, ban_target, hand_ban_key
@@ -61,6 +62,7 @@ class Limiter:
             another value cannot work.
     """
 
+    @names_checked
     def __init__(
         self,
         store: Store | None = None,

@@ -17,6 +17,7 @@ from typing import Final, NoReturn, Self
 import anyio
 import httpx
 
+from ..core.arguments import check_takes
 from ..core.decision import Decision
 from ..core.durations import format_duration
 from ..core.errors import ConfigurationError
@@ -72,6 +73,8 @@ class LimitedTransport(httpx.AsyncBaseTransport):
             raise ConfigurationError(
                 f"key: expected a function, for example lambda request: request.url.host, not {key!r}"
             )
+        if key is not None:
+            check_takes("key", key, "request")
         if limiter is not None and not isinstance(limiter, Limiter):
             raise ConfigurationError(f"limiter: expected a Limiter, for example Limiter(), not {limiter!r}")
         if transport is not None and not hasattr(transport, "handle_async_request"):

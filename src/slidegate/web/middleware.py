@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ..core.arguments import names_checked
 from ..core.bans.in_force import Guarded
 from ..core.bans.policy import BanPolicy
 from ..core.decision import Bucket, Decision
@@ -26,34 +28,30 @@ from ..limiter import Limiter
 from ..limiter.waiting import may_wait
 from .bans.signals import AbuseWatch
 from .broken import Breakable, end_start
+from .checks import Finding, StartupChecks, about_settings, checked_codes
 from .decide import Decider
 from .endpoints.decorator import check_places
 from .endpoints.per_route import PerRoute
 from .endpoints.rate_limit import EndpointBuckets
 from .endpoints.refusal import answer_unanswered, completed, is_limited, needed_fields, strike
-from .findings.admin_apps import about_admin_apps
-from .findings.at_start import examine
-from .findings.codes import Finding, check_silence
-from .findings.defaults import about_callers, about_defaults
-from .findings.first_requests import Watch
 from .headers import HeaderStyle, HeaderWriter
 from .keys.client_ip import ClientAddress, client_ip
 from .network_files import AddressList, followed
-from .options import check_flag, expect, names_checked, switched_off
+from .options import check_flag, expect, switched_off
 from .paths.layers import router_of
 from .request import Ahead, RequestLimits, Reservation, Side, Step, allowlisted, is_failure, is_last, unless_left
 from .responses import RefusalEvents, RefusalResponses, Refused
+from .route_checks import about_admin_apps, about_callers, about_exemptions, about_honeypots, about_unmet_rules
 from .rules.rule import Exceeded, Rule
 from .rules.rule_set import BoundRule, RuleSet, all_rules
 from .rules.user_functions import Calls
 from .scope_keys import OFF, RECORD, STATUS, is_preflight
 from .stats import RequestStats
-from .websockets.ban_sweep import OpenSockets
+from .websockets.guarded import GuardedWebSocket, OpenWebSockets
 from .websockets.message_limits import MessageCounter, MessageLimits
-from .websockets.watched import Watched
 
 if TYPE_CHECKING:
-    from .config.file_gate import Claim, FileGate, Say
+    from .reload import Claim, ReloadingMiddleware, Say
 
 _JUDGED: Final = frozenset({"http", "websocket"})
 _BODIES: Final = frozenset({"http.response.body", "http.response.pathsend", "http.response.zerocopysend"})
@@ -65,8 +63,9 @@ class RateLimitMiddleware(Breakable):
     Args:
         app: The application to guard.
         limits: The short form: ``"100/minute"`` for each client address; the same as ``rules=[Rule("*", limits)]``.
-        rules: The rules: which requests have which limits.
-        per_route: The limits of each route by itself, behind the rules: ``"60/minute"``. ``@RateLimit.exempt`` and
+        rules: The rules: which requests have which limits. Without `limits` and `rules` only limits at endpoints
+            count, which need a middleware above them.
+        default_limits: The limits of each route by itself, behind the rules: ``"60/minute"``. ``@RateLimit.exempt`` and
             ``RateLimit(..., override=True)`` at an endpoint take their place.
         limiter: The limiter that counts; by default one of its own, in memory.
         client: How the client's address is found. Rules count by it unless they have a key, and the lists look at it.
@@ -80,13 +79,13 @@ class RateLimitMiddleware(Breakable):
         messages: The limits of messages over an accepted websocket: ``MessageLimits("10/second")``.
         statistics: Whether the limiter's `stats` tell what happened to requests.
         enabled: False lets everything pass, and so does ``SLIDEGATE_ENABLED=0`` in the environment.
-        silence: Codes of start-up findings, such as ``"SG103"``, that are not reported.
+        ignore_checks: Codes of start-up findings, such as ``"SG103"``, that are not reported.
 
     Attributes:
         app: The application behind the gate.
         limiter: The limiter that counts.
         rules: The rules of the gate.
-        per_route: The limits of each route; empty where there are none.
+        default_limits: The limits of each route; empty where there are none.
         headers: The style of its header fields.
         policies: Its ban policies.
         lists: Its block and allow lists, by the names of their options.
@@ -94,9 +93,12 @@ class RateLimitMiddleware(Breakable):
         findings: Probable mistakes, found at start-up or in the first requests; each was logged once.
 
     Raises:
-        ConfigurationError: A value cannot work; the message says what would. Where an application makes its middleware
-            during the start of a server, the gate answers ``lifespan.startup.failed`` instead, see `broken`.
+        ConfigurationError: A value cannot work; the message says what would. In the stack that an application
+            builds, the gate answers ``lifespan.startup.failed`` with it instead, see `broken`.
     """
+
+    _judged: frozenset[str] = frozenset()
+    """What is judged: nothing before the first call, while it is switched off, or where it could not be made."""
 
     @names_checked
     def __init__(
@@ -105,7 +107,7 @@ class RateLimitMiddleware(Breakable):
         *,
         limits: str | AnyLimit | Iterable[str | AnyLimit] | None = None,
         rules: Sequence[Rule] | None = None,
-        per_route: str | AnyLimit | Iterable[str | AnyLimit] | None = None,
+        default_limits: str | AnyLimit | Iterable[str | AnyLimit] | None = None,
         limiter: Limiter | None = None,
         client: ClientAddress | None = None,
         blocklist: AddressList | None = None,
@@ -116,7 +118,7 @@ class RateLimitMiddleware(Breakable):
         messages: MessageLimits | None = None,
         statistics: bool = True,
         enabled: bool = True,
-        silence: Iterable[str] = (),
+        ignore_checks: Iterable[str] = (),
     ) -> None:
         self.app = app
         self.limiter = expect("limiter", limiter, Limiter, "Limiter(MemoryStore())") or Limiter()
@@ -128,10 +130,9 @@ class RateLimitMiddleware(Breakable):
         self._headers = HeaderWriter(headers) if headers is not None else None
         self._client = client
         self._calls = calls = Calls()
-        alone = limits is None and rules is None and (bans is not None or per_route is not None)
-        self.rules = tuple(all_rules(limits, [] if alone else rules))
-        defaults = None if per_route is None else PerRoute(per_route, self._claim("per-route:"), app)
-        self.per_route = () if defaults is None else defaults.limits
+        self.rules = tuple(all_rules(limits, rules))
+        defaults = None if default_limits is None else PerRoute(default_limits, self._claim("per-route:"), app)
+        self.default_limits = () if defaults is None else defaults.limits
         self._abuse = abuse = AbuseWatch(bans, self.limiter, client, allowlist, calls)
         self.policies = tuple(abuse.policies.values())
         self.own_answer = on_refused is not None
@@ -148,19 +149,18 @@ class RateLimitMiddleware(Breakable):
         if messages is not None:
             self._messages = MessageCounter(messages, self.limiter, client, self._claim("messages:"))
         self._side = self._made_side()
-        self._sockets = OpenSockets(self.limiter.engine.find_ban)
+        self._sockets = OpenWebSockets(self.limiter.engine.find_ban)
         self._events = self.limiter.engine.events
         self._strikes = bool(abuse.policies)
         self._exempts = any(rule.exempt for rule in self.rules)
         self._hooked = bool(self._rules.reserving) or abuse.listens or self._rules.holds
-        self._judged: frozenset[str] = frozenset()  # nothing before the first request, and while switched off
         self._looked = False
         off = switched_off(enabled)
         self._enabled = not off
-        self._silence = check_silence(silence)
+        self._ignored = checked_codes(ignore_checks)
         self.findings: list[Finding] = []
-        self._watch: Watch | None = Watch(client, self.policies, self.limiter.store)
-        for finding in examine(self, client, off, self.policies, lists):
+        self._watch: StartupChecks | None = StartupChecks(client, self.policies, self.limiter.store)
+        for finding in (*about_settings(self, client, off, self.policies), *about_honeypots(self, self.policies)):
             self._say(finding)
         self._enlist()
 
@@ -184,9 +184,9 @@ class RateLimitMiddleware(Breakable):
         path: str | PathLike[str],
         *,
         observers: Iterable[Observer] = (),
-        on_tracked: Exceeded | None = None,
+        on_exceeded: Exceeded | None = None,
         **options: Any,
-    ) -> FileGate[RateLimitMiddleware]:
+    ) -> ReloadingMiddleware:
         """Make a middleware whose rules stand in a TOML file, and follow the file's changes.
 
         Use it as ``app.add_middleware(RateLimitMiddleware.from_file, path="slidegate.toml")``.
@@ -196,7 +196,7 @@ class RateLimitMiddleware(Breakable):
             path: The file. It is looked at again at most once a second, when requests come.
             observers: Called with events of the limiter that the file describes, ``config_reloaded`` and
                 ``config_rejected`` among them. A limiter given in code has its own.
-            on_tracked: The `on_exceeded` of the file's rules with ``action = "track"``.
+            on_exceeded: The function that the file's rules with ``on_exceeded = true`` call.
             options: Options of `RateLimitMiddleware`; they go before those of the file. Beside a `limiter` the file
                 has no ``store``, ``deadline`` and ``on_error``.
 
@@ -204,9 +204,9 @@ class RateLimitMiddleware(Breakable):
             ConfigurationError: The file cannot be used; the message names the path of the key.
         """
         # Most gates read no file, and everything that reads one is a tenth of what the package takes to be imported.
-        from .config.file_gate import FileGate
+        from .reload import ReloadingMiddleware
 
-        return FileGate(app, path, make=_Read, observers=observers, on_tracked=on_tracked, **options)
+        return ReloadingMiddleware(app, path, make=_Read, observers=observers, on_exceeded=on_exceeded, **options)
 
     def bound(self) -> list[BoundRule]:
         """Return the rules of the gate with their buckets, those for endpoints and routes that were met so far too."""
@@ -245,7 +245,7 @@ class RateLimitMiddleware(Breakable):
         except BaseException as error:
             if not await self._fail(scope, receive, send, request, error, hooks, outermost=outer is None):
                 raise
-        if outer is None and (request.unfinished or request.userless or not request.counted):
+        if outer is None and (request.unfinished or not request.counted):
             await self._end(scope, receive, send, request)
 
     def _send(self, scope: Scope, request: RequestLimits, send: Send, message: Message) -> Awaitable[None]:
@@ -364,7 +364,7 @@ class RateLimitMiddleware(Breakable):
         """Return the keys and addresses whose bans refuse a request."""
         return self._abuse.guarded(scope, *self._client.locate(scope))
 
-    def _watch_over(self, scope: Scope, receive: Receive, send: Send, request: RequestLimits) -> Watched:
+    def _watch_over(self, scope: Scope, receive: Receive, send: Send, request: RequestLimits) -> GuardedWebSocket:
         """Return a websocket that ends when its client is banned."""
         guarded = self._guarded(scope)
 
@@ -375,7 +375,7 @@ class RateLimitMiddleware(Breakable):
             if not allowlisted(request.steps):  # by a middleware further in, after this one has let the request through
                 await strike(scope, request)
 
-        return Watched(request.read_ahead(receive), send, guarded, banned, struck, self._sockets.add)
+        return GuardedWebSocket(request.read_ahead(receive), send, guarded, banned, struck, self._sockets.add)
 
     async def _fail(
         self,
@@ -420,9 +420,6 @@ class RateLimitMiddleware(Breakable):
 
     async def _end(self, scope: Scope, receive: Receive, send: Send, request: RequestLimits) -> None:
         """Give back what a request holds, and answer it where nobody did."""
-        if request.userless and self._watch is not None:
-            for finding in self._watch.look_back(scope, request):
-                self._say(finding)
         if request.unfinished:
             await request.end()
             await answer_unanswered(None, request, scope, receive, send)
@@ -431,15 +428,12 @@ class RateLimitMiddleware(Breakable):
 
     async def _begin(self, scope: Scope, receive: Receive, send: Send) -> bool:
         """Look at the routes in the first call. Pass on what the gate does not judge; return True for the rest."""
+        if self.error is not None:
+            await end_start(self.error, scope, receive, send)
         if self._enabled:
             if not self._looked:
                 try:
-                    check_places(app := scope.get("app", self.app))
-                    for finding in about_callers(app):
-                        self._say(finding)
-                    below = self.app if router_of(self.app) is not None else app
-                    for finding in about_admin_apps(below, self._rules.select):
-                        self._say(finding)
+                    self._look_at_routes(scope.get("app", self.app))
                 except ConfigurationError as error:
                     await end_start(error, scope, receive, send)
                 self._looked = True
@@ -452,6 +446,14 @@ class RateLimitMiddleware(Breakable):
             send = _with_last_figures(self.limiter, send)
         await self.app(scope, receive, send)
         return False
+
+    def _look_at_routes(self, app: ASGIApp) -> None:
+        """Check the limits at endpoints, and say what the routes show to be probable mistakes."""
+        check_places(app)
+        below = self.app if router_of(self.app) is not None else app
+        found = (about_callers(app), about_unmet_rules(self), about_admin_apps(below, self._rules.select))
+        for finding in chain(*found):
+            self._say(finding)
 
     def _enlist(self) -> None:
         """Have the gate found by those who ask the limiter which rules are in force."""
@@ -467,8 +469,8 @@ class RateLimitMiddleware(Breakable):
             if lists.due():
                 lists.look_aside()
         if self._watch is not None:
-            if self._watch.fresh:
-                for finding in about_defaults(self, scope):
+            if self._watch.fresh and RECORD not in scope:  # else a gate further out looks at the exemptions
+                for finding in about_exemptions(self, scope.get("app", self.app)):
                     self._say(finding)
             for finding in self._watch.look(scope):
                 self._say(finding)
@@ -476,7 +478,7 @@ class RateLimitMiddleware(Breakable):
                 self._watch = None
 
     def _say(self, finding: Finding) -> None:
-        if finding.code not in self._silence:
+        if finding.code not in self._ignored:
             self.findings.append(finding)
             self._log(finding)
 
@@ -503,7 +505,7 @@ class _Read(RateLimitMiddleware):
         return self._claim_again(identity)
 
     def _enlist(self) -> None:
-        """Do nothing: the `FileGate` is found, and leads to the gate that is at work."""
+        """Do nothing: the `ReloadingMiddleware` is found, and leads to the gate that is at work."""
 
     def _log(self, finding: Finding) -> None:
         self._say_once(finding, super()._log)

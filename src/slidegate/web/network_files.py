@@ -189,11 +189,6 @@ class NetworkFiles:
         """Return whether a network of one of the lists has an address in common with the range."""
         return any(listed.networks.overlaps(version, first, last) for _, listed in self._lists)
 
-    def wide_ranges(self) -> Iterator[str]:
-        """Yield the ranges of `Networks.wide_ranges` for each list, with its name."""
-        for name, listed in self._lists:
-            yield from (f"{found} ({name})" for found in listed.networks.wide_ranges())
-
     def observe(self, observer: Observer) -> None:
         """Send `observer` each further ``list_reloaded`` and ``list_rejected`` once."""
         if observer not in self._observers:

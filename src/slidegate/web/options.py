@@ -1,70 +1,56 @@
-"""Checks of options, for the middleware, rules and limits at endpoints."""
+"""Options of the middleware, of rules and of limits at endpoints: their checks, and which exclude each other."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from functools import wraps
-from inspect import Signature, signature
-from typing import Final, ParamSpec, TypeVar
+from collections.abc import Container
+from typing import Final, NamedTuple, TypeVar
 
-from ..core.errors import ConfigurationError, closest
+from ..core.errors import ConfigurationError
 
 _T = TypeVar("_T")
-_P = ParamSpec("_P")
 
 _TRUE: Final = ("1", "true", "yes", "on")
 _FALSE: Final = ("0", "false", "no", "off")
 
 
-_MOVED: Final = {
-    ("RateLimitMiddleware", "message_limits"): 'messages=MessageLimits("10/second")',
-    ("RateLimitMiddleware", "message_key"): 'messages=MessageLimits("10/second", key="client")',
-    ("RateLimitMiddleware", "on_exceeded"): 'messages=MessageLimits("10/second", beyond="close")',
+class Exclusion(NamedTuple):
+    """Options of a rule that make no sense beside another one."""
+
+    option: str
+    others: tuple[str, ...]
+    why: str
+
+
+_COUNTING: Final = ("limits", "concurrency", "key", "cost", "count_if", "count_denied", "wait", "shadow", "on_exceeded")
+EXCLUSIONS: Final = (
+    Exclusion("exempt", (*_COUNTING, "block"), "an exempt request is not counted"),
+    Exclusion("block", (*_COUNTING, "final"), "a blocked request is not counted, and no later rule applies to it"),
+    Exclusion("shadow", ("concurrency", "count_if", "wait", "final", "on_exceeded"), "a shadow only looks on"),
+    Exclusion("on_exceeded", ("concurrency", "count_if", "wait", "final"), "a rule that tracks only looks on"),
+)
+"""Which options of a rule exclude each other; the JSON Schema of `slidegate.toml` is made of this table too."""
+NEEDS: Final = {
+    "status": ("block", "block=True"),
+    "cost": ("limits", 'limits such as "60/minute"'),
+    "count_if": ("limits", 'limits such as "60/minute"'),
+    "count_denied": ("limits", 'limits such as "60/minute"'),
+    "shadow": ("limits", 'limits such as "60/minute"'),
+    "on_exceeded": ("limits", 'limits such as "60/minute"'),
 }
-"""Former options, with the options that replace them."""
+"""Options of a rule that are about another one, and how that is written."""
 
 
-def names_checked(init: Callable[_P, None]) -> Callable[_P, None]:
-    """Wrap an `__init__`: for a misspelt option its error names the nearest one."""
-    known = list(signature(init).parameters)[1:]
-
-    @wraps(init)
-    def checked(*args: _P.args, **options: _P.kwargs) -> None:
-        for option in options:
-            if option not in known:
-                name = init.__qualname__.partition(".")[0]
-                moved = _MOVED.get((name, option))
-                hint = closest(option, known) if moved is None else f"; write {moved}"
-                raise ConfigurationError(f"{name}: unknown option {option!r}{hint}")
-        init(*args, **options)
-
-    return checked
-
-
-def signature_of(function: Callable[..., object]) -> Signature | None:
-    """Return the signature of a function of the user's, None if it does not tell."""
-    try:
-        return signature(function)
-    except Exception:  # some functions in C have none; from Python 3.14 on annotations may name what is not there
-        return None
-
-
-def check_takes(what: str, function: Callable[..., object], *given: str) -> None:
-    """Check that a function can be called with what it will be given: at a request its failure would be a log line.
-
-    Raises:
-        ConfigurationError: It takes more or less.
-    """
-    found = signature_of(function)
-    try:
-        if found is not None:
-            found.bind(*given)
-    except TypeError:
-        raise ConfigurationError(
-            f"{what}: expected a function of {' and '.join(given)}, for example lambda {', '.join(given)}: ..., "
-            f"not {function!r}, which takes {found}"
-        ) from None
+def conflict(given: Container[str]) -> str:
+    """Return what is wrong about the options that are given together, empty if nothing is."""
+    for option, others, why in EXCLUSIONS:
+        other = next((other for other in others if option in given and other in given), None)
+        if other is not None:
+            return f"{option}: it does not go with {other}: {why}; leave one of them out"
+    for option, (needed, written) in NEEDS.items():
+        if option in given and needed not in given:
+            return f"{option}: it goes with {needed}; add {written}, or leave it out"
+    return ""
 
 
 def expect(what: str, value: _T | None, kind: type[_T], example: str) -> _T | None:

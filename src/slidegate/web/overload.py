@@ -21,14 +21,15 @@ from weakref import WeakKeyDictionary
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ..core.arguments import check_takes, names_checked
 from ..core.durations import format_duration
 from ..core.errors import ConfigurationError, quoted
 from ..core.limits import parse_duration_us
 from ..core.store import Event
 from ..limiter import Limiter
 from ..limiter.aio import on_asyncio
-from .broken import Breakable
-from .options import check_flag, check_takes, expect, names_checked, switched_off
+from .broken import Breakable, end_start
+from .options import check_flag, expect, switched_off
 from .responses import reduced_capacity, refuse_websocket
 from .rules.arguments import checked_methods
 from .rules.rule import Rule
@@ -123,6 +124,8 @@ class LoadSheddingMiddleware(Breakable):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass one request on, or refuse it."""
+        if self.error is not None:
+            await end_start(self.error, scope, receive, send)
         priority = await self._priority_of(scope) if self._enabled and scope["type"] in ("http", "websocket") else None
         if priority is None or not on_asyncio():  # other event loops are not measured
             await self.app(scope, receive, send)

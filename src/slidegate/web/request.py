@@ -189,7 +189,6 @@ class RequestLimits:
         handlers: The exception handlers of the application in which it refused.
         answered: Whether a response has begun, or never will.
         status: The status of the answer, from its first message on; before it 0.
-        userless: Whether a limit by user counted the address, because the user was not known.
         unfinished: Whether the request holds anything that is given back when it ends: permits, or a channel.
         waited: Whether the request waited for room.
         trailers: Whether the answer ends with trailers.
@@ -201,7 +200,7 @@ class RequestLimits:
 
     __slots__ = (
         "_asked", "_channels", "_looked", "answered", "began", "counted", "first_byte", "handlers", "on_start",
-        "refused", "series", "side", "status", "steps", "trailers", "unfinished", "userless", "waited",
+        "refused", "series", "side", "status", "steps", "trailers", "unfinished", "waited",
     )  # fmt: skip
 
     def __init__(self, began: int, side: Side) -> None:
@@ -211,7 +210,7 @@ class RequestLimits:
         self.refused: Decision | None = None
         self.handlers: Any = None
         self.on_start: Sequence[Hook] = ()
-        self.answered = self.userless = self.unfinished = self.waited = self.trailers = self.counted = False
+        self.answered = self.unfinished = self.waited = self.trailers = self.counted = False
         self.status = self.first_byte = 0
         self.series: Series | None = None
         self._channels: Sequence[Ahead] = ()

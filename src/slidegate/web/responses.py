@@ -17,6 +17,7 @@ from starlette.requests import HTTPConnection
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ..core.arguments import check_takes
 from ..core.bans.in_force import shown
 from ..core.bans.policy import BanPolicy
 from ..core.barred import RuleBlock
@@ -30,7 +31,6 @@ from ..core.store import Event
 from ..limiter import Limiter
 from .headers import Buckets, Fields, asked_buckets, lowered, sendable
 from .keys.client_ip import ClientAddress
-from .options import check_takes
 from .rules.user_functions import Calls, request_of
 from .stats import RefusedRoutes
 

@@ -26,7 +26,7 @@ def mounted(house: House, **options: Any) -> tuple[Starlette, ASGIApp]:
         Route("/{rest:path}", page, methods=["GET", "POST"]),
     ]
     app = Starlette(routes=routes)
-    options = {"limits": "3/minute", "limiter": house.limiter, "silence": ["SG103"], **options}
+    options = {"limits": "3/minute", "limiter": house.limiter, "ignore_checks": ["SG103"], **options}
     return app, RateLimitMiddleware(app, **options)
 
 
@@ -89,8 +89,8 @@ async def test_the_start_says_which_rules_count_the_tool_and_which_rule_exempts_
     "options",
     [
         {"limits": None, "rules": [Rule("/page", "3/minute")]},
-        {"limits": None, "rules": [Rule("*", "3/minute", action="shadow")]},
-        {"silence": ["SG122", "SG103"]},
+        {"limits": None, "rules": [Rule("*", "3/minute", shadow=True)]},
+        {"ignore_checks": ["SG122", "SG103"]},
         {"enabled": False},
     ],
 )
@@ -100,7 +100,7 @@ async def test_a_tool_that_nothing_counts_is_no_finding(options: dict[str, Any])
 
 
 async def test_limits_of_routes_count_a_tool_too() -> None:
-    _, gate = mounted(House(), limits=None, per_route="3/minute")
+    _, gate = mounted(House(), limits=None, default_limits="3/minute")
     (message,) = await found(gate)
     assert "/admin/limits" in message
 

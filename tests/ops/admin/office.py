@@ -42,7 +42,7 @@ def rules() -> list[Rule]:
     return [
         Rule("/admin/{rest:path}", exempt=True),
         Rule("/api/{rest:path}", "5/minute", key=header("X-API-Key"), name="api"),
-        Rule("/shadow", "2/minute", action="shadow", name="tighter"),
+        Rule("/shadow", "2/minute", shadow=True, name="tighter"),
         Rule("*", "20/minute", name="all"),
     ]
 

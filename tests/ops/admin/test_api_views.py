@@ -52,13 +52,13 @@ async def test_the_rules_of_all_gates_on_a_limiter_are_shown(tmp_path: Path) -> 
     inner = RateLimitMiddleware(
         Starlette(routes=routes),
         limiter=limiter,
-        per_route="9/minute",
+        default_limits="9/minute",
         rules=[
             Rule(["/a", "/b"], "5/minute; 50/hour", methods=["POST"], name="forms", cost=2, wait="1s"),
             Rule("/plans", lambda request: "7/minute", name="plans"),
             Rule("/quota", Quota("10/day"), name="daily", key=everyone),
             Rule("/few", concurrency=4, name="few"),
-            Rule("/old", action="block", status=410, name="old"),
+            Rule("/old", block=True, status=410, name="old"),
             Rule("/free", exempt=True),
             Rule("/admin/{rest:path}", exempt=True),
         ],
@@ -87,7 +87,7 @@ async def test_the_rules_of_all_gates_on_a_limiter_are_shown(tmp_path: Path) -> 
     assert (policy["name"], policy["signals"]) == ("abuse", {"refused": "1", "401": "2", "/.env": "ban"})
     (listed,) = gate["lists"]
     assert (listed["kind"], listed["entries"], listed["status"]) == ("blocklist", 2, "fixed")
-    assert gate["per_route"] == ["9/1m"]
+    assert gate["default_limits"] == ["9/1m"]
     assert gate["endpoints"] == []
     await call(app, "/there")
     gates = (await operator.get("rules"))["gates"]

@@ -161,7 +161,7 @@ async def test_bans_and_lists_are_outcomes_of_their_own(tmp_path: Path) -> None:
 
 
 async def test_a_shadow_rule_shows_what_it_would_have_refused() -> None:
-    site = Site([Rule("*", "2/hour", name="trial", action="shadow"), Rule("*", "100/hour", name="service")])
+    site = Site([Rule("*", "2/hour", name="trial", shadow=True), Rule("*", "100/hour", name="service")])
     for _ in range(5):
         await call(site.app, "/other")
     told = await scraped(site.metrics.app)

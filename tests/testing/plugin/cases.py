@@ -80,7 +80,7 @@ app.add_middleware(
         Rule("/tokens", "100/hour", name="daily"),
         Rule("/", "2/minute"),
         Rule("/chat", "1/minute"),
-        Rule("/closed", action="block"),
+        Rule("/closed", block=True),
     ],
     bans=BanPolicy(after="2/10m", duration="1h", jitter=0, signals={}),
     headers="legacy",

@@ -21,7 +21,7 @@ from slidegate.limiter.figures.statistics import OTHER, UNROUTED
 from slidegate.limiter.figures.stats import Stats
 from slidegate.limiter.figures.windows import SLICE_US, SLICES
 from slidegate.testing import FakeClock, RecordingObserver
-from slidegate.web.findings import first_requests
+from slidegate.web import checks as startup_checks
 
 from ...asgi import scope_of
 from ..gates import charged
@@ -257,9 +257,9 @@ class World:
         )
         router.beside = Router(routes=[Route("/beside/{id}", shared, methods=["GET"])])
         blocklist = None if plain else Networks([BLOCKED])
-        with patch.object(first_requests, "WATCHED", 1):
+        with patch.object(startup_checks, "WATCHED", 1):
             gate = RateLimitMiddleware(
-                router, limiter=self.limiter, rules=rules, blocklist=blocklist, silence=["SG104"]
+                router, limiter=self.limiter, rules=rules, blocklist=blocklist, ignore_checks=["SG104"]
             )
         self.recorder = Recorder(gate, self.clock)
 

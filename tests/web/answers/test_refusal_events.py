@@ -119,7 +119,7 @@ async def test_a_refusal_by_a_key_that_is_secret_shows_its_digest_as_the_store_h
 async def test_refusals_by_a_ban_a_list_a_rule_a_plan_and_a_cost() -> None:
     house = House(
         rules=[
-            Rule("/shut", action="block", status=503, name="shut"),
+            Rule("/shut", block=True, status=503, name="shut"),
             Rule("/plan", lambda request: "nobody", name="plan"),
             Rule("/big", "3/hour", cost=lambda request: 5, name="big"),
         ],
@@ -250,7 +250,7 @@ async def test_every_refused_request_makes_one_event_and_every_other_none(data: 
         options["blocklist"] = Networks([f"{OTHER}/32"])
     if data.draw(st.booleans()):
         options["on_refused"] = lambda request, decision: PlainTextResponse("no", 420)
-    rules = [Rule("/free", exempt=True), Rule("/shut", action="block"), Rule("*", "6/minute")]
+    rules = [Rule("/free", exempt=True), Rule("/shut", block=True), Rule("*", "6/minute")]
     if data.draw(st.booleans()):
         rules.append(Rule("*", "3/minute", key=lambda request: "x", name="asked"))
     app: Any = Starlette(routes=[Route(path, page) for path in ("/", "/free", "/shut")])
@@ -260,7 +260,7 @@ async def test_every_refused_request_makes_one_event_and_every_other_none(data: 
         inner = Limiter()
         inner.observe(further_in.append, kinds=["refused"], inline=True)
         app.add_middleware(RateLimitMiddleware, limits="5/minute", limiter=inner)
-    house = House(app, rules=rules, silence=["SG103", "SG104"], **options)
+    house = House(app, rules=rules, ignore_checks=["SG103", "SG104"], **options)
     count = 0
     for _ in range(data.draw(st.integers(1, 25))):
         path = data.draw(st.sampled_from(["/", "/free", "/shut", "/limited", "/swallowing", "/none"]))
@@ -289,7 +289,7 @@ async def test_observers_come_and_go_while_the_gate_is_at_work() -> None:
 
 
 async def test_a_shadow_tells_of_requests_that_it_would_have_refused() -> None:
-    house = House(rules=[Rule("*", "1/hour", action="shadow", name="trial")])
+    house = House(rules=[Rule("*", "1/hour", shadow=True, name="trial")])
     assert await statuses(house.gate, 3) == [200] * 3
     kinds = [event.kind for event in house.heard]
     assert kinds == ["near_limit", "shadow_refused", "shadow_refused"]

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from starlette.types import Message, Receive, Scope, Send
 
 from slidegate import Limiter, Networks, RateLimitMiddleware
-from slidegate.web.findings import first_requests
+from slidegate.web import checks as startup_checks
 
 from ...asgi import PEER, scope_of, send_scope
 
@@ -70,7 +70,7 @@ async def played(messages: list[Any], options: dict[str, Any], client: Any, late
         for message in messages:
             await send(message)
 
-    with patch.object(first_requests, "WATCHED", 1):
+    with patch.object(startup_checks, "WATCHED", 1):
         gate = RateLimitMiddleware(app, limits="99/hour", limiter=Limiter(), **options)
     if later:
         await send_scope(gate, scope_of("/", client=client))

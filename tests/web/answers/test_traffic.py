@@ -357,4 +357,4 @@ async def test_figures_leave_as_time_goes_by() -> None:
 @pytest.mark.parametrize("value", [None, 1, "yes"])
 def test_the_switch_is_true_or_false(value: Any) -> None:
     with pytest.raises(ConfigurationError, match="statistics: expected True or False"):
-        Site(statistics=value).app.build_middleware_stack()
+        RateLimitMiddleware(page, limits="1/hour", statistics=value)

@@ -59,7 +59,7 @@ def test_a_cost_of_nothing_and_a_cost_at_an_endpoint(limiter: Limiter) -> None:
 
 
 def test_a_shadow_tells_what_it_would_have_refused_beside_what_passed(limiter: Limiter) -> None:
-    shadow = Rule("*", "2/minute", action="shadow", name="stricter")
+    shadow = Rule("*", "2/minute", shadow=True, name="stricter")
     client = site(limiter, Rule("*", "4/minute", name="now"), shadow)
     for _ in range(6):
         client.get("/item")
@@ -72,7 +72,7 @@ def test_a_shadow_tells_what_it_would_have_refused_beside_what_passed(limiter: L
 
 def test_without_statistics_there_are_none(limiter: Limiter) -> None:
     cost = Rule("*", "100/minute", cost=lambda request: 3, name="cost")
-    client = site(limiter, Rule("*", "1/minute", action="shadow"), cost, statistics=False)
+    client = site(limiter, Rule("*", "1/minute", shadow=True), cost, statistics=False)
     for _ in range(3):
         client.get("/item")
     stats = limiter.stats()

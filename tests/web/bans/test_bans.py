@@ -504,8 +504,8 @@ async def test_a_client_that_leaves_while_it_is_struck_is_struck() -> None:
 async def test_a_banned_key_is_told_to_nobody_as_hot_or_shadowed() -> None:
     told: list[str] = []
     rules = [
-        Rule("*", "5/day", action="track", key=header("X-Key"), on_exceeded=lambda key, _: told.append(key)),
-        Rule("*", "5/hour", action="shadow", key=header("X-Key"), name="shadow"),
+        Rule("*", "5/day", key=header("X-Key"), on_exceeded=lambda key, _: told.append(key)),
+        Rule("*", "5/hour", shadow=True, key=header("X-Key"), name="shadow"),
     ]
     house = House(rules=rules)
     await house.limiter.ban(house.limiter.digest("header:X-Key", b"a"), "1h")

@@ -25,8 +25,8 @@ from slidegate import (
 )
 from slidegate.core import Concurrency
 from slidegate.testing import FakeClock
-from slidegate.web.config import schema
-from slidegate.web.config.file_gate import FileGate
+from slidegate.web import config_schema as schema
+from slidegate.web.reload import ReloadingMiddleware
 
 from ...asgi import PEER, call, hello, statuses
 from ..websockets.test_message_limits import BYE, Listener, Socket, texts
@@ -43,7 +43,7 @@ def write(file: Path, text: str | bytes) -> None:
     file.write_bytes(text if isinstance(text, bytes) else text.encode())
 
 
-def from_file(file: Path, text: str | bytes, **code: Any) -> FileGate[RateLimitMiddleware]:
+def from_file(file: Path, text: str | bytes, **code: Any) -> ReloadingMiddleware:
     write(file, text)
     return RateLimitMiddleware.from_file(hello, file, **code)
 
@@ -174,13 +174,13 @@ async def test_a_list_may_be_a_file_beside_the_configuration(file: Path, monkeyp
 
 async def test_rules_that_track_call_what_the_code_names(file: Path) -> None:
     heard: list[str] = []
-    text = '[[rules]]\npath = "*"\nlimits = "2/hour"\naction = "track"\n'
-    app = from_file(file, text, on_tracked=lambda key, decision: heard.append(key))
+    text = '[[rules]]\npath = "*"\nlimits = "2/hour"\non_exceeded = true\n'
+    app = from_file(file, text, on_exceeded=lambda key, decision: heard.append(key))
     assert await statuses(app, 4) == [200] * 4
     assert heard == [PEER]
 
 
-@pytest.mark.parametrize("facts", ['action = "block"', "exempt = true"])
+@pytest.mark.parametrize("facts", ["block = true", "exempt = true"])
 async def test_rules_that_count_nothing_may_be_alike(facts: str, file: Path) -> None:
     text = f'[[rules]]\npath = "/a"\n{facts}\n'
     answers = [(await call(from_file(file, times * text), "/a")).status for times in (1, 2)]
@@ -225,16 +225,20 @@ BAD: list[tuple[str | bytes, str]] = [
     (RULE + 'key = { client = {}, fallback = "user" }', "client always finds a key; leave out fallback"),
     (RULE + "key = { client = { ipv6_prefix = 8 } }", "rules[0].key.client.ipv6_prefix: expected greater"),
     (RULE + "count_if = 401", "rules[0].count_if: expected a list, for example count_if = [401, 403], not 401"),
-    (RULE + 'action = "track"', 'rules[0].action: "track" calls a function; give it in code'),
+    (RULE + "on_exceeded = true", "rules[0].on_exceeded: calls a function; give it in code"),
     ('limits = "1/s"\nstatistics = "no"', "statistics: expected true or false"),
     (RULE + 'wait = "200 mx"', "rules[0].wait: expected a number and a unit"),
-    (RULE + "exempt = true", "rules[0]: Rule('/a'): exempt requests are not counted"),
-    (RULE + RULE, "rules[1].path: counts in the same bucket as rules[0]; "),
+    (
+        RULE + "exempt = true",
+        "rules[0]: exempt: it does not go with limits: an exempt request is not counted; leave one of them out",
+    ),
+    (RULE + RULE, "rules: <Rule '/a' 5/1m> and <Rule '/a' 5/1m> are one bucket; name one of them, or drop it"),
     (
         RULE + 'name = "x"\n[[rules]]\npath = "/b"\nlimits = "1/s"\nname = "x"',
-        "rules[1].name: counts in the same bucket as rules[0]; ",
+        "rules: <Rule 'x' 5/1m> and <Rule 'x' 1/1s> are one bucket; write one rule with the paths ['/a', '/b'], or "
+        "give one of them another name",
     ),
-    ('limits = "1/s"\nsilence = 0x' + "f" * 5_000, "silence: expected a list"),
+    ('limits = "1/s"\nignore_checks = 0x' + "f" * 5_000, "ignore_checks: expected a list"),
     ('limits = "1/s"\n[client]\ntrustd = []', "client.trustd: unknown key; did you mean 'trusted'?"),
     ('limits = "1/s"\n[client]\ntrusted = [\n"10.0.0.1/8"]', "client.trusted: network: '10.0.0.1/8' has host"),
     (
@@ -265,8 +269,8 @@ BAD: list[tuple[str | bytes, str]] = [
     ('limits = "1/s"\nstore = "memory://?max_bans=x"', 'store: store address: expected "memory://"'),
     ('limits = "1/s"\nstore = { env = "NOT_SET" }', "store: the environment variable NOT_SET is not set"),
     ('limits = "1/s"\nheaders = false', "headers: expected 'draft', 'legacy', 'both' or 'none', not false"),
-    ('per_route = "x"', "per_route: "),
-    ('limits = "1/s"\nsilence = ["SG13"]', "silence: unknown code 'SG13'; did you mean 'SG1"),
+    ('default_limits = "x"', "default_limits: "),
+    ('limits = "1/s"\nignore_checks = ["SG13"]', "ignore_checks: unknown code 'SG13'; did you mean 'SG1"),
     ("deadline = " + "1" * 5_000, "line 1: a number has too many digits"),
     (RULE + "cost = 0x" + "f" * 5_000, "rules[0].cost: "),
     ("a." * 40 + "b = 1", "line 1: a key is nested too deeply; expected at most 32"),
@@ -310,7 +314,7 @@ def test_without_the_validating_library_the_error_says_what_to_install(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "pydantic", None)
-    monkeypatch.delitem(sys.modules, "slidegate.web.config.schema", raising=False)
+    monkeypatch.delitem(sys.modules, "slidegate.web.config_schema", raising=False)
     with pytest.raises(ConfigurationError, match=r"pip install 'slidegate\[config\]'"):
         gate(file, 'limits = "1/s"')
 

@@ -198,7 +198,7 @@ async def test_what_no_one_foresaw_keeps_the_rules_at_work_as_well(
     def fails(*args: object) -> None:
         raise RuntimeError("no such luck")
 
-    monkeypatch.setattr("slidegate.web.config.file_gate.Reading.options", fails)
+    monkeypatch.setattr("slidegate.web.reload.ConfigLoader.options", fails)
     desk.write(PLAIN + "#")
     await desk.pause(app)
     assert await statuses(app, 4) == [200, 200, 200, 429]
@@ -336,20 +336,20 @@ async def test_a_link_that_leads_elsewhere_is_taken(desk: Desk) -> None:
 
 
 async def test_limits_for_each_route_stand_in_the_file_and_keep_their_counts_when_it_changes(desk: Desk) -> None:
-    app = desk.gate('per_route = "3/hour"\n')
+    app = desk.gate('default_limits = "3/hour"\n')
     assert app.app.rules == ()
     assert await statuses(app, 2) == [200, 200]
-    desk.write('per_route = "4/hour"\n')
+    desk.write('default_limits = "4/hour"\n')
     await desk.pause(app)
     assert await statuses(app, 3) == [200, 200, 429]
-    desk.write('per_route = "4/minute"\n')
+    desk.write('default_limits = "4/minute"\n')
     await desk.pause(app)
     assert desk.heard.kinds == ["config_reloaded", "config_reloaded", "windows_restarted"]
     assert await statuses(app, 5) == [200] * 4 + [429]
 
 
 async def test_limits_for_each_route_in_code_go_before_those_of_the_file(desk: Desk) -> None:
-    app = desk.gate('per_route = "3/hour"\nlimits = "9/hour"\n', per_route="1/hour")
+    app = desk.gate('default_limits = "3/hour"\nlimits = "9/hour"\n', default_limits="1/hour")
     assert await statuses(app, 2) == [200, 429]
-    left = desk.gate('per_route = "2/hour"\n', per_route=None)
+    left = desk.gate('default_limits = "2/hour"\n', default_limits=None)
     assert await statuses(left, 3) == [200, 200, 429]

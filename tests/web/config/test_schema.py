@@ -6,6 +6,7 @@ import json
 import re
 import tomllib
 from collections.abc import Iterator
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ import jsonschema
 import pytest
 
 from scripts import make_configuration_page, make_schema
-from slidegate.web.config.json_schema import json_schema
-from slidegate.web.config.schema import Configuration
+from slidegate import ConfigurationError, Rule, everyone
+from slidegate.web.config_schema import Configuration, json_schema
 
 from .test_config import BAD
 
@@ -69,6 +70,42 @@ def valid(document: dict[str, Any]) -> bool:
     return True
 
 
+GIVEN: dict[str, tuple[Any, Any]] = {
+    "limits": ("9/minute", "9/minute"),
+    "concurrency": (4, 4),
+    "key": ("everyone", everyone),
+    "cost": (2, 2),
+    "count_if": ([401], lambda status: status == 401),
+    "count_denied": (True, True),
+    "wait": ("1s", "1s"),
+    "final": (True, True),
+    "exempt": (True, True),
+    "block": (True, True),
+    "status": (404, 404),
+    "shadow": (True, True),
+    "on_exceeded": (True, lambda key, decision: None),
+}
+
+
+@pytest.mark.parametrize("options", list(combinations(GIVEN, 3)), ids="-".join)
+def test_schema_file_and_code_agree_about_options_that_exclude_each_other(options: tuple[str, ...]) -> None:
+    """All of three options, so that one may bring what another one needs."""
+    table = {"path": "/a"} | {option: GIVEN[option][0] for option in options}
+    try:
+        Rule("/a", **{option: GIVEN[option][1] for option in options})
+        fine = True
+    except ConfigurationError as error:
+        fine = "expected limits" in str(error)  # what is missing is the code's to say
+    assert accepts({"rules": [table]}) is valid({"rules": [table]}) is fine
+
+
+def test_an_option_that_says_nothing_excludes_nothing() -> None:
+    nothing = {"exempt": False, "block": False, "shadow": False, "on_exceeded": False, "final": False, "cost": 1}
+    table = {"path": "/a", "limits": "9/minute", "key": "client", "count_denied": False, **nothing}
+    assert accepts({"rules": [table]}) is valid({"rules": [table]}) is True
+    assert accepts({"rules": [{"path": "/a", "exempt": True, "key": "client", "cost": 1}]})
+
+
 def keys_of(value: object) -> Iterator[str]:
     if isinstance(value, dict):
         yield from value
@@ -80,7 +117,7 @@ def test_the_example_shows_every_key() -> None:
     keys = set(keys_of(tomllib.loads((ROOT / "examples" / "slidegate.toml").read_text("utf-8"))))
     tables = [json_schema(), *json_schema()["$defs"].values()]
     known = {name for table in tables for name in table["properties"]}
-    assert known - keys == {"env", "capacity", "trust_all"}, "two in comments, the other better not copied"
+    assert known - keys == {"env", "on_exceeded", "trust_all"}, "two in comments, the other better not copied"
 
 
 def test_every_key_says_in_the_editor_what_it_is() -> None:

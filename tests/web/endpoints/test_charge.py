@@ -84,7 +84,7 @@ TOKENS = Rule("*", "100/hour", cost=0, name="tokens")
         {"rules": [Rule("*", exempt=True, name="free"), TOKENS]},
         {"rules": [Rule("*", lambda request: "unlimited", name="tokens")]},
         {"rules": [Rule("*", "9/hour", key=lambda request: None, name="tokens")]},
-        {"rules": [Rule("*", "9/hour", action="shadow", name="tokens")]},
+        {"rules": [Rule("*", "9/hour", shadow=True, name="tokens")]},
     ],
 )
 @pytest.mark.parametrize("rule", ["tokens", None])

@@ -578,7 +578,7 @@ async def test_built_in_keys_count_what_they_count_in_rules() -> None:
 def test_without_a_middleware_above_the_error_names_the_line_to_add() -> None:
     app = FastAPI()
     app.get("/", dependencies=[Depends(RateLimit("1/hour"))])(lambda: "hi")
-    with pytest.raises(ConfigurationError, match=r"app\.add_middleware\(RateLimitMiddleware, rules=\[\]\)"):
+    with pytest.raises(ConfigurationError, match=r"app\.add_middleware\(RateLimitMiddleware\)"):
         TestClient(app).get("/")
 
 

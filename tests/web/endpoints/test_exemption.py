@@ -220,7 +220,7 @@ async def test_rules_of_the_middleware_hold_an_exempt_route_all_the_same() -> No
     assert await statuses(app, 4, "/free") == [200, 200, 200, 429]
 
 
-@pytest.mark.parametrize("options", [{"action": "shadow"}, {"concurrency": 1}, {"key": lambda request: 1 / 0}])
+@pytest.mark.parametrize("options", [{"shadow": True}, {"concurrency": 1}, {"key": lambda request: 1 / 0}])
 async def test_nothing_is_asked_where_a_limit_is_lifted(options: dict[str, Any]) -> None:
     router = APIRouter(**required(RateLimit("1/minute", name="lifted", **options)))
 
@@ -281,14 +281,14 @@ async def test_a_finding_says_where_an_old_fastapi_does_not_show_what_is_to_be_l
 ) -> None:
     monkeypatch.setattr("fastapi.__version__", "0.136.3")
     copied = [Depends(RateLimit("9/minute"))]  # as that version gave each route what its router requires
-    for per_route, name in ((None, "bare"), ("60/minute", "with-defaults")):
-        app = FastAPI(middleware=[Middleware(RateLimitMiddleware, rules=[], per_route=per_route)])
+    for default_limits, name in ((None, "bare"), ("60/minute", "with-defaults")):
+        app = FastAPI(middleware=[Middleware(RateLimitMiddleware, rules=[], default_limits=default_limits)])
         app.get("/other", dependencies=copied)(lambda: 1)
         app.get(f"/{name}", dependencies=copied)(RateLimit.exempt(lambda: 1))
         assert await counted(app, f"/{name}") != []
         assert f"SG118: GET /{name} takes the place of defaults, but of a limit" in caplog.text
     caplog.clear()
-    own = FastAPI(middleware=[Middleware(RateLimitMiddleware, per_route="60/minute")])
+    own = FastAPI(middleware=[Middleware(RateLimitMiddleware, default_limits="60/minute")])
     own.get("/own", **required(RateLimit("9/minute")))(RateLimit.exempt(lambda: 1))
     assert await statuses(own, 1, "/own") == [200]
     assert "SG118" not in caplog.text
@@ -324,7 +324,7 @@ class Trees:
         self._made = 0
         self.expected: dict[str, list[str]] = {}
         dependencies, counting = self._level([])
-        gate = Middleware(RateLimitMiddleware, rules=[], silence=["SG118"])
+        gate = Middleware(RateLimitMiddleware, rules=[], ignore_checks=["SG118"])
         self.app = FastAPI(dependencies=dependencies, middleware=[gate])
         self._fill(self.app, "", counting, 2)
 

@@ -1,4 +1,4 @@
-"""`per_route`: each route counts by itself, and exemptions and limits at the endpoint take the place of defaults."""
+"""`default_limits`: each route by itself; exemptions and limits at the endpoint take the place of defaults."""
 
 from __future__ import annotations
 
@@ -37,8 +37,10 @@ async def socket(websocket: Any) -> None:
     await websocket.close()
 
 
-def gated(app: ASGIApp, per_route: Any = "2/minute", **options: Any) -> RateLimitMiddleware:
-    return RateLimitMiddleware(app, per_route=per_route, limiter=Limiter(MemoryStore(clock=FakeClock())), **options)
+def gated(app: ASGIApp, default_limits: Any = "2/minute", **options: Any) -> RateLimitMiddleware:
+    return RateLimitMiddleware(
+        app, default_limits=default_limits, limiter=Limiter(MemoryStore(clock=FakeClock())), **options
+    )
 
 
 def site(*routes: Any, **options: Any) -> RateLimitMiddleware:
@@ -283,7 +285,7 @@ async def test_routes_added_later_count_at_once_also_below_a_mount_and_in_an_inc
 
 
 async def test_names_in_the_header_fields_say_the_route_in_printable_text() -> None:
-    app = site(Route("/items/{item:int}", page), Route("/h\u00e9llo", page), per_route="2/minute; 20/hour")
+    app = site(Route("/items/{item:int}", page), Route("/h\u00e9llo", page), default_limits="2/minute; 20/hour")
     first = (await call(app, "/items/5")).headers["ratelimit-policy"]
     assert '"per-route GET /items/{item}-60"' in first
     assert '"per-route GET /items/{item}-3600"' in first
@@ -349,15 +351,15 @@ async def test_preflights_count_apart_at_each_route() -> None:
 
 
 async def test_a_gate_at_a_route_counts_all_of_its_requests_in_one_bucket() -> None:
-    routes = [Route("/a/{x}", page, middleware=[Middleware(RateLimitMiddleware, per_route="2/minute")])]
+    routes = [Route("/a/{x}", page, middleware=[Middleware(RateLimitMiddleware, default_limits="2/minute")])]
     app = Starlette(routes=routes)
     assert [(await call(app, f"/a/{number}")).status for number in range(3)] == [200, 200, 429]
 
 
-@pytest.mark.parametrize("per_route", ["x", "", 5, lambda request: "1/minute", [], b"1/minute"])
-def test_bad_limits_are_errors_of_the_construction(per_route: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"^per_route: .*(expected|a correct example is)"):
-        gated(hello, per_route)
+@pytest.mark.parametrize("default_limits", ["x", "", 5, lambda request: "1/minute", [], b"1/minute"])
+def test_bad_limits_are_errors_of_the_construction(default_limits: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"^default_limits: .*(expected|a correct example is)"):
+        gated(hello, default_limits)
 
 
 @pytest.mark.parametrize("endpoint", [5, "page", Starlette()])
@@ -372,7 +374,7 @@ def test_override_is_true_or_false() -> None:
 
 
 def test_limits_may_be_objects() -> None:
-    assert [str(limit) for limit in gated(hello, [Limit(5, "1m")]).per_route] == ["5/1m"]
+    assert [str(limit) for limit in gated(hello, [Limit(5, "1m")]).default_limits] == ["5/1m"]
 
 
 @pytest.mark.parametrize("path", ["/health/", "/v1/health/", "/v1/"])
@@ -389,7 +391,7 @@ async def test_an_exempt_route_that_ends_in_a_slash_is_exempt_behind_any_middlew
     own = [Middleware(Own)] if between else []
     app = Starlette(
         routes=[Route("/health/", health), Mount("/v1", routes=inner)],
-        middleware=[Middleware(RateLimitMiddleware, per_route="1/minute"), *own],
+        middleware=[Middleware(RateLimitMiddleware, default_limits="1/minute"), *own],
     )
     assert await statuses(app, 3, path) == [200] * 3
     assert await statuses(app, 2, "/v1/other/") == [200, 429]

@@ -95,7 +95,7 @@ async def search(seed: int, directory: Path, windows: int, *, lenient: bool) -> 
     paths = await found_paths(tree, random, below)
     app = RateLimitMiddleware(
         below,
-        per_route=f"{AMOUNT}/minute",
+        default_limits=f"{AMOUNT}/minute",
         limiter=Limiter(MemoryStore(clock=clock)),
         statistics=False,
         headers=None,

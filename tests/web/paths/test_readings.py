@@ -297,7 +297,7 @@ async def test_a_route_that_fails_to_say_takes_no_limit_away() -> None:
     [
         {"rules": [Rule("/a", exempt=True), Rule("/a", "1/minute", name="a")]},
         {"rules": [Rule("/a", "1/minute", when=lambda request: True)]},
-        {"per_route": "1/minute"},
+        {"default_limits": "1/minute"},
     ],
 )
 async def test_what_fails_while_rules_are_chosen_is_no_way_past_them(options: Any) -> None:
@@ -354,18 +354,18 @@ async def test_a_path_with_a_line_break_meets_every_limit_and_no_exemption() -> 
         Rule("/login", "9/minute"),
         Rule("/{tenant}/jobs", "9/minute", key=path_param("tenant"), name="jobs"),
         Rule("/post", "9/minute", methods=["POST"]),
-        Rule("/closed", action="shadow", limits="9/minute"),
+        Rule("/closed", shadow=True, limits="9/minute"),
         Rule("*", "9/minute", name="all"),
     ]
     assert await charged_on(hello, rules, "/x/\ny") == ["/login", "jobs", "all"]
-    blocked = RateLimitMiddleware(hello, rules=[Rule("/admin", action="block")])
+    blocked = RateLimitMiddleware(hello, rules=[Rule("/admin", block=True)])
     assert await statuses(blocked, 1, "/x\ny", raw_path=b"/") == [403]
     assert await statuses(blocked, 1, "/x") == [200]
 
 
 async def test_a_line_break_is_no_way_into_a_honeypot_or_a_rule_that_tracks() -> None:
     met: list[object] = []
-    rule = Rule("/.env", "1/minute", action="track", on_exceeded=lambda key, decision: met.append(key))
+    rule = Rule("/.env", "1/minute", on_exceeded=lambda key, decision: met.append(key))
     bans = BanPolicy("1/10m", "1h", signals={"/.git": "ban"}, ban_private=True)
     gate = RateLimitMiddleware(hello, rules=[rule], bans=bans)
     assert await statuses(gate, 3, "/search\n", raw_path=b"/") == [200] * 3

@@ -83,7 +83,7 @@ RULES = [Rule("/{x}/5", "9/hour"), Rule("/{x}/{rest:path}", "9/hour")]
 
 @pytest.mark.interpreted("the calls of compiled functions are not seen")
 @pytest.mark.parametrize("routes", [plain, mounted, included])
-@pytest.mark.parametrize("options", [{"limits": "9/hour"}, {"per_route": "9/hour"}, {"rules": RULES}], ids=str)
+@pytest.mark.parametrize("options", [{"limits": "9/hour"}, {"default_limits": "9/hour"}, {"rules": RULES}], ids=str)
 async def test_a_path_never_seen_costs_as_much_with_a_thousand_routes_as_with_ten(options: Any, routes: Any) -> None:
     counted: list[list[int]] = []
     for count in (10, 1_000):
@@ -100,7 +100,7 @@ async def test_a_path_never_seen_costs_as_much_with_a_thousand_routes_as_with_te
 async def test_a_route_with_a_pattern_of_its_own_is_asked_all_the_same() -> None:
     login = Route("/login", page)
     login.path_regex = re.compile(login.path_regex.pattern, re.IGNORECASE)
-    app = RateLimitMiddleware(Starlette(routes=[login, Route("/other", page)]), per_route="2/hour")
+    app = RateLimitMiddleware(Starlette(routes=[login, Route("/other", page)]), default_limits="2/hour")
     assert await statuses(app, 1, "/login") == [200]
     assert await statuses(app, 2, "/LOGIN") == [200, 429]
     assert await statuses(app, 1, "/other") == [200]

@@ -61,7 +61,7 @@ async def test_where_a_condition_fails_limits_and_blocks_apply_and_exemptions_do
     assert await statuses(limited, 2) == [200, 429]
     final = RateLimitMiddleware(hello, rules=[Rule("*", "9/hour", when=when, final=True), Rule("*", "1/hour")])
     assert await statuses(final, 2) == [200, 429]
-    blocking = RateLimitMiddleware(hello, rules=[Rule("*", action="block", when=when)])
+    blocking = RateLimitMiddleware(hello, rules=[Rule("*", block=True, when=when)])
     assert await statuses(blocking, 2) == [403, 403]
     assert len(caplog.records) == 4  # once a minute for each rule and gate
     assert all("when function of rule 'default' failed" in record.getMessage() for record in caplog.records)
@@ -100,8 +100,8 @@ async def test_rules_that_only_look_on_take_conditions() -> None:
         hello,
         limiter=limiter,
         rules=[
-            Rule("*", "1/hour", when=is_curl, action="shadow", name="strict"),
-            Rule("*", "1/hour", when=is_curl, action="track", on_exceeded=lambda key, _: seen.append(key)),
+            Rule("*", "1/hour", when=is_curl, shadow=True, name="strict"),
+            Rule("*", "1/hour", when=is_curl, on_exceeded=lambda key, _: seen.append(key)),
         ],
     )
     assert await statuses(app, 3) == [200] * 3
@@ -119,7 +119,7 @@ async def test_rules_that_only_look_on_take_conditions() -> None:
     ("status", "title"), [(None, "Forbidden"), (503, "Service Unavailable"), (499, "Request not accepted")]
 )
 async def test_a_block_refuses_with_its_status_and_a_problem(status: int | None, title: str) -> None:
-    app = RateLimitMiddleware(hello, rules=[Rule("/admin/{rest:path}", action="block", status=status, name="closed")])
+    app = RateLimitMiddleware(hello, rules=[Rule("/admin/{rest:path}", block=True, status=status, name="closed")])
     answer = await call(app, "/admin/users")
     assert answer.status == (status or 403)
     assert answer.headers["content-type"] == "application/problem+json"
@@ -133,7 +133,7 @@ async def test_a_block_refuses_with_its_status_and_a_problem(status: int | None,
 
 async def test_a_blocked_request_is_charged_nowhere() -> None:
     limiter = Limiter(MemoryStore(clock=FakeClock()))
-    rules = [Rule("*", "2/hour", name="all"), Rule("*", action="block", when=is_curl), Rule("*", "1/hour", name="one")]
+    rules = [Rule("*", "2/hour", name="all"), Rule("*", block=True, when=is_curl), Rule("*", "1/hour", name="one")]
     app = RateLimitMiddleware(hello, limiter=limiter, rules=rules)
     assert await statuses(app, 9, headers=CURL) == [403] * 9
     assert (await limiter.peek(PEER, "2/hour", 0, rule="all")).remaining == 2
@@ -145,7 +145,7 @@ async def test_lists_and_bans_come_before_a_block() -> None:
     app = RateLimitMiddleware(
         hello,
         limiter=limiter,
-        rules=[Rule("*", action="block", status=503)],
+        rules=[Rule("*", block=True, status=503)],
         allowlist=Networks(["192.0.2.0/24"]),
         blocklist=Networks(["198.51.100.0/24"]),
     )
@@ -161,7 +161,7 @@ async def test_lists_and_bans_come_before_a_block() -> None:
 async def test_a_block_does_not_strike() -> None:
     app = RateLimitMiddleware(
         hello,
-        rules=[Rule("*", action="block", when=is_curl)],
+        rules=[Rule("*", block=True, when=is_curl)],
         bans=BanPolicy("2/minute", signals={"refused": 1, "4xx": 1}, ban_private=True),
     )
     assert await statuses(app, 9, headers=CURL) == [403] * 9
@@ -176,7 +176,7 @@ async def test_a_block_tells_the_decision_and_the_figures_which_rule_it_was() ->
         return PlainTextResponse("no", 418)
 
     limiter = Limiter(MemoryStore(clock=FakeClock()))
-    rules = [Rule("*", action="block", when=is_curl, name="agents")]
+    rules = [Rule("*", block=True, when=is_curl, name="agents")]
     app = RateLimitMiddleware(hello, limiter=limiter, rules=rules, on_refused=on_refused)
     assert await statuses(app, 2, headers=CURL) == [418, 418]
     assert told == [("blocked", "agents", None)] * 2
@@ -187,7 +187,7 @@ async def test_a_block_tells_the_decision_and_the_figures_which_rule_it_was() ->
 
 @pytest.mark.parametrize("when", [None, is_curl])
 async def test_a_block_refuses_websockets_and_preflights(when: Any) -> None:
-    app = RateLimitMiddleware(hello, rules=[Rule("*", action="block", when=when)])
+    app = RateLimitMiddleware(hello, rules=[Rule("*", block=True, when=when)])
     scope = scope_of(headers=CURL, type="websocket")
     assert [message["type"] for message in (await send_scope(app, scope)).messages] == ["websocket.close"]
     assert (await call(app, method="OPTIONS", headers=CURL | PREFLIGHT)).status == 403
@@ -197,7 +197,7 @@ async def test_a_block_refuses_websockets_and_preflights(when: Any) -> None:
 
 async def test_an_inner_gate_that_blocks_hands_back_what_the_outer_one_charged() -> None:
     limiter = Limiter(MemoryStore(clock=FakeClock()))
-    inner = RateLimitMiddleware(hello, limiter=limiter, rules=[Rule("*", action="block", when=is_curl)])
+    inner = RateLimitMiddleware(hello, limiter=limiter, rules=[Rule("*", block=True, when=is_curl)])
     app = RateLimitMiddleware(inner, limiter=limiter, rules=[Rule("*", "1/hour", name="outer")])
     assert await statuses(app, 3, headers=CURL) == [403] * 3
     assert await statuses(app, 2) == [200, 429]
@@ -205,7 +205,7 @@ async def test_an_inner_gate_that_blocks_hands_back_what_the_outer_one_charged()
 
 async def test_a_conditional_end_of_the_list_comes_before_the_defaults_of_routes() -> None:
     app = Starlette(routes=[Route("/a", lambda request: PlainTextResponse("a"))])
-    gate = RateLimitMiddleware(app, rules=[Rule("*", exempt=True, when=is_curl)], per_route="1/hour")
+    gate = RateLimitMiddleware(app, rules=[Rule("*", exempt=True, when=is_curl)], default_limits="1/hour")
     assert await statuses(gate, 3, "/a", headers=CURL) == [200] * 3
     assert await statuses(gate, 2, "/a") == [200, 429]
 
@@ -217,15 +217,14 @@ async def test_a_conditional_end_of_the_list_comes_before_the_defaults_of_routes
     ("make", "said"),
     [
         (lambda: Rule("*", "1/s", when=True), "when: expected a function of the request"),
-        (lambda: Rule("*", "1/s", action="block"), "leave out limits"),
-        (lambda: Rule("*", action="block", key=header("x")), "leave out key"),
-        (lambda: Rule("*", action="block", wait="1s"), "leave out wait"),
-        (lambda: Rule("*", action="block", final=True), "leave out exempt or final"),
-        (lambda: Rule("*", action="block", status=200), "status: expected a whole number from 400 to 599"),
-        (lambda: Rule("*", "1/s", status=503), 'status: it goes with action="block"'),
-        (lambda: Rule("*", action="block", count_if=lambda status: True), "count_if: it goes with"),
-        (lambda: Rule("*", action="block", on_exceeded=print), "on_exceeded: it goes with"),
-        (lambda: Rule("*", "1/s", action="stop"), '"track" or "block"'),
+        (lambda: Rule("*", "1/s", block=True), "block: it does not go with limits"),
+        (lambda: Rule("*", block=True, key=header("x")), "block: it does not go with key"),
+        (lambda: Rule("*", block=True, wait="1s"), "block: it does not go with wait"),
+        (lambda: Rule("*", block=True, final=True), "block: it does not go with final"),
+        (lambda: Rule("*", block=True, status=200), "status: expected a whole number from 400 to 599"),
+        (lambda: Rule("*", "1/s", status=503), "status: it goes with block; add block=True"),
+        (lambda: Rule("*", block=True, count_if=lambda status: True), "block: it does not go with count_if"),
+        (lambda: Rule("*", block=True, on_exceeded=print), "block: it does not go with on_exceeded"),
         (lambda: Rule("*"), "expected limits"),
     ],
 )
@@ -235,7 +234,7 @@ def test_what_cannot_work_is_said_at_construction(make: Callable[[], Rule], said
 
 
 def test_two_blocks_of_one_path_are_two_rules_and_two_limits_need_names() -> None:
-    RateLimitMiddleware(hello, rules=[Rule("*", action="block", when=is_curl), Rule("*", action="block", when=fails)])
+    RateLimitMiddleware(hello, rules=[Rule("*", block=True, when=is_curl), Rule("*", block=True, when=fails)])
     RateLimitMiddleware(hello, rules=[Rule("*", "1/s", when=is_curl), Rule("*", "1/s", when=fails)])
     with pytest.raises(ConfigurationError, match="one bucket"):
         RateLimitMiddleware(hello, rules=[Rule("*", "1/s", when=is_curl), Rule("*", "1/s", when=is_curl)])
@@ -269,7 +268,7 @@ def random_rule(draw: random.Random, number: int) -> tuple[Rule, dict[str, Any]]
     }
     when = draw.choice(conditions[facts["when"]])
     if facts["kind"] == "block":
-        return Rule(facts["path"], action="block", when=when, status=facts["status"], name=f"r{number}"), facts
+        return Rule(facts["path"], block=True, when=when, status=facts["status"], name=f"r{number}"), facts
     if facts["kind"] == "exempt":
         return Rule(facts["path"], exempt=True, when=when), facts
     final = facts["kind"] == "final"
@@ -309,7 +308,7 @@ async def test_rules_with_conditions_decide_as_a_walk_over_them(seed: int) -> No
             asked.append(charged(scope))
             await hello(scope, receive, send)
 
-        gate = RateLimitMiddleware(app, rules=[rule for rule, _ in made], silence=["SG104", "SG119"])
+        gate = RateLimitMiddleware(app, rules=[rule for rule, _ in made], ignore_checks=["SG104"])
         for _ in range(6):
             path, flags = draw.choice(["/a", "/b", "/c"]), draw.choice(["", "x", "y", "xy"])
             status, expected = walked(facts, path, flags)

@@ -50,7 +50,7 @@ async def test_nobody_passes_where_the_limits_function_says_so(plan: Any, caplog
     "plan", ["00x/minute", "10/minute", "0.5/minute", "0", "", "nobody; 5/minute?", "a:b/c"], ids=repr
 )
 async def test_what_only_looks_like_it_is_not_nobody(plan: str) -> None:
-    gate = RateLimitMiddleware(hello, rules=[Rule("*", lambda request: plan, default_limits="10/minute")])
+    gate = RateLimitMiddleware(hello, rules=[Rule("*", lambda request: plan, fallback_limits="10/minute")])
     assert await statuses(gate, 2) == [200, 200]
 
 
@@ -64,13 +64,13 @@ async def test_whom_the_key_function_does_not_count_is_not_nobody_either() -> No
 
 
 async def test_a_function_that_fails_can_leave_nobody() -> None:
-    rule = Rule("*", lambda request: 1 / 0, default_limits="nobody")  # type: ignore[arg-type, return-value]
+    rule = Rule("*", lambda request: 1 / 0, fallback_limits="nobody")  # type: ignore[arg-type, return-value]
     assert await statuses(RateLimitMiddleware(hello, rules=[rule]), 2) == [429, 429]
     for limits in ("nobody", "0/minute"):
         with pytest.raises(ConfigurationError):
             Rule("*", limits)
         with pytest.raises(ConfigurationError):
-            Rule("*", "5/minute", default_limits=limits)
+            Rule("*", "5/minute", fallback_limits=limits)
 
 
 async def test_a_ban_goes_before_nobody_and_refusals_strike() -> None:
@@ -108,10 +108,8 @@ async def test_at_an_endpoint_nobody_passes_and_what_was_charged_before_goes_bac
 async def test_a_rule_that_looks_on_says_that_nobody_would_have_passed() -> None:
     observer, told = RecordingObserver(without=["refused", "near_limit"]), []
     rules = [
-        Rule("*", lambda request: "nobody", action="shadow", name="shadow"),
-        Rule(
-            "*", lambda request: "nobody", action="track", on_exceeded=lambda key, seen: told.append(key), name="track"
-        ),
+        Rule("*", lambda request: "nobody", shadow=True, name="shadow"),
+        Rule("*", lambda request: "nobody", on_exceeded=lambda key, seen: told.append(key), name="track"),
     ]
     gate = RateLimitMiddleware(hello, rules=rules, limiter=Limiter(observers=[observer]))
     assert await statuses(gate, 3) == [200, 200, 200]

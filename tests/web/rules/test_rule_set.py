@@ -15,10 +15,10 @@ from starlette.convertors import CONVERTOR_TYPES, Convertor, register_url_conver
 from starlette.routing import Host, Mount, Route, WebSocketRoute
 from starlette.types import ASGIApp, Scope
 
-from slidegate import Limiter, RateLimitMiddleware, Rule, path_param
-from slidegate.web.findings.hidden_rules import hidden_rules
+from slidegate import Limiter, RateLimit, RateLimitMiddleware, Rule, path_param
+from slidegate.web.checks import hidden_rules
 
-from ...asgi import hello, page, scope_of, send_scope
+from ...asgi import hello, page, scope_of, send_scope, statuses
 from ..gates import checks
 
 PLENTY = "1000000/minute"
@@ -195,3 +195,10 @@ def test_hidden_rules_are_those_that_a_look_at_every_pair_finds() -> None:
         assert list(hidden_rules(rules)) == expected, seed
         hidden += len(expected)
     assert hidden > 7
+
+
+async def test_a_gate_without_arguments_counts_at_endpoints_alone() -> None:
+    app = Starlette(routes=[Route("/limited", RateLimit("2/minute")(page)), Route("/free", page)])
+    app.add_middleware(RateLimitMiddleware)
+    assert await statuses(app, 3, "/limited") == [200, 200, 429]
+    assert await statuses(app, 50, "/free") == [200] * 50

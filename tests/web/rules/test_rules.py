@@ -198,7 +198,7 @@ async def test_one_name_on_two_limiters_or_with_other_limits_is_two_limits() -> 
 
 async def test_a_named_shadow_in_two_gates_looks_once() -> None:
     seen: list[str] = []
-    rule = Rule("*", "2/hour", action="track", on_exceeded=lambda key, decision: seen.append(key), name="hot")
+    rule = Rule("*", "2/hour", on_exceeded=lambda key, decision: seen.append(key), name="hot")
     limiter = Limiter(MemoryStore(clock=FakeClock()))
     app = RateLimitMiddleware(RateLimitMiddleware(hello, limiter=limiter, rules=[rule]), limiter=limiter, rules=[rule])
     assert await statuses(app, 2) == [200, 200]
@@ -220,8 +220,8 @@ async def test_odd_paths_and_methods_stand_in_header_fields_as_ascii() -> None:
         (Rule("/a", "5/minute"), "<Rule '/a' 5/1m>"),
         (Rule("/a", lambda request: "5/minute"), "<Rule '/a' by request>"),
         (Rule("/a", exempt=True), "<Rule '/a' exempt>"),
-        (Rule("/a", action="block", name="shut"), "<Rule 'shut' block>"),
-        (Rule("/a", "5/minute", action="shadow"), "<Rule '/a' 5/1m shadow>"),
+        (Rule("/a", block=True, name="shut"), "<Rule 'shut' block>"),
+        (Rule("/a", "5/minute", shadow=True), "<Rule '/a' 5/1m shadow>"),
         (RateLimit("5/minute", concurrency="4"), "<RateLimit 5/1m; 4 at a time>"),
     ],
     ids=repr,
@@ -231,6 +231,6 @@ def test_a_rule_says_what_it_does(rule: Rule | RateLimit, shown: str) -> None:
 
 
 def test_a_finding_about_a_block_says_that_it_blocks() -> None:
-    rules = [Rule("/a/{rest:path}", action="block"), Rule("/a/b", "5/minute")]
+    rules = [Rule("/a/{rest:path}", block=True), Rule("/a/b", "5/minute")]
     (found,) = RateLimitMiddleware(hello, rules=rules).findings
     assert "<Rule '/a/{rest|path}' block> comes first, covers it and ends the list" in found.message

@@ -17,7 +17,7 @@ from slidegate import (
     header,
     path_param,
 )
-from slidegate.web.findings.hidden_rules import hidden_rules
+from slidegate.web.checks import hidden_rules
 
 from ...asgi import call, hello, statuses
 

@@ -21,7 +21,7 @@ from websockets.sync.client import connect
 from slidegate import BanPolicy, Limiter, MessageLimits, RateLimitMiddleware, header
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.redis import RedisStore
-from slidegate.web.websockets import ban_sweep as sockets
+from slidegate.web.websockets import guarded as sockets
 
 from ...asgi import scope_of
 from ...redis_servers import needs_redis
@@ -112,6 +112,33 @@ async def test_an_idle_websocket_is_closed_with_1008_when_its_client_is_banned(o
         other.coming.put_nowait({"type": "websocket.disconnect", "code": 1000})
         await stays
         assert other.codes == []
+
+
+async def test_a_websocket_that_only_sends_is_closed_at_its_next_message_without_a_look(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sockets, "EVERY_S", 3_600)
+    limiter, banned = Limiter(), asyncio.Event()
+    seen: list[str] = []
+
+    async def sender(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await send({"type": "websocket.accept"})
+        await send({"type": "websocket.send", "text": "before"})
+        await banned.wait()
+        try:
+            await send({"type": "websocket.send", "text": "after"})
+        except OSError as error:
+            seen.append(str(error))
+
+    connection = Connection()
+    (ends,) = await opened(RateLimitMiddleware(sender, rules=[], limiter=limiter), connection)
+    await limiter.ban("203.0.113.9", "1h")
+    banned.set()
+    await ends
+    assert seen == ["banned"]
+    assert [message["type"] for message in connection.came] == ["websocket.accept", "websocket.send", "websocket.close"]
+    assert connection.codes == [1008]
 
 
 async def test_a_ban_by_another_key_than_the_address_closes_it_too() -> None:

@@ -172,7 +172,7 @@ async def test_after_the_close_a_send_fails_as_on_any_closed_connection_and_a_cl
     assert [message["type"] for message in socket.came] == ["websocket.accept", "websocket.send", "websocket.close"]
 
 
-async def bytes_of_sockets(messages: MessageLimits | None, count: int = 200) -> tuple[int, int]:
+async def bytes_of_sockets(messages: MessageLimits | None, count: int = 1_000) -> tuple[int, int]:
     """Return what open websockets hold, and what is left of them when they are over and nothing was collected."""
     go = anyio.Event()
 
@@ -255,9 +255,9 @@ def test_the_middleware_takes_message_limits_and_nothing_like_them(wrong: Any) -
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("message_limits", 'messages=MessageLimits("10/second")'),
+        ("message_limits", 'messages=MessageLimits("10/second", key="client") at RateLimitMiddleware'),
         ("message_key", 'messages=MessageLimits("10/second", key="client")'),
-        ("on_exceeded", 'messages=MessageLimits("10/second", beyond="close")'),
+        ("on_exceeded", "on_exceeded=function at a Rule or a RateLimit; for messages of websockets, messages="),
     ],
 )
 def test_an_option_of_before_is_answered_with_the_one_that_took_its_place(old: str, new: str) -> None:

@@ -10,6 +10,7 @@ from hashlib import sha1
 from types import MappingProxyType
 from typing import Any, Final, Literal, TypeAlias
 
+from ..arguments import names_checked
 from ..durations import format_duration
 from ..errors import ConfigurationError, closest, quoted
 from ..limits import MAX_NAME, MAX_WINDOW_US, Limit, check_name, check_whole, parse_duration_us, parse_limits
@@ -90,6 +91,7 @@ class BanPolicy:
     ladder_us: tuple[int, ...]
     """How long the first, second ... ban lasts, without jitter; the last is for all further ones."""
 
+    @names_checked
     def __init__(
         self,
         after: str | Limit = "20/10m",

@@ -13,7 +13,7 @@ from .. import public_space
 from ..addresses import address_key, parse_network, prefix_length
 from ..errors import ConfigurationError, InvalidKey
 from ..networks import Networks
-from ..public_space import wide_ranges
+from ..public_space import is_wide
 from .in_force import ban_key
 from .policy import BanPolicy
 
@@ -49,7 +49,7 @@ def hand_ban_key(key: object) -> str:
         version, first, last = parse_network(known)
     except ConfigurationError:
         return known  # an account, an API key
-    if any(wide_ranges(version, [first], [last])):
+    if is_wide(version, first, last):
         most = prefix_length(version, 0, public_space.WIDEST[version] - 1)
         raise InvalidKey(
             f"ban: {key!r} is wider than an IPv{version} /{most}, the most that one registry is given; "

@@ -34,6 +34,7 @@ from heapq import nsmallest
 from threading import Lock
 from typing import Final, TypeAlias
 
+from ..arguments import check_takes
 from ..errors import ConfigurationError, Whole
 from ..limits import check_whole, parse_duration_us
 
@@ -104,6 +105,8 @@ class HotKeys:
         for name, told in (("on_hot", on_hot), ("on_cool", on_cool)):
             if told is not None and not callable(told):
                 raise ConfigurationError(f"{name}: expected a function of key and hits, not {told!r}")
+            if told is not None:
+                check_takes(name, told, "key", "hits")
         self.slice_us = -(-parse_duration_us(window, "window") // count)
         self.dropped = 0
         self._ring = [_Summary() for _ in range(count + 1)]

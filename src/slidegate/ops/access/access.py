@@ -10,6 +10,7 @@ from typing import Final, NamedTuple, TypeVar
 from starlette.requests import Request
 from starlette.types import Scope
 
+from ...core.arguments import check_takes
 from ...core.decision import Decision, Reason
 from ...core.errors import ConfigurationError, quoted
 from ...core.store import Clock
@@ -104,6 +105,8 @@ class Access:
                 f'{what}: auth: expected a function of the request that returns None, "read" or "full", and no tokens '
                 f"beside it, not {quoted(auth)}"
             )
+        if auth is not None:
+            check_takes(f"{what}: auth", auth, "request")
         self.limiter = limiter
         self.places = Places(what, hosts)
         self.sessions = Sessions(limiter, session, clock)

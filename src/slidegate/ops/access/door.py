@@ -17,9 +17,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ...core.errors import ConfigurationError, StoreError, quoted
 from ...core.logs import logger
-from ...web.findings.admin_apps import AdminApp
 from ...web.paths.below_root import route_path
 from ...web.responses import refuse_websocket
+from ...web.route_checks import AdminApp
 from .access import PASS, Access, Pass
 from .bodies import Gone, read_json
 from .origins import field_values

@@ -135,7 +135,7 @@ SCHEMAS: Final[dict[str, Schema]] = {
                 name=_TEXT,
                 rules=_list(of("Rule")),
                 endpoints=_list(of("Rule")),
-                per_route=_list(_TEXT),
+                default_limits=_list(_TEXT),
                 policies=_list(of("Policy")),
                 lists=_list(of("List")),
             )

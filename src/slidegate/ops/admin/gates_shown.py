@@ -14,10 +14,10 @@ from ...core.decision import Bucket
 from ...core.limits import AnyLimit, Concurrency, Limit
 from ...core.networks import Networks
 from ...limiter import Limiter
-from ...web.config.file_gate import FileGate
 from ...web.keys.key import Key
 from ...web.middleware import RateLimitMiddleware
 from ...web.network_files import AddressList, NetworkFile
+from ...web.reload import ReloadingMiddleware
 from ...web.rules.rule import Rule
 from ...web.rules.rule_set import BoundRule
 from .onlooker import Logged
@@ -48,7 +48,7 @@ def gates_of(limiter: Limiter) -> list[Shown]:
     found: list[Shown] = []
     for caller in limiter.engine.callers.listed():
         name = f"gate {len(found) + 1}"
-        if isinstance(caller, FileGate):
+        if isinstance(caller, ReloadingMiddleware):
             found.append(Shown(f"{name} ({caller.path.name})", caller.app))
         elif isinstance(caller, RateLimitMiddleware):
             found.append(Shown(name, caller))
@@ -136,7 +136,7 @@ def _gate(name: str, gate: RateLimitMiddleware, limiter: Limiter) -> dict[str, A
         "name": name,
         "rules": [_rule(rule, identities.get(id(rule), rule.identity)) for rule in gate.rules[:_MOST_RULES]],
         "endpoints": [_bound(one) for one in bound if id(one.rule) not in of_rules][:_MOST_RULES],
-        "per_route": [str(limit) for limit in gate.per_route],
+        "default_limits": [str(limit) for limit in gate.default_limits],
         "policies": [_policy(policy) for policy in gate.policies],
         "lists": [one for kind, listed in gate.lists.items() if listed for one in _lists(kind, name, listed, {})],
     }

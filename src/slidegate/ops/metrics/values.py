@@ -22,10 +22,10 @@ from ...limiter.events import KINDS
 from ...limiter.figures.series import Series
 from ...limiter.figures.stats import NO_ROUTE_AT_ALL
 from ...stores.memory.store import MemoryStore
-from ...web.config.file_gate import FileGate
 from ...web.middleware import RateLimitMiddleware
 from ...web.network_files import NetworkFiles
 from ...web.options import check_flag
+from ...web.reload import ReloadingMiddleware
 from . import catalogue
 from .catalogue import CATALOGUE, OUTCOMES, SHADOW_REFUSED, Metric
 
@@ -202,7 +202,7 @@ class ValuesOfLimiter:
     def _list_entries(self) -> Values:
         found: Values = {}
         for caller in self._engine.callers.listed():
-            at_work = caller.app if isinstance(caller, FileGate) else caller
+            at_work = caller.app if isinstance(caller, ReloadingMiddleware) else caller
             if not isinstance(at_work, RateLimitMiddleware):
                 continue
             for kind, given in at_work.lists.items():

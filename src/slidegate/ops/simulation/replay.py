@@ -21,8 +21,8 @@ from ...core.errors import ConfigurationError
 from ...core.store import Event
 from ...limiter import FailurePolicy, Limiter
 from ...stores.memory.store import MemoryStore
-from ...web.config.file_options import Reading
-from ...web.findings.codes import CODES
+from ...web.checks import CODES
+from ...web.config import ConfigLoader
 from ...web.keys.key import Key
 from ...web.middleware import RateLimitMiddleware
 from ...web.rules.rule import Rule
@@ -94,14 +94,19 @@ class Replay:
         store = MemoryStore(max_keys=MOST_KEYS, max_bans=MOST_KEYS, clock=lambda: self.now_us)
         limiter = Limiter(store)
         limiter.observe(self._hear, kinds=HEARD, inline=True)
-        options: dict[str, Any] = {"limiter": limiter, "statistics": False, "headers": None, "silence": tuple(CODES)}
+        options: dict[str, Any] = {
+            "limiter": limiter,
+            "statistics": False,
+            "headers": None,
+            "ignore_checks": tuple(CODES),
+        }
         self.unwaited: tuple[str, ...] = ()
         if rules is None:
             assert limits is not None
             options |= {"rules": [Rule("*", limits, key=key)], "bans": bans}
             self.gate = RateLimitMiddleware(self._app, **options)
         else:
-            reading = Reading(Path(rules), {"limiter": limiter}, _never, _ignore, lambda: 0.0, replace_store=True)
+            reading = ConfigLoader(Path(rules), {"limiter": limiter}, _never, _ignore, lambda: 0.0, replace_store=True)
             options = reading.options() | options | {"enabled": True}
             given = tuple(options["rules"])
             self.unwaited = tuple(rule.label for rule in given if rule.wait_us or rule.concurrency is not None)

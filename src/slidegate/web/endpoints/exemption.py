@@ -1,9 +1,9 @@
 """What takes the place of defaults: `RateLimit.exempt`, and limits with ``override=True``.
 
-Defaults stand for many routes: the `per_route` of a gate, and each `RateLimit` that a FastAPI application, a router or
-its inclusion requires of all routes below. Whatever stands further in may take their place::
+Defaults stand for many routes: the `default_limits` of a gate, and each `RateLimit` that a FastAPI application, a
+router or its inclusion requires of all routes below. Whatever stands further in may take their place::
 
-    per_route  <-  application  <-  inclusion  <-  router  <-  ...  <-  route, with its endpoint and its parameters
+    default_limits  <-  application  <-  inclusion  <-  router  <-  ...  <-  route, with its endpoint and its parameters
     outermost                                                           innermost
 
 An exemption or an override at one of these lifts all defaults to its left, and nothing beside it or to its right.
@@ -30,10 +30,10 @@ _INNERMOST: Final = sys.maxsize
 class Exemption:
     """Exempts routes from defaults: ``@RateLimit.exempt`` at an endpoint, or ``Depends(RateLimit.exempt)``.
 
-    Defaults are the middleware's `per_route`, and a `RateLimit` that FastAPI routers or applications require of all
-    routes below. As a decorator it marks a function or a class and returns it as it was, above or below the decorator
-    that makes the route. As a FastAPI dependency it exempts a route, or all routes of a router or an application from
-    what stands further out. Lists, bans, rules and limits at the endpoint itself apply as before.
+    Defaults are the middleware's `default_limits`, and a `RateLimit` that FastAPI routers or applications require of
+    all routes below. As a decorator it marks a function or a class and returns it as it was, above or below the
+    decorator that makes the route. As a FastAPI dependency it exempts a route, or all routes of a router or an
+    application from what stands further out. Lists, bans, rules and limits at the endpoint itself apply as before.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class Exemption:
 
 
 def takes_no_defaults(route: object, end: object, method: str) -> bool:
-    """Return whether a route is exempt from the `per_route` of a gate, or has limits that take their place.
+    """Return whether a route is exempt from the `default_limits` of a gate, or has limits that take their place.
 
     Args:
         route: The route; None for an application without routes.

@@ -51,13 +51,13 @@ class PerRoute:
     def __init__(self, limits: str | AnyLimit | Iterable[str | AnyLimit], claimed: str, app: object) -> None:
         if callable(limits):
             raise ConfigurationError(
-                f'per_route: expected limits such as "60/minute", not the function {limits!r}; limits by request stand '
-                "in a rule or at an endpoint"
+                f'default_limits: expected limits such as "60/minute", not the function {limits!r}; limits by '
+                "request stand in a rule or at an endpoint"
             )
         try:
             self.limits = parse_limits(limits)
         except ConfigurationError as error:
-            raise ConfigurationError(f"per_route: {error}") from None
+            raise ConfigurationError(f"default_limits: {error}") from None
         self._rule = Rule("*", self.limits)
         self._claimed = claimed
         self._tree = Tree(app)

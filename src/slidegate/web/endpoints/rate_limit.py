@@ -16,17 +16,17 @@ from typing import Any, ClassVar, Final, TypeAlias, TypeVar, overload
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
+from ...core.arguments import names_checked
 from ...core.decision import Decision, Reason, unique_name
 from ...core.errors import ConfigurationError, closest
 from ...core.memo import remember
 from ...limiter import check_cost
 from ..keys.key import Key, KeyFunction
-from ..options import check_flag, names_checked
+from ..options import check_flag
 from ..request import RequestLimits, Reservation, Step, charges
 from ..routes import ResolvedRoute, RouteIndex
 from ..rules.rule import (
     DEFAULT_WAIT_MAX,
-    Action,
     CostFunction,
     CountIf,
     Exceeded,
@@ -63,18 +63,18 @@ class RateLimit:
 
     Args:
         limits: As for `Rule`: ``"5/minute; 50/hour"``, a `Limit`, a `Quota`, several, or a function of the request.
-        default_limits: The limits that apply when the `limits` function fails.
+        fallback_limits: The limits that apply when the `limits` function fails.
         concurrency: As for `Rule`: at most so many requests of a key at a time; alone or beside limits.
         key: By which key to count, as for `Rule`; a function gets the request with its body.
         cost: Units for one request, or a function of the request (with its body), sync or async.
         count_if: As for `Rule`: count only requests with such an answer.
         count_denied: Count refused requests as well.
-        action: ``"limit"``, ``"shadow"`` or ``"track"``, as for `Rule`.
-        on_exceeded: As for `Rule`, with ``action="track"``.
+        shadow: As for `Rule`: report the requests that would have been refused, and refuse none.
+        on_exceeded: As for `Rule`: only track, and call this function when a key passes the limit.
         wait: As for `Rule`: a request that would be admitted within this time waits at the endpoint.
         wait_max: The largest number of requests of one key that wait at a time.
-        override: Take the place of defaults at this route, or at all routes below: of the middleware's `per_route`, and
-            of limits that FastAPI routers and applications further out require.
+        override: Take the place of defaults at this route, or at all routes below: of the middleware's
+            `default_limits`, and of limits that FastAPI routers and applications further out require.
         name: What the limit is called in headers and logs, and what keeps its counts together.
 
     Attributes:
@@ -91,33 +91,29 @@ class RateLimit:
         self,
         limits: Limits | LimitsFunction | None = None,
         *,
-        default_limits: Limits = "60/minute",
+        fallback_limits: Limits = "60/minute",
         concurrency: int | str | None = None,
         key: Key | KeyFunction | None = None,
         cost: int | CostFunction = 1,
         count_if: CountIf | None = None,
         count_denied: bool = False,
-        action: Action = "limit",
+        shadow: bool = False,
         on_exceeded: Exceeded | None = None,
         wait: str | float | timedelta | None = None,
         wait_max: int = DEFAULT_WAIT_MAX,
         override: bool = False,
         name: str | None = None,
     ) -> None:
-        if action == "block":
-            raise ConfigurationError(
-                'action: "block" goes with rules: write Rule("/admin", action="block"); an endpoint refuses by itself'
-            )
         self.rule = Rule(
             "*",
             limits,
-            default_limits=default_limits,
+            fallback_limits=fallback_limits,
             concurrency=concurrency,
             key=None if isinstance(key, Key) else key,
             cost=cost,
             count_if=count_if,
             count_denied=count_denied,
-            action=action,
+            shadow=shadow,
             on_exceeded=on_exceeded,
             wait=wait,
             wait_max=wait_max,
@@ -168,7 +164,7 @@ class RateLimit:
                 return
             raise ConfigurationError(
                 "RateLimit: no RateLimitMiddleware stands above this endpoint; write "
-                "app.add_middleware(RateLimitMiddleware, rules=[]), with rules or without"
+                "app.add_middleware(RateLimitMiddleware), with rules or without"
             )
         side, rule, spared = request.side, self.rule, False
         bound = side.endpoints.find(self, scope, endpoint)

@@ -12,7 +12,7 @@ from starlette.routing import PARAM_REGEX, compile_path
 
 from ...core.errors import ConfigurationError
 
-_FOREIGN: Final = re.compile(r"<[^/]*>|/:[A-Za-z_]|\\[dwsDWSb.](?![A-Za-z])|\(.*[|].*\)|\[[^/]*\]|\.[+]|\(\?|[$]$|/\^")
+_FOREIGN: Final = re.compile(r"<[^/]*>|/:[A-Za-z_]|\\|\(.*[|].*\)|\[[^/]*\]|\.[*+]|\(\?|[$]$|/\^")
 """What regular expressions and other libraries write for a part that varies."""
 
 PathPattern: TypeAlias = tuple[re.Pattern[str], Mapping[str, Convertor[Any]]]
@@ -27,7 +27,7 @@ def compile_pattern(path: object) -> PathPattern:
     """
     if not isinstance(path, str) or not path.startswith("/"):
         raise ConfigurationError(f'path: expected "*" or a path such as "/items/{{id}}", not {path!r}')
-    if "*" in path:
+    if "*" in path and _FOREIGN.search(path) is None:
         raise ConfigurationError(
             f'path: {path!r} is not in Starlette\'s syntax; write "{path.partition("*")[0]}{{rest:path}}" for all below'
         )

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from inspect import Parameter, isclass, iscoroutinefunction
 from typing import Any, Final
 
+from ...core.arguments import check_takes, signature_of
 from ...core.errors import ConfigurationError
 from ...core.limits import AnyLimit
 from ..keys.key import KeyFunction
-from ..options import check_takes, signature_of
 from ..paths.patterns import compile_pattern
 
 _BY_PLACE: Final = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
@@ -96,6 +96,19 @@ def checked_count_if(count_if: object) -> int:
     if len(places) > 3 or any(parameter.kind is Parameter.KEYWORD_ONLY for parameter in needed) or not parameters:
         raise ConfigurationError(f"count_if: expected 1 to 3 parameters, as in {example}, not {count_if!r}")
     return max(len(places), 1)
+
+
+def checked_exceeded(on_exceeded: Any) -> Any:
+    """Return the function that is told of hot keys.
+
+    Raises:
+        ConfigurationError: It is no function of key and decision.
+    """
+    if on_exceeded is not None and not callable(on_exceeded):
+        raise ConfigurationError(f"on_exceeded: expected a function of key and decision, not {on_exceeded!r}")
+    if on_exceeded is not None:
+        check_takes("on_exceeded", on_exceeded, "key", "decision")
+    return on_exceeded
 
 
 def says_nobody(limits: object) -> bool:

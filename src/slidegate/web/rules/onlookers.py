@@ -1,4 +1,4 @@
-"""Rules that only look on: a shadow reports the requests that it would have refused, tracking finds hot keys."""
+"""Rules that only look on: a shadow reports the requests that it would have refused, tracking tells of hot keys."""
 
 from __future__ import annotations
 
@@ -51,10 +51,6 @@ class Onlookers:
         if not checks:
             return
         (check,) = checks
-        if bound.hot is not None:
-            for key, found in bound.hot.hit(check[1], self._engine.statistics.now_us()):
-                await self._calls.exceeded(bound, key, found)
-            return
         seen = await self._hit((check,))
         if seen.reason is Reason.BANNED:
             return  # it was not counted

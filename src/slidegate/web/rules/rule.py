@@ -5,7 +5,7 @@ Every rule that matches a request applies; one that is `exempt` or `final` ends 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence, Set
 from datetime import timedelta
 from hashlib import blake2b
 from typing import Final, Literal, TypeAlias
@@ -13,19 +13,20 @@ from typing import Final, Literal, TypeAlias
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 
+from ...core.arguments import check_takes, names_checked
 from ...core.decision import Decision, unique_name, wire_names
 from ...core.errors import ConfigurationError, quoted
-from ...core.limits import AnyLimit, Concurrency, Limit, check_name, check_whole, parse_duration_us, parse_limits
-from ...core.statistics.hot_keys import MAX_CAPACITY
+from ...core.limits import AnyLimit, Concurrency, check_name, check_whole, parse_duration_us, parse_limits
 from ...limiter import check_cost
 from ..keys.key import Key, KeyFunction
 from ..keys.path_param import bind
 from ..matching import PathMatcher
-from ..options import check_flag, check_takes, names_checked
+from ..options import check_flag, conflict
 from ..paths.patterns import PathPattern, compile_pattern
 from .arguments import (
     checked_condition,
     checked_count_if,
+    checked_exceeded,
     checked_function,
     checked_methods,
     checked_paths,
@@ -42,6 +43,7 @@ CountIf: TypeAlias = (
 Exceeded: TypeAlias = Callable[[str, Decision], Awaitable[None] | None]
 Connection: TypeAlias = Literal["http", "websocket"]
 Action: TypeAlias = Literal["limit", "shadow", "track", "block"]
+"""What a rule does with the requests that it counts or meets; one that exempts does none of it."""
 Condition: TypeAlias = Callable[[HTTPConnection], object]
 """Says whether a rule applies to a request: true or false, or an awaitable of it."""
 
@@ -57,8 +59,8 @@ class Rule:
             if one reading of the request's path leads to it, `exempt` and `final` only if all readings do.
         limits: ``"5/minute; 50/hour"``, a `Limit`, a `Quota` or several; or a function of the request, sync or async,
             that returns them, ``"unlimited"`` or ``"nobody"``, for limits that depend on the client. Needed unless
-            `exempt`.
-        default_limits: The limits that apply when the `limits` function fails; ``"nobody"`` refuses then.
+            `exempt` or `block`.
+        fallback_limits: The limits that apply when the `limits` function fails; ``"nobody"`` refuses then.
         when: A function of the request (which has no body here), sync or async: the rule applies only where it returns
             something true. Where it fails, limits and blocks apply, and exemptions do not.
         concurrency: ``"4"`` or 4: at most so many requests of a key at a time, alone or beside limits. A request counts
@@ -73,15 +75,6 @@ class Rule:
             parameters also gets the header fields of the answer, and the request (which has no body here). The cost is
             reserved first and handed back when the response starts, so concurrent requests cannot pass the bound.
         count_denied: Count refused requests as well: a client that goes on hammering stays refused.
-        action: ``"limit"`` refuses; ``"shadow"`` decides on windows of its own, reports, and never refuses; ``"track"``
-            counts every request and calls `on_exceeded` when a key passes the limit; ``"block"`` refuses every request
-            that it meets, has no limits, and ends the list.
-        status: The status of the answer to a blocked request, 400 to 599; by default 403.
-        on_exceeded: Called with the key and the decision, sync or async, once each time a key passes the limit of a
-            ``"track"`` rule.
-        capacity: For a ``"track"`` rule with one limit: do not keep exact windows for every key in the store, but find
-            the hot keys of this process with `HotKeys`, which counts this many keys, 1 to 10,000, in each fifth of the
-            window. The times in the decision are then upper bounds.
         wait: ``"200ms"``: a request that would be admitted within this time waits instead of being refused. For a place
             requests wait in the order in which they came to this process, as long as this at most.
         wait_max: The largest number of requests of one key that wait at a time.
@@ -89,6 +82,11 @@ class Rule:
             a change of the rule, and in other gates.
         exempt: Let matching requests pass; no later rule counts them.
         final: No later rule applies to matching requests.
+        shadow: Decide on windows of its own, report the requests that would have been refused, and refuse none.
+        on_exceeded: Makes a rule that only tracks: it counts every request, refuses none, and calls this function with
+            the key and the decision, sync or async, once each time a key passes the limit.
+        block: Refuse every request that it meets, and end the list. Such a rule has no limits.
+        status: The status of the answer to a blocked request, 400 to 599; by default 403.
 
     Raises:
         ConfigurationError: A value cannot work.
@@ -100,7 +98,7 @@ class Rule:
         path: str | Iterable[str],
         limits: Limits | LimitsFunction | None = None,
         *,
-        default_limits: Limits = "60/minute",
+        fallback_limits: Limits = "60/minute",
         when: Condition | None = None,
         concurrency: int | str | None = None,
         methods: Iterable[str] | None = None,
@@ -109,152 +107,84 @@ class Rule:
         cost: int | CostFunction = 1,
         count_if: CountIf | None = None,
         count_denied: bool = False,
-        action: Action = "limit",
-        status: int | None = None,
-        on_exceeded: Exceeded | None = None,
-        capacity: int | None = None,
         wait: str | float | timedelta | None = None,
         wait_max: int = DEFAULT_WAIT_MAX,
         name: str | None = None,
         exempt: bool = False,
         final: bool = False,
+        shadow: bool = False,
+        on_exceeded: Exceeded | None = None,
+        block: bool = False,
+        status: int | None = None,
     ) -> None:
+        flags = {"exempt": exempt, "final": final, "shadow": shadow, "block": block, "count_denied": count_denied}
+        for what, flag in flags.items():
+            check_flag(what, flag)
         self._read_paths(path)
         self.methods = checked_methods(methods)
         if connection not in (None, "http", "websocket"):
             raise ConfigurationError(f'connection: expected "http" or "websocket", not {connection!r}')
         self.connection = connection
         self.when = checked_condition(when)
-        self.blocks = action == "block"
+        options: dict[str, object] = {
+            "limits": limits,
+            "concurrency": concurrency,
+            "key": key,
+            "count_if": count_if,
+            "wait": wait,
+        }
+        options |= {"cost": None if cost == 1 else cost, "on_exceeded": on_exceeded, "status": status}
+        given = {what for what, option in options.items() if option is not None}
+        self._check_together(given | {what for what, flag in flags.items() if flag})
+        self.exempt = exempt
+        self.final = final or exempt
+        self.blocks = block
         self.concurrency = None if concurrency is None else Concurrency(concurrency)
-        self._read_limits(limits, default_limits, exempt)
+        self._read_limits(limits, fallback_limits)
         self.key = bind(key, self._matched(), self.paths) if isinstance(key, Key) else checked_function(key)
-        self._read_counting(cost, count_if, count_denied)
-        self._read_action(action, on_exceeded)
-        self.capacity = None if capacity is None else self._checked_capacity(capacity)
-        self._read_waiting(wait, wait_max)
+        self._read_cost(cost)
+        self.count_if: Callable[..., object] | None = count_if
+        self.count_if_takes = 0 if count_if is None else checked_count_if(count_if)
+        self.count_denied = count_denied
+        self.on_exceeded = checked_exceeded(on_exceeded)
+        self.wait_us = 0 if wait is None else parse_duration_us(wait, "wait")
+        check_whole(wait_max, 1, 1_000, "wait_max", "for example 16")
+        self.wait_max = wait_max if self.wait_us else 0
         self.name = None if name is None else check_name(name, "rule name")
-        self._read_end(exempt, final)
-        self.status = self._checked_status(status)
-        if self.concurrency is not None:
-            self._check_concurrency(self.concurrency)
+        self.status = 403 if status is None else check_whole(status, 400, 599, "status", "for example 503")
+        self.action: Action = "shadow" if shadow else "block" if block else "limit" if on_exceeded is None else "track"
+
+    def _check_together(self, given: Set[str]) -> None:
+        """Check the options of which one makes no sense beside another."""
+        problem = conflict(given)
+        if problem:
+            raise ConfigurationError(problem)
+        if not given & {"limits", "concurrency", "exempt", "block"}:
+            raise ConfigurationError(f'{self._call}: expected limits, for example {self._call[:-1]}, "5/minute")')
 
     def _read_paths(self, path: str | Iterable[str]) -> None:
         self.paths = checked_paths(path)
         self.patterns = tuple(compile_pattern(path) for path in self.paths if path != "*")
         self.matchers = tuple(map(PathMatcher, self.paths, self.patterns))
 
-    def _read_limits(self, limits: Limits | LimitsFunction | None, default_limits: Limits, exempt: bool) -> None:
-        if exempt is not True and limits is None and self.concurrency is None and not self.blocks:
-            raise ConfigurationError(f'{self._call}: expected limits, for example {self._call[:-1]}, "5/minute")')
-        if exempt and limits is not None:
-            raise ConfigurationError(f"{self._call}: exempt requests are not counted; leave out limits or exempt=True")
+    def _read_limits(self, limits: Limits | LimitsFunction | None, fallback_limits: Limits) -> None:
         self.limits_function = limits if callable(limits) else None
         if self.limits_function is not None:
             check_takes("limits", self.limits_function, "request")
-        default = () if callable(limits) and says_nobody(default_limits) else parse_limits(default_limits)
-        self.limits = default if callable(limits) else () if limits is None else parse_limits(limits)
+        fallback = () if callable(limits) and says_nobody(fallback_limits) else parse_limits(fallback_limits)
+        self.limits = fallback if callable(limits) else () if limits is None else parse_limits(limits)
 
-    def _read_counting(self, cost: int | CostFunction, count_if: CountIf | None, count_denied: bool) -> None:
-        self.cost = cost if callable(cost) else self._fixed_cost(cost)
+    def _read_cost(self, cost: int | CostFunction) -> None:
+        self.cost = cost
         if callable(cost):
             check_takes("cost", cost, "request")
-        self.count_if: Callable[..., object] | None = count_if
-        self.count_if_takes = 0 if count_if is None else checked_count_if(count_if)
-        self.count_denied = check_flag("count_denied", count_denied)
-
-    def _read_action(self, action: Action, on_exceeded: Exceeded | None) -> None:
-        if action not in ("limit", "shadow", "track", "block"):
-            raise ConfigurationError(f'action: expected "limit", "shadow", "track" or "block", not {action!r}')
-        if on_exceeded is not None and not callable(on_exceeded):
-            raise ConfigurationError(f"on_exceeded: expected a function of key and decision, not {on_exceeded!r}")
-        if on_exceeded is not None:
-            check_takes("on_exceeded", on_exceeded, "key", "decision")
-        if (on_exceeded is None) is (action == "track"):
-            raise ConfigurationError('on_exceeded: it goes with action="track", and action="track" needs it')
-        if action != "limit" and self.count_if is not None:
-            raise ConfigurationError(f'count_if: it goes with action="limit", not {action!r}')
-        self.action = action
-        self.on_exceeded = on_exceeded
-
-    def _read_waiting(self, wait: str | float | timedelta | None, wait_max: int) -> None:
-        self.wait_us = 0 if wait is None else parse_duration_us(wait, "wait")
-        check_whole(wait_max, 1, 1_000, "wait_max", "for example 16")
-        self.wait_max = wait_max if self.wait_us else 0
-
-    def _read_end(self, exempt: bool, final: bool) -> None:
-        self.exempt = check_flag("exempt", exempt)
-        self.final = check_flag("final", final) or exempt
-        if self.action in ("shadow", "track") and (self.final or self.wait_us):
-            raise ConfigurationError(f"action: {self.action!r} only looks on; leave out exempt, final and wait")
-
-    def _checked_status(self, status: int | None) -> int:
-        if status is not None and not self.blocks:
-            raise ConfigurationError(f'status: it goes with action="block", not {self.action!r}')
-        if not self.blocks:
-            return 403
-        for what, given in (
-            ("limits", self.limits != () or self.limits_function is not None),
-            ("key", self.key is not None),
-            ("cost", self.cost != 1),
-            ("count_denied", self.count_denied),
-            ("wait", self.wait_us > 0),
-            ("exempt or final", self.final),
-            ("concurrency", self.concurrency is not None),
-        ):
-            if given:
-                raise ConfigurationError(f'{self._call}: action="block" counts nothing; leave out {what}')
-        if status is None:
-            return 403
-        check_whole(status, 400, 599, "status", "for example 503")
-        return status
-
-    def _check_concurrency(self, concurrency: Concurrency) -> None:
-        """Check what stands beside a concurrency limit."""
-        for what, given in (
-            ("exempt", self.exempt),
-            (f'action="{self.action}"', self.action != "limit"),
-        ):
-            if given:
-                raise ConfigurationError(
-                    f"concurrency: it does not go with {what}; leave one of them out, not {concurrency.amount!r}"
-                )
-        if self.limits or self.limits_function is not None:
             return
-        for what, given in (
-            ("cost", self.cost != 1),
-            ("count_if", self.count_if is not None),
-            ("count_denied", self.count_denied),
-        ):
-            if given:
-                raise ConfigurationError(
-                    f"{what}: it is about the units of limits; add limits such as "
-                    f'{self._call[:-1]}, "60/minute", concurrency={concurrency.amount}), or leave it out'
-                )
-
-    def _checked_capacity(self, capacity: int) -> int:
-        check_whole(capacity, 1, MAX_CAPACITY, "capacity", "for example 1_000")
-        if self.action != "track":
-            raise ConfigurationError(f'capacity: it goes with action="track", not {self.action!r}')
-        if self.limits_function is not None or len(self.limits) != 1:
-            given = "a function" if self.limits_function is not None else "; ".join(map(str, self.limits)) or "none"
-            raise ConfigurationError(f'capacity: expected one limit, for example "100/5s", not {given}')
-        if not isinstance(self.limits[0], Limit):
-            raise ConfigurationError(
-                f'capacity: expected a sliding limit, for example "100/5s", not the quota {str(self.limits[0])!r}'
-            )
-        if self.cost != 1:
-            raise ConfigurationError(f"capacity: it counts requests; leave out cost, or capacity, not {self.cost!r}")
-        return capacity
-
-    def _fixed_cost(self, cost: int) -> int:
         check_cost(cost)
         for limit in self.limits if self.limits_function is None else ():
             if cost > limit.amount:
                 raise ConfigurationError(
                     f"cost: {quoted(cost)} is more than {str(limit)!r} allows, so {self._call} could never pass"
                 )
-        return cost
 
     def __repr__(self) -> str:
         limits = "by request" if self.limits_function is not None else "; ".join(map(str, self.all_limits))

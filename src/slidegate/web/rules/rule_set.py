@@ -21,7 +21,6 @@ from ..paths.mounts import Mounts
 from ..scope_keys import SETTLED, is_preflight
 from .arguments import says_nobody
 from .rule import Limits, Rule
-from .tracking import HotWatch
 
 _MEMO: Final = 2_048
 _MEMO_PATH: Final = 256
@@ -38,7 +37,6 @@ class BoundRule:
         key_function: The user's key function, if the rule has one.
         cost: The fixed cost; 1 where a function returns it.
         cost_function: The user's cost function, if the rule has one.
-        hot: The finder of hot keys, if the rule has a `capacity`.
         places: The owner of its places, where the rule has a concurrency limit beside its limits.
         plain: Whether limits, key and cost need no call of a user's function, and no place is held.
     """
@@ -49,7 +47,6 @@ class BoundRule:
         "bucket",
         "cost",
         "cost_function",
-        "hot",
         "key",
         "key_function",
         "places",
@@ -64,7 +61,6 @@ class BoundRule:
         self.key_function = None if isinstance(rule.key, Key) else rule.key
         self.cost = rule.cost if isinstance(rule.cost, int) else 1
         self.cost_function = None if isinstance(rule.cost, int) else rule.cost
-        self.hot = None if rule.capacity is None else HotWatch(bucket, rule.capacity)
         self.places = places
         functions = (self.key_function, self.cost_function, rule.limits_function)
         self.plain = all(function is None for function in functions) and rule.concurrency is None
@@ -183,18 +179,10 @@ class RuleSet:
         app: object = None,
         defaults: Defaults | None = None,
     ) -> None:
-        by_identity: dict[str, Rule] = {}
+        check_apart(rules)
         self._bound: list[tuple[Rule, BoundRule | None]] = []
         taken: set[str] = set()
         for rule in rules:
-            if not isinstance(rule, Rule):
-                raise ConfigurationError(
-                    f'rules: expected a list such as [Rule("*", "100/minute")], not {rule!r} in it'
-                )
-            twin = by_identity.get(rule.identity)
-            by_identity[rule.identity] = rule
-            if twin is not None and rule.counts:
-                raise ConfigurationError(f"rules: {twin!r} and {rule!r} are one bucket; {_way_out(twin, rule)}")
             self._bound.append((rule, BoundRule(rule, *_buckets(rule, claim, taken)) if rule.counts else None))
         self.reserving = {
             one.bucket.rule: rule
@@ -361,25 +349,33 @@ def _chosen(met: Sequence[Met]) -> Selection:
 
 
 def all_rules(limits: str | AnyLimit | Iterable[str | AnyLimit] | None, rules: Sequence[Rule] | None) -> Sequence[Rule]:
-    """Return the rules that `limits` or `rules` of a middleware stand for."""
-    if (limits is None) == (rules is None):
-        raise ConfigurationError(
-            'RateLimitMiddleware: give limits="100/minute" or rules=[Rule(...), ...], '
-            + ('one of them, or per_route="60/minute"' if limits is None else 'not both; limits is Rule("*", ...)')
-        )
+    """Return the rules of a middleware: those that are given, one of its limits, or none beside limits at endpoints."""
     if rules is None:
-        return [Rule("*", limits)]
+        return [] if limits is None else [Rule("*", limits)]
+    if limits is not None:
+        raise ConfigurationError(
+            'RateLimitMiddleware: give limits="100/minute", which is Rule("*", ...), or rules=[...], not both'
+        )
     if isinstance(rules, (str, Rule)) or not isinstance(rules, Iterable):
         raise ConfigurationError(f'rules: expected a list such as [Rule("*", "100/minute")], not {rules!r}')
     return tuple(rules)
 
 
-def _way_out(twin: Rule, rule: Rule) -> str:
-    """Return advice: what to write instead of two rules that would count in one bucket."""
-    if rule.name is None:
-        return "name one of them, or drop it"
-    paths = "*" if "*" in twin.paths + rule.paths else list(dict.fromkeys(twin.paths + rule.paths))
-    return f'write one rule, Rule({paths!r}, "5/minute", name={rule.name!r}), or give one of them another name'
+def check_apart(rules: Iterable[Rule]) -> None:
+    """Check that no two rules would count in one bucket."""
+    known: dict[str, Rule] = {}
+    for rule in rules:
+        if not isinstance(rule, Rule):
+            raise ConfigurationError(f'rules: expected a list such as [Rule("*", "100/minute")], not {rule!r} in it')
+        twin = known.get(rule.identity)
+        known[rule.identity] = rule
+        if twin is None or not rule.counts:
+            continue
+        advice = "name one of them, or drop it"
+        if rule.name is not None:
+            paths = "*" if "*" in twin.paths + rule.paths else list(dict.fromkeys(twin.paths + rule.paths))
+            advice = f"write one rule with the paths {paths!r}, or give one of them another name"
+        raise ConfigurationError(f"rules: {twin!r} and {rule!r} are one bucket; {advice}")
 
 
 def _buckets(rule: Rule, claim: Callable[[str], str], taken: set[str]) -> Sequence[Bucket]:

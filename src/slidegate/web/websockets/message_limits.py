@@ -14,6 +14,7 @@ from typing import Final, Literal, TypeAlias
 import anyio
 from starlette.types import Message, Receive, Scope, Send
 
+from ...core.arguments import names_checked
 from ...core.decide import Place, decide, enter_periods
 from ...core.decision import Bucket, Decision, Reason
 from ...core.errors import ConfigurationError
@@ -23,9 +24,8 @@ from ...limiter import Limiter
 from ...limiter.waiting import may_wait
 from ..keys.client_ip import ClientAddress
 from ..keys.key import Key
-from ..options import names_checked
 from ..request import unless_left
-from .watched import Watched
+from .guarded import GuardedWebSocket
 
 MessageKey: TypeAlias = Literal["connection", "client"] | Key
 Beyond: TypeAlias = Literal["close", "drop", "wait"]
@@ -106,7 +106,7 @@ class MessageCounter:
         """Return the bucket that clients share; a connection by itself counts in a store of its own."""
         return () if self._key == "connection" else (self._bucket,)
 
-    def attach(self, scope: Scope, socket: Watched) -> Counted:
+    def attach(self, scope: Scope, socket: GuardedWebSocket) -> Counted:
         """Return a connection with its messages counted."""
         engine = self._limiter.engine
         if self._key == "connection":
@@ -152,7 +152,7 @@ class Counted:
 
     def __init__(
         self,
-        socket: Watched,
+        socket: GuardedWebSocket,
         hit: Callable[[], Decision | Awaitable[Decision]],
         beyond: Beyond,
         limiter: Limiter | None = None,

@@ -64,7 +64,7 @@ uncovered.add_middleware(
         Rule("/admin/{rest:path}", "5/minute", connection="http"),
         Rule("/nowhere", "5/minute", name="lost"),
         Rule("/items/x", "5/minute", name="no-number"),
-        Rule("/wp-login.php", action="block"),
+        Rule("/wp-login.php", block=True),
     ],
 )
 

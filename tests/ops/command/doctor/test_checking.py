@@ -42,8 +42,8 @@ def test_a_healthy_application_is_clean_and_was_started_and_stopped(capsys: pyte
             {
                 ("SG205", "DELETE /items/{id}"),
                 ("SG205", "WS /admin/talk"),
-                ("SG206", "'/nowhere' of rule 'lost'"),
-                ("SG206", "'/items/x' of rule 'no-number'"),
+                ("SG123", "'/nowhere' of rule 'lost'"),
+                ("SG123", "'/items/x' of rule 'no-number'"),
             },
         ),
         ("hidden", {("SG204", "does not expose RateLimit, RateLimit-Policy;")}),

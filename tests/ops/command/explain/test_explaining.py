@@ -65,7 +65,7 @@ def test_each_rule_of_a_file_is_explained_and_its_store_is_not_touched(
     file.write_text(
         f"""
 store = "lmdb://{store}"
-per_route = "7/minute"
+default_limits = "7/minute"
 [[rules]]
 path = "/health"
 exempt = true
@@ -79,7 +79,7 @@ concurrency = 3
     )
     lines = said(capsys, str(file), "--format", "json").splitlines()
     found = {facts["title"]: facts for facts in map(json.loads, lines)}
-    assert list(found) == ["rule login", "each route (per_route)"]
+    assert list(found) == ["rule login", "each route (default_limits)"]
     assert found["rule login"]["limits"] == ["5/1m"]
     assert len(found["rule login"]["others"]) == 2
     assert not store.exists()

@@ -49,9 +49,9 @@ def test_published_figures_tell_what_each_shadow_rule_would_have_refused(
 ) -> None:
     url = f"lmdb://{tmp_path}/store"
     shadows = [
-        Rule("/items", "5/hour", name="strict", action="shadow"),
-        Rule("/items", "9/hour", name="lax", action="shadow"),
-        Rule("/items", "100/hour", name="never", action="shadow"),
+        Rule("/items", "5/hour", name="strict", shadow=True),
+        Rule("/items", "9/hour", name="lax", shadow=True),
+        Rule("/items", "100/hour", name="never", shadow=True),
         Rule("*", "50/hour", name="all"),
     ]
     served(url, shadows, 12)
@@ -75,11 +75,11 @@ def test_published_figures_tell_what_each_shadow_rule_would_have_refused(
 
 def test_a_store_without_refusals_of_shadows_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     url = f"lmdb://{tmp_path}/store"
-    served(url, [Rule("*", "5/hour", name="quiet", action="shadow")], 0)
+    served(url, [Rule("*", "5/hour", name="quiet", shadow=True)], 0)
     assert main(["shadow", "report", "--store", url]) == 0
     printed = capsys.readouterr()
     assert (printed.out, printed.err) == ("", "no figures of the last 1h are in this store\n")
-    served(url, [Rule("*", "5/hour", name="quiet", action="shadow")], 3)
+    served(url, [Rule("*", "5/hour", name="quiet", shadow=True)], 3)
     assert main(["shadow", "report", "--store", url]) == 0
     printed = capsys.readouterr()
     assert (printed.out, printed.err) == ("", "no shadow rule would have refused one of the last 3 requests\n")

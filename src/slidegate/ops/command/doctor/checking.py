@@ -19,7 +19,7 @@ from ....core.errors import ConfigurationError, StoreUnavailable
 from ....core.logs import logger
 from ....limiter import Limiter
 from ....limiter.open_store import open_store
-from ....web.findings.codes import Finding
+from ....web.checks import Finding
 from ....web.middleware import RateLimitMiddleware
 from ..exits import FINDINGS
 from ..output import Output, clean, with_output

@@ -13,10 +13,10 @@ from starlette.middleware.cors import CORSMiddleware
 from ....core.errors import StoreError
 from ....core.logs import written
 from ....limiter import Limiter
-from ....web.findings.codes import Finding
+from ....web.checks import Finding
 from ....web.middleware import RateLimitMiddleware
 from ....web.paths.layers import layers
-from .routes_seen import matches_nothing, places_of, uncovered
+from .routes_seen import places_of, uncovered
 
 SUBJECTS: Final = {
     "SG201": "the application has no gate",
@@ -24,7 +24,6 @@ SUBJECTS: Final = {
     "SG203": "the store is slow",
     "SG204": "scripts in browsers cannot read the header fields",
     "SG205": "no rule covers a route",
-    "SG206": "a path of a rule matches no route",
     "SG207": "the clock of the store is another one",
 }
 """The codes of findings that only `slidegate check` has, with their subjects."""
@@ -100,16 +99,9 @@ def about_fields(app: object) -> Iterator[Finding]:
 
 
 def about_routes(app: object, gates: Sequence[RateLimitMiddleware]) -> Iterator[Finding]:
-    """Yield the findings about routes without rules, and rules without routes."""
+    """Yield the findings about routes without rules."""
     places = places_of(app)
     if not gates or not places:
         return
     for place in uncovered(gates, places):
         yield Finding("SG205", f"no rule covers {place.label}; write a rule for it, or one with exempt=True")
-    for gate in gates:
-        for rule, path in matches_nothing(gate.rules, places):
-            yield Finding(
-                "SG206",
-                f"path {path!r} of rule {rule.label!r} matches no route; write it with the prefix of its router, or "
-                "drop it",
-            )

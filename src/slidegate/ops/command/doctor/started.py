@@ -10,8 +10,8 @@ from typing import Any, Final
 from starlette.types import ASGIApp, Message
 
 from ....core.errors import ConfigurationError
-from ....web.config.file_gate import FileGate
 from ....web.middleware import RateLimitMiddleware
+from ....web.reload import ReloadingMiddleware
 
 PATIENCE_S: Final = 60.0
 """How long the start of an application may take."""
@@ -63,7 +63,7 @@ def _gates(thing: Any, seen: set[int], depth: int) -> Iterator[RateLimitMiddlewa
     seen.add(id(thing))
     if isinstance(thing, RateLimitMiddleware):
         yield thing
-    elif isinstance(thing, FileGate):
+    elif isinstance(thing, ReloadingMiddleware):
         yield from _gates(thing.app, seen, depth + 1)
         return
     for name in ("middleware_stack", "app"):

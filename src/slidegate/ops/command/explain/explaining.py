@@ -73,8 +73,8 @@ def _of_file(path: Path) -> Iterator[_Subject]:
     for rule in gate.rules:
         if rule.all_limits:
             yield _Subject(f"rule {rule.label}", tuple(rule.all_limits))
-    if gate.per_route:
-        yield _Subject("each route (per_route)", tuple(gate.per_route))
+    if gate.default_limits:
+        yield _Subject("each route (default_limits)", tuple(gate.default_limits))
 
 
 def _windows(limits: Sequence[AnyLimit]) -> list[Limit]:

@@ -22,8 +22,8 @@ from uvicorn.importer import ImportFromStringError, import_from_string
 from ....core.errors import ConfigurationError, quoted
 from ....core.logs import written
 from ....limiter import Limiter
-from ....web.config.file_gate import SECRET_VARIABLE
 from ....web.middleware import RateLimitMiddleware
+from ....web.reload import SECRET_VARIABLE
 
 FACTORY: Final = f"{__name__}:make_app"
 TOKEN_VARIABLE: Final = "SLIDEGATE_DASHBOARD_TOKEN"

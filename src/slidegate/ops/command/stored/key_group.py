@@ -93,7 +93,7 @@ def _windows(at: Opened, asked: AnyKey, rules: str | None, limits: dict[str, str
     views = []
     if rules is not None:
         # The gate tells the limiter of its rules as it is made, and is forgotten with this name.
-        given: dict[str, Any] = {"limiter": at.limiter, "replace_store": True, "on_tracked": _nothing}
+        given: dict[str, Any] = {"limiter": at.limiter, "replace_store": True, "on_exceeded": _nothing}
         gate = RateLimitMiddleware.from_file(_no_app, rules, **given)
         views.append(at.wait(at.limiter.inspect(asked)))
         del gate

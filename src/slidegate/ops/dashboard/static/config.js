@@ -55,7 +55,7 @@ export class ConfigView {
         { title: "Longest", wide: true, cell: (policy) => duration(policy.longest_s) },
         { title: "Does", wide: true, cell: (policy) => plain(policy.action, 20) },
       ], gate.policies, ""),
-      gate.per_route.length > 0 && h("p", { class: "note" }, `Each route by itself: ${plain(gate.per_route.join("; "), 120)}`),
+      gate.default_limits.length > 0 && h("p", { class: "note" }, `Each route by itself: ${plain(gate.default_limits.join("; "), 120)}`),
     ];
   }
 }

@@ -29,6 +29,6 @@ export class ShadowView {
         { title: "Refusals", number: true, cell: (client) => count(client.count) },
       ], rule.clients, "Nobody lately.")),
     ] : h("section", { class: "card" }, h("h2", {}, "Shadow rules"),
-      h("p", { class: "empty" }, "No rule is in shadow. A rule with action=\"shadow\" shows here whom it would refuse, before it refuses anybody.")));
+      h("p", { class: "empty" }, "No rule is in shadow. A rule with shadow=True shows here whom it would refuse, before it refuses anybody.")));
   }
 }

@@ -1,7 +1,7 @@
-"""A gate that takes its rules from a file and follows the file's changes.
+"""A middleware that takes its rules from a file and follows the file's changes.
 
-The gate at work is complete and never altered: a changed file becomes another gate, beside the one at work, and one
-assignment makes it the one that further requests go to. A file that cannot be used changes nothing.
+The middleware at work is complete and never altered: a changed file becomes another one beside it, and one assignment
+makes that the one that further requests go to. A file that cannot be used changes nothing.
 
 `file_watcher` says when a file is looked at and read.
 """
@@ -15,27 +15,30 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ...core.bans.policy import BanPolicy
-from ...core.decision import Bucket
-from ...core.errors import ConfigurationError
-from ...core.limits import AnyLimit
-from ...core.logs import logger
-from ...core.store import Event, Observer
-from ...limiter import FailurePolicy, Limiter
-from ..broken import Breakable
-from ..file_watcher import FileWatcher, Versions
-from ..findings.codes import Finding
-from ..network_files import AddressList, NetworkFiles
-from ..rules.rule import Exceeded, Rule
-from .file_options import Reading
+from ..core.bans.policy import BanPolicy
+from ..core.decision import Bucket
+from ..core.errors import ConfigurationError
+from ..core.logs import logger
+from ..core.store import Event, Observer
+from ..limiter import FailurePolicy, Limiter
+from .broken import Breakable, end_start, whole
+from .checks import Finding
+from .config import ConfigLoader
+from .file_watcher import FileWatcher, Versions
+from .network_files import NetworkFiles
+from .rules.arguments import checked_exceeded
+from .rules.rule import Exceeded
 
 # For these, None in code means what leaving them out means.
-_NONE_IS_NOTHING: Final = frozenset({"client", "limiter", "limits", "per_route", "rules"})
+_NONE_IS_NOTHING: Final = frozenset({"client", "limiter", "limits", "default_limits", "rules"})
 
+
+if TYPE_CHECKING:
+    from .middleware import RateLimitMiddleware
 
 Claim: TypeAlias = Callable[[str], str]
 Say: TypeAlias = Callable[[Finding, Callable[[Finding], None]], None]
@@ -87,44 +90,7 @@ class _Shared:
         return claim
 
 
-class GateAtWork(Protocol):
-    """The part of a `RateLimitMiddleware` that a `FileGate` needs of a gate made of its file."""
-
-    @property
-    def limiter(self) -> Limiter:
-        """The limiter that holds the counts."""
-
-    @property
-    def rules(self) -> Sequence[Rule]:
-        """The rules of the gate."""
-
-    @property
-    def per_route(self) -> Sequence[AnyLimit]:
-        """The limits of each route."""
-
-    @property
-    def policies(self) -> Sequence[BanPolicy]:
-        """The ban policies of the gate."""
-
-    @property
-    def lists(self) -> Mapping[str, AddressList | None]:
-        """The block and allow lists of the gate."""
-
-    @property
-    def findings(self) -> list[Finding]:
-        """The findings about the gate."""
-
-    def buckets(self) -> Sequence[Bucket]:
-        """Return the buckets that the gate counts in."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Judge one request, and pass it on or answer it."""
-
-
-G = TypeVar("G", bound=GateAtWork)
-
-
-class FileGate(Breakable, Generic[G]):
+class ReloadingMiddleware(Breakable):
     """A `RateLimitMiddleware` that follows a configuration file; made by `RateLimitMiddleware.from_file`.
 
     Args:
@@ -133,7 +99,7 @@ class FileGate(Breakable, Generic[G]):
         make: Makes a gate, given the application, a function that claims identities, one that logs findings, and
             options of `RateLimitMiddleware`.
         observers: Called with events of the limiter that the file describes.
-        on_tracked: The `on_exceeded` of the file's rules with ``action = "track"``.
+        on_exceeded: The function that the file's rules with ``on_exceeded = true`` call.
         clock: Returns seconds; measures the time between two looks at the file.
         replace_store: Whether a limiter given in code replaces the file's store; else it is an error beside one.
         options: Options of `RateLimitMiddleware`; they go before those of the file.
@@ -147,9 +113,9 @@ class FileGate(Breakable, Generic[G]):
         app: ASGIApp,
         path: str | PathLike[str],
         *,
-        make: Callable[[ASGIApp, Claim, Say, Mapping[str, Any]], G],
+        make: Callable[[ASGIApp, Claim, Say, Mapping[str, Any]], RateLimitMiddleware],
         observers: Iterable[Observer] = (),
-        on_tracked: Exceeded | None = None,
+        on_exceeded: Exceeded | None = None,
         clock: Callable[[], float] = time.monotonic,
         replace_store: bool = False,
         **options: Any,
@@ -167,7 +133,7 @@ class FileGate(Breakable, Generic[G]):
             for name, value in options.items()
             if value is not None or name not in _NONE_IS_NOTHING
         }
-        self._on_tracked = on_tracked
+        self._on_exceeded = checked_exceeded(on_exceeded)
         observers = tuple(observers)
         if observers and "limiter" in self._code:
             raise ConfigurationError(
@@ -178,9 +144,9 @@ class FileGate(Breakable, Generic[G]):
         self._clock = clock
         self._replace_store = replace_store
         self._watcher = FileWatcher(self._read_again, clock, together=True)
-        reading = self._reading()
-        self.app, self._entry = self._made_of(reading)
-        self._watcher.versions = reading.versions
+        loader = self._loader()
+        self.app, self._entry = self._made_of(loader)
+        self._watcher.versions = loader.versions
         self.limiter.engine.callers.add(self)
 
     @property
@@ -209,28 +175,31 @@ class FileGate(Breakable, Generic[G]):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass one request to the gate at work."""
+        if self.error is not None:
+            await end_start(self.error, scope, receive, send)
         if scope["type"] != "lifespan" and self._watcher.due():
             self._watcher.look_aside()
         await self._entry(scope, receive, send)
 
-    def _reading(self, filled: Container[Path] = ()) -> Reading:
-        return Reading(
-            self._path, self._code, self._shared.limiter_at, self._on_tracked, self._clock, self._replace_store, filled
+    def _loader(self, filled: Container[Path] = ()) -> ConfigLoader:
+        return ConfigLoader(
+            self._path, self._code, self._shared.limiter_at, self._on_exceeded, self._clock, self._replace_store, filled
         )
 
-    def _made_of(self, reading: Reading) -> tuple[G, ASGIApp]:
+    def _made_of(self, loader: ConfigLoader) -> tuple[RateLimitMiddleware, ASGIApp]:
         """Return the gate that the file makes, and where requests enter: what sheds load before it, else the gate."""
-        options = reading.options()
-        gate = self._make(self._guarded, self._shared.claims(options["limiter"]), self._shared.say, options)
-        return gate, reading.entry(gate, options)
+        options = loader.options()
+        claims = self._shared.claims(options["limiter"])
+        made = whole(self._make(self._guarded, claims, self._shared.say, options))
+        return made, whole(loader.entry(made, options))
 
     def _read_again(self, changed: Versions) -> Callable[[], None]:
         followed = [given for given in self.app.lists.values() if isinstance(given, NetworkFiles)]
-        reading = self._reading({Path(file.path) for files in followed for file, count, _ in files.states if count})
-        made: tuple[G, ASGIApp] | None = None
+        loader = self._loader({Path(file.path) for files in followed for file, count, _ in files.states if count})
+        made: tuple[RateLimitMiddleware, ASGIApp] | None = None
         message = ""
         try:
-            made = self._made_of(reading)
+            made = self._made_of(loader)
         except ConfigurationError as error:
             message = f"the rules at work stay: {error}"
         except Exception as error:
@@ -238,7 +207,7 @@ class FileGate(Breakable, Generic[G]):
             message = f"the rules at work stay: {error!r}"
 
         def put_to_work() -> None:
-            self._watcher.versions = reading.versions
+            self._watcher.versions = loader.versions
             if made is None:
                 self._tell(logging.ERROR, "config_rejected", message)
             else:
@@ -246,15 +215,17 @@ class FileGate(Breakable, Generic[G]):
 
         return put_to_work
 
-    def _put_to_work(self, made: G, entry: ASGIApp) -> None:
+    def _put_to_work(self, made: RateLimitMiddleware, entry: ASGIApp) -> None:
         before, self.app, self._entry = self.app, made, entry
         self._tell(logging.INFO, "config_reloaded", f"{self._path}: rules at work: {len(made.rules)}")
         windows = {rule.label: {limit.same_window for limit in rule.limits} for rule in before.rules}
         for rule in made.rules:
             if windows.get(rule.label, set()) - {limit.same_window for limit in rule.limits}:
                 self._tell(logging.INFO, "windows_restarted", f"rule {rule.label!r} counts anew in other windows")
-        if made.per_route and {it.same_window for it in before.per_route} - {it.same_window for it in made.per_route}:
-            self._tell(logging.INFO, "windows_restarted", "per_route counts anew in other windows")
+        if made.default_limits and {it.same_window for it in before.default_limits} - {
+            it.same_window for it in made.default_limits
+        }:
+            self._tell(logging.INFO, "windows_restarted", "default_limits counts anew in other windows")
 
     def _tell(self, level: int, kind: str, message: str) -> None:
         logger.log(level, "%s: %s", kind, message)

@@ -9,15 +9,51 @@ from __future__ import annotations
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import PydanticCustomError
+from pydantic_core.core_schema import NullableSchema, WithDefaultSchema
 
-from .forms import Paths, Text, Texts, Trusted, form_of_list, text_or
+from .options import EXCLUSIONS, NEEDS, conflict
 
 UNKNOWN_KEY: Final = "unknown_key"
 WRONG_TABLE: Final = "wrong_table"
 WRONG_WEIGHT: Final = "wrong_weight"
 
 MAX_WEIGHT: Final = 1_000_000
+
+
+def form_of(value: object) -> str:
+    """Return the tag of the form that a value has, so that an error is about that form alone."""
+    if isinstance(value, (dict, BaseModel)):
+        return "<table>"
+    if isinstance(value, list):
+        return "<list>"
+    return "<number>" if isinstance(value, int) and not isinstance(value, bool) else "<text>"
+
+
+def form_of_list(value: object) -> str:
+    """Return the tag of the form that a list of networks has: a list may hold networks or tables."""
+    found = form_of(value)
+    if isinstance(value, list) and any(form_of(entry) == "<table>" for entry in value):
+        return "<tables>"
+    return found if found in ("<list>", "<table>") else "<text>"
+
+
+def text_or(*others: str) -> Discriminator:
+    def form(value: object) -> str:
+        found = form_of(value)
+        return found if found in others else "<text>"
+
+    return Discriminator(form)
+
+
+Text: TypeAlias = Annotated[str, Tag("<text>")]
+Texts: TypeAlias = Annotated[list[str], Field(min_length=1), Tag("<list>")]
+Paths: TypeAlias = Annotated[Text | Texts, text_or("<list>")]
+Trusted: TypeAlias = Annotated[
+    Text | Annotated[list[str], Tag("<list>")] | Annotated[int, Field(ge=1, le=64), Tag("<number>")],
+    text_or("<list>", "<number>"),
+]
 
 
 class _Table(BaseModel):
@@ -126,8 +162,26 @@ class KeyTable(_Table):
         return self
 
 
+def _exclude(schema: dict[str, Any]) -> None:
+    """Write into the schema of a rule which of its keys exclude each other, and which need another one."""
+    keys = schema["properties"]
+
+    def without(key: str) -> Any:
+        return {"const": keys[key]["default"]} if "default" in keys[key] else False
+
+    def present(key: str) -> dict[str, Any]:
+        return {"required": [key], "properties": {key: {"not": without(key)} if without(key) else True}}
+
+    schema["allOf"] = [
+        {"if": present(key), "then": {"properties": {other: without(other) for other in others}}}
+        for key, others, _ in EXCLUSIONS
+    ] + [{"if": present(key), "then": present(needed)} for key, (needed, _) in NEEDS.items()]
+
+
 class RuleTable(_Table):
     """Holds the requests it matches to its limits."""
+
+    model_config = ConfigDict(json_schema_extra=_exclude)
 
     path: Paths = Field(
         description='A path such as "/items/{id}" or "/api/{rest:path}", a list of paths that share their counts, or '
@@ -147,18 +201,13 @@ class RuleTable(_Table):
         default=None, description="Count only requests whose answer has one of these statuses."
     )
     count_denied: bool = Field(default=False, description="Count refused requests as well.")
-    action: Literal["limit", "shadow", "track", "block"] = Field(
-        default="limit",
-        description="Refuse requests beyond the limits, only report them, only track hot keys, or refuse all requests.",
+    shadow: bool = Field(default=False, description="Only report the requests that would have been refused.")
+    on_exceeded: bool = Field(
+        default=False, description="Only track, and call the function that the code gives when a key passes the limit."
     )
+    block: bool = Field(default=False, description="Refuse all requests, and let no later rule apply.")
     status: int | None = Field(
-        default=None, ge=400, le=599, description='With action = "block": the status of the answer; by default 403.'
-    )
-    capacity: int | None = Field(
-        default=None,
-        ge=1,
-        le=10_000,
-        description='With action = "track": find hot keys in fixed memory, counting this many keys at a time.',
+        default=None, ge=400, le=599, description="With block = true: the status of the answer; by default 403."
     )
     wait: str | None = Field(default=None, description='How long a request may wait for its turn, such as "200ms".')
     wait_max: int = Field(
@@ -167,6 +216,14 @@ class RuleTable(_Table):
     name: str | None = Field(default=None, description="The name of the limit; the counts belong to it.")
     exempt: bool = Field(default=False, description="Let matching requests pass uncounted; no later rule applies.")
     final: bool = Field(default=False, description="No later rule applies to matching requests.")
+
+    @model_validator(mode="after")
+    def _exclude_each_other(self) -> RuleTable:
+        given = {key for key in self.model_fields_set if getattr(self, key) != type(self).model_fields[key].default}
+        problem = conflict(given)
+        if problem:
+            raise PydanticCustomError(WRONG_TABLE, "{problem}", {"problem": problem})
+        return self
 
 
 def _check_weight(value: object) -> object:
@@ -241,7 +298,7 @@ class Configuration(_Table):
     rules: list[RuleTable] | None = Field(
         default=None, description="Rules that hold requests to limits; every rule that matches applies."
     )
-    per_route: Limits | None = Field(
+    default_limits: Limits | None = Field(
         default=None, description="Limits of each route by itself, behind limits or rules, or alone."
     )
     client: Client = Field(
@@ -267,4 +324,25 @@ class Configuration(_Table):
     )
     statistics: bool = Field(default=True, description="Whether outcomes, statuses and times of requests are recorded.")
     enabled: bool = Field(default=True, description="False lets everything pass.")
-    silence: list[str] = Field(default=[], description="Codes of start-up findings that are not reported.")
+    ignore_checks: list[str] = Field(default=[], description="Codes of start-up findings that are not reported.")
+
+
+class _Generator(GenerateJsonSchema):
+    """Leaves out null, which TOML does not have, and titles, because the names of keys suffice."""
+
+    def field_title_should_be_set(self, schema: object) -> bool:
+        return False
+
+    def nullable_schema(self, schema: NullableSchema) -> dict[str, Any]:
+        return self.generate_inner(schema["schema"])
+
+    def default_schema(self, schema: WithDefaultSchema) -> dict[str, Any]:
+        if schema.get("default") is None:
+            return self.generate_inner(schema["schema"])
+        return super().default_schema(schema)
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON Schema (draft 2020-12) of a configuration file."""
+    schema = Configuration.model_json_schema(schema_generator=_Generator)
+    return {"$schema": _Generator.schema_dialect, **schema}

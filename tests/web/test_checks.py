@@ -16,33 +16,30 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import PlainTextResponse
-from starlette.routing import Mount, Route, WebSocketRoute
-from starlette.websockets import WebSocket
+from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp
 
 from slidegate import (
     BanPolicy,
     ConfigurationError,
     Limiter,
     MemoryStore,
-    Networks,
     RateLimit,
     RateLimitMiddleware,
     Rule,
     client_ip,
     combine,
     cookie,
-    everyone,
     header,
     query,
     user,
 )
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import FakeClock
-from slidegate.web.findings.first_requests import WATCHED
-from slidegate.web.findings.hidden_rules import hidden_rules
-from slidegate.web.findings.workers import many_workers
+from slidegate.web.checks import WATCHED, hidden_rules, many_workers
 
-from ...asgi import PEER, call, hello, statuses
+from ..asgi import PEER, call, hello, statuses
 
 
 def gate(app: Any = hello, **options: Any) -> RateLimitMiddleware:
@@ -57,13 +54,6 @@ def ok(request: object) -> PlainTextResponse:
 
 def honeypot(path: str, weight: Any = "ban", **options: Any) -> BanPolicy:
     return BanPolicy("3/1h", signals={path: weight}, **options)
-
-
-def sockets() -> Starlette:
-    async def live(websocket: WebSocket) -> None:
-        await websocket.close()
-
-    return Starlette(routes=[WebSocketRoute("/live", live)])
 
 
 def codes(found: RateLimitMiddleware) -> list[str]:
@@ -81,10 +71,9 @@ def made_wrong() -> Iterator[tuple[str, RateLimitMiddleware]]:
     yield "SG101", gate(client=client_ip(["0.0.0.0/0"], trust_all=True))
     yield "SG101", gate(rules=[Rule("*", "1/s", key=client_ip(["::/0"], trust_all=True))])
     yield "SG104", gate(rules=[Rule("*", "9/s", final=True), Rule("/a", "1/s")])
-    yield "SG104", gate(rules=[Rule("*", "9/s", final=True)], per_route="1/s")
+    yield "SG104", gate(rules=[Rule("*", "9/s", final=True)], default_limits="1/s")
     named = [Rule("*", "9/s", name="twin")]
     yield "SG105", gate(gate(rules=named), rules=named)
-    yield "SG106", gate(gate(), limiter=Limiter(MemoryStore(clock=FakeClock())))
     yield "SG107", gate(CORSMiddleware(hello, allow_origins=["*"]))
     yield "SG107", gate(Starlette(middleware=[Middleware(CORSMiddleware, allow_origins=["*"])]))
     yield "SG108", gate(client=client_ip(ipv6_prefix=65))
@@ -92,9 +81,6 @@ def made_wrong() -> Iterator[tuple[str, RateLimitMiddleware]]:
     yield "SG112", gate(Starlette(routes=[Route("/a", ok)]), bans=honeypot("/a"))
     yield "SG112", gate(rules=[Rule("/a", exempt=True)], bans=honeypot("/a"))
     yield "SG113", gate(bans=BanPolicy(key=header("X-API-Key")))
-    yield "SG114", gate(blocklist=Networks(["2.0.0.0/7", "224.0.0.0/3"]))
-    yield "SG119", gate(rules=[Rule("*", action="block")])
-    yield "SG120", gate(sockets(), rules=[Rule("*", concurrency=5, key=everyone)])
 
 
 @pytest.mark.parametrize(("code", "found"), list(made_wrong()))
@@ -145,13 +131,13 @@ def test_a_finding_is_logged_once_with_its_code_and_its_page(caplog: pytest.LogC
 
 
 def test_a_silenced_finding_is_neither_said_nor_kept(caplog: pytest.LogCaptureFixture) -> None:
-    found = gate(client=client_ip(ipv6_prefix=128), enabled=False, silence=["SG108"])
+    found = gate(client=client_ip(ipv6_prefix=128), enabled=False, ignore_checks=["SG108"])
     assert codes(found) == ["SG110"]
     assert "SG108" not in caplog.text
 
 
 @pytest.mark.parametrize(
-    ("silence", "part"),
+    ("ignore_checks", "part"),
     [
         (["SG1O8"], "unknown code 'SG1O8'; did you mean 'SG108'?"),
         (["sg103"], "did you mean 'SG103'?"),
@@ -161,9 +147,9 @@ def test_a_silenced_finding_is_neither_said_nor_kept(caplog: pytest.LogCaptureFi
         (103, "not 103"),
     ],
 )
-def test_an_unknown_code_is_answered_with_the_nearest(silence: Any, part: str) -> None:
+def test_an_unknown_code_is_answered_with_the_nearest(ignore_checks: Any, part: str) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(part)):
-        gate(silence=silence)
+        gate(ignore_checks=ignore_checks)
 
 
 # -- several processes ---------------------------------------------------------------------------------------------
@@ -257,7 +243,7 @@ async def test_a_proxy_that_is_trusted_or_read_by_the_server_is_no_finding() -> 
     await call(trusting, headers={"X-Forwarded-For": "198.51.100.7"})
     behind = gate()
     await call(behind, headers={"X-Forwarded-For": f"{PEER}, 10.0.0.1"})
-    silent = gate(silence=["SG102"])
+    silent = gate(ignore_checks=["SG102"])
     await call(silent, headers={"X-Forwarded-For": "198.51.100.7"})
     assert codes(trusting) == codes(behind) == codes(silent) == []
 
@@ -362,7 +348,7 @@ EXEMPTIONS: list[tuple[str, list[Rule], bool]] = [
 @pytest.mark.parametrize("number", range(len(EXEMPTIONS)))
 async def test_a_honeypot_that_a_rule_exempts_is_found_and_never_strikes(number: int) -> None:
     path, rules, exempt = EXEMPTIONS[number]
-    found = gate(rules=rules, bans=honeypot(path), silence=["SG104"])
+    found = gate(rules=rules, bans=honeypot(path), ignore_checks=["SG104"])
     assert codes(found) == ["SG112"] * exempt
     assert not exempt or "never strikes" in found.findings[0].message
     assert await statuses(found, 1, path) == [200 if exempt else 403]
@@ -419,3 +405,94 @@ def test_a_limited_function_that_is_called_where_nobody_awaits_it_is_found_at_th
         f"slidegate: SG121: {one!r} calls {helper.__qualname__!r}" for one in callers
     ]
     assert all("write `async def` for both, and await it" in line for line in said)
+
+
+# -- rules that no route meets ---------------------------------------------------------------------------------------
+
+
+def shop(*more: BaseRoute, **options: Any) -> Starlette:
+    routes: list[BaseRoute] = [
+        Route("/login", ok, methods=["GET", "POST"]),
+        Route("/items/{id:int}", ok),
+        WebSocketRoute("/talk", ok),
+        Mount("/admin", Starlette(routes=[Route("/users/{rest:path}", ok)])),
+    ]
+    return Starlette(routes=[*routes, *more], **options)
+
+
+async def unmet(app: ASGIApp, *rules: Rule) -> list[str]:
+    found = gate(app, rules=rules)
+    await call(found, "/")
+    return [finding.message for finding in found.findings if finding.code == "SG123"]
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        Rule("/logni", "5/minute"),
+        Rule("/login/", "5/minute"),
+        Rule("/logout", exempt=True),
+        Rule(["/login", "/signin"], "5/minute"),
+        Rule("/items/x", "5/minute"),
+        Rule("/login", "5/minute", methods=["DELETE"]),
+        Rule("/talk", "5/minute", connection="http"),
+        Rule("/login", "5/minute", connection="websocket"),
+        Rule("/items", "5/minute", shadow=True),
+        Rule("/administration/{rest:path}", "5/minute"),
+        Rule("/admin/logs", "5/minute"),
+    ],
+    ids=repr,
+)
+async def test_a_rule_that_no_route_can_meet_is_said_at_the_start(rule: Rule) -> None:
+    (message,) = await unmet(shop(), Rule("*", "9/minute"), rule)
+    assert repr(rule.label) in message
+
+
+async def test_the_nearest_path_is_named() -> None:
+    (message,) = await unmet(shop(), Rule("/logni", "5/minute"))
+    assert "; did you mean '/login'?" in message
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        Rule("*", "5/minute"),
+        Rule("/login", "5/minute", methods=["POST"]),
+        Rule("/login", "5/minute", methods=["OPTIONS"]),
+        Rule(["/login", "/items/8"], "5/minute"),
+        Rule("/items/7", "5/minute"),
+        Rule("/items/{name}", "5/minute"),
+        Rule("/{rest:path}", "5/minute"),
+        Rule("/talk", "5/minute"),
+        Rule("/admin/users/7/x", "5/minute"),
+        Rule("/admin/{rest:path}", "5/minute"),
+        Rule("/behind/a/proxy/login", "5/minute"),
+        Rule("/wp-login.php", block=True),
+        Rule("/.env", "1/minute", on_exceeded=lambda key, decision: None),
+    ],
+    ids=repr,
+)
+async def test_a_rule_that_a_route_meets_or_that_meets_scanners_is_not(rule: Rule) -> None:
+    assert await unmet(shop(), rule) == []
+
+
+async def test_nothing_is_said_where_something_answers_that_shows_no_routes(tmp_path: Path) -> None:
+    class Rewrites:
+        def __init__(self, app: ASGIApp) -> None:
+            self.app = app
+
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            await self.app(scope, receive, send)
+
+    rule = Rule("/logni", "5/minute")
+    for app in (
+        hello,
+        Starlette(),
+        shop(Mount("/files", StaticFiles(directory=tmp_path))),
+        shop(Mount("/other", hello)),
+        shop(middleware=[Middleware(Rewrites)]),
+        Rewrites(shop()),
+        shop(Mount("/deeper", shop(Mount("/other", hello)))),
+    ):
+        assert await unmet(app, rule) == []
+    assert len(await unmet(shop(middleware=[Middleware(CORSMiddleware)]), rule)) == 1

@@ -1,1 +1,0 @@
-"""`slidegate.toml`: its schema, its errors, and the gate that follows it."""

@@ -1,1 +1,0 @@
-"""Start-up findings: settings that work but are probably mistakes."""
