@@ -162,8 +162,8 @@ TABLES: Final[dict[str, list[Row]]] = {
     ],
     "A limit at an endpoint of FastAPI": [
         Row(FASTAPI),
-        at_endpoint("dependency", "< 1", "clearly < 1"),
-        at_endpoint("decorator", "< 1", "clearly < 1"),
+        at_endpoint("dependency", "<= 0.9", "clearly < 1"),
+        at_endpoint("decorator", "<= 0.6", "clearly < 1"),
         Row("fastapi-limiter", FASTAPI),
         to_bare("dependency, refused", FASTAPI),
         to_bare("decorator, refused", FASTAPI),

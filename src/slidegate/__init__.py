@@ -34,8 +34,7 @@ from .limiter.sync import SyncLimiter
 from .stores.memory.store import MemoryStats, MemoryStore
 from .web.bans.strike import strike
 from .web.checks import Finding
-from .web.endpoints.charge import charge
-from .web.endpoints.rate_limit import RateLimit
+from .web.endpoints.rate_limit import RateLimit, charge
 from .web.keys.client_ip import client_ip
 from .web.keys.key import combine, cookie, everyone, header, query
 from .web.keys.path_param import path_param

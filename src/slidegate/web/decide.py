@@ -22,7 +22,7 @@ from ..limiter import Limiter
 from ..limiter.waiting import may_wait
 from .bans.signals import AbuseWatch, Offence
 from .callbacks import ShadowRules, UserCallbacks
-from .endpoints.waiting_there import turn_at_endpoint
+from .endpoints.refusal import turn_at_endpoint
 from .keys.client_ip import GONE, ClientAddress
 from .keys.forwarded import field_value
 from .network_files import AddressList, NetworkFiles
@@ -264,11 +264,20 @@ class Decider:
                 await self._onlookers.look(bound, scope, client_key)
         return decision
 
-    async def decide_at(self, bound: BoundRule, request: HTTPConnection) -> Decision | None:
+    def decide_at(self, bound: BoundRule, request: HTTPConnection) -> Decision | Awaitable[Decision | None]:
         """Decide about a limit at an endpoint, where the request has its body; None if it is not counted."""
         client = self.client(request.scope)
-        client_key = client.key
-        guarded = self._abuse.guarded(request.scope, client_key, client.address)
+        client_key, guarded = client.key, client.guarded
+        if self._abuse.keyed:
+            guarded = self._abuse.guarded(request.scope, client_key, client.address)
+        if bound.plain and not bound.rule.wait_us and bound.rule.action == "limit":
+            return self._engine.decide((bound.check(request.scope, self._limiter, client_key),), guarded)
+        return self._decide_there(bound, request, client_key, guarded)
+
+    async def _decide_there(
+        self, bound: BoundRule, request: HTTPConnection, client_key: str, guarded: Sequence[Guarded]
+    ) -> Decision | None:
+        """Decide about a limit at an endpoint that calls functions, waits, holds permits or looks on."""
         if bound.rule.action != "limit":
             await self._onlookers.look(bound, request.scope, client_key, request)
             return None

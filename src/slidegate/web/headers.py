@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from time import time
 from typing import Any, Final, Literal, TypeAlias
 
-from ..core.decision import Bucket, Check, Decision, binding_place, ceil_s, unequal_costs
+from ..core.decision import Bucket, Check, binding_place, ceil_s, unequal_costs
 from ..core.draft_parameters import AMOUNT, MORE_AFTER_S, REMAINING, UNIT, WINDOW_S
 from ..core.limits import AnyLimit, Concurrency, Quota
 from ..core.memo import remember
@@ -63,7 +63,9 @@ class HeaderWriter:
             steps: The decisions about the request; those without limits say nothing.
         """
         fields: list[Field] = [*theirs]
-        decision = steps[0].decision if len(steps) == 1 else _shown(steps)
+        if len(steps) > 1:
+            steps = [step for step in steps if step.decision.readings] or steps[:1]
+        decision = steps[0].decision if len(steps) == 1 else tightest([step.decision for step in steps])
         readings, checks = decision.readings, decision.checks
         if not readings:
             return fields
@@ -98,7 +100,7 @@ class HeaderWriter:
 
     def _policy_of(self, steps: Sequence[Step]) -> tuple[bytes, bytes]:
         """Return the field RateLimit-Policy of several decisions."""
-        every = tuple([bucket for step in steps if step.decision.readings for bucket, _, _ in step.decision.checks])
+        every = tuple([bucket for step in steps for bucket, _, _ in step.decision.checks])
         return (self._known.get(every) or self._learn(every))[0]
 
     def _learn(self, asked: Buckets) -> tuple[tuple[bytes, bytes], list[_Shown], list[int]]:
@@ -114,12 +116,6 @@ class HeaderWriter:
             limits.append((limit, limit.amount, f"{quote(name).replace('%', '%%')}{numbers}".encode(), timed))
         policy = b"ratelimit-policy", ", ".join(items).encode()
         return remember(self._known, asked, (policy, limits, [limit.amount for _, limit in named]))
-
-
-def _shown(steps: Sequence[Step]) -> Decision:
-    """Return the decision that RateLimit shows: the tightest one that limits have made."""
-    decisions = [step.decision for step in steps if step.decision.readings]
-    return tightest(decisions) if decisions else steps[0].decision
 
 
 def quote(text: str) -> str:

@@ -32,8 +32,8 @@ from .callbacks import UserCallbacks
 from .checks import Finding, StartupChecks, about_settings, checked_codes
 from .decide import Decider
 from .endpoints.decorator import check_places
-from .endpoints.endpoint_buckets import EndpointBuckets
 from .endpoints.per_route import PerRoute
+from .endpoints.rate_limit import EndpointBuckets
 from .endpoints.refusal import answer_unanswered, completed, is_limited, needed_fields, strike
 from .headers import HeaderStyle, HeaderWriter
 from .keys.client_ip import ClientAddress, client_ip

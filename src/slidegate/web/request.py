@@ -27,7 +27,7 @@ from ..limiter.figures.series import Series
 if TYPE_CHECKING:
     from .bans.signals import AbuseWatch
     from .callbacks import UserCallbacks
-    from .endpoints.endpoint_buckets import EndpointBuckets
+    from .endpoints.rate_limit import EndpointBuckets
     from .responses import RefusalEvents, RefusalResponses
     from .rules import Rule
 
@@ -236,12 +236,14 @@ class RequestLimits:
 
         Two limits that look alike are two limits all the same, and each counts.
         """
-        others = [other for other, identity in self._asked if identity == rule]
-        for place, other in enumerate(others):
-            if other is limit:
-                return place
+        others = 0
+        for other, identity in self._asked:
+            if identity == rule:
+                if other is limit:
+                    return others
+                others += 1
         self._asked = (*self._asked, (limit, rule))
-        return len(others)
+        return others
 
     def has_looked(self, rule: str) -> bool:
         """Tell whether a rule at an endpoint that only looks on has seen this request; it has from now on."""
@@ -312,11 +314,14 @@ class RequestLimits:
 
 def charged(steps: Iterable[Step], bucket: Bucket, limiter: Limiter) -> bool:
     """Tell whether the same windows were asked about the same limits on this request."""
-    for step in steps:
-        if step.side.limiter is limiter:
-            for other, _, _ in step.decision.checks:
-                if other.rule == bucket.rule and other.limits == bucket.limits:
-                    return True
+    return any(charges(step, bucket, limiter) for step in steps)
+
+
+def charges(step: Step, bucket: Bucket, limiter: Limiter) -> bool:
+    """Tell whether one decision asked the same windows about the same limits."""
+    for other, _, _ in step.decision.checks:
+        if other.rule == bucket.rule and other.limits == bucket.limits and step.side.limiter is limiter:
+            return True
     return False
 
 

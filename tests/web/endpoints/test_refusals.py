@@ -77,14 +77,16 @@ HANDLERS: dict[str, tuple[dict[Any, Any], str]] = {
 class Site:
     """What a place is made of: the limit, the endpoint that it holds, and the handlers of its application."""
 
-    def __init__(self, handlers: dict[Any, Any]) -> None:
+    def __init__(self, handlers: dict[Any, Any], sync: bool = False) -> None:
         self.limit = RateLimit(LIMITS)
         self.depends = [Depends(self.limit)]
         self.options: dict[str, Any] = {"exception_handlers": handlers, "middleware": [GATE]}
         self.handlers = handlers
         self.ran: list[int] = []
+        self.sync = sync
+        self.page: Any = self.page_sync if sync else self.page_async
 
-    async def page(self, request: Request) -> Response:
+    async def page_async(self, request: Request) -> Response:
         self.ran.append(1)
         return PlainTextResponse("page")
 
@@ -108,10 +110,6 @@ def dependency(site: Site) -> ASGIApp:
     return site.fastapi(site.page, dependencies=site.depends)
 
 
-def dependency_of_a_sync_endpoint(site: Site) -> ASGIApp:
-    return site.fastapi(site.page_sync, dependencies=site.depends)
-
-
 def dependency_of_a_router(site: Site) -> ASGIApp:
     app, router = FastAPI(**site.options), APIRouter(dependencies=site.depends)
     router.get("/")(site.page)
@@ -121,7 +119,7 @@ def dependency_of_a_router(site: Site) -> ASGIApp:
 
 def dependency_of_an_inclusion(site: Site) -> ASGIApp:
     app, router = FastAPI(**site.options), APIRouter()
-    router.get("/")(site.page_sync)
+    router.get("/")(site.page)
     app.include_router(router, dependencies=site.depends)
     return app
 
@@ -136,40 +134,36 @@ def decorator(site: Site) -> ASGIApp:
     return site.fastapi(site.limit(site.page))
 
 
-def decorator_of_a_sync_endpoint(site: Site) -> ASGIApp:
-    return site.fastapi(site.limit(site.page_sync))
-
-
 def decorator_in_starlette(site: Site) -> ASGIApp:
     return site.starlette(site.limit(site.page))
 
 
-def decorator_of_a_sync_endpoint_in_starlette(site: Site) -> ASGIApp:
-    return site.starlette(site.limit(site.page_sync))
-
-
-def endpoint_class(site: Site) -> ASGIApp:
-    @site.limit
+def page_class(site: Site, decorate: Callable[[Any], Any]) -> type[HTTPEndpoint]:
     class Page(HTTPEndpoint):
+        @decorate
         async def get(self, request: Request) -> Response:
-            return await site.page(request)
+            return await site.page_async(request)
 
-    return site.starlette(Page)
-
-
-def method_of_an_endpoint_class(site: Site) -> ASGIApp:
-    class Page(HTTPEndpoint):
-        @site.limit
+    class SyncPage(HTTPEndpoint):
+        @decorate
         def get(self, request: Request) -> Response:
             return site.page_sync(request)
 
-    return site.starlette(Page)
+    return SyncPage if site.sync else Page
+
+
+def endpoint_class(site: Site) -> ASGIApp:
+    return site.starlette(site.limit(page_class(site, lambda method: method)))
+
+
+def method_of_an_endpoint_class(site: Site) -> ASGIApp:
+    return site.starlette(page_class(site, site.limit))
 
 
 def check_in_the_endpoint(site: Site) -> ASGIApp:
     async def page(request: Request) -> Response:
         await site.check(request)
-        return await site.page(request)
+        return await site.page_async(request)
 
     return site.starlette(page)
 
@@ -178,7 +172,7 @@ def plain(site: Site, checking: Callable[[HTTPConnection], Any] | None = None) -
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         await (checking or site.check)(request)
-        await (await site.page(request))(scope, receive, send)
+        await (await site.page_async(request))(scope, receive, send)
 
     return app
 
@@ -260,14 +254,11 @@ async def in_a_task_group(site: Site, request: HTTPConnection) -> None:
 
 ORDINARY = [
     dependency,
-    dependency_of_a_sync_endpoint,
     dependency_of_a_router,
     dependency_of_an_inclusion,
     dependency_of_the_application,
     decorator,
-    decorator_of_a_sync_endpoint,
     decorator_in_starlette,
-    decorator_of_a_sync_endpoint_in_starlette,
     endpoint_class,
     method_of_an_endpoint_class,
     check_in_the_endpoint,
@@ -281,6 +272,8 @@ ORDINARY = [
     task_groups_in_plain_asgi,
 ]
 """Where the handlers of the application answer."""
+ASYNC_ONLY = (check_in_the_endpoint, mounted_plain_asgi, task_groups_in_plain_asgi)
+KINDS = [(where, sync) for where in ORDINARY for sync in (False, True) if not (sync and where in ASYNC_ONLY)]
 
 
 def handlers_of_the_outer_application(site: Site) -> ASGIApp:
@@ -360,10 +353,10 @@ async def refused(where: Callable[[Site], ASGIApp], site: Site) -> tuple[Answer,
 
 
 @pytest.mark.parametrize("name", HANDLERS)
-@pytest.mark.parametrize("where", ORDINARY, ids=lambda where: where.__name__)
-async def test_a_users_handler_is_obeyed_and_else_problem_details_answer(where: Any, name: str) -> None:
+@pytest.mark.parametrize(("where", "sync"), KINDS, ids=lambda given: getattr(given, "__name__", f"sync={given}"))
+async def test_a_users_handler_is_obeyed_and_else_problem_details_answer(where: Any, sync: bool, name: str) -> None:
     handlers, expected = HANDLERS[name]
-    answer, error = await refused(where, Site(handlers))
+    answer, error = await refused(where, Site(handlers, sync))
     assert kind_of(answer) == expected
     assert type(error) is (ZeroDivisionError if name == "broken" else type(None)), "no bug is hidden"
 

@@ -13,36 +13,28 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial, wraps
 from inspect import Parameter, Signature
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary, WeakSet
 
+from starlette._utils import is_async_callable
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import HTTPConnection, Request
 from starlette.types import Message, Receive
 
 from ...core.errors import ConfigurationError
 from ..routes import walk
-from ..rules import Rule
+
+if TYPE_CHECKING:
+    from .rate_limit import RateLimit
 
 LIMIT: Final = "__slidegate_limit__"
 """The attribute of a decorated endpoint that holds its `RateLimit`."""
 _CONNECTION: Final = "slidegate_connection"
-_PLAIN: Final[WeakSet[Any]] = WeakSet()
-"""Every decorated function that was not async before."""
 _LIMITED: Final[WeakKeyDictionary[Any, WeakSet[Any]]] = WeakKeyDictionary()
 """Every function and class with a limit around it, and what was made of it."""
 
 
-class EndpointLimit(Protocol):
-    """A limit at an endpoint: a `RateLimit`."""
-
-    rule: Rule
-
-    async def check(self, connection: HTTPConnection, endpoint: object = None) -> None:
-        """Charge a request, once."""
-
-
-def decorate(limit: EndpointLimit, endpoint: Any) -> Any:
+def decorate(limit: RateLimit, endpoint: Any) -> Any:
     """Return an endpoint that checks `limit` and then calls `endpoint`.
 
     Args:
@@ -52,13 +44,9 @@ def decorate(limit: EndpointLimit, endpoint: Any) -> Any:
     Raises:
         ConfigurationError: `endpoint` is nothing that can be limited this way.
     """
-    limited: Any
-    if inspect.isclass(endpoint):
-        limited = _limited_class(limit, endpoint)
-    elif callable(endpoint):
-        limited = _limited_function(limit, endpoint)
-    else:
+    if not callable(endpoint):
         raise ConfigurationError(f'RateLimit: expected limits such as RateLimit("5/second"), not on {endpoint!r}')
+    limited = (_limited_class if inspect.isclass(endpoint) else _limited_function)(limit, endpoint)
     setattr(limited, LIMIT, limit)
     for layer in layers(endpoint):
         # A decorator further in may have made a route of any of them.
@@ -67,12 +55,32 @@ def decorate(limit: EndpointLimit, endpoint: Any) -> Any:
     return limited
 
 
-def limits_of(endpoint: Any) -> Iterator[EndpointLimit]:
+def layers(endpoint: Any) -> Iterator[Any]:
+    """Yield an endpoint and the functions that it is wrapped around, from the outside."""
+    while endpoint is not None:
+        yield endpoint
+        endpoint = endpoint.func if isinstance(endpoint, partial) else getattr(endpoint, "__wrapped__", None)
+
+
+def limits_of(endpoint: Any) -> Iterator[RateLimit]:
     """Yield the limits that decorate an endpoint, the outermost first."""
-    for function in layers(endpoint):
-        limit = vars(function).get(LIMIT) if hasattr(function, "__dict__") else None
-        if limit is not None:
+    for layer in layers(endpoint):
+        if (limit := getattr(layer, "__dict__", {}).get(LIMIT)) is not None:
             yield limit
+
+
+def dependencies(route: object) -> Iterator[Any]:
+    """Yield everything that FastAPI calls before the endpoint of a route; nothing for a route of another kind."""
+    return needed_by(getattr(route, "dependant", None))
+
+
+def needed_by(dependant: object) -> Iterator[Any]:
+    """Yield everything that FastAPI calls before what one of its descriptions is about."""
+    waiting = [dependant]
+    while waiting:
+        for needed in getattr(waiting.pop(), "dependencies", ()):
+            yield getattr(needed, "call", None)
+            waiting.append(needed)
 
 
 def check_places(app: object) -> None:
@@ -101,10 +109,6 @@ def _is_named(endpoint: Any) -> bool:
     return found is endpoint
 
 
-def _is_function_or_class(endpoint: object) -> bool:
-    return inspect.isfunction(endpoint) or inspect.isclass(endpoint)
-
-
 def unawaited(app: object) -> list[tuple[str, str]]:
     """Return (caller, name) of each decorated function that an endpoint or a dependency names that cannot await it.
 
@@ -114,46 +118,33 @@ def unawaited(app: object) -> list[tuple[str, str]]:
     found = set()
     for place in walk(app):
         for call in (place.route.endpoint, *dependencies(place.route)):
-            core = next(reversed([*layers(call)]), None)  # a frontend has no endpoint
+            *_, core = layers(call) if call is not None else (None,)  # a frontend has no endpoint
             if not inspect.isfunction(core) or inspect.iscoroutinefunction(core):
                 continue
             with suppress(ValueError):  # a variable of an enclosing function that has no value yet
                 variables = inspect.getclosurevars(core)
                 named = (*variables.nonlocals.values(), *variables.globals.values())
-                found |= {(core.__qualname__, f.__qualname__) for f in named if inspect.isfunction(f) and f in _PLAIN}
+                found |= {(core.__qualname__, f.__qualname__) for f in named if inspect.isfunction(f) and _was_plain(f)}
     return sorted(found)
 
 
-def dependencies(route: object) -> Iterator[Any]:
-    """Yield everything that FastAPI calls before the endpoint of a route; nothing for a route of another kind."""
-    return needed_by(getattr(route, "dependant", None))
+def _was_plain(function: Callable[..., Any]) -> bool:
+    return LIMIT in vars(function) and not is_async_callable(vars(function)["__wrapped__"])
 
 
-def needed_by(dependant: object) -> Iterator[Any]:
-    """Yield everything that FastAPI calls before what one of its descriptions is about."""
-    waiting = [dependant]
-    while waiting:
-        for needed in getattr(waiting.pop(), "dependencies", ()):
-            yield getattr(needed, "call", None)
-            waiting.append(needed)
+def _is_function_or_class(endpoint: object) -> bool:
+    return inspect.isfunction(endpoint) or inspect.isclass(endpoint)
 
 
-def layers(endpoint: Any) -> Iterator[Any]:
-    """Yield an endpoint and the functions that it is wrapped around, from the outside."""
-    while endpoint is not None:
-        yield endpoint
-        endpoint = endpoint.func if isinstance(endpoint, partial) else getattr(endpoint, "__wrapped__", None)
-
-
-def _limited_function(limit: EndpointLimit, endpoint: Callable[..., Any]) -> Callable[..., Any]:
-    core = list(layers(endpoint))[-1]
+def _limited_function(limit: RateLimit, endpoint: Callable[..., Any]) -> Callable[..., Any]:
+    *_, core = layers(endpoint)
     if inspect.isgeneratorfunction(core) or inspect.isasyncgenfunction(core):
         raise ConfigurationError(
             f"RateLimit: {core.__name__!r} is a generator, whose answer has begun before it runs; "
             "write dependencies=[Depends(RateLimit(...))] at its route"
         )
     signature, own = _signature(endpoint)
-    is_async = any(map(inspect.iscoroutinefunction, _called(endpoint)))
+    is_async = is_async_callable(endpoint)
 
     @wraps(endpoint)
     async def limited(*args: Any, **options: Any) -> Any:
@@ -170,15 +161,7 @@ def _limited_function(limit: EndpointLimit, endpoint: Callable[..., Any]) -> Cal
         return await answer if inspect.isawaitable(answer) else answer
 
     vars(limited)["__signature__"] = signature
-    if not is_async:
-        _PLAIN.add(limited)
     return limited
-
-
-def _called(endpoint: Any) -> tuple[object, object]:
-    while isinstance(endpoint, partial):
-        endpoint = endpoint.func
-    return endpoint, type(endpoint).__call__
 
 
 def _signature(endpoint: Callable[..., Any]) -> tuple[Signature, str | None]:
@@ -196,7 +179,7 @@ def _signature(endpoint: Callable[..., Any]) -> tuple[Signature, str | None]:
     return signature.replace(parameters=parameters), own
 
 
-def _limited_class(limit: EndpointLimit, endpoint: type[Any]) -> type[Any]:
+def _limited_class(limit: RateLimit, endpoint: type[Any]) -> type[Any]:
     if not inspect.iscoroutinefunction(getattr(endpoint, "dispatch", None)):
         raise ConfigurationError(
             f"RateLimit: expected an endpoint function or a class such as HTTPEndpoint, not {endpoint!r}; "

@@ -1,35 +1,41 @@
-"""What becomes of a request that a limit at its endpoint refuses.
+"""What becomes of a request for which a limit at its endpoint has no room: it waits for its turn, or is refused.
 
-The limit raises an `EndpointRefusal`. A handler of the user's may answer it; where only the default of the framework
-would, problem details do, because the limit puts a handler of its own into the table of the application that it is in.
-The middleware answers what nobody has answered, and adds to every answer what one to a refused request has to have.
+To refuse it, the limit raises an `EndpointRefusal`. A handler of the user's may answer it; where only the default of
+the framework would, problem details do, because the limit puts a handler of its own into the table of the application
+that it is in. The middleware answers what nobody has answered, and adds to every answer what one to a refused request
+has to have.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from http import HTTPStatus
 from typing import Any, Final
 
+import anyio
 from starlette._exception_handler import wrap_app_handling_exceptions
 from starlette.exceptions import HTTPException, WebSocketException
 from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
+from ...core.bans.in_force import Guarded
 from ...core.decision import Decision, Reason, ceil_s
 from ...core.errors import RateLimitExceeded, SlidegateError
+from ...limiter import Limiter
 from ..bans.signals import AbuseWatch
 from ..headers import Field, Fields, lowered
-from ..request import RequestLimits
+from ..request import RequestLimits, unless_left
 from ..scope_keys import RECORD
 
 _HANDLERS: Final = "starlette.exception_handlers"
 _NOT_STORED: Final = (b"cache-control", b"no-store")
 _TRY_AGAIN_LATER: Final = 1013
+_RECEIVE: Final = "_receive"
+"""The attribute by which Starlette's requests and websockets read their messages."""
 
 
 class EndpointRefusal(RateLimitExceeded, HTTPException):
@@ -58,22 +64,52 @@ class ClientLeft(SlidegateError, ClientDisconnect):
         _handlers(scope)[ClientLeft] = _answer_nobody
 
 
+async def turn_at_endpoint(
+    request: HTTPConnection, decision: Decision, limiter: Limiter, guarded: Sequence[Guarded]
+) -> Decision:
+    """Wait in line, and return the last decision.
+
+    Messages that come meanwhile are there for whoever reads the request afterwards.
+
+    Raises:
+        ClientLeft: The client left meanwhile.
+    """
+    limits: RequestLimits = request.scope[RECORD]
+    channel = limits.read_ahead(vars(request).get(_RECEIVE, _nothing))
+    limits.add(decision)
+    limits.waited = True
+    last = await unless_left(channel, limiter, lambda: limiter.engine.lines.wait(decision, guarded))
+    if last is None:
+        raise ClientLeft(request.scope)
+    limits.steps.pop()
+    limits.waited = last.allowed
+    if _RECEIVE in vars(request):
+        vars(request)[_RECEIVE] = channel
+    return last
+
+
+async def _nothing() -> Message:
+    """Stand for the messages of a request that was made without them."""
+    await anyio.sleep_forever()
+    raise AssertionError  # sleep_forever never returns
+
+
 async def refuse(connection: HTTPConnection, decision: Decision) -> Exception:
     """Note that a limit at an endpoint has refused a request, and return the exception for it."""
     scope = connection.scope
-    record: RequestLimits = scope[RECORD]
+    request: RequestLimits = scope[RECORD]
     # All or nothing: units charged for this request before go back.
-    await record.hand_back()
-    record.add(decision)
-    if record.answered and scope["type"] == "websocket":
+    await request.hand_back()
+    request.add(decision)
+    if request.answered and scope["type"] == "websocket":
         return WebSocketException(_TRY_AGAIN_LATER, "Too many requests.")
-    if not record.answered:
-        if record.refused is None and is_limited(decision):
-            await strike(scope, record)
-        record.refused, record.unfinished = decision, True
-        record.handlers = scope.get(_HANDLERS)
+    if not request.answered:
+        if request.refused is None and is_limited(decision):
+            await strike(scope, request)
+        request.refused, request.unfinished = decision, True
+        request.handlers = scope.get(_HANDLERS)
         _put_handler(scope)
-    return _exception(scope, record, decision)
+    return _exception(scope, request, decision)
 
 
 def is_limited(decision: Decision) -> bool:
@@ -81,10 +117,10 @@ def is_limited(decision: Decision) -> bool:
     return bool(decision.readings) or decision.reason is Reason.NOBODY
 
 
-async def strike(scope: Scope, record: RequestLimits) -> None:
+async def strike(scope: Scope, request: RequestLimits) -> None:
     """Strike for a refusal by a limit, under the policies of all gates on the way."""
     outer: list[AbuseWatch] = []
-    for step in record.steps:
+    for step in request.steps:
         if step.side.abuse.minds_refusals and not step.spared:
             await step.side.abuse.refused(scope, outer)
         outer.append(step.side.abuse)
@@ -142,13 +178,13 @@ async def _answer_nobody(connection: HTTPConnection, error: ClientLeft) -> None:
 
 
 async def answer_unanswered(
-    error: Exception | None, record: RequestLimits, scope: Scope, receive: Receive, send: Send
+    error: Exception | None, request: RequestLimits, scope: Scope, receive: Receive, send: Send
 ) -> bool:
     """Answer a request that a limit at an endpoint has refused, if nobody has.
 
     Args:
         error: The exception that has reached the middleware, if one has.
-        record: The record of the request.
+        request: Its limits.
         scope: Its scope.
         receive: Its receive channel.
         send: Sends to the client, through the middleware.
@@ -156,26 +192,26 @@ async def answer_unanswered(
     Returns:
         Whether all is done; an exception that is more than the refusal is to be raised on.
     """
-    if record.refused is None or record.answered:
+    if request.refused is None or request.answered:
         return _is_only(error, ClientLeft)
     refused = error is None or _is_only(error, (EndpointRefusal, ClientLeft))
     bug: Exception | None = None
     if refused:
         try:
-            await _ask_handlers(record.refused, record, scope, receive, send)
+            await _ask_handlers(request.refused, request, scope, receive, send)
         except Exception as failed:
             bug = failed
-    if not record.answered:
-        await record.side.refusals.send(scope, receive, send, record.refused)
+    if not request.answered:
+        await request.side.refusals.send(scope, receive, send, request.refused)
     if bug is not None:
         raise bug
     return refused
 
 
-async def _ask_handlers(decision: Decision, record: RequestLimits, scope: Scope, receive: Receive, send: Send) -> None:
+async def _ask_handlers(decision: Decision, request: RequestLimits, scope: Scope, receive: Receive, send: Send) -> None:
     """Ask the exception handlers of the application in which a limit has refused, if it has one for that."""
-    refusal = _exception(scope, record, decision)
-    there = {**scope, _HANDLERS: record.handlers or ({}, {})}
+    refusal = _exception(scope, request, decision)
+    there = {**scope, _HANDLERS: request.handlers or ({}, {})}
     connection = Request(there, receive, send) if scope["type"] == "http" else WebSocket(there, receive, send)
 
     async def refused(scope: Scope, receive: Receive, send: Send) -> None:
@@ -188,8 +224,8 @@ async def _ask_handlers(decision: Decision, record: RequestLimits, scope: Scope,
             raise
 
 
-def _exception(scope: Scope, record: RequestLimits, decision: Decision) -> EndpointRefusal:
-    status, body, *_ = record.side.refusals.answer(decision, scope)
+def _exception(scope: Scope, request: RequestLimits, decision: Decision) -> EndpointRefusal:
+    status, body, *_ = request.side.refusals.answer(decision, scope)
     return EndpointRefusal(decision, status, json.loads(body)["detail"] if body else HTTPStatus(status).phrase)
 
 
