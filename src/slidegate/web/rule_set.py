@@ -180,8 +180,6 @@ class RuleSet:
         self._index = RuleIndex(rule.matchers for rule, _ in self._bound)
         self.waits = any(rule.wait_us for rule in rules)
         """Whether a rule lets requests wait."""
-        self.at_once = not self.reserving and not self.looking and not self.waits
-        """Whether no rule settles its units later, only looks on, or lets requests wait."""
         self.holds = any(rule.concurrency is not None for rule in rules)
         """Whether a rule has a concurrency limit."""
         self._routes = Routes(app)

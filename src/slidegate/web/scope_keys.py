@@ -7,7 +7,7 @@ from typing import Final
 from starlette.types import Scope
 
 RECORD: Final = "slidegate"
-"""The key of a request's `Record` in its ASGI scope."""
+"""The key of a request's `RequestLimits` in its ASGI scope."""
 OFF: Final = "slidegate.off"
 """The key in the ASGI scope by which a middleware that is switched off says that it is there."""
 SETTLED: Final = "slidegate.settled"
