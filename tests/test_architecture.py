@@ -31,9 +31,11 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "__main__": ({"ops"}, set()),
     "admin": ({"ops"}, set()),
     "dashboard": ({"ops"}, set()),
+    "events": ({"core", "limiter", "web"}, set()),
     "httpx": ({"outbound"}, set()),
     "otel": ({"ops"}, set()),
     "prometheus": ({"ops"}, set()),
+    "stats": ({"core", "limiter", "stores", "web"}, set()),
     "__init__": ({"core", "limiter", "stores", "web"}, set()),
 }
 CLOCKS = {"asyncio", "time"}

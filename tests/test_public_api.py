@@ -17,11 +17,13 @@ import pytest
 
 import slidegate
 import slidegate.core
+import slidegate.events
+import slidegate.stats
 import slidegate.stores
 import slidegate.testing
 
 PACKAGE = Path(slidegate.__file__).parent
-EXPORTING = [slidegate, slidegate.core, slidegate.stores]
+EXPORTING = [slidegate, slidegate.core, slidegate.events, slidegate.stats, slidegate.stores]
 DOCUMENTED = [*EXPORTING, slidegate.testing]
 OPTIONAL = {
     "fastapi",

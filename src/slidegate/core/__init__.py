@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from .addresses import parse_address
-from .bans.in_force import Guarded
+from .bans.in_force import Ban, BanChange, Guarded
 from .calendar import Anchor, Calendar, Period
 from .counter_window import CounterWindow
 from .decide import Place, charge_all, decide, enter_periods, refund_all
 from .decision import Bucket, Check, Decision, LimitState, Reason
-from .errors import ConfigurationError, InvalidKey, SlidegateError
+from .errors import ConfigurationError, InvalidKey, SlidegateError, StoreTimeout, StoreUnavailable
 from .limits import AnyLimit, Concurrency, Limit, Quota, parse_duration_us, parse_limits
 from .networks import Networks
 from .ring import NEVER, OPEN, WindowState
@@ -24,6 +24,8 @@ __all__ = [
     "OPEN",
     "Anchor",
     "AnyLimit",
+    "Ban",
+    "BanChange",
     "BanStore",
     "Bucket",
     "Calendar",
@@ -54,6 +56,8 @@ __all__ = [
     "Snapshot",
     "StatsRow",
     "Store",
+    "StoreTimeout",
+    "StoreUnavailable",
     "WindowSlice",
     "WindowState",
     "WindowView",

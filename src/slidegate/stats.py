@@ -1,0 +1,26 @@
+"""What the methods of a limiter tell of its work: figures, the windows and strikes of a key, files of lists."""
+
+from __future__ import annotations
+
+from .core.bans.standing_view import PolicyStanding
+from .core.views import WindowSlice, WindowView
+from .limiter.figures.stats import AllStats, Chart, Point, Stats, Traffic, Worker
+from .limiter.inspect import KeyStanding, KeyView
+from .stores.memory.store import MemoryStats
+from .web.network_files import NetworkFile
+
+__all__ = [
+    "AllStats",
+    "Chart",
+    "KeyStanding",
+    "KeyView",
+    "MemoryStats",
+    "NetworkFile",
+    "Point",
+    "PolicyStanding",
+    "Stats",
+    "Traffic",
+    "WindowSlice",
+    "WindowView",
+    "Worker",
+]
