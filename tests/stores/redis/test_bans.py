@@ -142,7 +142,7 @@ async def test_a_number_that_somebody_wrote_otherwise_keeps_nobody_waiting(serve
     async with workers_at(server, 2) as (one, other):
         await one.bans.ban("192.0.2.0/24", None, "", "ann")
         for number in ("007", "-1", "many", "1e300"):
-            server.command("HSET", f"{one._prefix}:{{bans}}", "bans", number)
+            server.command("HSET", f"{one._prefix}:3:{{bans}}", "bans", number)
             async with asyncio.timeout(BOUND_S):
                 assert (await hit(other, "user:ann", address("192.0.2.7"))).reason is Reason.BANNED
                 assert await hit(other, "user:ann", address("198.51.100.7"))

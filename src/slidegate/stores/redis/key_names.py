@@ -8,10 +8,10 @@ from typing import Final
 
 from ...core.memo import remember
 
-LAYOUT: Final = 2
-"""The version of the windows' bytes: those of another one lie under other names. ``lua/windows`` writes it as well."""
-TAG_BYTES: Final = 12
-"""With the secret nobody can look for two keys that have one digest; by chance it takes some 10^14 keys."""
+LAYOUT: Final = 3
+"""The version of everything that is stored: that of another one lies under other names."""
+DIGEST_BYTES: Final = 16
+"""Nobody can look for two keys that have one digest."""
 
 
 class Names:
@@ -22,25 +22,17 @@ class Names:
         readable: Whether keys are readable in them; otherwise they are digests.
 
     Attributes:
-        meta: The hash with the secret and the numbers of changes; the names of everything about bans begin with it.
+        meta: The hash with the numbers of changes; the names of everything about bans begin with it.
         windows: The pattern of the hashes of windows.
-        secret: The key for digests; empty until it is known.
     """
 
     def __init__(self, prefix: str, *, readable: bool) -> None:
-        self.meta = f"{prefix}:{{bans}}".encode()
-        self.windows = f"{prefix}:w{LAYOUT}:{{*".encode()
-        self.secret = b""
-        self._prefix = f"{prefix}:w{LAYOUT}:".encode()
-        self._places_prefix = f"{prefix}:p:".encode()
+        self.meta = f"{prefix}:{LAYOUT}:{{bans}}".encode()
+        self.windows = f"{prefix}:{LAYOUT}:w:{{*".encode()
+        self._prefix = f"{prefix}:{LAYOUT}:w:".encode()
+        self._permits_prefix = f"{prefix}:{LAYOUT}:p:".encode()
         self._readable = readable
         self._known: dict[str, bytes] = {}
-
-    def use(self, secret: bytes) -> None:
-        """Take a secret over."""
-        if secret != self.secret:
-            self.secret = secret
-            self._known.clear()
 
     def name_of(self, key: str) -> bytes:
         """Return the name of the hash with the windows of a key."""
@@ -48,11 +40,11 @@ class Names:
         if name is None:
             text = key.encode(errors="surrogatepass")
             if not self._readable:
-                text = urlsafe_b64encode(blake2b(text, key=self.secret, digest_size=TAG_BYTES).digest())
+                text = urlsafe_b64encode(blake2b(text, digest_size=DIGEST_BYTES).digest()).rstrip(b"=")
             name = remember(self._known, key, b"%s{%s}" % (self._prefix, text))
         return name
 
-    def places_of(self, key: str, field: bytes) -> bytes:
-        """Return the name of the set with the places of a key under a rule, in the slot of its windows."""
+    def permits_of(self, key: str, field: bytes) -> bytes:
+        """Return the name of the set with the permits of a key under a rule, in the slot of its windows."""
         tag = self.name_of(key)[len(self._prefix) :]
-        return b"%s%s:%s" % (self._places_prefix, tag, field.hex().encode())
+        return b"%s%s:%s" % (self._permits_prefix, tag, field.hex().encode())

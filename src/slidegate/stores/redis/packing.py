@@ -167,7 +167,7 @@ class Packing:
         """Return where in a call the set of places of a key stands, and the limit of these places."""
         (limit,) = bucket.limits
         field = self._fields.get(bucket.rule) or remember(self._fields, bucket.rule, _field(bucket.rule, limit))
-        name = self._names.places_of(key, field)
+        name = self._names.permits_of(key, field)
         plan = _PLACES_PLAN.pack(field, limit.amount, worker, self._held.lease_us, 0, 0, PLACES)
         return names.setdefault(name, len(names)), plan
 

@@ -10,7 +10,6 @@ sends them, and `urls` reads addresses.
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 from collections.abc import Awaitable, Sequence
 from contextlib import suppress
@@ -45,7 +44,7 @@ from .places.held_places import HeldPlaces
 from .places.renewals import Renewals
 from .requests import Demand, Inspection, Refund, Reset, Tools
 from .urls import Client, close_client, open_client
-from .wire.batch import Ask, Shared
+from .wire.batch import Shared
 from .wire.eviction import Eviction
 from .wire.pipeline import Lane
 
@@ -100,7 +99,6 @@ class RedisStore(Store):
         self._client: Any = open_client(client) if isinstance(client, str) else client
         self._is_cluster = isinstance(self._client, RedisCluster)
         self._prefix = prefix
-        self._read_only = read_only
         self._timeout_s = parse_duration_us(timeout, "timeout") / 1_000_000
         self._lanes: dict[asyncio.AbstractEventLoop, Lane] = {}
         self._last: tuple[asyncio.AbstractEventLoop | None, Lane | None] = None, None
@@ -108,7 +106,8 @@ class RedisStore(Store):
         hold_over_fork(self._lock)
         self._names = Names(prefix, readable=readable)
         answers = Answers(self._count_denied if clock is None else None)
-        self.bans = RedisBans(self._lane, self._names.meta, clock, answers.heard, self.observers.tell_all, max_bans)
+        tell, meta = self.observers.tell_all, self._names.meta
+        self.bans = RedisBans(self._lane, meta, clock, answers.heard, tell, max_bans, read_only=read_only)
         held = HeldPlaces(place_lease_us(place_lease), clock or _monotonic_us)
         packing = Packing(self._names, held, clock or system_us)
         self._renewals = Renewals(held, packing, self.observers.tell_all, self._lane)
@@ -121,9 +120,8 @@ class RedisStore(Store):
             max_waiting=max_waiting,
             clock=clock,
             bans=self.bans,
-            heard=answers.heard,
             tell=self.observers.tell_all,
-            learn_secret=self._learn_secret,
+            read_only=read_only,
             eviction=Eviction(self.observers.tell_all),
         )
         self.shared_stats = RedisSharedStats(self._lane, self._names.meta, clock)
@@ -246,13 +244,13 @@ class RedisStore(Store):
 
     @sensible
     async def clear(self) -> int:
-        """Forget everything under the prefix but the secret; return how many keys had windows.
+        """Forget everything under the prefix but the numbers of changes; return how many keys had windows.
 
         Redis is searched a part at a time, and goes on serving. Units that are counted meanwhile may stay, and places
         stay taken.
         """
         lane = self._lane()
-        for made in (b":made*:*", b":figures:*"):
+        for made in (b":made:*", b":figures:*"):
             await lane.remove(self._shared.meta + made)
         await self.bans.clear()
         removed = await lane.remove(self._names.windows)
@@ -343,24 +341,6 @@ class RedisStore(Store):
                     lane = self._lanes[loop] = make(loop, self._shared)
             self._last = loop, lane
         return lane
-
-    # -- connections -------------------------------------------------------------------------------------------------
-
-    async def _learn_secret(self, ask: Ask) -> None:
-        """Make the secret known: the one in Redis, or a new one for all; after a loss of data the one known here.
-
-        Where it is there nothing is written, so that a worker starts while the server is out of memory.
-        """
-        fields = {b"secret": self._names.secret or os.urandom(32), b"life": os.urandom(8).hex().encode(), b"hands": 0}
-        known = await ask(b"HMGET", self._shared.meta, *fields)
-        if None in known:
-            if self._read_only:
-                raise StoreUnavailable(f"redis: nothing of slidegate stands under the prefix {self._prefix!r}")
-            for name, value in fields.items():
-                await ask(b"HSETNX", self._shared.meta, name, value)
-            known = await ask(b"HMGET", self._shared.meta, *fields)
-        self._names.use(known[0])
-        self.bans.lives(known[1])
 
 
 def _monotonic_us() -> int:

@@ -9,7 +9,6 @@ from typing import Final
 from ....core.bans.in_force import Ban, BanChange, Guarded
 from ....core.bans.policy import BanPolicy
 from ....core.bans.standing import Standing, Strike
-from ..key_names import LAYOUT
 
 _FOR_EVER: Final = -1
 _MOST: Final = 2**32 - 1
@@ -125,7 +124,7 @@ def pack_policy(policy: BanPolicy) -> bytes:
 def made_name(policy: BanPolicy) -> str:
     """Return what the window of the bans that a policy made is called."""
     most = policy.most
-    return f"made{LAYOUT}:{policy.name}:{most.window_us}:{most.resolution}"
+    return f"made:{policy.name}:{most.window_us}:{most.resolution}"
 
 
 def pack_guards(guarded: Sequence[Guarded]) -> bytes:

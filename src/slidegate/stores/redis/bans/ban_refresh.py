@@ -4,12 +4,13 @@ Redis numbers the changes of bans, and every answer says the number of the last 
 the guards of its next requests with them, and asks for the changes, a part at a time, at most every `REFRESH_EVERY_S`.
 
 Every answer also says which life of the data it belongs to. Another life begins after Redis has lost its data or a part
-of the bans: then a worker learns the secret again, and puts back the bans that it holds.
+of the bans: then a worker forgets the bans that it holds, and says how many those were.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from itertools import islice
@@ -22,6 +23,7 @@ from ....core.errors import StoreError
 from ....core.store import Clock, Event
 from ..faults import sensible
 from ..packing import Script, bans_script
+from ..server_clock import BansClock
 from .ban_codec import bytes_of, pack_ban, text_of, unpack_ban
 from .ban_events import changes
 from .ban_replica import NEVER_S, HeldBans
@@ -48,9 +50,6 @@ class Sender(Protocol):
     async def run(self, script: Script, keys: Sequence[bytes], asked: Sequence[bytes | int]) -> Any:
         """Run a script and return its answer."""
 
-    async def recover(self) -> None:
-        """Learn the secret and the life of the data again."""
-
     def attend(self, work: Coroutine[Any, Any, Any]) -> None:
         """Run a coroutine that nobody waits for."""
 
@@ -72,6 +71,7 @@ class RefreshedBans(HeldBans):
         clock: The clock of a test.
         heard: Hears of the life and the number of hand-backs in an answer, and when its command was sent (monotonic).
         tell: Passes events on.
+        read_only: Whether nothing is made where nothing of slidegate stands.
     """
 
     def __init__(
@@ -81,6 +81,8 @@ class RefreshedBans(HeldBans):
         clock: Clock | None,
         heard: Callable[[bytes, float], None],
         tell: Callable[[Sequence[Event]], None],
+        *,
+        read_only: bool,
     ) -> None:
         super().__init__(clock)
         self._lane = lane
@@ -89,6 +91,8 @@ class RefreshedBans(HeldBans):
         self._tell = tell
         self._refreshing: WeakSet[Sender] = WeakSet()
         self._refreshed_s = NEVER_S
+        self._read_only = read_only
+        self._begins = False
 
     @property
     def list_name(self) -> bytes:
@@ -100,27 +104,41 @@ class RefreshedBans(HeldBans):
     def heard(self, lane: Sender, number: bytes, sent_s: float) -> None:
         """Record the number of the last change of bans in an answer; `sent_s` is when its call was sent (monotonic)."""
         self.latest = number
-        if number == self.number and not self.restoring:
+        if number == self.number:
             self.known_s = max(self.known_s, sent_s)
         elif lane not in self._refreshing:
             self._refreshing.add(lane)
             lane.attend(self._refresh_in_time(lane))
 
-    def lives(self, life: bytes) -> None:
-        """Record the life of the data in Redis."""
-        with self._lock:
-            if life == self.life:
-                return
-            lost, self.life = bool(self.life), life
-            if not lost:
-                return
-            self.restoring, self.number, self.known_s = True, b"", NEVER_S
-        message = "redis: data was lost, so counts start anew; the bans that are known here are put back"
-        self._tell((Event("store_reset", message),))
+    def heard_state(self, lane: Sender, state: bytes, sent_s: float) -> None:
+        """Record the life of the data in Redis and the number of hand-backs, as an answer says them together."""
+        self._heard_state(state, sent_s)
+        life = state[:LIFE_BYTES]
+        if life and life != self.life:
+            with self._lock:
+                before, self.life = self.life, life
+            if before and before != life:
+                self._forget_all()
+        elif not life and not (self._begins or self._read_only):
+            self._begins = True
+            lane.attend(self._begin(lane))
 
-    async def notice(self, lane: Sender) -> None:
-        """Let Redis notice whether a part of the bans is gone, which begins another life."""
-        await self._ask(lane, "since", [b""])
+    async def _begin(self, lane: Sender) -> None:
+        """Give the data a life, where nobody has."""
+        try:
+            await lane.ask(b"HSETNX", self._keys[0], b"life", os.urandom(LIFE_BYTES // 2).hex().encode())
+        finally:
+            self._begins = False
+
+    def _forget_all(self) -> None:
+        """Forget the bans that are held here, because Redis has lost its data."""
+        with self._lock:
+            self.list.let_go(*self._time.now_us(), most=len(self.list))
+            known = len(self.list)
+            self.list, self.number, self.known_s = BanList(), b"", NEVER_S
+            self._time = BansClock(self._clock)
+        message = f"redis: data was lost, so counts start anew, and of the bans that were known here {known} are gone"
+        self._tell((Event("store_reset", message, {"bans": known}),))
 
     @sensible
     async def refresh(self, lane: Sender) -> None:
@@ -129,15 +147,13 @@ class RefreshedBans(HeldBans):
         Raises:
             StoreError: Redis does not answer.
         """
-        if self.restoring:
-            await self._put_back(lane)
         life, bans, number = self.life, self.list, self.number
         for _ in range(MOST_PARTS):
             asked_s = monotonic()
             found, _, last = await self._run(lane, "since", [number])
             if life and life != self.life:  # an answer about lost bans is not true
-                await self.refresh(lane)
-                return
+                life, bans, number = self.life, self.list, self.number
+                continue
             if found == 0:
                 bans, number = BanList(), last
                 async for part in self._scan(self._keys[1], lane):
@@ -156,25 +172,12 @@ class RefreshedBans(HeldBans):
     async def _refresh_in_time(self, lane: Sender) -> None:
         try:
             await asyncio.sleep(max(self._refreshed_s + REFRESH_EVERY_S - monotonic(), 0.0))
-            if self.restoring or self.number != self.latest:
+            if self.number != self.latest:
                 with suppress(StoreError):  # the next answer is a reason to try again
                     await self.refresh(lane)
         finally:
             self._refreshed_s = monotonic()
             self._refreshing.discard(lane)
-
-    async def _put_back(self, lane: Sender) -> None:
-        """Put back the bans that are held here, after a loss of data."""
-        life = self.life
-        with self._lock:
-            rows = list(self.list.by_key.values())
-        async for part in in_steps(rows):
-            bans = [Ban(*row) for row in part]
-            with self._lock:
-                now_us, wall_us = self._time.now_us()
-            await self._load([ban for ban in bans if not ban.is_over(now_us, wall_us)], now_us)
-        if life == self.life:
-            self.restoring = False
 
     # -- commands ----------------------------------------------------------------------------------------------------
 
@@ -197,10 +200,8 @@ class RefreshedBans(HeldBans):
         sent_s = monotonic()
         times, number, state, answer, reports = await self._ask(lane, name, asked, keys)
         number, state = sendable(number), sendable(state)
+        self.heard_state(lane, state, sent_s)
         self._saw(times, sent_s)
-        self._heard_state(state, sent_s)
-        if state[:LIFE_BYTES] != self.life:
-            await lane.recover()
         return answer, reports, number
 
     async def _ask(self, lane: Sender, name: str, asked: Sequence[bytes | int], keys: Sequence[bytes] = ()) -> Any:
@@ -217,9 +218,8 @@ class RefreshedBans(HeldBans):
             if place == b"0":
                 return
 
-    async def _load(self, bans: Sequence[Ban], now_us: int = -1) -> None:
-        packed = [row for ban in bans for row in (bytes_of(ban.key), pack_ban(ban))]
-        await self._command("load", [now_us, len(bans), *packed])
+    async def _load(self, bans: Sequence[Ban]) -> None:
+        await self._command("load", [len(bans), *(row for ban in bans for row in (bytes_of(ban.key), pack_ban(ban)))])
 
 
 def sendable(part: object) -> bytes:

@@ -43,7 +43,6 @@ class HeldBans:
         latest: Of the last change that Redis has spoken of.
         known_s: When the list was complete for certain, in monotonic time.
         life: The life of the data in Redis. It is another one after a loss of data.
-        restoring: Whether data was lost, and not all bans of the list are put back yet.
     """
 
     def __init__(self, clock: Clock | None) -> None:
@@ -55,7 +54,6 @@ class HeldBans:
         self.number = self.latest = b""
         self.known_s = NEVER_S
         self.life = b""
-        self.restoring = False
         self._prolonged_s: dict[str, float] = {}
 
     def judge(self, checks: Sequence[Check], guarded: Sequence[Guarded]) -> Barred | None:
@@ -69,8 +67,8 @@ class HeldBans:
             return None if ban is None else Barred(ban.by, ban, now_us, checks)
 
     def _is_trusted(self) -> bool:
-        """Return whether the list was complete lately, or holds the only bans that are left."""
-        return self.restoring or monotonic() - self.known_s < TRUST_S
+        """Return whether the list was complete lately."""
+        return monotonic() - self.known_s < TRUST_S
 
     def _put(self, key: str, ban: Ban | None) -> None:
         self.list.remove(key)

@@ -66,8 +66,10 @@ class RedisBans(RefreshedBans, BanStore):
         heard: Callable[[bytes, float], None],
         tell: Callable[[Sequence[Event]], None],
         most: int,
+        *,
+        read_only: bool,
     ) -> None:
-        super().__init__(lane, meta, clock, heard, tell)
+        super().__init__(lane, meta, clock, heard, tell, read_only=read_only)
         self._most = most
         self._teller = Teller(tell, most)
         self._sums = StrikeSums(self._strike)
@@ -205,7 +207,7 @@ class RedisBans(RefreshedBans, BanStore):
         async for part in in_steps(known.bans):
             await self._load(part)
         async for some in in_steps(known.standings):
-            asked: list[bytes | int] = [-1, 0]
+            asked: list[bytes | int] = [0]
             for policy, key, standing in some:
                 asked += [bytes_of(key), bytes_of(policy), pack_standing(policy, standing)]
             await self._command("load", asked)

@@ -145,7 +145,7 @@ class ClusterNodes(Lane, ABC):
 
     async def _get_ready(self) -> None:
         await self._look()
-        await self._shared.learn_secret(self._ask)
+        await self._check_there(self._ask)
         self._ready = True
 
     def _retry(self) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import getrandbits
 from struct import Struct
 from struct import error as StructError
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol
 
 from redis.asyncio.sentinel import SentinelConnectionPool
 
@@ -23,8 +23,6 @@ from .connection import Connect, Make, Wire, open_wire
 from .eviction import Eviction
 from .sentinels import open_master
 
-Ask: TypeAlias = Callable[..., Awaitable[Any]]
-
 SLACK_MS: Final = 1_000
 """A key lives this much longer than anything in it counts, so that its end need not be moved with every hit."""
 TEST_SLACK_MS: Final = 86_400_000
@@ -32,8 +30,8 @@ TEST_SLACK_MS: Final = 86_400_000
 STATE_PARTS: Final = 3
 """An answer begins with the time, the number of the last change of bans, and that of hand-backs."""
 
-NO_BANS: Final = b"", b"", b""
-"""The number, life and guards in a call that cannot see the bans, or need not."""
+NO_BANS: Final = b"", b""
+"""The number and the guards in a call that cannot see the bans, or need not."""
 
 _HEAD: Final = Struct("<qIIB")
 _TIME: Final = Struct("<q")
@@ -109,9 +107,8 @@ class Shared:
         max_waiting: How many requests may wait in a line.
         clock: The clock of a test.
         bans: The bans of the store.
-        heard: Gets the number of hand-backs of an answer, and when its call was sent (monotonic).
         tell: Passes events on.
-        learn_secret: Learns the secret, by a function that sends a command to the server with `meta`.
+        read_only: Whether nothing is made where nothing of slidegate stands.
         eviction: Finds out whether a server evicts keys.
     """
 
@@ -122,9 +119,8 @@ class Shared:
     max_waiting: int
     clock: Clock | None
     bans: RedisBans
-    heard: Callable[[bytes, float], None]
     tell: Callable[[Sequence[Event]], None]
-    learn_secret: Callable[[Ask], Awaitable[None]]
+    read_only: bool
     eviction: Eviction
 
     async def open_server(self) -> Wire:

@@ -25,7 +25,6 @@ from hiredis import HiredisError
 
 from ....core.errors import StoreError, StoreUnavailable
 from ....core.store import Clock
-from ..bans.ban_refresh import LIFE_BYTES
 from ..faults import SICK, refusal
 from ..packing import CHANGED, REQUEST, RESET, Script, raise_failure, windows_script
 from .batch import NO_BANS, STATE_PARTS, Request, Shared, deliver, fail, head, says_state, store_error
@@ -36,8 +35,6 @@ MOST_IN_CALL: Final = 64
 LEAST_APART: Final = 16
 """So many requests go in two calls. A call takes the server some 15 us besides its requests, which is what six take."""
 MOST_CALLS: Final = 16
-MOST_TRIES: Final = 4
-"""How often a call is sent again that decided nothing: once where bans have changed, more often where data is lost."""
 SCAN_PART: Final = 500
 RETRY_S: Final = 0.25
 """How soon a failed connection is tried again by itself, so that the next probe finds it there ..."""
@@ -64,7 +61,6 @@ class Lane:
         self._calls = 0
         self._scheduled = False
         self._many = False
-        self._recovery: asyncio.Task[None] | None = None
         self._closed = False
         self._asked_s = float("-inf")
         self._opening: asyncio.Task[None] | None = None
@@ -105,16 +101,6 @@ class Lane:
             if "NOSCRIPT" not in str(error):
                 raise
         return await self.ask(b"EVAL", script.source, len(keys), *keys, *asked)
-
-    async def recover(self) -> None:
-        """Learn the secret and the life of the data again, because Redis has lost data. One task does it for everybody.
-
-        Raises:
-            StoreError: Redis cannot be reached, or answers with an error.
-        """
-        if self._recovery is None or self._recovery.done():
-            self._recovery = self._start(self._recover())
-        await self._settled(self._recovery)
 
     def attend(self, work: Coroutine[Any, Any, Any]) -> None:
         """Run a coroutine that nobody waits for, until the lane is closed; a `StoreError` of it is dropped."""
@@ -191,7 +177,7 @@ class Lane:
         if tries or bans.latest != bans.number or {request.judged for request in requests} != {bans.number}:
             guards = b"".join(request.guards() for request in requests)
         self._calls += 1
-        known = head(shared.clock, 1), bans.number, bans.life, guards
+        known = head(shared.clock, 1), bans.number, guards
         wire.send(done, how, what, len(names), *names, *known, packed)
 
     def _answered(self, wire: Wire, requests: Sequence[Request], sent_s: float, tries: int, answer: Any) -> None:
@@ -201,10 +187,10 @@ class Lane:
         elif isinstance(answer, HiredisError):
             self._refused(wire, requests, tries, str(answer))
         elif says_state(answer) and len(answer) == STATE_PARTS:
-            self._carry(requests, self._again(wire, requests, tries + 1, answer[2]))
+            self._again(wire, requests, tries)
         else:
             if says_state(answer) and len(answer) == len(requests) + STATE_PARTS:
-                self._shared.heard(answer[2], sent_s)
+                self._shared.bans.heard_state(self, answer[2], sent_s)
                 self._shared.bans.heard(self, answer[1], sent_s)
             self._shared.tell(deliver(wire, requests, sent_s, answer))
         if self._line and not self._scheduled:
@@ -219,17 +205,12 @@ class Lane:
         if error.startswith(SICK):
             wire.close(refusal(wire.place, error))
 
-    async def _again(self, wire: Wire, requests: Sequence[Request], tries: int, state: bytes) -> None:
-        """Ask again where nothing was decided: bans have changed, or the data has another life."""
-        if tries > MOST_TRIES:
-            raise StoreUnavailable(f"redis: {wire.place} loses its data again and again")
-        if state[:LIFE_BYTES] != self._shared.bans.life:
-            await self.recover()
-        self._call(wire, requests, b"EVALSHA", windows_script().name, tries)
-
-    async def _recover(self) -> None:
-        await self._shared.bans.notice(self)
-        await self._shared.learn_secret(self.ask)
+    def _again(self, wire: Wire, requests: Sequence[Request], tries: int) -> None:
+        """Ask again where nothing was decided because bans have changed, and send the guards of the requests."""
+        if tries:
+            fail(requests, StoreUnavailable(f"redis: {wire.place} decides nothing"))
+        else:
+            self._call(wire, requests, b"EVALSHA", windows_script().name, 1)
 
     # -- the connection ----------------------------------------------------------------------------------------------
 
@@ -250,12 +231,24 @@ class Lane:
             self._opening = None
 
     async def _get_ready(self) -> None:
-        """Reach the server, and learn the secret, without which no key has a name."""
         wire = await self._shared.open_server()
         self._guard(wire)
         wire.lost.add_done_callback(self._lost)
-        await self._shared.learn_secret(wire.ask)
+        try:
+            await self._check_there(wire.ask)
+        except BaseException:
+            wire.close(StoreUnavailable("redis: not in use"))
+            raise
         self._wire = wire
+
+    async def _check_there(self, ask: Callable[..., Awaitable[Any]]) -> None:
+        """See that something of slidegate stands under the prefix, where nothing may be made.
+
+        Raises:
+            StoreUnavailable: Nothing does.
+        """
+        if self._shared.read_only and not await ask(b"EXISTS", self._shared.meta):
+            raise StoreUnavailable(f"redis: nothing of slidegate stands under {self._shared.meta.decode()}")
 
     @property
     def _is_wanted(self) -> bool:

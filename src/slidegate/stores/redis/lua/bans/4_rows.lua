@@ -2,7 +2,7 @@
 --
 --   meta        numbers: `bans` (of the last change), `floor` (below it changes are not known any more), `ahead` and
 --               `latest` of the bans' time; `parts`, until when each of the others lives; `life`, which is another one
---               after a loss of data; and the other fields of the store
+--               after a loss of data; and `hands`, of the last hand-back
 --   list        a ban for each key, see banned/     ends       keys by the end of their ban
 --   changes     keys by the number of their last change, the latest `MOST_CHANGES`
 --   history     the latest `MOST_HISTORY` changes, newest first
@@ -11,6 +11,7 @@
 
 local MOST_CHANGES, MOST_HISTORY = 4096, 10000
 local LONGEST_MS = 400 * 86400000
+local SURE_US = 1000000 -- how long before its end a key of Redis has not expired for certain
 local META, LIST, ENDS, CHANGES, HISTORY, STANDINGS, OVER, PREFIXES = 1, 2, 3, 4, 5, 6, 7, 8
 
 local wall, slack_ms = tonumber(ARGV[1]), 86400000
@@ -25,7 +26,7 @@ end
 
 local numbers = redis.call("HMGET", KEYS[META], "bans", "ahead", "latest", "hands", "life", "parts")
 local last, ahead, latest = tonumber(numbers[1]) or 0, tonumber(numbers[2]) or 0, tonumber(numbers[3]) or 0
-local life, hands, parts = numbers[5] or "", numbers[4] or "", numbers[6]
+local life, hands, parts = numbers[5] or "", numbers[4] or 0, numbers[6]
 local banned = make_banned(KEYS[LIST])
 local now
 now, ahead = banned.time(KEYS[META], wall, ahead, latest)
@@ -132,25 +133,26 @@ local function note_parts()
   redis.call("HSET", KEYS[META], "parts", table.concat(ends))
 end
 
--- Redis may evict any key. Where a part is gone that should be there, the data has another life from now on: so workers
--- learn of it, and put back the bans that they hold.
-local function notice_loss()
-  local due = { "EXISTS" }
-  for place = LIST, parts and PREFIXES or 0 do
-    local ends = unpack_from("<i8", parts, 8 * (place - LIST) + 1)
-    if ends == -1 or ends > now + SURE_US then
-      due[#due + 1] = KEYS[place]
-    end
-  end
-  if #due == 1 or redis.call(unpack(due)) == #due - 1 then
-    return
-  end
-  if redis.call("EXISTS", KEYS[STANDINGS], KEYS[OVER]) == 1 then
-    redis.call("UNLINK", KEYS[STANDINGS], KEYS[OVER])
-  end
-  life = sub(redis.sha1hex(life .. text_of(now)), 1, LIFE_BYTES)
-  redis.call("HSET", KEYS[META], "life", life)
-  note_parts()
+local function is_lost(place)
+  local ends = unpack_from("<i8", parts, 8 * (place - LIST) + 1)
+  return (ends == -1 or ends > now + SURE_US) and redis.call("EXISTS", KEYS[place]) == 0
 end
 
-notice_loss()
+-- Redis may evict any key, and a list of bans without their ends, or standings without theirs, would never be forgotten:
+-- so they go together. Where bans are lost the data has another life from now on, so that all workers learn of it.
+local function notice_loss()
+  if is_lost(STANDINGS) or is_lost(OVER) then
+    redis.call("UNLINK", KEYS[STANDINGS], KEYS[OVER])
+    note_parts()
+  end
+  if is_lost(LIST) or is_lost(ENDS) then
+    redis.call("UNLINK", KEYS[LIST], KEYS[ENDS], KEYS[CHANGES])
+    life, last = sub(redis.sha1hex(life .. text_of(now)), 1, LIFE_BYTES), max(last + 1, now)
+    redis.call("HSET", KEYS[META], "life", life, "bans", text_of(last), "floor", text_of(last))
+    note_parts()
+  end
+end
+
+if parts then
+  notice_loss()
+end

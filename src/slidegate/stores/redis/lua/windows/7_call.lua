@@ -1,10 +1,9 @@
--- One call: ARGV[1] is the head, ARGV[2] the number of the last change of bans that the caller knows, ARGV[3] the life
--- of the data that it knows, ARGV[4] the guards of each request, and ARGV[5] the requests; they are decided in
--- order. The answer is {time, number of bans, life and number of hand-backs, answers ...}.
+-- One call: ARGV[1] is the head, ARGV[2] the number of the last change of bans that the caller knows, ARGV[3] the guards
+-- of each request, and ARGV[4] the requests; they are decided in order. The answer is {time, number of bans, life and
+-- number of hand-backs, answers ...}.
 --
--- There are no answers where the data has another life: the caller's names are of a secret that is gone. And there are
--- none where bans have changed and ARGV[4] is empty: the caller asks again, and sends the guards of the requests. Then
--- they are judged here, by the bans that stand here, whatever changes meanwhile.
+-- There are no answers where bans have changed and ARGV[3] is empty: the caller asks again, and sends the guards of the
+-- requests. Then they are judged here, by the bans that stand here, whatever changes meanwhile.
 
 local FAILED, BANNED = 255, 5
 local STATE_PARTS = 3
@@ -17,27 +16,23 @@ end
 local replies = { pack("<i8", now), "", "" }
 local judged
 if with_meta == 1 then
-  local seen = redis.call("HMGET", KEYS[1], "bans", "life", "hands", "parts", "ahead", "latest")
-  local list_until = seen[4] and unpack_from("<i8", seen[4]) or 0
-  replies[2], replies[3] = seen[1] or "", seen[2] and seen[3] and seen[2] .. seen[3] or ""
-  if (list_until == -1 or list_until > now + SURE_US) and redis.call("EXISTS", KEYS[2]) == 0 then
-    replies[3] = "" -- the bans are lost
-  end
-  if replies[3] == "" or seen[2] ~= ARGV[3] or (ARGV[4] == "" and replies[2] ~= ARGV[2]) then
+  local seen = redis.call("HMGET", KEYS[1], "bans", "life", "hands", "ahead", "latest")
+  replies[2], replies[3] = seen[1] or "", state_of(seen[2], seen[3])
+  if ARGV[3] == "" and replies[2] ~= ARGV[2] then
     return replies
   end
-  if ARGV[4] ~= "" then
+  if ARGV[3] ~= "" then
     local banned, at = make_banned(KEYS[2]), 1
-    local bans_now = banned.time(KEYS[1], now, tonumber(seen[5]) or 0, tonumber(seen[6]) or 0)
+    local bans_now = banned.time(KEYS[1], now, tonumber(seen[4]) or 0, tonumber(seen[5]) or 0)
     judged = function()
       local found
-      found, at = banned.of_request(ARGV[4], at, bans_now, now)
+      found, at = banned.of_request(ARGV[3], at, bans_now, now)
       return #found > 0 and pack("<B", BANNED) .. banned.told(found, bans_now)
     end
   end
 end
 
-local requests = ARGV[5]
+local requests = ARGV[4]
 
 local function answer_to(what, many, at)
   return judged and judged() or handle(what, many, requests, at, now)
@@ -56,7 +51,7 @@ while next_at <= #requests do
   handed_back = handed_back or byte(reply) == CHANGED
 end
 if handed_back and with_meta == 1 then
-  replies[3] = sub(replies[3], 1, LIFE_BYTES) .. redis.call("HINCRBY", KEYS[1], "hands", 1)
+  replies[3] = state_of(sub(replies[3], 1, LIFE_BYTES), redis.call("HINCRBY", KEYS[1], "hands", 1))
 end
 local saved, why = pcall(save, now, slack_ms)
 if not saved then
