@@ -97,7 +97,7 @@ def nearly(rng: random.Random) -> Any:
         parts = [bytes(8), b"7", b"0" * 17, bytes(60)]
     else:
         changes = rng.choice([0, [b"7", 0, b"user:2", bytes(60)], [b"8", 1]])
-        parts = [bytes(24), b"7", b"0" * 17, changes, []]
+        parts = [bytes(32), b"7", b"0" * 17, changes, []]
     spoilt = rng.choice([parts, parts, next((part for part in parts if isinstance(part, list) and part), parts)])
     spoilt[rng.randrange(len(spoilt))] = nonsense(rng)
     return parts

@@ -3,8 +3,8 @@
 All of them lie in the slot of the bans, so that one script call writes the rows of a worker, and a client that reaches
 the bans reaches the figures. They are small and seldom: each worker sends some kilobytes every few seconds.
 
-The script stands in ``lua/figures``. A hash goes by its TTL; the moment until which a row in it is kept stands before
-its value.
+The script stands in ``lua/figures.lua``. A hash goes by its TTL; the moment until which a row in it is kept stands
+before its value.
 """
 
 from __future__ import annotations

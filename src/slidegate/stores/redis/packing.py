@@ -2,7 +2,7 @@
 
 A request is a byte for the operation, the number of its asks, and the asks: the place of the key, the cost and the
 limit. The requests of a call stand one behind the other. An answer is a byte for the outcome and a reading for each
-ask; see ``lua/windows/7_call.lua``.
+ask; see ``lua/windows.lua``.
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ class Script(NamedTuple):
 @cache
 def windows_script() -> Script:
     """Return the script that decides about windows."""
-    return _script("rings", "banned", "windows")
+    return _script("ring", "banned", "permits", "windows")
 
 
 @cache
 def bans_script() -> Script:
     """Return the script that strikes and bans."""
-    return _script("rings", "banned", "bans")
+    return _script("ring", "banned", "bans", "ban_rules")
 
 
 @cache
@@ -84,8 +84,7 @@ def figures_script() -> Script:
 
 def _script(*parts: str) -> Script:
     lua = resources.files(__package__) / "lua"
-    files = [sorted((lua / part).iterdir(), key=lambda file: file.name) for part in parts]
-    source = b"".join(file.read_bytes() for part in files for file in part)
+    source = b"".join((lua / f"{part}.lua").read_bytes() for part in parts)
     return Script(source, sha1(source).hexdigest().encode())
 
 

@@ -221,13 +221,13 @@ class RedisStore(Store):
     async def reset_all(self) -> bool:
         """Forget the windows of all keys under every rule; False where there were none. Places stay taken.
 
-        Redis is searched a part at a time, and goes on serving: units that are counted meanwhile may stay.
+        Redis is searched a part at a time, and goes on serving: units that are counted meanwhile may stay, and are not
+        handed back.
         """
-        lane = self._lane()
         self._tools.answers.forget_all_windows()
-        forgotten = await lane.reset(self._names.windows)
-        # Answers that carry another number tell every worker to forget the refusals that it knows.
-        await lane.ask(b"HINCRBY", self._shared.meta, b"hands", 1)
+        await self.bans.reset_windows()
+        forgotten = await self._lane().remove(self._names.windows)
+        await self.bans.reset_windows()
         self._tools.answers.forget_all_windows()
         return forgotten > 0
 

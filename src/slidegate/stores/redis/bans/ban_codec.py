@@ -1,4 +1,4 @@
-"""How bans, standings and policies are packed for Redis; ``lua/bans`` reads and writes the same."""
+"""How bans, standings and policies are packed for Redis; ``lua/bans.lua`` reads and writes the same."""
 
 from __future__ import annotations
 

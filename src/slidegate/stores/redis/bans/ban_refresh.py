@@ -136,7 +136,7 @@ class RefreshedBans(HeldBans):
             self.list.let_go(*self._time.now_us(), most=len(self.list))
             known = len(self.list)
             self.list, self.number, self.known_s = BanList(), b"", NEVER_S
-            self._time = BansClock(self._clock)
+            self._time, self.reset_us = BansClock(self._clock), -1
         message = f"redis: data was lost, so counts start anew, and of the bans that were known here {known} are gone"
         self._tell((Event("store_reset", message, {"bans": known}),))
 
@@ -184,7 +184,7 @@ class RefreshedBans(HeldBans):
     async def _command(
         self, name: str, asked: Sequence[bytes | int], keys: Sequence[bytes] = ()
     ) -> tuple[Any, list[bytes]]:
-        """Run a command of ``lua/bans/6_rules.lua``; return its answer and its reports."""
+        """Run a command of ``lua/ban_rules.lua``; return its answer and its reports."""
         lane, sent_s = self._lane(), monotonic()
         answer, reports, number = await self._run(lane, name, asked, keys)
         self.heard(lane, number, sent_s)

@@ -1,7 +1,7 @@
 """The bans that a worker holds.
 
 They are a cache, so that a client that comes again while it is banned is refused here, without asking. Redis decides
-about everybody else, by the bans that stand there; see ``lua/windows/7_call.lua``. The cache is refreshed a part at a
+about everybody else, by the bans that stand there; see ``lua/windows.lua``. The cache is refreshed a part at a
 time and at most every `REFRESH_EVERY_S`, however often bans change, and no request waits for that.
 """
 
@@ -28,7 +28,7 @@ UNSEEN: Final = b"?"
 """The number of a request that no list has let pass: the bans in Redis have to be looked at."""
 
 NEVER_S: Final = float("-inf")
-_TIMES: Final = Struct("<qqq")
+_TIMES: Final = Struct("<qqqq")
 
 
 class HeldBans:
@@ -43,6 +43,7 @@ class HeldBans:
         latest: Of the last change that Redis has spoken of.
         known_s: When the list was complete for certain, in monotonic time.
         life: The life of the data in Redis. It is another one after a loss of data.
+        reset_us: When all windows were reset, as far as is known here; -1 for never.
     """
 
     def __init__(self, clock: Clock | None) -> None:
@@ -54,6 +55,7 @@ class HeldBans:
         self.number = self.latest = b""
         self.known_s = NEVER_S
         self.life = b""
+        self.reset_us = -1
         self._prolonged_s: dict[str, float] = {}
 
     def judge(self, checks: Sequence[Check], guarded: Sequence[Guarded]) -> Barred | None:
@@ -113,8 +115,9 @@ class HeldBans:
 
     def _saw(self, times: bytes, sent_s: float) -> None:
         """Record the times of an answer to a command about bans; `sent_s` is when it was sent (monotonic)."""
-        now_us, wall_us, ahead_us = _TIMES.unpack(times)
+        now_us, wall_us, ahead_us, reset_us = _TIMES.unpack(times)
         with self._lock:
+            self.reset_us = max(self.reset_us, reset_us)
             self._time.saw_bans(now_us, wall_us, ahead_us, int(sent_s * 1_000_000))
 
 

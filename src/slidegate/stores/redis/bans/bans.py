@@ -1,7 +1,7 @@
 """The bans of a Redis store: the commands of users, and the refusal of requests.
 
-The rules are at work in Redis (``lua/bans``), where every worker strikes and bans. `ban_refresh` sends the commands and
-keeps the list of this worker up to date, `ban_replica` answers from that list.
+The rules are at work in Redis (``lua/ban_rules.lua``), where every worker strikes and bans. `ban_refresh` sends the
+commands and keeps the list of this worker up to date, `ban_replica` answers from that list.
 """
 
 from __future__ import annotations
@@ -221,6 +221,11 @@ class RedisBans(RefreshedBans, BanStore):
         await self._command("clear", [])
         with self._lock:
             self.list = BanList()
+
+    @sensible
+    async def reset_windows(self) -> None:
+        """Let nothing be handed back that was spent in any window up to now."""
+        await self._command("reset_all", [])
 
     async def _check_room(self, known: Bans) -> None:
         # Bans made by hand are always recorded, so those that are read need no room either.

@@ -28,7 +28,7 @@ from ..known_refusals import TRUST_S
 from ..packing import CHANGED, windows_script
 from ..wire.batch import NO_BANS, STATE_PARTS, Request, deliver, fail, head
 from ..wire.connection import Wire
-from ..wire.pipeline import CLOSED, MOST_IN_CALL, Work, with_each
+from ..wire.pipeline import CLOSED, MOST_IN_CALL, remove_from
 from .node_finder import REDIRECTED, ClusterNodes, ignore
 from .nodes import MOST_REDIRECTIONS, Call, Node, Place, shown
 
@@ -58,11 +58,13 @@ class ClusterLane(ClusterNodes):
             await self._settled(self._open())
         return await self._ask(*command)
 
-    async def _with_each(self, pattern: bytes, work: Work) -> int:
+    async def remove(self, pattern: bytes) -> int:
+        """See `Lane.remove`: names lie in different slots."""
         if not self._ready:
             await self._settled(self._open())
         await self._look()  # nodes may have come and gone
-        return sum([await with_each(await self._reach(self._node(place)), pattern, work) for place in {*self._serving}])
+        wires = [await self._reach(self._node(place)) for place in {*self._serving}]
+        return sum([await remove_from(wire, pattern, at_once=1) for wire in wires])
 
     def close(self) -> None:
         """See `Lane.close`."""
@@ -152,7 +154,8 @@ class ClusterLane(ClusterNodes):
             wire.send(ignore, b"ASKING")
         done = partial(self._came, node, wire, call, monotonic())
         node.calls += 1
-        wire.send(done, call.how, call.what, len(names), *names, head(self._shared.clock, 0), *NO_BANS, packed)
+        known = head(self._shared.clock, 0, self._shared.bans.reset_us), *NO_BANS
+        wire.send(done, call.how, call.what, len(names), *names, *known, packed)
 
     def _came(self, node: Node, wire: Wire, call: Call, sent_s: float, answer: Any) -> None:
         node.calls -= 1

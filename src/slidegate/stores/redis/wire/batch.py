@@ -33,7 +33,7 @@ STATE_PARTS: Final = 3
 NO_BANS: Final = b"", b""
 """The number and the guards in a call that cannot see the bans, or need not."""
 
-_HEAD: Final = Struct("<qIIB")
+_HEAD: Final = Struct("<qIIBq")
 _TIME: Final = Struct("<q")
 _SERVER_TIME: Final = -1
 
@@ -153,11 +153,17 @@ class Shared:
         return await open_wire(make, self.timeout_s, ServerClock(self.clock), name, connect)
 
 
-def head(clock: Clock | None, with_meta: int) -> bytes:
-    """Return the head of a call of the script of windows."""
+def head(clock: Clock | None, with_meta: int, reset_us: int = -1) -> bytes:
+    """Return the head of a call of the script of windows.
+
+    Args:
+        clock: The clock of a test.
+        with_meta: 1 where the call sees the numbers of changes.
+        reset_us: Where it does not: when all windows were reset, as far as is known here.
+    """
     if clock is None:
-        return _HEAD.pack(_SERVER_TIME, getrandbits(32), SLACK_MS, with_meta)
-    return _HEAD.pack(clock(), getrandbits(32), TEST_SLACK_MS, with_meta)
+        return _HEAD.pack(_SERVER_TIME, getrandbits(32), SLACK_MS, with_meta, reset_us)
+    return _HEAD.pack(clock(), getrandbits(32), TEST_SLACK_MS, with_meta, reset_us)
 
 
 def says_state(answer: Any) -> bool:

@@ -19,15 +19,14 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from time import monotonic
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from hiredis import HiredisError
 
 from ....core.errors import StoreError, StoreUnavailable
-from ....core.store import Clock
 from ..faults import SICK, refusal
-from ..packing import CHANGED, REQUEST, RESET, Script, raise_failure, windows_script
-from .batch import NO_BANS, STATE_PARTS, Request, Shared, deliver, fail, head, says_state, store_error
+from ..packing import Script, windows_script
+from .batch import STATE_PARTS, Request, Shared, deliver, fail, head, says_state, store_error
 from .connection import Wire
 
 MOST_IN_CALL: Final = 64
@@ -41,9 +40,6 @@ RETRY_S: Final = 0.25
 RETRY_FOR_S: Final = 5.0
 """... for so long after the last request."""
 CLOSED: Final = "redis: the store is closed"
-
-Work: TypeAlias = Callable[[Wire, bytes], Awaitable[int]]
-"""Something to do with a key of a server."""
 
 
 class Lane:
@@ -115,17 +111,7 @@ class Lane:
         Raises:
             StoreError: Redis cannot be reached, or answers with an error.
         """
-        return await self._with_each(pattern, _unlink)
-
-    async def reset(self, pattern: bytes) -> int:
-        """Forget what was spent in the windows of keys that match a pattern; return how many had spent anything.
-
-        The windows stay, so that they know until when what was charged is not handed back.
-
-        Raises:
-            StoreError: Redis cannot be reached, or answers with an error.
-        """
-        return await self._with_each(pattern, partial(_forget, self._shared.clock))
+        return await remove_from(await self._reached(), pattern, at_once=SCAN_PART)
 
     def close(self) -> None:
         """Close the connection; waiting tasks get an error."""
@@ -136,9 +122,6 @@ class Lane:
         if self._wire is not None:
             self._wire.close(gone)
         self._fail_all(gone)
-
-    async def _with_each(self, pattern: bytes, work: Work) -> int:
-        return await with_each(await self._reached(), pattern, work)
 
     async def _reached(self) -> Wire:
         while self._wire is None or not self._wire.open:
@@ -315,31 +298,13 @@ async def _until_lost(wire: Wire) -> None:
     await wire.lost
 
 
-async def with_each(wire: Wire, pattern: bytes, work: Work) -> int:
-    """Do some work with the keys of one server that match a pattern; return the sum of its answers.
-
-    It is done with each by itself, because in a cluster they lie in different slots, and for all of a part in one round
-    trip.
-    """
-    total, place = 0, b"0"
+async def remove_from(wire: Wire, pattern: bytes, at_once: int) -> int:
+    """Remove the keys of one server that match a pattern, those of a part together; return how many there were."""
+    total: int = 0
+    place = b"0"
     while True:
-        place, names = await wire.ask(b"SCAN", place, b"MATCH", pattern, b"COUNT", SCAN_PART)
-        total += sum(await asyncio.gather(*(work(wire, name) for name in names)))
+        place, found = await wire.ask(b"SCAN", place, b"MATCH", pattern, b"COUNT", SCAN_PART)
+        parts = [found[first : first + at_once] for first in range(0, len(found), at_once)]
+        total += sum(await asyncio.gather(*(wire.ask(b"UNLINK", *names) for names in parts)))
         if place == b"0":
             return total
-
-
-async def _unlink(wire: Wire, name: bytes) -> int:
-    return int(await wire.ask(b"UNLINK", name))
-
-
-async def _forget(clock: Clock | None, wire: Wire, name: bytes) -> int:
-    script, asked = windows_script(), (1, name, head(clock, 0), *NO_BANS, REQUEST.pack(RESET, 0))
-    try:
-        answer = await wire.ask(b"EVALSHA", script.name, *asked)
-    except StoreUnavailable as error:
-        if "NOSCRIPT" not in str(error):
-            raise
-        answer = await wire.ask(b"EVAL", script.source, *asked)
-    raise_failure(answer[STATE_PARTS])
-    return int(answer[STATE_PARTS][0] == CHANGED)

@@ -1,3 +1,141 @@
+-- Windows in Redis: a hash for each key that is counted, a field for each rule and window. A call reads each at most
+-- once, works on the copy, and writes what has changed at its end. A stored value is a version and the bytes of core.
+
+local VERSION = 2
+local PERIOD_BYTES = 33 -- a ring is longer
+
+-- The limits of a call, each unpacked once, and found again by its bytes: the field, the amount, three numbers, the
+-- resolution and the modes.
+local LIMIT_BYTES = 39
+local COUNT_DENIED, QUOTA, PLACES = 1, 2, 4 -- modes; the first two may be added up
+local limits = {}
+
+local function limit_at(arg, at)
+  local text = sub(arg, at, at + LIMIT_BYTES - 1)
+  local limit = limits[text]
+  if not limit then
+    limit = { field = sub(text, 1, 8) }
+    local first, second, third, modes
+    limit.amount, first, second, third, limit.resolution, modes = unpack_from("<I4i8i8i8HB", text, 9)
+    limit.count_denied = modes % QUOTA == COUNT_DENIED
+    if modes >= PLACES then
+      limit.worker, limit.lease, limit.kind = sub(text, 13, 20), second, placing()
+    elseif modes >= QUOTA then
+      limit.ends, limit.kind = { first, second, third }, periods_of_quotas()
+    else
+      limit.step, limit.span, limit.kind = first, second, ring
+    end
+    limits[text] = limit
+  end
+  return limit
+end
+
+local rows = {} -- by place in KEYS, then by field
+local reset -- when all windows were reset last: nothing that was spent up to then is handed back
+
+local function row_at(place)
+  local row = rows[place]
+  if not row then
+    row = {}
+    rows[place] = row
+  end
+  return row
+end
+
+local function unpack_window(value)
+  if byte(value) ~= VERSION then
+    error("a window was written by another version of slidegate", 0)
+  end
+  return #value == PERIOD_BYTES and periods_of_quotas().unpack(value, 2) or ring.unpack(value, 2)
+end
+
+-- The window of a key as it was when it was last asked; false where there is none.
+local function read(place, limit, now)
+  local row = row_at(place)
+  local w = row[limit.field]
+  if w == nil then
+    if limit.worker then
+      w = placing().read(KEYS[place], now)
+    else
+      local value = redis.pcall("HGET", KEYS[place], limit.field)
+      if type(value) == "table" then
+        error(value.err, 0)
+      end
+      w = value and unpack_window(value)
+    end
+    row[limit.field] = w
+  end
+  return w
+end
+
+local function new_window(limit, now)
+  local w = limit.kind.new()
+  w.floor = (w.dated or now < reset + limit.span) and reset or -1
+  return w
+end
+
+-- The window of a key at a moment, new if there is none.
+local function window(place, limit, now)
+  local w = read(place, limit, now) or new_window(limit, now)
+  limit.kind.settle(w, limit, now)
+  w.limit = limit
+  rows[place][limit.field] = w
+  return w
+end
+
+-- Forget what a key has spent in its windows; return whether that was anything.
+local function forget(place, now)
+  local row, fields, found = row_at(place), redis.call("HGETALL", KEYS[place]), false
+  for at = 1, #fields, 2 do
+    if row[fields[at]] == nil then
+      row[fields[at]] = unpack_window(fields[at + 1])
+    end
+  end
+  for _, w in pairs(row) do
+    if w and not w.places then
+      found = found or w.spent > 0
+      local kind = w.dated and periods_of_quotas() or ring
+      kind.reset(w, now)
+    end
+  end
+  return found
+end
+
+-- Write the rows that have changed. If Redis takes no writes, this raises its error.
+local function save(now, slack_ms)
+  for place, row in pairs(rows) do
+    local set, gone, ends = { "HSET", KEYS[place] }, { "HDEL", KEYS[place] }, 0
+    for field, w in pairs(row) do
+      if w and w.dirty then
+        w.dirty = false
+        local kind, expires = w.dated and periods_of_quotas() or ring, 1 -- what is only forgotten keeps its TTL
+        if w.limit and not w.places then
+          expires = kind.expires(w, w.limit)
+          ends = max(ends, expires)
+        end
+        if w.places then
+          placing().save(w, now, slack_ms)
+        elseif expires > 0 then
+          set[#set + 1] = field
+          set[#set + 1] = pack("<B", VERSION) .. kind.pack(w)
+        else
+          gone[#gone + 1] = field
+        end
+      end
+    end
+    if #gone > 2 then
+      redis.call(unpack(gone))
+    end
+    if #set > 2 then
+      redis.call(unpack(set))
+      local left_ms = math.ceil((ends - now) / 1000)
+      if ends > 0 and redis.call("PTTL", KEYS[place]) < left_ms then
+        redis.call("PEXPIRE", KEYS[place], left_ms + slack_ms)
+      end
+    end
+  end
+end
+
 -- The operations on all windows of a demand at once, as core/decide.py: all of them are charged or none.
 
 local OK, LIMITED, TOO_LARGE, NOTHING, CHANGED, UNSETTLED, LET_GO = 0, 1, 2, 3, 4, 6, 7
@@ -101,7 +239,7 @@ local function make_judge()
       elseif read(key + 1, limit, now) then
         local dirty = rows[key + 1][limit.field].dirty
         local w = window(key + 1, limit, now)
-        if limit.kind.remove(w, now, spent_at, mark, units) then
+        if spent_at > reset and limit.kind.remove(w, now, spent_at, mark, units) then
           changed = true
         else
           w.dirty = dirty -- a refund that finds nothing writes nothing
@@ -138,7 +276,7 @@ local function make_judge()
       if limit.worker then
         w = placing().copy(known)
       else
-        w = limit.kind.new()
+        w = new_window(limit, now)
         for number, value in pairs(known or {}) do
           w[number] = value
         end
@@ -219,3 +357,71 @@ local function handle(what, many, arg, at, now)
   judge = judge or make_judge()
   return judge(what % FIRST, arg, at, many, now, what >= FIRST)
 end
+
+-- One call: ARGV[1] is the head, ARGV[2] the number of the last change of bans that the caller knows, ARGV[3] the guards
+-- of each request, and ARGV[4] the requests; they are decided in order. The answer is {time, number of bans, life and
+-- number of hand-backs, answers ...}.
+--
+-- There are no answers where bans have changed and ARGV[3] is empty: the caller asks again, and sends the guards of the
+-- requests. Then they are judged here, by the bans that stand here, whatever changes meanwhile.
+
+local FAILED, BANNED = 255, 5
+local STATE_PARTS = 3
+local now, slack_ms, with_meta
+now, serials, slack_ms, with_meta, reset = unpack_from("<i8I4I4Bi8", ARGV[1])
+if now < 0 then
+  local clock = redis.call("TIME")
+  now = clock[1] * 1000000 + clock[2]
+end
+local replies = { pack("<i8", now), "", "" }
+local judged
+if with_meta == 1 then
+  local seen = redis.call("HMGET", KEYS[1], "bans", "life", "hands", "ahead", "latest", "reset")
+  reset = tonumber(seen[6]) or -1
+  replies[2], replies[3] = seen[1] or "", state_of(seen[2], seen[3])
+  if ARGV[3] == "" and replies[2] ~= ARGV[2] then
+    return replies
+  end
+  if ARGV[3] ~= "" then
+    local banned, at = make_banned(KEYS[2]), 1
+    local bans_now = banned.time(KEYS[1], now, tonumber(seen[4]) or 0, tonumber(seen[5]) or 0)
+    judged = function()
+      local found
+      found, at = banned.of_request(ARGV[3], at, bans_now, now)
+      return #found > 0 and pack("<B", BANNED) .. banned.told(found, bans_now)
+    end
+  end
+end
+
+local requests = ARGV[4]
+
+local function answer_to(what, many, at)
+  return judged and judged() or handle(what, many, requests, at, now)
+end
+
+local handed_back = false
+local next_at, place = 1, STATE_PARTS
+while next_at <= #requests do
+  local what, many, at = unpack_from("<BH", requests, next_at)
+  next_at, place = at + bytes_of(what, many), place + 1
+  local fine, reply = pcall(answer_to, what, many, at)
+  if not fine then
+    reply = pack("<B", FAILED) .. (type(reply) == "table" and reply.err or tostring(reply))
+  end
+  replies[place] = reply
+  handed_back = handed_back or byte(reply) == CHANGED
+end
+if handed_back and with_meta == 1 then
+  replies[3] = state_of(sub(replies[3], 1, LIFE_BYTES), redis.call("HINCRBY", KEYS[1], "hands", 1))
+end
+local saved, why = pcall(save, now, slack_ms)
+if not saved then
+  for place = STATE_PARTS + 1, #replies do
+    local status = unpack_from("<B", replies[place])
+    local refused = status == LIMITED or status == UNSETTLED or status == TOO_LARGE or status == BANNED
+    if not refused and status ~= NOTHING then
+      replies[place] = pack("<B", FAILED) .. (type(why) == "table" and why.err or tostring(why))
+    end
+  end
+end
+return replies

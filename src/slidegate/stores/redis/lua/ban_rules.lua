@@ -258,6 +258,14 @@ function commands.standings()
   return found
 end
 
+-- From now on nothing is handed back that was spent in any window before.
+function commands.reset_all()
+  reset = max(reset, wall)
+  redis.call("HSET", KEYS[META], "reset", text_of(reset))
+  hands = redis.call("HINCRBY", KEYS[META], "hands", 1)
+  return ""
+end
+
 -- everything but the numbers
 function commands.clear()
   for name = LIST, PREFIXES do
@@ -265,13 +273,12 @@ function commands.clear()
   end
   last = max(last + 1, now)
   redis.call("HSET", KEYS[META], "bans", text_of(last), "floor", text_of(last))
-  hands = redis.call("HINCRBY", KEYS[META], "hands", 1)
-  return ""
+  return commands.reset_all()
 end
 
 local answer = commands[ARGV[2]]()
 if ARGV[2] ~= "since" and ARGV[2] ~= "find" and ARGV[2] ~= "standings" then
   note_parts()
 end
-local times = pack("<i8i8i8", now, wall, ahead)
+local times = pack("<i8i8i8i8", now, wall, ahead, reset)
 return { times, last > 0 and text_of(last) or "", state_of(life, hands), answer, events }
