@@ -81,9 +81,9 @@ class Worker:
         assert isinstance(store, RedisStore)
         assert failover is not None
         failover._deadline_s, failover._deadline, store._shared.timeout_s = BOUND_S, Deadline(BOUND_S), BOUND_S
-        for lane in store._lanes.values():
-            if lane._wire is not None:
-                lane._wire._timeout_s = BOUND_S
+        for batcher in store._batchers.values():
+            if batcher._connection is not None:
+                batcher._connection._timeout_s = BOUND_S
 
     def digests(self) -> list[str]:
         return [self.limiter.digest("header:X-API-Key", b"k-1"), self.limiter.key_for(LONG)]

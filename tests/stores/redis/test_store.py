@@ -20,7 +20,7 @@ from slidegate.core.decision import Bucket, Decision, Reason
 from slidegate.core.limits import Concurrency, parse_limits
 from slidegate.core.store import BanStore, SharedStats, StatsRow, Store
 from slidegate.stores.redis import RedisStore
-from slidegate.stores.redis.server_clock import ServerClock
+from slidegate.stores.redis.clock import ServerClock
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.testing.contract import StoreContract
 from slidegate.testing.contract.desk import bucket

@@ -1,6 +1,6 @@
 """When requests go to Redis: at once, or with others.
 
-Each event loop has a lane, with a connection of its own. On it
+Each event loop has a batcher, with a connection of its own. On it
 
 * a request that is alone goes at once;
 * where there were several in the last call, those of one turn of the loop wait for its end and go together, in calls of
@@ -17,17 +17,40 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from functools import partial
+from random import getrandbits
+from struct import Struct
+from struct import error as StructError
 from time import monotonic
 from typing import Any, Final
 
 from hiredis import HiredisError
+from redis.asyncio.sentinel import SentinelConnectionPool
 
-from ....core.errors import StoreError, StoreUnavailable
-from ..faults import SICK, refusal
-from ..packing import Script, windows_script
-from .batch import STATE_PARTS, Request, Shared, deliver, fail, head, says_state, store_error
-from .connection import Wire
+from ...core.errors import StoreError, StoreUnavailable
+from ...core.store import Clock, Event
+from .bans import RedisBans
+from .clock import ServerClock
+from .faults import SICK, refusal, unexpected
+from .link import Connect, Connection, Eviction, Make, open_connection
+from .requests import Request
+from .script import Script, bans_script, windows_script
+from .sentinels import open_master
+
+SLACK_MS: Final = 1_000
+"""A key lives this much longer than anything in it counts, so that its end need not be moved with every hit."""
+TEST_SLACK_MS: Final = 86_400_000
+
+STATE_PARTS: Final = 3
+"""An answer begins with the time, the number of the last change of bans, and that of hand-backs."""
+
+NO_BANS: Final = b"", b""
+"""The number and the guards in a call that cannot see the bans, or need not."""
+
+_HEAD: Final = Struct("<qIIBq")
+_TIME: Final = Struct("<q")
+_SERVER_TIME: Final = -1
 
 MOST_IN_CALL: Final = 64
 """A request takes the server some 5 us, and nobody else is served while a call runs."""
@@ -42,12 +65,140 @@ RETRY_FOR_S: Final = 5.0
 CLOSED: Final = "redis: the store is closed"
 
 
-class Lane:
+@dataclass
+class Shared:
+    """The parts that the batchers of a store share.
+
+    Attributes:
+        client: The client, which says where to connect.
+        timeout_s: How long the server may take.
+        name_of: Returns the name in Redis of the hash for a key.
+        meta: The name of the hash with the numbers of changes.
+        max_waiting: How many requests may wait in a line.
+        clock: The clock of a test.
+        bans: The bans of the store.
+        tell: Passes events on.
+        read_only: Whether nothing is made where nothing of slidegate stands.
+        eviction: Finds out whether a server evicts keys.
+    """
+
+    client: Any
+    timeout_s: float
+    name_of: Callable[[str], bytes]
+    meta: bytes
+    max_waiting: int
+    clock: Clock | None
+    bans: RedisBans
+    tell: Callable[[Sequence[Event]], None]
+    read_only: bool
+    eviction: Eviction
+
+    async def open_server(self) -> Connection:
+        """Connect to the one server, or to the master that sentinels name.
+
+        Raises:
+            StoreError: That failed.
+        """
+        pool = self.client.connection_pool
+        if isinstance(pool, SentinelConnectionPool):
+            return await open_master(pool, self.timeout_s, self._open, self.open)
+        return await self.open(pool.make_connection)
+
+    async def open(self, make: Make, name: str = "", connect: Connect | None = None) -> Connection:
+        """Connect to a server that knows the scripts; see `open_connection`.
+
+        Raises:
+            StoreError: That failed.
+        """
+        connection = await self._open(make, name, connect)
+        try:
+            loads = [connection.ask(b"SCRIPT", b"LOAD", script.source) for script in (windows_script(), bans_script())]
+            await asyncio.gather(*loads, self.eviction.look(connection))
+        except BaseException:
+            connection.close(StoreUnavailable("redis: not in use"))
+            raise
+        return connection
+
+    async def _open(self, make: Make, name: str = "", connect: Connect | None = None) -> Connection:
+        return await open_connection(make, self.timeout_s, ServerClock(self.clock), name, connect)
+
+
+def head(clock: Clock | None, with_meta: int, reset_us: int = -1) -> bytes:
+    """Return the head of a call of the script of windows.
+
+    Args:
+        clock: The clock of a test.
+        with_meta: 1 where the call sees the numbers of changes.
+        reset_us: Where it does not: when all windows were reset, as far as is known here.
+    """
+    if clock is None:
+        return _HEAD.pack(_SERVER_TIME, getrandbits(32), SLACK_MS, with_meta, reset_us)
+    return _HEAD.pack(clock(), getrandbits(32), TEST_SLACK_MS, with_meta, reset_us)
+
+
+def says_state(answer: Any) -> bool:
+    """Tell whether an answer begins as the script's do; where there is no more of it, nothing was decided."""
+    return (
+        isinstance(answer, list)
+        and len(answer) >= STATE_PARTS
+        and type(answer[0]) is type(answer[1]) is type(answer[2]) is bytes
+    )
+
+
+def deliver(
+    connection: Connection, requests: Sequence[Request], sent_s: float, answer: Sequence[bytes]
+) -> Sequence[Event]:
+    """Give the answers of a call to the tasks that wait for them; return the events to tell."""
+    try:
+        (now_us,) = _TIME.unpack(answer[0])
+        if len(answer) != len(requests) + STATE_PARTS:
+            raise ValueError
+    except (TypeError, ValueError, LookupError, StructError):
+        # This server cannot be relied on, whatever it is.
+        error = unexpected(connection.name, answer)
+        fail(requests, error)
+        connection.close(error)
+        return ()
+    step_us = connection.clock.saw(now_us, int(sent_s * 1_000_000))
+    clock = connection.clock
+    for request, part in zip(requests, answer[STATE_PARTS:], strict=True):
+        future = request.future
+        if future.done():
+            request.missed(part, now_us)
+        else:
+            try:
+                future.set_result(request.answered(part, now_us, clock))
+            except StoreError as error:
+                future.set_exception(error)
+                if any(word in str(error) for word in SICK):
+                    connection.close(error)
+            except Exception:  # of any kind: one task waits for this answer, and others for the rest
+                future.set_exception(unexpected(connection.name, part))
+    if not step_us:
+        return ()
+    way = "forward, so windows opened early" if step_us > 0 else "back"
+    message = f"redis: the clock of {connection.name} was set {abs(step_us) / 1_000_000:.1f} s {way}"
+    return (Event("clock_stepped", message, {"server": connection.name, "step_us": step_us}),)
+
+
+def fail(requests: Sequence[Request], error: StoreError) -> None:
+    """Raise an error in the tasks that still wait."""
+    for request in requests:
+        if not request.future.done():
+            request.future.set_exception(error)
+
+
+def store_error(error: BaseException) -> StoreError:
+    """Return any error as the StoreError that waiting tasks get."""
+    return error if isinstance(error, StoreError) else StoreUnavailable(f"redis: {error!r}")
+
+
+class Batcher:
     """The requests of one event loop.
 
     Args:
         loop: The loop.
-        shared: The parts that the lanes of a store share.
+        shared: The parts that the batchers of a store share.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, shared: Shared) -> None:
@@ -60,7 +211,7 @@ class Lane:
         self._closed = False
         self._asked_s = float("-inf")
         self._opening: asyncio.Task[None] | None = None
-        self._wire: Wire | None = None
+        self._connection: Connection | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     def add(self, request: Request) -> None:
@@ -71,7 +222,7 @@ class Lane:
             return
         line.append(request)
         if not self._scheduled:
-            if self._many or self._calls or self._wire is None:
+            if self._many or self._calls or self._connection is None:
                 self._scheduled = True
                 self.loop.call_soon(self._go)
             else:
@@ -99,7 +250,7 @@ class Lane:
         return await self.ask(b"EVAL", script.source, len(keys), *keys, *asked)
 
     def attend(self, work: Coroutine[Any, Any, Any]) -> None:
-        """Run a coroutine that nobody waits for, until the lane is closed; a `StoreError` of it is dropped."""
+        """Run a coroutine that nobody waits for, until the batcher is closed; a `StoreError` of it is dropped."""
         if self._closed:
             work.close()
         else:
@@ -119,21 +270,21 @@ class Lane:
         self._closed = True
         for task in self._tasks:
             task.cancel()
-        if self._wire is not None:
-            self._wire.close(gone)
+        if self._connection is not None:
+            self._connection.close(gone)
         self._fail_all(gone)
 
-    async def _reached(self) -> Wire:
-        while self._wire is None or not self._wire.open:
+    async def _reached(self) -> Connection:
+        while self._connection is None or not self._connection.open:
             await self._settled(self._open())
-        return self._wire
+        return self._connection
 
     def _go(self) -> None:
         """Write calls, as many as may be unanswered."""
         self._scheduled = False
-        wire = self._wire
+        connection = self._connection
         self._asked_s = monotonic()
-        if wire is None or not wire.open:
+        if connection is None or not connection.open:
             if self._line:
                 self._open()
             return
@@ -149,11 +300,13 @@ class Lane:
                 if not request.future.done():
                     requests.append(request)
             if requests:
-                self._call(wire, requests, b"EVALSHA", windows_script().name)
+                self._call(connection, requests, b"EVALSHA", windows_script().name)
 
-    def _call(self, wire: Wire, requests: Sequence[Request], how: bytes, what: bytes, tries: int = 0) -> None:
+    def _call(
+        self, connection: Connection, requests: Sequence[Request], how: bytes, what: bytes, tries: int = 0
+    ) -> None:
         shared, bans = self._shared, self._shared.bans
-        done = partial(self._answered, wire, requests, monotonic(), tries)
+        done = partial(self._answered, connection, requests, monotonic(), tries)
         names = {shared.meta: 0, bans.list_name: 1}
         packed = b"".join([request.pack(names) for request in requests])
         guards = b""
@@ -161,39 +314,41 @@ class Lane:
             guards = b"".join(request.guards() for request in requests)
         self._calls += 1
         known = head(shared.clock, 1), bans.number, guards
-        wire.send(done, how, what, len(names), *names, *known, packed)
+        connection.send(done, how, what, len(names), *names, *known, packed)
 
-    def _answered(self, wire: Wire, requests: Sequence[Request], sent_s: float, tries: int, answer: Any) -> None:
+    def _answered(
+        self, connection: Connection, requests: Sequence[Request], sent_s: float, tries: int, answer: Any
+    ) -> None:
         self._calls -= 1
         if isinstance(answer, StoreError):
             fail(requests, answer)
         elif isinstance(answer, HiredisError):
-            self._refused(wire, requests, tries, str(answer))
+            self._refused(connection, requests, tries, str(answer))
         elif says_state(answer) and len(answer) == STATE_PARTS:
-            self._again(wire, requests, tries)
+            self._again(connection, requests, tries)
         else:
             if says_state(answer) and len(answer) == len(requests) + STATE_PARTS:
                 self._shared.bans.heard_state(self, answer[2], sent_s)
                 self._shared.bans.heard(self, answer[1], sent_s)
-            self._shared.tell(deliver(wire, requests, sent_s, answer))
+            self._shared.tell(deliver(connection, requests, sent_s, answer))
         if self._line and not self._scheduled:
             self._go()
 
-    def _refused(self, wire: Wire, requests: Sequence[Request], tries: int, error: str) -> None:
+    def _refused(self, connection: Connection, requests: Sequence[Request], tries: int, error: str) -> None:
         """Deal with an error that Redis gives instead of running the script."""
         if error.startswith("NOSCRIPT"):
-            self._call(wire, requests, b"EVAL", windows_script().source, tries)
+            self._call(connection, requests, b"EVAL", windows_script().source, tries)
             return
-        fail(requests, refusal(wire.place, error))
+        fail(requests, refusal(connection.name, error))
         if error.startswith(SICK):
-            wire.close(refusal(wire.place, error))
+            connection.close(refusal(connection.name, error))
 
-    def _again(self, wire: Wire, requests: Sequence[Request], tries: int) -> None:
+    def _again(self, connection: Connection, requests: Sequence[Request], tries: int) -> None:
         """Ask again where nothing was decided because bans have changed, and send the guards of the requests."""
         if tries:
-            fail(requests, StoreUnavailable(f"redis: {wire.place} decides nothing"))
+            fail(requests, StoreUnavailable(f"redis: {connection.name} decides nothing"))
         else:
-            self._call(wire, requests, b"EVALSHA", windows_script().name, 1)
+            self._call(connection, requests, b"EVALSHA", windows_script().name, 1)
 
     # -- the connection ----------------------------------------------------------------------------------------------
 
@@ -214,15 +369,15 @@ class Lane:
             self._opening = None
 
     async def _get_ready(self) -> None:
-        wire = await self._shared.open_server()
-        self._guard(wire)
-        wire.lost.add_done_callback(self._lost)
+        connection = await self._shared.open_server()
+        self._guard(connection)
+        connection.lost.add_done_callback(self._lost)
         try:
-            await self._check_there(wire.ask)
+            await self._check_there(connection.ask)
         except BaseException:
-            wire.close(StoreUnavailable("redis: not in use"))
+            connection.close(StoreUnavailable("redis: not in use"))
             raise
-        self._wire = wire
+        self._connection = connection
 
     async def _check_there(self, ask: Callable[..., Awaitable[Any]]) -> None:
         """See that something of slidegate stands under the prefix, where nothing may be made.
@@ -244,16 +399,16 @@ class Lane:
             self._retry()
 
     def _retry(self) -> None:
-        if self._is_wanted and (self._wire is None or not self._wire.open):
+        if self._is_wanted and (self._connection is None or not self._connection.open):
             self._open()
 
-    def _guard(self, wire: Wire) -> None:
-        """Close a connection when the lane is closed, or its loop ends, which cancels tasks also before they began."""
+    def _guard(self, connection: Connection) -> None:
+        """Close a connection with the batcher, or when its loop ends, which cancels tasks also before they began."""
         if self._closed:
-            wire.close(StoreUnavailable(CLOSED))
+            connection.close(StoreUnavailable(CLOSED))
         else:
-            guard = self._start(_until_lost(wire))
-            guard.add_done_callback(lambda _: wire.close(StoreUnavailable("redis: the event loop has ended")))
+            guard = self._start(_until_lost(connection))
+            guard.add_done_callback(lambda _: connection.close(StoreUnavailable("redis: the event loop has ended")))
 
     def _fail_all(self, error: StoreError) -> None:
         requests = list(self._line)
@@ -291,20 +446,20 @@ class Lane:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None and not isinstance(error, StoreError):  # of which those who wait have been told
-            self.loop.call_exception_handler({"message": "slidegate: a lane to Redis failed", "exception": error})
+            self.loop.call_exception_handler({"message": "slidegate: a batcher to Redis failed", "exception": error})
 
 
-async def _until_lost(wire: Wire) -> None:
-    await wire.lost
+async def _until_lost(connection: Connection) -> None:
+    await connection.lost
 
 
-async def remove_from(wire: Wire, pattern: bytes, at_once: int) -> int:
+async def remove_from(connection: Connection, pattern: bytes, at_once: int) -> int:
     """Remove the keys of one server that match a pattern, those of a part together; return how many there were."""
     total: int = 0
     place = b"0"
     while True:
-        place, found = await wire.ask(b"SCAN", place, b"MATCH", pattern, b"COUNT", SCAN_PART)
+        place, found = await connection.ask(b"SCAN", place, b"MATCH", pattern, b"COUNT", SCAN_PART)
         parts = [found[first : first + at_once] for first in range(0, len(found), at_once)]
-        total += sum(await asyncio.gather(*(wire.ask(b"UNLINK", *names) for names in parts)))
+        total += sum(await asyncio.gather(*(connection.ask(b"UNLINK", *names) for names in parts)))
         if place == b"0":
             return total

@@ -13,10 +13,10 @@ from collections.abc import Awaitable, Callable
 from time import monotonic
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from ....core.bans.in_force import Ban
-from ....core.bans.policy import BanPolicy
-from ....core.errors import StoreError, StoreUnavailable
-from ....core.memo import MEMO_SIZE
+from ...core.bans.in_force import Ban
+from ...core.bans.policy import BanPolicy
+from ...core.errors import StoreError, StoreUnavailable
+from ...core.memo import MEMO_SIZE
 
 PAUSE_S: Final = 0.1
 AGAIN_S: Final = 0.5
