@@ -7,10 +7,10 @@ from struct import Struct
 from time import monotonic
 from typing import Final
 
-from ...core.bans.in_force import Ban, BanChange, Guarded, shown
+from ...core.bans.ban_events import banned, bans_capped, bans_full, shadow_banned, strikes_dropped, unbanned
+from ...core.bans.in_force import Ban, BanChange, Guarded
 from ...core.bans.policy import BanPolicy
 from ...core.bans.standing import Standing, Strike
-from ...core.durations import format_duration
 from ...core.store import Event
 
 _FOR_EVER: Final = -1
@@ -154,7 +154,6 @@ def unpack_told(packed: bytes) -> tuple[int, list[Ban]]:
 
 BANNED, UNBANNED, SHADOW, CAPPED, FULL, FULL_OF_PREFIXES, DROPPED = range(1, 8)
 SAY_EVERY_S: Final = 60.0
-PREFIX_SHARE: Final = 10
 
 _HEAD: Final = Struct("<BH")
 
@@ -186,27 +185,22 @@ class Teller:
 
     def _events(self, report: bytes, policy: BanPolicy | None, by: str) -> list[Event]:
         kind, length = _HEAD.unpack_from(report)
-        key, row = report[_HEAD.size : _HEAD.size + length], report[_HEAD.size + length :]
-        if kind in (BANNED, UNBANNED, SHADOW):
-            return [_about(kind, unpack_ban(key, row), by)]
-        return self._now_and_then(kind, text_of(key), policy)
-
-    def _now_and_then(self, kind: int, key: str, policy: BanPolicy | None) -> list[Event]:
-        """Tell of something that may go on and on, at most once a minute."""
-        most, name, about = self._most, policy.name if policy else "", ""
+        packed, row = report[_HEAD.size : _HEAD.size + length], report[_HEAD.size + length :]
+        if kind == BANNED:
+            return [banned(unpack_ban(packed, row))]
+        if kind == UNBANNED:
+            return [unbanned(unpack_ban(packed, row), by)]
+        if kind == SHADOW:
+            return [shadow_banned(unpack_ban(packed, row))]
+        key, about = text_of(packed), ""
         if kind == CAPPED and policy is not None:
-            about = name
-            message = f"policy {name!r} has made {policy.most} bans; {shown(key)} stays unbanned for now"
-            event = Event("bans_capped", message, {"policy": name, "key": key})
+            event, about = bans_capped(policy, key), policy.name
         elif kind == DROPPED:
-            message = f"the strikes of {most} keys are remembered, so the oldest are forgotten; raise max_bans"
-            event = Event("strikes_dropped", message, {"max_bans": most})
+            event = strikes_dropped(self._most)
         else:
-            what = f"room for prefixes (one in {PREFIX_SHARE})" if kind == FULL_OF_PREFIXES else "room"
-            message = f"no {what} is left among {most} bans, so {shown(key)} stays unbanned; raise max_bans"
-            event = Event("bans_full", message, {"max_bans": most, "key": key})
+            event = bans_full(self._most, key, of_prefixes=kind == FULL_OF_PREFIXES)
         now_s = monotonic()
-        if now_s < self._next_s.get((event.kind, about), 0.0):
+        if now_s < self._next_s.get((event.kind, about), 0.0):  # it may go on and on
             return []
         self._next_s[event.kind, about] = now_s + SAY_EVERY_S
         return [event]
@@ -219,16 +213,3 @@ def changes(reports: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
         if kind in (BANNED, UNBANNED):
             key, row = report[_HEAD.size : _HEAD.size + length], report[_HEAD.size + length :]
             yield key, row if kind == BANNED else b""
-
-
-def _about(kind: int, ban: Ban, by: str) -> Event:
-    if kind == UNBANNED:
-        return Event("unbanned", f"{shown(ban.key)} was unbanned by {by}", {"key": ban.key, "by": by, "was_by": ban.by})
-    if kind == SHADOW:
-        length_us = (ban.ends_us or 0) - ban.made_us
-        message = f"policy {ban.by!r} would have banned {shown(ban.key)} for {format_duration(length_us)}: {ban.reason}"
-        details = {"policy": ban.by, "key": ban.key, "rung": ban.rung, "reason": ban.reason}
-        return Event("shadow_banned", message, details)
-    until = "for ever" if ban.until is None else f"until {ban.until:%Y-%m-%dT%H:%M:%SZ}"
-    told = {"key": ban.key, "by": ban.by, "reason": ban.reason, "rung": ban.rung, "until": ban.until}
-    return Event("banned", f"{shown(ban.key)} is banned {until} by {ban.by}: {ban.reason}", told)
