@@ -15,7 +15,7 @@ from slidegate import StoreUnavailable
 from slidegate.core.decision import Bucket, Decision, Reason
 from slidegate.stores.memory.store import MemoryStore
 from slidegate.stores.redis import RedisStore
-from slidegate.stores.redis.batch import LEAST_APART, Batcher
+from slidegate.stores.redis.batch import MIN_APART, Batcher
 from slidegate.testing import FakeClock
 from slidegate.testing.contract.desk import bucket
 from slidegate.testing.contract.player import settle
@@ -103,7 +103,7 @@ async def in_two_calls(store: RedisStore, held: Held, keys: list[str]) -> list[a
 
 
 async def test_many_of_one_turn_go_in_two_calls_and_few_in_one(store: RedisStore, server: RedisServer) -> None:
-    for count, calls in ((LEAST_APART - 1, 1), (LEAST_APART, 2), (MANY, 2), (2 * MANY, 2), (4 * MANY, 4), (1, 1)):
+    for count, calls in ((MIN_APART - 1, 1), (MIN_APART, 2), (MANY, 2), (2 * MANY, 2), (4 * MANY, 4), (1, 1)):
         server.command("CONFIG", "RESETSTAT")
         answers = await all_of([ask(store, f"user:{count}:{number}") for number in range(count)])
         assert all(answer.allowed for answer in answers)
@@ -227,7 +227,7 @@ class InOrder:
             checks = ((FIVE, key, 1),)
             self._ask(self._store.peek(checks), await settle(self._memory.peek(checks)))
         else:
-            for _ in range(LEAST_APART if what == "many" else 1):
+            for _ in range(MIN_APART if what == "many" else 1):
                 checks = ((FIVE, key, 1),)
                 theirs = await settle(self._memory.hit(checks))
                 ours = self._ask(self._store.hit(checks), theirs)

@@ -160,7 +160,7 @@ async def test_an_answer_that_is_none_is_a_clear_error_for_hits_and_commands(rng
 
 
 async def test_an_answer_without_end_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link, "MOST_UNREAD", 100_000)
+    monkeypatch.setattr(link, "MAX_UNREAD", 100_000)
     endless = [b"$1000000000\r\n" + bytes(200_000), b"*3\r\n" + b"$1\r\nx\r\n" * 2 + b"$1000000\r\n" + bytes(200_000)]
     for said in endless:
         async with server_that_says(lambda command, said=said: said) as url:
@@ -172,7 +172,7 @@ async def test_an_answer_without_end_is_not_kept(monkeypatch: pytest.MonkeyPatch
 
 
 async def test_long_answers_that_end_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link, "MOST_UNREAD", 100_000)
+    monkeypatch.setattr(link, "MAX_UNREAD", 100_000)
     async with server_that_says(lambda command: packed([b"x" * 90_000])) as url:
         store = RedisStore(url)
         found = [await outcome(lambda: store.reset("user:2")) for _ in range(20)]

@@ -189,13 +189,26 @@ async def test_a_value_of_somebody_else_fails_its_own_key_alone(server: RedisSer
 
 
 @needs_redis
-async def test_a_window_that_this_version_does_not_know_is_not_read(server: RedisServer) -> None:
+async def test_a_window_that_is_damaged_fails_its_own_key_alone(server: RedisServer) -> None:
     async with store_at(server, readable=True) as store:
         await hit(store, "ann")
         rewrite = "local f = redis.call('HKEYS', KEYS[1])[1]; redis.call('HSET', KEYS[1], f, struct.pack('<BI8', 3, 7))"
         server.command("EVAL", rewrite, "1", f"{store._prefix}:3:w:{{ann}}")
-        with pytest.raises(StoreUnavailable, match="written by another version of slidegate"):
-            await hit(store, "ann")
+        answers = await asyncio.gather(*(hit(store, key) for key in ("ann", "bob")), return_exceptions=True)
+        assert [isinstance(answer, StoreUnavailable) for answer in answers] == [True, False]
+
+
+@needs_redis
+async def test_what_another_layout_wrote_is_neither_read_nor_touched(server: RedisServer) -> None:
+    async with store_at(server, readable=True) as store:
+        theirs = {f"{store._prefix}:{name}" for name in ("w2:{ann}", "4:w:{ann}", "{bans}", "4:{bans}:list")}
+        for name in theirs:
+            server.command("HSET", name, "x", "theirs")
+        assert (await hit(store, "ann")).remaining == 4
+        await store.bans.ban("user:eve", None, "", "ann")
+        await store.reset_all()
+        await store.clear()
+        assert theirs == {name for name in theirs if server.command("HGET", name, "x") == b"theirs"}
 
 
 @needs_redis

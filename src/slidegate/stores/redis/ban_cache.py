@@ -52,7 +52,7 @@ REFRESH_EVERY_S: Final = 0.1
 PARTS: Final = (b"", b":list", b":ends", b":changes", b":history", b":standings", b":over", b":prefixes")
 CHUNK: Final = 200
 """How many bans to read or write without letting others go on: some 2 ms of an event loop, or of Redis."""
-MOST_PARTS: Final = 64
+MAX_PARTS: Final = 64
 """How many parts a refresh reads at most; Redis remembers fewer changes."""
 LIFE_BYTES: Final = 16
 
@@ -159,7 +159,7 @@ class BanCache:
             StoreError: Redis does not answer.
         """
         life, bans, number = self.life, self.list, self.number
-        for _ in range(MOST_PARTS):
+        for _ in range(MAX_PARTS):
             asked_s = monotonic()
             found, _, last = await self._run(batcher, "since", [number])
             if life and life != self.life:  # an answer about lost bans is not true

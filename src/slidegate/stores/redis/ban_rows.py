@@ -14,7 +14,7 @@ from ...core.bans.standing import Standing, Strike
 from ...core.store import Event
 
 _FOR_EVER: Final = -1
-_MOST: Final = 2**32 - 1
+_MAX_NUMBER: Final = 2**32 - 1
 _BAN: Final = Struct("<qqqqIH")
 _CHANGE: Final = Struct("<BqHH")
 _STANDING: Final = Struct("<IqqqqHH")
@@ -48,7 +48,7 @@ def pack_ban(ban: Ban) -> bytes:
     ends_us = _FOR_EVER if ban.ends_us is None else max(ban.ends_us, 0)
     by = bytes_of(ban.by)
     return (
-        _BAN.pack(ban.made_us, ends_us, ban.wall_us, ban.prolong_us, min(ban.rung, _MOST), len(by))
+        _BAN.pack(ban.made_us, ends_us, ban.wall_us, ban.prolong_us, min(ban.rung, _MAX_NUMBER), len(by))
         + by
         + bytes_of(ban.reason)
     )
@@ -78,7 +78,7 @@ def pack_standing(policy: str, standing: Standing) -> bytes:
         for strike in standing.strikes
         for source in (bytes_of(strike.source),)
     ]
-    numbers = min(standing.rung, _MOST), standing.last_us, standing.until_us, 0, 0, len(strikes), len(name)
+    numbers = min(standing.rung, _MAX_NUMBER), standing.last_us, standing.until_us, 0, 0, len(strikes), len(name)
     return _STANDING.pack(*numbers) + name + b"".join(strikes)
 
 

@@ -4,10 +4,10 @@ Each event loop has a batcher, with a connection of its own. On it
 
 * a request that is alone goes at once;
 * where there were several in the last call, those of one turn of the loop wait for its end and go together, in calls of
-  at most `MOST_IN_CALL`, and further calls are written before the first is answered;
+  at most `MAX_IN_CALL`, and further calls are written before the first is answered;
 * where no call is unanswered, many requests go in two calls. The second is packed while the server works on the first,
   and each comes back by itself: from then on the server has a call to work on while the other's requests are made;
-* beyond `MOST_CALLS` unanswered calls requests wait in line, and where the line is full they are turned away.
+* beyond `MAX_CALLS` unanswered calls requests wait in line, and where the line is full they are turned away.
 
 A request that is given up before it went is not sent. One that is given up later is charged all the same.
 """
@@ -52,11 +52,11 @@ _HEAD: Final = Struct("<qIIBq")
 _TIME: Final = Struct("<q")
 _SERVER_TIME: Final = -1
 
-MOST_IN_CALL: Final = 64
+MAX_IN_CALL: Final = 64
 """A request takes the server some 5 us, and nobody else is served while a call runs."""
-LEAST_APART: Final = 16
+MIN_APART: Final = 16
 """So many requests go in two calls. A call takes the server some 15 us besides its requests, which is what six take."""
-MOST_CALLS: Final = 16
+MAX_CALLS: Final = 16
 SCAN_PART: Final = 500
 RETRY_S: Final = 0.25
 """How soon a failed connection is tried again by itself, so that the next probe finds it there ..."""
@@ -290,10 +290,10 @@ class Batcher:
             return
         line = self._line
         self._many = len(line) > 1
-        most = MOST_IN_CALL
-        if not self._calls and len(line) >= LEAST_APART:
-            most = min((len(line) + 1) // 2, MOST_IN_CALL)
-        while line and self._calls < MOST_CALLS:
+        most = MAX_IN_CALL
+        if not self._calls and len(line) >= MIN_APART:
+            most = min((len(line) + 1) // 2, MAX_IN_CALL)
+        while line and self._calls < MAX_CALLS:
             requests: list[Request] = []
             while line and len(requests) < most:
                 request = line.popleft()

@@ -23,17 +23,17 @@ from redis.crc import key_slot
 from ...core.errors import StoreError, StoreUnavailable
 from ...core.store import Event
 from .ban_cache import UNSEEN
-from .batch import CLOSED, MOST_IN_CALL, NO_BANS, STATE_PARTS, deliver, fail, head, remove_from
-from .cluster_nodes import MOST_REDIRECTIONS, REDIRECTED, Call, ClusterNodes, Node, NodeAddress, ignore, shown
+from .batch import CLOSED, MAX_IN_CALL, NO_BANS, STATE_PARTS, deliver, fail, head, remove_from
+from .cluster_nodes import MAX_REDIRECTIONS, REDIRECTED, Call, ClusterNodes, Node, NodeAddress, ignore, shown
 from .faults import SICK, refusal
 from .link import Connection
 from .refusals import TRUST_S
 from .requests import Request
 from .script import CHANGED, windows_script
 
-MOST_CALLS: Final = 256
+MAX_CALLS: Final = 256
 """How many calls to one node may be unanswered."""
-PATIENCE_S: Final = 0.02
+NEWS_TIMEOUT_S: Final = 0.02
 """How long requests wait for news of bans: less than a limiter's deadline."""
 NEWS_AGAIN_S: Final = 0.1
 SAY_EVERY_S: Final = 60.0
@@ -48,7 +48,7 @@ class ClusterBatcher(ClusterNodes):
         super().__init__(*known)
         self._news: asyncio.Task[Any] | None = None
         self._news_from_s = self._say_again_s = float("-inf")
-        self._patient = True
+        self._waits_for_news = True
         self._owes_hands = False
 
     async def ask(self, *command: bytes | int) -> Any:
@@ -113,8 +113,8 @@ class ClusterBatcher(ClusterNodes):
                 slot = key_slot(shared.meta if request.key is None else shared.name_of(request.key))
                 groups.setdefault(slot, []).append(request)
         for slot, some in groups.items():
-            for first in range(0, len(some), MOST_IN_CALL):
-                self._send(Call(slot, some[first : first + MOST_IN_CALL], b"EVALSHA", script.name))
+            for first in range(0, len(some), MAX_IN_CALL):
+                self._send(Call(slot, some[first : first + MAX_IN_CALL], b"EVALSHA", script.name))
 
     # -- calls -------------------------------------------------------------------------------------------------------
 
@@ -140,7 +140,7 @@ class ClusterBatcher(ClusterNodes):
             if node.line and not self._closed:
                 self._open_soon(node)
             return
-        while node.line and node.calls < MOST_CALLS and node.is_open:
+        while node.line and node.calls < MAX_CALLS and node.is_open:
             call, asking = node.line.popleft()
             requests = [request for request in call.requests if not request.future.done()]
             if requests and node.connection is not None:
@@ -172,7 +172,7 @@ class ClusterBatcher(ClusterNodes):
         """Deal with an error that a node gives instead of running the script."""
         again = call._replace(redirections=call.redirections + 1)
         moved = REDIRECTED.search(error)
-        if again.redirections <= MOST_REDIRECTIONS:
+        if again.redirections <= MAX_REDIRECTIONS:
             if error.startswith("NOSCRIPT"):
                 self._send(again._replace(how=b"EVAL", what=windows_script().source))
                 return
@@ -199,7 +199,7 @@ class ClusterBatcher(ClusterNodes):
             await self._look()
         for call in calls:
             found = self._owners.get(call.slot)
-            if found in (None, address) or call.redirections >= MOST_REDIRECTIONS:
+            if found in (None, address) or call.redirections >= MAX_REDIRECTIONS:
                 fail(call.requests, error)
             else:
                 self._send(call._replace(redirections=call.redirections + 1))
@@ -222,9 +222,9 @@ class ClusterBatcher(ClusterNodes):
             if self._owes_hands:
                 await self._tell_hands()
             await self._shared.bans.refresh(self)
-            self._patient = True
+            self._waits_for_news = True
         except StoreError as error:
-            now_s, self._patient = monotonic(), False
+            now_s, self._waits_for_news = monotonic(), False
             self._news_from_s = now_s + NEWS_AGAIN_S
             if now_s >= self._say_again_s:
                 self._say_again_s = now_s + SAY_EVERY_S
@@ -236,13 +236,13 @@ class ClusterBatcher(ClusterNodes):
     async def _look_up(self, requests: Sequence[Request]) -> None:
         """Send the requests that no ban refuses; where looking takes too long, the bans that are held decide."""
         found = [request.held() for request in requests]
-        if self._patient:
+        if self._waits_for_news:
             try:
-                async with asyncio.timeout(PATIENCE_S):
+                async with asyncio.timeout(NEWS_TIMEOUT_S):
                     told = await self._shared.bans.look(self, [request.guards() for request in requests])
                     found = [request.refused(each) for request, each in zip(requests, told, strict=True)]
             except (StoreError, TimeoutError):
-                self._patient = False  # until the bans could be read
+                self._waits_for_news = False  # until the bans could be read
         for request, barred in zip(requests, found, strict=True):
             if barred is not None and not request.future.done():
                 request.future.set_result(barred)

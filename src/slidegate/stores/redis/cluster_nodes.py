@@ -28,7 +28,7 @@ from .faults import refusal
 from .link import Connection, first_of
 from .requests import Request
 
-MOST_REDIRECTIONS: Final = 5
+MAX_REDIRECTIONS: Final = 5
 
 NodeAddress: TypeAlias = tuple[str, int]
 TRY_AGAIN_S: Final = 0.02
@@ -133,7 +133,7 @@ class ClusterNodes(Batcher, ABC):
         """Send a command to the node with the bans, wherever that is; waits for connections alone."""
         slot, asking, error = key_slot(self._shared.meta), None, StoreError()
         until_s = monotonic() + self._shared.timeout_s
-        for _ in range(MOST_REDIRECTIONS):
+        for _ in range(MAX_REDIRECTIONS):
             address = asking or self._owners.get(slot)
             try:
                 connection = await self._reach(self._node(address)) if address else None

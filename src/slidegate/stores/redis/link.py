@@ -33,7 +33,7 @@ T = TypeVar("T")
 Make: TypeAlias = Callable[[], Any]
 Connect: TypeAlias = Callable[[], Awaitable[object]]
 
-MOST_UNREAD: Final = 2**26
+MAX_UNREAD: Final = 2**26
 """How many bytes of one answer to keep; the longest that is asked for, 10,000 changes of bans, is a tenth of that."""
 
 _PUSHED: Final = getattr(hiredis, "PushNotification", ())
@@ -123,7 +123,7 @@ class Connection(asyncio.Protocol):
                 done(answer)
         except Exception as error:  # of any kind: no later answer can be matched to its command
             self.close(StoreUnavailable(f"redis: {self.name} does not speak Redis: {error!r}"))
-        if self._unread > MOST_UNREAD:
+        if self._unread > MAX_UNREAD:
             self.close(StoreUnavailable(f"redis: {self.name} gave {self._unread} bytes of an answer that does not end"))
 
     def connection_lost(self, error: BaseException | None) -> None:

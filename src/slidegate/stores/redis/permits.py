@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from .batch import Batcher
 
 WORKER_BYTES: Final = 8
-MOST_AT_ONCE: Final = 8
+MAX_AT_ONCE: Final = 8
 """How many permits of a key are one request, so that a call of 64 requests keeps nobody waiting for long."""
-MOST_IN_STEP: Final = 128
+MAX_IN_STEP: Final = 128
 """How many permits go to Redis before the first of them are answered, so that renewals never fill a line."""
 AGAIN: Final = 4
 """After a renewal that failed, the next comes so many times as soon."""
@@ -245,7 +245,7 @@ class Renewals:
             batcher.attend(self.renew())
 
     async def renew(self) -> None:
-        """Renew the permits of the running event loop, `MOST_IN_STEP` at a time.
+        """Renew the permits of the running event loop, `MAX_IN_STEP` at a time.
 
         Raises:
             StoreError: Redis did not renew all of them.
@@ -298,25 +298,25 @@ class Renewals:
 
 
 def grouped(permits: Iterable[Permit]) -> Iterator[list[Permit]]:
-    """Yield permits in groups that are one request each: of one worker, key and rule, at most `MOST_AT_ONCE`."""
+    """Yield permits in groups that are one request each: of one worker, key and rule, at most `MAX_AT_ONCE`."""
     groups: dict[tuple[bytes, str, str, AnyLimit], list[Permit]] = {}
     for permit in permits:
         bucket = permit.bucket
         groups.setdefault((permit.worker, permit.key, bucket.rule, bucket.limits[0]), []).append(permit)
     for group in groups.values():
         rest = iter(group)
-        while some := list(islice(rest, MOST_AT_ONCE)):
+        while some := list(islice(rest, MAX_AT_ONCE)):
             yield some
 
 
 def in_steps(groups: Iterable[list[Permit]]) -> Iterator[list[list[Permit]]]:
-    """Yield as many groups at a time as have `MOST_IN_STEP` permits together."""
+    """Yield as many groups at a time as have `MAX_IN_STEP` permits together."""
     step: list[list[Permit]] = []
     many = 0
     for group in groups:
         step.append(group)
         many += len(group)
-        if many >= MOST_IN_STEP:
+        if many >= MAX_IN_STEP:
             yield step
             step, many = [], 0
     if step:

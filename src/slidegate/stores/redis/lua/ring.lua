@@ -18,9 +18,9 @@ function ring.new()
   return { spent = 0, units = 0, newest = 0, oldest = 0, floor = -1, reserved = 0, older = "" }
 end
 
-function ring.unpack(packed, from)
+function ring.unpack(packed)
   local w, rest = {}, nil
-  w.spent, w.units, w.newest, w.oldest, w.floor, w.reserved, rest = unpack_from(HEAD, packed, from)
+  w.spent, w.units, w.newest, w.oldest, w.floor, w.reserved, rest = unpack_from(HEAD, packed)
   w.older = sub(packed, rest)
   return w
 end
@@ -223,9 +223,9 @@ local function make_periods()
     return { dated = true, spent = 0, newest = 0, floor = -1, reserved = 0 }
   end
 
-  function periods.unpack(packed, from)
+  function periods.unpack(packed)
     local w, _ = periods.new(), nil
-    w.newest, _, w.floor, w.spent = unpack_from(PERIOD, packed, from)
+    w.newest, _, w.floor, w.spent = unpack_from(PERIOD, packed)
     return w
   end
 

@@ -1,13 +1,12 @@
 -- Windows in Redis: a hash for each key that is counted, a field for each rule and window. A call reads each at most
--- once, works on the copy, and writes what has changed at its end. A stored value is a version and the bytes of core.
+-- once, works on the copy, and writes what has changed at its end. A stored value is the bytes of core.
 
-local VERSION = 2
-local PERIOD_BYTES = 33 -- a ring is longer
+local PERIOD_BYTES = 32 -- a ring is longer
 
 -- The limits of a call, each unpacked once, and found again by its bytes: the field, the amount, three numbers, the
 -- resolution and the modes.
 local LIMIT_BYTES = 39
-local COUNT_DENIED, QUOTA, PLACES = 1, 2, 4 -- modes; the first two may be added up
+local COUNT_DENIED, QUOTA, PERMITS = 1, 2, 4 -- modes; the first two may be added up
 local limits = {}
 
 local function limit_at(arg, at)
@@ -18,8 +17,8 @@ local function limit_at(arg, at)
     local first, second, third, modes
     limit.amount, first, second, third, limit.resolution, modes = unpack_from("<I4i8i8i8HB", text, 9)
     limit.count_denied = modes % QUOTA == COUNT_DENIED
-    if modes >= PLACES then
-      limit.worker, limit.lease, limit.kind = sub(text, 13, 20), second, placing()
+    if modes >= PERMITS then
+      limit.worker, limit.lease, limit.kind = sub(text, 13, 20), second, permits()
     elseif modes >= QUOTA then
       limit.ends, limit.kind = { first, second, third }, periods_of_quotas()
     else
@@ -43,10 +42,7 @@ local function row_at(place)
 end
 
 local function unpack_window(value)
-  if byte(value) ~= VERSION then
-    error("a window was written by another version of slidegate", 0)
-  end
-  return #value == PERIOD_BYTES and periods_of_quotas().unpack(value, 2) or ring.unpack(value, 2)
+  return #value == PERIOD_BYTES and periods_of_quotas().unpack(value) or ring.unpack(value)
 end
 
 -- The window of a key as it was when it was last asked; false where there is none.
@@ -55,7 +51,7 @@ local function read(place, limit, now)
   local w = row[limit.field]
   if w == nil then
     if limit.worker then
-      w = placing().read(KEYS[place], now)
+      w = permits().read(KEYS[place], now)
     else
       local value = redis.pcall("HGET", KEYS[place], limit.field)
       if type(value) == "table" then
@@ -92,7 +88,7 @@ local function forget(place, now)
     end
   end
   for _, w in pairs(row) do
-    if w and not w.places then
+    if w and not w.permits then
       found = found or w.spent > 0
       local kind = w.dated and periods_of_quotas() or ring
       kind.reset(w, now)
@@ -109,15 +105,15 @@ local function save(now, slack_ms)
       if w and w.dirty then
         w.dirty = false
         local kind, expires = w.dated and periods_of_quotas() or ring, 1 -- what is only forgotten keeps its TTL
-        if w.limit and not w.places then
+        if w.limit and not w.permits then
           expires = kind.expires(w, w.limit)
           ends = max(ends, expires)
         end
-        if w.places then
-          placing().save(w, now, slack_ms)
+        if w.permits then
+          permits().save(w, now, slack_ms)
         elseif expires > 0 then
           set[#set + 1] = field
-          set[#set + 1] = pack("<B", VERSION) .. kind.pack(w)
+          set[#set + 1] = kind.pack(w)
         else
           gone[#gone + 1] = field
         end
@@ -151,7 +147,7 @@ local function make_judge()
   -- An ask: window `w`, `limit`, `cost`, `ahead` (units that the demand asks of the same window before).
   --
   -- How long each window holds the demand up; the longest of that; and the status of the answer. A refusal is UNSETTLED
-  -- where it may end at any moment: for want of a place, or of units that are kept for those who wait. No worker may
+  -- where it may end at any moment: for want of a permit, or of units that are kept for those who wait. No worker may
   -- give such a refusal from memory.
   local function waits_of(asks, now, first_in_line)
     local waits, longest, status = {}, 0, OK
@@ -235,7 +231,7 @@ local function make_judge()
       local limit = limit_at(arg, rest)
       at = rest + LIMIT_BYTES
       if limit.worker then
-        let_go = placing().let_go(read(key + 1, limit, now), limit.worker .. pack("<I4", mark), now) or let_go
+        let_go = permits().let_go(read(key + 1, limit, now), limit.worker .. pack("<I4", mark), now) or let_go
       elseif read(key + 1, limit, now) then
         local dirty = rows[key + 1][limit.field].dirty
         local w = window(key + 1, limit, now)
@@ -249,19 +245,19 @@ local function make_judge()
     return pack("<B", changed and CHANGED or let_go and LET_GO or NOTHING)
   end
 
-  -- Renew places: the place of their key, the limit, and the serials.
-  local function renew_places(arg, at, many, now)
+  -- Renew permits: the place of their key, the limit, and the serials.
+  local function renew_permits(arg, at, many, now)
     local key, rest = unpack_from("<H", arg, at)
     local limit = limit_at(arg, rest)
     local w = read(key + 1, limit, now)
-    return pack("<B", OK) .. placing().renew(w, limit, rest + LIMIT_BYTES, arg, many, now)
+    return pack("<B", OK) .. permits().renew(w, limit, rest + LIMIT_BYTES, arg, many, now)
   end
 
-  -- The windows in the bytes of core, each behind its length; places as how many are taken.
+  -- The windows in the bytes of core, each behind its length; permits as how many are taken.
   local function inspect(asks)
     local parts = { pack("<B", OK) }
     for place, ask in ipairs(asks) do
-      local row = ask.w.places and pack("<I4", ask.w.spent) or ask.limit.kind.pack(ask.w)
+      local row = ask.w.permits and pack("<I4", ask.w.spent) or ask.limit.kind.pack(ask.w)
       parts[place + 1] = pack("<I4", #row) .. row
     end
     return table.concat(parts)
@@ -274,7 +270,7 @@ local function make_judge()
     if not w then
       local known = read(place, limit, now)
       if limit.worker then
-        w = placing().copy(known)
+        w = permits().copy(known)
       else
         w = new_window(limit, now)
         for number, value in pairs(known or {}) do
@@ -306,7 +302,7 @@ local function make_judge()
     elseif what == RESET then
       return pack("<B", forget(many + 1, now) and CHANGED or NOTHING)
     elseif what == RENEW then
-      return renew_places(arg, at, many, now)
+      return renew_permits(arg, at, many, now)
     end
     local asks = asks_of(arg, at, many, now, what == PEEK or what == GLANCE or what == INSPECT)
     if what == INSPECT then
